@@ -81,7 +81,7 @@ function(kvblocks_proto_sources out)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# With CMAKE_UNITY_BUILD six sources of a folder are compiled as one (Bazel takes more): half of the time that a small one
+# With CMAKE_UNITY_BUILD ten sources of a folder are compiled as one, as with Bazel: half of the time that a small one
 # takes are its headers. What a folder's BUILD.bazel names as separate stays alone, and all of attention/, whose sources
 # are large.
 function(kvblocks_unity_groups)
@@ -99,7 +99,7 @@ function(kvblocks_unity_groups)
     endif()
     file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${folder}")
     string(MAKE_C_IDENTIFIER "${folder}" folder)
-    math(EXPR group "(${count_${folder}} + 0) / 6")
+    math(EXPR group "(${count_${folder}} + 0) / 10")
     math(EXPR count_${folder} "${count_${folder}} + 1")
     set_property(SOURCE "${source}" PROPERTY UNITY_GROUP "${folder}_${group}")
   endforeach()

@@ -109,7 +109,7 @@ OffloadManager::LoadCost OffloadManager::CostOfLoad(const PrefixContent& content
       const Place place = Locate(group, content, position);
       if (!place.is_readable) return;
       cost.bytes[static_cast<size_t>(place.tier)] += group.block_bytes;
-      cost.is_being_read |= tier(place.tier).num_readers(place.slot) > 0;
+      cost.is_being_read |= reading_.contains({place.tier, place.slot});
     });
   }
   return cost;

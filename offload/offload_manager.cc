@@ -83,7 +83,20 @@ absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvC
   for (const TierOptions& tier : manager->options_.tiers) {
     absl::StatusOr<TierCapacity> capacity = ResolveCapacity(tier, block_bytes);
     if (!capacity.ok()) return capacity.status();
-    manager->tiers_.push_back(std::make_unique<Tier>(tier, *std::move(capacity)));
+    const size_t t = manager->tiers_.size();
+    const auto& shared = manager->options_.shared;
+    if (t >= shared.size() || shared[t] == nullptr) {
+      manager->tiers_.push_back(std::make_shared<Tier>(tier, *std::move(capacity)));
+      continue;
+    }
+    if (shared[t]->capacity().num_slots != capacity->num_slots ||
+        shared[t]->capacity().bytes_taken != capacity->bytes_taken ||
+        shared[t]->options().blocks_per_chunk != tier.blocks_per_chunk) {
+      return InvalidArgument("tier \"", tier.name, "\": shared with a manager of other blocks or other "
+                             "options, whose tier has ", shared[t]->capacity().num_slots,
+                             " slots instead of ", capacity->num_slots);
+    }
+    manager->tiers_.push_back(shared[t]);
   }
   return manager;
 }
@@ -135,6 +148,7 @@ absl::StatusOr<LoadPlan> OffloadManager::PrepareLoad(OwnerId owner, const Prefix
   for (const ChunkRead& read : plan.reads) {
     tiers_[static_cast<size_t>(read.tier)]->AddReader(read.slot);
     ticket.slots.push_back({.tier = read.tier, .slot = read.slot, .bytes = read.bytes});
+    ++reading_[{read.tier, read.slot}];
   }
   plan.ticket = ++last_ticket_;
   tickets_.emplace(plan.ticket, std::move(ticket));
@@ -156,6 +170,8 @@ void OffloadManager::EndLoad(const Ticket& ticket, bool was_read, AfterFailure a
   for (const SlotInUse& used : ticket.slots) {
     Tier& tier = *tiers_[static_cast<size_t>(used.tier)];
     if (was_read) tier.stats().bytes_read += used.bytes;
+    const auto reading = reading_.find({used.tier, used.slot});
+    if (--reading->second == 0) reading_.erase(reading);
     const bool was_doomed = tier.is_doomed(used.slot);
     tier.RemoveReader(used.slot, was_read);
     if (was_doomed) continue;
@@ -475,21 +491,28 @@ absl::Status OffloadManager::CheckInvariants() const {
   }
   for (TierId t = 0; t < static_cast<TierId>(tiers_.size()); ++t) {
     if (absl::Status status = tier(t).CheckInvariants(); !status.ok()) return status;
+    // Others have tickets, too.
+    const bool is_shared = tiers_[static_cast<size_t>(t)].use_count() > 1;
     int64_t in_use = 0;
     for (SlotId slot = 1; slot <= tier(t).last_slot(); ++slot) {
       const auto read = readers.find({t, slot});
       const int64_t num_readers = read == readers.end() ? 0 : read->second;
       const bool is_writing = tier(t).state(slot) == Tier::State::kWriting;
-      if (tier(t).num_readers(slot) != num_readers || writers.contains({t, slot}) != is_writing) {
+      const bool has_writer = writers.contains({t, slot});
+      const bool agrees = is_shared ? tier(t).num_readers(slot) >= num_readers &&
+                                          (is_writing || !has_writer)
+                                    : tier(t).num_readers(slot) == num_readers &&
+                                          has_writer == is_writing;
+      if (!agrees) {
         return BrokenInvariant("tier \"", tier(t).options().name, "\": slot ", slot, " has ",
                                tier(t).num_readers(slot), " readers and is ",
                                is_writing ? "" : "not ", "being written; the open tickets have ",
-                               num_readers, " readers and ", writers.contains({t, slot}) ? "a" : "no",
+                               num_readers, " readers and ", has_writer ? "a" : "no",
                                " writer");
       }
       in_use += num_readers > 0 || is_writing;
     }
-    if (tickets_.empty() && in_use > 0) return BrokenInvariant("slots in use without tickets");
+    if (tickets_.empty() && in_use > 0 && !is_shared) return BrokenInvariant("slots in use without tickets");
   }
   return absl::OkStatus();
 }

@@ -19,6 +19,9 @@
 // or preempted leaves its tickets open until the transfers end: Complete or Fail them, or Abandon
 // the owner when it is known that nobody will. Device blocks of an open ticket must be kept as well.
 //
+// Several managers, of several devices, may share a tier: what one of them stored, all find. They need
+// models of equal blocks, and run in one thread.
+//
 // Threads: one at a time. Cost: Lookup O(blocks behind the device's hit) hash look-ups per tier that
 // is asked; a transfer O(its chunks).
 
@@ -56,6 +59,9 @@ struct OffloadOptions {
   // rank. Groups that cannot be hit are not stored.
   std::vector<int64_t> group_block_bytes = {};
   bool enable_events = false;
+  // In place of entries of `tiers`, by number: tiers that another manager made (shared_tier) and both
+  // use. The tickets of each are its own. None, or null: the tier is made anew.
+  std::vector<std::shared_ptr<Tier>> shared = {};
 };
 
 // Consecutive blocks of one group, to be read from one slot.
@@ -181,10 +187,11 @@ class OffloadManager {
 
   int64_t num_tiers() const { return static_cast<int64_t>(tiers_.size()); }
   const Tier& tier(TierId id) const { return *tiers_[static_cast<size_t>(id)]; }
+  std::shared_ptr<Tier> shared_tier(TierId id) const { return tiers_[static_cast<size_t>(id)]; }
   int64_t num_open_tickets() const { return static_cast<int64_t>(tickets_.size()); }
   int64_t NumOpenTickets(OwnerId owner) const;
-  // What a load of these tokens would read: bytes per tier, and whether another load reads some of it
-  // now, so that waiting for that one may save the transfer.
+  // What a load of these tokens would read: bytes per tier, and whether another load of this manager
+  // reads some of it now, so that waiting for that one may save the transfer.
   struct LoadCost {
     std::vector<int64_t> bytes = {};
     bool is_being_read = false;
@@ -270,7 +277,8 @@ class OffloadManager {
   std::vector<const Group*> group_of_;  // per group id, null where nothing can be hit
   int64_t hash_block_size_ = 0;
   int64_t alignment_ = 1;
-  std::vector<std::unique_ptr<Tier>> tiers_;
+  std::vector<std::shared_ptr<Tier>> tiers_;
+  absl::flat_hash_map<std::pair<TierId, SlotId>, int64_t> reading_;  // loads of open tickets
   absl::flat_hash_map<TicketId, Ticket> tickets_;
   TicketId last_ticket_ = 0;
   std::vector<KvEvent> events_;

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/checks/status_text.h"
@@ -51,6 +53,16 @@ absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name) {
 }
 absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name) {
   return Parse(kWritePolicies, "write_policy", name);
+}
+
+absl::StatusOr<EvictionPolicyKind> ParseTierPolicy(std::string_view name) {
+  std::vector<std::string> names = absl::StrSplit(EvictionPolicyNames(), '|');
+  std::erase_if(names, [](const std::string& listed) {
+    return RanksRetainedBlocks(*ParseEvictionPolicy(listed));
+  });
+  if (std::find(names.begin(), names.end(), name) != names.end()) return ParseEvictionPolicy(name);
+  return InvalidArgument("policy is \"", std::string(name), "\", expected ",
+                         absl::StrJoin(names, "|"));
 }
 
 absl::StatusOr<TierCapacity> ResolveCapacity(const TierOptions& options,

@@ -54,6 +54,8 @@ std::string_view WritePolicyName(WritePolicy policy);  // "write-through", "on-e
 // InvalidArgument, with the list of names, for another one.
 absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name);
 absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name);
+// Of the policies that tiers take: they retain nothing, so none that ranks retained blocks.
+absl::StatusOr<EvictionPolicyKind> ParseTierPolicy(std::string_view name);
 
 struct TierOptions {
   std::string name = "host";

@@ -28,6 +28,109 @@ expect 2 '^kvsim replay: --router: got "best", expected one of round-robin' repl
 expect 2 '^kvsim replay: --hit-weight: got "-1", expected a number from 0' replay $fleet --router=prefix --hit-weight=-1
 expect 2 '^kvsim replay: --session-factor: got "0.5", expected 0, or' replay $fleet --router=session --session-factor=0.5
 expect 2 '^kvsim replay: --router-delay: got "5", expected a time' replay $fleet --router-delay=5
+# What is not asked for has its default, wherever it is asked.
+expect 0 '' replay $fleet --router=prefix --event-loss=0.1 --print-config
+cp out fleet.textproto
+grep -q '^router: "prefix"' out || fail "the configuration of a fleet names no router"
+expect 0 '' replay $fleet --router=prefix --event-loss=0.1 --json
+cp out asked.json
+expect 0 '' replay --config=fleet.textproto --json
+cmp out asked.json || fail "a fleet's configuration is another fleet"
+expect 2 'replicas: got 3, expected 1: this command runs one replica' curve --config=fleet.textproto
+expect 2 'unknown option --replicas' verify --replicas=2
+# Rows, pages and events of all replicas.
+expect 0 '' replay $fleet --router=prefix --csv=rows.csv --html=page.html --events=fleet.kvlog
+head -1 rows.csv | grep -q ',end_ms,replica' || fail "rows of a fleet do not say whose they are"
+[ "$(tail -n +2 rows.csv | wc -l)" -eq 396 ] || fail "a fleet has not one row per request"
+awk -F, 'NR > 1 { gsub("\r", ""); print $NF }' rows.csv | sort | uniq -c | awk '{ print $2, $1 }' >of_rows
+awk '/^  [0-9]/ { print $1, $2 }' out >of_table
+cmp of_rows of_table || fail "rows and table differ: $(cat of_rows of_table)"
+grep -q '"title":"Wrong decisions"' page.html || fail "the page of a fleet has no decisions"
+expect 0 '' events fleet.kvlog
+for replica in 0 1 2; do
+  grep -q "replica-$replica" out || fail "events of replica $replica are missing: $(cat out)"
+done
+[ "$(grep -c '^consistent  *yes' out)" -eq 3 ] || fail "the events of a fleet have problems: $(cat out)"
+# Replicas of several kinds.
+expect 0 '' replay --num-blocks=2000 --replica=2:device=h200:tensor-parallel=2 --replica=num-blocks=1000 --router=prefix --json
+cp out mixed.json
+grep -q '"options": "device=h200 tensor-parallel=2"' mixed.json || fail "a fleet does not say how replicas differ"
+[ "$(grep -c '"requests_sent"' mixed.json)" -eq 3 ] || fail "a fleet of 2 and 1 has not 3 replicas"
+expect 0 '' replay --num-blocks=2000 --replica='2:device=h200:tensor-parallel=2;num-blocks=1000' --router=prefix --json
+cmp out mixed.json || fail "kinds that are parted by ; are others"
+expect 0 '' replay --num-blocks=2000 --replica=3 --router=prefix
+sed -e 1d -e '/^  0 to 2/d' out >alike
+expect 0 '' replay $fleet --router=prefix
+sed 1d out | cmp - alike || fail "three of one kind are not three replicas: $(cat alike)"
+part='^kvsim replay: --replica, part 2 "2:'
+expect 2 "$part"'devices=h100": --devices: no such option of a replay; did you mean --device' replay --replica=1 --replica=2:devices=h100
+expect 2 "$part"'limit=3": --limit: got "3", expected none here' replay --replica=1 --replica=2:limit=3
+expect 2 "$part"'num-blocks=-3": --num-blocks: got -3, expected 0 to' replay --replica=1 --replica=2:num-blocks=-3
+expect 2 "$part"'h100": got "h100", expected OPTION=VALUE' replay --replica=1 --replica=2:h100
+expect 2 'part 1 "0": got 0 replicas, expected 1 to 4096' replay --replica=0
+expect 2 'replica, device=h900: .*h900' replay --replica='1;2:device=h900'
+expect 2 'replicas: got 4, expected 3 as --replica lists' replay --replicas=4 --replica=3
+expect 2 'replica 1 has blocks of 32 tokens' replay --replica='1;block-size=32' --num-blocks=2000 --router=prefix
+expect 2 'expected none with --devices' capacity --replica=2 --devices=h100,h200 --slo=ttft:1s@p99
+# A queue at the router.
+queued="$fleet --speedup=60 --router-queue=requests:4"
+expect 0 '' replay $queued --csv=rows.csv
+grep -q '^router queue  [1-9][0-9]* requests waited, ' out || fail "nobody waits: $(cat out)"
+expect 0 '' replay $queued --router-queue-limit=60 --max-queue-time=3s --csv=rows.csv --json
+waited=$(tr -d ' \n"' <out | sed 's/.*requests_queued:\([0-9]*\).*/\1/')
+rejected=$(grep -m1 '"requests_rejected_by_router"' out | tr -dc 0-9)
+gave_up=$(grep -m1 '"requests_aborted_at_router"' out | tr -dc 0-9)
+[ "$waited" -gt 0 ] && [ "$rejected" -gt 0 ] && [ "$gave_up" -gt 0 ] || fail "waited $waited, rejected $rejected, gave up $gave_up"
+[ "$(tail -n +2 rows.csv | wc -l)" -eq 396 ] || fail "a request that ends at the router has no row"
+[ "$(grep -c ',rejected,"\?the router' rows.csv)" -eq "$rejected" ] || fail "rows lack requests that the router rejected"
+[ "$(grep -c ',abort,queue_time,.*,.$' rows.csv)" -ge "$gave_up" ] || fail "rows lack requests that gave up at the router"
+cp rows.csv rows_before.csv
+expect 0 '' replay $queued --router-queue-limit=60 --max-queue-time=3s --csv=rows.csv --json
+cmp rows.csv rows_before.csv || fail "two runs with a queue differ"
+row=$(awk -F, '/the router/ { print $1; exit }' rows.csv)
+expect 0 '' explain $queued --router-queue-limit=60 --max-queue-time=3s --request=row:$row
+grep -q 'was sent to no replica' out || fail "explain does not know who was rejected: $(cat out)"
+# What no request ever meets changes nothing.
+expect 0 '' replay $fleet --router=prefix --json
+sed '/queue/d' out >without.json
+expect 0 '' replay $fleet --router=prefix --json --router-queue=requests:1000000,tokens:100000000000
+sed '/queue/d' out | cmp - without.json || fail "limits that are never met change a replay"
+expect 2 'router-queue: got "requests", expected requests:N' replay $fleet --router-queue=requests
+expect 2 'router-queue: got "requests:1,requests:2"' replay $fleet --router-queue=requests:1,requests:2
+expect 2 'router-queue: got "requests:0"' replay $fleet --router-queue=requests:0
+expect 2 'router-queue-order: got "lifo", expected fcfs or priority' replay $queued --router-queue-order=lifo
+expect 2 'router-queue-limit: got "-1", expected a whole' replay $queued --router-queue-limit=-1
+expect 2 'router-queue-limit needs --router-queue' replay $fleet --router-queue-limit=1
+expect 2 'router-queue needs --replicas' replay --router-queue=requests:1
+# Limits hold for all requests together.
+expect 1 '' replay $fleet --slo=ttft:1ms:p50
+grep -q '^goodput .*not all limits hold' out || fail "a fleet does not say that limits are missed: $(cat out)"
+expect 0 '' replay $fleet --slo=ttft:10s:p99
+# Sweeps over routers are their replays.
+expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --results=points.jsonl \
+  --metrics=hit-rate,imbalance,missed-hits,replicas --csv=points.csv
+[ "$(wc -l <points.jsonl)" -eq 3 ] || fail "points that differ in unused options are not one"
+expect 0 '' replay $fleet --router=prefix --load-weight=0.1 --json-file=one.json
+expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --results=points.jsonl
+grep -q '^note  *1 point is the replay of another' out || fail "a sweep does not say which points are one: $(cat out)"
+expect 0 '' tune $fleet --over router=random,prefix --over load-weight=0.1,1 --objective=missed-hits
+grep -q '^best  *--router=prefix --load-weight=0.1' out || fail "tune finds another router: $(cat out)"
+rate=$(tr -d ' \n' <one.json | sed 's/.*"hit_rate":{"numerator":"[0-9]*","denominator":"[0-9]*","value":\([0-9.]*\)}.*/\1/')
+grep -q "prefix,0.1,${rate:0:14}" points.csv || fail "a sweep's hit rate is not the replay's: $rate, $(cat points.csv)"
+expect 0 '' sweep --num-blocks=2000 --router=prefix --grid replicas=1,2 --metrics=hit-rate
+expect 1 '' sweep --num-blocks=2000 --grid router=best,random --replicas=2
+# Capacity behind a router.
+expect 0 '' capacity --num-blocks=4000 --slo=tpot:9ms@p95 --router=prefix --rate=20
+grep -q 'behind prefix for 20 requests/s' out || fail "capacity names no router: $(cat out)"
+grep -q 'worst replica' out && fail "percentiles of a fleet are those of all requests"
+expect 0 '' capacity --num-blocks=4000 --slo=tpot:9ms@p95 --replicas=2 --router=prefix --json-file=capacity.json
+speedup=$(grep -m1 -A12 '"at_highest"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
+expect 0 '' replay --num-blocks=4000 --slo=tpot:9ms:p95 --replicas=2 --router=prefix --speedup=$speedup
+speedup=$(grep -m1 -A12 '"at_failing"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
+expect 1 '' replay --num-blocks=4000 --slo=tpot:9ms:p95 --replicas=2 --router=prefix --speedup=$speedup
+expect 2 'router: expected --replicas=N beside it' capacity --slo=ttft:1s@p99 --router=prefix
+expect 2 'replicas: got 2, expected none with --rate' capacity --slo=ttft:1s@p99 --replicas=2 --rate=9
+expect 2 'means nothing to --router=random' capacity --slo=ttft:1s@p99 --rate=9 --router=random --event-loss=0.1
 expect 2 '^kvsim replay: --steps works with one replica only' replay $fleet --steps=steps.csv
 expect 2 'compares cached blocks, but prefix caching is off' replay $fleet --router=prefix --no-prefix-caching
 
@@ -46,5 +149,23 @@ expect 2 '^kvsim replay: --max-replicas needs --scale-rule' replay $plan --max-r
 expect 2 '^kvsim replay: --min-replicas: got "3", expected a whole number from 1 to 2' replay $plan --scale-rule=queue:1:2 --min-replicas=3
 expect 2 '^kvsim replay: --start-time needs --scale' replay $plan --start-time=1s
 expect 2 '^kvsim replay: --lost-requests: got "drop", expected retry or fail' replay $plan --scale=1s:start --lost-requests=drop
+# --- Tiers behind replicas: one behind one replica is the same, shared or not; a fleet shares what it stored ---
+tier=host:9GiB:read=20GB/s
+expect 0 '' replay --num-blocks=400 --json --tier=$tier
+grep -v '"tier": "' out >alone.json
+expect 0 '' replay --num-blocks=400 --json --tier=$tier:shared
+grep -v '"tier": "\|"is_shared"\|"isShared"' out | cmp - alone.json || fail "sharing with nobody changes something"
+loaded() { sed -n 's/.*"loaded_tokens": "\([0-9]*\)".*/\1/p' out | head -1; }
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier
+own=$(loaded)
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
+cp out shared.json
+[ "$(loaded)" -gt "$((2 * own))" ] || fail "a shared tier gives $(loaded) tokens, tiers of their own $own"
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
+cmp out shared.json || fail "two runs over a shared tier differ"
+expect 2 'two have the name' replay --num-blocks=400 --replicas=3 --tier=host:1GiB:read=20GB/s,$tier:shared
+expect 0 '' replay --num-blocks=400 --replicas=3 --tier=near:1GiB:read=20GB/s,$tier:shared
+grep -q '^tiers .* loaded' out && grep -q '^host  *shared; ' out || fail "no tiers of a fleet: $(cat out)"
+expect 2 'expected shared in it, as "host" before it is' replay --tier=$tier:shared,disk:9GiB:read=1GB/s
 
 finish

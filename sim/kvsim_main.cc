@@ -14,7 +14,6 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/split/split_command.h"
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/version.h"
@@ -29,10 +28,10 @@ constexpr const char* kFooter = R"(Start here
   kvsim plan --model=NAME           what its layers store and how many requests a device holds
   kvsim sweep trace.jsonl.gz        many combinations of options, on all cores
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99    the highest rate within limits; how many GPUs
+  kvsim break-even trace.jsonl.gz --tier=host:64GiB:read=50GB/s    how fast a tier must be
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
-  kvsim disaggregate trace.jsonl.gz prefill and decode on replicas of their own
   kvsim serve --replicas=4          a server that behaves like vLLM, for routers and gateways
   kvsim events tcp://HOST:5557      the KV events of a running engine, checked and recorded
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
@@ -87,6 +86,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddSweepCommand(&program));
   commands.push_back(AddTuneCommand(&program));
   commands.push_back(AddCapacityCommand(&program));
+  commands.push_back(AddBreakEvenCommand(&program));
   commands.push_back(AddExplainCommand(&program));
   commands.push_back(AddGenCommand(&program));
   commands.push_back(AddStatsCommand(&program));
@@ -98,7 +98,6 @@ int Main(int argc, char** argv) {
   commands.push_back(AddEventsCommand(&program));
   commands.push_back(AddServeCommand(&program));
   commands.push_back(AddPointCommand(&program));
-  commands.push_back(AddDisaggregateCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {
     case ParseOutcome::kHelp:

@@ -93,14 +93,33 @@ unknown option --eagle|replay --eagle
 --load: got "sync", expected --tier beside it|replay --load=sync
 --load-if: got "faster", expected --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|disaggregate --tier=host:1GiB:read=free
---prefill-router: got oracle, expected one of round-robin|disaggregate --prefill-router=oracle
---link-latency: .*unit|disaggregate --link-latency=5
---decode-replicas|disaggregate --decode-replicas=0
---warmup: its section is not in the report|disaggregate --warmup=0.1
-KV-cache group 0 does not keep all blocks|disaggregate --model=gemma-3-27b --device=h200
+--load-failures: got "0.1", expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
+--load-failures: got "0.1", expected --tier beside it|replay --load-failures=0.1
+--load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
+--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
+policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
+--tier: none given|break-even
+--of: not given, expected the tier whose bandwidth is sought: a, b|break-even --tier=a:1GiB:read=free,b:1GiB:read=free
+--of: got "c", expected a tier of --tier: a|break-even --tier=a:1GiB:read=free --of=c
+--time: got fixed|break-even --tier=a:1GiB:read=free --time=fixed
+--metric: |break-even --tier=a:1GiB:read=free --metric=speed
+--tier: tier "host": capacity_bytes is 1, but a chunk|serve --tier=host:1B:read=free
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|replay --prefill-replicas=1 --decode-replicas=1 --tier=host:1GiB:read=free
+--prefill-router: got "best", expected one of round-robin|replay --prefill-replicas=1 --decode-replicas=1 --prefill-router=best
+compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --decode-replicas=1 --prefill-router=prefix --no-prefix-caching
+--link-latency: .*unit|replay --prefill-replicas=1 --decode-replicas=1 --link-latency=5
+--decode-replicas|replay --prefill-replicas=1 --decode-replicas=0
+--prefill-replicas needs --decode-replicas|replay --prefill-replicas=2
+--link-scope needs --prefill-replicas and --decode-replicas|replay --link-scope=decode
+--link-bandwidth: got "0", expected a whole number from 1|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
+set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
+--csv has no use with --prefill-replicas|replay --prefill-replicas=1 --decode-replicas=1 --csv=rows.csv
+--pipeline-parallel: got 33, expected 1 to 32, the layers of llama-3.1-8b|replay --pp=33
+--pipeline-parallel: got 2, expected 1 with --time=recorded|replay --pp=2 --time=recorded --step-times=rows.csv
+--async with --pipeline-parallel: set for --engine=vllm-0.25|replay --pp=2 --engine=vllm-0.25 --async
+--tier: got "host:1GiB:read=free", expected nothing with --pipeline-parallel|replay --pp=2 --tier=host:1GiB:read=free
+--warmup: its section is not in the report|replay --prefill-replicas=1 --decode-replicas=1 --warmup=0.1
+KV-cache group 0 does not keep all blocks|replay --prefill-replicas=1 --decode-replicas=1 --model=gemma-3-27b --device=h200
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

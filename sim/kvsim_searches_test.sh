@@ -39,6 +39,19 @@ grep -q 'no single pass is exact' out || fail "curve does not say that sizes wer
 expect 0 '' curve --block-sizes 16 64 --what-if=shuffled --what-if=per-session --tiers 5000 --sizes 1000
 grep -q '^blocks of 64' out || fail "no row for blocks of 64"
 grep -q '^two tiers' out || fail "no tiers"
+# SM-97: the surface is the curve read at the larger tier, or at both.
+expect 0 '' curve --sizes 300 600 --tiers 900 600 --csv=surface.csv --quiet
+expect 0 '' curve --sizes 300 600 900 1200 1500 --csv=sizes.csv --quiet
+awk -F, 'NR == FNR { rate[$1] = $5; next }
+         FNR > 1 { n++; if ($5 != rate[$1] || $6 != rate[$3] || $7 != rate[$1 + $3] || ($3 < $1)) exit 1 }
+         END { if (n != 4) exit 1 }' sizes.csv surface.csv || fail "the surface is not on the curve: $(cat surface.csv)"
+expect 0 '' curve --model=gemma-3-27b --device=h200 --sizes 2000 4000 --tiers 4000 20000 --csv=hybrid.csv
+grep -q '^two tiers' out || fail "no tiers of a model with windows"
+awk -F, 'FNR > 1 { n++; if ($6 < $5 || $7 < $5) exit 1 } END { if (n != 4) exit 1 }' hybrid.csv ||
+  fail "a second tier takes hits away: $(cat hybrid.csv)"
+expect 2 'tiers: set for --mode=schedule' curve --mode=schedule --sizes 300 --tiers 600
+expect 0 '' curve --quiet --html=surface.html --sizes 300 600 --tiers 900 1200
+grep -q 'Hit rate with a second tier' surface.html || fail "no plot of two tiers"
 expect 0 '' curve --sample-paths=0.5 --hot=32
 grep -q '^sampling .*the 32 hottest always' out || fail "a sampled curve does not say so"
 expect 2 'sample-paths: got 2, expected a share' curve --sample-paths=2
@@ -146,5 +159,39 @@ expect 2 'speedup: the search sets it' capacity --slo=ttft:1s@p99 --speedup=2
 expect 2 'closed loop' capacity --slo=ttft:1s@p99 --concurrency=2
 expect 2 'time: got fixed' capacity --slo=ttft:1s@p99 --time=fixed
 expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,h200
+
+# --- Break-even of a tier (SM-106): below it the metric is worse than without, above it is not ---
+expect 0 '' break-even --num-blocks=400 --tier=host:2GiB:read=20GB/s:latency=50us
+between=$(sed -n 's/.* breaks even between \(.*\)GB.s and \(.*\)GB.s: .*/\1 \2/p' out)
+[ -n "$between" ] || fail "no break-even: $(cat out)"
+ttft() { expect 0 '' replay --num-blocks=400 --json "$@"
+  tr -s '\n ' ' ' <out | grep -o '"ttft": {[^}]*' | grep -o '"mean_ms": [0-9.e+]*' | cut -d' ' -f2; }
+none=$(ttft)
+worse=$(ttft --tier=host:2GiB:read=${between% *}GB/s:latency=50us)
+even=$(ttft --tier=host:2GiB:read=${between#* }GB/s:latency=50us)
+awk "BEGIN { exit !($worse > $none && $even <= $none && ${between#* } <= 1.05 * ${between% *}) }" ||
+  fail "TTFT $none without, $worse and $even at the ends of $between"
+# --- Prefill and decode apart: which division, and how many ---
+limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
+expect 0 '' capacity $limits --split-replicas=3 --json
+cp out divisions.json
+expect 0 '' capacity $limits --split-replicas=3 --json --threads=1
+cmp out divisions.json || fail "one thread finds another division"
+grep -o '"prefill": "[0-9]*"\|"alike": "[0-9]*"' out | sort | uniq -c | tr -d '\n' | grep -q '"alike": "3" .*"prefill": "1" .*"prefill": "2"' ||
+  fail "not all divisions were tried: $(cat out)"
+# What the search says of one is what its replay says.
+expect 0 '' replay --prefill-replicas=1 --decode-replicas=2 $limits --json
+share=$(grep -o '"good_share": [0-9.e-]*' out | head -1)
+grep -q "$share" divisions.json || fail "the search has no division with $share"
+expect 0 '' capacity $limits --split-replicas=8 --goodput=0.5
+grep -q '^fewest .* for prefill and' out || fail "no number of replicas: $(cat out)"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the table of divisions is wider than 100 columns"
+expect 1 '' capacity --speedup=60 --slo=ttft:1us --split-replicas=3 --goodput=0.9
+grep -q 'no division of up to 3 replicas reaches it' out || fail "unreachable limits are reached"
+expect 2 'slo: none given' capacity --split-replicas=3
+expect 2 'rate: has no use with --split-replicas' capacity --split-replicas=3 --slo=ttft:1s --rate=3
+expect 2 'link-scope needs --split-replicas' capacity --slo=ttft:1s@p99 --link-scope=decode
+expect 2 'pipeline-parallel: the search counts' capacity --slo=ttft:1s@p99 --pp=2
 
 finish

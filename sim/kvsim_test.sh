@@ -86,6 +86,35 @@ done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
 grep -q '^tiers .* of prompt tokens hit with them: .* loaded' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
+expect 0 '' explain --num-blocks=400 --tier=host:2GiB:read=20GB/s
+grep -q '^tiers .* loaded' out || fail "explain does not tell of tiers"
+expect 0 '' explain --num-blocks=400 --tier=host:9GiB:read=20GB/s --request=row:300
+loaded=$(sed -n 's/^ *\([0-9,]*\) tokens loaded from tiers by .*/\1/p' out)
+[ -n "$loaded" ] && grep -q "^ *host: $loaded loaded; of the rest" out ||
+  fail "the tokens of a load are not those of its only tier: $(grep -A1 'from tiers' out)"
+expect 0 '' verify --limit=100 --num-blocks=400 --load-failures=0.2 --load-failure-policy=recompute \
+  --tier=host:600chunks:read=20GB/s,disk:3000chunks:read=3GB/s:store=on-evict
+grep -q '^verified  *no wrong number' out && grep -q '^loaded  *[1-9]' out || fail "verify loads nothing: $(cat out)"
+expect 2 'got store=on-evict in the first tier' verify --tier=host:1GiB:read=20GB/s:store=on-evict
+# V-10: with tiers there are no look-ahead hashes.
+expect 0 '' replay --print-config --tier=host:2GiB:read=20GB/s --drafter=eagle --num-draft-tokens=1
+grep -q '^lookahead_hashes: false$' out || fail "hashes look ahead beside a tier"
+# Some loads fail: the same requests do in each run, and every request ends.
+for policy in fail recompute; do
+  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+    --load-failure-policy=$policy
+  cp out first.json
+  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+    --load-failure-policy=$policy
+  cmp out first.json || fail "loads fail in another way the second time"
+  failed=$(sed -n 's/.*"requests_failed": "\([0-9]*\)".*/\1/p' out)
+  loads=$(sed -n 's/.*"failed_loads": "\([0-9]*\)".*/\1/p' out)
+  finished=$(sed -n 's/.*"requests_finished": "\([0-9]*\)".*/\1/p' out)
+  aborted=$(sed -n 's/.*"requests_aborted_with_session": "\([0-9]*\)".*/\1/p' out)
+  [ "$loads" -gt 10 ] && [ "$((failed + aborted + finished))" = 396 ] &&
+    [ "$failed" = "$([ $policy = fail ] && echo $loads || echo 0)" ] ||
+    fail "$loads loads failed ($policy), $failed requests did, $finished ended"
+done
 # What SM-97 promises: requests one after the other, and a tier that everything is written to for nothing. Blocks
 # at the ends of prompts take room in a pool, but not in a tier, so that is a pool of one block more.
 expect 0 '' curve --mode=order --sizes 400 --tiers 2001 --json
@@ -346,10 +375,22 @@ expect 0 '' plan --catalogue=huge.textproto --device=huge
   exit $failures
 ) || fail "no message without memory"
 
+# Stages of a pipeline: half of two stages stands idle where nobody shares the device.
+says 'h100-sxm per stage, 2 stages .*of which stages stand idle [1-9]' replay --pp=2 --speedup=10
+says 'sync; .* 2 stages' replay --pp=2 --engine=vllm-0.25
+says 'stage 0 of 3: h100-sxm' plan --model=llama-3.1-8b --pp=3
+
 # Prefill and decode apart: every request ends, and the rest of its time is where it says.
-says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' disaggregate --speedup=10
-says '396 arrived, 396 finished, .* computed where they decode' disaggregate --speedup=10 --local-tokens=100
-expect 1 '' disaggregate --speedup=10 --slo=ttft:1ms:p99 --quiet --json
-grep -q '"requests_local": "0"' out || fail "disaggregate --json has no totals"
+apart='--prefill-replicas=1 --decode-replicas=1'
+says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' replay $apart --speedup=10
+says '396 arrived, 396 finished, .* computed where they decode' replay $apart --speedup=10 --local-tokens=100
+# Next to a connector no hash looks ahead, and the last hit block is dropped (V-10).
+expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
+cp out dropped.json
+expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
+cmp out dropped.json || fail "hashes look ahead next to a connector"
+expect 2 'lookahead-hashes: engines that send or fetch KV' replay $apart --lookahead-hashes
+expect 1 '' replay $apart --speedup=10 --slo=ttft:1ms:p99 --quiet --json
+grep -q '"requests_local": "0"' out || fail "replay --json of two kinds has no totals"
 
 finish

@@ -20,6 +20,11 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
     return absl::InvalidArgumentError("observers holds a null, expected observers only");
   }
   if (absl::Status status = Validate(config); !status.ok()) return status;
+  if (step_time->num_stages() != config.scheduler.pipeline_stages) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_time has ", step_time->num_stages(), " pipeline stages, expected ",
+                     config.scheduler.pipeline_stages, " as scheduler.pipeline_stages"));
+  }
 
   std::unique_ptr<Replica> replica(new Replica(config, trace, step_time, owner));
   KvCacheManagerOptions manager_options = config.manager;
@@ -46,12 +51,18 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
 
 Replica::Replica(const SimulationConfig& config, const TraceInfo& trace,
                  const StepTimeModel* step_time, Owner* owner)
-    : config_(config), trace_(trace), step_time_(step_time), owner_(owner) {
+    : config_(config),
+      trace_(trace),
+      step_time_(step_time),
+      owner_(owner),
+      stage_free_(static_cast<size_t>(step_time->num_stages())),
+      stage_times_(stage_free_.size()) {
   for (const KvCacheGroup& group : config_.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
     const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
     const int64_t ranks = is_shared ? config_.ranks_per_block : 1;
-    block_bytes_.push_back(num_layers * group.spec.page_bytes() / std::max<int64_t>(ranks, 1));
+    const int64_t devices = std::max<int64_t>(ranks, 1) * step_time->num_stages();
+    block_bytes_.push_back(num_layers * group.spec.page_bytes() / devices);
   }
 }
 
@@ -175,15 +186,20 @@ absl::Status Replica::DeliverAborts(SimTime now) {
   if (!IsAtBoundary(now)) return absl::OkStatus();
   if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
   if (absl::Status status = TakeAborts(now); !status.ok()) return status;
-  TakeConnectorEvents(now);
-  return absl::OkStatus();
+  return TakeConnectorEvents(now);
 }
 
-void Replica::TakeConnectorEvents(SimTime now) {
-  if (connector_ == nullptr) return;
+absl::Status Replica::TakeConnectorEvents(SimTime now) {
+  if (connector_ == nullptr) return absl::OkStatus();
   const std::optional<SimTime> event = connector_->NextEvent();
   if (event && *event <= now) wants_schedule_ = true;
   scheduler_->TakeConnectorEvents(now);
+  for (SimRequest* request : scheduler_->failed()) {
+    ++result_.num_failed;
+    observers_.OnFinish(*request, now);
+    if (absl::Status status = owner_->OnEnded(request, now); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Replica::TakeAborts(SimTime now) {
@@ -247,13 +263,16 @@ absl::Status Replica::Crash(SimTime now) {
     StepRecord& step = scheduler_->oldest_step();
     step.device_start = std::min(step.device_start, now);
     step.end = std::min(step.end, now);
-    result_.busy_time += step.end - step.device_start;
+    step.stage_time = std::min(step.stage_time, step.end - step.device_start);
+    result_.busy_time += std::max<SimTime>(step.end - std::max(step.device_start, busy_until_), 0);
+    busy_until_ = step.end;
+    result_.stage_time += step.stage_time;
     observers_.OnStepFinished(scheduler_->ProcessOutputs());
   }
   aborts_ = {};
   in_step_ = wants_schedule_ = false;
   retry_time_ = 0;
-  device_free_ = now;
+  std::fill(stage_free_.begin(), stage_free_.end(), now);
   if (!manager_->ResetPrefixCache()) {
     return absl::InternalError("blocks are held of requests that a crashed engine had");
   }
@@ -272,13 +291,17 @@ absl::Status Replica::Schedule(SimTime now) {
     observers_.OnStepScheduled(scheduler_->step());
     if (!scheduler_->step_is_empty()) {
       if (absl::Status status = StartStep(); !status.ok()) return status;
-      if (scheduler_->num_in_flight() < scheduler_->max_in_flight()) {
+      if (scheduler_->has_room()) {
         wants_schedule_ = true;
         return absl::OkStatus();
       }
     }
     if (scheduler_->stuck() != nullptr) {
       return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
+    }
+    if (scheduler_->num_in_flight() > 0 && scheduler_->has_room()) {
+      wants_schedule_ = true;
+      return absl::OkStatus();
     }
   }
   if (scheduler_->num_in_flight() > 0) {
@@ -312,7 +335,7 @@ absl::StatusOr<SimTime> Replica::CopyTime() {
 
 // A step of such a duration on the device, with the loads that it waits for.
 std::optional<SimTime> Replica::WithLoads(SimTime compute) {
-  const StepLoadTimes loads = connector_->StepLoads(std::max(clock_, device_free_));
+  const StepLoadTimes loads = connector_->StepLoads(std::max(clock_, stage_free_[0]));
   const std::optional<SimTime> sum = CheckedAdd(loads.sync, std::max(compute, loads.layerwise));
   const std::optional<SimTime> waited =
       sum ? CheckedAdd(result_.load_time, *sum - compute) : std::nullopt;
@@ -320,42 +343,61 @@ std::optional<SimTime> Replica::WithLoads(SimTime compute) {
   return waited ? sum : std::nullopt;
 }
 
-absl::StatusOr<SimTime> Replica::StepTime() {
+// How long each stage takes for the step just scheduled.
+absl::Status Replica::TimeStages() {
   const StepRecord& step = scheduler_->step();
-  const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
   work_.clear();
-  for (const ScheduledRecord& record : scheduled) {
+  for (const ScheduledRecord& record : step.scheduled) {
     work_.push_back({.num_context = record.num_context,
                      .num_new = record.num_tokens,
                      .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
   }
-  const auto compute = step_time_->StepTime(
-      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context});
-  if (!compute.ok()) return compute.status();
+  absl::Status status = step_time_->StageTimes(
+      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context},
+      absl::MakeSpan(stage_times_), &send_time_);
+  if (!status.ok()) return status;
   const auto copies = CopyTime();
   if (!copies.ok()) return copies.status();
-  std::optional<SimTime> device = CheckedAdd(*compute, *copies);
-  if (device && connector_ != nullptr) device = WithLoads(*device);
-  if (!device) return ClockOverflow("a step");
+  for (SimTime& stage : stage_times_) {
+    const std::optional<SimTime> sum = CheckedAdd(stage, *copies);
+    if (!sum) return ClockOverflow("a step");
+    stage = *sum;
+  }
+  if (connector_ != nullptr) {
+    const std::optional<SimTime> sum = WithLoads(stage_times_[0]);
+    if (!sum) return ClockOverflow("a step");
+    stage_times_[0] = *sum;
+  }
+  return AddHostTime(&stage_times_[0]);
+}
+
+// Host and device work side by side, or one after the other.
+absl::Status Replica::AddHostTime(SimTime* stage) {
   const std::optional<SimTime> per_request =
-      CheckedMultiply(config_.host_time_per_request, step.num_requests());
+      CheckedMultiply(config_.host_time_per_request, scheduler_->step().num_requests());
   std::optional<SimTime> host =
       per_request ? CheckedAdd(*per_request, config_.host_time_per_step) : std::nullopt;
-  // Host and device work side by side, or one after the other.
-  if (host) host = config_.scheduler.async ? std::max(*host, *device) : CheckedAdd(*host, *device);
+  if (host) host = config_.scheduler.async ? std::max(*host, *stage) : CheckedAdd(*host, *stage);
   if (!host) return ClockOverflow("a step");
-  return *host;
+  *stage = *host;
+  return absl::OkStatus();
 }
 
 // Hands the step just scheduled to the device.
 absl::Status Replica::StartStep() {
-  const auto duration = StepTime();
-  if (!duration.ok()) return duration.status();
+  if (absl::Status status = TimeStages(); !status.ok()) return status;
   StepRecord& step = scheduler_->step();
-  step.device_start = std::max(clock_, device_free_);
-  const std::optional<SimTime> end = CheckedAdd(step.device_start, *duration);
-  if (!end) return ClockOverflow("a step");
-  step.end = device_free_ = *end;
+  step.device_start = std::max({clock_, stage_free_[0], scheduler_->InputsReady()});
+  std::optional<SimTime> at = step.device_start;
+  for (size_t s = 0; s < stage_times_.size() && at; ++s) {
+    if (s > 0) at = CheckedAdd(*at, send_time_);
+    if (at) at = CheckedAdd(std::max(*at, stage_free_[s]), stage_times_[s]);
+    if (!at) break;
+    stage_free_[s] = *at;
+    step.stage_time += stage_times_[s];
+  }
+  if (!at) return ClockOverflow("a step");
+  step.end = *at;
   return absl::OkStatus();
 }
 
@@ -365,7 +407,9 @@ absl::Status Replica::FinishStep() {
   if (absl::Status status = TakeAborts(clock_); !status.ok()) return status;
   const StepRecord& step = scheduler_->ProcessOutputs();
   wants_schedule_ = true;
-  result_.busy_time += step.end - step.device_start;  // at most the clock
+  result_.busy_time += step.end - std::max(step.device_start, busy_until_);  // at most the clock
+  busy_until_ = step.end;
+  result_.stage_time += step.stage_time;
   observers_.OnStepFinished(step);
   for (SimRequest* request : scheduler_->finished()) {
     ++result_.num_finished;

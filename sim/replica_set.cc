@@ -59,7 +59,8 @@ absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel
   next_.push_back(kNever);
   loads_.emplace_back();
   ended_outputs_.push_back(0);
-  may_wait_too_long_ |= config.max_queue_time > 0;
+  may_be_cut_short_ |= config.max_queue_time > 0 ||
+                       config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
   return absl::OkStatus();
 }
 
@@ -132,7 +133,7 @@ absl::Status ReplicaSet::TakeArrivals() {
       request->max_output = 1;
     }
     sessions_may_end_ |= request->spec.session != 0 &&
-                         (may_wait_too_long_ || request->spec.abort_after_ns > 0);
+                         (may_be_cut_short_ || request->spec.abort_after_ns > 0);
     if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
   }
 }
@@ -314,7 +315,7 @@ absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {
 
 absl::Status ReplicaSet::End(SimRequest* request, SimTime now) {
   const uint64_t session = request->spec.session;
-  if (request->finish_reason == FinishReason::kAbort && session != 0 &&
+  if (request->was_cut_short() && session != 0 &&
       request->abort_cause != AbortCause::kSession) {
     // The others must not arrive by this request's end.
     for (SimRequest* turn : arrivals_.GiveUpSession(session)) {

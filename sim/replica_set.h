@@ -168,7 +168,7 @@ class ReplicaSet final : private Replica::Owner {
   bool is_arrival_known_ = false;
   // Whether a request may have come whose abort takes its session's turns along, wherever they are.
   bool sessions_may_end_ = false;
-  bool may_wait_too_long_ = false;  // somewhere
+  bool may_be_cut_short_ = false;  // whoever it is: waits for too long, or its load fails
 
   std::vector<ReplicaLoad> loads_;      // num_tokens without output
   std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over

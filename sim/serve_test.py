@@ -16,7 +16,7 @@ import threading
 import time
 
 KVSIM = os.path.abspath(sys.argv[1])
-FAST = ["--port=0", "--num-blocks=2000", "--time=fixed", "--step-time=1ms"]
+FAST = ["--port=0", "--time=fixed", "--step-time=1ms"]
 failures = []
 
 
@@ -27,8 +27,8 @@ def check(ok, what):
 
 
 class Server:
-    def __init__(self, *options, env=None):
-        self.process = subprocess.Popen([KVSIM, "serve", *FAST, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def __init__(self, *options, env=None, blocks=2000):
+        self.process = subprocess.Popen([KVSIM, "serve", *FAST, f"--num-blocks={blocks}", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True, env={**os.environ, **(env or {})})
         self.ports, self.lines = [], []
         wanted = next((int(o.split("=")[1]) for o in options if o.startswith("--replicas=")), 1)
@@ -68,6 +68,10 @@ class Server:
                 return float(line.rsplit(" ", 1)[1])
         check(False, f"no metric {name}")
         return -1
+
+    def blocks(self, state):
+        lines = [line for line in self.ask("/metrics")[1].splitlines() if line.startswith("kvsim_blocks{")]
+        return next(float(line.rsplit(" ", 1)[1]) for line in lines if f'state="{state}"' in line)
 
     def end(self, expected=0):
         self.process.send_signal(signal.SIGTERM)
@@ -126,6 +130,8 @@ def test_api(server):
     check(stopped["choices"][0]["finish_reason"] == "stop", "a stop text ends an answer")
     check(". " not in stopped["choices"][0]["text"], "a stop text is not shown")
 
+    named = server.json("/v1/completions", {"prompt": "x", "max_tokens": 1, "request_id": "mine"})
+    check(named["id"] == "cmpl-mine", f"a request's own id, got {named['id']}")
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     answer = server.json("/v1/chat/completions", chat)
     check(answer["choices"][0]["finish_reason"] == "stop", "a chat without a limit ends by itself")
@@ -136,6 +142,8 @@ def test_api(server):
 
     tokens = server.json("/tokenize", {"prompt": "h\u00e9"})
     check(tokens["tokens"] == [104, 195, 169] and tokens["count"] == 3, "tokenize")
+    tokens = server.json("/tokenize", chat)
+    check(bytes(tokens["tokens"]) == b"<|user|>\nhello\n<|assistant|>\n", f"messages are one text, got {tokens}")
     check(server.json("/detokenize", {"tokens": [104, 195, 169]})["prompt"] == "h\u00e9", "detokenize")
     by_ids = server.json("/v1/completions", {"prompt": list(range(1000, 1040)), "max_tokens": 1})
     check(by_ids["usage"]["prompt_tokens"] == 40, "token ids are taken as they are")
@@ -147,9 +155,12 @@ def test_api(server):
     check(server.json("/version")["version"].startswith("0.33.0+kvsim."), "version")
     check(server.metric("vllm:request_success_total") >= 1, "finished requests are counted")
     check(server.metric("vllm:num_requests_running") == 0, "nothing runs")
+    check(server.metric("vllm:lora_requests_info") > 1e9, "adapters have a line")
     status, text = server.ask("/metrics", headers={"Accept": "application/openmetrics-text"})
     check(text.endswith("# EOF\n"), "OpenMetrics where it is asked for")
+    check(server.blocks("cached") > 0, "the cache holds something")
     check(server.json("/reset_prefix_cache", b"")["success"], "the cache is emptied")
+    check(server.blocks("cached") == 0, "the metrics know it at once")
     emptied = server.json("/v1/completions", asked)
     check(emptied["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "and holds nothing then")
 
@@ -163,6 +174,8 @@ def test_refusals(server):
             ("/v1/completions", {"prompt": "a" * 4000, "max_tokens": 40000}, 400, "maximum context length"),
             ("/v1/completions", {"prompt": ""}, 400, "empty"),
             ("/v1/chat/completions", {"prompt": "a"}, 400, "messages"),
+            ("/v1/chat/completions", {"messages": [{"role": "user"}], "chat_template": "{{ x }}"}, 400, "chat_template"),
+            ("/tokenize", {"messages": [{"role": "user"}], "continue_final_message": True}, 400, "continue_final_message"),
             ("/v1/embeddings", {"input": "a"}, 404, "/v1/embeddings"),
             ("/kvsim/faults", {"x": 1}, 400, "no fault"),
             ("/v1/completions", b" " * 70000, 413, "65536 bytes")]:
@@ -170,6 +183,9 @@ def test_refusals(server):
         check(got == status and text in reply, f"{path} {str(body)[:60]}: {got} {reply[:200]}")
         check("error" in json.loads(reply), f"{path}: an error's body")
     check(server.ask("/v1/completions", method="GET")[0] == 405, "a wrong method")
+    check(server.ask("/v1/completions", method="HEAD") == (405, ""), "HEAD where POST is expected")
+    for path in ("/metrics", "/health"):
+        check(server.ask(path, method="HEAD") == (200, ""), f"HEAD {path}")
 
 
 def raw(server, data, wait=True):
@@ -200,6 +216,10 @@ def test_bad_clients(server):
     check(b"413" in big[:20], "a huge body is refused before it is sent")
     chunked = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + b" " * 65536 + b"\r\n"
     check(b"413" in raw(server, chunked + b"10000\r\n" + b" " * 65536 + b"\r\n0\r\n\r\n")[:20], "a huge chunked body is refused")
+    # What follows an answer without a body is the next answer.
+    got = raw(server, b"HEAD /v1/models HTTP/1.1\r\n\r\nHEAD /none HTTP/1.1\r\n\r\n")
+    check([part.split(b" ", 1)[0] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404"] and
+          got.endswith(b"\r\n\r\n"), f"HEAD gets no body, got {got!r}")
     old = raw(server, b'POST /v1/completions HTTP/1.0\r\nContent-Length: 42\r\n\r\n{"prompt":"a","max_tokens":2,"stream":true}')
     check(b"chunked" not in old and old.count(b"data: ") == 0 or b"[DONE]" in old, "HTTP/1.0 gets a stream without chunks")
     two = b'POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}' * 2
@@ -279,6 +299,24 @@ def main():
     for replica in (0, 1, 0):
         answer = keyed.json("/v1/completions", prompt, headers=key, replica=replica)
     check(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48, "each replica has its own cache")
+    partly = Server("--replicas=3", "--fault-errors=1", "--fault-replica=0", "--fault-replica=2")
+    statuses = [partly.ask("/v1/completions", {"prompt": "a", "max_tokens": 1}, replica=r)[0] for r in range(3)]
+    check(statuses == [500, 200, 500], f"faults of two replicas, got {statuses}")
+    partly.end()
+
+    ending = Server("--output-tokens=5-9")
+    lengths = {ending.json("/v1/completions", {"prompt": f"{i}", "max_tokens": 50})["usage"]["completion_tokens"] for i in range(60)}
+    check(lengths == {5, 6, 7, 8, 9}, f"answers end by themselves, got {sorted(lengths)}")
+    ending.end()
+
+    tiered = Server("--max-model-len=300", "--tier=host:1GiB:read=10GB/s", blocks=20)
+    for letter in "efe":
+        answer = tiered.json("/v1/completions", {"prompt": letter * 250, "max_tokens": 1})
+    check(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 240, f"a tier gives back what was evicted: {answer}")
+    loaded, kept = (tiered.metric(f"vllm:{which}prefix_cache_hits_total") for which in ("external_", ""))
+    check(loaded >= 160 and loaded + kept == 240, f"and the metrics say so, got {loaded} and {kept}")
+    tiered.end()
+
     # What is under way at the end is answered.
     done = []
     thread = threading.Thread(target=lambda: done.append(
@@ -290,9 +328,9 @@ def main():
     check(done and done[0][0] == 200, f"a request under way is answered at the end, got {str(done)[:200]}")
 
     for options, message in [(["--host=nowhere"], "--host: got \"nowhere\""), (["--speed=0"], "--speed"),
-                             (["--output-tokens=5-2"], "--output-tokens"), (["--lora=x"], "--lora"),
+                             (["--output-tokens=5-2"], "expected a number of tokens"), (["--lora=x"], "--lora"),
                              (["--kv-events-replay=tcp://*:1"], "--kv-events"), (["--tokenizer=/none"], "--tokenizer"),
-                             (["--fault-errors=2"], "--fault-errors"), (["--hash=md5"], "--hash")]:
+                             (["--fault-errors=2"], "--fault-errors"), (["--fault-replica=1"], "from 0 to 0"), (["--hash=md5"], "--hash")]:
         refused = subprocess.run([KVSIM, "serve", *FAST, *options], capture_output=True, text=True, timeout=60)
         check(refused.returncode == 2 and message in refused.stderr, f"{options}: {refused.returncode} {refused.stderr}")
 

@@ -96,7 +96,7 @@ absl::Status Simulation::DeliverArrivals() {
 absl::Status Simulation::OnEnded(SimRequest* request, SimTime now) {
   // The others must not arrive by this request's end.
   const uint64_t session = request->spec.session;
-  if (request->finish_reason == FinishReason::kAbort && session != 0 &&
+  if (request->was_cut_short() && session != 0 &&
       request->abort_cause != AbortCause::kSession) {
     for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
       absl::Status status = replica_->AbortNow(turn, AbortCause::kSession, now);

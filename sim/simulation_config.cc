@@ -94,7 +94,8 @@ absl::Status Validate(const SimulationConfig& config) {
 }
 
 int64_t MaxInFlightTokens(const SimulationConfig& config) {
-  return (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
+  const int64_t most = config.scheduler.pipeline_stages + (config.scheduler.async ? 1 : 0);
+  return most * config.scheduler.max_num_batched_tokens;
 }
 
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) {

@@ -78,6 +78,24 @@ TEST(SimulationLoadsTest, AFailedLoadIsComputedFromItsFirstBadBlockOn) {
   EXPECT_EQ(replay.result.scheduler.num_lost, 8);
 }
 
+// Or nobody computes it: the request ends, and its blocks are free at once.
+TEST(SimulationLoadsTest, AFailedLoadCanEndItsRequest) {
+  LoadReplay replay({{0, {.loads = {{.prefix = 12, .seconds = 2, .arrived = 7}}}}}, 5);
+  replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+  replay.Add({.id = "A", .prompt = 13, .output = 1, .session = 1});
+  replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 1});
+  replay.Add({.id = "C", .prompt = 13, .output = 1, .session = 1, .waits_for = {0}});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, ElementsAre("0: load A +12", HasSubstr("2: B:13 [")));
+  EXPECT_THAT(replay.scripted.calls, ElementsAre("start A 0+12", "leave A aborted", "leave B finished"));
+  EXPECT_EQ(replay.ends["A"], "error");
+  EXPECT_EQ(replay.ends["C"], "abort");  // the rest of its session
+  EXPECT_EQ(replay.result.num_failed, 1);
+  EXPECT_EQ(replay.result.num_done(), 3);
+  EXPECT_EQ(replay.result.scheduler.num_lost, 12);
+  EXPECT_EQ(replay.free_queue.size(), 4u);
+}
+
 // Nothing is left: its blocks are given back, and it is looked up again.
 TEST(SimulationLoadsTest, ALoadThatBringsNothingStartsAnew) {
   LoadReplay replay(

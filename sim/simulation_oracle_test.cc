@@ -2,11 +2,13 @@
 // configurations: schedules must agree to the last block id, and so must the times of all tokens.
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/testing/naive_engine.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "rapidcheck/gtest.h"
@@ -16,8 +18,10 @@ namespace {
 
 enum class Aborts { kNone, kSome };
 enum class Loads { kNone, kSome };
+enum class Stages { kOne, kSome };
 
-void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::kNone) {
+void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::kNone,
+                Stages stages = Stages::kOne) {
   std::mt19937_64 engine(seed);
   const auto draw = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
@@ -35,7 +39,16 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   o.accepted = draw(0, o.drafts);
   o.chunked = draw(0, 3) != 0;
   if (!o.chunked) o.budget = o.max_len;
-  o.priority = draw(0, 1) == 0;
+  o.policy = static_cast<SchedulingPolicy>(
+      draw(0, 2) == 0 ? draw(2, static_cast<int64_t>(SchedulingPolicy::kNoEvict)) : draw(0, 1));
+  o.policy_seed = seed;
+  // Long enough to share what lpm takes for much.
+  const bool is_long = OrdersByPrefix(o.policy) && draw(0, 1) == 0;
+  if (is_long) {
+    o.num_blocks = draw(30, 120);
+    o.max_len = draw(40, 80);
+    o.budget = o.chunked ? draw(8, 90) : o.max_len;
+  }
   o.gate = draw(0, 1) == 0;
   o.append_all = draw(0, 2) == 0;
   o.watermark_blocks = draw(0, 1) * draw(0, 2);
@@ -47,6 +60,10 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   o.budget += o.draft_slots;
   o.max_active = draw(0, 3) == 0 ? draw(1, o.max_seqs) : 0;
   o.interval = draw(0, 3) == 0 ? draw(2, 5) : 1;
+  if (stages == Stages::kSome) {
+    o.stages.clear();
+    for (int64_t i = draw(2, 4); i > 0; --i) o.stages.push_back(draw(1, 3));
+  }
 
   if (!o.append_all && draw(0, 1) == 0) {
     o.most_retained = draw(1, o.num_blocks - 1);
@@ -88,7 +105,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   s.max_num_seqs = o.max_seqs;
   s.long_prefill_token_threshold = o.threshold;
   s.enable_chunked_prefill = o.chunked;
-  s.policy = o.priority ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  s.policy = o.policy;
+  s.policy_seed = o.policy_seed;
   s.reserve_full_isl = o.gate;
   s.num_draft_tokens = o.drafts;
   s.num_lookahead_tokens = o.lookahead;
@@ -102,7 +120,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     NaiveRequest r;
     r.id = std::to_string(i);
     r.row = i;
-    r.prompt = draw(1, 24);
+    r.prompt = is_long ? draw(25, 50) : draw(1, 24);
     r.output = draw(1, 10);
     r.arrival = at;
     r.priority = draw(0, 2);
@@ -135,6 +153,18 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
                                .seconds = draw(0, 9),
                                .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
     }
+  }
+  o.fails_lost = loads == Loads::kSome && draw(0, 2) == 0;
+  if (o.fails_lost) s.load_failure_policy = LoadFailurePolicy::kFail;
+  std::unique_ptr<StepTimeModel> pipeline;
+  if (stages == Stages::kSome) {
+    std::vector<std::unique_ptr<StepTimeModel>> clocks;
+    for (const int64_t seconds : o.stages) {
+      clocks.push_back(MakeFixedStepTime(seconds * kSecond).value());
+    }
+    s.pipeline_stages = static_cast<int64_t>(clocks.size());
+    pipeline = MakePipeline(std::move(clocks), SendTime()).value();
+    replay.step_time = pipeline.get();
   }
   ScriptedConnector connector(o.script);
   if (loads == Loads::kSome) replay.connector = &connector;
@@ -173,6 +203,16 @@ RC_GTEST_PROP(SimulationOracle, SchedulesWithLoadsAgree, (uint64_t first_seed)) 
   for (uint64_t seed = first_seed; seed - first_seed < 15; ++seed) {
     CompareOne(seed, /*async=*/false, Aborts::kSome, Loads::kSome);
     CompareOne(seed, /*async=*/true, Aborts::kSome, Loads::kSome);
+  }
+}
+
+// SM-28, V-75, V-78: with stages of unequal length.
+RC_GTEST_PROP(SimulationOracle, SchedulesOfPipelinesAgree, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
+    for (const Loads loads : {Loads::kNone, Loads::kSome}) {
+      CompareOne(seed, /*async=*/false, Aborts::kSome, loads, Stages::kSome);
+      CompareOne(seed, /*async=*/true, Aborts::kSome, loads, Stages::kSome);
+    }
   }
 }
 

@@ -4,8 +4,8 @@
   tools/check_pages.py KVSIM [--screenshots=DIR] [--trace=FILE]
 
 Replays a workload (that which comes with kvsim, or --trace), writes a page of one run and one of two runs compared, and
-opens them and pages of a plan and of curves at the width of a laptop and of a phone, in light and in dark, and prints them. Of each it
-demands: nothing on the browser's console; every chart drawn; in every chart each line with all of its points; ink in every
+opens them and pages of several replicas, a plan and curves at the width of a laptop and of a phone, in light and in dark,
+and prints them. Of each it demands: nothing on the browser's console; every chart drawn; in every chart each line with all of its points; ink in every
 chart; no scrolling to the side; paper with pages. --screenshots keeps pictures of the two widths. The browser is Debian's
 `chromium` (or $CHROMIUM). It is not part of ./test.sh, because of the browser's size.
 
@@ -126,13 +126,15 @@ def main():
     run("compare", "a.json", "b.json", "--html=compare.html", "--quiet")
     run("replay", *trace, "--model=gpt-oss-20b", "--num-blocks=3000", "--html=groups.html", "--quiet")
 
+    run("replay", *trace, "--replicas=4", "--router=prefix", "--event-delay=1s", "--num-blocks=2000", "--html=fleet.html",
+        "--quiet")
     run("plan", "--model=gemma-3-27b", "--device=h200", "--html=plan.html")
     run("sweep", *trace, "--grid", "num-blocks=500:4000:*2", "--grid", "block-size=16,64", "--speedup=60",
         "--pareto=hit-rate,pool-gib", "--metrics=hit-rate,ttft-p99,output-tokens-per-s", "--html=sweep.html", "--quiet")
     run("curve", *trace, "--block-sizes", "16", "64", "256", "--what-if=shuffled", "--html=curve.html", "--quiet")
     run("curve", *trace, "--model=gemma-3-27b", "--device=h200", "--html=replays.html", "--quiet")
 
-    pages = {"replay": 10, "compare": 9, "groups": 10, "plan": 3, "curve": 5, "replays": 2, "sweep": 4}
+    pages = {"replay": 10, "compare": 9, "groups": 10, "fleet": 7, "plan": 3, "curve": 5, "replays": 2, "sweep": 4}
     looked_at = wrong = 0
     browser = Browser(program, folder / "profile")
     for name, least_charts in pages.items():

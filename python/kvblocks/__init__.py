@@ -32,7 +32,9 @@ from kvblocks.errors import (
 if TYPE_CHECKING:
     from kvblocks import events, results, simulator
     from kvblocks.planning import ManagerPlan, make_plan
-    from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result, SweepResult
+    from kvblocks.results import (
+        CurveResult, ExplainResult, FleetResult, PlanResult, ReplayResult, Result, SweepResult,
+    )
     from kvblocks.simulator import (
         compare, curve, explain, generate, help_text, plan, replay, stats, sweep, validate, verify,
     )
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
 # Loaded when they are asked for: engines import the package for the manager alone.
 _LAZY = {
     "events": None, "results": None, "simulator": None,
-    "CurveResult": "results", "ExplainResult": "results", "PlanResult": "results", "ReplayResult": "results",
-    "Result": "results", "SweepResult": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
+    "CurveResult": "results", "ExplainResult": "results", "FleetResult": "results", "PlanResult": "results",
+    "ReplayResult": "results", "Result": "results", "SweepResult": "results", "ManagerPlan": "planning",
+    "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
     **dict.fromkeys(("compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats",
                      "sweep", "validate", "verify"), "simulator"),
 }
@@ -65,7 +68,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "AllBlocksCleared", "BlockInfo", "BlockPool", "BlockRemoved", "Blocks", "BlockStored", "BlockTable",
     "CommandError", "ComputedBlocks", "ConcurrentUseError", "CurveResult", "DecodeBatch", "ExplainResult",
-    "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
+    "FleetResult", "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
     "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
     "PlanResult", "PrefixCacheStats", "PrefixContent", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
     "Semantics", "StaleBlockTableError", "SweepResult", "Trace", "TraceRequest", "__version__", "compare", "curve",

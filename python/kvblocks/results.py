@@ -17,7 +17,7 @@ from kvblocks._text_fields import TEXT_FIELDS
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CurveResult", "ExplainResult", "PlanResult", "Record", "ReplayResult", "Result", "SweepResult"]
+__all__ = ["CurveResult", "ExplainResult", "FleetResult", "PlanResult", "Record", "ReplayResult", "Result", "SweepResult"]
 
 _INTEGER = re.compile(r"-?\d+")
 # Texts somewhere, but never such that a number in them is meant as a text.
@@ -181,6 +181,17 @@ class ReplayResult(Result):
     def hit_rate(self) -> float:
         """Share of the prompt tokens that the cache served, 0 to 1."""
         return float(self.whole_run.token_hit_rate.value)
+
+
+class FleetResult(ReplayResult):
+    """A replay of several replicas. to_pandas() is one row per replica; reports has each replica's own report."""
+
+    _table = "replicas"
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that the caches of all replicas served, 0 to 1."""
+        return float(self["hit_rate"].value)
 
 
 class CurveResult(Result):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from kvblocks import _program
 from kvblocks._program import Progress
 from kvblocks.errors import CommandError
-from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result, SweepResult
+from kvblocks.results import CurveResult, ExplainResult, FleetResult, PlanResult, ReplayResult, Result, SweepResult
 from kvblocks.trace import Trace
 
 __all__ = ["compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats", "sweep",
@@ -65,9 +65,12 @@ def replay(trace: TraceLike = None, *, progress: Progress | bool | None = None, 
 
     progress: a callable (share 0 to 1 or None, text), or True for a bar of tqdm. page: keep the page that
     notebooks show; 200 KB. options: those of ``kvsim replay``, num_blocks=2000 for one. A missed slo is
-    exit_status 1. Ctrl-C ends the run.
+    exit_status 1. Ctrl-C ends the run. With several replicas (replicas=4, router="prefix") it is a FleetResult.
     """
-    return _run("replay", _trace(trace), ReplayResult, progress, options, page)
+    result = _run("replay", _trace(trace), ReplayResult, progress, options, page)
+    if "replicas" not in result:
+        return result
+    return FleetResult(result.to_dict(), result.exit_status, result.messages, result.page)
 
 
 def curve(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> CurveResult:

@@ -66,6 +66,17 @@ def test_other_commands() -> None:
     assert "--num-blocks" in kvblocks.help_text("replay")
 
 
+def test_several_replicas_are_a_fleet() -> None:
+    fleet = kvblocks.replay(num_blocks=2000, replicas=3, router="prefix", page=False)
+    assert isinstance(fleet, kvblocks.FleetResult) and len(fleet.replicas) == len(fleet.reports) == 3
+    assert fleet.hit_rate == sum(row.hit_tokens for row in fleet.replicas) / sum(
+        row.queried_tokens for row in fleet.replicas)
+    swept = kvblocks.sweep(grid={"router": ["random", "prefix"]}, num_blocks=2000, replicas=3, metrics="hit-rate")
+    assert swept.rows[1]["values"][0].value == fleet.hit_rate
+    mixed = kvblocks.replay(num_blocks=2000, replica="device=h200;2:num-blocks=1000", page=False)
+    assert [kind.count for kind in mixed.kinds] == [1, 2]
+
+
 def test_a_missed_limit_is_a_result() -> None:
     missed = kvblocks.replay(slo="ttft:1us:p99", limit=20)
     assert missed.exit_status == 1 and missed.goodput.good_share == 0

@@ -81,7 +81,7 @@ void AddCurveOptions(OptionParser* options, CurveOptions* out) {
                0, 1'000'000, &out->hot);
   options->AddList({.name = "--tiers",
                     .unit = "BLOCKS",
-                    .help = "second tiers of so many blocks behind each pool of --sizes"},
+                    .help = "second tiers of so many blocks behind each pool of --sizes, in place of the curve in CSV"},
                    1, kMostBlocks, &out->tiers);
   options->Add({.name = "--threads", .unit = "N", .help = "0: one per core [0]"}, 0, 1024,
                &out->threads);
@@ -146,6 +146,9 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
   if (options.blocks == "ids" && !options.block_sizes.empty()) {
     return absl::InvalidArgumentError(
         "--block-sizes: set for --blocks=ids, whose blocks are as long as the trace says");
+  }
+  if (!options.tiers.empty() && options.mode == "schedule") {
+    return absl::InvalidArgumentError("--tiers: set for --mode=schedule, expected --mode=order");
   }
   if (!options.tiers.empty() && options.sizes.empty()) {
     return absl::InvalidArgumentError("--tiers: needs --sizes, the pools in front of them");

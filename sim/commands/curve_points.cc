@@ -113,4 +113,24 @@ void AddAnswers(int64_t possible_hits, int64_t block_tokens, int64_t block_bytes
   }
 }
 
+std::vector<int64_t> Ascending(std::vector<int64_t> sizes) {
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
+}
+
+pb::CurveTiers* AddTierSizes(int64_t first_blocks, int64_t second_blocks,
+                             pb::CurveReport* report) {
+  const auto gib = [&](int64_t num_blocks) {
+    return static_cast<double>(num_blocks) * static_cast<double>(report->block_bytes()) /
+           1073741824.0;
+  };
+  pb::CurveTiers* tiers = report->add_tiers();
+  tiers->set_first_blocks(first_blocks);
+  tiers->set_second_blocks(second_blocks);
+  tiers->set_first_gib(gib(first_blocks));
+  tiers->set_second_gib(gib(second_blocks));
+  return tiers;
+}
+
 }  // namespace kvblocks::sim

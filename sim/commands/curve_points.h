@@ -43,6 +43,13 @@ void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(
 void FillPoint(int64_t hits, const ::kvblocks::report::v1::CurveReport& report,
                ::kvblocks::report::v1::CurvePoint* point);
 
+// Ascending, each once.
+std::vector<int64_t> Ascending(std::vector<int64_t> sizes);
+
+// A further entry of the report's two tiers, with sizes alone.
+::kvblocks::report::v1::CurveTiers* AddTierSizes(int64_t first_blocks, int64_t second_blocks,
+                                                 ::kvblocks::report::v1::CurveReport* report);
+
 // The smallest pools for 50, 90, 95, 99 and 100 % of the possible hits.
 void AddAnswers(int64_t possible_hits, int64_t block_tokens, int64_t block_bytes,
                 int64_t device_blocks, const std::function<int64_t(int64_t)>& smallest_pool,

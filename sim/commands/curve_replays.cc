@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/sim/commands/curve_points.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/curve/curve_table.h"
@@ -39,9 +40,15 @@ class HitCounter final : public EngineObserver {
   int64_t queried_tokens = 0;
 };
 
-absl::Status ReplayOne(ReplayConfig config, int64_t num_blocks, pb::CurveReplay* out) {
+// With `tier` behind the device, whose loads count as hits.
+absl::Status ReplayOne(ReplayConfig config, int64_t num_blocks, const std::string& tier,
+                       pb::CurveReplay* out) {
   out->set_num_blocks(num_blocks);
   config.set_num_blocks(num_blocks + 1);
+  if (!tier.empty()) {
+    config.set_tier(tier);
+    config.set_lookahead_hashes(false);  // engines have none then
+  }
   auto setup = MakeReplaySetup(config);
   if (!setup.ok()) {
     out->set_problem(std::string(setup.status().message()));
@@ -50,9 +57,12 @@ absl::Status ReplayOne(ReplayConfig config, int64_t num_blocks, pb::CurveReplay*
   auto reader = OpenReplayTrace(config, setup->reader);
   if (!reader.ok()) return reader.status();
   HitCounter counter;
-  auto simulation = MakeSimulation(*setup, reader->get(), {&counter});
+  const auto tiers = MakeTiers(*setup);
+  if (!tiers.ok()) return tiers.status();
+  auto simulation = MakeSimulation(*setup, reader->get(), {&counter}, tiers->get());
   if (!simulation.ok()) return simulation.status();
   const absl::Status status = (*simulation)->Run();
+  if (*tiers != nullptr) counter.hit_tokens += (*tiers)->load_totals().num_loaded_tokens;
   if (!status.ok() && !IsNoProgress(status)) return status;
   if (!status.ok()) out->set_problem("no progress");
   const SimulationResult& result = (*simulation)->result();
@@ -106,7 +116,7 @@ absl::Status ReplaySizes(const ReplayConfig& config, const std::vector<int64_t>&
   std::vector<absl::Status> statuses(sizes.size());
   std::vector<std::function<void()>> tasks;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    tasks.push_back([&, i] { statuses[i] = ReplayOne(config, sizes[i], &(*out)[i]); });
+    tasks.push_back([&, i] { statuses[i] = ReplayOne(config, sizes[i], "", &(*out)[i]); });
   }
   RunInParallel(num_threads, tasks, [&](int64_t num_done) {
     progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "replays");
@@ -118,15 +128,64 @@ absl::Status ReplaySizes(const ReplayConfig& config, const std::vector<int64_t>&
   return absl::OkStatus();
 }
 
+// Every pool with every second tier, written through and on eviction. Transfers are free, so that only
+// sizes count.
+absl::Status ReplayTiers(const ReplayConfig& config, const CurveOptions& options, int num_threads,
+                         ProgressLine* progress, pb::CurveReport* report) {
+  struct Wanted {
+    int64_t first;
+    std::string tier;
+    pb::CurveReplay replay;
+    absl::Status status;
+  };
+  std::vector<Wanted> wanted;
+  for (const int64_t first : Ascending(options.sizes)) {
+    for (const int64_t second : Ascending(options.tiers)) {
+      AddTierSizes(first, second, report);
+      const CheckedInt64 bytes = CheckedInt64(second) * report->block_bytes();
+      if (bytes.overflowed() || *bytes.value() > Link::kMaxBytes) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--tiers: got ", second, ", expected at most ", Link::kMaxBytes / report->block_bytes()));
+      }
+      const std::string tier = absl::StrCat("second:", *bytes.value(), "B:read=free");
+      wanted.push_back({.first = first, .tier = tier, .replay = {}, .status = {}});
+      wanted.push_back({.first = first,
+                        .tier = absl::StrCat(tier, ":store=on-evict:exclusive"),
+                        .replay = {},
+                        .status = {}});
+    }
+  }
+  std::vector<std::function<void()>> tasks;
+  for (Wanted& one : wanted) {
+    tasks.push_back([&] { one.status = ReplayOne(config, one.first, one.tier, &one.replay); });
+  }
+  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
+    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "replays");
+  });
+  progress->Clear();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i].status.ok()) return wanted[i].status;
+    pb::CurveTiers* tiers = report->mutable_tiers(static_cast<int>(i / 2));
+    const pb::CurveReplay& replay = wanted[i].replay;
+    if (!replay.problem().empty()) tiers->set_problem(replay.problem());
+    if (i % 2 == 0) tiers->set_inclusive_hit_rate(replay.hit_rate());
+    if (i % 2 == 1) tiers->set_exclusive_hit_rate(replay.hit_rate());
+    for (const pb::CurveReplay& alone : report->replays()) {
+      if (alone.num_blocks() == wanted[i].first) tiers->set_first_hit_rate(alone.hit_rate());
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& options,
                                const CurveSetup& setup, ProgressLine* progress,
                                pb::CurveReport* report) {
-  if (!options.what_if.empty() || !options.block_sizes.empty() || !options.tiers.empty() ||
-      options.refine > 0 || options.sample_paths > 0 || options.blocks != "engine") {
+  if (!options.what_if.empty() || !options.block_sizes.empty() || options.refine > 0 ||
+      options.sample_paths > 0 || options.blocks != "engine") {
     return absl::InvalidArgumentError(absl::StrCat(
         "--model: ", setup.replay.model,
         " has windows, states or several KV-cache groups, whose sizes are replayed one by one; "
-        "--what-if, --block-sizes, --tiers, --refine, --sample-paths and --blocks need a model of "
+        "--what-if, --block-sizes, --refine, --sample-paths and --blocks need a model of "
         "full attention"));
   }
   if (config.trace() == "-") {
@@ -160,6 +219,10 @@ absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& o
     *report->add_replays() = replay;
     report->set_requests(std::max(report->requests(), replay.requests()));
     report->set_prompt_tokens(std::max(report->prompt_tokens(), replay.prompt_tokens()));
+  }
+  if (absl::Status status = ReplayTiers(config, options, setup.num_threads, progress, report);
+      !status.ok()) {
+    return status;
   }
   if (report->requests() == 0) {
     return absl::FailedPreconditionError("none of these pools admitted a request; see --sizes");

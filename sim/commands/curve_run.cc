@@ -190,15 +190,21 @@ void AddNotes(const ReplayConfig& config, const CurveSetup& setup, const TraceRe
 }
 
 void AddTiers(const CurveOptions& options, const HitCurve& curve, pb::CurveReport* report) {
-  for (const int64_t first : options.sizes) {
-    for (const int64_t second : options.tiers) {
-      pb::CurveTiers* tiers = report->add_tiers();
-      tiers->set_first_blocks(first);
-      tiers->set_second_blocks(second);
+  const auto rate = [&](int64_t hits) {
+    pb::CurvePoint point;
+    FillPoint(hits, *report, &point);
+    return point.hit_rate();
+  };
+  for (const int64_t first : Ascending(options.sizes)) {
+    for (const int64_t second : Ascending(options.tiers)) {
+      pb::CurveTiers* tiers = AddTierSizes(first, second, report);
       tiers->set_first_hits(curve.Hits(first));
       // What is written through is in the second tier, too.
       tiers->set_inclusive_hits(curve.Hits(std::max(first, second)));
       tiers->set_exclusive_hits(curve.Hits(first + second));
+      tiers->set_first_hit_rate(rate(tiers->first_hits()));
+      tiers->set_inclusive_hit_rate(rate(tiers->inclusive_hits()));
+      tiers->set_exclusive_hit_rate(rate(tiers->exclusive_hits()));
     }
   }
 }

@@ -28,8 +28,40 @@ absl::Status BuiltWithoutZmq(const std::string& option) {
 
 bool IsEndpoint(const std::string& text) { return text.find("://") != text.npos; }
 
+class EventExport::OfReplica final : public EngineObserver {
+ public:
+  OfReplica(EventExport* parent, int64_t replica, std::string name)
+      : rank(replica), source(std::move(name)), parent_(parent) {}
+
+  bool NeedsEveryRecord() const override { return false; }
+  void OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) override {
+    if (parent_->sink_ != nullptr) return parent_->Record(this, batch, now);
+#ifdef KVBLOCKS_WITH_ZMQ
+    if (parent_->pace_ > 0) {
+      const std::chrono::duration<double> since(Seconds(now) / parent_->pace_);
+      std::this_thread::sleep_until(
+          parent_->epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
+    }
+    // Unix time, so that a run that is started again is told from the one before.
+    const double start =
+        std::chrono::duration<double>(parent_->epoch_.time_since_epoch()).count();
+    publisher->Publish({batch.begin(), batch.end()}, start + Seconds(now));
+#endif
+  }
+
+  const int64_t rank;
+  const std::string source;
+  std::unique_ptr<events::EventPublisher> publisher;
+  int64_t next_sequence = 0;  // of the file
+
+ private:
+  EventExport* const parent_;
+};
+
 EventExport::EventExport() = default;
 EventExport::~EventExport() = default;
+
+EngineObserver* EventExport::of_replica(size_t replica) { return replicas_[replica].get(); }
 
 void EventExport::AddOptions(OptionParser* options, const std::string& group) {
   options->Add(
@@ -94,10 +126,11 @@ absl::Status EventExport::Check() const {
   return absl::OkStatus();
 }
 
-absl::Status EventExport::Open(ReplaySetup* setup, std::vector<EngineObserver*>* observers) {
-  if (target_.empty()) return absl::OkStatus();
-  setup->simulation.manager.enable_events = true;
-  observers->push_back(this);
+absl::Status EventExport::Open(size_t num_replicas) {
+  for (size_t r = 0; r < num_replicas; ++r) {
+    replicas_.push_back(std::make_unique<OfReplica>(
+        this, static_cast<int64_t>(r), num_replicas == 1 ? "kvsim" : absl::StrCat("replica-", r)));
+  }
   (void)absl::SimpleAtod(pace_text_, &pace_);
   if (!IsEndpoint(target_)) {
     auto sink = OpenByteSink(target_);
@@ -107,45 +140,47 @@ absl::Status EventExport::Open(ReplaySetup* setup, std::vector<EngineObserver*>*
     events::AppendLogHead(&head);
     return sink_->Write(head);
   }
-#ifdef KVBLOCKS_WITH_ZMQ
-  auto publisher =
-      events::EventPublisher::Create({.endpoint = target_,
-                                      .replay_endpoint = replay_,
-                                      .topic = topic_,
-                                      .when_full = events::EventPublisher::WhenFull::kWait});
-  if (!publisher.ok()) {
-    return absl::Status(publisher.status().code(),
-                        absl::StrCat("--events: ", publisher.status().message()));
+  for (const auto& replica : replicas_) {
+    if (absl::Status status = Bind(replica.get()); !status.ok()) return status;
   }
-  publisher_ = *std::move(publisher);
-  std::fprintf(stderr, "KV events: %s%s%s\n", publisher_->endpoint().c_str(),
-               replay_.empty() ? "" : ", replay ", publisher_->replay_endpoint().c_str());
-  while (publisher_->stats().num_subscribers < num_subscribers_) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+#ifdef KVBLOCKS_WITH_ZMQ
+  for (const auto& replica : replicas_) {
+    while (replica->publisher->stats().num_subscribers < num_subscribers_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
   }
 #endif
   epoch_ = std::chrono::system_clock::now();
   return absl::OkStatus();
 }
 
-void EventExport::OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) {
-  if (sink_ != nullptr) return Record(batch, now);
+absl::Status EventExport::Bind(OfReplica* replica) {
 #ifdef KVBLOCKS_WITH_ZMQ
-  if (pace_ > 0) {
-    std::this_thread::sleep_until(epoch_ +
-                                  std::chrono::duration_cast<std::chrono::system_clock::duration>(
-                                      std::chrono::duration<double>(Seconds(now) / pace_)));
+  auto publisher =
+      events::EventPublisher::Create({.endpoint = target_,
+                                      .replay_endpoint = replay_,
+                                      .topic = topic_,
+                                      .data_parallel_rank = replica->rank,
+                                      .when_full = events::EventPublisher::WhenFull::kWait});
+  if (!publisher.ok()) {
+    return absl::Status(publisher.status().code(),
+                        absl::StrCat("--events: ", publisher.status().message()));
   }
-  // Unix time, so that a run that is started again is told from the one before.
-  const double start = std::chrono::duration<double>(epoch_.time_since_epoch()).count();
-  publisher_->Publish({batch.begin(), batch.end()}, start + Seconds(now));
+  replica->publisher = *std::move(publisher);
+  std::fprintf(stderr, "KV events: %s%s%s\n", replica->publisher->endpoint().c_str(),
+               replay_.empty() ? "" : ", replay ", replica->publisher->replay_endpoint().c_str());
+#else
+  (void)replica;
 #endif
+  return absl::OkStatus();
 }
 
 // Simulated time: the same run gives the same file.
-void EventExport::Record(absl::Span<const KvEvent> batch, SimTime now) {
-  events::LoggedMessage message{.source = "kvsim", .topic = topic_, .sequence = next_sequence_++};
-  events::EncodeEvents(batch, {.timestamp = Seconds(now), .data_parallel_rank = 0},
+void EventExport::Record(OfReplica* replica, absl::Span<const KvEvent> batch, SimTime now) {
+  events::LoggedMessage message{
+      .source = replica->source, .topic = topic_, .sequence = replica->next_sequence++};
+  events::EncodeEvents(batch,
+                       {.timestamp = Seconds(now), .data_parallel_rank = replica->rank},
                        &message.payload);
   std::string bytes;
   events::AppendToLog(message, &bytes);
@@ -155,10 +190,12 @@ void EventExport::Record(absl::Span<const KvEvent> batch, SimTime now) {
 absl::Status EventExport::Close() {
   if (sink_ != nullptr) return sink_status_.ok() ? sink_->Close() : sink_status_;
 #ifdef KVBLOCKS_WITH_ZMQ
-  if (publisher_ == nullptr) return absl::OkStatus();
-  while (!publisher_->Flush(std::chrono::seconds(1))) continue;
+  if (replicas_.empty()) return absl::OkStatus();
+  for (const auto& replica : replicas_) {
+    while (!replica->publisher->Flush(std::chrono::seconds(1))) continue;
+  }
   std::this_thread::sleep_for(std::chrono::nanoseconds(*ParseDuration(linger_text_) / kNanosecond));
-  publisher_ = nullptr;
+  replicas_.clear();
 #endif
   return absl::OkStatus();
 }

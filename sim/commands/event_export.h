@@ -1,8 +1,10 @@
 // EventExport: the KV events of a replay, published on a ZeroMQ endpoint as an engine would, or
-// recorded in a file.
+// recorded in a file. Several replicas publish as data-parallel ranks do, each on a port of its own;
+// in the file each is a source of its own.
 //
 //   export.AddOptions(options, "Output");
-//   export.Open(&setup, &observers);  // before the run
+//   export.Open(num_replicas);        // before the run, if it is asked for
+//   observers.push_back(export.of_replica(0)); ...  // of managers with enable_events
 //   export.Close();                   // after it
 
 #ifndef KVBLOCKS_SIM_COMMANDS_EVENT_EXPORT_H_
@@ -31,10 +33,10 @@ absl::Status BuiltWithoutZmq(const std::string& option);
 // Whether it names a socket and no file.
 bool IsEndpoint(const std::string& text);
 
-class EventExport final : public EngineObserver {
+class EventExport {
  public:
   EventExport();
-  ~EventExport() override;
+  ~EventExport();
 
   void AddOptions(OptionParser* options, const std::string& group);
   // The file; empty if none is asked for.
@@ -42,25 +44,25 @@ class EventExport final : public EngineObserver {
   bool is_asked_for() const { return !target_.empty(); }
   absl::Status Check() const;
 
-  // Turns the manager's events on if they are asked for, binds or opens, and waits for subscribers.
-  absl::Status Open(ReplaySetup* setup, std::vector<EngineObserver*>* observers);
+  // Binds or opens, and waits for subscribers. REQUIRES: is_asked_for().
+  absl::Status Open(size_t num_replicas = 1);
+  // REQUIRES: opened.
+  EngineObserver* of_replica(size_t replica);
   // Sends what is queued, keeps the replay socket for the time asked for, and completes the file.
   absl::Status Close();
 
-  bool NeedsEveryRecord() const override { return false; }
-  void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override;
-
  private:
-  void Record(absl::Span<const KvEvent> events, SimTime now);
+  class OfReplica;
+  absl::Status Bind(OfReplica* replica);
+  void Record(OfReplica* replica, absl::Span<const KvEvent> events, SimTime now);
 
   std::string target_, replay_, topic_, pace_text_ = "0", linger_text_ = "0s";
   int64_t num_subscribers_ = 0;
   double pace_ = 0;  // simulated seconds per second; 0: as fast as possible
 
-  std::unique_ptr<events::EventPublisher> publisher_;
+  std::vector<std::unique_ptr<OfReplica>> replicas_;
   std::unique_ptr<ByteSink> sink_;
   absl::Status sink_status_;
-  int64_t next_sequence_ = 0;  // of the file
   std::chrono::system_clock::time_point epoch_;
 };
 

@@ -22,6 +22,7 @@
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/explanation_text.h"
 #include "kvblocks/sim/report/request_life.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/report/worst_misses.h"
 #include "kvblocks/sim/simulation.h"
 
@@ -54,6 +55,9 @@ each look-up what became of every block:
   draft drop        cached, but dropped for the drafter
   group veto        cached in some KV-cache groups only; which group lacks which block
 
+With --tier these are the fates on the device, and beside them stands what was loaded from each tier
+and why it had no more.
+
 Examples
   kvsim explain trace.jsonl.gz --num-blocks=10000 --top=20
   kvsim explain trace.jsonl.gz --num-blocks=10000 --request=4711
@@ -69,7 +73,7 @@ class ExplainCommand final : public Command {
  public:
   explicit ExplainCommand(OptionParser* program)
       : options_(program->AddCommand("explain", "Say why requests missed the prefix cache")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--request",
                    .unit = "ID",
                    .help = "one request: its id, row:N (from 0) or line:N (from 1)"},
@@ -79,7 +83,6 @@ class ExplainCommand final : public Command {
         kMaxTop, &top_);
     output_.AddJson(options_, "Output");
     output_.AddTerminal(options_, "Output", "no progress line");
-    fleet_.AddOptions(options_);
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
@@ -93,7 +96,6 @@ class ExplainCommand final : public Command {
 
   OptionParser* options_;
   ReplayInput input_;
-  FleetInput fleet_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
   ReportOutput output_;
@@ -120,15 +122,17 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   WorstMisses worst(static_cast<size_t>(top_));
   std::optional<RequestLife> life;
   setup.metrics.admissions = &worst;
+  const auto tiers = MakeTiers(setup);
+  if (!tiers.ok()) return tiers.status();
   if (selector) {
-    setup.metrics.admissions = &life.emplace(*selector);
+    setup.metrics.admissions = &life.emplace(*selector, tiers->get());
     setup.simulation.manager.lookup_history_blocks =
         std::clamp(kHistoryPools * setup.simulation.kv_cache.num_blocks, kMinHistory, kMaxHistory);
   }
   ReplayMetrics metrics(setup.metrics);
   std::vector<EngineObserver*> observers = {&metrics};
   if (life) observers.push_back(&*life);
-  auto simulation = MakeSimulation(setup, reader->get(), observers);
+  auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
@@ -164,6 +168,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   *replay->mutable_first_admission_misses() = report.first_admission_misses();
   *replay->mutable_resume_misses() = report.resume_misses();
   *replay->mutable_groups() = report.groups();
+  if (*tiers != nullptr) FillTiers(**tiers, replay->mutable_tiers());
   *replay->mutable_notes() = report.notes();
   if (life) {
     life->Fill(out);
@@ -187,16 +192,16 @@ ExitStatus ExplainCommand::Run() {
     }
     selector = *parsed;
   }
-  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
-  if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
-  if (fleet_.is_fleet()) {
+  if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
+    return Fail("explain", fleet.status());
+  }
+  if (IsFleet(*config)) {
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
                                  "--replicas above 1 needs --request, the one whose way is explained"));
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
-    const absl::Status status =
-        ExplainRouting(*config, *setup, fleet_, *selector, output_.quiet(), &routing);
+    const absl::Status status = ExplainRouting(*config, *selector, output_.quiet(), &routing);
     if (!status.ok()) return Fail("explain", status);
     return output_.Print("explain", routing,
                          {.table = [&](bool color) { return FormatRouting(routing, color); }});

@@ -1,101 +1,179 @@
 #include "kvblocks/sim/commands/fleet_input.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/scale_input.h"
 #include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
 namespace {
 
-constexpr const char* kFleetGroup = "Several replicas";
 constexpr uint32_t kAll = ~uint32_t{0};
 
 constexpr uint32_t Of(RouterKind kind) { return uint32_t{1} << static_cast<uint32_t>(kind); }
 constexpr uint32_t kScoring =
     Of(RouterKind::kPrefix) | Of(RouterKind::kPrefixApproximate) | Of(RouterKind::kOracle);
 
-struct RouterOptionText {
-  const char* name;
-  const char* unit;
-  const char* help;
+// A text of the configuration; empty: not given.
+struct FleetOption {
+  const char* field;
+  const std::string& (ReplayConfig::*text)() const;
   uint32_t routers;  // that look at it
 };
 
-// In the order of FleetInput::Option.
-constexpr RouterOptionText kRouterOptions[] = {
-    {.name = "--router", .unit = "NAME",
-     .help = "round-robin, random, least-requests, least-tokens, two-choices, session, prefix, "
-     "prefix-approximate or oracle [round-robin]",
-     .routers = kAll},
-    {.name = "--router-seed", .unit = "N",
-     .help = "of what routers draw at random, and of lost events [0]",
-     .routers = kScoring | Of(RouterKind::kRandom) | Of(RouterKind::kTwoChoices) | Of(RouterKind::kSession)},
-    {.name = "--hit-weight", .unit = "W",
-     .help = "of a block of the prompt that a replica holds [1]",
-     .routers = kScoring},
-    {.name = "--load-weight", .unit = "W",
-     .help = "of a block of tokens that its requests have [1]",
-     .routers = kScoring},
-    {.name = "--queue-weight", .unit = "W",
-     .help = "of a block of prompts that wait there [0]",
-     .routers = kScoring},
-    {.name = "--router-temperature", .unit = "BLOCKS",
-     .help = "draw the replica, with odds e^(score / BLOCKS) [0: the best]",
-     .routers = kScoring},
-    {.name = "--session-factor", .unit = "F",
-     .help = "a session leaves a replica with more than F times the mean number of requests; 0: never "
-     "[1.25]",
-     .routers = Of(RouterKind::kSession)},
-    {.name = "--router-tree-blocks", .unit = "N",
-     .help = "blocks that prefix-approximate remembers per replica [100000]",
-     .routers = Of(RouterKind::kPrefixApproximate)},
-    {.name = "--router-delay", .unit = "TIME",
-     .help = "from a request's arrival until it is sent on [0s]",
-     .routers = kAll},
-    {.name = "--event-delay", .unit = "TIME",
-     .help = "from a step's end until the router knows of its blocks [0s]",
-     .routers = Of(RouterKind::kPrefix)},
-    {.name = "--event-loss", .unit = "SHARE",
-     .help = "of the replicas' event batches that never arrive [0]",
-     .routers = Of(RouterKind::kPrefix)},
+#define KVBLOCKS_FLEET_OPTION(FIELD, ROUTERS) {#FIELD, &ReplayConfig::FIELD, ROUTERS}
+
+const FleetOption kFleetOptions[] = {
+    KVBLOCKS_FLEET_OPTION(router, kAll),
+    KVBLOCKS_FLEET_OPTION(router_seed, kScoring | Of(RouterKind::kRandom) |
+                                           Of(RouterKind::kTwoChoices) | Of(RouterKind::kSession)),
+    KVBLOCKS_FLEET_OPTION(hit_weight, kScoring),
+    KVBLOCKS_FLEET_OPTION(load_weight, kScoring),
+    KVBLOCKS_FLEET_OPTION(queue_weight, kScoring),
+    KVBLOCKS_FLEET_OPTION(router_temperature, kScoring),
+    KVBLOCKS_FLEET_OPTION(session_factor, Of(RouterKind::kSession)),
+    KVBLOCKS_FLEET_OPTION(router_tree_blocks, Of(RouterKind::kPrefixApproximate)),
+    KVBLOCKS_FLEET_OPTION(router_queue, kAll),
+    KVBLOCKS_FLEET_OPTION(router_queue_order, kAll),
+    KVBLOCKS_FLEET_OPTION(router_queue_limit, kAll),
+    KVBLOCKS_FLEET_OPTION(router_delay, kAll),
+    KVBLOCKS_FLEET_OPTION(event_delay, Of(RouterKind::kPrefix)),
+    KVBLOCKS_FLEET_OPTION(event_loss, Of(RouterKind::kPrefix)),
 };
 
-absl::Status BadOption(const char* name, const std::string& text, const std::string& expected) {
+#undef KVBLOCKS_FLEET_OPTION
+
+absl::StatusOr<RouterKind> KindOf(const ReplayConfig& config) {
+  if (config.router().empty()) return RouterKind::kRoundRobin;
+  const auto kind = ParseRouter(config.router());
+  if (kind.ok()) return kind;
+  return absl::InvalidArgumentError(absl::StrCat("--router: ", kind.status().message()));
+}
+
+absl::Status BadFleetOption(const char* field, const std::string& text, const char* expected) {
   return absl::InvalidArgumentError(
-      absl::StrCat(name, ": got \"", text, "\", expected ", expected));
+      absl::StrCat(FlagName(field), ": got \"", text, "\", expected ", expected));
+}
+
+// "requests:64,tokens:100000".
+absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) {
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
+    const std::vector<std::string> fields = absl::StrSplit(part, ':');
+    int64_t* limit = fields[0] == "requests" ? &queue->max_requests
+                     : fields[0] == "tokens" ? &queue->max_tokens
+                                             : nullptr;
+    int64_t value;
+    if (fields.size() != 2 || limit == nullptr || *limit != 0 || !absl::SimpleAtoi(fields[1], &value) ||
+        value < 1) {
+      return BadFleetOption("router_queue", text,
+                            "requests:N, tokens:N or both with a comma between them, N at least 1");
+    }
+    *limit = value;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
+  for (const FleetOption& option : kFleetOptions) {
+    const std::string_view field = option.field;
+    if (field != "router_queue_order" && field != "router_queue_limit") continue;
+    if (!config.router_queue().empty() || (config.*option.text)().empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(FlagName(option.field), " needs --router-queue, without which nobody waits"));
+  }
+  if (!config.router_queue().empty()) {
+    absl::Status status = SetQueueLimits(config.router_queue(), queue);
+    if (!status.ok()) return status;
+  }
+  const std::string& order = config.router_queue_order();
+  if (!order.empty() && order != "fcfs" && order != "priority") {
+    return BadFleetOption("router_queue_order", order, "fcfs or priority");
+  }
+  queue->by_priority = order == "priority";
+  const std::string& limit = config.router_queue_limit();
+  if (!limit.empty() && (!absl::SimpleAtoi(limit, &queue->max_waiting) || queue->max_waiting < 0)) {
+    return BadFleetOption("router_queue_limit", limit, "a whole number of at least 0");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-void FleetInput::AddOptions(OptionParser* options) {
-  options->Add({.name = "--replicas",
-                .unit = "N",
-                .help = "engines like this one behind a router [1]",
-                .group = kFleetGroup},
-               1, static_cast<int64_t>(Fleet::kMostReplicas), &num_replicas_);
-  for (size_t i = 0; i < kNumOptions; ++i) {
-    options->Add({.name = kRouterOptions[i].name,
-                  .unit = kRouterOptions[i].unit,
-                  .help = kRouterOptions[i].help,
-                  .group = kFleetGroup},
-                 &texts_[i]);
-  }
-  scale_.AddOptions(options, kFleetGroup);
+bool IsFleet(const ReplayConfig& config) {
+  return config.replicas() > 1 || !config.replica().empty() || AsksForScaling(config);
 }
 
-absl::StatusOr<FleetOptions> FleetInput::Configure() const {
+bool AsksForRouter(const ReplayConfig& config) {
+  return std::any_of(
+      std::begin(kFleetOptions), std::end(kFleetOptions),
+      [&](const FleetOption& option) { return !(config.*option.text)().empty(); });
+}
+
+absl::Status RefuseFleet(const ReplayConfig& config) {
+  if (IsFleet(config)) {
+    return absl::InvalidArgumentError(
+        AsksForScaling(config)
+            ? std::string("scale and scale_rule are for several replicas: this command runs one")
+        : config.replica().empty()
+            ? absl::StrCat("replicas: got ", config.replicas(),
+                           ", expected 1: this command runs one replica")
+            : absl::StrCat("replica: got \"", config.replica(),
+                           "\", expected none: this command runs one replica"));
+  }
+  for (const FleetOption& option : kFleetOptions) {
+    const std::string& text = (config.*option.text)();
+    if (text.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        option.field, ": got \"", text, "\", expected none: this command runs one replica"));
+  }
+  return absl::OkStatus();
+}
+
+void DropUnusedFleetOptions(ReplayConfig* config) {
+  const auto kind = KindOf(*config);
+  if (!kind.ok()) return;  // told elsewhere
+  for (const FleetOption& option : kFleetOptions) {
+    if (IsFleet(*config) && (option.routers & Of(*kind)) != 0) continue;
+    // As an effective configuration has it.
+    const auto* field = ReplayConfig::descriptor()->FindFieldByName(option.field);
+    if ((config->*option.text)().empty()) continue;
+    config->GetReflection()->SetString(config, field, "");
+  }
+}
+
+absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
   FleetOptions options;
   RouterOptions& router = options.router;
-  if (texts_[kRouter]) {
-    const auto kind = ParseRouter(*texts_[kRouter]);
-    if (!kind.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--router: ", kind.status().message()));
+  const auto kind = KindOf(config);
+  if (!kind.ok()) return kind.status();
+  router.kind = *kind;
+  for (const FleetOption& option : kFleetOptions) {
+    if ((config.*option.text)().empty()) continue;
+    if (!IsFleet(config)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(option.field), " needs --replicas of at least 2"));
     }
-    router.kind = *kind;
+    if ((option.routers & Of(router.kind)) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(FlagName(option.field), " means nothing to --router=",
+                                                     std::string(RouterName(router.kind))));
+    }
   }
   struct Number {
-    Option option;
+    const char* field;
+    const std::string& text;
     int64_t* out;
     int exponent;  // of ten
     int64_t least, most;
@@ -105,55 +183,46 @@ absl::StatusOr<FleetOptions> FleetInput::Configure() const {
   constexpr int64_t kMostWeight = 1'000'000 * kMillion;
   constexpr const char* kWeight = "a number from 0 to 1000000 with at most 6 decimals";
   const Number numbers[] = {
-      {kSeed, &seed, 0, 0, INT64_MAX, "a whole number of at least 0"},
-      {kHitWeight, &router.hit_weight, 6, 0, kMostWeight, kWeight},
-      {kLoadWeight, &router.load_weight, 6, 0, kMostWeight, kWeight},
-      {kQueueWeight, &router.queue_weight, 6, 0, kMostWeight, kWeight},
-      {kTemperature, &router.temperature, 6, 0, kMostWeight, kWeight},
-      {kSessionFactor, &router.session_factor, 6, 0, kMostWeight,
+      {"router_seed", config.router_seed(), &seed, 0, 0, INT64_MAX, "a whole number of at least 0"},
+      {"hit_weight", config.hit_weight(), &router.hit_weight, 6, 0, kMostWeight, kWeight},
+      {"load_weight", config.load_weight(), &router.load_weight, 6, 0, kMostWeight, kWeight},
+      {"queue_weight", config.queue_weight(), &router.queue_weight, 6, 0, kMostWeight, kWeight},
+      {"router_temperature", config.router_temperature(), &router.temperature, 6, 0, kMostWeight,
+       kWeight},
+      {"session_factor", config.session_factor(), &router.session_factor, 6, 0, kMostWeight,
        "0, or a number from 1 to 1000000 with at most 6 decimals"},
-      {kTreeBlocks, &router.tree_blocks, 0, 1, int64_t{1} << 31, "a whole number from 1 to 2147483648"},
-      {kEventLoss, &options.event_loss, 6, 0, kMillion,
+      {"router_tree_blocks", config.router_tree_blocks(), &router.tree_blocks, 0, 1,
+       int64_t{1} << 31, "a whole number from 1 to 2147483648"},
+      {"event_loss", config.event_loss(), &options.event_loss, 6, 0, kMillion,
        "a share from 0 to 1 with at most 6 decimals"},
   };
-  for (size_t i = 0; i < kNumOptions; ++i) {
-    if (!texts_[i]) continue;
-    const RouterOptionText& option = kRouterOptions[i];
-    if (!is_fleet()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(option.name, " needs --replicas of at least 2"));
-    }
-    if ((option.routers & Of(router.kind)) == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(option.name, " means nothing to --router=",
-                       std::string(RouterName(router.kind))));
-    }
-  }
   for (const Number& number : numbers) {
-    if (!texts_[number.option]) continue;
-    const std::string& text = *texts_[number.option];
-    const auto value = ParseScaledDecimal(text, number.exponent);
-    const bool is_below_mean = number.option == kSessionFactor && value.ok() && *value > 0 &&
+    if (number.text.empty()) continue;
+    const auto value = ParseScaledDecimal(number.text, number.exponent);
+    const bool is_below_mean = number.out == &router.session_factor && value.ok() && *value > 0 &&
                                *value < kMillion;
     if (!value.ok() || *value < number.least || *value > number.most || is_below_mean) {
-      return BadOption(kRouterOptions[number.option].name, text, number.expected);
+      return BadFleetOption(number.field, number.text, number.expected);
     }
     *number.out = *value;
   }
   router.seed = static_cast<uint64_t>(seed);
-  for (const auto& [option, out] : {std::pair<Option, SimTime*>(kRouterDelay, &options.router_delay),
-                                    {kEventDelay, &options.event_delay}}) {
-    if (!texts_[option]) continue;
-    const auto time = ParseDuration(*texts_[option]);
-    if (!time.ok()) {
-      return BadOption(kRouterOptions[option].name, *texts_[option], "a time with a unit, such as 5ms");
-    }
-    *out = *time;
+  struct Delay {
+    const char* field;
+    const std::string& text;
+    SimTime* out;
+  };
+  for (const Delay& delay : {Delay{"router_delay", config.router_delay(), &options.router_delay},
+                             Delay{"event_delay", config.event_delay(), &options.event_delay}}) {
+    if (delay.text.empty()) continue;
+    const auto time = ParseDuration(delay.text);
+    if (!time.ok()) return BadFleetOption(delay.field, delay.text, "a time with a unit, such as 5ms");
+    *delay.out = *time;
   }
-  auto scaling = scale_.Configure(num_replicas_);
+  if (absl::Status status = SetQueue(config, &options.queue); !status.ok()) return status;
+  auto scaling = MakeScalingOptions(config);
   if (!scaling.ok()) return scaling.status();
   options.scaling = *std::move(scaling);
-  options.num_live = static_cast<int32_t>(num_replicas_);
   return options;
 }
 

@@ -1,55 +1,32 @@
-// FleetInput: the options of several replicas behind a router, as replay and explain take them.
+// Several replicas behind a router, as options ask for them: what of a configuration concerns the
+// fleet, and not one of its engines.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_FLEET_INPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_FLEET_INPUT_H_
 
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/scale_input.h"
+#include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/fleet/fleet.h"
 
 namespace kvblocks::sim {
 
-class FleetInput {
- public:
-  FleetInput() = default;
-  FleetInput(const FleetInput&) = delete;
-  FleetInput& operator=(const FleetInput&) = delete;
+// Whether there is or may be more than one replica, or --replica says of what kind it is.
+bool IsFleet(const ::kvblocks::config::v1::ReplayConfig& config);
 
-  // Must outlive the parse.
-  void AddOptions(OptionParser* options);
+// Whether there is an option of a router, with whatever value.
+bool AsksForRouter(const ::kvblocks::config::v1::ReplayConfig& config);
 
-  int64_t num_replicas() const { return num_replicas_; }
-  bool is_fleet() const { return num_replicas_ > 1 || scale_.is_used(); }
-  // InvalidArgument names option, value and what is expected; also if a router's option is given to
-  // one replica, or to a router that does not look at it.
-  absl::StatusOr<FleetOptions> Configure() const;
+// InvalidArgument names option, value and what is expected; also if one replica has options of a
+// router, or a router those that it does not look at.
+absl::StatusOr<FleetOptions> MakeFleetOptions(const ::kvblocks::config::v1::ReplayConfig& config);
 
- private:
-  enum Option {
-    kRouter,
-    kSeed,
-    kHitWeight,
-    kLoadWeight,
-    kQueueWeight,
-    kTemperature,
-    kSessionFactor,
-    kTreeBlocks,
-    kRouterDelay,
-    kEventDelay,
-    kEventLoss,
-    kNumOptions,
-  };
+// Leaves out what MakeFleetOptions would refuse because nobody looks at it. For searches, which put
+// the options of one router beside another, or beside one replica alone.
+void DropUnusedFleetOptions(::kvblocks::config::v1::ReplayConfig* config);
 
-  int64_t num_replicas_ = 1;
-  std::array<std::optional<std::string>, kNumOptions> texts_;
-  ScaleInput scale_;
-};
+// For commands of one replica: InvalidArgument if there are more, or a router.
+absl::Status RefuseFleet(const ::kvblocks::config::v1::ReplayConfig& config);
 
 }  // namespace kvblocks::sim
 

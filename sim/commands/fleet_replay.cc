@@ -2,81 +2,221 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
-#include "kvblocks/sim/fleet/fleet_metrics.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
-namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-// What a replay of several replicas is made from, and the observers that it feeds.
-struct FleetRun {
-  absl::Status Run(const ReplayConfig& config, ReplaySetup& setup, const FleetInput& input,
-                   std::vector<FleetObserver*> observers, bool quiet) {
-    const auto configured = input.Configure();
-    if (!configured.ok()) return configured.status();
-    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
-    options = *configured;
-    auto opened = OpenReplayTrace(config, setup.reader);
-    if (!opened.ok()) return opened.status();
-    reader = *std::move(opened);
-    // Those that start later are made beforehand, too.
-    const auto needed = Scaler::NumReplicas(options.scaling, options.num_live);
-    if (!needed.ok()) return needed.status();
-    const auto count = static_cast<size_t>(*needed);
-    metrics = std::make_unique<FleetMetrics>(count);
-    observers.push_back(metrics.get());
-    std::vector<ReplicaSetup> replicas;
-    const SimulationConfig simulation = ConfigFor(setup, *reader);
-    for (size_t r = 0; r < count; ++r) {
-      of_replicas.push_back(std::make_unique<ReplayMetrics>(setup.metrics));
-      replicas.push_back({simulation,
-                          setup.step_time.get(),
-                          {of_replicas.back().get(), metrics->of_replica(r)}});
-    }
-    auto fleet = Fleet::Create(options, std::move(replicas), reader.get(), std::move(observers));
-    if (!fleet.ok()) return InOptionWords(fleet.status());
-    ProgressLine progress(quiet);
-    if (progress.is_shown()) {
-      (*fleet)->set_progress([&](const SimulationProgress& p) {
-        progress.Update(p, metrics->num_hit_tokens(), metrics->num_queried_tokens());
-        return true;
-      });
-    }
-    if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
-    progress.Clear();
-    result = (*fleet)->result();
-    for (const std::string& warning : reader->warnings()) {
-      std::fprintf(stderr, "%s\n", warning.c_str());
-    }
-    // Of all together: nothing ran if no replica ran anything.
-    SimulationResult all;
-    for (const SimulationResult& one : result.replicas) {
-      all.num_arrived += one.num_arrived;
-      all.num_rejected += one.num_rejected;
-      all.scheduler.num_too_big += one.scheduler.num_too_big;
-      all.scheduler.num_blocks_for_too_big = std::max(all.scheduler.num_blocks_for_too_big,
-                                                      one.scheduler.num_blocks_for_too_big);
-    }
-    return CheckSomethingRan(all, config, setup);
+// The rows of requests that ended at the router.
+class FleetReplay::RouterRows final : public FleetObserver {
+ public:
+  explicit RouterRows(CsvRequestSink* out) : out_(out) {}
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    const RequestProgress progress;
+    out_->OnRow({.request = &request, .progress = &progress, .latency = {}, .end = now});
   }
 
-  FleetOptions options;
-  std::unique_ptr<TraceReader> reader;
-  std::unique_ptr<FleetMetrics> metrics;
-  std::vector<std::unique_ptr<ReplayMetrics>> of_replicas;
-  FleetResult result;
+ private:
+  CsvRequestSink* const out_;
 };
+
+// Says of one replica's rows whose they are.
+class FleetReplay::Rows final : public RequestRowSink {
+ public:
+  Rows(int32_t replica, CsvRequestSink* out) : replica_(replica), out_(out) {}
+  void OnRow(const RequestRow& row) override {
+    RequestRow of_replica = row;
+    of_replica.replica = replica_;
+    out_->OnRow(of_replica);
+  }
+
+ private:
+  const int32_t replica_;
+  CsvRequestSink* const out_;
+};
+
+FleetReplay::FleetReplay(const ReplayConfig& config) : config_(config) {}
+FleetReplay::~FleetReplay() = default;
+
+absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayConfig& config) {
+  std::unique_ptr<FleetReplay> fleet(new FleetReplay(config));
+  const auto options = MakeFleetOptions(config);
+  if (!options.ok()) return options.status();
+  fleet->options_ = *options;
+  auto kinds = ReplicaKinds(config);
+  if (!kinds.ok()) return kinds.status();
+  for (ReplicaKind& kind : *kinds) {
+    auto setup = MakeReplaySetup(kind.config);
+    if (!setup.ok()) {
+      if (kind.options.empty()) return setup.status();
+      return absl::Status(setup.status().code(), absl::StrCat("--replica, ", kind.options, ": ",
+                                                              setup.status().message()));
+    }
+    const auto count = static_cast<size_t>(kind.count);
+    fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
+    fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
+  }
+  // Those that start later are made beforehand, like the last of the others.
+  fleet->options_.num_live = static_cast<int32_t>(fleet->kind_of_.size());
+  const auto needed = Scaler::NumReplicas(fleet->options_.scaling, fleet->options_.num_live);
+  if (!needed.ok()) return InOptionWords(needed.status());
+  fleet->kind_of_.resize(static_cast<size_t>(*needed), fleet->kind_of_.back());
+  fleet->num_replicas_ = fleet->kind_of_.size();
+  if (absl::Status status = fleet->CheckSharedTiers(); !status.ok()) return status;
+  return fleet;
+}
+
+// Who shares a tier must have the same tiers, with chunks of the same bytes.
+absl::Status FleetReplay::CheckSharedTiers() const {
+  const bool shares = std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
+    return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;
+  });
+  const ReplaySetup& first = kinds_.front().setup;
+  for (const Kind& kind : kinds_) {
+    const ReplaySetup& own = kind.setup;
+    const bool is_alike = own.config.tier() == first.config.tier() && own.tiers && first.tiers &&
+                          own.tiers->group_block_bytes == first.tiers->group_block_bytes;
+    if (!shares || is_alike) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tier: got \"", own.config.tier(), "\" for replicas with ", kind.asked.options, ", and \"",
+        first.config.tier(), "\" for the first: a shared tier takes the same tiers, and blocks of the "
+        "same bytes, for all replicas"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
+  const ReplaySetup& own = kinds_[kind_of_[replica]].setup;
+  const TierConnector* with = replica == 0 ? nullptr : tiers_.front().get();
+  auto made = MakeTiers(own, static_cast<int64_t>(replica), with);
+  if (!made.ok()) return made.status();
+  tiers_.push_back(*std::move(made));
+  if (tiers_.back() == nullptr) return absl::OkStatus();
+  setup->observers.insert(setup->observers.begin(), tiers_.back().get());
+  setup->connector = tiers_.back().get();
+  setup->shares_connector = own.tiers->tiers.back().is_shared;
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
+  metrics_ = std::make_unique<FleetMetrics>(
+      num_replicas_, FleetMetrics::Options{.client_rtt = setup().metrics.latency.client_rtt,
+                                           .objectives = setup().metrics.objectives});
+  std::vector<FleetObserver*> observers = listeners.observers;
+  observers.push_back(metrics_.get());
+  if (listeners.rows != nullptr) {
+    router_rows_ = std::make_unique<RouterRows>(listeners.rows);
+    observers.push_back(router_rows_.get());
+  }
+  std::vector<ReplicaSetup> replicas;
+  for (size_t r = 0; r < num_replicas_; ++r) {
+    const ReplaySetup& own = kinds_[kind_of_[r]].setup;
+    ReplayMetricsOptions measured = own.metrics;
+    if (listeners.rows != nullptr) {
+      rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
+      measured.rows = rows_.back().get();
+    }
+    of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
+    ReplicaSetup& replica = replicas.emplace_back();
+    replica = {ConfigFor(own, *reader),
+               own.step_time.get(),
+               {of_replicas_.back().get(), metrics_->of_replica(r)}};
+    if (absl::Status status = AddTiersTo(r, &replica); !status.ok()) return status;
+    if (listeners.events == nullptr) continue;
+    replica.config.manager.enable_events = true;
+    replica.observers.push_back(listeners.events->of_replica(r));
+  }
+  auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
+  if (!fleet.ok()) return InOptionWords(fleet.status());
+  for (size_t r = 0; r < num_replicas_; ++r) {
+    if (tiers_[r] == nullptr) continue;
+    if (absl::Status status = tiers_[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+    }
+  }
+  ProgressLine* progress = listeners.progress;
+  if (progress != nullptr && progress->is_shown()) {
+    (*fleet)->set_progress([&](const SimulationProgress& p) {
+      progress->Update(p, metrics_->num_hit_tokens(), metrics_->num_queried_tokens());
+      return true;
+    });
+  }
+  if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
+  if (progress != nullptr) progress->Clear();
+  result_ = (*fleet)->result();
+  for (const auto& tiers : tiers_) {
+    if (tiers == nullptr || !config_.check_invariants()) continue;
+    if (absl::Status status = tiers->CheckInvariants(); !status.ok()) return status;
+  }
+  // Of all together: nothing ran if no replica ran anything.
+  SimulationResult all;
+  for (const SimulationResult& one : result_.replicas) {
+    all.num_arrived += one.num_arrived;
+    all.num_rejected += one.num_rejected;
+    all.scheduler.num_too_big += one.scheduler.num_too_big;
+    all.scheduler.num_blocks_for_too_big =
+        std::max(all.scheduler.num_blocks_for_too_big, one.scheduler.num_blocks_for_too_big);
+  }
+  return CheckSomethingRan(all, config_, setup());
+}
+
+void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
+  int64_t first = 0;
+  for (const Kind& kind : kinds_) {
+    auto* out = report->add_kinds();
+    out->set_first(static_cast<int32_t>(first));
+    out->set_count(kind.asked.count);
+    out->set_options(kind.asked.options);
+    out->set_model(kind.setup.model);
+    out->set_device(kind.setup.device);
+    out->set_tensor_parallel(kind.setup.config.tensor_parallel());
+    out->set_num_blocks(kind.setup.simulation.kv_cache.num_blocks);
+    first += kind.asked.count;
+  }
+}
+
+void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report) {
+  report->set_outcome("complete");
+  metrics_->Fill(options_, result_, report);
+  if (!config_.replica().empty()) FillKinds(report);
+  std::vector<const TierConnector*> tiers;
+  for (const auto& one : tiers_) {
+    if (one != nullptr) tiers.push_back(one.get());
+  }
+  if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
+  for (size_t r = 0; r < result_.replicas.size(); ++r) {
+    auto* one = report->add_reports();
+    of_replicas_[r]->Fill(result_.replicas[r], one);
+    if (tiers_[r] != nullptr) FillTiers(*tiers_[r], one->mutable_tiers());
+    const Kind& kind = kinds_[kind_of_[r]];
+    DescribeReplay(kind.asked.config, kind.setup, reader, one);
+    if (config_.replica().empty()) {
+      if (r == 0) *report->mutable_config() = one->config();
+      one->clear_config();
+    } else if (r == 0) {
+      *report->mutable_config() = config_;
+    }
+    // One that got nothing has nothing to say of the trace.
+    if (r > 0 && result_.replicas[r].num_arrived == 0) continue;
+    // What holds for one replica and what holds for the trace; said once.
+    for (const std::string& note : one->notes()) {
+      if (std::find(report->notes().begin(), report->notes().end(), note) == report->notes().end()) {
+        report->add_notes(note);
+      }
+    }
+  }
+}
+
+namespace {
 
 // Keeps one decision.
 class RoutingLife final : public FleetObserver {
@@ -93,9 +233,11 @@ class RoutingLife final : public FleetObserver {
     out_->set_request(record.request.spec.id);
     out_->set_sent_s(Seconds(now));
     out_->set_chosen(record.replica);
+    out_->set_waited_s(Seconds(record.waited));
     for (size_t r = 0; r < record.loads.size(); ++r) {
       auto* candidate = out_->add_candidates();
       candidate->set_replica(static_cast<int32_t>(r));
+      candidate->set_is_full(!record.has_room.empty() && record.has_room[r] == 0);
       candidate->set_requests(record.loads[r].num_requests);
       candidate->set_tokens(record.loads[r].num_tokens);
       candidate->set_waiting_prompt_tokens(record.loads[r].num_waiting_tokens);
@@ -105,6 +247,16 @@ class RoutingLife final : public FleetObserver {
         candidate->set_score(static_cast<double>(record.scores[r]) / kMillion);
       }
     }
+  }
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    if (is_found_ || !selector_.Matches(request.spec)) return;
+    is_found_ = true;
+    out_->set_request(request.spec.id);
+    out_->set_chosen(-1);
+    out_->set_sent_s(Seconds(now));
+    out_->set_refused(request.finish_reason == FinishReason::kRejected
+                          ? request.finish_text
+                          : "it gave up in the router's queue");
   }
   void OnFound(const SimRequest& request, int32_t, int64_t, int64_t num_hit_tokens,
                SimTime) override {
@@ -121,39 +273,21 @@ class RoutingLife final : public FleetObserver {
 
 }  // namespace
 
-absl::Status ReplayFleet(const ReplayConfig& config, ReplaySetup& setup, const FleetInput& input,
-                         bool quiet, ::kvblocks::fleet::v1::FleetReport* report) {
-  FleetRun run;
-  if (absl::Status status = run.Run(config, setup, input, {}, quiet); !status.ok()) return status;
-  report->set_outcome("complete");
-  run.metrics->Fill(run.options, run.result, report);
-  for (size_t r = 0; r < run.result.replicas.size(); ++r) {
-    auto* one = report->add_reports();
-    run.of_replicas[r]->Fill(run.result.replicas[r], one);
-    DescribeReplay(config, setup, *run.reader, one);
-    if (r == 0) *report->mutable_config() = one->config();
-    one->clear_config();
-    // One that got nothing has nothing to say of the trace.
-    if (r > 0 && run.result.replicas[r].num_arrived == 0) continue;
-    // What holds for one replica and what holds for the trace; said once.
-    for (const std::string& note : one->notes()) {
-      if (std::find(report->notes().begin(), report->notes().end(), note) == report->notes().end()) {
-        report->add_notes(note);
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ExplainRouting(const ReplayConfig& config, ReplaySetup& setup,
-                            const FleetInput& input, const RequestSelector& selector, bool quiet,
+absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& selector, bool quiet,
                             ::kvblocks::fleet::v1::RoutingExplanation* out) {
-  FleetRun run;
+  const auto fleet = FleetReplay::Create(config);
+  if (!fleet.ok()) return fleet.status();
+  const auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);
+  if (!reader.ok()) return reader.status();
   RoutingLife life(selector, out);
-  if (absl::Status status = run.Run(config, setup, input, {&life}, quiet); !status.ok()) {
-    return status;
+  ProgressLine progress(quiet);
+  absl::Status status =
+      (*fleet)->Run(reader->get(), {.observers = {&life}, .progress = &progress});
+  if (!status.ok()) return status;
+  for (const std::string& warning : (*reader)->warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
   }
-  out->set_router(std::string(RouterName(run.options.router.kind)));
+  out->set_router(std::string(RouterName((*fleet)->options().router.kind)));
   if (life.is_found()) return absl::OkStatus();
   return absl::NotFoundError(
       "--request: no such request was sent to a replica; it needs an id of the trace, row:N or "

@@ -1,28 +1,84 @@
-// A replay of several replicas: what replay and explain do if --replicas is above 1.
+// FleetReplay: a trace through several replicas behind a router, as a configuration asks for them.
+//
+//   auto fleet = FleetReplay::Create(config);        // everything a user can get wrong
+//   auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);
+//   absl::Status status = (*fleet)->Run(reader->get(), {.observers = {&mine}});
+//   (*fleet)->Fill(**reader, &report);
 
 #ifndef KVBLOCKS_SIM_COMMANDS_FLEET_REPLAY_H_
 #define KVBLOCKS_SIM_COMMANDS_FLEET_REPLAY_H_
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/commands/event_export.h"
 #include "kvblocks/sim/commands/fleet_input.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
+#include "kvblocks/sim/fleet/fleet_metrics.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/report/request_selector.h"
 
 namespace kvblocks::sim {
 
-// Replays the trace of `config` through replicas that are all as `setup` says. `quiet`: no progress
-// line. Fails as a replay of one does.
-absl::Status ReplayFleet(const ::kvblocks::config::v1::ReplayConfig& config, ReplaySetup& setup,
-                         const FleetInput& input, bool quiet,
-                         ::kvblocks::fleet::v1::FleetReport* report);
+class FleetReplay {
+ public:
+  // What listens to a run; nothing is owned.
+  struct Listeners {
+    std::vector<FleetObserver*> observers = {};
+    CsvRequestSink* rows = nullptr;
+    EventExport* events = nullptr;
+    ProgressLine* progress = nullptr;
+  };
+
+  // REQUIRES: an effective configuration. Fails as MakeReplaySetup and MakeFleetOptions do.
+  static absl::StatusOr<std::unique_ptr<FleetReplay>> Create(
+      const ::kvblocks::config::v1::ReplayConfig& config);
+  ~FleetReplay();
+
+  // Of the first replica. What concerns the trace is the same for all.
+  const ReplaySetup& setup() const { return kinds_.front().setup; }
+  const FleetOptions& options() const { return options_; }
+  size_t num_replicas() const { return num_replicas_; }
+
+  // Once. Fails as a replay of one does.
+  absl::Status Run(TraceReader* reader, const Listeners& listeners);
+  // After the run.
+  void Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report);
+
+ private:
+  class Rows;
+  class RouterRows;
+  absl::Status CheckSharedTiers() const;
+  absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
+  void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
+  explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
+
+  struct Kind {
+    ReplicaKind asked;
+    ReplaySetup setup;
+  };
+
+  const ::kvblocks::config::v1::ReplayConfig config_;
+  FleetOptions options_;
+  std::vector<Kind> kinds_;
+  std::vector<size_t> kind_of_;  // by replica
+  size_t num_replicas_ = 0;
+  std::unique_ptr<FleetMetrics> metrics_;
+  std::vector<std::unique_ptr<Rows>> rows_;
+  std::unique_ptr<RouterRows> router_rows_;
+  std::vector<std::unique_ptr<ReplayMetrics>> of_replicas_;
+  std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
+  FleetResult result_;
+};
 
 // Why the request went where it went. NotFound if it was not sent anywhere.
-absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config, ReplaySetup& setup,
-                            const FleetInput& input, const RequestSelector& selector, bool quiet,
+absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config,
+                            const RequestSelector& selector, bool quiet,
                             ::kvblocks::fleet::v1::RoutingExplanation* out);
 
 }  // namespace kvblocks::sim

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@
 #include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
@@ -34,7 +36,8 @@ absl::Status OfLayerOption(const absl::Status& status) {
     const char* flag;
   } const options[] = {{"cache_dtype", "--kv-cache-dtype"},
                        {"block_size", "--block-size"},
-                       {"tensor_parallel", "--tensor-parallel"}};
+                       {"tensor_parallel", "--tensor-parallel"},
+                       {"pipeline_parallel", "--pipeline-parallel"}};
   for (const auto& option : options) {
     if (absl::StartsWith(status.message(), option.field)) {
       return OfOption(option.flag, option.field, status);
@@ -43,7 +46,7 @@ absl::Status OfLayerOption(const absl::Status& status) {
   return OfOption("--model", "model", status);
 }
 
-std::string DescribeMemory(const PoolMemory& memory) {
+std::string DescribeMemory(const PoolMemory& memory, int64_t num_ranks) {
   const double ranks = static_cast<double>(memory.tensor_parallel);
   std::string text =
       absl::StrFormat("%s: %.4g GB x %g - weights %.1f GB", memory.device.name,
@@ -54,7 +57,7 @@ std::string DescribeMemory(const PoolMemory& memory) {
   }
   absl::StrAppendFormat(&text, " - activations %.3g GB - other %.3g GB", memory.activation_gb,
                         memory.graph_gb);
-  const MeasuredReserves measured = MeasuredReservesOf(memory.model, memory.tensor_parallel);
+  const MeasuredReserves measured = MeasuredReservesOf(memory.model, num_ranks);
   if (memory.activation_gb == measured.activation_gb && memory.graph_gb == measured.other_gb) {
     absl::StrAppend(&text, " (", measured.source, ")");
   }
@@ -94,7 +97,8 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
 absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config,
                                                       const ModelFacts& model) {
   LayerCacheOptions options{.cache_dtype = config.kv_cache_dtype(),
-                            .tensor_parallel = config.tensor_parallel()};
+                            .tensor_parallel = config.tensor_parallel(),
+                            .pipeline_parallel = config.pipeline_parallel()};
   // States for reuse lie where blocks end.
   if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
@@ -106,40 +110,76 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (!specs.ok()) return OfLayerOption(specs.status());
   if (!drafter->has_own_layers) return specs;
   options.num_draft_tokens = 0;
+  options.pipeline_parallel = 1;
   auto drafts = LayerCaches(*drafter->model, options);
   if (!drafts.ok()) return OfOption("--draft-model", "model", drafts.status());
   for (LayerCache& layer : *drafts) {
     layer.name = absl::StrCat("draft.", layer.name);
     layer.is_draft = true;
+    layer.worker = static_cast<int>(config.pipeline_parallel()) - 1;
     specs->push_back(std::move(layer));
   }
   return specs;
 }
 
-PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware) {
+PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware, int64_t stage) {
+  const int64_t num_stages = config.pipeline_parallel();
   PoolMemory memory = {.device = hardware.device,
-                       .model = hardware.model,
+                       .model = StageFacts(hardware.model, num_stages, stage),
                        .tensor_parallel = config.tensor_parallel(),
                        .utilization = config.memory_utilization()};
-  SetMeasuredReserves(&memory);
-  if (config.activation_gb() >= 0) memory.activation_gb = config.activation_gb();
-  if (config.graph_gb() >= 0) memory.graph_gb = config.graph_gb();
+  const MeasuredReserves measured =
+      MeasuredReservesOf(hardware.model, config.tensor_parallel() * num_stages);
+  memory.activation_gb = config.activation_gb() >= 0 ? config.activation_gb() : measured.activation_gb;
+  memory.graph_gb = config.graph_gb() >= 0 ? config.graph_gb() : measured.other_gb;
   const auto drafter = DrafterOf(config, hardware.model);
-  if (drafter.ok()) memory.draft_weights_gb = drafter->weight_bytes / 1e9;
+  if (drafter.ok() && stage == num_stages - 1) memory.draft_weights_gb = drafter->weight_bytes / 1e9;
   return memory;
 }
 
-absl::StatusOr<int64_t> CacheBytes(const ReplayConfig& config, const ModelOnDevice& hardware) {
-  if (config.kv_memory() == 0) return CacheBytesInMemory(MemoryOf(config, hardware));
-  return static_cast<int64_t>(std::floor(config.kv_memory() * 1e9));
+absl::StatusOr<std::vector<int64_t>> CacheBytes(const ReplayConfig& config,
+                                                const ModelOnDevice& hardware) {
+  const int64_t num_stages = config.pipeline_parallel();
+  if (absl::Status status = CheckPipelineStages(hardware.model, num_stages); !status.ok()) {
+    return OfLayerOption(status);
+  }
+  if (config.kv_memory() > 0) {
+    return std::vector<int64_t>(static_cast<size_t>(num_stages),
+                                static_cast<int64_t>(std::floor(config.kv_memory() * 1e9)));
+  }
+  std::vector<int64_t> of_stages;
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware, stage));
+    if (!bytes.ok()) return bytes.status();
+    of_stages.push_back(*bytes);
+  }
+  return of_stages;
+}
+
+std::optional<int64_t> LeastBesideModel(const ReplayConfig& config, const ModelOnDevice& hardware) {
+  std::optional<int64_t> least;
+  for (int64_t stage = 0; stage < config.pipeline_parallel(); ++stage) {
+    const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware, stage));
+    if (!bytes.ok()) return std::nullopt;
+    if (!least || *bytes < *least) least = *bytes;
+  }
+  return least;
 }
 
 std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& hardware) {
-  return config.kv_memory() > 0 ? "given" : DescribeMemory(MemoryOf(config, hardware));
+  if (config.kv_memory() > 0) return "given";
+  const int64_t num_stages = config.pipeline_parallel();
+  int64_t stage = 0;
+  if (const auto bytes = CacheBytes(config, hardware); bytes.ok()) {
+    stage = std::min_element(bytes->begin(), bytes->end()) - bytes->begin();
+  }
+  const std::string memory = DescribeMemory(MemoryOf(config, hardware, stage),
+                                            config.tensor_parallel() * num_stages);
+  return num_stages == 1 ? memory : absl::StrCat("stage ", stage, " of ", num_stages, ": ", memory);
 }
 
 int64_t MaxInFlightTokens(const ReplayConfig& config) {
-  return config.max_num_batched_tokens() * (config.async() ? 2 : 1);
+  return config.max_num_batched_tokens() * (config.pipeline_parallel() + (config.async() ? 1 : 0));
 }
 
 DraftOptions DraftOptionsOf(const ReplayConfig& config) {
@@ -184,14 +224,15 @@ PlanPolicy PolicyOf(const ReplayConfig& config) {
   return config.plan() == "exact" ? PlanPolicy::kExact : PlanPolicy::kUpstream;
 }
 
-PlanOptions MakePlanOptions(const ReplayConfig& config, PlanPolicy policy, int64_t bytes) {
+PlanOptions MakePlanOptions(const ReplayConfig& config, PlanPolicy policy,
+                            std::vector<int64_t> bytes) {
   PlanOptions options{.policy = policy,
                       .version = *ParseEngineVersion(config.engine()),
                       .hybrid = config.hybrid(),
                       .limits = {.max_model_len = config.max_model_len(),
                                  .max_in_flight_tokens = MaxInFlightTokens(config),
                                  .decode_context_parallel = config.decode_context_parallel()},
-                      .available_bytes = {bytes},
+                      .available_bytes = std::move(bytes),
                       .hashes_needed = config.prefix_caching(),
                       .use_eagle = DropsLastHitBlock(config),
                       .typical_len = config.typical_len()};

@@ -38,13 +38,17 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ::kvblocks::config::v1::Re
 absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(
     const ::kvblocks::config::v1::ReplayConfig& config, const ModelFacts& model);
 
-// Memory of one device for the cache.
+// Memory of one device of a pipeline stage for the cache.
 PoolMemory MemoryOf(const ::kvblocks::config::v1::ReplayConfig& config,
-                    const ModelOnDevice& hardware);
-// What the cache gets of it: --kv-memory, or what is left. In words: "given", or
+                    const ModelOnDevice& hardware, int64_t stage = 0);
+// What the cache gets of it: --kv-memory, or what is left beside the model; of each stage. In words, of
+// the stage that has least: "given", or
 // "h200-sxm: 141 GB x 0.9 - weights 27.4 GB - activations 2.03 GB - other 0.29 GB (SOURCE)".
-absl::StatusOr<int64_t> CacheBytes(const ::kvblocks::config::v1::ReplayConfig& config,
-                                   const ModelOnDevice& hardware);
+absl::StatusOr<std::vector<int64_t>> CacheBytes(const ::kvblocks::config::v1::ReplayConfig& config,
+                                                const ModelOnDevice& hardware);
+// What is left beside the model where that is least; none if there is nothing.
+std::optional<int64_t> LeastBesideModel(const ::kvblocks::config::v1::ReplayConfig& config,
+                                        const ModelOnDevice& hardware);
 std::string DescribeCacheBytes(const ::kvblocks::config::v1::ReplayConfig& config,
                                const ModelOnDevice& hardware);
 
@@ -62,10 +66,10 @@ int64_t MaxInFlightTokens(const ::kvblocks::config::v1::ReplayConfig& config);
 // "upstream" or "exact" of the configuration.
 PlanPolicy PolicyOf(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// The configuration's layout (of the exact policy) and sizes, for a cache of `bytes`; its length is
-// that of the configuration.
+// The configuration's layout (of the exact policy) and sizes, for a cache of `bytes` on each stage; its
+// length is that of the configuration.
 PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, PlanPolicy policy,
-                            int64_t bytes);
+                            std::vector<int64_t> bytes);
 
 // Tokens at whose multiples hits are wanted to end; empty: as the plan has it.
 std::optional<int64_t> MatchUnitOf(const ::kvblocks::config::v1::ReplayConfig& config,

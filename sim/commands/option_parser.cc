@@ -172,13 +172,14 @@ void OptionParser::Add(const OptionText& option, int64_t low, int64_t high, int6
 }
 
 void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
-  impl_
-      ->Add(option,
-            [values](const std::string& text) {
-              values->push_back(text);
-              return std::string();
-            })
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  AddRepeated(option, [values](const std::string& text) {
+    values->push_back(text);
+    return std::string();
+  });
+}
+
+void OptionParser::AddRepeated(const OptionText& option, Setter set) {
+  impl_->Add(option, std::move(set))->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,

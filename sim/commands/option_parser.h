@@ -57,6 +57,7 @@ class OptionParser {
   void Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
   // An option with one value that may be given several times.
   void AddRepeated(const OptionText& option, std::vector<std::string>* values);
+  void AddRepeated(const OptionText& option, Setter set);
   // An option with one value or more.
   void AddList(const OptionText& option, int64_t low, int64_t high, std::vector<int64_t>* values);
   // Options without a value. The one with a setter can be negated, too: --spread, --no-spread.

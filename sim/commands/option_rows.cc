@@ -9,7 +9,7 @@ constexpr const char* kPool = "Pool and prefix cache";
 constexpr const char* kScheduler = "Scheduler";
 constexpr const char* kDrafts = "Speculative decoding";
 constexpr const char* kTime = "Model, device and time";
-constexpr const char* kReport = "Measurements";
+constexpr const char* kReport = kReportGroup;
 
 constexpr double kMaxInt32 = 2147483647;
 constexpr double kMaxSeconds = 1e12;
@@ -106,6 +106,10 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "a request waits for what --tier loads, or its step does, or the step computes meanwhile"},
       {"load_if", "always|faster", kPool, "always", 0, 0,
        "load from tiers whatever is there, or only what takes less time than computing it"},
+      {"load_failures", "SHARE", kPool, "0", 0, 1,
+       "of asynchronous loads, of which one chunk cannot be read and leaves its tier; seeded"},
+      {"load_failure_policy", "fail|recompute", kPool, "fail", 0, 0,
+       "a request whose load failed ends with an error, as in vLLM, or computes the rest"},
       {"watermark", "SHARE", kPool, "0", 0, 1, "of the pool, left free by admissions"},
       // --- Scheduler ---
       {"engine", "vllm-0.10|vllm-0.19|vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,
@@ -123,7 +127,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "most tokens of a step without those slots; 0: --max-num-batched-tokens"},
       {"max_model_len", "TOKENS", kScheduler, "1048576", 2, kMaxInt32,
        "longest sequence; longer prompts are rejected"},
-      {"policy", "fcfs|priority", kScheduler, "fcfs", 0, 0, "who goes first"},
+      {"policy", "fcfs|priority|sjf|lof|random|lpm|dfs-weight|max-no-evict", kScheduler, "fcfs", 0, 0,
+       "who is admitted first: by arrival, priority, prompt, output, chance or cached prefix; or fcfs "
+       "that never preempts"},
       {"chunked_prefill", "", kScheduler, "true", 0, 0, "split prompts over steps"},
       {"long_prefill_threshold", "TOKENS", kScheduler, "0", 0, kMaxInt32,
        "longest part of one prompt per step while others are there; 0: no limit"},
@@ -153,13 +159,16 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "slots that the drafter writes ahead; -1: as its kind does"},
       {"acceptance", "MODEL", kDrafts, "iid:0.7", 0, 0,
        "fixed:A, iid:P or table:P1,P2,...; a trace's own list comes first"},
-      {"seed", "N", kDrafts, "0", 0, 1.8e19, "of the acceptance draws"},
+      {"seed", "N", kDrafts, "0", 0, 1.8e19,
+       "of the draws of --acceptance, --load-failures and --policy=random"},
       // --- Model, device and time ---
       {"model", "NAME", kTime, "llama-3.1-8b", 0, 0,
        "model of the catalogue, or path of its config.json"},
       {"device", "NAME", kTime, "h100-sxm", 0, 0, "device of the catalogue; h100 will do"},
       {"catalogue", "FILE", kTime, "", 0, 0, "further models and devices, protobuf text"},
       {"tensor_parallel", "RANKS", kTime, "1", 1, 1024, "devices that share the model"},
+      {"pipeline_parallel", "STAGES", kTime, "1", 1, 64,
+       "groups of so many devices, each with a part of the layers, through which steps pass (SM-28)"},
       {"decode_context_parallel", "RANKS", kTime, "1", 1, 1024,
        "of these devices so many share the tokens of each block; 1: each has all (BM-113)"},
       {"kv_cache_dtype", "NAME", kTime, "auto", 0, 0, "auto, bf16, fp8, ..."},
@@ -220,6 +229,55 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"top_prefixes", "N", kReport, "0", 0, 1000,
        "show the prompt beginnings with most hit tokens; JSON has at least 10"},
       {"check_invariants", "", kReport, "false", 0, 0, "check all state after every step (slow)"},
+      // --- Several replicas ---
+      {"replicas", "N", kFleetGroup, "1", 1, 4096, "engines behind a router"},
+      {"replica", "N:OPTION=VALUE:...", kFleetGroup, "", 0, 0,
+       "N replicas that differ in these options; give it once for each kind, or part kinds by ;"},
+      {"router", "NAME", kFleetGroup, "", 0, 0,
+       "round-robin, random, least-requests, least-tokens, two-choices, session, prefix, "
+       "prefix-approximate or oracle [round-robin]"},
+      {"router_seed", "N", kFleetGroup, "", 0, 0,
+       "of what routers draw at random, and of lost events [0]"},
+      {"hit_weight", "W", kFleetGroup, "", 0, 0, "of a block of the prompt that a replica holds [1]"},
+      {"load_weight", "W", kFleetGroup, "", 0, 0,
+       "of a block of tokens that its requests have [1]"},
+      {"queue_weight", "W", kFleetGroup, "", 0, 0, "of a block of prompts that wait there [0]"},
+      {"router_temperature", "BLOCKS", kFleetGroup, "", 0, 0,
+       "draw the replica, with odds e^(score / BLOCKS) [0: the best]"},
+      {"session_factor", "F", kFleetGroup, "", 0, 0,
+       "a session leaves a replica with more than F times the mean number of requests; 0: never "
+       "[1.25]"},
+      {"router_tree_blocks", "N", kFleetGroup, "", 0, 0,
+       "blocks that prefix-approximate remembers per replica [100000]"},
+      {"router_queue", "LIMITS", kFleetGroup, "", 0, 0,
+       "requests:N,tokens:N or one of them: who finds no replica below these limits waits at the "
+       "router"},
+      {"router_queue_order", "ORDER", kFleetGroup, "", 0, 0,
+       "of those that wait: fcfs, or by the trace's priority, smaller first [fcfs]"},
+      {"router_queue_limit", "N", kFleetGroup, "", 0, 0,
+       "requests that may wait there; of more the last is rejected [any number]"},
+      {"router_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a request's arrival until it is sent on [0s]"},
+      {"event_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a step's end until the router knows of its blocks [0s]"},
+      {"event_loss", "SHARE", kFleetGroup, "", 0, 0,
+       "of the replicas' event batches that never arrive [0]"},
+      {"scale", "PLAN", kFleetGroup, "", 0, 0,
+       "replicas start, stop or crash: TIME:ACTION, separated by commas, such as "
+       "10s:start=2,60s:stop,90s:crash@3; =N: so many, @N: that one"},
+      {"scale_rule", "RULE", kFleetGroup, "", 0, 0,
+       "replicas start and stop by queue:LOW:HIGH, requests that wait per replica, or "
+       "ttft:LIMIT:LOW:HIGH, the share of first tokens within LIMIT"},
+      {"min_replicas", "N", kFleetGroup, "", 0, 0, "fewest that --scale-rule leaves [1]"},
+      {"max_replicas", "N", kFleetGroup, "", 0, 0,
+       "most that --scale-rule lets be, those that drain included [as at the beginning]"},
+      {"scale_interval", "TIME", kFleetGroup, "", 0, 0, "between two looks of --scale-rule [10s]"},
+      {"scale_cooldown", "TIME", kFleetGroup, "", 0, 0,
+       "in which --scale-rule changes nothing more [0s]"},
+      {"start_time", "TIME", kFleetGroup, "", 0, 0,
+       "from the start of a replica until it takes requests [0s]"},
+      {"lost_requests", "retry|fail", kFleetGroup, "", 0, 0,
+       "requests of a replica that crashes are sent again at once, or end [retry]"},
   };
   return *rows;
 }

@@ -74,7 +74,7 @@ namespace {
 
 // The name that engines' users type.
 std::string_view AliasOf(std::string_view field) {
-  return field == "tensor_parallel" ? "--tp" : "";
+  return field == "tensor_parallel" ? "--tp" : field == "pipeline_parallel" ? "--pp" : "";
 }
 
 void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
@@ -84,6 +84,14 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
     options->AddFlag(option, [field, given](bool value) {
       given->GetReflection()->SetBool(given, field, value);
+    });
+    return;
+  }
+  if (std::string_view(row.field) == "replica") {
+    options->AddRepeated(option, [given](const std::string& text) {
+      given->set_replica(
+          absl::StrCat(given->replica(), given->replica().empty() ? "" : ";", text));
+      return std::string();
     });
     return;
   }
@@ -125,7 +133,8 @@ absl::Status SetOption(std::string_view name, const std::string& value, ReplayCo
 void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.
-    if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
+    const std::string_view of_row = row.group;
+    if (of_row.empty() || (group.empty() ? of_row == kFleetGroup : of_row != group)) continue;
     Bind(row, options, given);
   }
 }
@@ -237,9 +246,18 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
       config->cache_all_blocks()) {
     config->set_retention_interval(-1);
   }
-  if (!file.has_async() && !given.has_async() && config->num_draft_tokens() > 0 &&
-      config->drafter() == "ngram" && version < EngineVersion::kVllm033) {
+  const bool drafts_in_turn = config->num_draft_tokens() > 0 && config->drafter() == "ngram";
+  if (!file.has_async() && !given.has_async() && version < EngineVersion::kVllm033 &&
+      (drafts_in_turn || config->pipeline_parallel() > 1)) {
     config->set_async(false);  // not both at once then (V-78)
+  }
+  if (!config->tier().empty()) {
+    // With KV from elsewhere engines have none (V-10).
+    if (given.lookahead_hashes() || (file.lookahead_hashes() && !given.has_lookahead_hashes())) {
+      return absl::InvalidArgumentError(
+          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers have none");
+    }
+    config->set_lookahead_hashes(false);
   }
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;

@@ -19,6 +19,8 @@
 namespace kvblocks::sim {
 
 inline constexpr const char* kWorkloadGroup = "Workload";
+inline constexpr const char* kReportGroup = "Measurements";
+inline constexpr const char* kFleetGroup = "Several replicas";
 
 struct OptionRow {
   const char* field;
@@ -42,8 +44,8 @@ absl::Status SetOption(std::string_view name, const std::string& value,
 // The field that this name stands for; InvalidArgument if it is no option of a replay.
 absl::StatusOr<std::string> OptionField(std::string_view name);
 
-// Adds the rows of one group (empty: all) to a command; values given land in `given`, which must
-// outlive the parse.
+// Adds the rows of one group to a command; values given land in `given`, which must outlive the
+// parse. Of an empty group: all but those of several replicas.
 void BindOptions(std::string_view group, OptionParser* options,
                  ::kvblocks::config::v1::ReplayConfig* given);
 // The same for the row of one field.

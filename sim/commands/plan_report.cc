@@ -166,8 +166,10 @@ void FillPlan(const Plan& plan, int64_t max_len, const std::vector<int64_t>& len
   out->set_num_blocks(plan.num_blocks());
   out->set_allocatable_blocks(plan.num_allocatable_blocks());
   if (!plan.workers.empty()) {
-    out->set_block_bytes(plan.workers.front().stride_bytes);
-    out->set_chunk_bytes(plan.workers.front().chunk_bytes);
+    for (const WorkerPlan& worker : plan.workers) {
+      out->set_block_bytes(std::max(out->block_bytes(), worker.stride_bytes));
+      out->set_chunk_bytes(std::max(out->chunk_bytes(), worker.chunk_bytes));
+    }
   }
   if (plan.config.native) out->set_num_chunks(plan.config.native->num_chunks);
   out->set_scheduler_block_tokens(plan.config.scheduler_block_size.value_or(0));
@@ -276,8 +278,8 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
 
 // Windows keep room for the tokens in flight, for each request in upstream's plan: says what smaller
 // steps bring, where that is much.
-void FillStepHint(const ReplayConfig& config, const std::vector<LayerCache>& caches, int64_t bytes,
-                  pb::PlanReport* report) {
+void FillStepHint(const ReplayConfig& config, const std::vector<LayerCache>& caches,
+                  const std::vector<int64_t>& bytes, pb::PlanReport* report) {
   constexpr double kMuch = 1.1;
   const auto upstream =
       std::find_if(report->plans().begin(), report->plans().end(),
@@ -344,6 +346,7 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
   report.set_num_layers(hardware->model.num_layers());
   report.set_device(hardware->device.name);
   report.set_tensor_parallel(config.tensor_parallel());
+  report.set_pipeline_parallel(config.pipeline_parallel());
   report.set_kv_cache_dtype(config.kv_cache_dtype());
   int64_t model_limit = hardware->model.max_position_embeddings;
   if (model_limit == 0) {
@@ -356,7 +359,7 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
   // Rows are about requests that may come, so a limit that was given counts in each.
   if (config.max_model_len() > 0) model_limit = max_len;
   report.set_max_in_flight_tokens(MaxInFlightTokens(config));
-  report.set_steps_in_flight(config.async() ? 2 : 1);
+  report.set_steps_in_flight(config.pipeline_parallel() + (config.async() ? 1 : 0));
   if (questions.requests > 0) {
     report.set_asked_requests(questions.requests);
     report.set_asked_length(questions.length > 0 ? questions.length : max_len);
@@ -366,13 +369,13 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
                        ", expected at most the longest request, which is ", max_len, " tokens"));
     }
   }
-  int64_t bytes = 0;
+  std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
   if (const auto available = CacheBytes(config, *hardware); available.ok()) {
     bytes = *available;
   } else if (config.num_blocks() == 0) {
     return available.status();
   }
-  report.set_available_bytes(bytes);
+  report.set_available_bytes(*std::min_element(bytes.begin(), bytes.end()));
   report.set_available_source(DescribeCacheBytes(config, *hardware));
   FillLayerKinds(*caches,
                  {.max_model_len = max_len, .max_in_flight_tokens = MaxInFlightTokens(config)},

@@ -51,6 +51,24 @@ TEST(PlanReportTest, EveryModelOfTheCatalogueIsPlanned) {
   }
 }
 
+// SM-28: the stage with the least room sets the number of blocks.
+TEST(PlanReportTest, ThePoolOfAPipelineIsItsSmallestStages) {
+  ReplayConfig config = Config("llama-3.1-8b", "h100", 1);
+  config.set_max_model_len(32768);
+  config.set_pipeline_parallel(3);
+  const auto report = MakePlanReport(config, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  // Eleven layers and the table of embeddings against ten and the head.
+  EXPECT_THAT(report->available_source(), HasSubstr("stage 0 of 3: h100-sxm"));
+  const auto& upstream = report->plans(0);
+  EXPECT_EQ(upstream.block_bytes(), 11 * 65536);
+  EXPECT_EQ(upstream.num_blocks(), report->available_bytes() / upstream.block_bytes());
+  // What other ranks of a pipeline take beside model and cache counts, too.
+  const auto alone = MakePlanReport(Config("llama-3.1-8b", "h100", 1), {});
+  EXPECT_LT(report->available_bytes() - alone->available_bytes(), 11'000'000'000);
+  EXPECT_GT(report->available_bytes() - alone->available_bytes(), 7'000'000'000);
+}
+
 TEST(PlanReportTest, WhatDoesNotFitComesWithWhatWould) {
   ReplayConfig config = Config("llama-3.1-70b", "h100", 4);
   config.set_memory_utilization(0.57);

@@ -3,13 +3,13 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/event_export.h"
-#include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
@@ -18,13 +18,17 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
+#include "kvblocks/sim/commands/split_input.h"
+#include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
+#include "kvblocks/sim/fleet/fleet_page.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
+#include "kvblocks/sim/split/split_metrics.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -43,6 +47,8 @@ Examples
                                                    cache behaviour only
   kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
                                                    four of them behind a router
+  kvsim replay trace.jsonl.gz --prefill-replicas=2 --decode-replicas=2
+                                                   prompts computed apart from decodes
   kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
   zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
 
@@ -53,7 +59,7 @@ class ReplayCommand final : public Command {
  public:
   explicit ReplayCommand(OptionParser* program)
       : options_(program->AddCommand("replay", "Replay a trace and report what happened")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->AddFlag({.name = "--print-config",
                        .help = "print the effective configuration instead of replaying"},
                       &print_config_);
@@ -73,7 +79,7 @@ class ReplayCommand final : public Command {
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
-    fleet_.AddOptions(options_);
+    split_.AddOptions(options_, /*with_replicas=*/true);
     input_.AddOptions();
     options_->set_footer(kReplayFooter);
   }
@@ -84,14 +90,19 @@ class ReplayCommand final : public Command {
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
   absl::Status CheckFleetOutputs() const;
-  ExitStatus RunFleet(const ReplayConfig& config, ReplaySetup& setup);
+  absl::Status CheckSplitOutputs() const;
+  ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
+  absl::Status ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
+                           ::kvblocks::fleet::v1::FleetReport* report);
+  ExitStatus RunFleet(const ReplayConfig& config);
+  ExitStatus PrintConfig(const ReplayConfig& config) const;
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
 
   OptionParser* options_;
   ReplayInput input_;
-  FleetInput fleet_;
+  SplitInput split_;
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
@@ -114,11 +125,7 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
 // Those that say nothing of replicas.
 absl::Status ReplayCommand::CheckFleetOutputs() const {
   std::vector<ReportOutput::File> others = exports_.Outputs();
-  others.push_back({"--csv", output_.csv()});
-  others.push_back({"--html", output_.html()});
   others.push_back({"--steps", steps_});
-  others.push_back({"--events", events_.is_asked_for() ? "asked for" : ""});
-  others.push_back({"--print-config", print_config_ ? "asked for" : ""});
   for (const auto& [option, value] : others) {
     if (value.empty()) continue;
     return absl::InvalidArgumentError(
@@ -127,20 +134,83 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
   return absl::OkStatus();
 }
 
-ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config, ReplaySetup& setup) {
-  if (absl::Status status = RefuseTiers(setup); !status.ok()) return Fail("replay", status);
+// Those that say nothing of replicas of two kinds.
+absl::Status ReplayCommand::CheckSplitOutputs() const {
+  const ReportOutput::File others[] = {{"--csv", output_.csv()},
+                                       {"--html", output_.html()},
+                                       {"--events", events_.is_asked_for() ? "asked for" : ""},
+                                       {"--print-config", print_config_ ? "asked for" : ""}};
+  for (const auto& [option, value] : others) {
+    if (value.empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, " has no use with --prefill-replicas and --decode-replicas"));
+  }
+  return CheckFleetOutputs();
+}
+
+absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
+                                        ::kvblocks::fleet::v1::FleetReport* report) {
+  auto reader = OpenReplayTrace(config, fleet.setup().reader);
+  if (!reader.ok()) return reader.status();
+  ProgressLine progress(output_.quiet());
+  FleetReplay::Listeners listeners = {.progress = &progress};
+  std::unique_ptr<CsvRequestSink> rows;
+  if (!output_.csv().empty()) {
+    auto sink = OpenByteSink(output_.csv());
+    if (!sink.ok()) return sink.status();
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink), /*has_replicas=*/true);
+    listeners.rows = rows.get();
+  }
+  if (events_.is_asked_for()) {
+    if (absl::Status status = events_.Open(fleet.num_replicas()); !status.ok()) return status;
+    listeners.events = &events_;
+  }
+  if (absl::Status status = fleet.Run(reader->get(), listeners); !status.ok()) return status;
+  if (rows != nullptr) {
+    if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
+  }
+  if (absl::Status status = events_.Close(); !status.ok()) return status;
+  fleet.Fill(**reader, report);
+  for (const std::string& warning : (*reader)->warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+  return absl::OkStatus();
+}
+
+ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
+  const auto fleet = FleetReplay::Create(config);
+  if (!fleet.ok()) return Fail("replay", fleet.status());
+  if (print_config_) return PrintConfig(config);
   if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
   ::kvblocks::fleet::v1::FleetReport report;
-  absl::Status status = ReplayFleet(config, setup, fleet_, output_.quiet(), &report);
+  if (absl::Status status = ReplayFleet(config, **fleet, &report); !status.ok()) {
+    return Fail("replay", status);
+  }
+  const ExitStatus printed =
+      output_.Print("replay", report,
+                    {.table = [&](bool color) { return FormatFleet(report, color); },
+                     .page = [&] { return FleetPage(report); }});
+  if (printed != kDone) return printed;
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
+}
+
+ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup& setup) {
+  const auto asked = input_.Asked();
+  if (!asked.ok()) return Fail("replay", asked.status());
+  for (const absl::Status& status :
+       {CheckSplitReport(*asked), CheckSplitOutputs(), CheckOutputs(config)}) {
+    if (!status.ok()) return Fail("replay", status);
+  }
+  const auto plan = split_.Configure(setup);
+  if (!plan.ok()) return Fail("replay", plan.status());
+  ::kvblocks::split::v1::SplitReport report;
+  absl::Status status = ReplaySplit(config, setup, *plan, output_.quiet(), &report);
   if (!status.ok()) return Fail("replay", status);
   const ExitStatus printed = output_.Print(
-      "replay", report, {.table = [&](bool color) { return FormatFleet(report, color); }});
+      "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
   if (printed != kDone) return printed;
-  for (const auto& one : report.reports()) {
-    if (one.has_goodput() && !one.goodput().met()) return kMissed;
-  }
-  return kDone;
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
 
 absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
@@ -158,7 +228,11 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = exports_.Open(setup, &setup.metrics, &exports); !status.ok()) {
     return status;
   }
-  if (absl::Status status = events_.Open(&setup, &exports); !status.ok()) return status;
+  if (events_.is_asked_for()) {
+    if (absl::Status status = events_.Open(); !status.ok()) return status;
+    setup.simulation.manager.enable_events = true;
+    exports.push_back(events_.of_replica(0));
+  }
   ReplayMetrics metrics(setup.metrics);
   PossiblePoolsObserver pools(setup.simulation, setup.block_bytes);
   std::vector<EngineObserver*> observers = {&metrics, &pools};
@@ -214,22 +288,36 @@ ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
 
+ExitStatus ReplayCommand::PrintConfig(const ReplayConfig& config) const {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(config, &text);
+  return WriteStdout(absl::StrCat("# proto-file: sim/config.proto\n"
+                                  "# proto-message: kvblocks.config.v1.ReplayConfig\n",
+                                  text))
+             ? kDone
+             : kBadInput;
+}
+
 ExitStatus ReplayCommand::Run() {
-  const auto config = input_.Configure();
+  auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
+  if (absl::Status status = split_.Check(); !status.ok()) return Fail("replay", status);
+  if (split_.is_split()) {
+    if (IsFleet(*config) || AsksForRouter(*config)) {
+      return Fail("replay", absl::InvalidArgumentError(
+                                "--prefill-replicas and --decode-replicas: set next to --replicas, "
+                                "--replica or an option of --router, expected one or the other"));
+    }
+    *config = OfSplitReplica(*std::move(config));
+  }
+  if (IsFleet(*config)) return RunFleet(*config);
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
-  if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("replay", fleet.status());
-  if (fleet_.is_fleet()) return RunFleet(*config, *setup);
-  if (print_config_) {
-    std::string text;
-    google::protobuf::TextFormat::PrintToString(*config, &text);
-    return WriteStdout(absl::StrCat("# proto-file: sim/config.proto\n"
-                                    "# proto-message: kvblocks.config.v1.ReplayConfig\n",
-                                    text))
-               ? kDone
-               : kBadInput;
+  if (split_.is_split()) return RunSplit(*config, *setup);
+  if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
+    return Fail("replay", fleet.status());
   }
+  if (print_config_) return PrintConfig(*config);
   if (absl::Status status = CheckOutputs(*config); !status.ok()) return Fail("replay", status);
   ::kvblocks::report::v1::Report report;
   if (absl::Status status = Replay(*config, *setup, &report); !status.ok()) {

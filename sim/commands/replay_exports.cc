@@ -19,6 +19,8 @@ ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup) {
       .model = setup.model,
       .max_model_len = setup.simulation.manager.max_model_len,
       .count_attempts = setup.metrics.hit_rates.legacy_counters,
+      .has_connector = setup.tiers.has_value(),
+      .num_draft_tokens = setup.simulation.scheduler.num_draft_tokens,
       .cache_config = {
           {"block_size", absl::StrCat(setup.simulation.kv_cache.groups.front().spec.block_size())},
           {"num_gpu_blocks", absl::StrCat(setup.simulation.kv_cache.num_blocks)},

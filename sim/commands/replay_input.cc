@@ -2,6 +2,7 @@
 
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/specs/config/config_source.h"
@@ -20,7 +21,8 @@ absl::StatusOr<ConfigSource> ReadMessage(const std::string& file, google::protob
 
 }  // namespace
 
-ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
+ReplayInput::ReplayInput(OptionParser* options, Fleets fleets)
+    : options_(options), fleets_(fleets) {
   options_->Add(
       {.name = "TRACE",
        .help =
@@ -41,13 +43,19 @@ ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
       &groups_file_);
 }
 
-void ReplayInput::AddOptions() { BindOptions("", options_, &given_); }
+void ReplayInput::AddOptions() {
+  if (fleets_ == Fleets::kTaken) BindOptions(kFleetGroup, options_, &given_);
+  BindOptions("", options_, &given_);
+}
 
 absl::Status ReplayInput::Read(ReplayConfig* file) {
   // Groups are checked here, where their place in a file is known.
   if (!config_file_.empty()) {
     const auto source = ReadMessage(config_file_, *file);
     if (!source.ok()) return source.status();
+    if (fleets_ == Fleets::kRefused) {
+      if (absl::Status status = RefuseFleet(*file); !status.ok()) return source->Locate(status);
+    }
     if (file->has_kv_cache_config()) {
       const auto groups = MakeKvCacheGroups(file->kv_cache_config(), file->num_blocks());
       if (!groups.ok()) {

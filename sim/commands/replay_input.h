@@ -21,9 +21,12 @@ namespace kvblocks::sim {
 
 class ReplayInput {
  public:
+  // Of a command that runs several replicas, or does not: then files must not ask for them.
+  enum class Fleets { kRefused, kTaken };
+
   // Adds the trace and the files to a command; AddOptions, behind the command's own, the rest. Must
   // outlive the parse.
-  explicit ReplayInput(OptionParser* options);
+  explicit ReplayInput(OptionParser* options, Fleets fleets = Fleets::kRefused);
   ReplayInput(const ReplayInput&) = delete;
   ReplayInput& operator=(const ReplayInput&) = delete;
 
@@ -40,6 +43,7 @@ class ReplayInput {
   absl::Status Read(::kvblocks::config::v1::ReplayConfig* file);
 
   OptionParser* options_;
+  const Fleets fleets_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string config_file_, groups_file_;
 };

@@ -80,6 +80,7 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
   }
   described->set_steps_outside_tables(setup.step_time->num_outside());
   described->set_num_blocks_source(setup.num_blocks_source);
+  described->set_devices(std::max<int64_t>(config.tensor_parallel(), 1) * config.pipeline_parallel());
   const bool is_chosen = config.max_num_seqs() == 0 || config.max_num_batched_tokens() == 0;
   described->set_limits_source(
       is_chosen ? absl::StrCat("chosen as its ", config.entry_point() == "offline"

@@ -90,15 +90,16 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
 
 absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const ModelOnDevice& hardware,
                                          int64_t block_bytes) {
-  const auto bytes = CacheBytes(config, hardware);
-  if (!bytes.ok()) return bytes.status();
+  const auto of_stages = CacheBytes(config, hardware);
+  if (!of_stages.ok()) return of_stages.status();
+  const int64_t bytes = of_stages->front();  // of one stage: see SetGivenGroups
   // The null block and one more.
-  if (*bytes / block_bytes < 2) {
+  if (bytes / block_bytes < 2) {
     return absl::ResourceExhaustedError(absl::StrCat("a block takes ", block_bytes,
-                                                     " bytes and there are ", *bytes,
+                                                     " bytes and there are ", bytes,
                                                      "; use smaller blocks or more ranks"));
   }
-  return std::min<int64_t>(*bytes / block_bytes, kMaxNumBlocks);
+  return std::min<int64_t>(bytes / block_bytes, kMaxNumBlocks);
 }
 
 absl::Status SizeError(const absl::Status& status) {
@@ -112,6 +113,10 @@ absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& har
   if (config.block_size() != 0) {
     return Bad("--block-size", absl::StrCat(config.block_size()),
                "none next to --kv-cache-config, whose groups state theirs");
+  }
+  if (config.pipeline_parallel() > 1) {
+    return Bad("--pipeline-parallel", absl::StrCat(config.pipeline_parallel()),
+               "1 next to --kv-cache-config, whose groups are of one stage");
   }
   auto groups = MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks());
   if (!groups.ok()) {
@@ -140,7 +145,7 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
                               ReplaySetup* setup) {
   const auto caches = LayerCachesOf(config, hardware.model);
   if (!caches.ok()) return caches.status();
-  int64_t bytes = 0;
+  std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
   if (config.num_blocks() == 0) {
     const auto available = CacheBytes(config, hardware);
     if (!available.ok()) return SizeError(available.status());
@@ -161,9 +166,9 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
   setup->simulation.kv_cache = plan.config;
   setup->plan = std::string(PolicyName(plan.policy));
   setup->layout = std::string(LayoutName(plan.layout));
-  if (!plan.workers.empty()) {
-    setup->block_bytes = plan.workers.front().stride_bytes;
-    setup->chunk_bytes = plan.workers.front().chunk_bytes;
+  for (const WorkerPlan& worker : plan.workers) {
+    setup->block_bytes = std::max(setup->block_bytes, worker.stride_bytes);
+    setup->chunk_bytes = std::max(setup->chunk_bytes, worker.chunk_bytes);
   }
   if (plan.policy == PlanPolicy::kUpstream) {
     setup->simulation.manager.block_count_formula = BlockCountFormula::kUpstream;
@@ -274,7 +279,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   if (!status.ok()) return status;
   setup->num_blocks_source = given ? "given" : DescribeCacheBytes(config, hardware);
   if (given || config.kv_memory() > 0) {
-    setup->beside_model_bytes = CacheBytesInMemory(MemoryOf(config, hardware)).value_or(-1);
+    setup->beside_model_bytes = LeastBesideModel(config, hardware).value_or(-1);
   }
   KvCacheManagerOptions& manager = setup->simulation.manager;
   manager.max_model_len = config.max_model_len();
@@ -314,7 +319,8 @@ absl::Status CheckEngineHas(const ReplayConfig& config) {
                {"--max-num-active-seqs", config.max_num_active_seqs() > 0},
                {"--adaptive-prefill-threshold", config.adaptive_prefill_threshold()},
                {"--prefill-schedule-interval", config.prefill_schedule_interval() > 1},
-               {"--lookahead-hashes", config.lookahead_hashes()}};
+               {"--lookahead-hashes", config.lookahead_hashes()},
+               {"--async with --pipeline-parallel", config.async() && config.pipeline_parallel() > 1}};
   for (const auto& option : newer) {
     if (!option.is_set) continue;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -338,10 +344,13 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.prefill_schedule_interval = config.prefill_schedule_interval();
   scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
   scheduler.enable_chunked_prefill = config.chunked_prefill();
-  scheduler.policy =
-      config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  const auto policy = ParseSchedulingPolicy(config.policy());
+  if (!policy) return Bad("--policy", config.policy(), "one of those in --help");
+  scheduler.policy = *policy;
+  scheduler.policy_seed = config.seed();
   scheduler.reserve_full_isl = config.reserve_full_isl();
   scheduler.async = config.async();
+  scheduler.pipeline_stages = config.pipeline_parallel();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
   if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {
     return Bad("--num-draft-tokens", absl::StrCat(config.num_draft_tokens()),
@@ -407,13 +416,20 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   if (tiers->empty()) {
     for (const auto& [flag, value, is_default] :
          {std::tuple("--load", config.load(), config.load() == "async"),
-          std::tuple("--load-if", config.load_if(), config.load_if() == "always")}) {
+          std::tuple("--load-if", config.load_if(), config.load_if() == "always"),
+          std::tuple("--load-failures", absl::StrCat(config.load_failures()),
+                     config.load_failures() == 0),
+          std::tuple("--load-failure-policy", config.load_failure_policy(),
+                     config.load_failure_policy() == "fail")}) {
       if (!is_default) return Bad(flag, value, "--tier beside it, which it is about");
     }
     return absl::OkStatus();
   }
   if (!config.prefix_caching()) {
     return Bad("--tier", config.tier(), "nothing with --no-prefix-caching");
+  }
+  if (config.pipeline_parallel() > 1) {
+    return Bad("--tier", config.tier(), "nothing with --pipeline-parallel");
   }
   const SimulationConfig& simulation = setup->simulation;
   TierConnector::Options options;
@@ -422,6 +438,20 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
                  : config.load() == "layerwise" ? LoadMode::kLayerwise
                                                 : LoadMode::kAsync;
   options.load_if_faster = config.load_if() == "faster";
+  options.load_failures = config.load_failures();
+  options.seed = config.seed();
+  if (options.load_failures > 0 && options.mode != LoadMode::kAsync) {
+    return Bad("--load-failures", absl::StrCat(config.load_failures()),
+               absl::StrCat("0 with --load=", config.load(),
+                            ": only asynchronous loads can fail here"));
+  }
+  if (options.load_failures == 0 && config.load_failure_policy() != "fail") {
+    return Bad("--load-failure-policy", config.load_failure_policy(),
+               "--load-failures=SHARE beside it, which it is about");
+  }
+  if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
+    setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+  }
   options.step_time = setup->step_time.get();
   for (const KvCacheGroup& group : simulation.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
@@ -530,12 +560,15 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
-             "nothing: only kvsim replay of one replica and sweeps have tiers");
+             "nothing: only kvsim replay, explain, verify, break-even, serve and sweeps have tiers");
 }
 
-absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup, int64_t replica,
+                                                         const TierConnector* with) {
   if (!setup.tiers) return nullptr;
-  auto tiers = TierConnector::Create(*setup.tiers);
+  TierConnector::Options options = *setup.tiers;
+  options.seed += static_cast<uint64_t>(replica);  // each draws failures of its own
+  auto tiers = TierConnector::Create(std::move(options), with);
   if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
   return tiers;
 }
@@ -547,7 +580,8 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
     if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
   }
   std::vector<EngineObserver*> observers = given;
-  if (tiers != nullptr) observers.push_back(tiers);
+  // First, so that the others can ask it what it found.
+  if (tiers != nullptr) observers.insert(observers.begin(), tiers);
   const SimulationConfig config = ConfigFor(setup, *reader);
   auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());

@@ -39,7 +39,7 @@ struct ReplaySetup {
   std::string num_blocks_source;  // "given", or the sum
   std::string plan;               // policy: "upstream", "exact"; "given" for listed groups
   std::string layout;             // of the pool, if it was planned
-  int64_t block_bytes = 0;        // on one device; 0 in the native layout
+  int64_t block_bytes = 0;        // on one device, of the largest stage; 0 in the native layout
   int64_t chunk_bytes = 0;        // likewise, in the native layout only
   // What a device has beside the model, if the pool was not sized by it; negative: nothing.
   std::optional<int64_t> beside_model_bytes;
@@ -56,8 +56,11 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
 // For commands that do not follow tiers: InvalidArgument if there are some.
 absl::Status RefuseTiers(const ReplaySetup& setup);
 
-// The tiers behind the device; null if there are none.
-absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup);
+// The tiers behind the device; null if there are none. Of a replica of a fleet, with what the first one
+// shares.
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup,
+                                                         int64_t replica = 0,
+                                                         const TierConnector* with = nullptr);
 
 // A replay of `reader`, which like `setup`, the observers and the tiers must outlive it.
 // InvalidArgument if there are tiers and the caller does not follow them (null).

@@ -1,6 +1,12 @@
 #include "kvblocks/sim/commands/scale_input.h"
 
+#include <cstdint>
+#include <string>
+#include <utility>
+
 #include "kvblocks/checks/status_text.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/fleet/fleet.h"
 #include "kvblocks/sim/trace/decimal.h"
@@ -8,100 +14,96 @@
 namespace kvblocks::sim {
 namespace {
 
-struct ScaleOptionText {
-  const char* name;
-  const char* unit;
-  const char* help;
-};
+using ::kvblocks::config::v1::ReplayConfig;
 
-// In the order of ScaleInput::Option.
-constexpr ScaleOptionText kScaleOptions[] = {
-    {"--scale", "PLAN",
-     "replicas start, stop or crash: TIME:ACTION, separated by commas, such as "
-     "10s:start=2,60s:stop,90s:crash@3; =N: so many, @N: that one"},
-    {"--scale-rule", "RULE",
-     "replicas start and stop by queue:LOW:HIGH, requests that wait per replica, or ttft:LIMIT:LOW:HIGH, the "
-     "share of first tokens within LIMIT"},
-    {"--min-replicas", "N", "fewest that --scale-rule leaves [1]"},
-    {"--max-replicas", "N", "most that --scale-rule lets be, those that drain included [as --replicas]"},
-    {"--scale-interval", "TIME", "between two looks of --scale-rule [10s]"},
-    {"--scale-cooldown", "TIME", "in which --scale-rule changes nothing more [0s]"},
-    {"--start-time", "TIME", "from the start of a replica until it takes requests [0s]"},
-    {"--lost-requests", "retry|fail",
-     "requests of a replica that crashes are sent again at once, or end [retry]"},
-};
+template <typename... Parts>
+absl::Status Refuse(const char* field, const std::string& text, const Parts&... expected) {
+  return InvalidArgument(FlagName(field), ": got \"", text, "\", expected ", expected...);
+}
+
+absl::Status SetTime(const char* field, const std::string& text, SimTime least, SimTime* out) {
+  if (text.empty()) return absl::OkStatus();
+  const auto time = ParseDuration(text);
+  if (!time.ok() || *time < least) return Refuse(field, text, "a time with a unit, such as 10s");
+  *out = *time;
+  return absl::OkStatus();
+}
+
+absl::Status SetCount(const char* field, const std::string& text, int64_t least, int64_t most,
+                      int32_t* out) {
+  if (text.empty()) return absl::OkStatus();
+  const auto value = ParseScaledDecimal(text, 0);
+  if (!value.ok() || *value < least || *value > most) {
+    return Refuse(field, text, "a whole number from ", least, " to ", most,
+                  ", with the replicas of the beginning between both limits");
+  }
+  *out = static_cast<int32_t>(*value);
+  return absl::OkStatus();
+}
+
+absl::Status SetRule(const ReplayConfig& config, ScaleRule* rule) {
+  const auto kinds = ReplicaKinds(config);
+  if (!kinds.ok()) return kinds.status();
+  int64_t num_replicas = 0;
+  for (const ReplicaKind& kind : *kinds) num_replicas += kind.count;
+  rule->most = static_cast<int32_t>(num_replicas);
+  if (absl::Status status = ParseRule(config.scale_rule(), rule); !status.ok()) {
+    return InvalidArgument("--scale-rule: ", status.message());
+  }
+  constexpr auto kMost = static_cast<int64_t>(Fleet::kMostReplicas);
+  for (absl::Status status :
+       {SetCount("min_replicas", config.min_replicas(), 1, num_replicas, &rule->least),
+        SetCount("max_replicas", config.max_replicas(), num_replicas, kMost, &rule->most),
+        SetTime("scale_interval", config.scale_interval(), 1, &rule->interval),
+        SetTime("scale_cooldown", config.scale_cooldown(), 0, &rule->cool_down)}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
-void ScaleInput::AddOptions(OptionParser* options, const char* group) {
-  for (size_t i = 0; i < kNumOptions; ++i) {
-    options->Add({.name = kScaleOptions[i].name,
-                  .unit = kScaleOptions[i].unit,
-                  .help = kScaleOptions[i].help,
-                  .group = group},
-                 &texts_[i]);
-  }
+bool AsksForScaling(const ReplayConfig& config) {
+  return !config.scale().empty() || !config.scale_rule().empty();
 }
 
-absl::StatusOr<ScalingOptions> ScaleInput::Configure(int64_t num_replicas) const {
+absl::StatusOr<ScalingOptions> MakeScalingOptions(const ReplayConfig& config) {
   ScalingOptions scaling;
-  const auto refuse = [&](Option option, const auto&... expected) {
-    return InvalidArgument(kScaleOptions[option].name, ": got \"", *texts_[option], "\", expected ",
-                           expected...);
+  struct Needed {
+    const char* field;
+    const std::string& text;
+    bool is_useful;
+    const char* by;
   };
-  for (const Option option : {kLeast, kMost, kInterval, kCoolDown}) {
-    if (texts_[option] && !texts_[kRule]) {
-      return InvalidArgument(kScaleOptions[option].name, " needs --scale-rule");
+  const bool has_rule = !config.scale_rule().empty();
+  const bool is_used = AsksForScaling(config);
+  for (const Needed& option :
+       {Needed{"min_replicas", config.min_replicas(), has_rule, "--scale-rule"},
+        Needed{"max_replicas", config.max_replicas(), has_rule, "--scale-rule"},
+        Needed{"scale_interval", config.scale_interval(), has_rule, "--scale-rule"},
+        Needed{"scale_cooldown", config.scale_cooldown(), has_rule, "--scale-rule"},
+        Needed{"start_time", config.start_time(), is_used, "--scale or --scale-rule"},
+        Needed{"lost_requests", config.lost_requests(), is_used, "--scale"}}) {
+    if (!option.text.empty() && !option.is_useful) {
+      return InvalidArgument(FlagName(option.field), " needs ", option.by);
     }
   }
-  for (const Option option : {kStartTime, kLost}) {
-    if (texts_[option] && !is_used()) {
-      return InvalidArgument(kScaleOptions[option].name, " needs --scale",
-                             option == kLost ? "" : " or --scale-rule");
-    }
-  }
-  if (texts_[kScale]) {
-    auto schedule = ParseSchedule(*texts_[kScale]);
+  if (!config.scale().empty()) {
+    auto schedule = ParseSchedule(config.scale());
     if (!schedule.ok()) return InvalidArgument("--scale: ", schedule.status().message());
     scaling.schedule = *std::move(schedule);
   }
-  if (texts_[kRule]) {
-    ScaleRule& rule = scaling.rule.emplace();
-    rule.most = static_cast<int32_t>(num_replicas);
-    if (absl::Status status = ParseRule(*texts_[kRule], &rule); !status.ok()) {
-      return InvalidArgument("--scale-rule: ", status.message());
-    }
-    for (const auto& [option, out] : {std::pair<Option, int32_t*>(kLeast, &rule.least), {kMost, &rule.most}}) {
-      if (!texts_[option]) continue;
-      const int64_t least = option == kLeast ? 1 : num_replicas;
-      const int64_t most = option == kLeast ? num_replicas : static_cast<int64_t>(Fleet::kMostReplicas);
-      const auto value = ParseScaledDecimal(*texts_[option], 0);
-      if (!value.ok() || *value < least || *value > most) {
-        return refuse(option, "a whole number from ", least, " to ", most, ", with --replicas between both");
-      }
-      *out = static_cast<int32_t>(*value);
-    }
-    for (const auto& [option, out] :
-         {std::pair<Option, SimTime*>(kInterval, &rule.interval), {kCoolDown, &rule.cool_down}}) {
-      if (!texts_[option]) continue;
-      const auto time = ParseDuration(*texts_[option]);
-      if (!time.ok() || (option == kInterval && *time == 0)) {
-        return refuse(option, "a time with a unit, such as 10s");
-      }
-      *out = *time;
-    }
+  if (has_rule) {
+    absl::Status status = SetRule(config, &scaling.rule.emplace());
+    if (!status.ok()) return status;
   }
-  if (texts_[kStartTime]) {
-    const auto time = ParseDuration(*texts_[kStartTime]);
-    if (!time.ok()) return refuse(kStartTime, "a time with a unit, such as 30s");
-    scaling.start_time = *time;
+  absl::Status status = SetTime("start_time", config.start_time(), 0, &scaling.start_time);
+  if (!status.ok()) return status;
+  const std::string& lost = config.lost_requests();
+  if (!lost.empty() && lost != "retry" && lost != "fail") {
+    return Refuse("lost_requests", lost, "retry or fail");
   }
-  if (texts_[kLost]) {
-    if (*texts_[kLost] != "retry" && *texts_[kLost] != "fail") return refuse(kLost, "retry or fail");
-    scaling.fails_lost = *texts_[kLost] == "fail";
-  }
-  const auto needed = Scaler::NumReplicas(scaling, static_cast<int32_t>(num_replicas));
-  if (!needed.ok()) return InvalidArgument("--scale: ", needed.status().message());
+  scaling.fails_lost = lost == "fail";
   return scaling;
 }
 

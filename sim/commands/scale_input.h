@@ -1,44 +1,21 @@
-// ScaleInput: the options of replicas that start, stop and crash, as replay and explain take them.
+// Replicas that start, stop and crash, as options ask for them.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_SCALE_INPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_SCALE_INPUT_H_
 
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/fleet/scaling.h"
 
 namespace kvblocks::sim {
 
-class ScaleInput {
- public:
-  // Must outlive the parse.
-  void AddOptions(OptionParser* options, const char* group);
+// Whether there is a plan or a rule.
+bool AsksForScaling(const ::kvblocks::config::v1::ReplayConfig& config);
 
-  bool is_used() const { return texts_[kScale].has_value() || texts_[kRule].has_value(); }
-  // InvalidArgument names option, value and what is expected; also for an option that means nothing
-  // without another. `num_replicas`: at the beginning.
-  absl::StatusOr<ScalingOptions> Configure(int64_t num_replicas) const;
-
- private:
-  enum Option {
-    kScale,
-    kRule,
-    kLeast,
-    kMost,
-    kInterval,
-    kCoolDown,
-    kStartTime,
-    kLost,
-    kNumOptions,
-  };
-
-  std::array<std::optional<std::string>, kNumOptions> texts_;
-};
+// InvalidArgument names option, value and what is expected; also for an option that means nothing
+// without another.
+absl::StatusOr<ScalingOptions> MakeScalingOptions(
+    const ::kvblocks::config::v1::ReplayConfig& config);
 
 }  // namespace kvblocks::sim
 

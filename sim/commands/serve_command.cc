@@ -59,6 +59,7 @@ struct Asked {
   std::string write_timeout = "30s", drain = "30s";
   std::string fault_delay = "0s", fault_errors = "0", fault_cuts = "0";
   int64_t fault_seed = 0;
+  std::vector<std::string> fault_replicas;
 };
 
 class ServeCommand final : public Command {
@@ -127,8 +128,8 @@ ServeCommand::ServeCommand(OptionParser* program)
                  .group = kServer},
                 &asked_.answer);
   options_->Add({.name = "--output-tokens",
-                 .unit = "N|LEAST-MOST",
-                 .help = "after which answers end by themselves; without it at max_tokens, or after 128",
+                 .unit = "LEAST-MOST",
+                 .help = "or N: after which answers end by themselves; without it at max_tokens, or after 128",
                  .group = kServer},
                 &asked_.output_tokens);
   options_->Add({.name = "--drain",
@@ -213,6 +214,11 @@ ServeCommand::ServeCommand(OptionParser* program)
                  .group = kLimits},
                 &asked_.write_timeout);
   const char* kFaults = "Faults";
+  options_->AddRepeated({.name = "--fault-replica",
+                         .unit = "N",
+                         .help = "the faults are those of this replica, from 0; may be given again [all]",
+                         .group = kFaults},
+                        &asked_.fault_replicas);
   options_->Add({.name = "--fault-delay",
                  .unit = "TIME",
                  .help = "before each request is looked at [0s]",
@@ -246,7 +252,7 @@ ServeCommand::ServeCommand(OptionParser* program)
 ExitStatus ServeCommand::Run() {
   return Fail("serve", absl::UnimplementedError(
                            "this kvsim was built without Boost; install its headers (Debian: "
-                           "libboost-dev) and build it again"));
+                           "libboost-dev) and build it again, with CMake and -DKVBLOCKS_BOOST=ON"));
 }
 
 #else
@@ -300,6 +306,18 @@ absl::Status ReadLoras(const std::vector<std::string>& texts, Service::Options* 
     }
     if (parts[0] == out->model) return BadServe("--lora", text, "a name other than the model's");
     out->loras.push_back({.name = parts[0], .path = parts[1]});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFaultReplicas(const Asked& asked, ServerOptions* out) {
+  for (const std::string& text : asked.fault_replicas) {
+    int64_t replica;
+    if (!absl::SimpleAtoi(text, &replica) || replica < 0 || replica >= asked.num_replicas) {
+      return BadServe("--fault-replica", text,
+                      absl::StrCat("a replica from 0 to ", asked.num_replicas - 1));
+    }
+    out->fault_replicas.push_back(replica);
   }
   return absl::OkStatus();
 }
@@ -403,6 +421,7 @@ absl::StatusOr<ServerOptions> MakeServerOptions(const Asked& asked, const Replay
   status.Update(ReadSeconds("--fault-delay", asked.fault_delay, &service.faults.delay_seconds));
   status.Update(ReadShare("--fault-errors", asked.fault_errors, &service.faults.error_rate));
   status.Update(ReadShare("--fault-cuts", asked.fault_cuts, &service.faults.cut_rate));
+  status.Update(ReadFaultReplicas(asked, &out));
   if (!status.ok()) return status;
   return out;
 }
@@ -428,7 +447,6 @@ ExitStatus ServeCommand::Run() {
   };
   const auto setup = make_setup();
   if (!setup.ok()) return Fail("serve", setup.status());
-  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("serve", status);
   const auto options = MakeServerOptions(asked_, *setup);
   if (!options.ok()) return Fail("serve", options.status());
   const auto make_engine = [&]() -> absl::StatusOr<LiveEngine::Options> {
@@ -436,8 +454,12 @@ ExitStatus ServeCommand::Run() {
     if (!fresh.ok()) return fresh.status();
     ServerMetrics::Options metrics = ServerMetricsOf(*fresh);
     metrics.model = options->service.model;
+    if (fresh->tiers) fresh->tiers->leave_out_misses = true;
+    auto tiers = MakeTiers(*fresh);
+    if (!tiers.ok()) return tiers.status();
     return LiveEngine::Options{.simulation = fresh->simulation,
                                .step_time = std::move(fresh->step_time),
+                               .tiers = *std::move(tiers),
                                .speed = speed,
                                .metrics = std::move(metrics),
                                .events = {}};

@@ -1,19 +1,23 @@
 #include "kvblocks/sim/commands/step_time_setup.h"
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/drafter_model.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/drafted_step_time.h"
 #include "kvblocks/sim/cost/kernel_tables.h"
+#include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/cost/polynomial.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
 #include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/sim/cost/step_tables.h"
 #include "kvblocks/sim/cost/table_clock.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/data_type.h"
 
 namespace kvblocks::sim {
@@ -81,6 +85,13 @@ class ClockMaker {
   const std::string& note() const { return note_; }
 
   absl::StatusOr<std::unique_ptr<StepTimeModel>> Make(const ModelFacts& model) const;
+
+  // Between pipeline stages of the target.
+  absl::StatusOr<SendTime> Send() const {
+    constexpr SimTime kLatency = 5 * kMicrosecond;  // of a message, as of a collective
+    return MakeSendTime(hardware_.model.hidden_size, config_.tensor_parallel(),
+                        hardware_.device.link_gb_per_s, kLatency);
+  }
 
  private:
   RooflineOptions RooflineOf(const ModelFacts& model) const;
@@ -166,8 +177,13 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
   return MakeRoofline(RooflineOf(model));
 }
 
+// Adds what a drafter takes to a clock.
+using DraftWrapper = std::function<absl::StatusOr<std::unique_ptr<StepTimeModel>>(
+    std::unique_ptr<StepTimeModel>)>;
+
+// The clock of all layers, or of some of them.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& config,
-                                                          const ModelOnDevice& hardware,
+                                                          const ModelFacts& model,
                                                           const Times& times,
                                                           const ClockMaker& maker,
                                                           int64_t pool_tokens) {
@@ -181,15 +197,59 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& co
   }
   if (!config.step_tables().empty()) {
     return LoadStepTables(config.step_tables(),
-                          {.num_layers = hardware.model.num_layers(),
-                           .hidden_size = hardware.model.hidden_size,
+                          {.num_layers = model.num_layers(),
+                           .hidden_size = model.hidden_size,
                            .num_ranks = config.tensor_parallel(),
                            .fixed_time = times.fixed.value_or(0),
                            .time_per_layer = times.per_layer.value_or(0),
                            .time_per_sequence = times.per_sequence.value_or(0),
                            .calibration = config.calibration()});
   }
-  return maker.Make(hardware.model);
+  return maker.Make(model);
+}
+
+// Clocks that know layers have one per stage; the drafter runs behind the last one. Others are divided.
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
+    const ReplayConfig& config, const ModelOnDevice& hardware, const Times& times,
+    const ClockMaker& maker, int64_t pool_tokens, const DraftWrapper& with_drafter) {
+  const int64_t num_stages = config.pipeline_parallel();
+  if (num_stages == 1) {
+    auto target = MakeTarget(config, hardware.model, times, maker, pool_tokens);
+    if (!target.ok()) return target.status();
+    return with_drafter(*std::move(target));
+  }
+  if (config.time() == "recorded" || !config.step_tables().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--pipeline-parallel: got ", num_stages, ", expected 1 with ",
+                     config.time() == "recorded" ? "--time=recorded" : "--step-tables",
+                     ", which know no stages"));
+  }
+  if (absl::Status status = CheckPipelineStages(hardware.model, num_stages); !status.ok()) {
+    return OfOption("--pipeline-parallel", "pipeline_parallel", status);
+  }
+  const auto send = maker.Send();
+  if (!send.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
+  }
+  if (config.time() == "fixed" || config.time() == "polynomial") {
+    auto whole = MakeTarget(config, hardware.model, times, maker, pool_tokens);
+    if (!whole.ok()) return whole.status();
+    auto drafted = with_drafter(*std::move(whole));
+    if (!drafted.ok()) return drafted.status();
+    return MakeDividedClock(*std::move(drafted),
+                            PipelineStages(hardware.model.num_layers(), num_stages),
+                            config.time() == "fixed" ? SendTime() : *send);
+  }
+  std::vector<std::unique_ptr<StepTimeModel>> stages;
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    auto clock = MakeTarget(config, StageFacts(hardware.model, num_stages, stage), times, maker,
+                            pool_tokens);
+    if (clock.ok() && stage == num_stages - 1) clock = with_drafter(*std::move(clock));
+    if (!clock.ok()) return clock.status();
+    stages.push_back(*std::move(clock));
+  }
+  return MakePipeline(std::move(stages), *send);
 }
 
 }  // namespace
@@ -224,33 +284,35 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   if (by_kernels) {
     if (absl::Status status = maker.LoadTables(); !status.ok()) return status;
   }
-  auto target = MakeTarget(config, hardware, *times, maker, pool_tokens);
-  if (!target.ok()) return target.status();
-  StepTimeSetup setup{.model = *std::move(target),
-                      .latency_is_meaningful = config.time() != "fixed",
-                      .note = maker.note()};
   // Recorded steps hold the drafter's time already; other clocks without layers cannot know it.
   const auto drafter = DrafterOf(config, hardware.model);
   if (!drafter.ok()) return drafter.status();
-  if (drafter->num_passes == 0 || (!by_layers && config.draft_time().empty())) return setup;
-  absl::StatusOr<std::unique_ptr<StepTimeModel>> pass =
-      !config.draft_time().empty()
-          ? (times->draft > 0 ? MakeFixedStepTime(times->draft)
-                              : absl::StatusOr<std::unique_ptr<StepTimeModel>>(nullptr))
-      : drafter->model ? maker.Make(*drafter->model)
-                       : absl::StatusOr<std::unique_ptr<StepTimeModel>>(nullptr);
-  if (!pass.ok()) return pass.status();
-  if (*pass == nullptr) {
-    if (config.draft_time().empty()) {
-      setup.note =
-          absl::StrCat(setup.note, setup.note.empty() ? "" : "; ",
-                       "the drafter's time and memory are not counted: ", drafter->description,
-                       " (--draft-model, --draft-time)");
-    }
-    return setup;
+  const bool drafts = drafter->num_passes > 0 && (by_layers || !config.draft_time().empty());
+  absl::StatusOr<std::unique_ptr<StepTimeModel>> pass(nullptr);
+  if (drafts && !config.draft_time().empty()) {
+    if (times->draft > 0) pass = MakeFixedStepTime(times->draft);
+  } else if (drafts && drafter->model) {
+    pass = maker.Make(*drafter->model);
   }
-  setup.model = MakeDraftedStepTime(std::move(setup.model), *std::move(pass), drafter->num_passes,
-                                    drafter->description);
+  if (!pass.ok()) return pass.status();
+  const bool is_unknown = drafts && *pass == nullptr && config.draft_time().empty();
+  auto clock = MakeStages(
+      config, hardware, *times, maker, pool_tokens,
+      [&](std::unique_ptr<StepTimeModel> target) -> absl::StatusOr<std::unique_ptr<StepTimeModel>> {
+        if (*pass == nullptr) return target;
+        return MakeDraftedStepTime(std::move(target), *std::move(pass), drafter->num_passes,
+                                   drafter->description);
+      });
+  if (!clock.ok()) return clock.status();
+  StepTimeSetup setup{.model = *std::move(clock),
+                      .latency_is_meaningful = config.time() != "fixed",
+                      .note = maker.note()};
+  if (is_unknown) {
+    setup.note =
+        absl::StrCat(setup.note, setup.note.empty() ? "" : "; ",
+                     "the drafter's time and memory are not counted: ", drafter->description,
+                     " (--draft-model, --draft-time)");
+  }
   return setup;
 }
 

@@ -54,6 +54,9 @@ latent rows (also compressed ones), sink tokens; states (Mamba) are left out. Al
 and all hits are read back, but with --rows only so many queries attend per step and layer, half
 of them for requests whose block tables changed, all in turn. The report says how many did.
 
+With --tier, blocks are copied to the slots of tiers and back, so that what was loaded must be what was
+once stored for that prefix. Every slot takes memory.
+
 Examples
   kvsim verify                                          the workload that comes with kvsim
   kvsim verify trace.jsonl.gz --limit=200 --rows=0      all rows of 200 requests
@@ -161,6 +164,10 @@ std::string VerifyCommand::Report(const std::string& engine, const VerifyingObse
                                             : 100.0 * static_cast<double>(stats.num_rows_attended) /
                                                   static_cast<double>(num_queries),
                            number(stats.num_keys_attended)));
+  if (result.scheduler.num_loads > 0) {
+    text += Line("loaded", absl::StrCat(number(result.scheduler.num_external), " tokens in ",
+                                        number(result.scheduler.num_loads), " loads from tiers"));
+  }
   text += Line("hits read back", absl::StrCat(number(stats.num_hit_tokens), " tokens, ",
                                               number(stats.num_rows_read_back), " rows in reach"));
   if (stats.num_blocks_copied > 0) text += Line("blocks copied", number(stats.num_blocks_copied));
@@ -213,14 +220,25 @@ ExitStatus VerifyCommand::Run() {
   options.layers_per_group = layers_;
   options.max_rows_per_step = rows_;
   options.seed = config->seed();
+  const auto tiers = MakeTiers(*setup);
+  if (!tiers.ok()) return Fail("verify", tiers.status());
+  options.tiers = tiers->get();
+  if (*tiers != nullptr && (*tiers)->NeedsEvents()) {
+    return Fail("verify", absl::InvalidArgumentError(
+                              "--tier: got store=on-evict in the first tier, expected another one: what the "
+                              "device evicts is told when its block has been written anew"));
+  }
   VerifyingObserver observer(options);
+  if (*tiers != nullptr) {
+    (*tiers)->set_on_copies([&](absl::Span<const KvCopy> copies) { observer.OnCopies(copies); });
+  }
 #ifdef KVBLOCKS_WITH_CUDA
   // Unmaps the observer's memory before that is freed.
   const absl::Cleanup close_cuda = [&cuda] { cuda.reset(); };
 #endif
   // A wrong number ends the run in the iteration in which it is found.
   setup->simulation.progress_interval = 1;
-  auto simulation = MakeSimulation(*setup, reader->get(), {&observer});
+  auto simulation = MakeSimulation(*setup, reader->get(), {&observer}, tiers->get());
   if (!simulation.ok()) return Fail("verify", simulation.status());
   ProgressLine progress(quiet_);
   bool is_partial = false;

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/cost/drafted_step_time.h"
+#include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/cost/polynomial.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
 
@@ -86,6 +87,34 @@ TEST(DraftedStepTimeTest, SM66FurtherPassesSeeTheSequencesThatDrewATokenOnly) {
   EXPECT_EQ(clock->source(), "fixed");
   ASSERT_EQ(clock->parts().size(), 1);
   EXPECT_EQ(clock->parts()[0].source, "one layer, fixed, 3 passes per step");
+}
+
+TEST(PipelineTest, SM28WholeStepsAreDividedByLayers) {
+  auto whole = MakeFixedStepTime(100);
+  const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32}, {.latency = 5, .per_token = 2});
+  ASSERT_TRUE(clock.ok()) << clock.status();
+  EXPECT_EQ((*clock)->num_stages(), 3);
+  std::vector<SimTime> stages(3);
+  SimTime send = 0;
+  ASSERT_TRUE((*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
+  EXPECT_EQ(stages, (std::vector<SimTime>{34, 34, 32}));  // of 34.375, 68.75 and 100
+  EXPECT_EQ(send, 9);
+  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 118);
+}
+
+TEST(PipelineTest, SM28StagesHaveClocksOfTheirOwn) {
+  std::vector<std::unique_ptr<StepTimeModel>> clocks;
+  clocks.push_back(MakeFixedStepTime(10).value());
+  clocks.push_back(MakeFixedStepTime(30).value());
+  // 4,096 values of two bytes, two tensors, over 4 ranks of 100 GB/s: 40.96 ns.
+  const auto send = MakeSendTime(4096, 4, 100, 7);
+  ASSERT_TRUE(send.ok());
+  EXPECT_EQ(send->per_token, 40'960);
+  const auto clock = MakePipeline(std::move(clocks), *send);
+  ASSERT_TRUE(clock.ok()) << clock.status();
+  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1)}), 40'960 + 7 + 40);
+  EXPECT_FALSE(MakeSendTime(4096, 4, 0, 7).ok());
+  EXPECT_FALSE(MakePipeline({}, *send).ok());
 }
 
 }  // namespace

@@ -21,6 +21,15 @@ class FixedStepTime final : public StepTimeModel {
 
 }  // namespace
 
+absl::Status StepTimeModel::StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                       absl::Span<SimTime> stages, SimTime* send) const {
+  const auto time = StepTime(work, decodes);
+  if (!time.ok()) return time.status();
+  stages[0] = *time;
+  *send = 0;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeFixedStepTime(SimTime step_time) {
   if (step_time < 1) {
     return absl::InvalidArgumentError(

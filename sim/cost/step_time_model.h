@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/sim/cost/sim_time.h"
@@ -52,6 +53,14 @@ class StepTimeModel {
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const {
     return StepTime(work, Decodes());
   }
+
+  // Pipeline stages that a step passes through one after the other, each on devices of its own.
+  virtual int64_t num_stages() const { return 1; }
+
+  // What each of them computes, and what it takes to send activations from one to the next. StepTime
+  // is then the sum, for a step that finds all stages free. REQUIRES: one entry per stage.
+  virtual absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                  absl::Span<SimTime> stages, SimTime* send) const;
 
   // How long copying so many bytes of one device's memory takes, before a step's layers run. 0 where
   // steps take the same time whatever they do.

@@ -233,16 +233,37 @@ class CurveDrawing {
 
   void AddTiers() {
     if (report_.tiers().empty()) return;
+    // A line per pool: solid if everything is written through, dashed on eviction.
+    Chart chart = {.title = "Hit rate with a second tier",
+                   .caption = "Of a pool and a tier behind it, both LRU, with free transfers.",
+                   .x_label = "GiB of the second tier",
+                   .y_label = "%",
+                   .is_x_log = true};
     HtmlTable table = {.title = "Two tiers",
-                       .columns = {"first tier", "second tier", "hits in the first",
-                                   "in both, written through", "in both, written on eviction"}};
+                       .columns = {"pool", "second tier", "GiB of it", "hit rate of the pool",
+                                   "with both, written through", "with both, written on eviction",
+                                   ""}};
+    int color = -1;
     for (const pb::CurveTiers& tiers : report_.tiers()) {
+      const std::string pool = absl::StrCat(WithThousands(tiers.first_blocks()), " blocks");
+      if (chart.lines.empty() || chart.lines[chart.lines.size() - 2].name != pool) {
+        chart.lines.push_back({.name = pool, .color = ++color});
+        chart.lines.push_back({.name = absl::StrCat(pool, ", on eviction"),
+                               .style = ChartLine::Style::kDashed,
+                               .color = color});
+      }
+      if (tiers.problem().empty()) {
+        chart.lines[chart.lines.size() - 2].points.emplace_back(tiers.second_gib(),
+                                                                100 * tiers.inclusive_hit_rate());
+        chart.lines.back().points.emplace_back(tiers.second_gib(),
+                                               100 * tiers.exclusive_hit_rate());
+      }
       table.rows.push_back({WithThousands(tiers.first_blocks()),
-                            WithThousands(tiers.second_blocks()),
-                            WithThousands(tiers.first_hits()),
-                            WithThousands(tiers.inclusive_hits()),
-                            WithThousands(tiers.exclusive_hits())});
+                            WithThousands(tiers.second_blocks()), GibText(tiers.second_gib()),
+                            Percent(tiers.first_hit_rate()), Percent(tiers.inclusive_hit_rate()),
+                            Percent(tiers.exclusive_hit_rate()), tiers.problem()});
     }
+    page_.AddChart(chart);
     page_.AddTable(table);
   }
 

@@ -148,6 +148,51 @@ void AddReplays(const pb::CurveReport& report, TextPage& page) {
   page.Blank();
 }
 
+// The surface: a row per pool, a column per second tier, and a table per way of writing.
+void AddTiers(const pb::CurveReport& report, TextPage& page) {
+  if (report.tiers().empty()) return;
+  constexpr size_t kMostColumns = 7;
+  std::vector<int64_t> seconds;
+  for (const pb::CurveTiers& tiers : report.tiers()) {
+    if (tiers.first_blocks() == report.tiers(0).first_blocks()) seconds.push_back(tiers.second_blocks());
+  }
+  const size_t num_columns = std::min(seconds.size(), kMostColumns);
+  for (const bool is_inclusive : {true, false}) {
+    page.Text("two tiers",
+              absl::StrCat("hit rate of a pool (rows, in blocks) with a second tier (columns) ",
+                           is_inclusive ? "that everything is written through to"
+                                        : "of what the pool evicts, which leaves it when it is loaded"));
+    std::string head = absl::StrFormat("%11s", "alone");
+    std::string memory = absl::StrFormat("%11s", "");
+    for (size_t c = 0; c < num_columns; ++c) {
+      absl::StrAppend(&head, absl::StrFormat("%11s", WithThousands(seconds[c])));
+      absl::StrAppend(&memory,
+                      absl::StrFormat("%11s", Gib(report.tiers(static_cast<int>(c)).second_gib())));
+    }
+    page.Line("", head);
+    page.Line("", memory);
+    for (size_t i = 0; i < static_cast<size_t>(report.tiers_size()); i += seconds.size()) {
+      const auto at = [&](size_t c) -> const pb::CurveTiers& {
+        return report.tiers(static_cast<int>(i + c));
+      };
+      std::string line = absl::StrFormat("%11s", Percent(at(0).first_hit_rate()));
+      for (size_t c = 0; c < num_columns; ++c) {
+        const pb::CurveTiers& tiers = at(c);
+        absl::StrAppend(&line,
+                        absl::StrFormat("%11s", tiers.problem().empty()
+                                                    ? Percent(is_inclusive ? tiers.inclusive_hit_rate()
+                                                                           : tiers.exclusive_hit_rate())
+                                                    : "n/a"));
+      }
+      page.Line(absl::StrFormat("%14s", WithThousands(at(0).first_blocks())), line);
+    }
+    page.Blank();
+  }
+  if (num_columns < seconds.size()) {
+    page.Text("", absl::StrCat(seconds.size() - num_columns, " more second tiers: see --csv"));
+  }
+}
+
 const pb::CurveAnswer* AnswerAt(const pb::CurveReport& report, double share) {
   for (const pb::CurveAnswer& answer : report.answers()) {
     if (answer.share_of_possible() == share) return &answer;
@@ -163,6 +208,19 @@ std::string Size(const pb::CurveAnswer& answer) {
 
 std::string DevicesOf(const pb::CurveReport& report) {
   return absl::StrCat(report.tensor_parallel(), " x ", report.device());
+}
+
+// The points of the surface take the place of those of the curve, which lies in it.
+std::string TiersCsv(const pb::CurveReport& report) {
+  std::string rows =
+      "num_blocks,gib,second_blocks,second_gib,hit_rate,inclusive_hit_rate,exclusive_hit_rate\n";
+  for (const pb::CurveTiers& tiers : report.tiers()) {
+    absl::StrAppendFormat(&rows, "%d,%.6g,%d,%.6g,%.6g,%.6g,%.6g\n", tiers.first_blocks(),
+                          tiers.first_gib(), tiers.second_blocks(), tiers.second_gib(),
+                          tiers.first_hit_rate(), tiers.inclusive_hit_rate(),
+                          tiers.exclusive_hit_rate());
+  }
+  return rows;
 }
 
 }  // namespace
@@ -237,15 +295,7 @@ std::string FormatCurve(const pb::CurveReport& report, bool color) {
   if (report.points_size() > 0) AddPoints(report, page);
   AddReplays(report, page);
   AddVariants(report, page);
-  for (const pb::CurveTiers& tiers : report.tiers()) {
-    page.Text(
-        "two tiers",
-        absl::StrCat(
-            WithThousands(tiers.first_blocks()), " + ", WithThousands(tiers.second_blocks()),
-            " blocks: ", WithThousands(tiers.first_hits()), " hits in the first tier; ",
-            WithThousands(tiers.inclusive_hits()), " in both if everything is written through, ",
-            WithThousands(tiers.exclusive_hits()), " if only evicted blocks are written"));
-  }
+  AddTiers(report, page);
   if (report.has_sampling()) {
     page.Text("sampling",
               absl::StrFormat("%g of the paths, the %d hottest always; %s references sampled, mean "
@@ -268,6 +318,7 @@ std::string FormatCurve(const pb::CurveReport& report, bool color) {
 }
 
 std::string CurveCsv(const pb::CurveReport& report) {
+  if (!report.tiers().empty()) return TiersCsv(report);
   if (report.mode() == "replays") {
     std::string rows =
         "num_blocks,gib,hit_tokens,prompt_tokens,hit_rate,preemptions,requests,rejected\n";

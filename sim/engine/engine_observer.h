@@ -114,10 +114,11 @@ struct PoolState {
 struct StepRecord {
   int64_t step = 0;   // counts steps that are not empty, from 0
   SimTime start = 0;  // when it was scheduled
-  // When the device began and ended it; both are known from OnStepFinished on. The device runs one
-  // step at a time. Synchronously it begins when the step is scheduled.
+  // When the device began and ended it; both are known from OnStepFinished on. Each
+  // pipeline stage runs one step at a time.
   SimTime device_start = 0;
   SimTime end = 0;
+  SimTime stage_time = 0;  // for which pipeline stages compute it, summed over them
   int64_t num_tokens = 0;
   int64_t num_prefill_tokens = 0;
   int64_t num_decode_tokens = 0;  // drafts included

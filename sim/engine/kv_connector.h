@@ -79,6 +79,7 @@ struct StepLoadTimes {
   SimTime layerwise = 0;  // beside it: the step takes at least so long
 };
 
+// Aborted: also if a failed load ended it.
 enum class LeaveCause : uint8_t { kFinished, kPreempted, kAborted };
 
 class KvConnector {

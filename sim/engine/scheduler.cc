@@ -16,6 +16,11 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(const SchedulerOpti
                                                              const TraceInfo& trace,
                                                              EngineObserver* observer) {
   if (absl::Status status = Validate(options); !status.ok()) return status;
+  if (OrdersByPrefix(options.policy) && manager->hashing() == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler.policy is ", std::string(SchedulingPolicyName(options.policy)),
+                     ", which orders requests by their cached prefixes, but prefix caching is off"));
+  }
   return std::unique_ptr<Scheduler>(new Scheduler(options, manager, trace, observer));
 }
 
@@ -27,7 +32,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       observer_(observer),
       sampler_(options.acceptance, options.num_draft_tokens),
       max_model_len_(manager->options().max_model_len),
-      waiting_(options.policy) {
+      waiting_(options.policy, options.policy_seed),
+      steps_(static_cast<size_t>(options.pipeline_stages + (options.async ? 1 : 0))),
+      step_(&steps_[0]) {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.keeps_all_blocks();
@@ -79,7 +86,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
 void Scheduler::LeaveOutQuiet() {
   leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
                       manager_->pool().chunks() == nullptr && options_.num_draft_tokens == 0 &&
-                      options_.num_lookahead_tokens == 0;
+                      options_.num_lookahead_tokens == 0 && options_.pipeline_stages == 1;
 }
 
 // --- Requests coming and going ---
@@ -118,11 +125,12 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
 }
 
 int64_t Scheduler::LongestNumSlots(const SimRequest& request) const {
-  // The last output token is never computed; the drafts of all steps under way and the lookahead
-  // reach beyond it.
+  // The last output token is never computed; the drafts of a request's steps under way and the
+  // lookahead reach beyond it.
   const int64_t longest = request.num_prompt + request.max_output;
   const int64_t reach =
-      longest - 1 + max_in_flight() * options_.num_draft_tokens + options_.num_lookahead_tokens;
+      longest - 1 + (options_.async ? 2 : 1) * options_.num_draft_tokens +
+      options_.num_lookahead_tokens;
   return std::min(std::max(longest, reach), max_model_len_);
 }
 
@@ -199,6 +207,7 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
     }
   }
   request.num_drafts = 0;
+  Unreserve(request);
   request.state = RequestState::kFinished;
   request.finish_reason = reason;
   blocked_.head = nullptr;

@@ -10,7 +10,11 @@
 // has placeholders for the tokens that are still to come, and computed tokens count drafts as if
 // they will be accepted, until ProcessOutputs puts both right. Only known tokens are registered in
 // the prefix table. A request that ends while a later step of it is under way wastes that step's
-// tokens; one that is preempted keeps the token that arrives later.
+// tokens; one that is preempted keeps the token that arrives later, and waits for it.
+//
+// With p pipeline stages p steps are under way, and one more with options.async. Then a request whose
+// token is in the pipeline is passed over until that comes back: its tokens are p calls apart. Calls
+// that schedule nothing while steps are under way count, as they do in the engine (V-78).
 //
 // With partial hits a step begins with copies of blocks. They hold their blocks until the step's
 // outputs are processed. Who runs alone and finds no block because of that waits for it; where groups
@@ -36,7 +40,6 @@
 #ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 #define KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -74,7 +77,8 @@ struct SchedulerTotals {
   // Rejected because the pool is too small, and the smallest num_blocks that takes them all.
   int64_t num_too_big = 0;
   int64_t num_blocks_for_too_big = 0;
-  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole.
+  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole, or were of
+  // no use since their request failed.
   int64_t num_loads = 0;
   int64_t num_external = 0;
   int64_t num_failed_loads = 0;
@@ -115,7 +119,7 @@ class Scheduler {
   SimRequest* AnyRequest();
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
-  // under way from now on. REQUIRES: num_in_flight() < max_in_flight().
+  // under way from now on. REQUIRES: has_room().
   void Schedule(SimTime now);
 
   // Emits the tokens of the oldest step under way and ends requests; returns its record, completed,
@@ -125,13 +129,19 @@ class Scheduler {
   int64_t num_in_flight() const { return num_in_flight_; }
   // The step that ProcessOutputs takes next. REQUIRES: num_in_flight() > 0.
   StepRecord& oldest_step() { return InFlight(0).record; }
-  int64_t max_in_flight() const { return options_.async ? kMaxInFlight : 1; }
+  int64_t max_in_flight() const { return static_cast<int64_t>(steps_.size()); }
+  // Whether one more call comes before the oldest step's end.
+  bool has_room() const { return queue_length_ < max_in_flight(); }
+  // When the device has the tokens that the step just scheduled goes on from; 0: at once.
+  SimTime InputsReady();
 
   // Of the last Schedule; device_start and end are the caller's to fill.
   StepRecord& step() { return step_->record; }
   bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_quiet == 0; }
   // In the order in which their blocks were freed, by the last ProcessOutputs.
   absl::Span<SimRequest* const> finished() const { return finished_; }
+  // Those whose load failed and that ended by it, by the last TakeConnectorEvents.
+  absl::Span<SimRequest* const> failed() const { return failed_; }
   // A request that ran alone preempted itself twice without a token in between, or null: it can
   // never finish.
   const SimRequest* stuck() const { return stuck_; }
@@ -169,14 +179,14 @@ class Scheduler {
   void TellTime(SimTime now);
   void Retain(const SimRequest& request);
 
-  static constexpr int64_t kMaxInFlight = 2;
   struct Step {
     StepRecord record;
     std::vector<ScheduledRecord> scheduled;
     std::vector<OutputRecord> outputs;
     std::vector<BlockCopy> copies;
+    int64_t num_empty_behind = 0;  // calls behind it, before the next step
   };
-  Step& InFlight(int64_t i) { return steps_[static_cast<size_t>((oldest_ + i) % kMaxInFlight)]; }
+  Step& InFlight(int64_t i) { return steps_[static_cast<size_t>((oldest_ + i) % max_in_flight())]; }
 
   // scheduler_step.cc: one step.
   bool has_copies() const {
@@ -195,6 +205,16 @@ class Scheduler {
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   void AdmitWaiting(SimTime now);
+
+  // scheduler_order.cc
+  void OrderWaiting();
+  void LookUpWaiting(absl::Span<SimRequest* const> requests);
+  void KeysByLongestPrefix(absl::Span<SimRequest* const> requests);
+  void KeysByPrefixTree(absl::Span<SimRequest* const> requests);
+  bool HasReserve(const SimRequest& request) const;
+  void Reserve(SimRequest& request);
+  void Unreserve(SimRequest& request);
+
   void TellAdmission(const AdmissionRecord& admission, SimTime now);
   bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
@@ -213,6 +233,7 @@ class Scheduler {
   void TellConnector(SimRequest& request, int64_t num_external, LoadMode mode, SimTime now);
   int64_t BlocksStillNeeded(const SimRequest& request) const;
   int64_t BlocksReservedForLoads() const;
+  void FailIfLost(SimRequest& request);
   bool SettleLoad(SimRequest& request);
   bool AdmitLoaded();
   void SetAside(SimRequest& request);
@@ -271,6 +292,7 @@ class Scheduler {
   std::map<int64_t, std::vector<BlockId>> orphans_, holds_;
   int64_t num_loads_ = 0, num_holds_ = 0;
   size_t first_admitted_ = 0;  // of awake_, in this step
+  std::vector<SimRequest*> failed_;
   ConnectorEvents events_;     // scratch
   SimTime now_ = 0;
   // The running list: those a step looks at, in admission order, and the others.
@@ -281,13 +303,16 @@ class Scheduler {
   int64_t wakeful_until_ = 0;  // step
 
   // Steps under way, the oldest first, then the next one to be scheduled.
-  std::array<Step, kMaxInFlight> steps_;
+  std::vector<Step> steps_;
   int64_t oldest_ = 0;
   int64_t num_in_flight_ = 0;
+  int64_t queue_length_ = 0;  // calls since that of the oldest step, with it
+  int64_t num_calls_ = 0;
+  int64_t needed_step_ = -1;  // the last one whose tokens the step just scheduled goes on from
   int64_t num_scheduled_steps_ = 0;  // not empty
 
   // The step that is being scheduled.
-  Step* step_ = &steps_[0];
+  Step* step_ = nullptr;
   int64_t budget_ = 0;
   int64_t slot_budget_ = 0;   // of which draft slots take a part, too
   int64_t longest_part_ = 0;  // of one request, in tokens
@@ -318,8 +343,11 @@ class Scheduler {
   };
   Blocked blocked_;
 
+  int64_t num_reserved_ = 0;  // blocks, of running requests at their longest; kNoEvict
+
   // Scratch.
   ComputedBlocks hits_;
+  std::vector<absl::Span<const BlockHash>> paths_;  // cached blocks of waiting requests
   std::vector<BlockHash> hashes_;
   std::vector<TokenId> tokens_;
   std::vector<SimRequest*> woken_;

@@ -49,9 +49,10 @@ bool Scheduler::StartLoading(SimRequest& request, const AdmissionRecord& admissi
   if (!slots->has_value()) return false;
   manager_->RecordPrefixCacheStats(*request.kv, admission.num_hit_tokens);
   waiting_.PopFront();
-  const auto place = options_.policy == SchedulingPolicy::kFcfs
-                         ? holding_.end()
-                         : std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent());
+  Reserve(request);
+  const auto place = options_.policy == SchedulingPolicy::kPriority
+                         ? std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent())
+                         : holding_.end();
   holding_.insert(place, &request);
   request.state = RequestState::kLoading;
   request.num_computed = request.num_settled =
@@ -136,6 +137,7 @@ bool Scheduler::IsHolding(const SimRequest& request) const {
 void Scheduler::TakeConnectorEvents(SimTime now) {
   if (connector_ == nullptr) return;
   now_ = now;
+  failed_.clear();
   events_.clear();
   connector_->TakeEvents(now, &events_);
   for (const LoadEnd& end : events_.loads) {
@@ -149,6 +151,7 @@ void Scheduler::TakeConnectorEvents(SimTime now) {
       request.state = request.was_preempted() ? RequestState::kPreempted : RequestState::kWaiting;
       loads_.erase(load);
       observer_->OnLoadFinished(request, end.num_tokens, now);
+      FailIfLost(request);
       continue;
     }
     const auto orphan = orphans_.find(end.load);
@@ -163,6 +166,19 @@ void Scheduler::TakeConnectorEvents(SimTime now) {
     FreeHeld(held->second);
     holds_.erase(held);
   }
+}
+
+// Ends a request whose load failed, if such requests are not computed.
+void Scheduler::FailIfLost(SimRequest& request) {
+  if (options_.load_failure_policy != LoadFailurePolicy::kFail ||
+      request.num_arrived == request.num_load_tokens) {
+    return;
+  }
+  ++totals_.num_failed_loads;
+  totals_.num_lost += request.num_load_tokens;
+  holding_.erase(std::find(holding_.begin(), holding_.end(), &request));
+  failed_.push_back(&request);
+  Leave(request, FinishReason::kError);
 }
 
 // The deepest first, as if they were still in a block table.
@@ -215,6 +231,7 @@ bool Scheduler::AdmitLoaded() {
     if (request.num_arrived >= 0 && !SettleLoad(request)) {
       // It waits as if it had never been loaded, behind all that hold blocks.
       holding_.erase(holding_.begin() + static_cast<int64_t>(i));
+      Unreserve(request);
       waiting_.AddPreempted(&request);
       continue;
     }
@@ -250,8 +267,8 @@ bool Scheduler::AdmitLoaded() {
 void Scheduler::GiveBack(SimRequest& request, FinishReason reason) {
   if (!manager_->HoldsBlocks(*request.kv)) return;
   const bool is_loading = request.state == RequestState::kLoading;
-  const LeaveCause cause =
-      reason == FinishReason::kAbort ? LeaveCause::kAborted : LeaveCause::kFinished;
+  const bool is_cut = reason == FinishReason::kAbort || reason == FinishReason::kError;
+  const LeaveCause cause = is_cut ? LeaveCause::kAborted : LeaveCause::kFinished;
   const int64_t hold = num_holds_;
   const bool is_held = connector_->OnLeave(request, *manager_, cause, hold, now_);
   if (!is_loading && !is_held) return;

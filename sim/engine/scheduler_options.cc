@@ -1,9 +1,16 @@
 #include "kvblocks/sim/engine/scheduler_options.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 
 namespace kvblocks::sim {
 namespace {
+
+// In the order of SchedulingPolicy.
+constexpr std::string_view kPolicyNames[] = {"fcfs",   "priority", "sjf",        "lof",
+                                             "random", "lpm",      "dfs-weight", "max-no-evict"};
 
 // Far beyond any engine, and small enough that sums of a few never leave 64 bits.
 constexpr int64_t kMaxBatchedTokens = int64_t{1} << 31;
@@ -18,6 +25,16 @@ absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int
 
 }  // namespace
 
+std::string_view SchedulingPolicyName(SchedulingPolicy policy) {
+  return kPolicyNames[static_cast<size_t>(policy)];
+}
+
+std::optional<SchedulingPolicy> ParseSchedulingPolicy(std::string_view name) {
+  const auto found = std::find(std::begin(kPolicyNames), std::end(kPolicyNames), name);
+  if (found == std::end(kPolicyNames)) return std::nullopt;
+  return static_cast<SchedulingPolicy>(found - std::begin(kPolicyNames));
+}
+
 absl::Status Validate(const SchedulerOptions& options) {
   struct {
     absl::string_view field;
@@ -31,6 +48,7 @@ absl::Status Validate(const SchedulerOptions& options) {
       {"max_num_active_seqs", options.max_num_active_seqs, 0, options.max_num_seqs},
       {"prefill_schedule_interval", options.prefill_schedule_interval, 1, kMaxBatchedTokens},
       {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
+      {"pipeline_stages", options.pipeline_stages, 1, kMostPipelineStages},
       {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
   };

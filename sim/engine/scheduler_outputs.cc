@@ -12,8 +12,9 @@ StepRecord& Scheduler::ProcessOutputs() {
   KVBLOCKS_CHECK(num_in_flight_ > 0, "no step is under way");
   Step& step = InFlight(0);
   // From here on only later steps are under way.
-  oldest_ = (oldest_ + 1) % kMaxInFlight;
+  oldest_ = (oldest_ + 1) % max_in_flight();
   --num_in_flight_;
+  queue_length_ -= 1 + step.num_empty_behind;
   finished_.clear();
   TellTime(step.record.end);
   ReleaseCopies(step);
@@ -64,7 +65,7 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
     request.num_lonely_preemptions = 0;
     if (options_.async) {
       request.num_placeholders -= output.num_rejected_drafts + output.num_emitted;
-    } else {
+    } else if (is_running) {
       request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
     }
     if (is_running && registers_outputs_) RegisterSettled(request, output.num_emitted);
@@ -105,6 +106,7 @@ void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
   const int64_t num_tokens =
       std::min(request.num_computed - request.num_placeholders,
                request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
+  if (num_tokens <= 0) return;  // a prompt shorter than what its hashes look ahead
   const BlockSize boundary(boundary_tokens_);
   if (!options_.exact_steps &&
       boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {

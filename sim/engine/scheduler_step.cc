@@ -11,7 +11,8 @@
 namespace kvblocks::sim {
 
 void Scheduler::Schedule(SimTime now) {
-  KVBLOCKS_CHECK(num_in_flight_ < max_in_flight(), "too many steps are under way");
+  KVBLOCKS_CHECK(has_room(), "too many steps are under way");
+  ++num_calls_;
   step_ = &InFlight(num_in_flight_);
   budget_ = token_budget_;
   slot_budget_ = options_.max_num_batched_tokens;
@@ -39,8 +40,10 @@ void Scheduler::Schedule(SimTime now) {
   if (step.num_preempted == 0 && !holds_prompts_ && !waits_alone_) ScheduleWaiting(now);
   if (options_.prefill_schedule_interval > 1) CountPromptStep();
 
+  needed_step_ = -1;
   for (ScheduledRecord& record : step_->scheduled) {
     SimRequest& request = *record.request;
+    if (request.num_placeholders > 0) needed_step_ = std::max(needed_step_, request.token_step);
     request.num_computed += record.num_tokens;
     ++request.num_steps_in_flight;
     record.is_chunk = request.num_computed < request.num_known + request.num_placeholders;
@@ -49,6 +52,8 @@ void Scheduler::Schedule(SimTime now) {
       // One token is sure to come; which drafts the device will propose after it is not known here.
       request.num_placeholders += 1 + record.num_verified_drafts;
       request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
+      request.token_step = step.step;
+      request.next_call = num_calls_ + options_.pipeline_stages;
     }
     step.num_tokens += record.num_tokens;
     if (record.is_prefill) step.num_prefill_tokens += record.num_tokens;
@@ -68,13 +73,26 @@ void Scheduler::Schedule(SimTime now) {
                .num_evictions = pool.num_evictions()};
   if (!step_is_empty()) {
     ++num_in_flight_;
+    ++queue_length_;
+    step_->num_empty_behind = 0;
     ++num_scheduled_steps_;
     quiet_.Advance();
     LetRest();
   } else {
     if (step.num_preempted > 0) ++totals_.num_empty_steps;
     ReleaseCopies(*step_);
+    if (num_in_flight_ > 0) {
+      ++queue_length_;
+      ++InFlight(num_in_flight_ - 1).num_empty_behind;
+    }
   }
+}
+
+SimTime Scheduler::InputsReady() {
+  for (int64_t i = num_in_flight_ - 1; i >= 0 && needed_step_ >= 0; --i) {
+    if (InFlight(i).record.step == needed_step_) return InFlight(i).record.end;
+  }
+  return 0;
 }
 
 // --- Copies of blocks ---
@@ -99,7 +117,7 @@ bool Scheduler::AreCopiesHeld() const {
   if (!has_copies()) return false;
   if (manager_->has_block_copies()) return true;
   for (int64_t i = 0; i < num_in_flight_; ++i) {
-    if (!steps_[static_cast<size_t>((oldest_ + i) % kMaxInFlight)].copies.empty()) return true;
+    if (!steps_[static_cast<size_t>((oldest_ + i) % max_in_flight())].copies.empty()) return true;
   }
   return false;
 }
@@ -155,6 +173,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
     const int64_t to_come = request.num_placeholders;
     // The step under way reaches the end even if it accepts no draft.
     if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
+    if (num_calls_ < request.next_call) continue;
     int64_t num_tokens =
         std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
                   budget_, slot_budget_ - draft_slots, max_model_len_ - 1 - computed});
@@ -170,7 +189,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
       if (!AllocateRunning(request, num_tokens, i, now)) {
         if (waits_alone_) return;
         // FCFS takes the last one, so none is left.
-        if (options_.policy == SchedulingPolicy::kFcfs ||
+        if (options_.policy != SchedulingPolicy::kPriority ||
             !options_.rules.walks_on_after_self_preemption) {
           return;
         }
@@ -296,7 +315,7 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
 // Takes the least deserving request off the running list; `index`, the walk's position, goes on
 // naming the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
-  if (options_.policy == SchedulingPolicy::kFcfs) {
+  if (options_.policy != SchedulingPolicy::kPriority) {
     SimRequest* victim = awake_.back();
     awake_.pop_back();
     return victim;
@@ -342,6 +361,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   victim.quiet_slots = 0;
   ++victim.num_preemptions;
   victim.state = RequestState::kPreempted;
+  Unreserve(victim);
   waiting_.AddPreempted(&victim);
   blocked_.head = nullptr;
   ++step_->record.num_preempted;
@@ -353,7 +373,6 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 
 void Scheduler::ScheduleWaiting(SimTime now) {
   if (StartsAfresh(awake_.empty() ? nullptr : awake_.front())) return;
-  if (connector_ == nullptr) return AdmitWaiting(now);
   if (AdmitLoaded()) AdmitWaiting(now);
   ReturnSetAside();
 }
@@ -382,6 +401,7 @@ bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record
 
 // A request with blocks enters the running list.
 void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
+  Reserve(request);
   awake_.push_back(&request);
   request.admission = num_admissions_++;
   request.state = RequestState::kRunning;
@@ -403,9 +423,15 @@ void Scheduler::AdmitWaiting(SimTime now) {
   const int64_t draft_slots = options_.num_draft_slots;
   bool forgoes_hits = false;
   bool forgoes_load = false;
+  OrderWaiting();
   while (!waiting_.empty() && budget_ > 0 && slot_budget_ > draft_slots &&
          num_running() < max_active_) {
     SimRequest& request = *waiting_.front();
+    // Of one that was preempted, outputs are still to come (V-75).
+    if (request.num_steps_in_flight > 0) {
+      SetAside(request);
+      continue;
+    }
     const bool starts_afresh = StartsAfresh(&request);
     if (starts_afresh && (num_running() > 0 || !holding_.empty())) return;
     forgoes_hits = forgoes_hits || starts_afresh;
@@ -428,6 +454,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
         continue;
       }
     }
+    if (!HasReserve(request)) return;
     const int64_t num_hits = hits_.num_tokens();
     const AdmissionRecord admission{.request = &request,
                                     .hits = &hits_,

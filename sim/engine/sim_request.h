@@ -65,6 +65,10 @@ struct SimRequest {
   // synchronous.
   int32_t num_placeholders = 0;
   int32_t num_steps_in_flight = 0;
+  // Asynchronously: its last step that yields a token, and the first call of the scheduler that may
+  // give it the next one.
+  int64_t token_step = -1;
+  int64_t next_call = 0;
   bool is_chunk = false;  // known tokens remained behind its last step
   int64_t admission = -1;    // counts admissions of all requests: the order of the running list
   int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
@@ -92,6 +96,8 @@ struct SimRequest {
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
   SimTime resent = -1;       // when it was sent to another engine, since its own had crashed
+  int64_t queue_key = 0;     // the smallest is admitted first, unless the policy is FCFS
+  int64_t num_reserved = 0;  // blocks that kNoEvict counts for it while it runs
   uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none
   std::optional<ContentKeys> keys;
   TraceRequest spec;
@@ -99,6 +105,10 @@ struct SimRequest {
 
   int64_t num_outputs() const { return num_known - num_prompt; }
   bool was_preempted() const { return num_preemptions > 0; }
+  // Ended between steps, before it had all its output: given up, or its load failed.
+  bool was_cut_short() const {
+    return finish_reason == FinishReason::kAbort || finish_reason == FinishReason::kError;
+  }
   // Ended with all its output.
   bool is_completed() const {
     return finish_reason == FinishReason::kLength || finish_reason == FinishReason::kStop;

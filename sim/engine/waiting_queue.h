@@ -1,49 +1,61 @@
 // WaitingQueue: requests that wait for admission, in the order in which the policy admits them.
 //
-// FCFS: new ones at the back, preempted ones at the front. Priority: by (priority, arrival,
-// submission index), wherever they come from. Cost: FCFS O(1), Remove O(length); priority
-// O(log length).
+// FCFS and kNoEvict: new ones at the back, preempted ones at the front. Others: by (queue_key, arrival,
+// submission index), wherever they come from. Cost: FCFS O(1), Remove O(length); others O(log length).
 
 #ifndef KVBLOCKS_SIM_ENGINE_WAITING_QUEUE_H_
 #define KVBLOCKS_SIM_ENGINE_WAITING_QUEUE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "kvblocks/sim/engine/scheduler_options.h"
 #include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 
-// True if a is more urgent than b: the order of the priority policy, total.
-struct MoreUrgent {
+struct ArrivedBefore {
   bool operator()(const SimRequest* a, const SimRequest* b) const {
-    if (a->spec.priority != b->spec.priority) return a->spec.priority < b->spec.priority;
-    if (a->arrival != b->arrival) return a->arrival < b->arrival;
-    return a->spec.row < b->spec.row;
+    return a->arrival != b->arrival ? a->arrival < b->arrival : a->spec.row < b->spec.row;
   }
 };
 
+// The order of all policies that have keys, total.
+struct MoreUrgent {
+  bool operator()(const SimRequest* a, const SimRequest* b) const {
+    return a->queue_key != b->queue_key ? a->queue_key < b->queue_key : ArrivedBefore()(a, b);
+  }
+};
+
+// Of a request in the random policy, at least 0.
+int64_t RandomQueueKey(int64_t row, uint64_t seed);
+
 class WaitingQueue {
  public:
-  explicit WaitingQueue(SchedulingPolicy policy) : policy_(policy) {}
+  // `seed` is of kRandom.
+  explicit WaitingQueue(SchedulingPolicy policy, uint64_t seed = 0);
 
+  // Both set the request's queue_key; policies that look at prefixes set it in Reorder.
   void AddArrived(SimRequest* request);
   void AddPreempted(SimRequest* request);
 
   bool empty() const { return size() == 0; }
-  size_t size() const {
-    return policy_ == SchedulingPolicy::kFcfs ? in_order_.size() : by_key_.size();
-  }
+  size_t size() const { return has_keys_ ? by_key_.size() : in_order_.size(); }
   // REQUIRES: not empty.
-  SimRequest* front() const {
-    return policy_ == SchedulingPolicy::kFcfs ? in_order_.front() : *by_key_.begin();
-  }
+  SimRequest* front() const { return has_keys_ ? *by_key_.begin() : in_order_.front(); }
   void PopFront();
 
   // REQUIRES: the request is in the queue.
   void Remove(SimRequest* request);
+
+  // Calls set_keys(requests) with all of them by arrival, and sorts them by the keys that it gave
+  // them. REQUIRES: a policy with keys.
+  template <typename SetKeys>
+  void Reorder(SetKeys&& set_keys);
 
   template <typename Visitor>
   void ForEach(Visitor&& visit) const {
@@ -52,10 +64,33 @@ class WaitingQueue {
   }
 
  private:
-  SchedulingPolicy policy_;
-  std::deque<SimRequest*> in_order_;          // FCFS
-  std::set<SimRequest*, MoreUrgent> by_key_;  // priority
+  using ByKey = std::set<SimRequest*, MoreUrgent>;
+
+  void AddByKey(SimRequest* request);
+
+  const SchedulingPolicy policy_;
+  const uint64_t seed_;
+  const bool has_keys_;
+  std::deque<SimRequest*> in_order_;
+  ByKey by_key_;
+  // Scratch of Reorder.
+  std::vector<ByKey::node_type> nodes_;
+  std::vector<SimRequest*> requests_;
 };
+
+template <typename SetKeys>
+void WaitingQueue::Reorder(SetKeys&& set_keys) {
+  // Out of the set while the keys change, which order it.
+  while (!by_key_.empty()) nodes_.push_back(by_key_.extract(by_key_.begin()));
+  std::sort(nodes_.begin(), nodes_.end(), [](const auto& a, const auto& b) {
+    return ArrivedBefore()(a.value(), b.value());
+  });
+  requests_.clear();
+  for (const ByKey::node_type& node : nodes_) requests_.push_back(node.value());
+  set_keys(requests_);
+  for (ByKey::node_type& node : nodes_) by_key_.insert(std::move(node));
+  nodes_.clear();
+}
 
 }  // namespace kvblocks::sim
 

@@ -1,7 +1,7 @@
 #include "kvblocks/sim/fleet/fleet.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +9,16 @@
 #include "kvblocks/sim/gen/philox.h"
 
 namespace kvblocks::sim {
+namespace {
+
+// When the trace's client gives it up, whatever has become of it.
+std::optional<SimTime> AbortTimeOf(const SimRequest& request) {
+  if (request.spec.abort_after_ns <= 0) return std::nullopt;
+  const std::optional<SimTime> after = FromNanoseconds(request.spec.abort_after_ns);
+  return after ? CheckedAdd(request.arrival, *after) : std::nullopt;
+}
+
+}  // namespace
 
 // What the fleet itself must see of a replica.
 class Fleet::Watcher final : public EngineObserver {
@@ -82,6 +92,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
                                                    " entries, expected 1 to ", kMostReplicas));
   }
   if (absl::Status status = Validate(options.router); !status.ok()) return status;
+  if (absl::Status status = Validate(options.queue); !status.ok()) return status;
   if (options.router_delay < 0 || options.event_delay < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
@@ -103,6 +114,14 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
                      " are live at the beginning and scaling may need ", *num_needed));
   }
 
+  if (options.scaling.is_used() &&
+      std::any_of(replicas.begin(), replicas.end(),
+                  [](const ReplicaSetup& setup) { return setup.connector != nullptr; })) {
+    return absl::InvalidArgumentError(
+        "scaling of replicas that load KV from elsewhere: expected none with tiers behind them, whose "
+        "loads would go on when a replica is gone");
+  }
+
   std::unique_ptr<Fleet> fleet(
       new Fleet(options, replicas.front().config, reader, std::move(observers)));
   for (size_t r = 0; r < replicas.size(); ++r) {
@@ -113,13 +132,13 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     setup.observers.push_back(fleet->watchers_.back().get());
     absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
     if (!status.ok()) return status;
+    if (setup.connector != nullptr) fleet->set_.replica(r).set_connector(setup.connector);
+    fleet->shares_connectors_ |= setup.shares_connector;
   }
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
-  for (GroupId g = manager.num_groups() - 1; g >= 0; --g) {
-    if (manager.group(g).keeps_all_blocks()) fleet->group_ = g;
-  }
+  fleet->group_ = PromptContents::GroupOf(manager);
   if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
   fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =
@@ -132,7 +151,9 @@ Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceR
     : options_(options),
       reader_(reader),
       observers_(std::move(observers)),
-      set_(config, reader, this) {}
+      set_(config, reader, this),
+      queue_(options.queue),
+      max_queue_time_(config.max_queue_time) {}
 
 Fleet::~Fleet() = default;
 
@@ -149,12 +170,7 @@ absl::Status Fleet::CheckContents() const {
   }
   for (size_t r = 1; r < set_.size(); ++r) {
     const KvCacheManager& manager = set_.replica(r).manager();
-    const bool is_alike =
-        (manager.hashing() != nullptr) == caches_ &&
-        (!caches_ || (manager.hash_block_size() == first.hash_block_size() &&
-                      block_tokens(manager) == block_tokens(first) &&
-                      manager.hashing()->num_lookahead_tokens ==
-                          first.hashing()->num_lookahead_tokens));
+    const bool is_alike = PromptContents::AreAlike(manager, first, group_);
     if (!is_alike) {
       return absl::InvalidArgumentError(
           absl::StrCat("replica ", r, " has blocks of ", block_tokens(manager),
@@ -168,10 +184,10 @@ absl::Status Fleet::CheckContents() const {
 
 absl::Status Fleet::Run() {
   absl::Status status = set_.Run();
-  if (status.ok() && !held_back_.empty()) {
+  if (status.ok() && !queue_.empty()) {
     status = absl::FailedPreconditionError(
-        absl::StrCat("no progress: ", held_back_.size(), " requests wait at the router, the first is ",
-                     held_back_.front().request->spec.id,
+        absl::StrCat("no progress: ", queue_.size(), " requests wait at the router, the first is ",
+                     queue_.first()->spec.id,
                      ", but no replica is live nor will start; let one start behind the last that stops"));
   }
   scaler_->Close(set_.now());
@@ -188,7 +204,7 @@ absl::Status Fleet::Run() {
 // --- Requests on their way ---
 
 absl::Status Fleet::OnArrived(SimRequest* request) {
-  if (options_.router_delay == 0) return Send(request);
+  if (options_.router_delay == 0) return Reach(request);
   const auto time = CheckedAdd(request->arrival, options_.router_delay);
   if (!time) return absl::OutOfRangeError("the clock would pass its 106 days: router_delay");
   on_its_way_.push_back({*time, request->spec.row, request});
@@ -200,35 +216,124 @@ bool Fleet::IsGone(const OnItsWay& way) {
   return way.request->slot < 0 || way.request->spec.row != way.row;
 }
 
-absl::Status Fleet::BeforeArrivals() {
-  if (!options_.scaling.is_used() || scaler_->NextTime() > set_.now()) return absl::OkStatus();
-  return Scale();
-}
-
 absl::Status Fleet::AfterArrivals() {
   while (!on_its_way_.empty() && on_its_way_.front().time <= set_.now()) {
     const OnItsWay next = on_its_way_.front();
     on_its_way_.pop_front();
     if (IsGone(next)) continue;
-    if (absl::Status status = Send(next.request); !status.ok()) return status;
+    if (absl::Status status = Reach(next.request); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return Drain();
 }
 
 SimTime Fleet::NextTime() {
   SimTime next = on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
+  if (!queue_.empty()) {
+    // Room that aborts of this instant made.
+    if (may_have_room_) return set_.now();
+    next = std::min(next, queue_.NextDeadline().value_or(ReplicaSet::kNever));
+  }
   // What is planned for replicas makes no run longer.
   if (options_.scaling.is_used() &&
-      (next != ReplicaSet::kNever || !held_back_.empty() || set_.is_any_due())) {
+      (next != ReplicaSet::kNever || !queue_.empty() || set_.is_any_due())) {
     next = std::min(next, scaler_->NextTime());
   }
   return next;
 }
 
+// --- The router's queue ---
+
+absl::Status Fleet::Reach(SimRequest* request) {
+  const auto slot = static_cast<size_t>(request->slot);
+  const bool is_any_live = !scaler_->live().empty();
+  scaler_->result().num_held += !is_any_live;
+  if (!options_.queue.is_on() && is_any_live && queue_.empty()) {
+    if (options_.scaling.is_used()) FindRoom(request->num_prompt);
+    if (slot < reached_.size()) reached_[slot] = -1;
+    return Send(request);
+  }
+  if (slot >= reached_.size()) reached_.resize(slot + 1);
+  reached_[slot] = set_.now();
+  may_have_room_ = true;  // for this one
+  queue_.Push(request, DeadlineOf(*request));
+  if (absl::Status status = Drain(); !status.ok()) return status;
+  if (!queue_.is_too_long()) {
+    result_.most_waiting = std::max(result_.most_waiting, queue_.size());
+    return absl::OkStatus();
+  }
+  SimRequest* last = queue_.last();
+  last->finish_reason = FinishReason::kRejected;
+  last->finish_text = absl::StrCat("the router's queue is full: ", options_.queue.max_waiting,
+                                   " requests wait");
+  ++result_.num_rejected;
+  return EndAtRouter(last);
+}
+
+absl::Status Fleet::Drain() {
+  if (!may_have_room_) return absl::OkStatus();
+  while (!queue_.empty() && FindRoom(queue_.first()->num_prompt)) {
+    SimRequest* request = queue_.first();
+    queue_.Remove(*request);
+    if (absl::Status status = Send(request); !status.ok()) return status;
+  }
+  may_have_room_ = false;
+  return absl::OkStatus();
+}
+
+bool Fleet::FindRoom(int64_t num_prompt) {
+  set_.GetLoads(0, set_.size(), &loads_now_);
+  has_room_.clear();
+  bool is_some = false;
+  for (size_t r = 0; r < loads_now_.size(); ++r) {
+    has_room_.push_back(scaler_->is_live(static_cast<int32_t>(r)) &&
+                        HasRoom(options_.queue, loads_now_[r], num_prompt));
+    is_some |= has_room_.back() != 0;
+  }
+  return is_some;
+}
+
+SimTime Fleet::WaitOf(const SimRequest& request) const {
+  const auto slot = static_cast<size_t>(request.slot);
+  return slot < reached_.size() && reached_[slot] >= 0 ? set_.now() - reached_[slot] : 0;
+}
+
+// When it gives up, if it is not sent by then.
+std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
+  const std::optional<SimTime> abort = AbortTimeOf(request);
+  if (max_queue_time_ == 0) return abort;
+  const std::optional<SimTime> patience =
+      CheckedAdd(std::max(request.arrival, request.resent), max_queue_time_);
+  if (!abort || !patience) return abort ? abort : patience;
+  return std::min(*abort, *patience);
+}
+
+// Before anybody is sent on: as an engine, which admits nobody whose time is over.
+absl::Status Fleet::BeforeArrivals() {
+  while (SimRequest* request = queue_.FirstExpired(set_.now())) {
+    const std::optional<SimTime> abort = AbortTimeOf(*request);
+    request->finish_reason = FinishReason::kAbort;
+    request->abort_cause =
+        abort && *abort <= set_.now() ? AbortCause::kAbortTime : AbortCause::kQueueTime;
+    ++result_.num_aborted;
+    if (absl::Status status = EndAtRouter(request); !status.ok()) return status;
+  }
+  if (!options_.scaling.is_used() || scaler_->NextTime() > set_.now()) return absl::OkStatus();
+  return Scale();
+}
+
+absl::Status Fleet::EndAtRouter(SimRequest* request) {
+  queue_.Remove(*request);
+  request->state = RequestState::kFinished;
+  // The next in line may fit where it did not.
+  may_have_room_ = true;
+  for (FleetObserver* observer : observers_) observer->OnEndedAtRouter(*request, set_.now());
+  return set_.End(request, set_.now());
+}
+
 // --- Replicas that come and go ---
 
 Scaler::Measures Fleet::Measure() {
-  Scaler::Measures measures = {.num_waiting = static_cast<int64_t>(held_back_.size()),
+  Scaler::Measures measures = {.num_waiting = queue_.size(),
                                .num_first_tokens = std::exchange(num_first_tokens_, 0),
                                .num_in_time = std::exchange(num_in_time_, 0)};
   for (const int32_t r : scaler_->live()) {
@@ -264,24 +369,19 @@ absl::Status Fleet::SendAgain() {
   std::sort(lost_.begin(), lost_.end(), [](const OnItsWay& a, const OnItsWay& b) {
     return a.time != b.time ? a.time < b.time : a.row < b.row;
   });
-  // Those that waited here have been waiting for longer than those that ran until now.
-  for (const OnItsWay& held : std::exchange(held_back_, {})) {
-    if (IsGone(held)) continue;
-    if (absl::Status status = Send(held.request); !status.ok()) return status;
-  }
+  // Those that waited here came before those that ran until now.
+  may_have_room_ = true;
+  if (absl::Status status = Drain(); !status.ok()) return status;
   for (const OnItsWay& lost : std::exchange(lost_, {})) {
     if (IsGone(lost)) continue;
-    if (absl::Status status = Send(lost.request); !status.ok()) return status;
+    if (absl::Status status = Reach(lost.request); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+// --- Where they go ---
+
 absl::Status Fleet::Send(SimRequest* request) {
-  if (scaler_->live().empty()) {
-    ++scaler_->result().num_held;
-    held_back_.push_back({set_.now(), request->spec.row, request});
-    return absl::OkStatus();
-  }
   for (const auto& watcher : watchers_) watcher->DeliverEvents(set_.now());
   set_.GetLoads(0, set_.size(), &loads_now_);
   FindHeld(*request);
@@ -289,9 +389,10 @@ absl::Status Fleet::Send(SimRequest* request) {
   const int64_t block_tokens = set_.replica(0).manager().group(group_).block_size();
   RouteQuestion question = {.request = *request,
                             .loads = loads_now_,
+                            .has_room = has_room_,
                             .live = scaler_->live(),
                             .block_tokens = shows_content ? block_tokens : 1};
-  if (shows_content) question.blocks = blocks_;
+  if (shows_content) question.blocks = contents_.blocks();
   if (options_.router.kind == RouterKind::kOracle) question.tokens_held = held_;
   const RouteAnswer answer = router_->Route(question);
 
@@ -304,7 +405,9 @@ absl::Status Fleet::Send(SimRequest* request) {
                                 .loads = loads_now_,
                                 .claimed_tokens = answer.claimed_tokens,
                                 .scores = answer.scores,
-                                .held_tokens = held_};
+                                .held_tokens = held_,
+                                .has_room = has_room_,
+                                .waited = WaitOf(*request)};
   for (FleetObserver* observer : observers_) observer->OnRouted(record, set_.now());
   scaler_->OnSent(answer.replica);
   return set_.Submit(request, answer.replica);
@@ -312,45 +415,13 @@ absl::Status Fleet::Send(SimRequest* request) {
 
 // What each pool holds of the prompt, and the blocks to compare. The last token is always computed.
 void Fleet::FindHeld(const SimRequest& request) {
-  blocks_.clear();
   held_.clear();
-  if (!caches_ || request.num_prompt <= 0) {
-    if (caches_) held_.resize(set_.size());
-    return;
-  }
-  const KvCacheManager& first = set_.replica(0).manager();
-  ContentKeys keys(reader_->info(), request.spec, first.hash_block_size(), std::string_view(),
-                   first.hashing()->num_lookahead_tokens);
-  std::vector<BlockHash> hashes;
-  keys.AppendBlocks(request.spec, request.num_prompt, &hashes);
-  const int64_t block_tokens = first.group(group_).block_size();
-  const int64_t per_block = block_tokens / first.hash_block_size();
-  const int64_t most = (request.num_prompt - 1) / block_tokens;
-  for (int64_t i = 0; i < most; ++i) {
-    const auto last = static_cast<size_t>((i + 1) * per_block - 1);
-    if (last >= hashes.size()) break;
-    blocks_.push_back(hashes[last]);
-  }
-  // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
-  // keeps all of its blocks.
-  const bool needs_first = first.group(group_).keeps_all_blocks();
-  ComputedBlocks found;
+  if (!caches_) return;
+  contents_.Hash(reader_->info(), request, set_.replica(0).manager(), group_);
   for (size_t r = 0; r < set_.size(); ++r) {
-    const KvCacheManager& manager = set_.replica(r).manager();
-    if (!scaler_->is_live(static_cast<int32_t>(r))) {
-      held_.push_back(0);
-      continue;
-    }
-    if (needs_first && !manager.options().partial_hits &&
-        (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
-      held_.push_back(0);
-      continue;
-    }
-    const auto probe = manager.NewRequestFromHashes("probe", request.num_prompt, hashes);
-    KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-    const absl::Status status = manager.GetComputedBlocks(**probe, found);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
-    held_.push_back(found.num_tokens());
+    held_.push_back(scaler_->is_live(static_cast<int32_t>(r))
+                        ? contents_.HeldBy(set_.replica(r).manager())
+                        : 0);
   }
 }
 
@@ -369,7 +440,8 @@ void Fleet::OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_
 absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) {
   const int32_t here = ended == nullptr ? 0 : std::max(set_.replica_of(*ended), 0);
   const int32_t there = set_.replica_of(*turn);
-  if (there < 0 || there == here) {
+  const bool is_where_it_ended = ended != nullptr && set_.replica_of(*ended) == there;
+  if (there < 0 || is_where_it_ended) {
     // What nobody was sent ends where its session did.
     return set_.replica(static_cast<size_t>(here)).AbortNow(turn, AbortCause::kSession, now);
   }
@@ -395,6 +467,9 @@ absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
     }
     ++scaling.num_failed;
   }
+  // A turn that its session took along while it waited at the router.
+  if (queue_.Has(*request)) queue_.Remove(*request);
+  may_have_room_ = true;
   return set_.End(request, now);
 }
 

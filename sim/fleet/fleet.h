@@ -32,7 +32,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvblocks/sim/fleet/prompt_contents.h"
 #include "kvblocks/sim/fleet/router.h"
+#include "kvblocks/sim/fleet/router_queue.h"
 #include "kvblocks/sim/fleet/scaling.h"
 #include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
@@ -50,12 +52,17 @@ struct RoutingRecord {
   // By replica: tokens of the prompt that a look-up would find at this instant; empty without prefix
   // caching.
   absl::Span<const int64_t> held_tokens;
+  absl::Span<const uint8_t> has_room = {};  // as RouteQuestion
+  SimTime waited = 0;  // in the router's queue
 };
 
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
   virtual void OnRouted(const RoutingRecord& record, SimTime now) { (void)record, (void)now; }
+  // Rejected since the router's queue was full, or given up in it. Of no replica; finish_reason and
+  // abort_cause say which.
+  virtual void OnEndedAtRouter(const SimRequest& request, SimTime now) { (void)request, (void)now; }
   // At its first admission; `routed_claim` is what the router claimed for the replica it chose, -1
   // if it claims nothing.
   virtual void OnFound(const SimRequest& request, int32_t replica, int64_t routed_claim,
@@ -66,6 +73,7 @@ class FleetObserver {
 
 struct FleetOptions {
   RouterOptions router;
+  RouterQueueOptions queue = {};
   // From a request's arrival until the router sends it on; part of its latencies.
   SimTime router_delay = 0;
   // From the end of a step until the router knows of the blocks that it stored and removed. The step
@@ -81,6 +89,10 @@ struct ReplicaSetup {
   SimulationConfig config;
   const StepTimeModel* step_time = nullptr;
   std::vector<EngineObserver*> observers;
+  // Where it gets KV from that its pool does not hold; null: nowhere.
+  KvConnector* connector = nullptr;
+  // What the connector does concerns those of other replicas.
+  bool shares_connector = false;
 };
 
 struct FleetResult {
@@ -89,8 +101,12 @@ struct FleetResult {
   int64_t peak_live_requests = 0;
   int64_t num_event_batches = 0;  // published to a router that wants them
   int64_t num_lost_batches = 0;
-  ScalingResult scaling;
-  std::vector<SimulationResult> replicas;  // up to the last that was ever on
+  // At the router, and of no replica.
+  int64_t num_rejected = 0;
+  int64_t num_aborted = 0;
+  int64_t most_waiting = 0;
+  ScalingResult scaling = {};
+  std::vector<SimulationResult> replicas = {};  // up to the last that was ever on
 
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
 };
@@ -141,6 +157,12 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status SendAgain();
   static bool IsGone(const OnItsWay& way);
   Scaler::Measures Measure();
+  absl::Status Reach(SimRequest* request);
+  absl::Status Drain();
+  bool FindRoom(int64_t num_prompt);
+  absl::Status EndAtRouter(SimRequest* request);
+  std::optional<SimTime> DeadlineOf(const SimRequest& request) const;
+  SimTime WaitOf(const SimRequest& request) const;
   absl::Status Send(SimRequest* request);
   void FindHeld(const SimRequest& request);
 
@@ -151,7 +173,8 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status BeforeArrivals() override;
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
-  bool RunsApart() const override { return true; }
+  // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
+  bool RunsApart() const override { return queue_.empty() && !shares_connectors_; }
   void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
                    SimTime now) override;
 
@@ -163,18 +186,23 @@ class Fleet final : private ReplicaSet::Owner {
   ReplicaSet set_;
   std::unique_ptr<Router> router_;
   std::deque<OnItsWay> on_its_way_;
-  std::vector<OnItsWay> held_back_;  // no replica was live
-  std::vector<OnItsWay> lost_;       // by crashes of this instant; `time` is the arrival
+  RouterQueue queue_;              // also of those that find no live replica
+  std::vector<SimTime> reached_;   // by slot: when it came to the router
+  std::vector<uint8_t> has_room_;  // by replica, for the request that is sent; empty: all have
+  bool may_have_room_ = false;     // more than when it was looked for
+  const SimTime max_queue_time_;
+  std::vector<OnItsWay> lost_;  // by crashes of this instant; `time` is the arrival
   std::vector<Routed> routed_;
   std::optional<Scaler> scaler_;
   int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule looked
-  GroupId group_ = 0;  // whose blocks are compared
+  GroupId group_ = 0;                               // whose blocks are compared
   bool caches_ = false;
+  bool shares_connectors_ = false;
 
   // Of the request that is being sent.
   std::vector<ReplicaLoad> loads_now_;
   std::vector<int64_t> held_;
-  std::vector<BlockHash> blocks_;
+  PromptContents contents_;
   FleetResult result_;
 };
 

@@ -57,15 +57,26 @@ class FleetMetrics::OfReplica final : public EngineObserver {
       }
     }
   }
+  void OnRejection(const SimRequest&, SimTime) override { fleet_->goodput_.OnFailure(); }
   void OnFinish(const SimRequest& request, SimTime now) override {
     fleet_->last_end_ = std::max(fleet_->last_end_, now);
-    if (!request.is_completed()) return;
+    if (!request.is_completed()) return fleet_->goodput_.OnFailure();
     const Times& times = fleet_->TimesOf(request);
     // With --zero-output=prefill nothing comes out.
     if (times.first_token < 0) return;
-    fleet_->queueing_.Add(times.admitted - request.arrival);
-    fleet_->ttft_.Add(times.first_token - request.arrival);
-    fleet_->e2e_.Add(now - request.arrival);
+    const SimTime rtt = fleet_->options_.client_rtt;
+    RequestLatency latency;
+    latency.queueing = times.admitted - request.arrival;
+    latency.ttft = times.first_token - request.arrival + rtt;
+    latency.e2e = now - request.arrival + rtt;
+    if (request.num_outputs() > 1) {
+      latency.tpot = (now - times.first_token) / (request.num_outputs() - 1);
+    }
+    fleet_->queueing_.Add(latency.queueing);
+    fleet_->ttft_.Add(latency.ttft);
+    fleet_->e2e_.Add(latency.e2e);
+    if (latency.tpot) fleet_->tpot_.Add(*latency.tpot);
+    fleet_->goodput_.OnFinish(latency);
   }
 
   int64_t num_sent = 0, num_prompt = 0, num_queried = 0, num_hit = 0, oracle_more = 0;
@@ -74,7 +85,8 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   FleetMetrics* const fleet_;
 };
 
-FleetMetrics::FleetMetrics(size_t num_replicas) {
+FleetMetrics::FleetMetrics(size_t num_replicas, const Options& options)
+    : options_(options), goodput_(options.objectives) {
   for (size_t r = 0; r < num_replicas; ++r) replicas_.push_back(std::make_unique<OfReplica>(this));
 }
 
@@ -88,22 +100,35 @@ FleetMetrics::Times& FleetMetrics::TimesOf(const SimRequest& request) {
   return times_[slot];
 }
 
-void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime) {
+void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {
   OfReplica& replica = *replicas_[static_cast<size_t>(record.replica)];
   ++replica.num_sent;
   replica.num_prompt += record.request.num_prompt;
   decisions_.set_routed(decisions_.routed() + 1);
-  if (record.held_tokens.empty()) return;
-  const int64_t most = *std::max_element(record.held_tokens.begin(), record.held_tokens.end());
-  const int64_t more = most - record.held_tokens[static_cast<size_t>(record.replica)];
+  if (record.waited > 0) {
+    router_queueing_.Add(record.waited);
+    ++num_queued_;
+  }
+  int64_t more = 0;
+  if (!record.held_tokens.empty()) {
+    more = *std::max_element(record.held_tokens.begin(), record.held_tokens.end()) -
+           record.held_tokens[static_cast<size_t>(record.replica)];
+  }
+  series_.Add(now, {.routed = 1, .oracle_more_tokens = more});
   if (more == 0) return;
   replica.oracle_more += more;
   decisions_.set_another_held_more(decisions_.another_held_more() + 1);
   decisions_.set_oracle_more_tokens(decisions_.oracle_more_tokens() + more);
 }
 
+void FleetMetrics::OnEndedAtRouter(const SimRequest& request, SimTime now) {
+  goodput_.OnFailure();
+  last_end_ = std::max(last_end_, now);
+  if (first_arrival_ < 0 || request.arrival < first_arrival_) first_arrival_ = request.arrival;
+}
+
 void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_claim,
-                           int64_t num_hit_tokens, SimTime) {
+                           int64_t num_hit_tokens, SimTime now) {
   replicas_[static_cast<size_t>(replica)]->num_hit += num_hit_tokens;
   sum_hit_ += num_hit_tokens;
   decisions_.set_found_tokens(decisions_.found_tokens() + num_hit_tokens);
@@ -112,9 +137,11 @@ void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_cl
   if (routed_claim > num_hit_tokens) {
     decisions_.set_claims_too_high(decisions_.claims_too_high() + 1);
     decisions_.set_missing_tokens(decisions_.missing_tokens() + routed_claim - num_hit_tokens);
+    series_.Add(now, {.missing_tokens = routed_claim - num_hit_tokens});
   } else if (routed_claim < num_hit_tokens) {
     decisions_.set_claims_too_low(decisions_.claims_too_low() + 1);
     decisions_.set_unknown_tokens(decisions_.unknown_tokens() + num_hit_tokens - routed_claim);
+    series_.Add(now, {.unknown_tokens = num_hit_tokens - routed_claim});
   }
 }
 
@@ -133,9 +160,21 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   router->set_router_delay_ms(Milliseconds(options.router_delay));
   router->set_event_delay_ms(Milliseconds(options.event_delay));
   router->set_event_loss(InMillionths(options.event_loss));
+  router->set_queue_requests(options.queue.max_requests);
+  router->set_queue_tokens(options.queue.max_tokens);
+  const bool has_limit = options.queue.max_waiting < RouterQueueOptions().max_waiting;
+  router->set_queue_limit(has_limit ? options.queue.max_waiting : -1);
+  router->set_queue_by_priority(options.queue.by_priority);
 
   pb::FleetTotals* totals = out->mutable_totals();
   totals->set_requests_skipped(result.num_skipped);
+  totals->set_requests_arrived(result.num_rejected + result.num_aborted);
+  totals->set_requests_rejected(result.num_rejected);
+  totals->set_requests_aborted(result.num_aborted);
+  totals->set_requests_rejected_by_router(result.num_rejected);
+  totals->set_requests_aborted_at_router(result.num_aborted);
+  totals->set_requests_queued(num_queued_);
+  totals->set_most_queued(result.most_waiting);
   totals->set_event_batches(result.num_event_batches);
   totals->set_lost_batches(result.num_lost_batches);
   for (size_t r = 0; r < result.replicas.size(); ++r) {
@@ -145,6 +184,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     totals->set_requests_finished(totals->requests_finished() + one.num_finished);
     totals->set_requests_rejected(totals->requests_rejected() + one.num_rejected);
     totals->set_requests_aborted(totals->requests_aborted() + NumAborted(one));
+    totals->set_requests_failed(totals->requests_failed() + one.num_failed);
     totals->set_output_tokens(totals->output_tokens() + one.scheduler.num_output_tokens);
     totals->set_preemptions(totals->preemptions() + one.scheduler.num_preemptions);
     pb::ReplicaRow* row = out->add_replicas();
@@ -177,6 +217,8 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   FillDistribution(queueing_, out->mutable_latency()->mutable_queueing());
   FillDistribution(ttft_, out->mutable_latency()->mutable_ttft());
   FillDistribution(e2e_, out->mutable_latency()->mutable_e2e());
+  FillDistribution(tpot_, out->mutable_latency()->mutable_tpot());
+  FillDistribution(router_queueing_, out->mutable_latency()->mutable_router_queueing());
   out->mutable_hit_rate()->set_numerator(sum_hit_);
   out->mutable_hit_rate()->set_denominator(sum_queried_);
   out->mutable_hit_rate()->set_value(Ratio(sum_hit_, sum_queried_));
@@ -191,6 +233,8 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   imbalance->set_busy_time(
       MostToMean(count, [&](size_t r) { return result.replicas[r].busy_time; }));
   *out->mutable_decisions() = decisions_;
+  if (!options_.objectives.empty()) goodput_.Fill(duration, out->mutable_goodput());
+  series_.Fill(out->mutable_decision_series());
 }
 
 }  // namespace kvblocks::sim

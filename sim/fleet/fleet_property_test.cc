@@ -51,10 +51,12 @@ class NaiveFleet {
         Publish(e, now);
       }
       for (size_t e = 0; e < engines.size(); ++e) SwitchOff(e);
+      GiveUp(now);
       Scale(now);
       while (next_request < requests.size() && Due(requests[next_request]) <= now) {
-        Send(&requests[next_request++], now);
+        Reach(&requests[next_request++], now);
       }
+      Drain(now);
       for (size_t e = 0; e < engines.size(); ++e) {
         engines[e].Go(now);
         if (engines[e].idles()) Publish(e, now);
@@ -65,7 +67,11 @@ class NaiveFleet {
         const int64_t wanted = engine.Next(now);
         if (wanted >= 0 && (next < 0 || wanted < next)) next = wanted;
       }
-      if (next < 0 && held_.empty()) return;
+      for (const NaiveRequest* r : queue_) {
+        if (r->abort_at >= 0 && (next < 0 || r->abort_at < next)) next = r->abort_at;
+      }
+      if (!queue_.empty() && !Open(*queue_.front()).empty()) next = now;  // an abort made room
+      if (next < 0 && queue_.empty()) return;
       const int64_t change = NextChange(now);
       if (change >= 0 && (next < 0 || change < next)) next = change;
       if (next < 0) return;
@@ -76,7 +82,7 @@ class NaiveFleet {
   std::vector<NaiveEngine> engines;
   std::vector<std::string> decisions;
   int64_t num_lost = 0;
-  bool has_held() const { return !held_.empty(); }
+  bool has_held() const { return !queue_.empty(); }
 
  private:
   using Key = NaiveEngine::Key;
@@ -154,24 +160,30 @@ class NaiveFleet {
   }
   void Scale(int64_t now) {
     std::vector<NaiveRequest*> lost;
+    bool is_due = false;
     for (size_t e = 0; e < engines.size(); ++e) {
-      if (states_[e] == "starting" && ups_[e] <= now) states_[e] = "live";
+      if (states_[e] != "starting" || ups_[e] > now) continue;
+      states_[e] = "live";
+      is_due = true;
     }
     for (const ScaleEntry& entry : fleet_.scaling.schedule) {
-      if (entry.time / kSecond <= now && done_.insert(&entry).second) Change(entry, now, lost);
+      if (entry.time / kSecond > now || !done_.insert(&entry).second) continue;
+      Change(entry, now, lost);
+      is_due = true;
     }
+    if (!is_due) return;
     num_lost += static_cast<int64_t>(lost.size());
     if (fleet_.scaling.fails_lost) lost.clear();
     std::sort(lost.begin(), lost.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
       return std::pair(a->arrival, a->row) < std::pair(b->arrival, b->row);
     });
-    for (NaiveRequest* r : std::exchange(held_, {})) Send(r, now);
+    Drain(now);
     for (NaiveRequest* r : lost) {
       r->tokens.resize(static_cast<size_t>(r->prompt));
-      r->settled = r->drafts = 0;
+      r->settled = r->drafts = r->next_call = 0;
       r->table.clear();
       r->arrived = r->ended = r->chunk = r->admitted = r->prefilling = false;
-      Send(r, now);
+      Reach(r, now);
     }
   }
 
@@ -203,40 +215,89 @@ class NaiveFleet {
     return sum;
   }
 
-  template <typename Measure>
-  size_t Least(Measure measure) const {
-    size_t best = Live().front();
-    for (const size_t e : Live()) {
-      if (measure(e) < measure(best)) best = e;
+  // Those that may be sent it.
+  std::vector<size_t> Open(const NaiveRequest& r) const {
+    const RouterQueueOptions& q = fleet_.queue;
+    std::vector<size_t> open;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      const bool is_full = (q.max_requests > 0 && Requests(e) + 1 > q.max_requests) ||
+                           (q.max_tokens > 0 && Tokens(e) + r.prompt > q.max_tokens);
+      if (states_[e] == "live" && (!is_full || Requests(e) == 0)) open.push_back(e);
     }
-    return best;
+    return open;
+  }
+
+  // --- Those that wait ---
+
+  void Reach(NaiveRequest* r, int64_t now) {
+    const bool has_limits = fleet_.queue.max_requests > 0 || fleet_.queue.max_tokens > 0;
+    if (!has_limits && queue_.empty() && !Live().empty()) return Send(r, now);
+    queue_.push_back(r);
+    if (fleet_.queue.by_priority) {
+      std::stable_sort(queue_.begin(), queue_.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+        return a->priority < b->priority;
+      });
+    }
+    Drain(now);
+    if (static_cast<int64_t>(queue_.size()) <= fleet_.queue.max_waiting) return;
+    decisions.push_back(absl::StrCat(now, " ", queue_.back()->id, " rejected"));
+    queue_.pop_back();
+  }
+  void Drain(int64_t now) {
+    while (!queue_.empty() && !Open(*queue_.front()).empty()) {
+      NaiveRequest* r = queue_.front();
+      queue_.erase(queue_.begin());
+      Send(r, now);
+    }
+  }
+  void GiveUp(int64_t now) {
+    std::vector<NaiveRequest*> gone;
+    for (NaiveRequest* r : queue_) {
+      if (r->abort_at >= 0 && r->abort_at <= now) gone.push_back(r);
+    }
+    std::stable_sort(gone.begin(), gone.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+      return a->abort_at < b->abort_at;
+    });
+    for (NaiveRequest* r : gone) {
+      decisions.push_back(absl::StrCat(now, " ", r->id, " gave up"));
+      queue_.erase(std::find(queue_.begin(), queue_.end(), r));
+    }
+  }
+
+  template <typename Measure>
+  size_t Least(const std::vector<size_t>& open, Measure measure) const {
+    return *std::min_element(open.begin(), open.end(),
+                             [&](size_t a, size_t b) { return measure(a) < measure(b); });
   }
 
   size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
     const std::vector<size_t> live = Live();
     const auto count = static_cast<int64_t>(live.size());
     const auto by_requests = [&](size_t e) { return Requests(e); };
+    const std::vector<size_t> open = Open(r);
+    const auto is_open = [&](size_t e) { return std::count(open.begin(), open.end(), e) > 0; };
+    const auto num_open = static_cast<int64_t>(open.size());
     switch (fleet_.router.kind) {
       case RouterKind::kRoundRobin:
-        do last_ = (last_ + 1) % engines.size();
-        while (states_[last_] != "live");
-        return last_;
+        while (!is_open(turn_ % engines.size())) ++turn_;
+        return turn_++ % engines.size();
       case RouterKind::kRandom:
       case RouterKind::kTwoChoices: {
         Draws draws(fleet_.router.seed, "router", static_cast<uint64_t>(r.row));
-        const int64_t first = draws.Below(count);
-        const auto at = [&](int64_t i) { return live[static_cast<size_t>(i)]; };
-        if (fleet_.router.kind == RouterKind::kRandom || count == 1) return at(first);
-        int64_t second = draws.Below(count - 1);
+        const int64_t first = draws.Below(num_open);
+        const size_t a = open[static_cast<size_t>(first)];
+        if (fleet_.router.kind == RouterKind::kRandom || num_open == 1) return a;
+        int64_t second = draws.Below(num_open - 1);
         second += second >= first;
-        return Requests(at(second)) < Requests(at(first)) ? at(second) : at(first);
+        const size_t b = open[static_cast<size_t>(second)];
+        return Requests(b) < Requests(a) ? b : a;
       }
       case RouterKind::kLeastRequests:
-        return Least(by_requests);
+        return Least(open, by_requests);
       case RouterKind::kLeastTokens:
-        return Least([&](size_t e) { return Tokens(e); });
+        return Least(open, [&](size_t e) { return Tokens(e); });
       case RouterKind::kSession: {
-        if (r.session == 0) return Least(by_requests);
+        if (r.session == 0) return Least(open, by_requests);
         if (!homes_.count(r.session)) {
           homes_[r.session] = live[static_cast<size_t>(
               Draws(fleet_.router.seed, "session", r.session).Below(count))];
@@ -245,27 +306,24 @@ class NaiveFleet {
         for (const size_t e : live) all += Requests(e);
         const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
         size_t& home = homes_[r.session];
-        if (fleet_.router.session_factor > 0 && Requests(home) + 1 > limit) home = Least(by_requests);
+        if (fleet_.router.session_factor == 0) return is_open(home) ? home : Least(open, by_requests);
+        if (Requests(home) + 1 > limit || !is_open(home)) home = Least(open, by_requests);
         return home;
       }
       default:
         break;
     }
     std::vector<std::pair<int64_t, int64_t>> order;  // smaller is better
-    for (const size_t e : live) {
+    for (const size_t e : open) {
       const int64_t score = fleet_.router.hit_weight * (claims[e] / o_.block_size) -
                             fleet_.router.load_weight * CeilOf(Tokens(e), o_.block_size) -
                             fleet_.router.queue_weight * CeilOf(Waiting(e), o_.block_size);
       order.push_back({-score, Tokens(e)});
     }
-    return live[static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin())];
+    return open[static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin())];
   }
 
   void Send(NaiveRequest* r, int64_t now) {
-    if (Live().empty()) {
-      held_.push_back(r);
-      return;
-    }
     std::vector<int64_t> held, claims;
     for (size_t e = 0; e < engines.size(); ++e) {
       held.push_back(states_[e] == "live" ? engines[e].Leading(*r, engines[e].cached()) : 0);
@@ -303,11 +361,11 @@ class NaiveFleet {
   std::vector<std::vector<std::pair<int64_t, std::set<Key>>>> published_;
   std::vector<std::vector<Key>> recent_;
   std::map<uint64_t, size_t> homes_;
-  size_t last_ = static_cast<size_t>(-1);  // in turn
+  size_t turn_ = 0;
+  std::vector<NaiveRequest*> queue_;
   std::vector<std::string> states_;
   std::vector<int64_t> ups_;  // when those that start are live
   std::set<const ScaleEntry*> done_;
-  std::vector<NaiveRequest*> held_;
 };
 
 // --- The real one, watched ---
@@ -321,7 +379,14 @@ class Decisions : public FleetObserver {
       absl::StrAppend(&lines.back(), " claimed ", absl::StrJoin(record.claimed_tokens, ","));
     }
   }
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    const bool is_rejected = request.finish_reason == FinishReason::kRejected;
+    lines.push_back(absl::StrCat(now / kSecond, " ", request.spec.id,
+                                 is_rejected ? " rejected" : " gave up"));
+    ++num_ended[request.spec.id];
+  }
   std::vector<std::string> lines;
+  std::map<std::string, int> num_ended;  // at the router
 };
 
 // How often each request ended or was rejected; what a crash ended goes on elsewhere.
@@ -371,6 +436,16 @@ RouterOptions DrawRouter(Draw& draw) {
   router.session_factor = draw(0, 1) * draw(1'000'000, 2'000'000);
   if (draw.OneIn(2)) router.tree_blocks = draw(1, 8);
   return router;
+}
+
+RouterQueueOptions DrawQueue(Draw& draw) {
+  RouterQueueOptions queue;
+  if (draw.OneIn(2)) return queue;
+  if (draw.OneIn(2)) queue.max_requests = draw(1, 4);
+  if (draw.OneIn(2)) queue.max_tokens = draw(1, 60);
+  if (draw.OneIn(2)) queue.max_waiting = draw(0, 5);
+  queue.by_priority = draw.OneIn(2);
+  return queue;
 }
 
 // By count and by number.
@@ -423,7 +498,7 @@ void CompareWithNaive(uint64_t seed, bool scales) {
   s.max_num_seqs = o.max_seqs;
   s.reserve_full_isl = o.gate;
 
-  FleetOptions options{.router = DrawRouter(draw)};
+  FleetOptions options{.router = DrawRouter(draw), .queue = DrawQueue(draw)};
   if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
   if (draw.OneIn(2)) options.event_delay = draw(0, 4) * kSecond;
 
@@ -448,6 +523,7 @@ void CompareWithNaive(uint64_t seed, bool scales) {
     r.arrival = at;
     // A request that fails takes its session along, too.
     r.session = static_cast<uint64_t>(options.scaling.fails_lost ? 0 : draw(0, 3));
+    r.priority = draw(-1, 1);  // of the router's queue; the engine has one class
     // An abort ends its session: then nothing but that session's requests may be aborted.
     r.abort_at = -1;
     if (r.session == 0 && draw.OneIn(4)) r.abort_at = at + draw(1, 15);
@@ -459,6 +535,7 @@ void CompareWithNaive(uint64_t seed, bool scales) {
                   .prompt = r.prompt,
                   .output = r.output,
                   .at = static_cast<double>(at),
+                  .priority = static_cast<int32_t>(r.priority),
                   .content = r.tokens,
                   .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
                   .session = r.session});
@@ -480,7 +557,7 @@ void CompareWithNaive(uint64_t seed, bool scales) {
   }
 }
 
-// SM-98 to SM-100: which replica each request goes to and why, and every schedule to the last
+// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes to and why, and every schedule to the last
 // block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, false);
@@ -504,7 +581,9 @@ void FillSessions(Draw& draw, Replay& workload, Ends ends) {
     for (int64_t t = 0; t < request.prompt; ++t) {
       request.content.push_back(t < 5 ? t : 1000 * document + t);
     }
-    if (ends != Ends::kSessionsLast && draw.OneIn(3)) request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    if (ends != Ends::kSessionsLast && draw.OneIn(3)) {
+      request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    }
     if (i > 0 && draw.OneIn(2)) {
       request.waits_for = {draw(0, i - 1)};
       request.think = static_cast<double>(draw(0, 8)) / 4.0;
@@ -578,7 +657,7 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     Replay workload;
     FillSessions(draw, workload, Ends::kAny);
     const SimulationConfig config = DrawConfig(draw);
-    FleetOptions options{.router = DrawRouter(draw)};
+    FleetOptions options{.router = DrawRouter(draw), .queue = DrawQueue(draw)};
     options.router.temperature = draw(0, 1) * draw(1, 3'000'000);
     options.event_loss = draw(0, 1) * draw(0, kMillion);
     if (draw.OneIn(2)) options.router_delay = draw(0, 6) * kSecond / 2;
@@ -598,9 +677,11 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     for (const Replay& watch : fleet.watches) {
       RC_ASSERT(static_cast<int64_t>(watch.free_queue.size()) == config.kv_cache.num_blocks - 1);
     }
-    for (const auto& [id, times] : fleet.ends.of) RC_ASSERT(times == 1);
+    std::map<std::string, int> ends = fleet.decisions.num_ended;
+    for (const auto& [id, times] : fleet.ends.of) ends[id] += times;
+    for (const auto& [id, times] : ends) RC_ASSERT(times == 1);
     RC_ASSERT(fleet.ends.num_lost == fleet.result.scaling.num_lost);
-    RC_ASSERT(static_cast<int64_t>(fleet.ends.of.size()) + fleet.result.num_skipped ==
+    RC_ASSERT(static_cast<int64_t>(ends.size()) + fleet.result.num_skipped ==
               static_cast<int64_t>(reader->num_read()));
 
     // The same bytes again.

@@ -7,6 +7,7 @@
 #include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -26,8 +27,7 @@ std::string Latencies(const ::kvblocks::report::v1::Distribution& d) {
 std::string DescribeRouter(const pb::RouterSetup& router) {
   const std::string& name = router.router();
   std::string text = name;
-  const bool scores = name == "prefix" || name == "prefix-approximate" || name == "oracle";
-  if (scores) {
+  if (LooksAtContent(router)) {
     absl::StrAppendFormat(&text, ", score = %g x blocks held - %g x load - %g x queue",
                           router.hit_weight(), router.load_weight(), router.queue_weight());
     if (router.temperature() > 0) {
@@ -39,6 +39,19 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
   }
   if (name == "session") {
     absl::StrAppendFormat(&text, ", at most %g x the mean", router.session_factor());
+  }
+  if (router.queue_requests() > 0 || router.queue_tokens() > 0) {
+    absl::StrAppend(&text, ", at most ");
+    if (router.queue_requests() > 0) {
+      absl::StrAppend(&text, Plural(router.queue_requests(), "request"),
+                      router.queue_tokens() > 0 ? " and " : "");
+    }
+    if (router.queue_tokens() > 0) absl::StrAppend(&text, Plural(router.queue_tokens(), "token"));
+    absl::StrAppend(&text, " per replica, others wait",
+                    router.queue_by_priority() ? " by priority" : "");
+    if (router.queue_limit() >= 0) {
+      absl::StrAppend(&text, ", ", WithThousands(router.queue_limit()), " of them at most");
+    }
   }
   if (router.router_delay_ms() > 0) {
     absl::StrAppendFormat(&text, ", delay %g ms", router.router_delay_ms());
@@ -52,30 +65,23 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
   return text;
 }
 
-void AddDecisions(const pb::FleetReport& report, TextPage& page) {
-  const pb::Decisions& d = report.decisions();
-  page.Text("choices", absl::StrCat(WithThousands(d.routed()), " requests sent; for ",
-                                    WithThousands(d.another_held_more()),
-                                    " another replica held more of the prompt, by ",
-                                    WithThousands(d.oracle_more_tokens()), " tokens in all"));
-  const std::string& router = report.router().router();
-  if (router != "prefix" && router != "prefix-approximate" && router != "oracle") return;
-  page.Text("claims",
-            absl::StrCat(WithThousands(d.claimed_tokens()), " tokens claimed, ",
-                         WithThousands(d.found_tokens()), " found at admission; too high for ",
-                         Plural(d.claims_too_high(), "request"), " (",
-                         WithThousands(d.missing_tokens()), " tokens missing), too low for ",
-                         WithThousands(d.claims_too_low()), " (",
-                         WithThousands(d.unknown_tokens()), " tokens unknown)"));
+std::string ChoicesText(const pb::Decisions& d) {
+  return absl::StrCat(WithThousands(d.routed()), " requests sent; for ",
+                      WithThousands(d.another_held_more()),
+                      " another replica held more of the prompt, by ",
+                      WithThousands(d.oracle_more_tokens()), " tokens in all");
 }
 
-}  // namespace
+std::string ClaimsText(const pb::Decisions& d) {
+  return absl::StrCat(WithThousands(d.claimed_tokens()), " tokens claimed, ",
+                      WithThousands(d.found_tokens()), " found at admission; too high for ",
+                      Plural(d.claims_too_high(), "request"), " (",
+                      WithThousands(d.missing_tokens()), " tokens missing), too low for ",
+                      WithThousands(d.claims_too_low()), " (", WithThousands(d.unknown_tokens()),
+                      " tokens unknown)");
+}
 
-std::string FormatFleet(const pb::FleetReport& report, bool color) {
-  TextPage page(color);
-  const pb::FleetTotals& totals = report.totals();
-  page.Line("fleet", Plural(report.replicas_size(), "replica"));
-  page.Text("router", DescribeRouter(report.router()));
+std::string RequestsText(const pb::FleetTotals& totals) {
   std::string requests = absl::StrCat(WithThousands(totals.requests_arrived()), " arrived, ",
                                       WithThousands(totals.requests_finished()), " finished");
   if (totals.requests_rejected() > 0) {
@@ -84,40 +90,117 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   if (totals.requests_aborted() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_aborted()), " aborted");
   }
+  if (totals.requests_failed() > 0) {
+    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_failed()), " failed");
+  }
   if (totals.requests_skipped() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_skipped()), " left out");
   }
-  page.Text("requests", absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
-                                     absl::StrFormat("%.4g requests/s, %.4g output tokens/s",
-                                                     totals.requests_per_s(),
-                                                     totals.output_tokens_per_s())));
-  page.Line("hit rate", absl::StrCat(InPercent(report.hit_rate().value()), ": ",
-                                     WithThousands(report.hit_rate().numerator()), " of ",
-                                     WithThousands(report.hit_rate().denominator()),
-                                     " prompt tokens"));
-  page.Line("queueing", Latencies(report.latency().queueing()));
-  page.Line("TTFT", Latencies(report.latency().ttft()));
-  page.Line("E2E", Latencies(report.latency().e2e()));
+  return absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
+                      absl::StrFormat("%.4g requests/s, %.4g output tokens/s",
+                                      totals.requests_per_s(), totals.output_tokens_per_s()));
+}
+
+}  // namespace
+
+bool LooksAtContent(const pb::RouterSetup& router) {
+  const std::string& name = router.router();
+  return name == "prefix" || name == "prefix-approximate" || name == "oracle";
+}
+
+std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetReport& report) {
+  std::vector<std::pair<std::string, std::string>> figures;
+  const auto add = [&](const char* name, std::string text) {
+    figures.emplace_back(name, std::move(text));
+  };
+  const pb::FleetTotals& totals = report.totals();
+  add("fleet", Plural(report.replicas_size(), "replica"));
+  for (const pb::ReplicaKind& kind : report.kinds()) {
+    const int64_t last = kind.first() + kind.count() - 1;
+    figures.emplace_back(
+        absl::StrCat("  ", kind.first(), last > kind.first() ? absl::StrCat(" to ", last) : ""),
+        absl::StrCat(kind.model(), " on ", kind.tensor_parallel(), " x ", kind.device(), ", ",
+                     WithThousands(kind.num_blocks()), " blocks",
+                     kind.options().empty() ? "" : absl::StrCat(": ", kind.options())));
+  }
+  add("router", DescribeRouter(report.router()));
+  add("requests", RequestsText(totals));
+  add("hit rate",
+      absl::StrCat(InPercent(report.hit_rate().value()), ": ",
+                   WithThousands(report.hit_rate().numerator()), " of ",
+                   WithThousands(report.hit_rate().denominator()), " prompt tokens"));
+  if (report.router().queue_requests() > 0 || report.router().queue_tokens() > 0) {
+    std::string text = absl::StrCat(Plural(totals.requests_queued(), "request"), " waited, ",
+                                    WithThousands(totals.most_queued()), " at once at most");
+    if (totals.requests_queued() > 0) {
+      absl::StrAppend(&text, "; ", Latencies(report.latency().router_queueing()));
+    }
+    absl::StrAppend(&text, "; ", WithThousands(totals.requests_rejected_by_router()),
+                    " rejected there, ", WithThousands(totals.requests_aborted_at_router()),
+                    " gave up");
+    add("router queue", text);
+  }
+  add("queueing", Latencies(report.latency().queueing()));
+  add("TTFT", Latencies(report.latency().ttft()));
+  add("TPOT", Latencies(report.latency().tpot()));
+  add("E2E", Latencies(report.latency().e2e()));
+  if (report.has_goodput()) {
+    const auto& goodput = report.goodput();
+    add("goodput", absl::StrFormat("%s of %s requests meet %s, %.4g requests/s; %s",
+                                   InPercent(goodput.good_share()),
+                                   WithThousands(goodput.requests_total()), report.config().slo(),
+                                   goodput.good_requests_per_s(),
+                                   goodput.met() ? "all limits hold" : "not all limits hold"));
+  }
   const pb::Imbalance& imbalance = report.imbalance();
-  page.Line("most / mean",
-            absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
-                            imbalance.requests(), imbalance.prompt_tokens(),
-                            imbalance.output_tokens(), imbalance.busy_time()));
-  AddDecisions(report, page);
-  if (report.has_scaling()) AddScaling(report.scaling(), page);
+  add("most / mean",
+      absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
+                      imbalance.requests(), imbalance.prompt_tokens(), imbalance.output_tokens(),
+                      imbalance.busy_time()));
+  add("choices", ChoicesText(report.decisions()));
+  if (LooksAtContent(report.router())) add("claims", ClaimsText(report.decisions()));
+  if (report.has_scaling()) AddScaling(report.scaling(), &figures);
+  return figures;
+}
+
+std::vector<std::string> ReplicaColumns(const pb::FleetReport&) {
+  return {"replica",       "requests", "prompt tokens", "hit rate",
+          "output tokens", "busy",     "preempted",     "missed hits"};
+}
+
+std::vector<std::string> ReplicaCells(const pb::FleetReport&, const pb::ReplicaRow& row) {
+  return {absl::StrCat(row.replica()),
+          WithThousands(row.requests_sent()),
+          WithThousands(row.prompt_tokens()),
+          InPercent(row.hit_rate()),
+          WithThousands(row.output_tokens()),
+          InPercent(row.busy_share()),
+          WithThousands(row.preemptions()),
+          WithThousands(row.oracle_more_tokens())};
+}
+
+std::string FormatFleet(const pb::FleetReport& report, bool color) {
+  TextPage page(color);
+  for (const auto& [name, text] : FleetFigures(report)) page.Text(name, text);
+  if (report.has_scaling()) AddTimeline(report.scaling(), page);
   page.Blank();
-  page.Line("replica", absl::StrFormat("%10s %14s %9s %13s %8s %9s %13s", "requests",
-                                       "prompt tokens", "hit rate", "output tokens", "busy",
-                                       "preempted", "missed hits"));
+  AddTiers(report.tiers(), page);
+  const auto line = [&](const std::string& label, const std::vector<std::string>& cells) {
+    std::string text;
+    constexpr size_t kWidths[] = {10, 14, 9, 13, 8, 9, 13};
+    for (size_t i = 1; i < cells.size(); ++i) {
+      const size_t width = kWidths[i - 1];
+      if (i > 1) text += ' ';
+      if (cells[i].size() < width) text.append(width - cells[i].size(), ' ');
+      text += cells[i];
+    }
+    page.Line(label, text);
+  };
+  line("replica", ReplicaColumns(report));
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
     const pb::ReplicaRow& row = report.replicas(r);
-    page.Line(absl::StrCat("  ", row.replica()),
-              absl::StrFormat("%10s %14s %9s %13s %8s %9s %13s", WithThousands(row.requests_sent()),
-                              WithThousands(row.prompt_tokens()), InPercent(row.hit_rate()),
-                              WithThousands(row.output_tokens()), InPercent(row.busy_share()),
-                              WithThousands(row.preemptions()),
-                              WithThousands(row.oracle_more_tokens())));
+    line(absl::StrCat("  ", row.replica()), ReplicaCells(report, row));
   }
   if (rows < report.replicas_size()) {
     page.Line("", absl::StrCat("and ", report.replicas_size() - rows, " more, see --json"));
@@ -129,10 +212,19 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
 
 std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
   TextPage page(color);
+  if (!routing.refused().empty()) {
+    page.Text("routing", absl::StrCat("request ", routing.request(), " was sent to no replica: at ",
+                                      absl::StrFormat("%.6g s ", routing.sent_s()),
+                                      routing.refused()));
+    return page.Take();
+  }
   page.Text("routing",
             absl::StrCat("request ", routing.request(), " was sent to replica ", routing.chosen(),
                          " at ", absl::StrFormat("%.6g s", routing.sent_s()), " by ",
-                         routing.router()));
+                         routing.router(),
+                         routing.waited_s() > 0
+                             ? absl::StrCat(", after ", Span(routing.waited_s()), " in its queue")
+                             : ""));
   page.Line("replica", absl::StrFormat("%10s %14s %16s %14s %14s %12s", "requests", "their tokens",
                                        "not yet admitted", "claimed hits", "would have hit",
                                        "score"));
@@ -146,7 +238,9 @@ std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
                               WithThousands(c.tokens()), WithThousands(c.waiting_prompt_tokens()),
                               has_score ? WithThousands(c.claimed_tokens()) : "-",
                               WithThousands(c.held_tokens()),
-                              has_score ? absl::StrFormat("%.6g", c.score()) : "-"));
+                              c.is_full()  ? "no room"
+                              : has_score ? absl::StrFormat("%.6g", c.score())
+                                          : "-"));
   }
   if (routing.found_tokens() >= 0) {
     page.Text("", absl::StrCat("found ", Plural(routing.found_tokens(), "token"),

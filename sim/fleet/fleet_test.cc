@@ -15,6 +15,14 @@
 namespace kvblocks::sim {
 namespace {
 
+struct EndTimes final : public EngineObserver {
+  bool NeedsEveryRecord() const override { return false; }
+  void OnFinish(const SimRequest& request, SimTime now) override {
+    seconds[request.spec.id] = static_cast<double>(now) / static_cast<double>(kSecond);
+  }
+  std::map<std::string, double> seconds;
+};
+
 // Two replicas unless said otherwise, steps of 1 s, blocks of 4 tokens.
 class FleetTest : public testing::Test, public FleetObserver {
  protected:
@@ -31,11 +39,14 @@ class FleetTest : public testing::Test, public FleetObserver {
     watches_.clear();
     watches_.resize(count);
     for (size_t r = 0; r < count; ++r) {
-      setups.push_back({workload_.config, one_second->get(), {&watches_[r]}});
+      setups.push_back({workload_.config, one_second->get(), {&watches_[r], &ended_}});
     }
     sent_.clear();
+    ended_.seconds.clear();
     claimed_.clear();
     found_.clear();
+    sent_at_.clear();
+    ended_at_router_.clear();
     const auto reader = workload_.MakeReader();
     auto fleet = Fleet::Create(options_, std::move(setups), reader.get(), {this});
     if (!fleet.ok()) return fleet.status();
@@ -57,6 +68,13 @@ class FleetTest : public testing::Test, public FleetObserver {
     found_[request.spec.id] = num_hit_tokens;
   }
 
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    const bool is_rejected = request.finish_reason == FinishReason::kRejected;
+    ended_at_router_[request.spec.id] =
+        std::string(is_rejected ? "rejected" : AbortCauseName(request.abort_cause)) + " " +
+        std::to_string(now / kSecond);
+  }
+
   double FinishOf(const std::string& id) const {
     double last = -1;
     for (const Replay& watch : watches_) {
@@ -74,8 +92,10 @@ class FleetTest : public testing::Test, public FleetObserver {
   FleetOptions options_;
   Replay workload_;
   std::vector<Replay> watches_;
+  EndTimes ended_;
   std::map<std::string, int32_t> sent_;
   std::map<std::string, double> sent_at_;
+  std::map<std::string, std::string> ended_at_router_;
   std::map<std::string, int64_t> claimed_, found_;
   FleetResult result_;
 };
@@ -206,6 +226,100 @@ TEST_F(FleetTest, TemperatureDrawsByScore) {
   options_.router.seed = 1;
   ASSERT_TRUE(Run().ok());
   EXPECT_NE(result_, first);
+}
+
+// SM-101: who finds no room waits, and goes to whoever has it first.
+TEST_F(FleetTest, RequestsWaitAtTheRouterForRoom) {
+  options_.queue.max_requests = 1;
+  Add("A", 0, 4, 5, 1, 0);
+  Add("B", 0, 4, 3, 2, 0);
+  Add("C", 1, 4, 4, 3, 0);
+  Add("D", 1, 4, 1, 4, 0);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_at_["C"], 3);
+  EXPECT_EQ(sent_["C"], sent_["B"]);
+  EXPECT_EQ(sent_at_["D"], 5);
+  EXPECT_EQ(sent_["D"], sent_["A"]);
+  EXPECT_EQ(result_.most_waiting, 2);
+  // Tokens: 4 and the output so far, and 4 more.
+  options_.queue = {.max_tokens = 9};
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_at_["C"], 1);
+  EXPECT_EQ(sent_at_["D"], 1);
+  options_.queue = {.max_tokens = 8};
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_at_["C"], 3);
+}
+
+// SM-101: the router decides when there is room, with the knowledge of then.
+TEST_F(FleetTest, RouterDecidesWhenThereIsRoom) {
+  options_.router.kind = RouterKind::kPrefix;
+  options_.queue.max_requests = 1;
+  Add("A", 0, 10, 4, 1, 8);
+  Add("B", 0, 10, 2, 2, 8);
+  Add("C", 0, 10, 1, 2, 8);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_at_["C"], 2);
+  EXPECT_EQ(claimed_["C"], 8);
+  EXPECT_EQ(found_["C"], 8);
+}
+
+// SM-101
+TEST_F(FleetTest, RouterRejectsTheLastOfTooMany) {
+  options_.queue = {.max_requests = 1, .max_waiting = 1};
+  Add("A", 0, 4, 9, 1, 0);
+  Add("B", 0, 4, 9, 2, 0);
+  workload_.Add({.id = "C", .prompt = 4, .output = 1, .at = 1, .priority = 2});
+  workload_.Add({.id = "D", .prompt = 4, .output = 1, .at = 2, .priority = 1});
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(ended_at_router_["D"], "rejected 2");
+  EXPECT_EQ(sent_at_["C"], 9);
+  EXPECT_EQ(result_.num_rejected, 1);
+  EXPECT_EQ(result_.replicas[0].num_rejected + result_.replicas[1].num_rejected, 0);
+  // A more urgent one takes the place of the last.
+  options_.queue.by_priority = true;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(ended_at_router_["C"], "rejected 2");
+  EXPECT_EQ(sent_at_["D"], 9);
+  // Nobody may wait.
+  options_.queue.max_waiting = 0;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(result_.num_rejected, 2);
+}
+
+// SM-101: patience counts at the router, too, and who gives up at an instant is not sent at it.
+TEST_F(FleetTest, RequestsGiveUpAtTheRouter) {
+  options_.queue.max_requests = 1;
+  workload_.config.max_queue_time = 4 * kSecond;
+  Add("A", 0, 4, 5, 1, 0);
+  Add("B", 0, 4, 6, 2, 0);
+  Add("C", 1, 4, 1, 3, 0);
+  Add("D", 2, 4, 1, 3, 0);
+  workload_.Add({.id = "E", .prompt = 4, .output = 1, .at = 2, .abort_after = 1});
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(ended_at_router_["C"], "queue_time 5") << "A ends at 5";
+  EXPECT_EQ(ended_at_router_["E"], "abort_time 3");
+  EXPECT_EQ(sent_at_["D"], 5);
+  EXPECT_EQ(result_.num_aborted, 2);
+  EXPECT_EQ(result_.replicas[0].num_aborted_queue + result_.replicas[1].num_aborted_queue, 0);
+}
+
+// SM-101: a session whose turn gives up at the router ends everywhere, and one that waits there ends with it.
+TEST_F(FleetTest, SessionsEndAtTheRouterToo) {
+  options_.queue.max_requests = 2;
+  workload_.config.scheduler.max_num_seqs = 1;
+  workload_.Add({.id = "A", .prompt = 4, .output = 9, .at = 0});
+  workload_.Add({.id = "B", .prompt = 4, .output = 5, .at = 0, .session = 1});  // waits for A
+  workload_.Add({.id = "C", .prompt = 4, .output = 5, .at = 0, .abort_after = 2.5, .session = 1});
+  workload_.Add({.id = "D", .prompt = 4, .output = 5, .at = 1, .session = 1});
+  ASSERT_TRUE(Run(1).ok());
+  EXPECT_EQ(ended_at_router_["C"], "abort_time 2");
+  EXPECT_EQ(watches_[0].ends["B"], "abort");
+  EXPECT_EQ(ended_.seconds["B"], 3) << "the boundary of its replica's iterations";
+  EXPECT_EQ(ended_.seconds["D"], 2.5) << "of no replica yet";
+  EXPECT_EQ(watches_[0].ends["D"], "abort");
+  EXPECT_EQ(watches_[0].ends["A"], "length");
+  EXPECT_EQ(sent_.count("D"), 0);
 }
 
 // A session ends on all replicas.

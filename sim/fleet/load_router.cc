@@ -7,25 +7,21 @@
 namespace kvblocks::sim {
 namespace {
 
-int32_t LeastBy(const RouteQuestion& question, int64_t ReplicaLoad::* measure) {
-  return *std::min_element(question.live.begin(), question.live.end(), [&](int32_t a, int32_t b) {
+int32_t LeastBy(const RouteQuestion& question, absl::Span<const int32_t> open,
+                int64_t ReplicaLoad::* measure) {
+  return *std::min_element(open.begin(), open.end(), [&](int32_t a, int32_t b) {
     return question.loads[static_cast<size_t>(a)].*measure <
            question.loads[static_cast<size_t>(b)].*measure;
   });
 }
 
-int32_t Drawn(absl::Span<const int32_t> live, Draws draws) {
-  return live[static_cast<size_t>(draws.Below(static_cast<int64_t>(live.size())))];
-}
-
-int32_t OfTwo(const RouteQuestion& question, Draws draws) {
-  const auto count = static_cast<int64_t>(question.live.size());
+int32_t OfTwo(const RouteQuestion& question, absl::Span<const int32_t> open, Draws draws) {
+  const auto count = static_cast<int64_t>(open.size());
   const int64_t first = draws.Below(count);
-  if (count == 1) return question.live.front();
+  if (count == 1) return open.front();
   int64_t second = draws.Below(count - 1);
   if (second >= first) ++second;
-  const int32_t a = question.live[static_cast<size_t>(first)];
-  const int32_t b = question.live[static_cast<size_t>(second)];
+  const int32_t a = open[static_cast<size_t>(first)], b = open[static_cast<size_t>(second)];
   const bool is_second_better = question.loads[static_cast<size_t>(b)].num_requests <
                                 question.loads[static_cast<size_t>(a)].num_requests;
   return is_second_better ? b : a;
@@ -34,6 +30,10 @@ int32_t OfTwo(const RouteQuestion& question, Draws draws) {
 }  // namespace
 
 RouteAnswer LoadRouter::Route(const RouteQuestion& question) {
+  open_.clear();
+  for (size_t r = 0; r < question.loads.size(); ++r) {
+    if (MayHave(question, r)) open_.push_back(static_cast<int32_t>(r));
+  }
   return {.replica = Choose(question)};
 }
 
@@ -45,44 +45,55 @@ int32_t LoadRouter::Choose(const RouteQuestion& question) {
   const Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
   switch (options_.kind) {
     case RouterKind::kRandom:
-      return Drawn(question.live, draws);
+      return open_[static_cast<size_t>(
+          Draws(draws).Below(static_cast<int64_t>(open_.size())))];
     case RouterKind::kLeastRequests:
-      return LeastBy(question, &ReplicaLoad::num_requests);
+      return LeastBy(question, open_, &ReplicaLoad::num_requests);
     case RouterKind::kLeastTokens:
-      return LeastBy(question, &ReplicaLoad::num_tokens);
+      return LeastBy(question, open_, &ReplicaLoad::num_tokens);
     case RouterKind::kTwoChoices:
-      return OfTwo(question, draws);
+      return OfTwo(question, open_, draws);
     case RouterKind::kSession:
       return OfSession(question);
     default:
-      return InTurn(question.live);
+      return InTurn();
   }
 }
 
-int32_t LoadRouter::InTurn(absl::Span<const int32_t> live) {
-  const auto next = std::lower_bound(live.begin(), live.end(), next_);
-  const int32_t replica = next == live.end() ? live.front() : *next;
-  next_ = replica + 1;
+int32_t LoadRouter::InTurn() {
+  const auto next = std::lower_bound(open_.begin(), open_.end(), turn_);
+  const int32_t replica = next == open_.end() ? open_.front() : *next;
+  turn_ = replica + 1;
   return replica;
 }
 
 int32_t LoadRouter::OfSession(const RouteQuestion& question) {
   const uint64_t session = question.request.spec.session;
-  if (session == 0) return LeastBy(question, &ReplicaLoad::num_requests);
+  if (session == 0) return LeastBy(question, open_, &ReplicaLoad::num_requests);
+  const auto count =
+      static_cast<int64_t>(question.live.empty() ? question.loads.size() : question.live.size());
+  const auto live = [&](int64_t i) {
+    return question.live.empty() ? static_cast<int32_t>(i) : question.live[static_cast<size_t>(i)];
+  };
   const auto [home, is_new] = homes_.try_emplace(session, 0);
-  if (is_new) home->second = Drawn(question.live, Draws(options_.seed, "session", session));
+  if (is_new) home->second = live(Draws(options_.seed, "session", session).Below(count));
   if (options_.session_factor > 0) {
-    const auto count = static_cast<int64_t>(question.live.size());
     int64_t sum = 1;
-    for (const int32_t r : question.live) sum += question.loads[static_cast<size_t>(r)].num_requests;
+    for (int64_t i = 0; i < count; ++i) {
+      sum += question.loads[static_cast<size_t>(live(i))].num_requests;
+    }
     const int64_t there = question.loads[static_cast<size_t>(home->second)].num_requests + 1;
     // Rounded up, so that one request alone is never too many.
     const __int128 limit =
         (static_cast<__int128>(options_.session_factor) * sum + kMillion * count - 1) /
         (kMillion * count);
-    if (there > limit) home->second = LeastBy(question, &ReplicaLoad::num_requests);
+    if (there > limit || !MayHave(question, static_cast<size_t>(home->second))) {
+      home->second = LeastBy(question, open_, &ReplicaLoad::num_requests);
+    }
   }
-  return home->second;
+  if (MayHave(question, static_cast<size_t>(home->second))) return home->second;
+  // One that never moves only visits.
+  return LeastBy(question, open_, &ReplicaLoad::num_requests);
 }
 
 }  // namespace kvblocks::sim

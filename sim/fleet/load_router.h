@@ -3,6 +3,9 @@
 #ifndef KVBLOCKS_SIM_FLEET_LOAD_ROUTER_H_
 #define KVBLOCKS_SIM_FLEET_LOAD_ROUTER_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "absl/container/flat_hash_map.h"
 #include "kvblocks/sim/fleet/router.h"
 
@@ -18,11 +21,12 @@ class LoadRouter final : public Router {
 
  private:
   int32_t Choose(const RouteQuestion& question);
-  int32_t InTurn(absl::Span<const int32_t> live);
+  int32_t InTurn();
   int32_t OfSession(const RouteQuestion& question);
 
   const RouterOptions options_;
-  int32_t next_ = 0;  // of round-robin: it, or the next one that is live
+  int32_t turn_ = 0;           // whose it is, if it has room
+  std::vector<int32_t> open_;  // that may have the request, ascending
   absl::flat_hash_map<uint64_t, int32_t> homes_;  // of sessions
 };
 

@@ -5,12 +5,13 @@
 // submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
-//   round-robin         in turn
+//   round-robin         in turn; who has no room is passed over
 //   random
 //   least-requests      fewest requests sent there and not over
 //   least-tokens        fewest known tokens of these
 //   two-choices         of two replicas drawn at random the one with fewer requests
-//   session             where the session's last turn went, unless that replica has too much to do
+//   session             where the session's last turn went, unless that replica has too much to do or
+//                       no room
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
@@ -20,7 +21,7 @@
 // block size. Ties go to the replica with fewer tokens, then to the lower number. With a temperature
 // the replica is drawn, with odds e^(score / temperature).
 //
-// Only live replicas are chosen. Who counts or draws does so among these.
+// Only live replicas are chosen; those that start, drain or are off count for nothing.
 //
 // Scores are integers, in millionths of a block; exponentials are FixedExp's: the same everywhere.
 
@@ -87,12 +88,18 @@ inline bool UsesContent(RouterKind kind) {
 struct RouteQuestion {
   const SimRequest& request;
   absl::Span<const ReplicaLoad> loads;  // by replica
-  absl::Span<const int32_t> live;       // replicas to choose from, ascending; at least one
+  // By replica: whether it may be sent the request; empty: all may. At least one may.
+  absl::Span<const uint8_t> has_room = {};
+  absl::Span<const int32_t> live = {};  // those that take requests at all, ascending; empty: all
   // The rest is empty unless the router UsesContent.
   int64_t block_tokens = 1;
   absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
   absl::Span<const int64_t> tokens_held = {};  // by replica: what a look-up finds now; of oracle only
 };
+
+inline bool MayHave(const RouteQuestion& question, size_t replica) {
+  return question.has_room.empty() || question.has_room[replica] != 0;
+}
 
 struct RouteAnswer {
   int32_t replica = 0;

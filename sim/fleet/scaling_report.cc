@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -53,7 +54,8 @@ void FillScaling(const FleetOptions& options, const FleetResult& result,
   }
 }
 
-void AddScaling(const ::kvblocks::fleet::v1::Scaling& scaling, TextPage& page) {
+void AddScaling(const ::kvblocks::fleet::v1::Scaling& scaling,
+                std::vector<std::pair<std::string, std::string>>* figures) {
   std::string text = absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
                                      WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
                                      scaling.mean_on(), scaling.most_live());
@@ -64,17 +66,20 @@ void AddScaling(const ::kvblocks::fleet::v1::Scaling& scaling, TextPage& page) {
     absl::StrAppend(&text, "; ", Plural(scaling.refused(), "change"),
                     " found no replica in the right state");
   }
-  page.Text("scaling", text);
+  figures->emplace_back("scaling", text);
   if (scaling.requests_lost() > 0) {
-    page.Text("lost", absl::StrCat(Plural(scaling.requests_lost(), "request"), " by crashes: ",
+    figures->emplace_back("lost", absl::StrCat(Plural(scaling.requests_lost(), "request"), " by crashes: ",
                                    WithThousands(scaling.requests_retried()), " sent again, ",
                                    WithThousands(scaling.requests_failed()), " failed; ",
                                    WithThousands(scaling.lost_tokens()), " tokens computed in vain"));
   }
   if (scaling.requests_held() > 0) {
-    page.Text("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
+    figures->emplace_back("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
                                    " found no live replica and waited for one"));
   }
+}
+
+void AddTimeline(const ::kvblocks::fleet::v1::Scaling& scaling, TextPage& page) {
   const int lines = std::min(scaling.timeline_size(), kMostLines);
   for (int i = 0; i < lines; ++i) {
     const auto& event = scaling.timeline(i);

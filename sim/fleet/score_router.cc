@@ -63,10 +63,10 @@ RouteAnswer ScoreRouter::Route(const RouteQuestion& question) {
 }
 
 int32_t ScoreRouter::Best(const RouteQuestion& question) const {
-  auto best = static_cast<size_t>(question.live.front());
-  for (const int32_t live : question.live) {
-    const auto r = static_cast<size_t>(live);
-    if (scores_[r] > scores_[best] ||
+  size_t best = scores_.size();
+  for (size_t r = 0; r < scores_.size(); ++r) {
+    if (!MayHave(question, r)) continue;
+    if (best == scores_.size() || scores_[r] > scores_[best] ||
         (scores_[r] == scores_[best] &&
          question.loads[r].num_tokens < question.loads[best].num_tokens)) {
       best = r;
@@ -76,19 +76,21 @@ int32_t ScoreRouter::Best(const RouteQuestion& question) const {
 }
 
 int32_t ScoreRouter::Drawn(const RouteQuestion& question) {
-  int64_t highest = INT64_MIN;
-  for (const int32_t r : question.live) highest = std::max(highest, scores_[static_cast<size_t>(r)]);
+  const int64_t highest = scores_[static_cast<size_t>(Best(question))];
   odds_.clear();
+  open_.clear();
   double sum = 0;
-  for (const int32_t r : question.live) {
-    sum += FixedExp(static_cast<double>(scores_[static_cast<size_t>(r)] - highest) /
+  for (size_t r = 0; r < scores_.size(); ++r) {
+    if (!MayHave(question, r)) continue;
+    sum += FixedExp(static_cast<double>(scores_[r] - highest) /
                     static_cast<double>(options_.temperature));
     odds_.push_back(sum);
+    open_.push_back(static_cast<int32_t>(r));
   }
   Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
   const double drawn = draws.Uniform() * sum;
   const auto place = std::upper_bound(odds_.begin(), odds_.end() - 1, drawn);
-  return question.live[static_cast<size_t>(place - odds_.begin())];
+  return open_[static_cast<size_t>(place - odds_.begin())];
 }
 
 }  // namespace kvblocks::sim

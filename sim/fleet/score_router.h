@@ -30,7 +30,9 @@ class ScoreRouter final : public Router {
   events::BlockIndex index_;        // of prefix; holders are replicas
   std::vector<SentBlocks> sent_;    // of prefix-approximate
   std::vector<int64_t> claimed_, scores_;
-  std::vector<double> odds_;  // scratch
+  // Scratch.
+  std::vector<double> odds_;
+  std::vector<int32_t> open_;  // whose they are
 };
 
 }  // namespace kvblocks::sim

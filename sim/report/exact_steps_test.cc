@@ -75,7 +75,13 @@ void Fill(Replay& replay, ReplayMetricsOptions& metrics, uint64_t seed) {
     scheduler.enable_chunked_prefill = false;
     scheduler.max_num_batched_tokens = config.manager.max_model_len;
   }
-  if (draw.OneIn(3)) scheduler.policy = SchedulingPolicy::kPriority;
+  if (draw.OneIn(2)) {
+    scheduler.policy = static_cast<SchedulingPolicy>(
+        draw(0, static_cast<int64_t>(SchedulingPolicy::kNoEvict)));
+    if (!config.manager.enable_caching && OrdersByPrefix(scheduler.policy)) {
+      scheduler.policy = SchedulingPolicy::kPriority;
+    }
+  }
   DrawRules(draw, scheduler);
   if (draw.OneIn(8)) {
     // In half of the cases with look-ahead hashes.

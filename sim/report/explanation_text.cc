@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -169,6 +171,30 @@ std::string Fate(const pb::BlockRunLife& run) {
   return fate;
 }
 
+// What was loaded, and of the rest why not.
+void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, Text& text) {
+  std::string line;
+  if (!is_first) {
+    line = absl::StrCat(Seconds(lookup.time_s()), "  looked up again, ",
+                        WithThousands(lookup.hit_tokens()), " tokens hit: ");
+  }
+  absl::StrAppend(&line, lookup.loaded_tokens() == 0
+                             ? "nothing"
+                             : Plural(lookup.loaded_tokens(), "token"),
+                  " loaded from tiers");
+  if (lookup.has_load_end_s()) absl::StrAppend(&line, " by ", Seconds(lookup.load_end_s()));
+  if (lookup.has_load_end_s() && lookup.arrived_tokens() < lookup.loaded_tokens()) {
+    absl::StrAppend(&line, "; the load failed behind ", Plural(lookup.arrived_tokens(), "token"));
+  }
+  text.Wrap("    ", line);
+  for (const pb::TierFound& tier : lookup.tiers()) {
+    const std::string misses = DescribeTierMisses(tier.misses());
+    text.Wrap("      ", absl::StrCat(Printable(tier.name()), ": ",
+                                     WithThousands(tier.loaded_tokens()), " loaded",
+                                     misses.empty() ? "" : absl::StrCat("; of the rest ", misses)));
+  }
+}
+
 void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, Text& text) {
   text.Heading(absl::StrCat(
       Seconds(admission.time_s()), "  ", admission.is_resume() ? "resumed" : "admitted", " after ",
@@ -180,7 +206,11 @@ void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, 
   text.Add(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
                         WithThousands(admission.known_tokens()), " known tokens hit (",
                         Percent(admission.hit_tokens(), admission.known_tokens()), ")"));
-  text.Add(absl::StrFormat("    %10s %10s %8s  %s", "from token", "tokens", "blocks", "fate"));
+  for (int i = 0; i < admission.tier_lookups_size(); ++i) {
+    AddTierLookup(admission.tier_lookups(i), i == 0, text);
+  }
+  text.Add(absl::StrFormat("    %10s %10s %8s  %s", "from token", "tokens", "blocks",
+                           admission.tier_lookups().empty() ? "fate" : "fate on the device"));
   for (const pb::BlockRunLife& run : admission.runs()) {
     text.Wrap(absl::StrFormat("    %10s %10s %8s  ", WithThousands(run.first_token()),
                               WithThousands(run.tokens()), WithThousands(run.blocks())),
@@ -279,6 +309,9 @@ std::string FormatExplanation(const pb::Explanation& explanation, bool color) {
     text.Add("prefix caching is off: nothing is looked up");
   } else {
     AddTotals(replay, text);
+    TextPage tiers(color);
+    AddTiers(replay.tiers(), tiers);
+    if (std::string lines = tiers.Take(); !lines.empty()) text.Add(lines);
     AddWorst(explanation, text);
   }
   for (const std::string& note : replay.notes()) text.Wrap("note: ", note);

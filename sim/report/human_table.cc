@@ -84,7 +84,9 @@ void AddHead(const pb::Report& report, TextPage& page) {
   std::string memory;
   if (bytes > 0) {
     memory = absl::StrCat(", ", Gigabytes(bytes));
-    if (config.tensor_parallel() > 1) {
+    if (config.pipeline_parallel() > 1) {
+      absl::StrAppend(&memory, " on a device of the largest stage");
+    } else if (config.tensor_parallel() > 1) {
       const auto ranks = static_cast<double>(config.tensor_parallel());
       absl::StrAppend(&memory, " per device and ", Gigabytes(ranks * bytes), " in all");
     }
@@ -111,7 +113,11 @@ void AddHead(const pb::Report& report, TextPage& page) {
                                    " requests per step, ", setup.limits_source()));
   page.Text("time", setup.latency_is_meaningful()
                         ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
-                                       config.tensor_parallel(), " x ", config.device())
+                                       config.tensor_parallel(), " x ", config.device(),
+                                       config.pipeline_parallel() > 1
+                                           ? absl::StrCat(" per stage, ", config.pipeline_parallel(),
+                                                          " stages")
+                                           : "")
                         : absl::StrCat(setup.time_source(), ": every step takes ",
                                        config.step_time(), ", so read no latency from this run"));
   AddTimeParts(setup, page);
@@ -345,7 +351,11 @@ void AddLatency(const pb::Report& report, TextPage& page) {
                          Short(t.output_tokens_per_s()), " output tokens/s; ",
                          Plural(report.totals().steps(), "step"), " of ",
                          Short(t.mean_batch_requests()), " requests and ",
-                         Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share())));
+                         Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share()),
+                         t.has_pipeline_bubbles()
+                             ? absl::StrCat(", of which stages stand idle ",
+                                            Percent(t.pipeline_bubbles()))
+                             : ""));
   if (report.has_steady_throughput()) {
     const pb::Throughput& steady = report.steady_throughput();
     page.Line("  steady",
@@ -386,6 +396,10 @@ void AddNotes(const pb::Report& report, TextPage& page) {
   }
   if (totals.requests_aborted() > 0) {
     page.Line("aborted", Plural(totals.requests_aborted(), "request"));
+  }
+  if (totals.requests_failed() > 0) {
+    page.Line("failed", absl::StrCat(Plural(totals.requests_failed(), "request"),
+                                     " by a failed load (--load-failure-policy=fail)"));
   }
   for (int i = 0; i < report.notes_size() && i < kMaxNotes; ++i) {
     page.Text(i == 0 ? "note" : "", report.notes(i));

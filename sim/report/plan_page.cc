@@ -125,7 +125,11 @@ std::string PlanPage(const pb::PlanReport& report) {
   HtmlPage page(
       absl::StrCat("Plan of ", report.model()),
       absl::StrCat(report.kv_cache_dtype(), " cache on ", report.tensor_parallel(), " x ",
-                   report.device(), ", ",
+                   report.device(),
+                   report.pipeline_parallel() > 1
+                       ? absl::StrCat(" in each of ", report.pipeline_parallel(), " stages")
+                       : "",
+                   ", ",
                    absl::StrFormat("%.2f GB", static_cast<double>(report.available_bytes()) / 1e9),
                    " per device = ", report.available_source()));
   for (const pb::PolicyPlan& plan : report.plans()) {

@@ -36,18 +36,24 @@ std::string Gigabytes(int64_t bytes) {
 void AddHead(const pb::PlanReport& report, TextPage& page) {
   page.Text("model", absl::StrCat(report.model(), ": ", report.num_layers(), " layers, ",
                                   report.kv_cache_dtype(), " cache, on ", report.tensor_parallel(),
-                                  " x ", report.device()));
+                                  " x ", report.device(),
+                                  report.pipeline_parallel() > 1
+                                      ? absl::StrCat(", ", report.pipeline_parallel(), " stages of them")
+                                      : ""));
   page.Text("memory", absl::StrCat(Gigabytes(report.available_bytes()),
                                    " per device = ", report.available_source()));
   page.Text("limits",
             absl::StrCat(WithThousands(report.max_model_len()), " tokens per request, ",
                          WithThousands(report.max_in_flight_tokens()),
-                         report.steps_in_flight() == 2
+                         report.steps_in_flight() > 2
+                             ? absl::StrCat(" tokens in flight (", report.steps_in_flight(), " steps)")
+                         : report.steps_in_flight() == 2
                              ? " tokens in flight (a step is scheduled while the one before runs)"
                              : " tokens in flight (one step)"));
   page.Text("per token",
             absl::StrCat(Number(report.bytes_per_recent_token()), " bytes inside all windows, ",
-                         Number(report.bytes_per_kept_token()), " for good, per device"));
+                         Number(report.bytes_per_kept_token()), " for good, ",
+                         report.pipeline_parallel() > 1 ? "on the devices of all stages" : "per device"));
   page.Blank();
 }
 

@@ -57,7 +57,7 @@ void PoolMetrics::OnPreemption(const PreemptionRecord& record, SimTime) {
 
 void PoolMetrics::OnFinish(const SimRequest& request, SimTime) {
   // Requests that end with a step are seen there.
-  if (request.finish_reason != FinishReason::kAbort || !facts_->requests.Has(request)) return;
+  if (!request.was_cut_short() || !facts_->requests.Has(request)) return;
   gauges_.computed -= request.num_computed;
   SetSlots(request, 0);
   ReadPool();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvblocks/sim/report/report_section.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -153,6 +154,7 @@ void RequestLife::OnMisses(const AdmissionRecord& record, const AdmissionMisses&
     in_blocks += run.num_blocks * manager_->hit_alignment();
   }
   admission->set_partial_tokens(record.num_queried_tokens - in_blocks);
+  FillTierLookup(record, now);
   if (!why_) return;
   for (const GroupReach& reach : why_->groups) {
     auto* group = admission->add_groups();
@@ -163,6 +165,33 @@ void RequestLife::OnMisses(const AdmissionRecord& record, const AdmissionMisses&
       FillVeto(reach.group, *reach.stop_block, reach.absence, group->mutable_stop());
     }
   }
+}
+
+void RequestLife::FillTierLookup(const AdmissionRecord& record, SimTime now) {
+  if (tiers_ == nullptr) return;
+  auto* lookup = life_.mutable_admissions(life_.admissions_size() - 1)->add_tier_lookups();
+  lookup->set_time_s(Seconds(now));
+  lookup->set_hit_tokens(record.num_hit_tokens);
+  lookup->set_loaded_tokens(record.num_external_tokens);
+  for (size_t t = 0; t < tiers_->last_lookup().size(); ++t) {
+    const TierLookup& found = tiers_->last_lookup()[t];
+    auto* tier = lookup->add_tiers();
+    tier->set_name(tiers_->options().tiers[t].options.name);
+    tier->set_loaded_tokens(found.loaded_tokens);
+    FillTierMisses(found.missed_tokens, tier->mutable_misses());
+  }
+}
+
+void RequestLife::OnReadmission(const AdmissionRecord& record, SimTime now) {
+  if (IsTarget(*record.request)) FillTierLookup(record, now);
+}
+
+void RequestLife::OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) {
+  if (!IsTarget(request) || tiers_ == nullptr) return;
+  auto* admission = life_.mutable_admissions(life_.admissions_size() - 1);
+  auto* lookup = admission->mutable_tier_lookups(admission->tier_lookups_size() - 1);
+  lookup->set_load_end_s(Seconds(now));
+  lookup->set_arrived_tokens(num_tokens);
 }
 
 void RequestLife::OnPreemption(const PreemptionRecord& record, SimTime now) {

@@ -28,12 +28,15 @@
 #include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/miss_classifier.h"
 #include "kvblocks/sim/report/request_selector.h"
+#include "kvblocks/sim/tiers/tier_connector.h"
 
 namespace kvblocks::sim {
 
 class RequestLife final : public EngineObserver, public AdmissionSink {
  public:
-  explicit RequestLife(RequestSelector selector) : selector_(std::move(selector)) {}
+  // `tiers`: those of the replay, or null. Not owned; it must observe the run before this does.
+  explicit RequestLife(RequestSelector selector, const TierConnector* tiers = nullptr)
+      : selector_(std::move(selector)), tiers_(tiers) {}
 
   bool is_found() const { return target_row_ >= 0; }
   // REQUIRES: is_found(), and the run has ended.
@@ -58,6 +61,8 @@ class RequestLife final : public EngineObserver, public AdmissionSink {
   void OnArrival(const SimRequest& request, SimTime now) override;
   void OnRejection(const SimRequest& request, SimTime now) override;
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
+  void OnReadmission(const AdmissionRecord& record, SimTime now) override;
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
   void OnStepFinished(const StepRecord& step) override;
@@ -73,7 +78,10 @@ class RequestLife final : public EngineObserver, public AdmissionSink {
   void FillRun(const BlockRun& run, SimTime now, RunLife* out) const;
   void FillGone(int64_t from, int64_t to, SimTime now, RunLife* out) const;
 
+  void FillTierLookup(const AdmissionRecord& record, SimTime now);
+
   const RequestSelector selector_;
+  const TierConnector* const tiers_;
   const KvCacheManager* manager_ = nullptr;
   ::kvblocks::report::v1::RequestLife life_;
   int64_t target_row_ = -1;

@@ -29,6 +29,7 @@ struct RequestProgress {
   // Of the first admission.
   int64_t num_queried_tokens = 0;
   int64_t num_hit_tokens = 0;
+  int64_t num_external_tokens = 0;  // behind them, from elsewhere
   int64_t num_possible_tokens = 0;
   SimTime preempted_at = kNever;
   SimTime preempted_time = 0;  // sum of the times until it was resumed

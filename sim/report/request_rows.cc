@@ -9,6 +9,7 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr size_t kBufferBytes = 64 << 10;
+constexpr std::string_view kLineEnd = "\r\n";
 constexpr int kPicosecondsPerMillisecondExponent = 9;
 
 std::string Time(SimTime time) {
@@ -66,11 +67,17 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
   return line;
 }
 
-CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink)
-    : sink_(std::move(sink)), buffer_(Header()) {}
+CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas)
+    : sink_(std::move(sink)), has_replicas_(has_replicas), buffer_(Header()) {
+  if (has_replicas_) buffer_.insert(buffer_.size() - kLineEnd.size(), ",replica");
+}
 
 void CsvRequestSink::OnRow(const RequestRow& row) {
   buffer_ += Format(row);
+  if (has_replicas_) {
+    buffer_.insert(buffer_.size() - kLineEnd.size(),
+                   row.replica < 0 ? "," : absl::StrCat(",", row.replica));
+  }
   if (buffer_.size() >= kBufferBytes) Flush();
 }
 

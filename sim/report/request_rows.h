@@ -24,6 +24,7 @@ struct RequestRow {
   const RequestProgress* progress = nullptr;  // null: given up before it arrived
   std::optional<RequestLatency> latency;      // of requests that emitted a token
   SimTime end = 0;
+  int32_t replica = -1;  // of several; -1: none had it
 };
 
 class RequestRowSink {
@@ -34,19 +35,21 @@ class RequestRowSink {
 
 class CsvRequestSink final : public RequestRowSink {
  public:
-  explicit CsvRequestSink(std::unique_ptr<ByteSink> sink);
+  // `has_replicas`: with a last column that says which replica had the request; empty: none.
+  explicit CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas = false);
 
   void OnRow(const RequestRow& row) override;
   // Reports the first error of all writes. The file is complete only then.
   absl::Status Close();
 
   static std::string Header();
-  static std::string Format(const RequestRow& row);
+  static std::string Format(const RequestRow& row);  // without replica
 
  private:
   void Flush();
 
   std::unique_ptr<ByteSink> sink_;
+  const bool has_replicas_;
   std::string buffer_;
   absl::Status status_;
 };

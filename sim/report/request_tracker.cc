@@ -29,6 +29,7 @@ void RequestTracker::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.first_scheduled = now;
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
+    progress.num_external_tokens = record.num_external_tokens;
     progress.num_possible_tokens = facts_->misses.num_possible_blocks * facts_->misses.block_tokens;
   }
 }

@@ -53,6 +53,7 @@ std::vector<double> LengthBounds(int64_t max_model_len) {
 ServerMetrics::ServerMetrics(Options options)
     : options_(std::move(options)), tick_(options_.tick), next_tick_(0) {
   SetBuckets();
+  state_.accepted_drafts.assign(static_cast<size_t>(options_.num_draft_tokens), 0);
 }
 
 void ServerMetrics::SetBuckets() {
@@ -105,9 +106,25 @@ void ServerMetrics::SetBuckets() {
        {}},
       {"vllm:request_prompt_tokens", "", "Prompt tokens of a finished request.", lengths, {}},
       {"vllm:request_generation_tokens", "", "Output tokens of a finished request.", lengths, {}},
+      {"vllm:request_max_num_generation_tokens",
+       "",
+       "Output tokens of the longest answer of a finished request.",
+       lengths,
+       {}},
+      {"vllm:request_params_n", "", "Answers that a finished request asked for.", {1, 2, 5, 10, 20}, {}},
+      {"vllm:request_params_max_tokens",
+       "",
+       "The most output tokens that a finished request might have had.",
+       lengths,
+       {}},
+      {"vllm:request_num_preemptions",
+       "",
+       "Preemptions of a finished request.",
+       {1, 2, 3, 4, 5, 10, 20},
+       {}},
       {"vllm:iteration_tokens_total",
        "",
-       "Per step: whole prompts whose first token came, and output tokens.",
+       "Per step: what was not hit of the prompts whose first token came, and output tokens.",
        StepBounds(),
        {}},
       {"kvsim_step_tokens", "", "Tokens computed per step.", StepBounds(), {}},
@@ -181,6 +198,9 @@ void ServerMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
   if (options_.count_attempts) return;
   Count(record.is_resume ? kResumeQueries : kQueries, record.num_queried_tokens);
   Count(record.is_resume ? kResumeHits : kHits, record.num_hit_tokens);
+  if (record.is_resume || !options_.has_connector) return;
+  Count(kExternalQueries, record.num_queried_tokens - record.num_hit_tokens);
+  Count(kExternalHits, record.num_external_tokens);
 }
 
 void ServerMetrics::OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
@@ -210,7 +230,10 @@ void ServerMetrics::OnFirstToken(const SimRequest& request, const RequestProgres
   Observe(kTtft, ttft);
   Count(kPromptTokens, request.num_prompt);
   // What came first was known from the beginning, so hits lie in the prompt.
-  Count(kPromptTokensCached, std::min(progress.num_hit_tokens, request.num_prompt));
+  const int64_t hits = std::min(progress.num_hit_tokens, request.num_prompt);
+  const int64_t external = std::min(progress.num_external_tokens, request.num_prompt - hits);
+  Count(kPromptTokensCached, hits + external);
+  Count(kPromptTokensExternal, external);
 }
 
 void ServerMetrics::OnGaps(SimTime gap, int64_t count, SimTime now) {
@@ -229,14 +252,21 @@ void ServerMetrics::OnStepFinished(const StepRecord& step) {
     Count(kDrafts, record.is_padded ? 0 : 1);
     Count(kDraftTokens, record.num_verified_drafts);
     Count(kAcceptedTokens, output.num_accepted_drafts);
+    const auto accepted = static_cast<size_t>(output.num_accepted_drafts);
+    for (size_t d = 0; d < std::min(accepted, state_.accepted_drafts.size()); ++d) {
+      ++state_.accepted_drafts[d];
+    }
   }
   Count(kGenerationTokens, emitted);
   Count(kSteps, 1);
-  Count(kBusyPicoseconds, step.end - step.device_start);
+  // In a pipeline steps run side by side.
+  Count(kBusyPicoseconds, step.end - std::max(step.device_start, device_until_));
+  device_until_ = step.end;
   Count(kPrefillTokens, step.num_prefill_tokens);
   Count(kDecodeTokens, step.num_decode_tokens);
-  const int64_t prompts = state_.counters[kPromptTokens] - prompt_tokens_at_last_step_;
-  prompt_tokens_at_last_step_ += prompts;
+  const int64_t prompts = state_.counters[kPromptTokens] - state_.counters[kPromptTokensCached] -
+                          computed_prompts_at_last_step_;
+  computed_prompts_at_last_step_ += prompts;
   Observe(kIterationTokens, prompts + emitted);
   Observe(kStepTokens, step.num_tokens);
   ReadPool();
@@ -263,7 +293,8 @@ void ServerMetrics::OnRow(const RequestRow& row) {
       break;
     default:
       Count(kErrors, 1);
-      break;
+      ReadPool();
+      return;
   }
   if (!row.latency) return;
   const RequestProgress& progress = *row.progress;
@@ -274,9 +305,25 @@ void ServerMetrics::OnRow(const RequestRow& row) {
   Observe(kPrefill, row.latency->prefill);
   Observe(kDecode, progress.last_output - progress.first_output);
   Observe(kPrefillKvTokens,
-          request.num_prompt - std::min(progress.num_hit_tokens, request.num_prompt));
+          request.num_prompt - std::min(progress.num_hit_tokens + progress.num_external_tokens,
+                                        request.num_prompt));
   Observe(kPromptLength, request.num_prompt);
   Observe(kOutputLength, progress.num_outputs);
+  Observe(kRequestPreemptions, request.num_preemptions);
+  if (options_.is_told_parameters) return;
+  OnMaxTokens(request.max_output, row.end);
+  OnAnswers(1, progress.num_outputs, row.end);
+}
+
+void ServerMetrics::OnMaxTokens(int64_t max_tokens, SimTime now) {
+  Advance(now);
+  Observe(kMaxTokens, max_tokens);
+}
+
+void ServerMetrics::OnAnswers(int64_t count, int64_t most_tokens, SimTime now) {
+  Advance(now);
+  Observe(kAnswers, count);
+  Observe(kMostOutput, most_tokens);
 }
 
 void ServerMetrics::OnRunEnd(SimTime now) { Advance(now); }

@@ -47,6 +47,12 @@ class ServerMetrics final : public EngineObserver,
     bool count_attempts = false;
     // Without kvsim_missed_blocks, where nobody tells OnMisses.
     bool leave_out_misses = false;
+    // Blocks may come from elsewhere: what the pool does not have is looked up there.
+    bool has_connector = false;
+    int64_t num_draft_tokens = 0;  // per step and request
+    // What clients asked for comes by OnMaxTokens and OnAnswers; otherwise each request is one
+    // answer, and asked for the output that it has.
+    bool is_told_parameters = false;
     // Labels of vllm:cache_config_info.
     std::vector<std::pair<std::string, std::string>> cache_config = {};
   };
@@ -72,6 +78,15 @@ class ServerMetrics final : public EngineObserver,
   void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
                 const RequestProgress& progress, SimTime now) override;
 
+  // --- With is_told_parameters ---
+  // Of a sequence that finished: the most tokens that it might have had.
+  void OnMaxTokens(int64_t max_tokens, SimTime now);
+  // Of a request whose sequences all finished: how many, and the longest one's output tokens.
+  void OnAnswers(int64_t count, int64_t most_tokens, SimTime now);
+
+  // Takes the pool's gauges. Steps do so; for what changes it between them.
+  void ReadPool();
+
   // After the run.
   std::string Text() const;
 
@@ -79,8 +94,11 @@ class ServerMetrics final : public EngineObserver,
   enum Counter {
     kQueries,
     kHits,
+    kExternalQueries,
+    kExternalHits,
     kPromptTokens,
-    kPromptTokensCached,
+    kPromptTokensCached,    // all of them
+    kPromptTokensExternal,  // those from elsewhere
     kGenerationTokens,
     kPreemptions,
     kStops,
@@ -114,6 +132,10 @@ class ServerMetrics final : public EngineObserver,
     kPrefillKvTokens,
     kPromptLength,
     kOutputLength,
+    kMostOutput,
+    kAnswers,
+    kMaxTokens,
+    kRequestPreemptions,
     kIterationTokens,
     kStepTokens,
     kNumHistograms
@@ -135,6 +157,7 @@ class ServerMetrics final : public EngineObserver,
     std::array<int64_t, kNumCounters> counters = {};
     std::array<int64_t, kNumGauges> gauges = {};
     std::array<HistogramState, kNumHistograms> histograms;
+    std::vector<int64_t> accepted_drafts;  // per position
   };
 
   void SetBuckets();
@@ -142,8 +165,6 @@ class ServerMetrics final : public EngineObserver,
   void Advance(SimTime now);
   void Count(Counter counter, int64_t by) { state_.counters[counter] += by; }
   void Observe(Histogram histogram, int64_t value, int64_t count = 1);
-  void ReadPool();
-
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
   std::array<HistogramRow, kNumHistograms> rows_;
@@ -151,7 +172,8 @@ class ServerMetrics final : public EngineObserver,
   std::vector<Point> points_;
   SimTime tick_;
   SimTime next_tick_;
-  int64_t prompt_tokens_at_last_step_ = 0;
+  int64_t computed_prompts_at_last_step_ = 0;  // tokens
+  SimTime device_until_ = 0;
   int64_t usable_blocks_ = 0;
 };
 

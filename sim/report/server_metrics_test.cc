@@ -95,7 +95,13 @@ TEST(ServerMetricsTest, SumsAreThoseOfTheReport) {
   EXPECT_EQ(m.Value("kvsim_step_tokens_sum"), r.totals().computed_tokens());
   EXPECT_EQ(m.Value("vllm:iteration_tokens_total_count"), r.totals().steps());
   EXPECT_EQ(m.Value("vllm:iteration_tokens_total_sum"),
-            r.workload().input_tokens() + r.totals().output_tokens());
+            r.workload().input_tokens() - r.prompt_tokens().hit() + r.totals().output_tokens());
+  EXPECT_EQ(m.Value("vllm:request_num_preemptions_sum"), r.preemption().preemptions());
+  EXPECT_EQ(m.Value("vllm:request_params_n_sum"), r.totals().requests_finished());
+  EXPECT_EQ(m.Value("vllm:request_params_max_tokens_sum"), r.totals().output_tokens());
+  EXPECT_EQ(m.Value("vllm:request_max_num_generation_tokens_sum"), r.totals().output_tokens());
+  EXPECT_EQ(m.Value("vllm:prompt_tokens_cached_by_source_total", "device"),
+            r.counters().hit_tokens());
   EXPECT_EQ(m.Value("vllm:request_generation_tokens_sum"), r.totals().output_tokens());
   EXPECT_EQ(m.Value("vllm:request_prompt_tokens_sum"), r.workload().input_tokens());
   EXPECT_EQ(m.Value("vllm:request_prefill_kv_computed_tokens_sum"),
@@ -158,6 +164,19 @@ TEST(ServerMetricsTest, BucketsAreVllms) {
   EXPECT_EQ(served.metrics.types.at("vllm:iteration_tokens_total"), "histogram");
 }
 
+TEST(ServerMetricsTest, AcceptedDraftsAreCountedByPosition) {
+  Replay replay;
+  replay.config.scheduler.num_draft_tokens = 3;
+  replay.config.scheduler.acceptance.fixed = 2;
+  replay.Add({.id = "A", .prompt = 4, .output = 30});
+  const OpenMetrics m = Serve(replay, {.num_draft_tokens = 3}).metrics;
+  const std::string name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+  EXPECT_GT(m.Value(name, "position=\"1\""), 0);
+  EXPECT_EQ(m.Value(name, "position=\"2\""), 0);
+  EXPECT_EQ(m.Value(name, "position=\"0\"") + m.Value(name, "position=\"1\""),
+            m.Value("vllm:spec_decode_num_accepted_tokens_total"));
+}
+
 TEST(ServerMetricsTest, RequestsThatEndOtherwiseAreCountedByReason) {
   Replay replay;
   replay.config.scheduler.max_num_seqs = 1;
@@ -165,7 +184,7 @@ TEST(ServerMetricsTest, RequestsThatEndOtherwiseAreCountedByReason) {
   replay.Add({.id = "A", .prompt = 4, .output = 50, .abort_after = 5});
   replay.Add({.id = "B", .prompt = 4, .output = 50, .abort_after = 3});
   const Served served = Serve(replay);
-  EXPECT_EQ(served.metrics.Value("vllm:admission_rejections_total"), 1);
+  EXPECT_EQ(served.metrics.Value("kvsim_rejections_total"), 1);
   EXPECT_EQ(served.metrics.Value("vllm:request_success_total", "\"abort\""), 2);
   EXPECT_EQ(served.metrics.Value("vllm:request_success_total", "\"length\""), 0);
   EXPECT_EQ(served.metrics.Value("vllm:time_to_first_token_seconds_count"), 1) << "A's";

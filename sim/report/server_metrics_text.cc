@@ -47,6 +47,10 @@ std::string ServerMetrics::Text() const {
       text.Sample(suffix, labels, value(points[i]), times[i]);
     }
   };
+  // What does not happen here, but has its place on boards.
+  const auto none = [&](const char* suffix, const MetricLabels& labels) {
+    series(suffix, labels, [](const Point&) { return std::string("0"); });
+  };
   const auto gauge = [&](const MetricLabels& labels, Gauge which) {
     series("", labels, [=](const Point& p) { return absl::StrCat(p.gauges[which]); });
   };
@@ -69,7 +73,11 @@ std::string ServerMetrics::Text() const {
   text.BeginFamily("vllm:num_requests_waiting_by_reason", "gauge", "",
                    "Requests waiting, by what they wait for.");
   gauge({{"reason", "capacity"}}, kWaiting);
-  series("", {{"reason", "deferred"}}, [](const Point&) { return std::string("0"); });
+  none("", {{"reason", "deferred"}});
+  text.BeginFamily("vllm:engine_sleep_state", "gauge", "", "Always awake.");
+  series("", {{"sleep_state", "awake"}}, [](const Point&) { return std::string("1"); });
+  none("", {{"sleep_state", "weights_offloaded"}});
+  none("", {{"sleep_state", "discard_all"}});
   text.BeginFamily("vllm:kv_cache_usage_perc", "gauge", "",
                    "Referenced blocks as a share of the usable ones, 0 to 1.");
   series("", {}, [&](const Point& p) {
@@ -81,25 +89,52 @@ std::string ServerMetrics::Text() const {
   counter_family("vllm:num_preemptions", "Preemptions.", kPreemptions);
   counter_family("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", kQueries);
   counter_family("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", kHits);
+  counter_family("vllm:external_prefix_cache_queries",
+                 "Tokens looked up in tiers behind the device.", kExternalQueries);
+  counter_family("vllm:external_prefix_cache_hits", "Tokens found there.", kExternalHits);
+  for (const char* name : {"vllm:mm_cache_queries", "vllm:mm_cache_hits"}) {
+    text.BeginFamily(name, "counter", "", "None: prompts are text.");
+    none("_total", {});
+  }
   counter_family("vllm:prompt_tokens", "Prompt tokens of requests whose first token came.",
                  kPromptTokens);
   text.BeginFamily("vllm:prompt_tokens_by_source", "counter", "", "Those, by their source.");
   series("_total", {{"source", "local_compute"}}, [](const Point& p) {
     return absl::StrCat(p.counters[kPromptTokens] - p.counters[kPromptTokensCached]);
   });
-  counter({{"source", "local_cache_hit"}}, kPromptTokensCached);
-  counter_family("vllm:prompt_tokens_cached", "Those found in the prefix cache.",
+  series("_total", {{"source", "local_cache_hit"}}, [](const Point& p) {
+    return absl::StrCat(p.counters[kPromptTokensCached] - p.counters[kPromptTokensExternal]);
+  });
+  counter({{"source", "external_kv_transfer"}}, kPromptTokensExternal);
+  counter_family("vllm:prompt_tokens_cached", "Those found in the prefix cache, or behind it.",
                  kPromptTokensCached);
+  text.BeginFamily("vllm:prompt_tokens_cached_by_source", "counter", "",
+                   "Tokens found at first admissions, by where.");
+  counter({{"source", "device"}}, kHits);
+  for (const char* source : {"host", "p2p", "disk"}) none("_total", {{"source", source}});
+  counter({{"source", "external_unspecified"}}, kExternalHits);
   counter_family("vllm:generation_tokens", "Output tokens.", kGenerationTokens);
   text.BeginFamily("vllm:request_success", "counter", "", "Requests that ended, by reason.");
   counter({{"finished_reason", "stop"}}, kStops);
   counter({{"finished_reason", "length"}}, kLengths);
   counter({{"finished_reason", "abort"}}, kAborts);
   counter({{"finished_reason", "error"}}, kErrors);
-  counter_family("vllm:admission_rejections", "Requests rejected at arrival.", kRejections);
+  none("_total", {{"finished_reason", "repetition"}});
+  text.BeginFamily("vllm:admission_rejections", "counter", "",
+                   "None: no queue of an engine has a limit here.");
+  none("_total", {{"reason", "max_num_queued_reqs"}});
+  none("_total", {{"reason", "max_num_queued_tokens"}});
   counter_family("vllm:spec_decode_num_drafts", "Verifications of drafts.", kDrafts);
   counter_family("vllm:spec_decode_num_draft_tokens", "Drafts verified.", kDraftTokens);
   counter_family("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", kAcceptedTokens);
+  if (options_.num_draft_tokens > 0) {
+    text.BeginFamily("vllm:spec_decode_num_accepted_tokens_per_pos", "counter", "",
+                     "Drafts accepted, by their position.");
+    for (size_t d = 0; d < state_.accepted_drafts.size(); ++d) {
+      series("_total", {{"position", absl::StrCat(d)}},
+             [d](const Point& p) { return absl::StrCat(p.accepted_drafts[d]); });
+    }
+  }
 
   for (int h = 0; h < kNumHistograms; ++h) {
     const HistogramRow& row = rows_[static_cast<size_t>(h)];
@@ -119,6 +154,8 @@ std::string ServerMetrics::Text() const {
     }
   }
 
+  counter_family("kvsim_rejections", "Requests that can never run, and were refused at arrival.",
+                 kRejections);
   counter_family("kvsim_steps", "Steps that computed something.", kSteps);
   text.BeginFamily("kvsim_device_busy_seconds", "counter", "seconds", "Time in steps.");
   series("_total", {}, [](const Point& p) { return ExactSeconds(p.counters[kBusyPicoseconds]); });

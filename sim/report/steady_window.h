@@ -32,6 +32,7 @@ struct ThroughputSums {
   int64_t steps = 0;
   int64_t scheduled_requests = 0;  // summed over the steps
   SimTime busy = 0;
+  SimTime stage_time = 0;  // computing, summed over pipeline stages
 };
 
 std::string DescribeWindow(const Warmup& warmup, const Warmup& cooldown);

@@ -1,11 +1,14 @@
 #include "kvblocks/sim/report/throughput.h"
 
+#include <algorithm>
+
 #include "kvblocks/sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 
 void ThroughputSection::OnRunStart(const RunInfo& info) {
   max_num_batched_tokens_ = info.scheduler->max_num_batched_tokens;
+  num_stages_ = info.scheduler->pipeline_stages;
 }
 
 void ThroughputSection::OnInterval(SimTime from, SimTime to) {
@@ -26,6 +29,7 @@ void ThroughputSection::OnStepScheduled(const StepRecord& step) {
 void ThroughputSection::OnStepFinished(const StepRecord& step) {
   --steps_under_way_;
   ++sums_.steps;
+  sums_.stage_time += step.stage_time;
   sums_.scheduled_requests += step.num_requests();
   sums_.computed_tokens += step.num_tokens;
   sums_.output_tokens += step.num_quiet;
@@ -56,6 +60,12 @@ void ThroughputSection::FillOne(const SteadyWindow::Edges& edges, const std::str
   out->set_mean_batch_requests(Ratio(to.scheduled_requests - from.scheduled_requests, steps));
   out->set_mean_step_tokens(Ratio(to.computed_tokens - from.computed_tokens, steps));
   out->set_budget_use(out->mean_step_tokens() / static_cast<double>(max_num_batched_tokens_));
+  const double all_stages = Seconds(to.busy - from.busy) * static_cast<double>(num_stages_);
+  if (num_stages_ > 1 && all_stages > 0) {
+    // Steps under way at an edge of the window count where they end.
+    const double idle = 1 - Seconds(to.stage_time - from.stage_time) / all_stages;
+    out->set_pipeline_bubbles(std::max(idle, 0.0));
+  }
   out->set_start_s(Seconds(from.time));
   out->set_end_s(Seconds(to.time));
   out->set_window(window);

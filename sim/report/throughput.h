@@ -30,6 +30,7 @@ class ThroughputSection final : public ReportSection {
 
   const Warmup warmup_, cooldown_;
   int64_t max_num_batched_tokens_ = 0;
+  int64_t num_stages_ = 1;
   int64_t steps_under_way_ = 0;
   ThroughputSums sums_;
   SteadyWindow steady_;

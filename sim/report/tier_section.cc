@@ -1,6 +1,8 @@
 #include "kvblocks/sim/report/tier_section.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,6 +18,15 @@ double MeanMs(SimTime sum, int64_t count) {
   return count == 0 ? 0 : Milliseconds(sum) / static_cast<double>(count);
 }
 
+void Add(const LinkTotals& link, LinkTotals* sum) {
+  sum->num_ended += link.num_ended;
+  sum->bytes += link.bytes;
+  sum->busy_time += link.busy_time;
+  sum->transfer_time += link.transfer_time;
+  sum->queue_time += link.queue_time;
+  sum->peak_under_way = std::max(sum->peak_under_way, link.peak_under_way);
+}
+
 void FillLink(const LinkTotals& totals, pb::LinkUse* out) {
   out->set_transfers(totals.num_ended);
   out->set_bytes(totals.bytes);
@@ -25,37 +36,67 @@ void FillLink(const LinkTotals& totals, pb::LinkUse* out) {
   out->set_peak_transfers(totals.peak_under_way);
 }
 
-void FillTier(const TierConnector& tiers, size_t t, pb::Tier* out) {
-  constexpr const char* kCauses[kNumTierMisses] = {"never stored", "evicted", "being written",
-                                                   "not loaded"};
-  const offload::Tier& tier = tiers.offload().tier(static_cast<offload::TierId>(t));
-  const offload::TierStats& stats = tier.stats();
-  const TierTotals& totals = tiers.tier_totals()[t];
-  out->set_name(tier.options().name);
-  out->set_capacity_chunks(tier.capacity().num_slots);
-  out->set_capacity_bytes(tier.capacity().bytes);
-  out->set_used_chunks(tier.num_used_slots());
-  out->set_used_bytes(tier.bytes_taken());
-  out->set_hit_tokens(totals.num_hit_tokens);
-  out->set_loads(totals.num_loads);
-  out->set_read_chunks(stats.num_read);
-  out->set_read_bytes(stats.bytes_read);
-  out->set_written_chunks(stats.num_written);
-  out->set_written_bytes(stats.bytes_written);
-  out->set_evicted_chunks(stats.num_evicted);
-  out->set_moved_down_chunks(stats.num_moved_down);
-  out->set_refused_chunks(stats.num_refused);
-  out->set_awaiting_second_use_chunks(stats.num_awaiting_second_use);
-  out->set_write_amplification(Ratio(stats.num_written, totals.num_distinct));
-  out->set_useful_share(Ratio(stats.num_useful, stats.num_written));
-  if (const LinkTotals* link = tiers.read_totals(t)) FillLink(*link, out->mutable_read_link());
-  if (const LinkTotals* link = tiers.write_totals(t)) FillLink(*link, out->mutable_write_link());
-  for (size_t i = 0; i < kNumTierMisses; ++i) {
-    if (totals.missed_tokens[i] == 0) continue;
-    pb::TierMiss* miss = out->add_misses();
-    miss->set_cause(kCauses[i]);
-    miss->set_tokens(totals.missed_tokens[i]);
+// One tier of each replica, or the one that they share.
+void FillTier(absl::Span<const TierConnector* const> of_replicas, size_t t, pb::Tier* out) {
+  const SimTier& described = of_replicas.front()->options().tiers[t];
+  if (described.is_shared) of_replicas = of_replicas.first(1);
+  out->set_name(described.options.name);
+  out->set_is_shared(described.is_shared);
+  int64_t num_distinct = 0, num_useful = 0;
+  std::array<int64_t, kNumTierMisses> missed_tokens = {};
+  std::optional<LinkTotals> read, write;
+  for (const TierConnector* tiers : of_replicas) {
+    const offload::Tier& tier = tiers->offload().tier(static_cast<offload::TierId>(t));
+    const offload::TierStats& stats = tier.stats();
+    const TierTotals& totals = tiers->tier_totals(t);
+    out->set_capacity_chunks(out->capacity_chunks() + tier.capacity().num_slots);
+    out->set_capacity_bytes(out->capacity_bytes() + tier.capacity().bytes);
+    out->set_used_chunks(out->used_chunks() + tier.num_used_slots());
+    out->set_used_bytes(out->used_bytes() + tier.bytes_taken());
+    out->set_hit_tokens(out->hit_tokens() + totals.num_hit_tokens);
+    out->set_loads(out->loads() + totals.num_loads);
+    out->set_read_chunks(out->read_chunks() + stats.num_read);
+    out->set_read_bytes(out->read_bytes() + stats.bytes_read);
+    out->set_written_chunks(out->written_chunks() + stats.num_written);
+    out->set_written_bytes(out->written_bytes() + stats.bytes_written);
+    out->set_evicted_chunks(out->evicted_chunks() + stats.num_evicted);
+    out->set_moved_down_chunks(out->moved_down_chunks() + stats.num_moved_down);
+    out->set_refused_chunks(out->refused_chunks() + stats.num_refused);
+    out->set_awaiting_second_use_chunks(out->awaiting_second_use_chunks() +
+                                        stats.num_awaiting_second_use);
+    num_distinct += totals.num_distinct;
+    num_useful += stats.num_useful;
+    for (size_t i = 0; i < kNumTierMisses; ++i) missed_tokens[i] += totals.missed_tokens[i];
+    for (auto [link, sum] : {std::pair(tiers->read_totals(t), &read),
+                             std::pair(tiers->write_totals(t), &write)}) {
+      if (link == nullptr) continue;
+      if (!*sum) sum->emplace();
+      Add(*link, &**sum);
+    }
   }
+  out->set_write_amplification(Ratio(out->written_chunks(), num_distinct));
+  out->set_useful_share(Ratio(num_useful, out->written_chunks()));
+  if (read) FillLink(*read, out->mutable_read_link());
+  if (write) FillLink(*write, out->mutable_write_link());
+  FillTierMisses(missed_tokens, out->mutable_misses());
+}
+
+LoadTotals SumOfLoads(absl::Span<const TierConnector* const> of_replicas) {
+  LoadTotals sum;
+  for (const TierConnector* tiers : of_replicas) {
+    const LoadTotals& one = tiers->load_totals();
+    sum.num_known_tokens += one.num_known_tokens;
+    sum.num_device_tokens += one.num_device_tokens;
+    sum.num_loaded_tokens += one.num_loaded_tokens;
+    sum.num_loads += one.num_loads;
+    sum.num_bytes += one.num_bytes;
+    sum.num_not_worth_it += one.num_not_worth_it;
+    sum.compute_time = CheckedAdd(sum.compute_time, one.compute_time).value_or(kMaxSimTime);
+    sum.load_time = CheckedAdd(sum.load_time, one.load_time).value_or(kMaxSimTime);
+    sum.num_failed += one.num_failed;
+    sum.num_lost_tokens += one.num_lost_tokens;
+  }
+  return sum;
 }
 
 std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
@@ -68,9 +109,31 @@ std::string Bytes(double bytes) {
 
 }  // namespace
 
-void FillTiers(const TierConnector& tiers, pb::Tiers* out) {
+void FillTierMisses(absl::Span<const int64_t> missed_tokens,
+                    google::protobuf::RepeatedPtrField<pb::TierMiss>* out) {
+  constexpr const char* kCauses[kNumTierMisses] = {"never stored", "evicted", "being written",
+                                                   "not loaded"};
+  for (size_t i = 0; i < kNumTierMisses; ++i) {
+    if (missed_tokens[i] == 0) continue;
+    pb::TierMiss* miss = out->Add();
+    miss->set_cause(kCauses[i]);
+    miss->set_tokens(missed_tokens[i]);
+  }
+}
+
+std::string DescribeTierMisses(const google::protobuf::RepeatedPtrField<pb::TierMiss>& misses) {
+  std::string text;
+  for (const pb::TierMiss& miss : misses) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", WithThousands(miss.tokens()), " ",
+                    miss.cause());
+  }
+  return text;
+}
+
+void FillTiers(absl::Span<const TierConnector* const> of_replicas, pb::Tiers* out) {
+  const TierConnector& tiers = *of_replicas.front();
   const TierConnector::Options& options = tiers.options();
-  const LoadTotals& totals = tiers.load_totals();
+  const LoadTotals totals = SumOfLoads(of_replicas);
   out->set_load(options.mode == LoadMode::kSync    ? "sync"
                 : options.mode == LoadMode::kAsync ? "async"
                                                    : "layerwise");
@@ -89,7 +152,12 @@ void FillTiers(const TierConnector& tiers, pb::Tiers* out) {
     out->set_break_even_bytes_per_s(static_cast<double>(totals.num_bytes) /
                                     (Milliseconds(totals.compute_time) / 1e3));
   }
-  for (size_t t = 0; t < options.tiers.size(); ++t) FillTier(tiers, t, out->add_tiers());
+  if (options.load_failures > 0) {
+    out->set_load_failure_policy(tiers.fails_lost() ? "fail" : "recompute");
+    out->set_failed_loads(totals.num_failed);
+    out->set_lost_tokens(totals.num_lost_tokens);
+  }
+  for (size_t t = 0; t < options.tiers.size(); ++t) FillTier(of_replicas, t, out->add_tiers());
 }
 
 void AddTiers(const pb::Tiers& tiers, TextPage& page) {
@@ -107,19 +175,21 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                                   tiers.mean_load_ms(), tiers.mean_compute_ms(),
                                   Bytes(tiers.break_even_bytes_per_s())));
   }
+  if (!tiers.load_failure_policy().empty()) {
+    page.Text("", absl::StrCat(Plural(tiers.failed_loads(), "load"), " failed, and ",
+                               WithThousands(tiers.lost_tokens()), " tokens of them were of no use (",
+                               tiers.load_failure_policy(), ")"));
+  }
   for (const pb::Tier& tier : tiers.tiers()) {
     page.Text(tier.name(),
-              absl::StrCat(WithThousands(tier.hit_tokens()), " tokens loaded; ",
+              absl::StrCat(tier.is_shared() ? "shared; " : "", WithThousands(tier.hit_tokens()),
+                           " tokens loaded; ",
                            WithThousands(tier.written_chunks()), " chunks written (",
                            Bytes(static_cast<double>(tier.written_bytes())), "), ",
                            WithThousands(tier.evicted_chunks()), " evicted, ",
                            Percent(tier.useful_share()), " were read"));
-    std::string misses;
-    for (const pb::TierMiss& miss : tier.misses()) {
-      absl::StrAppend(&misses, misses.empty() ? "tokens missed: " : ", ",
-                      WithThousands(miss.tokens()), " ", miss.cause());
-    }
-    if (!misses.empty()) page.Text("", misses);
+    const std::string misses = DescribeTierMisses(tier.misses());
+    if (!misses.empty()) page.Text("", absl::StrCat("tokens missed: ", misses));
     if (tier.has_read_link() && tier.read_link().transfers() > 0) {
       page.Text("", absl::StrFormat("a read took %.3g ms, %.3g of them behind others; busy %.4g s",
                                     tier.read_link().mean_transfer_ms(),

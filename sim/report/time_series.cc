@@ -182,7 +182,7 @@ void SeriesSection::OnStepFinished(const StepRecord& step) {
 
 void SeriesSection::OnFinish(const SimRequest& request, SimTime) {
   const RequestProgress* progress = facts_->Find(request);
-  if (request.finish_reason != FinishReason::kAbort || progress == nullptr) return;
+  if (!request.was_cut_short() || progress == nullptr) return;
   // The next step sets both anew; until then nobody else comes or goes.
   (progress->is_running ? gauges_.running : gauges_.waiting) -= 1;
 }

@@ -239,8 +239,11 @@ void Timeline::EndDecode(const SimRequest& request, Life& life) {
 
 void Timeline::OnFinish(const SimRequest& request, SimTime now) {
   last_event_ = now;
-  const bool is_aborted = request.finish_reason == FinishReason::kAbort;
-  if (is_aborted) WriteInstant("aborted", request, now);
+  const bool is_aborted = request.was_cut_short();
+  if (is_aborted) {
+    const bool failed = request.finish_reason == FinishReason::kError;
+    WriteInstant(failed ? "load failed" : "aborted", request, now);
+  }
   Life* life = Find(request);
   if (life == nullptr) return;
   EndDecode(request, *life);
@@ -271,6 +274,8 @@ void Timeline::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
 }
 
 void Timeline::OnStepFinished(const StepRecord& step) {
+  // In a pipeline it began while the step before was in a later stage.
+  const SimTime begin = std::max(step.device_start, last_step_end_);
   last_event_ = last_step_end_ = step.end;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     const ScheduledRecord& record = step.scheduled[i];
@@ -284,7 +289,7 @@ void Timeline::OnStepFinished(const StepRecord& step) {
       continue;
     }
     const SimTime latest = life.preempted_at == kNever ? step.end : life.preempted_at;
-    BeginRequestSlice(*output.request, life, "prefill", std::min(step.device_start, latest),
+    BeginRequestSlice(*output.request, life, "prefill", std::min(begin, latest),
                       std::min(step.end, latest));
     AddArgument("tokens", record.num_tokens);
     AddArgument("context", record.num_context);
@@ -298,13 +303,13 @@ void Timeline::OnStepFinished(const StepRecord& step) {
   }
 
   const bool is_decode = step.num_prefill_tokens == 0;
-  const SimTime busy = step.end - step.device_start;
+  const SimTime busy = step.end - begin;
   // Pauses of the host between decode steps do not part them, a device that waits for work does.
   if (steps_.count > 0 &&
-      !(is_decode && steps_.prefill_tokens == 0 && step.device_start - steps_.end <= busy)) {
+      !(is_decode && steps_.prefill_tokens == 0 && begin - steps_.end <= busy)) {
     WriteSteps();
   }
-  if (steps_.count == 0) steps_.start = step.device_start;
+  if (steps_.count == 0) steps_.start = begin;
   steps_.end = step.end;
   steps_.busy += busy;
   ++steps_.count;

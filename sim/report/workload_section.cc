@@ -59,6 +59,7 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   totals->set_requests_aborted_by_trace(result.num_aborted_time);
   totals->set_requests_aborted_in_queue(result.num_aborted_queue);
   totals->set_requests_aborted_with_session(result.num_aborted_session);
+  totals->set_requests_failed(result.num_failed);
   totals->set_output_tokens(result.scheduler.num_output_tokens);
   totals->set_computed_tokens(result.scheduler.num_computed);
   totals->set_first_time_tokens(result.scheduler.num_first_time);

@@ -30,6 +30,7 @@ struct AnswerPlan {
   std::shared_ptr<const std::vector<TokenId>> tokens;
   std::shared_ptr<const std::vector<std::string>> pieces;
   size_t start = 0;
+  int64_t limit = 0;                     // tokens that the client would take
   int64_t length = 0;                    // tokens
   size_t text_bytes = SIZE_MAX;          // of their text are shown; a stop text ends it early
   bool is_stop = false;                  // finish_reason "stop", not "length"

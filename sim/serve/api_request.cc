@@ -130,6 +130,15 @@ Error ReadMessages(const dom::object& body, const Fields& fields, std::string* r
   bool adds_prompt = true;
   if (Error error = fields.Flag("add_generation_prompt", &adds_prompt)) return error;
   if (adds_prompt) absl::StrAppend(rendered, "<|assistant|>\n");
+  if (Error error = fields.Refuse("chat_template", "messages become one text in one way here")) {
+    return error;
+  }
+  bool goes_on = false;
+  if (Error error = fields.Flag("continue_final_message", &goes_on)) return error;
+  if (goes_on) {
+    return Bad("continue_final_message",
+               "continue_final_message: got true, expected false: an answer is a message of its own");
+  }
   return std::nullopt;
 }
 
@@ -352,6 +361,8 @@ Error ApiParser::ParseCompletion(std::string_view body, bool is_chat, Completion
     return Bad("cache_salt", "cache_salt: got \"\", expected a text that is not empty");
   }
   if (Error error = fields.Text("request_id", kMaxTextBytes, &request.request_id)) return error;
+  request.adds_special = !is_chat;
+  if (Error error = fields.Flag("add_special_tokens", &request.adds_special)) return error;
   *out = std::move(request);
   return std::nullopt;
 }
@@ -366,6 +377,8 @@ Error ApiParser::ParseTokenize(std::string_view body, TokenizeRequest* out) {
   if (Error error = fields.Text("model", kMaxTextBytes, &request.model)) return error;
   if (Error error = impl_->ReadInput(object, fields, 1, &prompts, &last)) return error;
   if (prompts.front().is_tokens) return Bad("prompt", "prompt: got token ids, expected a text");
+  request.adds_special = !fields.Find("messages");
+  if (Error error = fields.Flag("add_special_tokens", &request.adds_special)) return error;
   if (Error error = fields.Flag("return_token_strs", &request.return_token_strs)) return error;
   request.prompt = std::move(prompts.front());
   *out = std::move(request);

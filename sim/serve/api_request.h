@@ -62,11 +62,13 @@ struct CompletionRequest {
   int32_t priority = 0;
   std::string cache_salt = {};
   std::string request_id = {};
+  bool adds_special = true;  // tokens around a text, as a tokenizer has them
 };
 
 struct TokenizeRequest {
   std::string model = {};
   PromptInput prompt = {};
+  bool adds_special = true;  // a chat says itself where messages begin
   bool return_token_strs = false;
 };
 

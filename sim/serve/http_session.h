@@ -102,9 +102,11 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     reply_.body() = std::move(reply.body);
     reply_.prepare_payload();
     ExpiresAfter(shared_->limits.write_seconds);
-    http::async_write(stream_, reply_, [self = shared_from_this()](Code code, size_t) {
-      self->OnReplied(code);
-    });
+    const auto done = [self = shared_from_this()](Code code, size_t) { self->OnReplied(code); };
+    if (!is_head_) return http::async_write(stream_, reply_, done);
+    // As to GET, with its length and without its body.
+    head_ = http::response<http::empty_body>(std::move(reply_.base()));
+    http::async_write(stream_, head_, done);
   }
 
   void Stream(std::shared_ptr<BodySource> source) override {
@@ -206,6 +208,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   }
 
   void OnHead(Code code) {
+    is_head_ = parser_->get().method() == http::verb::head;
     if (code == http::error::header_limit) {
       return Refuse({.status = 431,
                      .message = absl::StrCat("the head of the request has more than ",
@@ -395,6 +398,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   HttpRequest request_;
   unsigned version_ = 11;
   bool keep_alive_ = true;
+  bool is_head_ = false;  // the method is HEAD
   std::function<void()> gone_;
 
   http::response<http::empty_body> continue_;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -61,10 +62,18 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   absl::Status Start() {
     if (absl::Status status = OpenEvents(); !status.ok()) return status;
     SimulationConfig& config = options_.simulation;
-    config.manager.enable_events = publisher_ != nullptr;
-    auto replica = Replica::Create(config, trace_, options_.step_time.get(), {&metrics_, this}, this);
+    config.manager.enable_events = config.manager.enable_events || publisher_ != nullptr;
+    std::vector<EngineObserver*> observers = {&metrics_, this};
+    if (options_.tiers != nullptr) observers.push_back(options_.tiers.get());
+    auto replica = Replica::Create(config, trace_, options_.step_time.get(), observers, this);
     if (!replica.ok()) return replica.status();
     replica_ = *std::move(replica);
+    if (options_.tiers != nullptr) {
+      if (absl::Status status = options_.tiers->Attach(replica_->manager()); !status.ok()) {
+        return absl::Status(status.code(), absl::StrCat("--tier: ", status.message()));
+      }
+      replica_->set_connector(options_.tiers.get());
+    }
     replica_->Start();
     epoch_ = Clock::now();
     thread_ = std::thread([this] { Loop(); });
@@ -107,14 +116,42 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   }
 
   std::string MetricsText() const { return metrics_.Text(); }
-  Lag lag() const { return lag_; }
-  bool ResetPrefixCache() { return replica_->ResetPrefixCache(); }
-  absl::Status CheckInvariants() const { return replica_->scheduler().CheckInvariants(); }
+  State CurrentState() const {
+    State state{.lag_seconds = lag_seconds_,
+                .max_lag_seconds = max_lag_seconds_,
+                .num_checks = num_checks_};
+    std::set<std::string> running, waiting;
+    for (const auto& [id, live] : live_) {
+      if (live.lora_name.empty()) continue;
+      (live.request->state == RequestState::kRunning ? running : waiting).insert(live.lora_name);
+    }
+    state.running_loras.assign(running.begin(), running.end());
+    state.waiting_loras.assign(waiting.begin(), waiting.end());
+    return state;
+  }
+  bool ResetPrefixCache() {
+    const bool is_empty = replica_->ResetPrefixCache();
+    metrics_.ReadPool();
+    return is_empty;
+  }
+  absl::Status CheckInvariants() const {
+    absl::Status status = replica_->scheduler().CheckInvariants();
+    if (status.ok() && options_.tiers != nullptr) status = options_.tiers->CheckInvariants();
+    return status;
+  }
 
   std::string events_endpoint() const;
   std::string replay_endpoint() const;
 
  private:
+  // A sequence on its way.
+  struct Live {
+    SimRequest* request = nullptr;
+    std::string lora_name = {};
+    int64_t max_tokens = 0;
+    std::shared_ptr<AnswerGroup> group = {};
+  };
+
   absl::Status OpenEvents();
 
   // --- The engine's thread ---
@@ -155,7 +192,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
         break;
       case Message::kAbort:
         if (const auto it = live_.find(message.spec.id); it != live_.end()) {
-          replica_->PlanAbort(it->second, AbortCause::kAbortTime, std::max(message.time, clock_));
+          replica_->PlanAbort(it->second.request, AbortCause::kAbortTime, std::max(message.time, clock_));
         }
         break;
       case Message::kTask:
@@ -173,6 +210,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
         const absl::Status status = replica_->Advance(*next);
         KVBLOCKS_CHECK(!absl::IsInternal(status), status.ToString());
         if (!status.ok()) EndStuck(status.ToString());
+        if (options_.simulation.check_invariants) CheckAll();
         continue;
       }
       if (!next && replica_->has_work()) {
@@ -184,14 +222,20 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     clock_ = std::max(clock_, time);
   }
 
+  void CheckAll() {
+    const absl::Status status = CheckInvariants();
+    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    ++num_checks_;
+  }
+
   void EndStuck(std::string why) {
     const Scheduler& scheduler = replica_->scheduler();
     const SimRequest* stuck = scheduler.stuck();
     if (stuck == nullptr && !scheduler.waiting().empty()) stuck = scheduler.waiting().front();
-    for (const auto& [id, request] : live_) {
-      if (stuck != nullptr && request != stuck) continue;
+    for (const auto& [id, live] : live_) {
+      if (stuck != nullptr && live.request != stuck) continue;
       failure_ = std::move(why);
-      const absl::Status status = replica_->AbortNow(request, AbortCause::kNone, clock_);
+      const absl::Status status = replica_->AbortNow(live.request, AbortCause::kNone, clock_);
       failure_.clear();
       (void)status;  // from OnEnded, which has none
       return;
@@ -200,6 +244,9 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
 
   void Admit(SequenceSpec asked, SimTime now) {
     const int64_t id = asked.id;
+    Live live{.lora_name = asked.lora_name,
+              .max_tokens = asked.max_tokens,
+              .group = std::move(asked.group)};
     TraceRequest spec;
     spec.row = id;
     spec.id = std::move(asked.name);
@@ -221,14 +268,16 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     request->kv = *std::move(kv);
     request->arrival = now;
     if (asked.ends_by_stop) request->ending = FinishReason::kStop;
-    live_[id] = request;
+    live.request = request;
+    live_[id] = std::move(live);
     Tell({.id = id, .kind = Kind::kAccepted});
     const absl::Status status = replica_->Submit(request, now);
     (void)status;  // from OnEnded, which has none
   }
 
-  absl::Status OnEnded(SimRequest* request, SimTime) override {
+  absl::Status OnEnded(SimRequest* request, SimTime now) override {
     SequenceUpdate update = {.id = request->spec.row};
+    const auto live = live_.find(request->spec.row);
     switch (request->finish_reason) {
       case FinishReason::kRejected:
         update.kind = Kind::kRejected;
@@ -238,20 +287,36 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
         update.kind = failure_.empty() ? Kind::kAborted : Kind::kFailed;
         update.text = failure_;
         break;
+      case FinishReason::kError:
+        update.kind = Kind::kFailed;
+        update.text = "its KV could not be loaded";
+        break;
       default:
         update.kind = Kind::kEnded;
+        CountAnswer(live->second, now);
         break;
     }
     Tell(std::move(update));
-    live_.erase(request->spec.row);
+    live_.erase(live);
     store_.Remove(request);
     return absl::OkStatus();
+  }
+
+  void CountAnswer(const Live& live, SimTime now) {
+    const int64_t num_tokens = live.request->num_outputs();
+    metrics_.OnMaxTokens(std::max(live.max_tokens, num_tokens), now);
+    if (live.group == nullptr) return metrics_.OnAnswers(1, num_tokens, now);
+    AnswerGroup& group = *live.group;
+    group.most_tokens = std::max(group.most_tokens, num_tokens);
+    if (++group.num_finished == group.count) {
+      metrics_.OnAnswers(group.count, group.most_tokens, now);
+    }
   }
 
   void OnAdmission(const AdmissionRecord& record, SimTime) override {
     if (record.is_resume) return;
     Tell({.id = record.request->spec.row,
-          .num_tokens = record.num_hit_tokens,
+          .num_tokens = record.num_hit_tokens + record.num_external_tokens,
           .kind = Kind::kAdmitted});
   }
 
@@ -260,9 +325,9 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
       if (output.request == nullptr || output.num_emitted == 0) continue;
       Tell({.id = output.request->spec.row, .num_tokens = output.num_emitted});
     }
-    lag_.last_seconds = std::max(
+    lag_seconds_ = std::max(
         0.0, static_cast<double>(Now() - step.end) / static_cast<double>(kSecond) / options_.speed);
-    lag_.max_seconds = std::max(lag_.max_seconds, lag_.last_seconds);
+    max_lag_seconds_ = std::max(max_lag_seconds_, lag_seconds_);
   }
 
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime) override;
@@ -300,10 +365,11 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   std::unique_ptr<events::EventPublisher> publisher_;
   std::unique_ptr<Replica> replica_;
   RequestStore store_;  // after the replica, whose manager its requests belong to
-  absl::flat_hash_map<int64_t, SimRequest*> live_;
+  absl::flat_hash_map<int64_t, Live> live_;
   SimTime clock_ = 0;  // up to which everything has happened
   std::string failure_;
-  Lag lag_;
+  double lag_seconds_ = 0, max_lag_seconds_ = 0;
+  int64_t num_checks_ = 0;
   std::vector<SequenceUpdate> turn_;
   Clock::time_point epoch_;
 
@@ -339,7 +405,7 @@ absl::Status LiveEngine::Impl::OpenEvents() {
 }
 
 void LiveEngine::Impl::OnKvEvents(absl::Span<const KvEvent> events, SimTime) {
-  publisher_->Publish({events.begin(), events.end()});
+  if (publisher_ != nullptr) publisher_->Publish({events.begin(), events.end()});
 }
 
 std::string LiveEngine::Impl::events_endpoint() const {
@@ -368,6 +434,7 @@ LiveEngine::~LiveEngine() = default;
 
 absl::StatusOr<std::unique_ptr<LiveEngine>> LiveEngine::Create(Options options,
                                                                std::function<void()> wake) {
+  options.metrics.has_connector = options.tiers != nullptr;
   auto impl = std::make_unique<Impl>(std::move(options), std::move(wake));
   if (absl::Status status = impl->Start(); !status.ok()) return status;
   return std::unique_ptr<LiveEngine>(new LiveEngine(std::move(impl)));
@@ -377,9 +444,9 @@ void LiveEngine::Submit(SequenceSpec spec) { impl_->Submit(std::move(spec)); }
 void LiveEngine::Abort(int64_t id) { impl_->Abort(id); }
 void LiveEngine::TakeUpdates(std::vector<SequenceUpdate>* out) { impl_->TakeUpdates(out); }
 
-void LiveEngine::AskMetrics(std::function<void(std::string, Lag)> done) {
+void LiveEngine::AskMetrics(std::function<void(std::string, const State&)> done) {
   impl_->Run([impl = impl_.get(), done = std::move(done)] {
-    done(impl->MetricsText(), impl->lag());
+    done(impl->MetricsText(), impl->CurrentState());
   });
 }
 

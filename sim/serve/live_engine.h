@@ -8,7 +8,7 @@
 //
 // Simulated time is the wall clock times `speed`. A step ends when its simulated time has passed; a
 // request arrives when it was submitted. If the machine is too slow, steps end late: simulated time
-// then falls behind the clock, never ahead, and what happens in it is the same. lag() says by how
+// then falls behind the clock, never ahead, and what happens in it is the same. State says by how
 // much.
 //
 // Always: every submitted sequence gets exactly one update that ends it. The engine's thread waits
@@ -30,8 +30,16 @@
 #include "kvblocks/sim/engine/sim_request.h"
 #include "kvblocks/sim/report/server_metrics.h"
 #include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/tiers/tier_connector.h"
 
 namespace kvblocks::sim {
+
+// Sequences that answer one prompt of one request. The engine's own once the first is submitted.
+struct AnswerGroup {
+  int64_t count = 1;         // sequences
+  int64_t num_finished = 0;  // of them
+  int64_t most_tokens = 0;   // output of the longest of those
+};
 
 struct SequenceSpec {
   int64_t id = 0;  // of the caller's choice, unique among live ones
@@ -39,6 +47,8 @@ struct SequenceSpec {
   std::shared_ptr<const std::vector<TokenId>> prompt;
   std::vector<uint32_t> output_ids = {};  // at least one; all of them will be produced
   bool ends_by_stop = false;              // how its end is counted
+  int64_t max_tokens = 0;                 // that its client would have taken
+  std::shared_ptr<AnswerGroup> group = {};  // null: it is the only one
   int32_t priority = 0;
   std::string cache_salt = {};
   std::string lora_name = {};
@@ -48,7 +58,7 @@ struct SequenceSpec {
 struct SequenceUpdate {
   enum class Kind : uint8_t {
     kAccepted,  // waits for its turn
-    kAdmitted,  // num_tokens of its prompt were found in the cache
+    kAdmitted,  // num_tokens of its prompt were found in the cache or behind it
     kTokens,    // num_tokens more were produced
     kEnded,     // with all its output
     kRejected,  // `text` says why
@@ -73,13 +83,19 @@ class LiveEngine {
   struct Options {
     SimulationConfig simulation;
     std::unique_ptr<StepTimeModel> step_time;
+    std::unique_ptr<TierConnector> tiers = nullptr;  // behind the device; null: none
     double speed = 1;
     ServerMetrics::Options metrics;
     EngineEvents events;
   };
-  struct Lag {
-    double last_seconds = 0;  // of the wall clock, at the end of the last step
-    double max_seconds = 0;
+  // What metrics say beside the text.
+  struct State {
+    double lag_seconds = 0;  // of the wall clock, at the end of the last step
+    double max_lag_seconds = 0;
+    int64_t num_checks = 0;  // of the invariants; with check_invariants one per call of the engine
+    // Adapters of requests that run and that wait, each name once, in their order.
+    std::vector<std::string> running_loras = {};
+    std::vector<std::string> waiting_loras = {};
   };
 
   // `wake` is called on the engine's thread when there are updates and none were before; it must
@@ -98,12 +114,12 @@ class LiveEngine {
   // An id that lives no more is ignored.
   void Abort(int64_t id);
   // The metrics as OpenMetrics text; `done` is called on the engine's thread.
-  void AskMetrics(std::function<void(std::string text, Lag lag)> done);
+  void AskMetrics(std::function<void(std::string text, const State& state)> done);
   // Whether the prefix cache was emptied: not while requests hold blocks.
   void ResetPrefixCache(std::function<void(bool)> done);
   // Swaps what has come into `out`, which is cleared first.
   void TakeUpdates(std::vector<SequenceUpdate>* out);
-  // All that must hold of scheduler and pool; `done` as above. O(number of blocks).
+  // All that must hold of scheduler, pool and tiers; `done` as above. O(number of blocks).
   void CheckInvariants(std::function<void(absl::Status)> done);
 
   // As bound; empty without events.

@@ -1,5 +1,6 @@
 #include "kvblocks/sim/serve/live_metrics.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kvblocks/sim/report/latency_metrics.h"
@@ -18,6 +19,7 @@ struct LiveMetrics::Parts {
 LiveMetrics::LiveMetrics(ServerMetrics::Options options) {
   options.tick = 0;
   options.leave_out_misses = true;
+  options.is_told_parameters = true;
   parts_ = std::make_unique<Parts>(std::move(options));
 }
 LiveMetrics::~LiveMetrics() = default;
@@ -42,8 +44,16 @@ void LiveMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.first_scheduled = now;
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
+    progress.num_external_tokens = record.num_external_tokens;
   }
   parts_->server.OnAdmission(record, now);
+}
+
+// What did not arrive is computed.
+void LiveMetrics::OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime) {
+  RequestProgress* progress = parts_->facts.Find(request);
+  if (progress == nullptr || request.was_preempted()) return;
+  progress->num_external_tokens = std::min(progress->num_external_tokens, num_tokens);
 }
 
 void LiveMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
@@ -67,6 +77,14 @@ void LiveMetrics::OnFinish(const SimRequest& request, SimTime now) {
   }
   parts_->server.OnRow(
       {.request = &request, .progress = progress, .latency = facts.latency, .end = now});
+}
+
+void LiveMetrics::ReadPool() { parts_->server.ReadPool(); }
+void LiveMetrics::OnMaxTokens(int64_t max_tokens, SimTime now) {
+  parts_->server.OnMaxTokens(max_tokens, now);
+}
+void LiveMetrics::OnAnswers(int64_t count, int64_t most_tokens, SimTime now) {
+  parts_->server.OnAnswers(count, most_tokens, now);
 }
 
 std::string LiveMetrics::Text() const { return parts_->server.Text(); }

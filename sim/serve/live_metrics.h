@@ -25,10 +25,16 @@ class LiveMetrics final : public EngineObserver {
   void OnRejection(const SimRequest& request, SimTime now) override;
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
   void OnStepFinished(const StepRecord& step) override;
   void OnFinish(const SimRequest& request, SimTime now) override;
+
+  // See ServerMetrics.
+  void ReadPool();
+  void OnMaxTokens(int64_t max_tokens, SimTime now);
+  void OnAnswers(int64_t count, int64_t most_tokens, SimTime now);
 
   // As OpenMetrics, now.
   std::string Text() const;

@@ -109,6 +109,10 @@ absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory&
     Service::Options asked = options.service;
     asked.replica = r;
     asked.seed += static_cast<uint64_t>(r);
+    const std::vector<int64_t>& faulty = options.fault_replicas;
+    if (!faulty.empty() && std::find(faulty.begin(), faulty.end(), r) == faulty.end()) {
+      asked.faults = {};
+    }
     EngineEvents events = options.events;
     events.endpoint = EndpointOfReplica(events.endpoint, r);
     events.replay_endpoint = EndpointOfReplica(events.replay_endpoint, r);

@@ -31,6 +31,7 @@ struct ServerOptions {
   std::string python = "python3";
   EngineEvents events;       // of the first replica; ports of the others follow
   Service::Options service;  // of the first replica
+  std::vector<int64_t> fault_replicas;  // who have the service's faults from the start; empty: all
 };
 
 // A fresh engine's options but for its events.

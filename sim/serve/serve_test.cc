@@ -15,6 +15,7 @@
 #include "kvblocks/sim/serve/service.h"
 #include "kvblocks/sim/serve/tokenizer.h"
 #include "kvblocks/sim/testing/replay.h"
+#include "kvblocks/sim/tiers/tier_text.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim {
@@ -296,7 +297,7 @@ TEST(RunServerTest, ReplicasHaveEndpointsOfTheirOwn) {
 // Fast: simulated steps of 1 ms, a thousand of them per millisecond.
 class LiveEngineTest : public ::testing::Test {
  protected:
-  void Start(int64_t num_blocks, double speed = 1e6) {
+  void Start(int64_t num_blocks, double speed = 1e6, std::unique_ptr<TierConnector> tiers = nullptr) {
     SimulationConfig config;
     config.kv_cache = {.num_blocks = num_blocks, .groups = {FullGroup(4)}};
     config.manager.max_model_len = 1000;
@@ -304,6 +305,7 @@ class LiveEngineTest : public ::testing::Test {
     config.check_invariants = true;
     auto engine = LiveEngine::Create({.simulation = config,
                                       .step_time = *MakeFixedStepTime(kMillisecond),
+                                      .tiers = std::move(tiers),
                                       .speed = speed,
                                       .metrics = {.model = "m", .max_model_len = 1000},
                                       .events = {}},
@@ -323,6 +325,20 @@ class LiveEngineTest : public ::testing::Test {
                      .name = "r",
                      .prompt = std::make_shared<const std::vector<TokenId>>(prompt),
                      .output_ids = output});
+  }
+
+  // The text of the metrics, and what is beside it.
+  std::string Metrics(LiveEngine::State* beside = nullptr) {
+    std::string text;
+    engine_->AskMetrics([&](std::string all, const LiveEngine::State& state) {
+      const std::lock_guard lock(mutex_);
+      if (beside != nullptr) *beside = state;
+      text = std::move(all);
+      changed_.notify_one();
+    });
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !text.empty(); });
+    return text;
   }
 
   // The update that ends the request; tokens and hits until then are added up.
@@ -430,20 +446,89 @@ TEST_F(LiveEngineTest, MetricsCountWhatHappened) {
   WaitForEnd(1);
   Submit(2, 20, 10);
   WaitForEnd(2);
-  std::string text;
-  engine_->AskMetrics([&](std::string all, LiveEngine::Lag) {
-    const std::lock_guard lock(mutex_);
-    text = std::move(all);
-    changed_.notify_one();
-  });
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !text.empty(); });
+  const std::string text = Metrics();
   const std::string labels = "{model_name=\"m\",engine=\"0\"} ";
   EXPECT_THAT(text, HasSubstr("vllm:generation_tokens_total" + labels + "20\n"));
   EXPECT_THAT(text, HasSubstr("vllm:prefix_cache_hits_total" + labels + "16\n"));
   EXPECT_THAT(text, HasSubstr("vllm:num_requests_running" + labels + "0\n"));
   EXPECT_THAT(text, HasSubstr("vllm:time_to_first_token_seconds_count" + labels + "2\n"));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("kvsim_missed_blocks")));
+}
+
+TEST_F(LiveEngineTest, AnswersToOnePromptAreOneRequestOfTheMetrics) {
+  Start(100);
+  const auto prompt = std::make_shared<const std::vector<TokenId>>(std::vector<TokenId>{1, 2, 3});
+  const auto group = std::make_shared<AnswerGroup>(AnswerGroup{.count = 2});
+  for (int64_t id : {1, 2}) {
+    engine_->Submit({.id = id,
+                     .name = "r",
+                     .prompt = prompt,
+                     .output_ids = std::vector<uint32_t>(static_cast<size_t>(3 * id), 7),
+                     .max_tokens = 50,
+                     .group = group});
+  }
+  WaitForEnd(1);
+  WaitForEnd(2);
+  const std::string text = Metrics();
+  const std::string labels = "{model_name=\"m\",engine=\"0\"} ";
+  EXPECT_THAT(text, HasSubstr("vllm:request_params_n_count" + labels + "1\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_params_n_sum" + labels + "2\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_max_num_generation_tokens_sum" + labels + "6\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_params_max_tokens_count" + labels + "2\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_params_max_tokens_sum" + labels + "100\n"));
+}
+
+TEST_F(LiveEngineTest, AdaptersThatRunAreTold) {
+  Start(1000, /*speed=*/1);
+  const auto prompt = std::make_shared<const std::vector<TokenId>>(std::vector<TokenId>{1, 2, 3});
+  engine_->Submit({.id = 1,
+                   .name = "r",
+                   .prompt = prompt,
+                   .output_ids = std::vector<uint32_t>(900, 7),
+                   .lora_name = "sql"});
+  LiveEngine::State state;
+  while (state.running_loras.empty()) Metrics(&state);
+  EXPECT_THAT(state.running_loras, ElementsAre("sql"));
+  EXPECT_THAT(state.waiting_loras, ElementsAre());
+  engine_->Abort(1);
+  WaitForEnd(1);
+  Metrics(&state);
+  EXPECT_THAT(state.running_loras, ElementsAre());
+}
+
+// SM-105
+TEST_F(LiveEngineTest, WhatThePoolEvictedComesBackFromATier) {
+  auto tiers = ParseTiers("host:1MB:read=1GB/s");
+  ASSERT_TRUE(tiers.ok()) << tiers.status();
+  const auto step_time = *MakeFixedStepTime(kMillisecond);
+  auto connector = TierConnector::Create(
+      {.tiers = *tiers, .group_block_bytes = {1024}, .step_time = step_time.get()});
+  ASSERT_TRUE(connector.ok()) << connector.status();
+  Start(20, /*speed=*/1e6, *std::move(connector));
+  Submit(1, 60, 1);
+  WaitForEnd(1);
+  Submit(2, 60, 1, /*first_token=*/500);  // takes the blocks of the first
+  WaitForEnd(2);
+  EXPECT_EQ(num_hits_, 0);
+  Submit(3, 60, 1);
+  EXPECT_EQ(WaitForEnd(3).kind, SequenceUpdate::Kind::kEnded);
+  // Four blocks of 4 tokens stayed, and ten came back; the last one is computed.
+  EXPECT_EQ(num_hits_, 56);
+  const std::string text = Metrics();
+  const std::string labels = "{model_name=\"m\",engine=\"0\"";
+  EXPECT_THAT(text, HasSubstr("vllm:prefix_cache_hits_total" + labels + "} 16\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:external_prefix_cache_hits_total" + labels + "} 40\n"));
+  EXPECT_THAT(text, HasSubstr("vllm:external_prefix_cache_queries_total" + labels + "} 164\n"));
+  EXPECT_THAT(text, HasSubstr("source=\"external_kv_transfer\"} 40\n"));
+  bool is_done = false;
+  engine_->CheckInvariants([&](absl::Status status) {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(status.ok()) << status;
+    is_done = true;
+    changed_.notify_one();
+  });
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return is_done; });
 }
 
 }  // namespace

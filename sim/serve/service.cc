@@ -1,6 +1,7 @@
 #include "kvblocks/sim/serve/service.h"
 
 #include <algorithm>
+#include <ctime>
 #include <set>
 #include <utility>
 
@@ -131,7 +132,9 @@ std::optional<HttpReply> Service::CheckHead(const HttpRequest& request) {
     }
   }
   const char* method = route == nullptr ? "GET" : route->method;
-  if (request.method != method && !(request.path == "/ping" && request.method == "POST")) {
+  const bool is_head = request.method == "HEAD" && std::string_view(method) == "GET";
+  if (request.method != method && !is_head &&
+      !(request.path == "/ping" && request.method == "POST")) {
     return refuse({.status = 405,
                    .message = absl::StrCat(request.path, ": got ", request.method, ", expected ",
                                            method),
@@ -218,8 +221,9 @@ void Service::HandleTokenize(HttpRequest request, std::shared_ptr<Exchange> exch
   auto result = std::make_shared<absl::StatusOr<Encoding>>();
   const bool with_pieces = asked.return_token_strs;
   tokenizer_->Run(
-      [result, text = std::move(asked.prompt.text), with_pieces](Tokenizer& tokenizer) {
-        *result = tokenizer.Encode(text, /*adds_special=*/true, with_pieces);
+      [result, text = std::move(asked.prompt.text), adds_special = asked.adds_special,
+       with_pieces](Tokenizer& tokenizer) {
+        *result = tokenizer.Encode(text, adds_special, with_pieces);
       },
       [this, result, exchange, with_pieces, path = request.path] {
         if (!result->ok()) {
@@ -271,9 +275,10 @@ void Service::HandleDetokenize(HttpRequest request, std::shared_ptr<Exchange> ex
 void Service::HandleMetrics(HttpRequest request, std::shared_ptr<Exchange> exchange) {
   if (engine_ == nullptr) return exchange->Cut();
   const bool wants_open_metrics = absl::StrContains(request.accept, "application/openmetrics-text");
-  engine_->AskMetrics([this, exchange, wants_open_metrics](std::string text, LiveEngine::Lag lag) {
-    loop_->Post([this, exchange, wants_open_metrics, text = std::move(text), lag] {
-      std::string all = MetricsText(text, lag);
+  engine_->AskMetrics([this, exchange, wants_open_metrics](std::string text,
+                                                           const LiveEngine::State& state) {
+    loop_->Post([this, exchange, wants_open_metrics, text = std::move(text), state] {
+      std::string all = MetricsText(text, state);
       if (!wants_open_metrics) all = PrometheusText(all);
       Reply("/metrics", *exchange,
             {.body = std::move(all),
@@ -282,7 +287,7 @@ void Service::HandleMetrics(HttpRequest request, std::shared_ptr<Exchange> excha
   });
 }
 
-std::string Service::MetricsText(std::string text, const LiveEngine::Lag& lag) const {
+std::string Service::MetricsText(std::string text, const LiveEngine::State& state) const {
   constexpr absl::string_view kEnd = "# EOF\n";
   if (absl::EndsWith(text, kEnd)) text.resize(text.size() - kEnd.size());
   OpenMetricsText more({{"model_name", options_.model}, {"engine", "0"}});
@@ -291,8 +296,12 @@ std::string Service::MetricsText(std::string text, const LiveEngine::Lag& lag) c
     more.Sample("", {}, absl::StrCat(value));
   };
   gauge("kvsim_clock_lag_seconds", "seconds",
-        "How late the last step ended, because the machine is too slow.", lag.last_seconds);
-  gauge("kvsim_clock_lag_max_seconds", "seconds", "The most of it so far.", lag.max_seconds);
+        "How late the last step ended, because the machine is too slow.", state.lag_seconds);
+  gauge("kvsim_clock_lag_max_seconds", "seconds", "The most of it so far.", state.max_lag_seconds);
+  if (state.num_checks > 0) {
+    more.BeginFamily("kvsim_invariant_checks", "counter", "", "Checks of --check-invariants.");
+    more.Sample("_total", {}, absl::StrCat(state.num_checks));
+  }
   const Connections connections = connections_();
   gauge("kvsim_connections", "", "Connections now.", static_cast<double>(connections.num_open));
   more.BeginFamily("kvsim_refused_connections", "counter", "",
@@ -305,7 +314,19 @@ std::string Service::MetricsText(std::string text, const LiveEngine::Lag& lag) c
     more.Sample("_total", {{"path", key.first}, {"status", absl::StrCat(key.second)}},
                 absl::StrCat(count));
   }
-  return absl::StrCat(text, more.Finish());
+  if (options_.loras.empty()) return absl::StrCat(text, more.Finish());
+  // As vLLM's: without the labels of the others, and its value is the time.
+  OpenMetricsText loras({});
+  loras.BeginFamily("vllm:lora_requests_info", "gauge", "",
+                    "Adapters of requests that run and that wait.");
+  loras.Sample("",
+               {{"max_lora", absl::StrCat(options_.loras.size())},
+                {"waiting_lora_adapters", absl::StrJoin(state.waiting_loras, ",")},
+                {"running_lora_adapters", absl::StrJoin(state.running_loras, ",")}},
+               absl::StrCat(std::time(nullptr)));
+  std::string lines = loras.Finish();
+  lines.resize(lines.size() - kEnd.size());
+  return absl::StrCat(text, lines, more.Finish());
 }
 
 void Service::HandleReset(std::shared_ptr<Exchange> exchange) {

@@ -106,7 +106,7 @@ class Service final : public HttpHandler {
   void HandleMetrics(HttpRequest request, std::shared_ptr<Exchange> exchange);
   void HandleReset(std::shared_ptr<Exchange> exchange);
   void HandleFaults(HttpRequest request, std::shared_ptr<Exchange> exchange);
-  std::string MetricsText(std::string text, const LiveEngine::Lag& lag) const;
+  std::string MetricsText(std::string text, const LiveEngine::State& state) const;
 
   // service_answers.cc: requests that the engine works on.
   double Draw();  // 0 to 1

@@ -128,10 +128,11 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
   auto pending = std::make_shared<Pending>(this, std::move(exchange), std::move(asked));
   pending->lora = lora;
   pending->path = request.path;
+  const std::string& given =
+      request.request_id.empty() ? pending->request.request_id : request.request_id;
   const std::string name =
-      request.request_id.empty()
-          ? absl::StrCat(options_.replica, "-", absl::Hex(next_request_++, absl::kZeroPad8))
-          : request.request_id;
+      given.empty() ? absl::StrCat(options_.replica, "-", absl::Hex(next_request_++, absl::kZeroPad8))
+                    : given;
   pending->id = absl::StrCat(pending->request.is_chat ? "chatcmpl-" : "cmpl-", name);
   if (faults_.cut_rate > 0 && Draw() < faults_.cut_rate) {
     const int64_t most = pending->request.max_tokens.value_or(kDefaultAnswerTokens);
@@ -151,8 +152,7 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
               if (pieces.ok()) pending->prompts.back().pieces = *std::move(pieces);
               continue;
             }
-            // A chat's text says itself where messages begin.
-            auto encoding = tokenizer.Encode(prompt.text, !pending->request.is_chat,
+            auto encoding = tokenizer.Encode(prompt.text, pending->request.adds_special,
                                              with_pieces && !pending->request.is_chat);
             pending->tokenized.Update(encoding.status());
             if (encoding.ok()) pending->prompts.push_back(*std::move(encoding));
@@ -205,6 +205,7 @@ AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index)
   natural = std::max(natural, request.min_tokens);
   if (request.ignore_eos) natural = INT64_MAX;
   const int64_t limit = std::min(request.max_tokens.value_or(room), room);
+  plan.limit = limit;
   plan.length = std::min(natural, limit);
   plan.is_stop = natural <= limit && !request.ignore_eos && natural != INT64_MAX;
   ApplyStops(request, &plan);
@@ -259,6 +260,8 @@ void Service::Begin(std::shared_ptr<Pending> pending) {
   for (Encoding& prompt : pending->prompts) {
     prompts.push_back(std::make_shared<const std::vector<TokenId>>(std::move(prompt.tokens)));
   }
+  std::vector<std::shared_ptr<AnswerGroup>> groups(prompts.size());
+  for (auto& group : groups) group = std::make_shared<AnswerGroup>(AnswerGroup{.count = request.n});
   const auto& sequences = pending->answer->sequences();
   for (size_t i = 0; i < sequences.size(); ++i) {
     const AnswerPlan& plan = sequences[i].plan;
@@ -266,6 +269,8 @@ void Service::Begin(std::shared_ptr<Pending> pending) {
                       .name = absl::StrCat(pending->id, "-", i),
                       .prompt = prompts[static_cast<size_t>(sequences[i].prompt)],
                       .ends_by_stop = plan.is_stop,
+                      .max_tokens = plan.limit,
+                      .group = groups[static_cast<size_t>(sequences[i].prompt)],
                       .priority = request.priority,
                       .cache_salt = request.cache_salt};
     spec.output_ids.reserve(static_cast<size_t>(plan.length));

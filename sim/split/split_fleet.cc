@@ -13,10 +13,6 @@ namespace {
 absl::Status Check(const SplitOptions& options) {
   for (const RouterOptions* router : {&options.prefill_router, &options.decode_router}) {
     if (absl::Status status = Validate(*router); !status.ok()) return status;
-    if (UsesContent(router->kind)) {
-      return InvalidArgument("router ", std::string(RouterName(router->kind)),
-                             " looks at contents, expected one that looks at loads");
-    }
   }
   if (options.bytes_per_token < 1 || options.bytes_per_token > (int64_t{1} << 40)) {
     return InvalidArgument("bytes_per_token: got ", options.bytes_per_token, ", expected 1 to 2^40");
@@ -70,6 +66,11 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
   // --- EngineObserver ---
 
   bool NeedsEveryRecord() const override { return false; }
+  void OnKvEvents(absl::Span<const KvEvent> events, SimTime) override {
+    const size_t first = is_prefill() ? 0 : fleet_->num_prefill_;
+    Router& router = is_prefill() ? *fleet_->prefill_router_ : *fleet_->decode_router_;
+    router.OnKvEvents(static_cast<int32_t>(replica_ - first), events);
+  }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
     Client& client = ClientOf(*record.request);
     if (client.life.prefill_start < 0) client.life.prefill_start = now;
@@ -123,6 +124,8 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
     SplitReplica& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
     fleet->sides_.push_back(std::make_unique<Side>(fleet.get(), r));
     setup.observers.push_back(fleet->sides_.back().get());
+    const RouterKind kind = (r < prefill.size() ? options.prefill_router : options.decode_router).kind;
+    if (kind == RouterKind::kPrefix) setup.config.manager.enable_events = true;
     absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
     if (!status.ok()) return status;
     fleet->set_.replica(r).set_connector(fleet->sides_.back().get());
@@ -134,6 +137,9 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
           InvalidArgument("KV-cache group ", g,
                           " does not keep all blocks of a request, expected full attention only"));
     }
+  }
+  for (const bool is_prefill : {true, false}) {
+    if (absl::Status status = fleet->CheckContents(is_prefill); !status.ok()) return status;
   }
   fleet->longest_ = fleet->set_.replica(count - 1).manager().options().max_model_len;
   fleet->prefill_router_ =
@@ -152,6 +158,26 @@ SplitFleet::SplitFleet(const SplitOptions& options, const SimulationConfig& conf
       set_(config, reader, this) {}
 
 SplitFleet::~SplitFleet() = default;
+
+// A router of contents compares what the replicas of its kind hold.
+absl::Status SplitFleet::CheckContents(bool prefill) const {
+  const RouterKind kind = (prefill ? options_.prefill_router : options_.decode_router).kind;
+  if (!UsesContent(kind)) return absl::OkStatus();
+  const size_t first = prefill ? 0 : num_prefill_;
+  const KvCacheManager& manager = set_.replica(first).manager();
+  if (manager.hashing() == nullptr) {
+    return InvalidArgument("router ", std::string(RouterName(kind)),
+                           " compares cached blocks, but prefix caching is off");
+  }
+  for (size_t r = first; r < (prefill ? num_prefill_ : set_.size()); ++r) {
+    if (PromptContents::AreAlike(manager, set_.replica(r).manager(), /*group=*/0)) continue;
+    return set_.OfReplica(static_cast<int32_t>(r),
+                          InvalidArgument("hashes contents otherwise than ",
+                                          NameOf(static_cast<int32_t>(first)),
+                                          ": what one holds could not be compared with the other"));
+  }
+  return absl::OkStatus();
+}
 
 std::string SplitFleet::NameOf(int32_t replica) const {
   const auto index = static_cast<size_t>(replica);
@@ -230,7 +256,7 @@ absl::Status SplitFleet::OnArrived(SimRequest* request) {
   ++result_.num_arrived;
   if (options_.max_local_tokens > 0) {
     SplitLife& life = ClientOf(*request).life;
-    life.decode_replica = Choose(*decode_router_, *request, num_prefill_, set_.size() - num_prefill_);
+    life.decode_replica = Choose(/*prefill=*/false, *request);
     const size_t decode = num_prefill_ + static_cast<size_t>(life.decode_replica);
     if (MissingOn(decode, *request) <= options_.max_local_tokens) {
       life.is_local = true;
@@ -242,31 +268,37 @@ absl::Status SplitFleet::OnArrived(SimRequest* request) {
 }
 
 // What the replica would have to compute of the prompt.
-int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) const {
+int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) {
   const KvCacheManager& manager = set_.replica(replica).manager();
-  if (manager.hashing() == nullptr || request.num_prompt <= 0) return request.num_prompt;
-  ContentKeys keys(reader_->info(), request.spec, manager.hash_block_size(), std::string_view(),
-                   manager.hashing()->num_lookahead_tokens);
-  std::vector<BlockHash> hashes;
-  keys.AppendBlocks(request.spec, request.num_prompt, &hashes);
-  const auto probe =
-      manager.NewRequestFromHashes("probe", request.num_prompt, std::move(hashes));
-  KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-  const auto hits = manager.GetComputedBlocks(**probe);
-  KVBLOCKS_CHECK(hits.ok(), hits.status().ToString());
-  return request.num_prompt - hits->num_tokens();
+  contents_.Hash(reader_->info(), request, manager, /*group=*/0);
+  return request.num_prompt - contents_.HeldBy(manager);
 }
 
-int32_t SplitFleet::Choose(Router& router, const SimRequest& request, size_t first, size_t count) {
+int32_t SplitFleet::Choose(bool prefill, const SimRequest& request) {
+  const size_t first = prefill ? 0 : num_prefill_;
+  const size_t count = prefill ? num_prefill_ : set_.size() - num_prefill_;
+  const RouterKind kind = (prefill ? options_.prefill_router : options_.decode_router).kind;
   set_.GetLoads(first, count, &loads_now_);
-  while (numbers_.size() < count) numbers_.push_back(static_cast<int32_t>(numbers_.size()));
-  const auto all = absl::MakeConstSpan(numbers_).first(count);
-  return router.Route({.request = request, .loads = loads_now_, .live = all}).replica;
+  RouteQuestion question = {.request = request, .loads = loads_now_};
+  if (UsesContent(kind)) {
+    const KvCacheManager& manager = set_.replica(first).manager();
+    contents_.Hash(reader_->info(), request, manager, /*group=*/0);
+    question.block_tokens = manager.group(0).block_size();
+    question.blocks = contents_.blocks();
+  }
+  if (kind == RouterKind::kOracle) {
+    held_.clear();
+    for (size_t r = first; r < first + count; ++r) {
+      held_.push_back(contents_.HeldBy(set_.replica(r).manager()));
+    }
+    question.tokens_held = held_;
+  }
+  return (prefill ? prefill_router_ : decode_router_)->Route(question).replica;
 }
 
 absl::Status SplitFleet::SendToPrefill(SimRequest* request) {
   Client& client = ClientOf(*request);
-  client.life.prefill_replica = Choose(*prefill_router_, *request, 0, num_prefill_);
+  client.life.prefill_replica = Choose(/*prefill=*/true, *request);
   SimRequest* leg = set_.AddPart(request->spec);
   leg->max_output = std::min<int64_t>(request->max_output, 1);
   leg->arrival = request->arrival;
@@ -279,8 +311,7 @@ absl::Status SplitFleet::SendToDecode(SimRequest* request) {
   Client& client = ClientOf(*request);
   client.is_ready = false;
   if (client.life.decode_replica < 0) {
-    client.life.decode_replica =
-        Choose(*decode_router_, *request, num_prefill_, set_.size() - num_prefill_);
+    client.life.decode_replica = Choose(/*prefill=*/false, *request);
   }
   return set_.Submit(request, static_cast<int32_t>(num_prefill_) + client.life.decode_replica);
 }

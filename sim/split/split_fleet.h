@@ -34,6 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/cost/link.h"
+#include "kvblocks/sim/fleet/prompt_contents.h"
 #include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
@@ -44,7 +45,7 @@ enum class FirstToken { kPrefill, kDecode };
 enum class LinkScope { kShared, kPerDecodeReplica };
 
 struct SplitOptions {
-  // Kinds that do not look at contents.
+  // What a router of contents knows comes at once: events are neither late nor lost.
   RouterOptions prefill_router = {.kind = RouterKind::kLeastTokens};
   RouterOptions decode_router = {.kind = RouterKind::kLeastTokens};
   LinkOptions link;
@@ -164,8 +165,9 @@ class SplitFleet final : private ReplicaSet::Owner {
   absl::Status EndClient(SimRequest* request, SimTime now);
 
   bool GoesOn(const SimRequest& request) const;
-  int64_t MissingOn(size_t replica, const SimRequest& request) const;
-  int32_t Choose(Router& router, const SimRequest& request, size_t first, size_t count);
+  int64_t MissingOn(size_t replica, const SimRequest& request);
+  absl::Status CheckContents(bool prefill) const;
+  int32_t Choose(bool prefill, const SimRequest& request);
   void ReleaseHold(size_t prefill, int64_t hold);
   Client& ClientOf(const SimRequest& request);
   void StartTransfer(size_t decode, const KvLoad& load, SimTime now);
@@ -182,7 +184,8 @@ class SplitFleet final : private ReplicaSet::Owner {
   std::vector<Link> links_;
 
   std::vector<ReplicaLoad> loads_now_;  // scratch
-  std::vector<int32_t> numbers_;        // 0, 1, and so on
+  std::vector<int64_t> held_;           // scratch
+  PromptContents contents_;             // of the request that is being sent
   std::vector<Client> clients_;         // by slot
   absl::flat_hash_map<const SimRequest*, SimRequest*> client_of_leg_;
   std::vector<SimRequest*> ready_;

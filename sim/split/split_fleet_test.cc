@@ -220,10 +220,45 @@ TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
   }
 }
 
+// C has B's document and comes when all is quiet: of two idle replicas the first one is taken, unless the
+// router knows where the document is.
+TEST(SplitFleetTest, RoutersOfContentsFindTheirReplica) {
+  const auto prefill_of_c = [](RouterKind kind) {
+    SplitReplay replay;
+    replay.num_prefill = 2;
+    replay.options.prefill_router.kind = kind;
+    replay.lines.Add({.id = "A", .prompt = 9, .output = 2});
+    replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .content = Document(9)});
+    replay.lines.Add({.id = "C", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
+    EXPECT_TRUE(replay.Run().ok());
+    EXPECT_EQ(replay.ended.at("A").life.prefill_replica, 0);
+    EXPECT_EQ(replay.ended.at("B").life.prefill_replica, 1);
+    return replay.ended.at("C").life.prefill_replica;
+  };
+  EXPECT_EQ(prefill_of_c(RouterKind::kLeastTokens), 0);
+  EXPECT_EQ(prefill_of_c(RouterKind::kPrefix), 1);
+  EXPECT_EQ(prefill_of_c(RouterKind::kPrefixApproximate), 1);
+  EXPECT_EQ(prefill_of_c(RouterKind::kOracle), 1);
+}
+
+TEST(SplitFleetTest, RoutersOfContentsFindTheDecodeReplica) {
+  SplitReplay replay;
+  replay.num_decode = 2;
+  replay.options.decode_router.kind = RouterKind::kPrefix;
+  replay.lines.Add({.id = "A", .prompt = 9, .output = 4});
+  replay.lines.Add({.id = "B", .prompt = 9, .output = 4, .content = Document(9)});
+  replay.lines.Add({.id = "C", .prompt = 9, .output = 2, .at = 30, .content = Document(9)});
+  ASSERT_TRUE(replay.Run().ok());
+  ASSERT_NE(replay.ended.at("A").life.decode_replica, replay.ended.at("B").life.decode_replica);
+  EXPECT_EQ(replay.ended.at("C").life.decode_replica, replay.ended.at("B").life.decode_replica);
+  EXPECT_EQ(replay.ended.at("C").life.num_loaded_tokens, 1);
+}
+
 TEST(SplitFleetTest, BadOptionsAreRefused) {
   SplitReplay replay;
   replay.options.prefill_router.kind = RouterKind::kOracle;
-  EXPECT_THAT(std::string(replay.Run().message()), HasSubstr("router oracle looks at contents"));
+  replay.config.manager.enable_caching = false;
+  EXPECT_THAT(std::string(replay.Run().message()), HasSubstr("router oracle compares cached blocks"));
   SplitReplay windows;
   windows.config.kv_cache.groups.push_back(WindowGroup(4, 8));
   EXPECT_THAT(std::string(windows.Run().message()),
@@ -251,8 +286,8 @@ void Fill(SplitReplay& replay, uint64_t seed) {
   options.link.latency = draw(0, 2) * kSecond / 4;
   options.charges_hits = draw.OneIn(2);
   options.max_local_tokens = draw(0, 1) * draw(1, 8);
-  options.decode_router.kind = static_cast<RouterKind>(draw(0, 5));
-  options.prefill_router.kind = static_cast<RouterKind>(draw(0, 5));
+  options.decode_router.kind = static_cast<RouterKind>(draw(0, 8));
+  options.prefill_router.kind = static_cast<RouterKind>(draw(0, 8));
   for (int64_t i = draw(1, 16); i > 0; --i) {
     const int64_t prompt = draw(1, 24);
     std::vector<int64_t> content;

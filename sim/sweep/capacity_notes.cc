@@ -45,10 +45,10 @@ void AddCapacityNotes(const CapacityNoteFacts& facts,
                      ": a burst that ends before queues are as long as they would get; a longer "
                      "trace gives a lower rate"));
   }
-  if (report->target_rate() > 0) {
+  if (report->target_rate() > 0 && report->router().empty()) {
     report->add_notes(
         "replicas are independent and get conversations round robin; a router that looks at caches "
-        "or load may need fewer");
+        "or load may need fewer (--router)");
   }
   report->add_notes(absl::StrFormat(
       "rates are searched to %.1f %%; the two next higher ones that were tried miss, unless a note "

@@ -10,12 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/slo.h"
 #include "kvblocks/sim/sweep/capacity_binding.h"
 #include "kvblocks/sim/sweep/capacity_notes.h"
+#include "kvblocks/sim/sweep/probe_sums.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -67,6 +70,7 @@ class CapacitySearch {
   absl::Status ReadRate(const ReplayConfig& config, pb::CapacityReport* report);
   absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
                                                const std::vector<Wanted>& wanted);
+  bool IsOneReplay(const Wanted& wanted) const;
   Probed Sum(const Wanted& wanted, const pb::PointResult* results, int64_t count) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
@@ -79,6 +83,8 @@ class CapacitySearch {
   DecodedTraces* traces_;
   ContentHashes* hashes_;
   std::vector<Objective> objectives_;
+  bool has_router_ = false;
+  int64_t fleet_ = 1;  // replicas whose highest rate is looked for
   double trace_rate_ = 0;
   double arrival_seconds_ = 0;
   int64_t num_conversations_ = 0;
@@ -95,6 +101,10 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
     return absl::InvalidArgumentError(
         "--concurrency: a closed loop has no rate to raise, expected 0; sweep over --concurrency "
         "instead");
+  }
+  if (config.pipeline_parallel() > 1) {
+    return absl::InvalidArgumentError(
+        "--pipeline-parallel: the search counts devices by tensor parallel ranks, expected 1");
   }
   if (config.time() == "fixed") {
     return absl::InvalidArgumentError(
@@ -118,7 +128,32 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
               "of requests that meet all limits");
   }
   if (objectives_.empty()) return absl::InvalidArgumentError("--goodput: needs --slo");
-  return absl::OkStatus();
+  has_router_ = AsksForRouter(config);
+  if (IsFleet(config) && options_.target_rate > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        config.replica().empty() ? absl::StrCat("--replicas: got ", config.replicas())
+                                 : absl::StrCat("--replica: got \"", config.replica(), "\""),
+        ", expected none with --rate, which finds how many"));
+  }
+  if (!config.replica().empty() && !(options_.devices.empty() && options_.tensor_parallels.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--replica: got \"", config.replica(),
+                     "\", expected none with --devices and --tensor-parallels, which try alike ones"));
+  }
+  const auto kinds = ReplicaKinds(config);
+  if (!kinds.ok()) return kinds.status();
+  fleet_ = 0;
+  for (const ReplicaKind& kind : *kinds) fleet_ += kind.count;
+  if (has_router_ && !IsFleet(config) && options_.target_rate == 0) {
+    return absl::InvalidArgumentError(
+        "--router: expected --replicas=N beside it, to find their highest rate, or --rate, to find how "
+        "many it takes");
+  }
+  if (!has_router_) return absl::OkStatus();
+  // Whatever their number will be.
+  ReplayConfig two = config;
+  two.set_replicas(std::max<int64_t>(fleet_, 2));
+  return MakeFleetOptions(two).status();
 }
 
 absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityReport* report) {
@@ -153,6 +188,11 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
   return absl::OkStatus();
 }
 
+// Of replicas behind a router, and not of independent ones.
+bool CapacitySearch::IsOneReplay(const Wanted& wanted) const {
+  return wanted.replicas > 1 && (has_router_ || fleet_ > 1);
+}
+
 CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::PointResult* results,
                                            int64_t count) const {
   Probed probed;
@@ -160,42 +200,20 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
   probe.set_speedup(SpeedupText(wanted.speedup));
   probe.set_requests_per_s(trace_rate_ * wanted.speedup);
   probe.set_replicas(wanted.replicas);
-  std::vector<int64_t> good(objectives_.size(), 0);
-  std::vector<double> observed(objectives_.size(), 0);
-  int64_t all_good = 0, total = 0, arrived = 0;
-  double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
-  double worst = -1;
+  ProbeSums sums(objectives_.size());
   for (int64_t i = 0; i < count; ++i) {
     const pb::PointResult& result = results[i];
     if (!result.problem().empty()) {
       probe.set_problem(result.problem());
       return probed;
     }
-    const auto& goodput = result.report().goodput();
-    const auto& workload = result.report().workload();
-    if (workload.requests_arrived() > 0) {
-      arrived += workload.requests_arrived();
-      first_arrival = std::min(first_arrival, workload.first_arrival_s());
-      last_arrival = std::max(last_arrival, workload.last_arrival_s());
-    }
-    total += goodput.requests_total();
-    all_good += goodput.requests_good();
-    double use = 0;
-    for (size_t o = 0; o < objectives_.size(); ++o) {
-      const auto& objective = goodput.objectives(static_cast<int>(o));
-      good[o] += objective.requests_good();
-      observed[o] = std::max(observed[o], objective.observed_ms());
-      use = std::max(use, objective.observed_ms() / objective.limit_ms());
-    }
-    if (use > worst) {
-      worst = use;
-      probed.worst = result;
-    }
+    sums.Add(result);
   }
+  probed.worst = std::move(sums.worst);
   const auto share = [&](int64_t part) {
-    return total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(total);
+    return sums.total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(sums.total);
   };
-  bool met = total > 0;
+  bool met = sums.total > 0;
   for (size_t o = 0; o < objectives_.size(); ++o) {
     const Objective& objective = objectives_[o];
     pb::CapacityReport::Objective* out = probe.add_objectives();
@@ -203,34 +221,39 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
     out->set_metric(described.metric());
     out->set_limit_ms(described.limit_ms());
     out->set_percentile(described.percentile());
-    out->set_observed_ms(observed[o]);
-    out->set_share(share(good[o]));
+    out->set_observed_ms(sums.observed[o]);
+    out->set_share(share(sums.good[o]));
     // Counts, so that replicas add up and requests that never ran are not left out.
     out->set_met(objective.percentile == 0 ||
-                 static_cast<__int128>(good[o]) * 10000 >=
-                     static_cast<__int128>(objective.percentile) * total);
+                 static_cast<__int128>(sums.good[o]) * 10000 >=
+                     static_cast<__int128>(objective.percentile) * sums.total);
     met = met && out->met();
   }
-  if (has_followers_ && last_arrival > first_arrival) {
-    probe.set_requests_per_s(static_cast<double>(arrived - 1) / (last_arrival - first_arrival));
+  if (has_followers_ && sums.last_arrival > sums.first_arrival) {
+    probe.set_requests_per_s(static_cast<double>(sums.arrived - 1) /
+                             (sums.last_arrival - sums.first_arrival));
   }
-  probe.set_good_share(share(all_good));
-  probe.set_met(met && share(all_good) >= options_.goodput);
+  probe.set_good_share(share(sums.all_good));
+  probe.set_met(met && share(sums.all_good) >= options_.goodput);
   return probed;
 }
 
 absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
     const pb::CapacityReport::Candidate& candidate, const std::vector<Wanted>& wanted) {
   std::vector<PlannedPoint> points;
+  std::vector<int64_t> counts;
   for (const Wanted& one : wanted) {
-    for (int64_t replica = 0; replica < one.replicas; ++replica) {
+    const bool is_one_replay = IsOneReplay(one);
+    counts.push_back(is_one_replay ? 1 : one.replicas);
+    for (int64_t replica = 0; replica < counts.back(); ++replica) {
       std::vector<pb::Setting> settings = {
           SettingFor("device", candidate.device()),
           SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
           SettingFor("speedup", SpeedupText(one.speedup))};
       if (one.is_spread) settings.push_back(SettingFor("spread", "true"));
-      auto point =
-          PlanPoint(options_.asked, settings, hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
+      if (is_one_replay) settings.push_back(SettingFor("replicas", absl::StrCat(one.replicas)));
+      auto point = PlanPoint(options_.asked, settings, hashes_,
+                             is_one_replay || one.replicas == 1 ? 0 : one.replicas, replica);
       if (!point.ok()) return point.status();
       points.push_back(*std::move(point));
     }
@@ -239,9 +262,9 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
   if (!results.ok()) return results.status();
   std::vector<Probed> probed;
   const pb::PointResult* next = results->data();
-  for (const Wanted& one : wanted) {
-    probed.push_back(Sum(one, next, one.replicas));
-    next += one.replicas;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    probed.push_back(Sum(wanted[i], next, counts[i]));
+    next += counts[i];
   }
   return probed;
 }
@@ -254,7 +277,7 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   // Two at a time, so that two cores have work. `speedups` ascend.
   const auto probe = [&](std::vector<double> speedups) -> absl::Status {
     std::vector<Wanted> wanted;
-    for (const double speedup : speedups) wanted.push_back({Rounded(speedup), 1});
+    for (const double speedup : speedups) wanted.push_back({Rounded(speedup), fleet_});
     const auto probed = ProbeAll(*candidate, wanted);
     if (!probed.ok()) return probed.status();
     for (size_t i = 0; i < wanted.size(); ++i) {
@@ -316,7 +339,7 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   }
   // Recorders that look every few seconds give many requests one time.
   if (high > 0 && num_arrivals_ > 2 * num_arrival_times_) {
-    const auto probed = ProbeAll(*candidate, {{.speedup = high, .replicas = 1, .is_spread = true}});
+    const auto probed = ProbeAll(*candidate, {{.speedup = high, .replicas = fleet_, .is_spread = true}});
     if (!probed.ok()) return probed.status();
     candidate->set_met_if_spread(probed->front().probe.met());
   }
@@ -357,7 +380,7 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
   replicas = std::max<int64_t>(replicas, 1);
   int direction = 0;
   for (int tries = 0; tries < kMostReplicaProbes; ++tries) {
-    if (replicas > num_conversations_) {
+    if (!has_router_ && replicas > num_conversations_) {
       candidate->set_problem(absl::StrCat("more replicas than the trace has conversations (",
                                           num_conversations_, "); a longer trace is needed"));
       return absl::OkStatus();
@@ -425,6 +448,10 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
   report.set_goodput(options_.goodput);
   report.set_target_rate(options_.target_rate);
   report.set_tolerance(options_.tolerance);
+  if (has_router_ || fleet_ > 1) {
+    report.set_router(config->router().empty() ? "round-robin" : config->router());
+  }
+  if (fleet_ > 1) report.set_fleet(fleet_);
   if (absl::Status status = ReadRate(*config, &report); !status.ok()) return status;
   std::vector<CapacityOptions::Device> devices = options_.devices;
   if (devices.empty()) devices.push_back({config->device(), 0});

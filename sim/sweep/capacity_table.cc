@@ -14,7 +14,8 @@ namespace pb = ::kvblocks::sweep::v1;
 
 namespace {
 
-std::string ProbeText(const pb::CapacityReport::Probe& probe) {
+// `is_dealt`: replicas are independent, and their percentiles do not add up.
+std::string ProbeText(const pb::CapacityReport::Probe& probe, bool is_dealt) {
   std::string text = absl::StrFormat("%.4g requests/s:", probe.requests_per_s());
   for (const auto& objective : probe.objectives()) {
     if (objective.percentile() > 0) {
@@ -26,7 +27,9 @@ std::string ProbeText(const pb::CapacityReport::Probe& probe) {
     }
   }
   absl::StrAppendFormat(&text, " %.2f %% of requests meet all limits", 100 * probe.good_share());
-  if (probe.replicas() > 1) absl::StrAppend(&text, " (latencies of the worst replica)");
+  if (probe.replicas() > 1 && is_dealt) {
+    absl::StrAppend(&text, " (latencies of the worst replica)");
+  }
   return text;
 }
 
@@ -38,39 +41,47 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
                   TextPage* page) {
   page->Blank();
   const std::string name = CandidateName(candidate);
+  const bool is_dealt = report.router().empty();
   if (candidate.highest_rate() > 0) {
+    const double devices =
+        static_cast<double>(candidate.tensor_parallel() * std::max<int64_t>(report.fleet(), 1));
     page->Text(name.size() < 14 ? name : "",
-               absl::StrCat(name.size() < 14 ? "" : absl::StrCat(name, ": "), "one replica serves ",
+               absl::StrCat(name.size() < 14 ? "" : absl::StrCat(name, ": "),
+                            report.fleet() > 0 ? absl::StrCat(report.fleet(), " replicas behind ",
+                                                              report.router(), " serve ")
+                                               : "one replica serves ",
                             absl::StrFormat("%.4g", candidate.highest_rate()),
                             " requests/s within the limits (kvsim replay --speedup=",
                             candidate.at_highest().speedup(), ")"));
-    page->Text("  met", ProbeText(candidate.at_highest()));
+    page->Text("  met", ProbeText(candidate.at_highest(), is_dealt));
     if (candidate.failing_rate() > 0) {
-      page->Text("  missed", ProbeText(candidate.at_failing()));
+      page->Text("  missed", ProbeText(candidate.at_failing(), is_dealt));
       page->Text("  because", candidate.binding());
     } else {
       page->Text("  missed", "no rate that was tried misses the limits");
     }
     if (candidate.price_per_hour() > 0) {
       page->Text("  price",
-                 absl::StrFormat(
-                     "%.4g per hour of a replica, %.4g per million requests",
-                     candidate.price_per_hour() * static_cast<double>(candidate.tensor_parallel()),
-                     candidate.price_per_hour() * static_cast<double>(candidate.tensor_parallel()) /
-                         (candidate.highest_rate() * 3600) * 1e6));
+                 absl::StrFormat("%.4g per hour of %s, %.4g per million requests",
+                                 candidate.price_per_hour() * devices,
+                                 report.fleet() > 0 ? "them all" : "a replica",
+                                 candidate.price_per_hour() * devices /
+                                     (candidate.highest_rate() * 3600) * 1e6));
     }
   }
   if (candidate.replicas() > 0) {
     page->Text("  needs",
-               absl::StrFormat("%s of %s for %.4g requests/s: %s%s",
-                               Plural(candidate.replicas(), "replica"), name, report.target_rate(),
+               absl::StrFormat("%s of %s%s for %.4g requests/s: %s%s",
+                               Plural(candidate.replicas(), "replica"), name,
+                               is_dealt ? "" : absl::StrCat(" behind ", report.router()),
+                               report.target_rate(),
                                Plural(candidate.devices(), "device"),
                                candidate.price_per_hour() > 0
                                    ? absl::StrFormat(", %.4g per hour", candidate.cost_per_hour())
                                    : ""));
-    page->Text("  with them", ProbeText(candidate.at_target()));
+    page->Text("  with them", ProbeText(candidate.at_target(), is_dealt));
     if (candidate.one_less().replicas() > 0) {
-      page->Text("  one less", ProbeText(candidate.one_less()));
+      page->Text("  one less", ProbeText(candidate.one_less(), is_dealt));
     }
   }
   if (!candidate.problem().empty()) {

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/fleet/fleet_summary.h"
 #include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
@@ -55,9 +57,38 @@ void Shorten(Report* report) {
   }
 }
 
+absl::Status ReplayFleetPoint(const PlannedPoint& planned, DecodedTraces* traces,
+                              pb::PointResult* result) {
+  auto fleet = FleetReplay::Create(planned.config);
+  if (!fleet.ok()) return fleet.status();
+  const auto trace = traces->Get(planned.config);
+  if (!trace.ok()) return trace.status();
+  DecodedReader reader(trace->get(), (*fleet)->setup().reader.speedup);
+  if (absl::Status status = (*fleet)->Run(&reader, {}); !status.ok()) return status;
+  ::kvblocks::fleet::v1::FleetReport* report = result->mutable_fleet();
+  (*fleet)->Fill(reader, report);
+  for (Report& one : *report->mutable_reports()) {
+    const bool is_alike = !one.has_config();
+    if (is_alike) *one.mutable_config() = report->config();
+    *result->add_pressures() = PressureOf(one);
+    if (is_alike) one.clear_config();
+    Shorten(&one);
+  }
+  report->clear_decision_series();
+  for (auto* distribution :
+       {report->mutable_latency()->mutable_queueing(), report->mutable_latency()->mutable_ttft(),
+        report->mutable_latency()->mutable_tpot(), report->mutable_latency()->mutable_e2e()}) {
+    distribution->clear_quantiles_ms();
+  }
+  *result->mutable_report() = FleetSummary(*report);
+  return absl::OkStatus();
+}
+
 absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
                          pb::PointResult* result) {
   if (!planned.status.ok()) return planned.status;
+  if (IsFleet(planned.config)) return ReplayFleetPoint(planned, traces, result);
+  if (const auto fleet = MakeFleetOptions(planned.config); !fleet.ok()) return fleet.status();
   auto setup = MakeReplaySetup(planned.config);
   if (!setup.ok()) return setup.status();
   const auto trace = traces->Get(planned.config);
@@ -108,6 +139,8 @@ pb::PointResult RunPoint(const PlannedPoint& planned, DecodedTraces* traces) {
   if (absl::Status status = ReplayPoint(planned, traces, &result); !status.ok()) {
     result.clear_report();
     result.clear_pressure();
+    result.clear_fleet();
+    result.clear_pressures();
     result.set_problem(std::string(status.message()));
     if (result.problem().empty()) result.set_problem("failed without a message");
   }

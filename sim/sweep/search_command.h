@@ -38,6 +38,8 @@ class SearchOptions {
                    const ReportOutput::Texts& texts, ExitStatus done);
 
   bool quiet() const { return output_.quiet(); }
+  int num_threads() const { return static_cast<int>(threads_); }
+  bool keeps_results() const { return !results_.empty() || retry_; }
 
  private:
   ReportOutput output_;

@@ -11,10 +11,12 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/commands/split_input.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/sweep/capacity_search.h"
 #include "kvblocks/sim/sweep/search_command.h"
+#include "kvblocks/sim/sweep/split_search.h"
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 #include "kvblocks/sim/sweep/tune_search.h"
@@ -44,7 +46,7 @@ class TuneCommand final : public Command {
  public:
   explicit TuneCommand(OptionParser* program)
       : options_(program->AddCommand("tune", "Search options for the best value of a metric")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->AddRepeated({.name = "--over",
                            .unit = "OPTION=VALUE,...",
                            .help = "option to choose, and its values; 64:512:*2 is a range"},
@@ -171,6 +173,8 @@ Examples
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99 --rate=40 --devices=h100:2.5,h200:3.5
                                 --tensor-parallels 1 2 4         which of them costs least
   kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --goodput=0.99
+  kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --split-replicas=4
+                                          which of 1 + 3, 2 + 2, 3 + 1 for prefill and decode
 
 Exit status: 0 done, 1 nothing meets the limits, 2 bad input or options, 4 internal check failed.)";
 
@@ -178,7 +182,7 @@ class CapacityCommand final : public Command {
  public:
   explicit CapacityCommand(OptionParser* program)
       : options_(program->AddCommand("capacity", "Find the highest rate within limits on latency")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--rate",
                    .unit = "REQUESTS/S",
                    .help = "rate to serve: find the fewest replicas for it"},
@@ -201,6 +205,13 @@ class CapacityCommand final : public Command {
         [this](const std::string& text) { return SetNumber(text, 0.002, 1, &tolerance_); });
     search_.AddRunOptions(options_);
     search_.AddOutputOptions(options_, {});
+    options_->Add({.name = "--split-replicas",
+                   .unit = "N",
+                   .help = "try each division of N replicas into prefill and decode at the trace's "
+                           "rate; with --goodput: find the fewest, up to N",
+                   .group = "Prefill and decode apart"},
+                  2, kMostSplitReplicas, &split_replicas_);
+    split_.AddOptions(options_, /*with_replicas=*/false);
     input_.AddOptions();
     options_->set_footer(kCapacityFooter);
   }
@@ -221,16 +232,46 @@ class CapacityCommand final : public Command {
     return absl::StrCat("got \"", text, "\", expected a number from ", low, " to ", high);
   }
   absl::StatusOr<ExitStatus> Search();
+  absl::StatusOr<ExitStatus> SearchSplit();
 
   OptionParser* options_;
   ReplayInput input_;
+  SplitInput split_;
+  int64_t split_replicas_ = 0;
   SearchOptions search_;
   std::string devices_;
   std::vector<int64_t> tensor_parallels_;
-  double rate_ = 0, goodput_ = 0, tolerance_ = 0.02;
+  static constexpr double kTolerance = 0.02;
+  double rate_ = 0, goodput_ = 0, tolerance_ = kTolerance;
 };
 
+absl::StatusOr<ExitStatus> CapacityCommand::SearchSplit() {
+  const std::pair<const char*, bool> without_use[] = {{"--rate", rate_ > 0},
+                                                      {"--devices", !devices_.empty()},
+                                                      {"--tensor-parallels", !tensor_parallels_.empty()},
+                                                      {"--tolerance", tolerance_ != kTolerance},
+                                                      {"--results", search_.keeps_results()}};
+  for (const auto& [name, is_given] : without_use) {
+    if (!is_given) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": has no use with --split-replicas; leave it out"));
+  }
+  const auto config = input_.Configure();
+  if (!config.ok()) return config.status();
+  if (absl::Status status = search_.CheckOutputs(config->trace()); !status.ok()) return status;
+  const auto report =
+      FindSplit({.config = *config, .most_replicas = split_replicas_, .goodput = goodput_}, split_,
+                search_.num_threads(), search_.quiet(), &search_.traces());
+  if (!report.ok()) return report.status();
+  const bool is_found = report->has_best_split();
+  return search_.Print("capacity", *report,
+                       {.table = [&](bool color) { return FormatSplitSearch(*report, color); }},
+                       is_found ? kDone : kMissed);
+}
+
 absl::StatusOr<ExitStatus> CapacityCommand::Search() {
+  if (split_replicas_ > 0) return SearchSplit();
+  if (absl::Status status = split_.RefuseOptions("--split-replicas"); !status.ok()) return status;
   auto asked = input_.Asked();
   if (!asked.ok()) return asked.status();
   CapacityOptions options;

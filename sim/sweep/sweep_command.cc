@@ -46,7 +46,7 @@ class SweepCommand final : public Command {
  public:
   explicit SweepCommand(OptionParser* program)
       : options_(program->AddCommand("sweep", "Replay many combinations of options")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep"}, &spec_);
     options_->AddRepeated(
         {.name = "--grid",
@@ -147,7 +147,8 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
   }
   std::string names = metrics_;
   if (names.empty()) {
-    names = "hit-rate,ttft-mean,ttft-p99,tpot-mean,output-tokens-per-s,good-share,preemptions";
+    names = "hit-rate,ttft-mean,ttft-p99,tpot-mean,output-tokens-per-s,good-share,preemptions,"
+            "imbalance,missed-hits";
     if (!prices->empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
   }
   auto metrics = FindSweepMetrics(names, *prices);

@@ -13,6 +13,7 @@ std::unique_ptr<Command> AddSweepCommand(OptionParser* program);
 std::unique_ptr<Command> AddPointCommand(OptionParser* program);
 std::unique_ptr<Command> AddTuneCommand(OptionParser* program);
 std::unique_ptr<Command> AddCapacityCommand(OptionParser* program);
+std::unique_ptr<Command> AddBreakEvenCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

@@ -18,6 +18,7 @@ namespace kvblocks::sim {
 
 namespace pb = ::kvblocks::sweep::v1;
 using ::kvblocks::config::v1::ReplayConfig;
+using ::kvblocks::fleet::v1::FleetReport;
 using ::kvblocks::report::v1::Report;
 
 namespace {
@@ -25,7 +26,7 @@ namespace {
 using Value = std::optional<double>;
 
 double NumDevices(const Report& report) {
-  return static_cast<double>(std::max<int64_t>(report.config().tensor_parallel(), 1));
+  return static_cast<double>(std::max<int64_t>(report.setup().devices(), 1));
 }
 
 // No latency where all steps take the same time.
@@ -41,7 +42,15 @@ struct Named {
   int decimals;
   bool is_percent;
   Value (*value)(const Report&);
+  Value (*of_fleet)(const FleetReport&) = nullptr;
 };
+
+Value None(const Report&) { return std::nullopt; }
+Value NoneOfFleet(const FleetReport&) { return std::nullopt; }
+
+double ShareOf(int64_t part, int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
 
 #define KVBLOCKS_LATENCY(NAME, FIELD, FIGURE)                                    \
   {                                                                              \
@@ -54,7 +63,8 @@ constexpr Named kNamed[] = {
     {"hit-rate", true, 2, true,
      [](const Report& r) -> Value { return r.whole_run().token_hit_rate().value(); }},
     {"possible-hit-rate", true, 2, true,
-     [](const Report& r) -> Value { return r.whole_run().possible_hit_rate().value(); }},
+     [](const Report& r) -> Value { return r.whole_run().possible_hit_rate().value(); },
+     NoneOfFleet},
     KVBLOCKS_LATENCY("ttft-mean", ttft, mean),
     KVBLOCKS_LATENCY("ttft-p50", ttft, p50),
     KVBLOCKS_LATENCY("ttft-p90", ttft, p90),
@@ -107,6 +117,28 @@ constexpr Named kNamed[] = {
            setup.num_blocks() * setup.block_bytes() + setup.num_chunks() * setup.chunk_bytes();
        return static_cast<double>(bytes) / 1073741824.0;
      }},
+    // Of several replicas.
+    {"replicas", false, 0, false, [](const Report&) -> Value { return 1; },
+     [](const FleetReport& f) -> Value { return f.replicas_size(); }},
+    {"imbalance", false, 3, false, None,
+     [](const FleetReport& f) -> Value { return f.imbalance().prompt_tokens(); }},
+    {"busy-imbalance", false, 3, false, None,
+     [](const FleetReport& f) -> Value { return f.imbalance().busy_time(); }},
+    {"router-queueing-mean", false, 1, false, None,
+     [](const FleetReport& f) -> Value { return f.latency().router_queueing().mean_ms(); }},
+    {"router-rejected", false, 0, false, None,
+     [](const FleetReport& f) -> Value {
+       return static_cast<double>(f.totals().requests_rejected_by_router());
+     }},
+    {"missed-hits", false, 2, true, None,
+     [](const FleetReport& f) -> Value {
+       return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
+     }},
+    {"wrong-claims", false, 2, true, None,
+     [](const FleetReport& f) -> Value {
+       const auto& d = f.decisions();
+       return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
+     }},
 };
 
 #undef KVBLOCKS_LATENCY
@@ -127,7 +159,7 @@ SweepMetric CostMetric(const DevicePrices& prices) {
 }
 
 // A number of the report, by the names of its fields.
-Value FieldValue(const Report& report, const std::string& name) {
+Value FieldValue(const google::protobuf::Message& report, const std::string& name) {
   const auto metrics = ListMetrics(report, {"config"});
   if (!metrics.ok()) return std::nullopt;
   for (const Metric& metric : *metrics) {
@@ -141,9 +173,9 @@ Value FieldValue(const Report& report, const std::string& name) {
   return std::nullopt;
 }
 
-// Whether a report can have a number of this name; what stands in brackets depends on the run.
-bool IsReportField(const std::string& name) {
-  const google::protobuf::Descriptor* type = Report::descriptor();
+// Whether a report of this type can have a number of this name; what stands in brackets depends on the
+// run.
+bool IsReportField(const google::protobuf::Descriptor* type, const std::string& name) {
   const std::vector<std::string> parts = absl::StrSplit(name, '.');
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string field_name = parts[i].substr(0, parts[i].find('['));
@@ -202,7 +234,7 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DeviceP
   for (const Named& named : kNamed) {
     if (name != named.name) continue;
     return SweepMetric{named.name, named.larger_is_better, named.decimals, named.is_percent,
-                       named.value};
+                       named.value, named.of_fleet};
   }
   if (name == kCost) {
     if (prices.empty()) {
@@ -214,12 +246,14 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DeviceP
   const std::string_view kind = name.substr(0, 4);
   if (kind == "min:" || kind == "max:") {
     const std::string field(name.substr(4));
-    if (IsReportField(field)) {
+    if (IsReportField(Report::descriptor(), field) ||
+        IsReportField(FleetReport::descriptor(), field)) {
       return SweepMetric{
           .name = field,
           .larger_is_better = kind == "max:",
           .decimals = 4,
-          .value = [field](const Report& report) { return FieldValue(report, field); }};
+          .value = [field](const Report& report) { return FieldValue(report, field); },
+          .of_fleet = [field](const FleetReport& report) { return FieldValue(report, field); }};
     }
   }
   const std::string suggestion = SuggestName(name, SweepMetricNames());
@@ -243,6 +277,7 @@ absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names
 
 std::optional<double> ValueOf(const SweepMetric& metric, const pb::PointResult& result) {
   if (!result.has_report()) return std::nullopt;
+  if (result.has_fleet() && metric.of_fleet != nullptr) return metric.of_fleet(result.fleet());
   return metric.value(result.report());
 }
 

@@ -16,6 +16,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/kernel_tables.h"
 #include "kvblocks/sim/report/metric_list.h"
@@ -277,6 +278,8 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   auto effective = EffectiveConfig(asked, given);
   if (effective.ok()) {
     planned.config = *std::move(effective);
+    // So that points that differ in these only are one.
+    DropUnusedFleetOptions(&planned.config);
   } else {
     planned.status = effective.status();
     planned.config = asked;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,7 +62,8 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
   pb::SweepReport report;
   report.set_schema_version(1);
   std::vector<std::string> options;
-  int64_t num_problems = 0;
+  int64_t num_problems = 0, num_same = 0;
+  std::set<std::string> names;
   const std::vector<bool> on_front = ParetoFront(results, front);
   for (const SweepMetric& metric : metrics) report.add_metrics(metric.name);
   for (const SweepMetric& metric : front) report.add_front_metrics(metric.name);
@@ -74,6 +76,7 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
     row->set_problem(result.problem());
     row->set_on_front(on_front[i]);
     num_problems += !result.problem().empty();
+    num_same += !result.name().empty() && !names.insert(result.name()).second;
     for (const pb::Setting& setting : result.settings()) {
       if (std::find(options.begin(), options.end(), setting.option()) == options.end()) {
         options.push_back(setting.option());
@@ -103,6 +106,11 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
     }
   }
   for (const std::string& option : options) report.add_options(option);
+  if (num_same > 0) {
+    report.add_notes(absl::StrCat(
+        Plural(num_same, "point"), num_same == 1 ? " is" : " are",
+        " the replay of another: options that nothing looks at there are all that differs"));
+  }
   if (num_problems > 0) {
     report.add_notes(absl::StrCat(Plural(num_problems, "point"), " of ",
                                   WithThousands(static_cast<int64_t>(results.size())),

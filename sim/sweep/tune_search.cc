@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/commands/curve_run.h"
+#include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/decimal.h"
@@ -121,7 +122,7 @@ absl::Status CoordinateDescent::StartByCurve(size_t axis) {
   }
   const auto config = EffectiveConfig(options_.asked, given);
   if (!config.ok() || !config->prefix_caching() || config->eviction_policy() != "lru" ||
-      !config->retain().empty()) {
+      !config->retain().empty() || IsFleet(*config)) {
     return absl::OkStatus();
   }
   CurveOptions curve;

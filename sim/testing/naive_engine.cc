@@ -24,7 +24,8 @@ void Drop(List& list, NaiveRequest* r) {
 
 }  // namespace
 
-NaiveEngine::NaiveEngine(const NaiveOptions& options) : o_(options) {
+NaiveEngine::NaiveEngine(const NaiveOptions& options)
+    : o_(options), stage_free_(options.stages.size()) {
   for (int id = 1; id < o_.num_blocks; ++id) free_.push_back(id);
 }
 
@@ -50,15 +51,18 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     loaded_.clear();
     step_sync_ = step_layerwise_ = 0;
     Tell(now);
-    if (!running_.empty() || !waiting_.empty() || !holding_.empty()) Schedule();
+    const bool has_requests = !running_.empty() || !waiting_.empty() || !holding_.empty();
+    if (has_requests) Schedule();
     if (!step_.empty() || !preempted_.empty() || !loaded_.empty()) Start(now);
-    const size_t depth = o_.async ? 2 : 1;
-    if (!step_.empty() && under_way_.size() < depth) continue;
+    if (step_.empty() && has_requests && !under_way_.empty()) under_way_.push_back({});
+    const size_t depth = o_.stages.size() + (o_.async ? 1 : 0);
+    if (has_requests && !under_way_.empty() && under_way_.size() < depth) continue;
     if (!under_way_.empty()) {
       now = under_way_.front().end;
       Abort(aborts, now);
       Tell(now);
       Finish();
+      while (!under_way_.empty() && under_way_.front().entries.empty()) under_way_.pop_front();
       continue;
     }
     if (!preempted_.empty()) continue;
@@ -105,7 +109,7 @@ std::vector<NaiveRequest*> NaiveEngine::Crash(int64_t now) {
   parents_.clear();
   aborts_.clear();
   waits_ = again_ = false;
-  device_free_ = now;
+  std::fill(stage_free_.begin(), stage_free_.end(), now);
   return lost;
 }
 
@@ -165,11 +169,7 @@ void NaiveEngine::Abort(std::vector<NaiveRequest*>& aborts, int64_t now) {
 
 void NaiveEngine::Arrive(NaiveRequest* r) {
   r->arrived = true;
-  const int64_t longest = r->prompt + r->output;
-  const int64_t reach =
-      std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
-  if (r->prompt >= o_.max_len ||
-      Ceil(std::min(reach, o_.max_len), o_.block_size) > o_.num_blocks - 1) {
+  if (r->prompt >= o_.max_len || LongestBlocks(*r) > o_.num_blocks - 1) {
     r->ended = true;
     return;
   }
@@ -194,8 +194,12 @@ void NaiveEngine::Leave(NaiveRequest* r) {
   }
 }
 
-void NaiveEngine::Sort() {
-  if (o_.priority) std::sort(waiting_.begin(), waiting_.end(), Before);
+// Also one that was preempted since.
+bool NaiveEngine::IsUnderWay(const NaiveRequest& r) const {
+  return std::any_of(under_way_.begin(), under_way_.end(), [&](const Step& step) {
+    return std::any_of(step.entries.begin(), step.entries.end(),
+                       [&](const Entry& e) { return e.request == &r; });
+  });
 }
 
 // With what steps under way compute, as if all their drafts will be accepted.
@@ -239,6 +243,7 @@ bool NaiveEngine::HoldsPrompts() const {
 }
 
 void NaiveEngine::Schedule() {
+  ++num_calls_;
   budget_ = o_.scheduled_budget > 0 ? o_.scheduled_budget : o_.budget;
   slots_ = o_.budget;
   longest_part_ = LongestPart();
@@ -281,6 +286,7 @@ void NaiveEngine::WalkRunning() {
     const int64_t computed = Computed(*r);
     const int64_t to_come = ToCome(*r);
     if (to_come > 0 && computed + 2 - to_come >= r->prompt + r->output) continue;
+    if (num_calls_ < r->next_call) continue;
     int64_t tokens = n + r->drafts + to_come - computed;
     const bool prefill = n - computed > 1;
     tokens = std::min({tokens, longest_part_, budget_, slots_ - o_.draft_slots,
@@ -290,7 +296,7 @@ void NaiveEngine::WalkRunning() {
     bool is_victim = false;
     while (!is_victim && Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
                              static_cast<int64_t>(free_.size())) {
-      const auto victim = o_.priority ? std::max_element(running_.begin(), running_.end(), Before)
+      const auto victim = by_priority() ? std::max_element(running_.begin(), running_.end(), Before)
                                       : running_.end() - 1;
       is_victim = *victim == r;
       const bool had_part = std::any_of(step_.begin(), step_.end(),
@@ -300,7 +306,7 @@ void NaiveEngine::WalkRunning() {
       Preempt(*victim);
     }
     if (is_victim) {
-      if (!o_.priority || !o_.as_in_033) return;
+      if (!by_priority() || !o_.as_in_033) return;
       --i;
       continue;
     }
@@ -352,9 +358,17 @@ void NaiveEngine::Admit(size_t num_walked) {
     waiting_.insert(waiting_.begin(), aside.begin(), aside.end());
     Sort();
   };
+  if (budget_ > 0 && slots_ > o_.draft_slots && static_cast<int64_t>(running_.size()) < most) {
+    SortByHits();
+  }
   while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
+    if (IsUnderWay(*r)) {
+      aside.push_back(r);
+      waiting_.pop_front();
+      continue;
+    }
     const int64_t n = static_cast<int64_t>(r->tokens.size());
     std::vector<int> hits;
     for (int64_t b = 0; b < (n - 1) / o_.block_size; ++b) {
@@ -369,6 +383,7 @@ void NaiveEngine::Admit(size_t num_walked) {
       waiting_.pop_front();
       continue;
     }
+    if (!HasReserve(*r)) break;
     int64_t idle_hits = 0;
     for (int id : hits) idle_hits += references_[id] == 0;
     if (offer.tokens > 0 && offer.load.mode == LoadMode::kAsync) {
@@ -441,10 +456,27 @@ void NaiveEngine::Start(int64_t now) {
     NaiveRequest* r = e.request;
     e.chunk = r->chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
     if (!e.chunk) r->prefilling = false;
-    if (o_.async && !e.chunk) r->drafts = o_.drafts;
+    if (o_.async && !e.chunk) {
+      r->drafts = o_.drafts;
+      r->next_call = num_calls_ + static_cast<int64_t>(o_.stages.size());
+    }
   }
-  device_free_ = std::max(device_free_, now) + step_sync_ + std::max<int64_t>(1, step_layerwise_);
-  under_way_.push_back({step_, device_free_, lines_.size() - 1});
+  // Not before the tokens that it goes on from are there.
+  int64_t at = now;
+  for (const Step& before : under_way_) {
+    for (const Entry& e : before.entries) {
+      const bool goes_on = std::any_of(step_.begin(), step_.end(),
+                                       [&](const Entry& mine) { return mine.request == e.request; });
+      if (o_.async && !e.chunk && goes_on) at = std::max(at, before.end);
+    }
+  }
+  for (size_t s = 0; s < o_.stages.size(); ++s) {
+    const int64_t loads = s == 0 ? step_sync_ : 0;
+    const int64_t seconds = s == 0 ? std::max(o_.stages[s], step_layerwise_) : o_.stages[s];
+    at = std::max(at, stage_free_[s]) + loads + seconds;
+    stage_free_[s] = at;
+  }
+  under_way_.push_back({step_, at, lines_.size() - 1});
 }
 
 // Takes in what the oldest step brought.
@@ -473,7 +505,7 @@ void NaiveEngine::Finish() {
       token_times_[r->id].push_back(static_cast<double>(step.end));
       over = static_cast<int64_t>(r->tokens.size()) >= o_.max_len || index + 1 >= r->output;
     }
-    if (!o_.async) r->drafts = o_.drafts;
+    if (!o_.async && !e.lost) r->drafts = o_.drafts;
     // All known tokens but the last one are computed.
     const bool registers = o_.async || (o_.drafts > 0 && o_.as_in_033);
     if (registers && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);

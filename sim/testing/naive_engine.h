@@ -16,20 +16,26 @@
 #include <vector>
 
 #include "kvblocks/sim/engine/retention_rules.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
 #include "kvblocks/sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
 
 struct NaiveOptions {
   int64_t block_size, num_blocks, budget, max_seqs, max_len, threshold, drafts, lookahead, accepted;
-  bool chunked, priority, gate, append_all, async;
+  bool chunked;
+  SchedulingPolicy policy;
+  bool gate, append_all, async;
   int64_t watermark_blocks;
   bool as_in_033;  // or as in 0.25
   bool adaptive;
   int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
+  uint64_t policy_seed = 0;
   std::vector<RetentionRule> retention = {};
   int64_t most_retained = 0;
   ConnectorScript script = {};  // what comes from elsewhere
+  bool fails_lost = false;      // who misses some of it ends
+  std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
 };
 
 struct NaiveRequest {
@@ -45,6 +51,7 @@ struct NaiveRequest {
   bool ended = false;
   bool chunk = false;  // after its last step
   bool admitted = false;  // at least once
+  int64_t next_call = 0;  // with stages: of the scheduler, that may give it a token
   // Of its latest load: until when, from where, and how much comes.
   size_t loads = 0;  // so far
   bool loading = false, unsettled = false;
@@ -109,7 +116,9 @@ class NaiveEngine {
 
   void Arrive(NaiveRequest* r);
   void Leave(NaiveRequest* r);
+  bool by_priority() const { return o_.policy == SchedulingPolicy::kPriority; }
   void Sort();
+  bool IsUnderWay(const NaiveRequest& r) const;
   int64_t Computed(const NaiveRequest& r) const;
   int64_t ToCome(const NaiveRequest& r) const;
 
@@ -132,6 +141,14 @@ class NaiveEngine {
   bool Pads(size_t num_walked, int64_t hit_tokens) const;
   void Admit(size_t num_walked);
   int64_t Part(const NaiveRequest& r, int64_t computed, size_t num_walked, bool* padded) const;
+
+  // naive_order.cc
+  void SortByHits();
+  size_t BlocksHit(const NaiveRequest& r) const;
+  void SortByLongestPrefix();
+  void SortByPrefixTree();
+  int64_t LongestBlocks(const NaiveRequest& r) const;
+  bool HasReserve(const NaiveRequest& r) const;
 
   // naive_loads.cc
   struct Offer {
@@ -166,7 +183,8 @@ class NaiveEngine {
   std::vector<Entry> step_;  // being scheduled
   std::vector<std::string> preempted_;
   std::deque<Step> under_way_;  // oldest first
-  int64_t device_free_ = 0;
+  std::vector<int64_t> stage_free_;
+  int64_t num_calls_ = 0;
   // On a clock of several.
   std::vector<NaiveRequest*> inbox_, aborts_;
   bool waits_ = false;  // for the end of the oldest step

@@ -72,7 +72,7 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   r->load_arrived = offer.load.arrived < 0 ? offer.tokens : std::min(offer.load.arrived, offer.tokens);
   num_external_ += offer.tokens;
   holding_.push_back(r);
-  if (o_.priority) {
+  if (by_priority()) {
     std::stable_sort(holding_.begin(), holding_.end(),
                      [](const NaiveRequest* a, const NaiveRequest* b) {
                        return std::tie(a->priority, a->arrival, a->row) <
@@ -95,7 +95,16 @@ int64_t NaiveEngine::NextEnd() const {
 }
 
 void NaiveEngine::EndLoads(int64_t now) {
-  for (NaiveRequest* r : holding_) r->loading = r->loading && r->load_end > now;
+  std::erase_if(holding_, [&](NaiveRequest* r) {
+    const bool ends = r->loading && r->load_end <= now;
+    r->loading = r->loading && !ends;
+    if (!ends || !o_.fails_lost || r->load_arrived == r->load_tokens) return false;
+    num_lost_ += r->load_tokens;
+    kept_.push_back({r->load_end, r->load_number, true, r->table});
+    r->table.clear();
+    r->ended = true;
+    return true;
+  });
   // Loads before holds, in the order in which they end.
   std::sort(kept_.begin(), kept_.end(), [](const Kept& a, const Kept& b) {
     return std::tuple(!a.is_load, a.until, a.number) < std::tuple(!b.is_load, b.until, b.number);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/checks/status_text.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 
@@ -14,9 +15,15 @@ using offload::TierId;
 
 // --- Setting up ---
 
-absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options options) {
+absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options options,
+                                                                     const TierConnector* with) {
   auto connector = std::unique_ptr<TierConnector>(new TierConnector(std::move(options)));
   for (const SimTier& tier : connector->options_.tiers) {
+    if (tier.is_shared && with != nullptr) {
+      connector->states_.push_back(with->states_[connector->states_.size()]);
+      continue;
+    }
+    TierState& state = *connector->states_.emplace_back(std::make_shared<TierState>());
     for (const bool is_read : {true, false}) {
       const std::optional<LinkOptions>& wanted = is_read ? tier.read : tier.write;
       std::optional<Link> link;
@@ -27,13 +34,14 @@ absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options opt
         }
         link = *std::move(made);
       }
-      (is_read ? connector->reads_ : connector->writes_).push_back(std::move(link));
+      state.links[is_read] = std::move(link);
     }
   }
-  const size_t num_tiers = connector->options_.tiers.size();
-  connector->job_of_.resize(num_tiers);
-  connector->written_.resize(num_tiers);
-  connector->tier_totals_.resize(num_tiers);
+  connector->last_lookup_.resize(connector->states_.size());
+  const bool shares = with != nullptr && !connector->options_.tiers.empty() &&
+                      connector->options_.tiers.back().is_shared;
+  connector->group_ = shares ? with->group_ : std::make_shared<Group>();
+  connector->group_->members.push_back(connector.get());
   return connector;
 }
 
@@ -41,10 +49,16 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
   manager_ = &manager;
   std::vector<offload::TierOptions> tiers;
   for (const SimTier& tier : options_.tiers) tiers.push_back(tier.options);
-  auto offload = OffloadManager::Create(
-      manager, {.tiers = std::move(tiers), .group_block_bytes = options_.group_block_bytes});
+  std::vector<std::shared_ptr<offload::Tier>> shared;
+  for (const auto& state : states_) shared.push_back(state->tier);
+  auto offload = OffloadManager::Create(manager, {.tiers = std::move(tiers),
+                                                  .group_block_bytes = options_.group_block_bytes,
+                                                  .shared = std::move(shared)});
   if (!offload.ok()) return offload.status();
   offload_ = *std::move(offload);
+  for (size_t t = 0; t < states_.size(); ++t) {
+    if (options_.tiers[t].is_shared) states_[t]->tier = offload_->shared_tier(static_cast<TierId>(t));
+  }
   bool has_lead = false;
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
     const SingleTypeManager& group = manager.group(g);
@@ -55,10 +69,12 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
     }
     has_lead = has_lead || group.is_cacheable();
   }
+  keeps_parts_ = manager.num_groups() == 1 && manager.group(0).is_full_type();
   return absl::OkStatus();
 }
 
 void TierConnector::OnRunStart(const RunInfo& info) {
+  fails_lost_ = info.scheduler->load_failure_policy == LoadFailurePolicy::kFail;
   if (manager_ == info.manager) return;
   const absl::Status status = Attach(*info.manager);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
@@ -74,58 +90,75 @@ void TierConnector::Advance(SimTime now) {
   now_ = std::max(now_, now);
   struct Ended {
     SimTime time;
-    size_t tier;
+    TierState* state;
     bool is_read;
     int64_t transfer;
   };
   std::vector<Ended> ended;
   std::vector<Link::Ended> of_link;
-  for (size_t t = 0; t < reads_.size(); ++t) {
-    for (const bool is_read : {true, false}) {
-      std::optional<Link>& link = LinkOf(t, is_read);
-      if (!link || link->num_under_way() == 0) continue;
-      of_link.clear();
-      link->Advance(now_, &of_link);
-      for (const Link::Ended& end : of_link) ended.push_back({end.time, t, is_read, end.id});
+  for (const TierConnector* member : group_->members) {
+    for (const auto& state : member->states_) {
+      for (const bool is_read : {true, false}) {
+        std::optional<Link>& link = state->links[is_read];
+        if (!link || link->num_under_way() == 0) continue;
+        of_link.clear();
+        link->Advance(now_, &of_link);
+        for (const Link::Ended& end : of_link) {
+          ended.push_back({end.time, state.get(), is_read, end.id});
+        }
+      }
     }
   }
+  group_->num_ended += static_cast<int64_t>(ended.size());
   std::stable_sort(ended.begin(), ended.end(),
                    [](const Ended& a, const Ended& b) { return a.time < b.time; });
   for (const Ended& end : ended) {
-    auto& jobs = job_of_[end.tier][end.is_read];
+    auto& jobs = end.state->job_of[end.is_read];
     const auto of = jobs.find(end.transfer);
-    const auto job = jobs_.find(of->second);
+    const auto [connector, job] = of->second;
     jobs.erase(of);
-    if (--job->second.num_open > 0) continue;
-    const Job done = job->second;
-    jobs_.erase(job);
-    End(done, end.time);
+    connector->EndTransfer(job, end.time);
   }
+}
+
+void TierConnector::EndTransfer(int64_t number, SimTime now) {
+  const auto job = jobs_.find(number);
+  if (--job->second.num_open > 0) return;
+  const Job done = std::move(job->second);
+  jobs_.erase(job);
+  now_ = std::max(now_, now);
+  End(done, now);
 }
 
 void TierConnector::Begin(Job job, absl::Span<const int64_t> read_bytes,
                           absl::Span<const int64_t> write_bytes, SimTime now) {
   job.start = now;
   const int64_t number = num_jobs_++;
-  for (size_t t = 0; t < reads_.size(); ++t) {
+  for (size_t t = 0; t < states_.size(); ++t) {
     for (const bool is_read : {true, false}) {
       const int64_t bytes = is_read ? read_bytes[t] : write_bytes[t];
       std::optional<Link>& link = LinkOf(t, is_read);
       if (bytes == 0 || !link) continue;
       const int64_t transfer = link->Start(now, bytes);
-      job_of_[t][is_read].emplace(transfer, number);
+      states_[t]->job_of[is_read].emplace(transfer, std::pair(this, number));
       ++job.num_open;
     }
   }
   if (job.num_open == 0) return End(job, now);
-  jobs_.emplace(number, job);
+  jobs_.emplace(number, std::move(job));
 }
 
 void TierConnector::End(const Job& job, SimTime now) {
+  const bool fails = job.bad_tier != offload::kDevice;
   const absl::Status status =
-      job.is_load ? offload_->CompleteLoad(job.ticket) : offload_->CompleteStore(job.ticket);
+      !job.is_load ? offload_->CompleteStore(job.ticket)
+      : fails      ? offload_->FailLoad(job.ticket, OffloadManager::AfterFailure::kKeep)
+                   : offload_->CompleteLoad(job.ticket);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
+  // It may have been evicted since the load began.
+  if (fails) offload_->Evict(job.bad_tier, job.bad_key).IgnoreError();
   if (!job.is_load) return;
+  if (!job.copies.empty()) on_copies_(job.copies);
   load_totals_.load_time += now - job.start;
   if (job.load < 0) return;
   --num_async_loads_;
@@ -136,12 +169,15 @@ std::optional<SimTime> TierConnector::NextEvent() const {
   if (!ended_.empty()) return now_;
   // Stores alone are nothing to wait for.
   if (num_async_loads_ == 0 && !has_waiters_) return std::nullopt;
+  if (has_waiters_ && group_->num_ended != num_ended_before_) return now_;
   std::optional<SimTime> next;
-  for (const auto* links : {&reads_, &writes_}) {
-    for (const std::optional<Link>& link : *links) {
-      if (!link) continue;
-      const std::optional<SimTime> end = link->NextEnd();
-      if (end && (!next || *end < *next)) next = end;
+  for (const TierConnector* member : group_->members) {
+    for (const auto& state : member->states_) {
+      for (const std::optional<Link>& link : state->links) {
+        if (!link) continue;
+        const std::optional<SimTime> end = link->NextEnd();
+        if (end && (!next || *end < *next)) next = end;
+      }
     }
   }
   return next;
@@ -149,7 +185,8 @@ std::optional<SimTime> TierConnector::NextEvent() const {
 
 void TierConnector::TakeEvents(SimTime now, ConnectorEvents* events) {
   Advance(now);
-  has_waiters_ = false;
+  // Whoever is called without news does not ask again.
+  if (group_->num_ended != num_ended_before_) has_waiters_ = false;
   events->loads.insert(events->loads.end(), ended_.begin(), ended_.end());
   ended_.clear();
 }
@@ -165,10 +202,17 @@ SimTime TierConnector::ComputeTime(int64_t num_context, int64_t num_tokens) cons
 SimTime TierConnector::TransferTime(absl::Span<const int64_t> bytes, SimTime now) const {
   SimTime longest = 0;
   for (size_t t = 0; t < bytes.size(); ++t) {
-    if (bytes[t] == 0 || !reads_[t]) continue;
-    longest = std::max(longest, reads_[t]->EndIfStarted(now, bytes[t]) - now);
+    const std::optional<Link>& link = LinkOf(t, true);
+    if (bytes[t] == 0 || !link) continue;
+    longest = std::max(longest, link->EndIfStarted(now, bytes[t]) - now);
   }
   return longest;
+}
+
+ExternalMatch TierConnector::Pending(ExternalMatch match) {
+  match.is_pending = has_waiters_ = true;
+  num_ended_before_ = group_->num_ended;
+  return match;
 }
 
 ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) {
@@ -180,15 +224,13 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
       offload_->Lookup(content, num_hit_tokens, request.num_known - 1);
   // Who loads only what saves time does not wait for what may not.
   if (found.num_tokens_with_pending > found.num_tokens && !options_.load_if_faster) {
-    match.is_pending = has_waiters_ = true;
-    return match;
+    return Pending(match);
   }
   if (found.num_tokens <= num_hit_tokens) return match;
   const OffloadManager::LoadCost cost =
       offload_->CostOfLoad(content, num_hit_tokens, found.num_tokens);
   if (cost.is_being_read && options_.mode == LoadMode::kAsync) {
-    match.is_pending = has_waiters_ = true;
-    return match;
+    return Pending(match);
   }
   const int64_t num_tokens = found.num_tokens - num_hit_tokens;
   if (options_.load_if_faster &&
@@ -200,22 +242,38 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
   return match;
 }
 
+// One chunk of the load, so that what stands before it in the prompt arrives.
+void TierConnector::DrawFailure(const offload::LoadPlan& plan, const KvLoad& load, Job* job) {
+  if (options_.load_failures <= 0 || plan.reads.empty()) return;
+  if (static_cast<double>(failures_() >> 11) * 0x1p-53 >= options_.load_failures) return;
+  const offload::ChunkRead& bad = plan.reads[failures_() % plan.reads.size()];
+  job->bad_tier = bad.tier;
+  job->bad_key = offload_->tier(bad.tier).chunk(bad.slot).key;
+  const int64_t begin = bad.first_block * manager_->group(bad.group).block_size();
+  job->num_tokens =
+      std::clamp<int64_t>(begin - load.num_hit_tokens, 0, load.num_tokens - 1);
+}
+
 void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) {
   Advance(now);
   const PrefixContent& content = load.request->kv->content();
   auto plan = offload_->PrepareLoad(load.load, content, load.num_hit_tokens,
                                     load.num_hit_tokens + load.num_tokens);
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
-  std::vector<int64_t> bytes(reads_.size()), none(reads_.size());
-  std::vector<bool> is_read(reads_.size());
+  std::vector<int64_t> bytes(states_.size()), none(states_.size());
+  std::vector<bool> is_read(states_.size());
+  for (TierLookup& lookup : last_lookup_) lookup.loaded_tokens = 0;
   for (const offload::ChunkRead& read : plan->reads) {
     const auto t = static_cast<size_t>(read.tier);
     bytes[t] += read.bytes;
     load_totals_.num_bytes += read.bytes;
-    if (!is_read[t]) ++tier_totals_[t].num_loads;
+    TierTotals& totals = states_[t]->totals;
+    if (!is_read[t]) ++totals.num_loads;
     is_read[t] = true;
     if (read.group == lead_group_) {
-      tier_totals_[t].num_hit_tokens += read.num_blocks * manager.group(lead_group_).block_size();
+      const int64_t tokens = read.num_blocks * manager.group(lead_group_).block_size();
+      totals.num_hit_tokens += tokens;
+      last_lookup_[t].loaded_tokens += tokens;
     }
   }
   ++load_totals_.num_loads;
@@ -224,24 +282,48 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
   Job job{.ticket = plan->ticket, .is_load = true, .num_tokens = load.num_tokens};
   if (load.mode == LoadMode::kAsync) {
     job.load = load.load;
+    DrawFailure(*plan, load, &job);
     ++num_async_loads_;
   } else {
     for (size_t t = 0; t < bytes.size(); ++t) {
-      if (bytes[t] == 0 || !reads_[t]) continue;
+      const std::optional<Link>& link = LinkOf(t, true);
+      if (bytes[t] == 0 || !link) continue;
       step_loads_.push_back(
-          {{.tier = t, .is_read = true, .transfer = reads_[t]->totals().num_started}, load.mode});
+          {{.tier = t, .is_read = true, .transfer = link->totals().num_started}, load.mode});
     }
   }
-  Begin(job, bytes, none, now);
+  if (on_copies_) {
+    job.copies = CopiesOf(*plan, load, job, manager);
+    if (load.mode != LoadMode::kAsync) on_copies_(std::exchange(job.copies, {}));
+  }
+  Begin(std::move(job), bytes, none, now);
+}
+
+std::vector<KvCopy> TierConnector::CopiesOf(const offload::LoadPlan& plan, const KvLoad& load,
+                                            const Job& job, const KvCacheManager& manager) const {
+  std::vector<KvCopy> copies;
+  for (const offload::ChunkRead& read : plan.reads) {
+    const offload::Tier& tier = offload_->tier(read.tier);
+    if (read.tier == job.bad_tier && tier.key(read.slot) == job.bad_key) continue;
+    const absl::Span<const BlockId> table = manager.GetBlocks(*load.request->kv, read.group);
+    const int64_t first = read.slot * tier.options().blocks_per_chunk + read.block_in_chunk;
+    for (int64_t i = 0; i < read.num_blocks; ++i) {
+      copies.push_back({.from_tier = read.tier,
+                        .from = first + i,
+                        .to = table[static_cast<size_t>(read.first_block + i)]});
+    }
+  }
+  return copies;
 }
 
 // As long as nothing else starts on these links, this is when the loads end.
 StepLoadTimes TierConnector::StepLoads(SimTime device_start) {
   StepLoadTimes times;
   std::vector<Link::Ended> ended;
-  for (size_t t = 0; t < reads_.size() && !step_loads_.empty(); ++t) {
-    if (!reads_[t] || reads_[t]->num_under_way() == 0) continue;
-    Link ahead = *reads_[t];
+  for (size_t t = 0; t < states_.size() && !step_loads_.empty(); ++t) {
+    const std::optional<Link>& link = LinkOf(t, true);
+    if (!link || link->num_under_way() == 0) continue;
+    Link ahead = *link;
     ended.clear();
     while (const std::optional<SimTime> next = ahead.NextEnd()) ahead.Advance(*next, &ended);
     for (const auto& [wire, mode] : step_loads_) {
@@ -277,19 +359,42 @@ void TierConnector::Store(const SimRequest& request, const KvCacheManager& manag
   stored->second = end;
   const auto plan = offload_->PrepareStore(-1, content, range);
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
+  if (on_copies_) TellStore(*plan, request, manager);
   Write(*plan, now);
+}
+
+void TierConnector::TellStore(const offload::StorePlan& plan, const SimRequest& request,
+                              const KvCacheManager& manager) {
+  std::vector<KvCopy> copies;
+  for (const offload::ChunkWrite& write : plan.writes) {
+    const bool from_device = write.from_tier == offload::kDevice;
+    const int64_t per_chunk = offload_->tier(write.tier).options().blocks_per_chunk;
+    for (int64_t i = 0; i < write.num_blocks; ++i) {
+      const int64_t from =
+          from_device ? manager.GetBlocks(*request.kv, write.key.group)[static_cast<size_t>(
+                            write.first_block + i)]
+                      : write.from_slot * per_chunk + i;
+      copies.push_back({.from_tier = write.from_tier,
+                        .to_tier = write.tier,
+                        .from = from,
+                        .to = write.slot * per_chunk + i});
+    }
+  }
+  on_copies_(copies);
 }
 
 void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
   if (plan.ticket == 0) return;
-  std::vector<int64_t> read(reads_.size()), written(reads_.size());
+  std::vector<int64_t> read(states_.size()), written(states_.size());
   for (const offload::ChunkWrite& write : plan.writes) {
     const auto t = static_cast<size_t>(write.tier);
     written[t] += write.bytes;
     if (write.from_tier != offload::kDevice) {
       read[static_cast<size_t>(write.from_tier)] += write.bytes;
     }
-    tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    if (options_.leave_out_misses) continue;
+    TierState& state = *states_[t];
+    state.totals.num_distinct += state.written.insert(write.key.Mixed()).second;
   }
   Begin({.ticket = plan.ticket}, read, written, now);
 }
@@ -297,8 +402,11 @@ void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
 bool TierConnector::OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause,
                             int64_t, SimTime now) {
   Advance(now);
-  if (request.state != RequestState::kLoading) Store(request, manager, request.num_settled, now);
-  offload_->RequestFinished(request.kv->content(), request.num_settled);
+  int64_t end = request.num_settled;
+  // Of a load that failed the scheduler may not have taken note yet.
+  if (request.num_arrived >= 0) end = std::min(end, request.num_load_hits + request.num_arrived);
+  if (request.state != RequestState::kLoading) Store(request, manager, end, now);
+  offload_->RequestFinished(request.kv->content(), end);
   return false;
 }
 
@@ -334,21 +442,55 @@ void TierConnector::OnAdmission(const AdmissionRecord& record, SimTime) {
   stored_[&request] = record.num_hit_tokens;
   load_totals_.num_not_worth_it += static_cast<int64_t>(declined_.erase(&request));
   offload_->Touch(content, found);
+  CountMisses(record);
   if (record.is_resume) return;
+  for (size_t t = 0; t < last_lookup_.size(); ++t) {
+    for (size_t i = 0; i < kNumTierMisses; ++i) {
+      states_[t]->totals.missed_tokens[i] += last_lookup_[t].missed_tokens[i];
+    }
+  }
   ++load_totals_.num_admissions;
   load_totals_.num_known_tokens += record.num_queried_tokens;
   load_totals_.num_device_tokens += record.num_hit_tokens;
   load_totals_.num_loaded_tokens += record.num_external_tokens;
-  CountMisses(content, found, record.num_queried_tokens - 1);
 }
 
-void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int64_t end) {
+// After a load that brought nothing.
+void TierConnector::OnReadmission(const AdmissionRecord& record, SimTime) {
+  const SimRequest& request = *record.request;
+  stored_[&request] = record.num_hit_tokens;
+  declined_.erase(&request);
+  offload_->Touch(request.kv->content(), record.num_hit_tokens + record.num_external_tokens);
+  CountMisses(record);
+  if (!record.is_resume) load_totals_.num_loaded_tokens += record.num_external_tokens;
+}
+
+void TierConnector::OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime) {
+  if (num_tokens == request.num_load_tokens) return;
+  int64_t kept = 0;
+  if (keeps_parts_ && !fails_lost_) {
+    const int64_t end = request.num_load_hits + num_tokens;
+    kept = std::max<int64_t>(end - end % manager_->group(0).block_size() - request.num_load_hits, 0);
+  }
+  const int64_t lost = request.num_load_tokens - kept;
+  ++load_totals_.num_failed;
+  load_totals_.num_lost_tokens += lost;
+  if (!request.was_preempted()) load_totals_.num_loaded_tokens -= lost;
+}
+
+void TierConnector::CountMisses(const AdmissionRecord& record) {
+  if (options_.leave_out_misses) return;
+  const PrefixContent& content = record.request->kv->content();
+  const int64_t begin = record.num_hit_tokens + record.num_external_tokens;
+  const int64_t end = record.num_queried_tokens - 1;
   const int64_t block_size = manager_->group(lead_group_).block_size();
   const int64_t per_block = block_size / manager_->hash_block_size();
   for (TierId t = 0; t < offload_->num_tiers(); ++t) {
     const offload::Tier& tier = offload_->tier(t);
     const int64_t per_chunk = tier.options().blocks_per_chunk;
-    auto& missed = tier_totals_[static_cast<size_t>(t)].missed_tokens;
+    TierLookup& lookup = last_lookup_[static_cast<size_t>(t)];
+    if (record.num_external_tokens == 0) lookup.loaded_tokens = 0;
+    lookup.missed_tokens = {};
     for (int64_t p = begin / block_size; (p + 1) * block_size <= end; ++p) {
       const int64_t chunk = p / per_chunk;
       TierMiss miss = TierMiss::kNeverStored;
@@ -358,11 +500,11 @@ void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int
         const offload::SlotId slot = tier.Find(key);
         if (slot != offload::kNoSlot) {
           miss = tier.IsReadable(slot) ? TierMiss::kNotLoaded : TierMiss::kBeingWritten;
-        } else if (written_[static_cast<size_t>(t)].contains(key.Mixed())) {
+        } else if (states_[static_cast<size_t>(t)]->written.contains(key.Mixed())) {
           miss = TierMiss::kEvicted;
         }
       }
-      missed[static_cast<size_t>(miss)] += block_size;
+      lookup.missed_tokens[static_cast<size_t>(miss)] += block_size;
     }
   }
 }

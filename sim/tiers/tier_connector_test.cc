@@ -59,23 +59,38 @@ TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("host:1GiB:read=50"), HasSubstr("read=SPEED as 50GB/s"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:latency=2h"), HasSubstr("latency=TIME of at most 1h"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:chunk=0"), HasSubstr("chunk=1 to"));
-  EXPECT_THAT(ErrorOf("host:1GiB:read=free:policy=x"), HasSubstr("arc|fifo"));
+  // Only policies that a tier takes are offered.
+  for (const char* policy : {"x", "ttl", "priority"}) {
+    EXPECT_THAT(ErrorOf(std::string("host:1GiB:read=free:policy=") + policy),
+                HasSubstr(std::string("policy is \"") + policy +
+                          "\", expected arc|fifo|gdsf|hazard|lfu|lirs|lru|s3fifo|sieve|slru|w-tinylfu"));
+  }
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:store=x"), HasSubstr("write-through|on-evict"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:layout=x"), HasSubstr("packed|"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:quick"), HasSubstr("instead of \"quick\""));
 }
 
+struct Failures {
+  double share = 0;
+  uint64_t seed = 0;
+};
+
 // Blocks of 4 tokens and 128 bytes, steps of 1 s.
 struct TierReplay : Replay {
   explicit TierReplay(std::string_view text, int64_t num_blocks = 5,
-                      LoadMode mode = LoadMode::kAsync, bool load_if_faster = false)
+                      LoadMode mode = LoadMode::kAsync, bool load_if_faster = false,
+                      Failures failures = {}, bool has_window = false)
       : clock(MakeFixedStepTime(kSecond).value()) {
     config.kv_cache.num_blocks = num_blocks;
+    if (has_window) config.kv_cache.groups.push_back(WindowGroup(4, 6));
     tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
                                    .mode = mode,
                                    .load_if_faster = load_if_faster,
-                                   .group_block_bytes = {128},
-                                   .step_time = clock.get()})
+                                   .group_block_bytes = std::vector<int64_t>(
+                                       config.kv_cache.groups.size(), 128),
+                                   .step_time = clock.get(),
+                                   .load_failures = failures.share,
+                                   .seed = failures.seed})
                 .value();
     config.manager.enable_events = tiers->NeedsEvents();
     connector = tiers.get();
@@ -106,9 +121,9 @@ TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
   EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 8);
   EXPECT_EQ(replay.tiers->load_totals().num_bytes, 256);
   EXPECT_EQ(replay.tiers->load_totals().load_time, 2 * kSecond);
-  EXPECT_EQ(replay.tiers->tier_totals()[0].num_hit_tokens, 8);
+  EXPECT_EQ(replay.tiers->tier_totals(0).num_hit_tokens, 8);
   // A and C miss 8 and 12 tokens that nobody had stored.
-  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 0, 0, 0));
+  EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 0, 0, 0));
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_useful, 2);
   EXPECT_EQ(replay.tiers->write_totals(0)->bytes, 5 * 128);
   EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
@@ -171,7 +186,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
     EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
-    EXPECT_EQ(replay.tiers->tier_totals()[0].missed_tokens[3], 8 * (1 - num_loads)) << speed;
+    EXPECT_EQ(replay.tiers->tier_totals(0).missed_tokens[3], 8 * (1 - num_loads)) << speed;
   }
 }
 
@@ -184,7 +199,7 @@ TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
-  EXPECT_EQ(replay.tiers->tier_totals()[1].num_hit_tokens, 8);
+  EXPECT_EQ(replay.tiers->tier_totals(1).num_hit_tokens, 8);
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_moved_down, 2 + 2);
 }
 
@@ -203,8 +218,8 @@ TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
   replay.AddAThenC(3);
   replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 8, 0, 0));
-  EXPECT_EQ(replay.tiers->tier_totals()[0].num_distinct, 5);
+  EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 8, 0, 0));
+  EXPECT_EQ(replay.tiers->tier_totals(0).num_distinct, 5);
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 7);
 }
 
@@ -225,8 +240,72 @@ TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
   EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
 }
 
-// Whatever comes together - aborts, preemptions, loads of three kinds - every request ends and no block
-// or slot stays behind.
+// --- Loads that fail ---
+
+// Every load does: D's second chunk is bad, and it computes that block and its last token; or its first
+// one is, and nothing is left to load.
+TEST(TierConnectorTest, WhatCannotBeReadLeavesItsTierAndIsComputed) {
+  bool first_was_bad = false, second_was_bad = false;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    TierReplay replay("host:8chunks:read=128B/s:write=1kB/s", 5, LoadMode::kAsync, false, {1, seed});
+    replay.AddAThenC(3);
+    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+    ASSERT_TRUE(replay.Run().ok());
+    const bool is_second = replay.lines.back().substr(0, 7) == "12: D:5";
+    (is_second ? second_was_bad : first_was_bad) = true;
+    EXPECT_THAT(replay.lines.back(), HasSubstr(is_second ? "12: D:5 " : "12: D:9 "));
+    EXPECT_EQ(replay.ends["D"], "length");
+    const LoadTotals& totals = replay.tiers->load_totals();
+    EXPECT_EQ(totals.num_failed, 1);
+    EXPECT_EQ(totals.num_lost_tokens, is_second ? 4 : 8);
+    EXPECT_EQ(totals.num_loaded_tokens, is_second ? 4 : 0);
+    EXPECT_EQ(replay.result.scheduler.num_lost, totals.num_lost_tokens);
+    // Being written anew when D has computed it.
+    EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 5);
+    EXPECT_EQ(replay.tiers->offload().tier(0).num_found(), 5);
+    EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
+  }
+  EXPECT_TRUE(first_was_bad && second_was_bad);
+}
+
+TEST(TierConnectorTest, ARequestCanEndByAFailedLoad) {
+  TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, false, {1});
+  replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+  replay.AddAThenC(3);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["D"], "error");
+  EXPECT_EQ(replay.result.num_failed, 1);
+  EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 0);
+  EXPECT_EQ(replay.tiers->load_totals().num_lost_tokens, 8);
+  EXPECT_EQ(replay.free_queue.size(), 4u);
+}
+
+// B runs when D's load has ended, so D waits with what came of it, and is given up. What did not come
+// must not be stored as if it had.
+TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    TierReplay replay("host:40chunks:read=128B/s:write=1kB/s", 9, LoadMode::kAsync, false, {1, seed});
+    replay.config.scheduler.max_num_active_seqs = 1;
+    replay.AddAThenC(3);
+    replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = TierReplay::Document(29, 300)});
+    replay.Add({.id = "D",
+                .prompt = 9,
+                .output = 1,
+                .at = 20,
+                .content = TierReplay::Document(9, 0),
+                .abort_after = 4});
+    replay.Add({.id = "B", .prompt = 5, .output = 12, .at = 21, .content = TierReplay::Document(5, 500)});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(replay.ends["D"], "abort");
+    EXPECT_EQ(replay.tiers->load_totals().num_failed, 1);
+    // A's 2, C's 3, F's 7, and B's 1 of its prompt.
+    EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 2 + 3 + 7 + 1);
+  }
+}
+
+// Whatever comes together - aborts, preemptions, loads of three kinds, some of which fail, windows beside
+// full attention - every request ends and no block or slot stays behind.
 TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
   std::mt19937_64 random(1);
   const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -236,9 +315,14 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
       "host:12chunks:read=500B/s:latency=500ms:store=on-evict",
       "host:6chunks:read=900B/s:exclusive,disk:30chunks:read=200B/s:chunk=2:fifo",
       "host:10chunks:read=2kB/s:store=on-second-use:prompt-only:policy=s3fifo"};
-  int64_t num_loads = 0, num_preemptions = 0, num_aborted = 0;
-  for (int round = 0; round < 120; ++round) {
-    TierReplay replay(kTiers[round % 5], 10 + draw(12), static_cast<LoadMode>(draw(3)), draw(3) == 0);
+  int64_t num_loads = 0, num_preemptions = 0, num_aborted = 0, num_lost = 0, num_failed = 0;
+  for (int round = 0; round < 200; ++round) {
+    const auto mode = static_cast<LoadMode>(draw(3));
+    const bool has_window = draw(3) == 0;
+    TierReplay replay(kTiers[round % 5], (has_window ? 20 : 10) + draw(12), mode, draw(3) == 0,
+                      {mode == LoadMode::kAsync ? 0.4 : 0, static_cast<uint64_t>(round)}, has_window);
+    if (draw(3) == 0) replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+    if (draw(2) == 0) replay.config.scheduler.policy = SchedulingPolicy::kPriority;
     replay.config.scheduler.async = draw(2) == 0;
     replay.config.scheduler.max_num_batched_tokens = 8 + draw(40);
     for (int i = 0; i < 25; ++i) {
@@ -246,6 +330,7 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
                   .prompt = 1 + draw(28),
                   .output = 1 + draw(10),
                   .at = static_cast<double>(draw(60)),
+                  .priority = static_cast<int32_t>(draw(3)),
                   .content = TierReplay::Document(28, draw(4) * 100),
                   .abort_after = draw(5) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
     }
@@ -257,7 +342,14 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
     num_loads += replay.tiers->load_totals().num_loads;
     num_preemptions += replay.result.scheduler.num_preemptions;
     num_aborted += replay.result.num_aborted_time;
+    num_failed += replay.result.num_failed;
+    // The connector counts as the scheduler does, but for loads of requests that are gone.
+    num_lost += replay.result.scheduler.num_lost;
+    ASSERT_LE(replay.result.scheduler.num_lost, replay.tiers->load_totals().num_lost_tokens);
+    ASSERT_GE(replay.tiers->load_totals().num_loaded_tokens, 0);
   }
+  EXPECT_GT(num_lost, 500);
+  EXPECT_GT(num_failed, 10);
   EXPECT_GT(num_loads, 200);
   EXPECT_GT(num_preemptions, 50);
   EXPECT_GT(num_aborted, 50);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kvblocks/checks/status_text.h"
@@ -15,7 +16,7 @@ namespace {
 
 constexpr char kSettings[] =
     "read=SPEED, write=SPEED, latency=TIME, fifo, chunk=BLOCKS, policy=NAME, store=NAME, "
-    "layout=NAME, exclusive or prompt-only";
+    "layout=NAME, exclusive, prompt-only or shared";
 
 absl::Status Bad(const std::string& tier, const std::string& what) {
   return InvalidArgument("tier: got \"", tier, "\", expected ", what);
@@ -90,7 +91,7 @@ absl::Status TakeSetting(const std::string& text, const std::string& setting, Dr
     if (!count) return Bad(text, "chunk=1 to 1048576");
     options.blocks_per_chunk = *count;
   } else if (name == "policy") {
-    return Take(text, ParseEvictionPolicy(value), &options.policy);
+    return Take(text, offload::ParseTierPolicy(value), &options.policy);
   } else if (name == "store") {
     return Take(text, offload::ParseWritePolicy(value), &options.write_policy);
   } else if (name == "layout") {
@@ -101,6 +102,8 @@ absl::Status TakeSetting(const std::string& text, const std::string& setting, Dr
     options.exclusive = true;
   } else if (setting == "prompt-only") {
     options.prompt_only = true;
+  } else if (setting == "shared") {
+    draft->tier.is_shared = true;
   } else {
     return Bad(text, absl::StrCat(kSettings, " instead of \"", setting, "\""));
   }
@@ -147,9 +150,29 @@ absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text) {
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
     auto tier = ParseTier(part);
     if (!tier.ok()) return tier.status();
+    if (!tier->is_shared && !tiers.empty() && tiers.back().is_shared) {
+      return Bad(part, absl::StrCat("shared in it, as \"", tiers.back().options.name,
+                                    "\" before it is"));
+    }
     tiers.push_back(*std::move(tier));
   }
   return tiers;
+}
+
+absl::StatusOr<std::string> WithReadSpeed(std::string_view text, std::string_view name,
+                                          std::string_view speed) {
+  std::vector<std::string> tiers = absl::StrSplit(std::string(text), ',');
+  for (std::string& tier : tiers) {
+    std::vector<std::string> parts = absl::StrSplit(tier, ':');
+    if (parts.front() != name) continue;
+    for (std::string& part : parts) {
+      if (part.substr(0, 5) == "read=") part = absl::StrCat("read=", std::string(speed));
+    }
+    tier = absl::StrJoin(parts, ":");
+    return absl::StrJoin(tiers, ",");
+  }
+  return InvalidArgument("tier: got \"", std::string(text), "\", expected a tier \"",
+                         std::string(name), "\" in it");
 }
 
 }  // namespace kvblocks::sim

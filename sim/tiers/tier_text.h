@@ -16,11 +16,13 @@
 //   layout=NAME    packed, largest-group, all-groups
 //   exclusive      what was loaded leaves the tier
 //   prompt-only    outputs are not stored
+//   shared         one for all replicas of a fleet, with one link each way; behind those of one replica
 
 #ifndef KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
 #define KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,10 +37,17 @@ struct SimTier {
   // Empty: free.
   std::optional<LinkOptions> read;
   std::optional<LinkOptions> write;
+  bool is_shared = false;
 };
 
 // Empty for an empty text. InvalidArgument quotes the tier and says what is expected.
 absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text);
+
+// The text with another speed for the tier of this name: "20GB/s" or "free". Its write speed follows
+// unless the text gives one of its own. InvalidArgument if no tier has the name; the rest of the text
+// is not looked at.
+absl::StatusOr<std::string> WithReadSpeed(std::string_view text, std::string_view name,
+                                          std::string_view speed);
 
 }  // namespace kvblocks::sim
 

@@ -1,6 +1,9 @@
 // The observer that runs a KvCacheVerifier along with a simulation.
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -81,6 +84,74 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
     if (c.drafts > 0) {
       EXPECT_GT(replay.result.scheduler.num_rejected_drafts, 0);
     }
+  }
+}
+
+// --- Tiers ---
+
+// The workload over tiers; `mangle` may change what is copied.
+absl::Status VerifyTiers(const std::string& text, LoadMode mode, bool has_window, Replay* replay,
+                         std::unique_ptr<TierConnector>* tiers,
+                         const std::function<void(std::vector<KvCopy>*)>& mangle = nullptr) {
+  const auto clock = MakeFixedStepTime(kSecond);
+  replay->is_watching = false;
+  replay->config.kv_cache.num_blocks = has_window ? 50 : 30;
+  if (has_window) replay->config.kv_cache.groups.push_back(WindowGroup(4, 9));
+  replay->config.manager.max_model_len = 100;
+  replay->config.scheduler.max_num_batched_tokens = 16;
+  *tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
+                                  .mode = mode,
+                                  .group_block_bytes = std::vector<int64_t>(
+                                      replay->config.kv_cache.groups.size(), 128),
+                                  .step_time = clock->get(),
+                                  .load_failures = mode == LoadMode::kAsync ? 0.3 : 0})
+               .value();
+  // Attaches at the start of the run, before the verifier asks how large the tiers are.
+  VerifyingObserver observer(
+      {.ops = &attention::CpuReference(), .layers_per_group = 2, .tiers = tiers->get()});
+  (*tiers)->set_on_copies([&](absl::Span<const KvCopy> told) {
+    std::vector<KvCopy> copies(told.begin(), told.end());
+    if (mangle) mangle(&copies);
+    observer.OnCopies(copies);
+  });
+  replay->connector = tiers->get();
+  replay->further_observers = {tiers->get(), &observer};
+  AddWorkload(replay);
+  if (absl::Status status = replay->Run(); !status.ok()) return status;
+  return observer.status();
+}
+
+constexpr const char* kTwoTiers =
+    "host:10chunks:read=600B/s,disk:60chunks:read=300B/s:store=on-evict";
+
+TEST(VerifyingObserverTest, WhatTiersBringIsWhatWasStored) {
+  for (const char* text : {kTwoTiers, "host:40chunks:read=600B/s:chunk=2"}) {
+    for (const LoadMode mode : {LoadMode::kAsync, LoadMode::kSync, LoadMode::kLayerwise}) {
+      for (const bool has_window : {false, true}) {
+        SCOPED_TRACE(testing::Message() << text << static_cast<int>(mode) << has_window);
+        Replay replay;
+        std::unique_ptr<TierConnector> tiers;
+        const absl::Status status = VerifyTiers(text, mode, has_window, &replay, &tiers);
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_GT(tiers->load_totals().num_loads, 3);
+        EXPECT_EQ(tiers->load_totals().num_failed > 0, mode == LoadMode::kAsync);
+      }
+    }
+  }
+}
+
+// One block of a load is another one's.
+TEST(VerifyingObserverTest, AWrongSlotIsAWrongNumber) {
+  for (const LoadMode mode : {LoadMode::kAsync, LoadMode::kSync}) {
+    Replay replay;
+    std::unique_ptr<TierConnector> tiers;
+    const absl::Status status =
+        VerifyTiers(kTwoTiers, mode, false, &replay, &tiers, [](std::vector<KvCopy>* copies) {
+          for (KvCopy& copy : *copies) {
+            if (copy.to_tier == offload::kDevice) copy.from = copy.from == 1 ? 2 : 1;
+          }
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   }
 }
 

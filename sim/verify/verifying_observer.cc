@@ -77,12 +77,21 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
   trace_ = info.trace;
   attention::VerifierOptions options;
-  options.num_blocks = manager_->pool().num_blocks();
+  const int64_t pool_blocks = options.num_blocks = manager_->pool().num_blocks();
+  if (options_.tiers != nullptr) {
+    const offload::OffloadManager& offload = options_.tiers->offload();
+    for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
+      first_blocks_.push_back(options.num_blocks);
+      options.num_blocks += (offload.tier(t).capacity().num_slots + 1) *
+                            offload.tier(t).options().blocks_per_chunk;
+    }
+  }
   options.groups = MakeGroups();
   options.ops = options_.ops;
   options.threads = options_.threads;
   options.on_memory = options_.on_memory;
-  options.use_of_block = [this](int32_t id) {
+  options.use_of_block = [this, pool_blocks](int32_t id) {
+    if (id >= pool_blocks) return attention::BlockUse::kHeld;
     const KvCacheBlock& block = manager_->pool().block(id);
     if (block.ref_count > 0) return attention::BlockUse::kHeld;
     return block.has_key() ? attention::BlockUse::kCached : attention::BlockUse::kFree;
@@ -102,6 +111,20 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   } else {
     status_ = verifier.status();
   }
+}
+
+int32_t VerifyingObserver::BlockOf(offload::TierId tier, int64_t place) const {
+  const int64_t first = tier == offload::kDevice ? 0 : first_blocks_[static_cast<size_t>(tier)];
+  return static_cast<int32_t>(first + place);
+}
+
+void VerifyingObserver::OnCopies(absl::Span<const KvCopy> copies) {
+  if (!status_.ok()) return;
+  copies_.clear();
+  for (const KvCopy& copy : copies) {
+    copies_.push_back({BlockOf(copy.from_tier, copy.from), BlockOf(copy.to_tier, copy.to)});
+  }
+  status_ = verifier_->CopyBlocks(copies_);
 }
 
 absl::Span<const int64_t> VerifyingObserver::TokensOf(const SimRequest& request,

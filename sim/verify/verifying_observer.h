@@ -32,6 +32,7 @@
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 #include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/tiers/tier_connector.h"
 #include "kvblocks/sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
@@ -48,6 +49,9 @@ class VerifyingObserver final : public EngineObserver {
     int64_t max_rows_per_step = 0;  // 0: all
     double tolerance = 1e-5;
     uint64_t seed = 0;
+    // Tiers behind the device, whose slots are blocks of the verifier's behind those of the pool; null:
+    // none. Not owned; they must be attached before the run, and not take what the device evicts.
+    const TierConnector* tiers = nullptr;
   };
 
   explicit VerifyingObserver(Options options) : options_(std::move(options)) {}
@@ -60,6 +64,9 @@ class VerifyingObserver final : public EngineObserver {
   // left out)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
   int64_t num_layers() const { return num_layers_; }
+
+  // For TierConnector::set_on_copies.
+  void OnCopies(absl::Span<const KvCopy> copies);
 
   void OnRunStart(const RunInfo& info) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
@@ -75,6 +82,7 @@ class VerifyingObserver final : public EngineObserver {
   };
 
   std::vector<attention::VerifiedGroup> MakeGroups();
+  int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
 
   const Options options_;
@@ -85,6 +93,8 @@ class VerifyingObserver final : public EngineObserver {
   int64_t num_layers_ = 0;
   absl::Status status_;
 
+  std::vector<int64_t> first_blocks_;  // of the verifier's, by tier
+  std::vector<attention::VerifiedCopy> copies_;  // scratch
   std::vector<Content> contents_;
   std::vector<absl::uint128> keys_;  // scratch
   std::vector<attention::VerifiedRequest> requests_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
@@ -38,13 +39,16 @@ class LayerCacheList {
   // The caches of layer `index`.
   absl::Status AddLayer(int64_t index, LayerKind kind, bool is_draft);
 
+  // That holds the layers added from now on.
+  void set_worker(int worker) { worker_ = worker; }
+
   std::vector<LayerCache> Take() { return std::move(caches_); }
 
  private:
   absl::Status Add(const char* name, const absl::StatusOr<KvCacheSpec>& spec) {
     const std::string full = prefix_ + name;
     if (!spec.ok()) return WithFieldPrefix(spec.status(), full);
-    caches_.push_back({.name = full, .spec = *spec, .is_draft = is_draft_});
+    caches_.push_back({.name = full, .spec = *spec, .is_draft = is_draft_, .worker = worker_});
     return absl::OkStatus();
   }
   absl::Status AddAttention(LayerKind kind);
@@ -67,6 +71,7 @@ class LayerCacheList {
   // Of the layer being added.
   std::string prefix_;
   bool is_draft_ = false;
+  int worker_ = 0;
   std::vector<LayerCache> caches_;
 };
 
@@ -308,12 +313,19 @@ absl::StatusOr<std::vector<LayerCache>> LayerCaches(const ModelFacts& model,
   LayerCacheList list(
       model, options, *format,
       options.block_size.value_or(model.latent ? kDefaultLatentBlockSize : kDefaultBlockSize));
+  if (absl::Status status = CheckPipelineStages(model, options.pipeline_parallel); !status.ok()) {
+    return status;
+  }
+  const auto stages = PipelineStages(model.num_layers(), options.pipeline_parallel);
   const int64_t own = model.num_layers() - model.num_kv_shared_layers;
+  int stage = 0;
   for (int64_t i = 0; i < own; ++i) {
+    if (i >= stages[static_cast<size_t>(stage) + 1]) list.set_worker(++stage);
     const auto kind = static_cast<LayerKind>(model.layer_pattern[static_cast<size_t>(i)]);
     if (absl::Status status = list.AddLayer(i, kind, false); !status.ok()) return status;
   }
   for (int64_t i = 0; i < options.num_draft_layers; ++i) {
+    list.set_worker(static_cast<int>(options.pipeline_parallel) - 1);
     absl::Status status = list.AddLayer(model.num_layers() + i, DraftKind(model), true);
     if (!status.ok()) return status;
   }

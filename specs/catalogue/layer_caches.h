@@ -1,7 +1,8 @@
 // LayerCaches: what each layer of a model stores, as layer caches in order of registration.
 //
-// The bridge from a model's facts to planning: one worker's layer caches, layer by layer, and
-// within a layer in the order window, main, indexer, compressor state, indexer's compressor state.
+// The bridge from a model's facts to planning: the layer caches of one worker, or of one per pipeline
+// stage, layer by layer, and within a layer in the order window, main, indexer, compressor state,
+// indexer's compressor state.
 //
 //   LayerCaches(*Catalogue::BuiltIn().FindModel("llama-3.1-8b"), {})   // 32 full caches
 //
@@ -36,6 +37,9 @@ struct LayerCacheOptions {
   // Ranks divide the KV heads; where there are fewer heads than ranks each rank holds one. Latent
   // rows, indexers and compressed rows are on every rank.
   int64_t tensor_parallel = 1;
+  // Stages that divide the layers (see PipelineStages): LayerCache::worker is the stage. Draft layers are
+  // on the last one.
+  int64_t pipeline_parallel = 1;
   // Of the states of linear layers.
   MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
   int64_t num_speculative_blocks = 0;

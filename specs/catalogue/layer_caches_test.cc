@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks {
 namespace {
@@ -344,6 +345,61 @@ TEST(LayerCachesTest, RowsThatAFormatIsNotMadeForAreRefused) {
               HasSubstr("got 600, expected 584"));
   model.num_heads = 0;
   EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads: got 0"));
+}
+
+// --- Pipeline stages (SM-28) ---
+
+TEST(PipelineStagesTest, LayersLeftOverGoBeforeTheLastStage) {
+  EXPECT_EQ(PipelineStages(32, 1), (std::vector<int64_t>{0, 32}));
+  EXPECT_EQ(PipelineStages(32, 2), (std::vector<int64_t>{0, 16, 32}));
+  EXPECT_EQ(PipelineStages(32, 3), (std::vector<int64_t>{0, 11, 22, 32}));
+  EXPECT_EQ(PipelineStages(32, 5), (std::vector<int64_t>{0, 6, 12, 19, 26, 32}));
+}
+
+TEST(PipelineStagesTest, StagesTogetherAreTheModel) {
+  for (const char* name : {"llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "qwen3.5", "gemma-3-27b"}) {
+    SCOPED_TRACE(name);
+    const ModelFacts model = Model(name);
+    for (const int64_t num_stages : {2, 3, 4}) {
+      std::string pattern;
+      double bytes = 0, active = 0;
+      int64_t expert_layers = 0;
+      for (int64_t stage = 0; stage < num_stages; ++stage) {
+        const ModelFacts part = StageFacts(model, num_stages, stage);
+        EXPECT_TRUE(Validate(part).ok()) << Validate(part);
+        pattern += part.layer_pattern;
+        bytes += part.weight_bytes();
+        active += part.active_params_b;
+        if (part.experts) expert_layers += part.experts->num_layers;
+      }
+      EXPECT_EQ(pattern, model.layer_pattern);
+      EXPECT_EQ(expert_layers, model.experts ? model.experts->num_layers : 0);
+      // With tied embeddings two stages have the one table.
+      const double table = static_cast<double>(model.hidden_size * model.vocab_size) / 1e9;
+      const double tables = model.tied_embeddings ? 2 : 1;
+      EXPECT_NEAR(bytes / 1e9,
+                  model.weight_bytes() / 1e9 + (tables - 1) * table * model.bytes_per_param,
+                  0.002 * bytes / 1e9);
+      // Looking a token up is no work, so only the head is active.
+      EXPECT_NEAR(active, model.active_params_b - model.embedding_params_b() + table,
+                  0.002 * model.active_params_b);
+    }
+  }
+}
+
+TEST(PipelineStagesTest, CachesLieOnTheStageOfTheirLayer) {
+  const auto caches = LayerCaches(Model("llama-3.1-8b"),
+                                  {.pipeline_parallel = 3, .num_draft_layers = 1});
+  ASSERT_TRUE(caches.ok()) << caches.status();
+  ASSERT_EQ(caches->size(), 33);
+  EXPECT_EQ((*caches)[10].worker, 0);
+  EXPECT_EQ((*caches)[11].worker, 1);
+  EXPECT_EQ((*caches)[22].worker, 2);
+  EXPECT_EQ((*caches)[32].worker, 2);  // the draft layer
+  EXPECT_THAT(LayerCaches(Model("llama-3.1-8b"), {.pipeline_parallel = 33}).status().message(),
+              HasSubstr("pipeline_parallel: got 33, expected 1 to 32"));
+  EXPECT_THAT(LayerCaches(Model("deepseek-v4.1"), {.pipeline_parallel = 2}).status().message(),
+              HasSubstr("read what another layer stores"));
 }
 
 }  // namespace

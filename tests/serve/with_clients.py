@@ -1,9 +1,10 @@
 """kvsim serve with clients that others wrote; tools/serve_clients_test.sh runs it.
 
-  with_clients.py KVSIM VLLM ROUTER [PART...]
+  with_clients.py KVSIM VLLM ROUTER AIPERF [PART...]
 """
 
 import concurrent.futures
+import importlib.util
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 
-KVSIM, VLLM, ROUTER = sys.argv[1:4]
+KVSIM, VLLM, ROUTER, AIPERF = sys.argv[1:5]
 passed = failed = 0
 work = tempfile.mkdtemp()
 
@@ -184,6 +185,98 @@ def with_vllm_events():
     server.end()
 
 
+# What vLLM exports only where something is configured that a server without a model has not.
+NOT_OURS = {
+    "vllm:num_requests_kv_fetch_by_stage": "with a connector that takes KV of other servers",
+    "vllm:corrupted_requests": "with VLLM_COMPUTE_NANS_IN_LOGITS",
+    "vllm:watermark_requests": "with watermarks",
+    "vllm:kv_block_lifetime_seconds": "with --kv-cache-metrics",
+    "vllm:kv_block_idle_before_evict_seconds": "with --kv-cache-metrics",
+    "vllm:kv_block_reuse_gap_seconds": "with --kv-cache-metrics",
+}
+
+
+def with_vllm_metrics():
+    """Names, types, labels and buckets of /metrics are those in vLLM's sources."""
+    from vllm.v1.metrics.buckets import histogram_buckets
+
+    def source(module):
+        with open(importlib.util.find_spec(module).origin, encoding="utf-8") as file:
+            return file.read()
+    loggers = source("vllm.v1.metrics.loggers")
+    theirs, buckets = {"vllm:cache_config_info": ("gauge", set())}, {}
+    keys = dict(re.findall(r'(\w+) = histogram_buckets\(\s*"(\w+)"', loggers))
+    for kind, name, rest in re.findall(r'self\._(gauge|counter|histogram)_cls\(\s*name="(vllm:\w+)"(.*?)\n {8,16}\)\n',
+                                       loggers, re.DOTALL):
+        theirs[name] = (kind, set(re.findall(r'labelnames=labelnames \+ \["(\w+)"\]', rest)))
+        for variable in re.findall(r"buckets=(\w+)", rest):
+            if variable in keys:
+                buckets[name] = histogram_buckets(keys[variable], max_model_len=20000)
+    drafts = source("vllm.v1.spec_decode.metrics")
+    for name in re.findall(r'"(vllm:spec_decode_\w+)"', drafts):
+        theirs[name] = ("counter", {"position"} if name.endswith("per_pos") else set())
+    check("metrics: vLLM's list is read", len(theirs) > 40 and len(buckets) > 12, (len(theirs), len(buckets)))
+
+    server = Server("--time=fixed", "--step-time=1ms", "--num-blocks=3000", "--max-model-len=20000",
+                    "--lora=sql=/adapters/sql", "--num-draft-tokens=3")
+    server.client.completions.create(model="sql", prompt="a" * 100, max_tokens=20)
+    ours = {f.name: f for f in parse_prometheus(server.metrics())}
+    missing = sorted(set(theirs) - set(ours) - set(NOT_OURS))
+    check("metrics: none of vLLM's is missing", not missing, missing)
+    unknown = sorted(name for name in ours if name.startswith("vllm:") and name not in theirs)
+    check("metrics: no name of vLLM's is made up", not unknown, unknown)
+    check("metrics: what is left out is known", not set(NOT_OURS) - set(theirs), set(NOT_OURS) - set(theirs))
+    wrong = []
+    for name in set(theirs) & set(ours):
+        kind, labels = theirs[name]
+        if ours[name].type != kind or not all(labels <= set(sample.labels) for sample in ours[name].samples):
+            wrong.append((name, ours[name].type, ours[name].samples[:1]))
+    check("metrics: types and labels", not wrong, wrong)
+    wrong = [name for name, bounds in buckets.items() if name in ours and name not in NOT_OURS and
+             [float(s.labels["le"]) for s in ours[name].samples if s.name.endswith("_bucket")] != [*map(float, bounds), float("inf")]]
+    check("metrics: buckets", not wrong, wrong)
+    server.end()
+
+
+def with_aiperf():
+    """AIPerf's figures against those that the server has of the same requests."""
+    server = Server("--time=fixed", "--step-time=20ms", "--num-blocks=20000", f"--tokenizer={small_tokenizer()}",
+                    f"--python={sys.executable}")
+    folder = os.path.join(work, "aiperf")
+    done = subprocess.run([AIPERF, "profile", "--model=llama-3.1-8b", f"--url={server.url}", "--endpoint-type=completions",
+                           "--streaming", f"--tokenizer={os.path.dirname(small_tokenizer())}", "--concurrency=8",
+                           "--request-count=80", "--isl=200", "--osl=30", "--extra-inputs=ignore_eos:true", "--ui=none",
+                           "--random-seed=7", "--no-gpu-telemetry", f"--output-artifact-dir={folder}"],
+                          capture_output=True, text=True, timeout=600)
+    check("aiperf: ends well", done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:])
+    if done.returncode == 0:
+        with open(os.path.join(folder, "profile_export_aiperf.json"), encoding="utf-8") as file:
+            result = json.load(file)
+
+        def average(name):
+            return result[name]["avg"]
+        check("aiperf: all requests", average("request_count") == 80 == server.value("vllm:request_success_total"), result)
+        check("aiperf: no errors", average("request_error_rate") == 0, result["error_summary"])
+        check("aiperf: all tokens", average("total_output_tokens") == 2400 == server.value("vllm:generation_tokens_total"),
+              result["total_output_tokens"])
+        check("aiperf: the prompts' tokens", average("total_isl") == server.value("vllm:prompt_tokens_total"), result["total_isl"])
+
+        def mean(name):
+            return 1e3 * server.value(name + "_sum") / server.value(name + "_count")
+        # The client's times have its own and HTTP's in them, and a machine's that does other things, too.
+        ttft, itl = average("time_to_first_token"), average("inter_token_latency")
+        here_ttft, here_itl = mean("vllm:time_to_first_token_seconds"), mean("vllm:inter_token_latency_seconds")
+        print(f"   AIPerf: TTFT {ttft:.2f} ms, ITL {itl:.2f} ms; the server: {here_ttft:.2f} ms, {here_itl:.2f} ms")
+        check("aiperf: TTFT is the server's, and at most 40 ms of tokenizer, HTTP and client", here_ttft - 1 < ttft < here_ttft + 40)
+        check("aiperf: ITL is the server's to 5 %", abs(itl - here_itl) < 0.05 * here_itl)
+        scraped = os.path.join(folder, "server_metrics_export.json")
+        check("aiperf: it takes the server's metrics", os.path.exists(scraped), os.listdir(folder))
+        if os.path.exists(scraped):
+            with open(scraped, encoding="utf-8") as file:
+                check("aiperf: by vLLM's names", "vllm:time_to_first_token_seconds" in file.read())
+    server.end()
+
+
 def small_tokenizer():
     """The path of a tokenizer.json, trained here on one sentence."""
     path = os.path.join(work, "tokenizer.json")
@@ -194,6 +287,8 @@ def small_tokenizer():
         trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
         tokenizer.train_from_iterator(["the block waits in the queue until some request holds it"] * 10, trainer)
         tokenizer.save(path)
+        with open(os.path.join(work, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+            json.dump({"tokenizer_class": "PreTrainedTokenizerFast"}, file)
     return path
 
 
@@ -304,8 +399,8 @@ def with_router():
     check("router: with events prompts go where their prefix is", hits > 0.75 * possible > 1.2 * other_hits, (hits, other_hits, possible))
 
 
-PARTS = (with_openai, with_vllm_events, with_tokenizer, with_benchmark, with_router)
-for part in [part for part in PARTS if not sys.argv[4:] or part.__name__ in sys.argv[4:]]:
+PARTS = (with_openai, with_vllm_events, with_vllm_metrics, with_tokenizer, with_benchmark, with_aiperf, with_router)
+for part in [part for part in PARTS if not sys.argv[5:] or part.__name__ in sys.argv[5:]]:
     try:
         part()
     except Exception as error:  # the other parts go on

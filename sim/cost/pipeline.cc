@@ -1,0 +1,160 @@
+#include "kvblocks/sim/cost/pipeline.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/cost/attention_cost.h"
+
+namespace kvblocks::sim {
+namespace {
+
+int64_t NumTokens(absl::Span<const SequenceWork> work, const Decodes& decodes) {
+  int64_t tokens = decodes.num_sequences;
+  for (const SequenceWork& sequence : work) tokens += sequence.num_new;
+  return tokens;
+}
+
+absl::Status Overflow() {
+  return absl::OutOfRangeError("a step takes longer than the clock's 106 days");
+}
+
+class PipelinedSteps : public StepTimeModel {
+ public:
+  PipelinedSteps(const SendTime& send, size_t num_stages) : send_(send), num_stages_(num_stages) {}
+
+  int64_t num_stages() const override { return static_cast<int64_t>(num_stages_); }
+
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
+                                   const Decodes& decodes) const override {
+    std::vector<SimTime> stages(num_stages_);
+    SimTime send = 0;
+    absl::Status status = StageTimes(work, decodes, absl::MakeSpan(stages), &send);
+    if (!status.ok()) return status;
+    std::optional<SimTime> sum = CheckedMultiply(send, num_stages() - 1);
+    for (size_t s = 0; s < num_stages_ && sum; ++s) sum = CheckedAdd(*sum, stages[s]);
+    if (!sum) return Overflow();
+    return *sum;
+  }
+
+ protected:
+  absl::Status SetSend(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                       SimTime* send) const {
+    const auto bytes = CheckedMultiply(send_.per_token, NumTokens(work, decodes));
+    const auto sum = bytes ? CheckedAdd(*bytes, send_.latency) : std::nullopt;
+    if (!sum) return Overflow();
+    *send = *sum;
+    return absl::OkStatus();
+  }
+
+ private:
+  const SendTime send_;
+  const size_t num_stages_;
+};
+
+class Pipeline final : public PipelinedSteps {
+ public:
+  Pipeline(std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send)
+      : PipelinedSteps(send, stages.size()),
+        stages_(std::move(stages)) {}
+
+  absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                          absl::Span<SimTime> stages, SimTime* send) const override {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      const auto time = stages_[s]->StepTime(work, decodes);
+      if (!time.ok()) return time.status();
+      stages[s] = *time;
+    }
+    return SetSend(work, decodes, send);
+  }
+  SimTime CopyTime(int64_t bytes) const override { return stages_[0]->CopyTime(bytes); }
+  bool adds_up_decodes() const override {
+    return std::all_of(stages_.begin(), stages_.end(),
+                       [](const auto& stage) { return stage->adds_up_decodes(); });
+  }
+  std::string_view source() const override { return stages_[0]->source(); }
+  std::vector<TimePart> parts() const override {
+    std::vector<TimePart> all;
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      for (TimePart& part : stages_[s]->parts()) {
+        part.part = absl::StrCat("stage ", s, ": ", part.part);
+        all.push_back(std::move(part));
+      }
+    }
+    return all;
+  }
+  int64_t num_outside() const override { return stages_[0]->num_outside(); }
+
+ private:
+  const std::vector<std::unique_ptr<StepTimeModel>> stages_;
+};
+
+class DividedClock final : public PipelinedSteps {
+ public:
+  DividedClock(std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first, const SendTime& send)
+      : PipelinedSteps(send, first.size() - 1), whole_(std::move(whole)), first_(std::move(first)) {}
+
+  absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                          absl::Span<SimTime> stages, SimTime* send) const override {
+    const auto time = whole_->StepTime(work, decodes);
+    if (!time.ok()) return time.status();
+    SimTime before = 0;
+    for (size_t s = 0; s + 1 < first_.size(); ++s) {
+      const auto until = static_cast<SimTime>(Wide{*time} * first_[s + 1] / first_.back());
+      stages[s] = until - before;
+      before = until;
+    }
+    return SetSend(work, decodes, send);
+  }
+  SimTime CopyTime(int64_t bytes) const override { return whole_->CopyTime(bytes); }
+  bool adds_up_decodes() const override { return whole_->adds_up_decodes(); }
+  std::string_view source() const override { return whole_->source(); }
+  std::vector<TimePart> parts() const override { return whole_->parts(); }
+  int64_t num_outside() const override { return whole_->num_outside(); }
+
+ private:
+  const std::unique_ptr<StepTimeModel> whole_;
+  const std::vector<int64_t> first_;
+};
+
+}  // namespace
+
+absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parallel,
+                                      double link_gb_per_s, SimTime latency) {
+  if (!(link_gb_per_s > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "link_gb_per_s is ", link_gb_per_s, ", expected more than 0 with pipeline stages"));
+  }
+  constexpr double kTensors = 2, kValueBytes = 2;
+  const double bytes = kTensors * kValueBytes * static_cast<double>(hidden_size) /
+                       static_cast<double>(tensor_parallel);
+  return SendTime{.latency = latency,
+                  .per_token = RoundToPicoseconds(bytes / (link_gb_per_s * 1e9))};
+}
+
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
+    std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send) {
+  if (stages.size() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stages has ", stages.size(), " clocks, expected at least 2"));
+  }
+  for (const auto& stage : stages) {
+    if (stage == nullptr || stage->num_stages() != 1) {
+      return absl::InvalidArgumentError("stages: expected clocks of one stage each");
+    }
+  }
+  return std::unique_ptr<StepTimeModel>(std::make_unique<Pipeline>(std::move(stages), send));
+}
+
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(
+    std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first, const SendTime& send) {
+  if (whole == nullptr || whole->num_stages() != 1 || first.size() < 3) {
+    return absl::InvalidArgumentError("expected a clock of whole steps and at least 2 stages");
+  }
+  return std::unique_ptr<StepTimeModel>(
+      std::make_unique<DividedClock>(std::move(whole), std::move(first), send));
+}
+
+}  // namespace kvblocks::sim

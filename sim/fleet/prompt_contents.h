@@ -1,0 +1,44 @@
+// PromptContents: a prompt's blocks, and what pools hold of them; for routers that look at contents.
+//
+// One prompt at a time: Hash, then ask. Pools are asked what a look-up would find now, and nothing in them
+// changes. Cost: a hash per block, and per pool a look-up.
+
+#ifndef KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
+#define KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/sim/trace/trace_reader.h"
+
+namespace kvblocks::sim {
+
+class PromptContents {
+ public:
+  // The first group that keeps all blocks of a request, whose blocks are compared; else group 0.
+  static GroupId GroupOf(const KvCacheManager& manager);
+  // Whether two managers hash contents alike: then one prompt's hashes serve both.
+  static bool AreAlike(const KvCacheManager& a, const KvCacheManager& b, GroupId group);
+
+  // The prompt as managers like `manager` hash it; nothing of an empty prompt, or without caching.
+  void Hash(const TraceInfo& trace, const SimRequest& request, const KvCacheManager& manager,
+            GroupId group);
+  // That a hit can consist of: the last token is always computed.
+  absl::Span<const BlockHash> blocks() const { return blocks_; }
+  // Tokens that a look-up finds.
+  int64_t HeldBy(const KvCacheManager& manager);
+
+ private:
+  GroupId group_ = 0;
+  int64_t num_prompt_ = 0;
+  std::vector<BlockHash> hashes_, blocks_;
+  ComputedBlocks found_;  // scratch
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
