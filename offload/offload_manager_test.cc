@@ -95,6 +95,40 @@ TEST(OffloadManagerTest, AFailedStoreLeavesNothing) {
   EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
 }
 
+// The second device's manager reads what the first one's wrote, and neither ends the other's tickets.
+TEST(OffloadManagerTest, ManagersCanShareATier) {
+  Tiers first(List{{.capacity_slots = 4}});
+  const auto second =
+      OffloadManager::Create(first.model(), {.tiers = {{.name = "near", .capacity_slots = 2},
+                                                       {.name = "host", .capacity_slots = 4}},
+                                             .shared = {nullptr, first->shared_tier(0)}});
+  ASSERT_TRUE(second.ok()) << second.status();
+  const PrefixContent content = first.Content(17);
+  first.Store(content);
+  EXPECT_EQ((*second)->Lookup(content, 0, 16).num_tokens, 16);
+  const auto load = (*second)->PrepareLoad(1, content, 0, 16);
+  ASSERT_TRUE(load.ok()) << load.status();
+  EXPECT_THAT(load->reads, SizeIs(4));
+  // Its own load is worth waiting for, another device's is not.
+  EXPECT_TRUE((*second)->CostOfLoad(content, 0, 16).is_being_read);
+  EXPECT_FALSE(first->CostOfLoad(content, 0, 16).is_being_read);
+  // What it reads stays, whoever stores.
+  EXPECT_EQ(first.Prepare(first.Content(17, 100), 17).ticket, 0);
+  EXPECT_TRUE((*second)->CheckInvariants().ok()) << (*second)->CheckInvariants();
+  EXPECT_EQ(first->CompleteLoad(load->ticket).code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE((*second)->CompleteLoad(load->ticket).ok());
+  EXPECT_THAT(first.Store(first.Content(17, 100)).writes, SizeIs(4));
+  EXPECT_EQ((*second)->Lookup(content, 0, 16).num_tokens, 0);
+}
+
+TEST(OffloadManagerTest, ASharedTierMustBeAlike) {
+  Tiers first(List{{.capacity_slots = 4}});
+  const auto second = OffloadManager::Create(
+      first.model(), {.tiers = {{.capacity_slots = 5}}, .shared = {first->shared_tier(0)}});
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("tier \"host\": shared with a manager of other blocks"));
+}
+
 TEST(OffloadManagerTest, ASlotThatIsReadIsNotEvicted) {
   Tiers tiers(List{{.capacity_slots = 4}});
   const PrefixContent first = tiers.Content(17), second = tiers.Content(17, 100);

@@ -164,7 +164,8 @@ void Replica::PlanAborts(SimRequest* request) {
     if (time) PlanAbort(request, AbortCause::kAbortTime, *time);
   }
   if (config_.max_queue_time > 0) {
-    const std::optional<SimTime> time = CheckedAdd(request->arrival, config_.max_queue_time);
+    const std::optional<SimTime> time =
+        CheckedAdd(std::max(request->arrival, request->resent), config_.max_queue_time);
     if (time) PlanAbort(request, AbortCause::kQueueTime, *time);
   }
 }
@@ -221,6 +222,9 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
     case AbortCause::kQueueTime:
       ++result_.num_aborted_queue;
       break;
+    case AbortCause::kCrash:
+      ++result_.num_lost;
+      break;
     case AbortCause::kSession:
     case AbortCause::kNone:
       ++result_.num_aborted_session;
@@ -233,6 +237,47 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
   wants_schedule_ = true;
   observers_.OnFinish(*request, now);
   return owner_->OnEnded(request, now);
+}
+
+absl::Status Replica::Crash(SimTime now) {
+  if (connector_ != nullptr) {
+    return absl::FailedPreconditionError("an engine with a connector cannot crash: its loads go on");
+  }
+  clock_ = now;
+  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  for (size_t i = 0; i < inbox_.size(); ++i) {
+    SimRequest* request = inbox_[i];
+    if (request == nullptr) continue;
+    // It has reached the engine, which had no time for it.
+    ++result_.num_arrived;
+    observers_.OnArrival(*request, now);
+    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
+    if (!status.ok()) return status;
+  }
+  inbox_.clear();
+  while (SimRequest* request = scheduler_->AnyRequest()) {
+    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
+    if (!status.ok()) return status;
+  }
+  while (scheduler_->num_in_flight() > 0) {
+    StepRecord& step = scheduler_->oldest_step();
+    step.device_start = std::min(step.device_start, now);
+    step.end = std::min(step.end, now);
+    step.stage_time = std::min(step.stage_time, step.end - step.device_start);
+    result_.busy_time += std::max<SimTime>(step.end - std::max(step.device_start, busy_until_), 0);
+    busy_until_ = step.end;
+    result_.stage_time += step.stage_time;
+    observers_.OnStepFinished(scheduler_->ProcessOutputs());
+  }
+  aborts_ = {};
+  in_step_ = wants_schedule_ = false;
+  retry_time_ = 0;
+  std::fill(stage_free_.begin(), stage_free_.end(), now);
+  if (!manager_->ResetPrefixCache()) {
+    return absl::InternalError("blocks are held of requests that a crashed engine had");
+  }
+  if (manager_->options().enable_events) (void)manager_->TakeEvents();
+  return absl::OkStatus();
 }
 
 // --- One step ---

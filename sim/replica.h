@@ -113,6 +113,10 @@ class Replica {
 
   // Its next call is due whatever arrives and whoever gives up.
   bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
+  // The engine is gone at once, with all it has: requests end by AbortCause::kCrash, steps under way are
+  // cut off, and the prefix cache is empty. Nothing is published of that. It may be used again, as new.
+  // Who had given up by now has. FailedPrecondition with a connector, which may have KV under way.
+  absl::Status Crash(SimTime now);
   // Empties the prefix cache and publishes that. False, and nothing changed, while blocks are held.
   bool ResetPrefixCache();
 

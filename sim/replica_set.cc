@@ -87,10 +87,11 @@ absl::Status ReplicaSet::RunLoop() {
     if (absl::Status status = Iterate(); !status.ok()) return status;
 
     if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
-    const SimTime events = std::min(next_arrival_, owner_->NextTime());
+    SimTime events = std::min(next_arrival_, owner_->NextTime());
     if (config_.concurrency == 0 && !sessions_may_end_ && !arrivals_.has_waiting() &&
         owner_->RunsApart()) {
       if (absl::Status status = RunApart(events); !status.ok()) return status;
+      events = std::min(next_arrival_, owner_->NextTime());
     }
     const SimTime next = NextInstant(events);
     if (next == kNever) return NoProgress();
@@ -281,6 +282,23 @@ absl::Status ReplicaSet::Submit(SimRequest* request, int32_t replica) {
   CallNow(replica);
   absl::Status status = replicas_[static_cast<size_t>(replica)]->Submit(request, now_);
   return status.ok() ? status : OfReplica(replica, status);
+}
+
+absl::Status ReplicaSet::Crash(int32_t replica) {
+  absl::Status status = replicas_[static_cast<size_t>(replica)]->Crash(now_);
+  CallNow(replica);
+  return status.ok() ? status : OfReplica(replica, status);
+}
+
+void ReplicaSet::Restart(SimRequest* request) {
+  SentOf(*request) = Sent();
+  request->resent = now_;
+  store_.Restart(request);
+}
+
+bool ReplicaSet::is_any_due() const {
+  return next_arrival_ != kNever ||
+         std::any_of(next_.begin(), next_.end(), [](SimTime time) { return time != kNever; });
 }
 
 absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {

@@ -97,6 +97,11 @@ class ReplicaSet final : private Replica::Owner {
   absl::Status Submit(SimRequest* request, int32_t replica);
   // The replica is called at this instant, too. REQUIRES: not while replicas run apart.
   void CallNow(int32_t replica);
+  // The replica is gone with all it has, and can be used again as new: OnEnded is told of each of its
+  // requests, ended by AbortCause::kCrash. From BeforeArrivals or AfterArrivals.
+  absl::Status Crash(int32_t replica);
+  // Makes a request that such an end left behind ready for Submit.
+  void Restart(SimRequest* request);
   // The client's request is over; finish_reason and abort_cause say how. Ends its session's turns if it
   // was aborted, lets those arrive that waited for it, and forgets it.
   absl::Status End(SimRequest* request, SimTime now);
@@ -104,6 +109,9 @@ class ReplicaSet final : private Replica::Owner {
   // A request that is no client's own but a part of one; RemovePart instead of End.
   SimRequest* AddPart(const TraceRequest& spec) { return store_.Add(spec); }
   void RemovePart(SimRequest* part);
+
+  // Whether a replica or a request to come has a time at which something happens.
+  bool is_any_due() const;
 
   // Where it was sent last; -1: nowhere.
   int32_t replica_of(const SimRequest& request) const;

@@ -26,6 +26,7 @@ struct SimulationResult {
   int64_t num_aborted_queue = 0;  // waited for too long
   int64_t num_aborted_session = 0;
   int64_t num_failed = 0;   // a load of theirs failed, and the policy was to let them fail
+  int64_t num_lost = 0;     // this engine crashed while it had them
   int64_t num_skipped = 0;  // without output, left out
   int64_t peak_live_requests = 0;
   int64_t num_iterations = 0;
@@ -36,7 +37,7 @@ struct SimulationResult {
   // Requests that are over, in whatever way.
   int64_t num_done() const {
     return num_finished + num_rejected + num_skipped + num_aborted_time + num_aborted_queue +
-           num_aborted_session + num_failed;
+           num_aborted_session + num_lost + num_failed;
   }
 
   friend bool operator==(const SimulationResult&, const SimulationResult&) = default;

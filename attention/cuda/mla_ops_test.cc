@@ -151,6 +151,11 @@ TEST(CudaMlaTest, T3DenseDecode) {
       {16, 4, DType::kF16, KvLayout::kMlaLatent, {6, 70}, {6, 3}},
       {40, 16, DType::kBF16, KvLayout::kMlaLatent, {70, 8}, {4, 2}},
       {33, 64, DType::kBF16, KvLayout::kMlaLatent, {400}, {1}},
+      // Rows enough that the bulk copy engine brings the keys: blocks of one box and of two, keys
+      // that are a part of a box, and keys that only some of the rows see.
+      {128, 64, DType::kBF16, KvLayout::kMlaLatent, {161, 0, 64}, {1, 1, 1}},
+      {130, 32, DType::kF16, KvLayout::kMlaLatent, {95}, {1}},
+      {64, 32, DType::kBF16, KvLayout::kMlaLatent, {100, 33}, {3, 2}},
   };
   for (const auto& each : kCases) {
     SCOPED_TRACE(absl::StrCat(each.heads, " heads, BS ", each.block_size));
@@ -170,21 +175,22 @@ TEST(CudaMlaTest, QueriesMayComeInTwoPartsAndBePadded) {
 }
 
 TEST(CudaMlaTest, WindowsSinksAndSplits) {
-  for (const int64_t heads : {4, 48}) {
-    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, 8), {150, 3, 0, 90},
+  for (const auto& [heads, block_size] : {std::pair<int64_t, int64_t>{4, 8}, {48, 8}, {128, 32}}) {
+    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, block_size), {150, 3, 0, 90},
                       {3, 1, 0, 2}, heads);
     std::vector<double> sink_values(heads, 0.5);
     sink_values[1] = -kInfinity, sink_values[2] = 3, sink_values[3] = kInfinity;
     const Tensor sinks = Floats(sink_values);
     decode.params.sinks = sinks.view;
-    for (const SplitPolicy split : {SplitPolicy::None(), SplitPolicy::Fixed(40),
-                                    SplitPolicy::Count(3), SplitPolicy::Auto()}) {
+    const SplitPolicy fixed = SplitPolicy::Fixed(CeilDiv(int64_t{40}, block_size) * block_size);
+    for (const SplitPolicy split :
+         {SplitPolicy::None(), fixed, SplitPolicy::Count(3), SplitPolicy::Auto()}) {
       decode.params.split = split;
       decode.ExpectExact(decode.Args());
     }
     decode.params.window_left = 20;
     decode.ExpectExact(decode.Args());
-    decode.params.split = SplitPolicy::Fixed(40);
+    decode.params.split = fixed;
     decode.ExpectExact(decode.Args());
   }
 }
@@ -200,8 +206,9 @@ TEST(CudaMlaTest, SumsFollowMaxima) {
 
 // A key that is not finite spoils the rows that see it, all of them and no others.
 TEST(CudaMlaTest, NotFiniteValuesReachOnlyRowsThatSeeThem) {
-  for (const int64_t heads : {2, 40}) {
-    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, 16), {70}, {5}, heads);
+  for (const auto& [heads, block_size] : {std::pair<int64_t, int64_t>{2, 16}, {40, 16}, {40, 32}}) {
+    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, block_size), {70}, {5},
+                      heads);
     const MlaDecodeArgs args = decode.Args();
     ASSERT_TRUE(OnDevice().MlaDecode({}, args).ok());
     const std::vector<double> clean = decode.out.Get();
@@ -221,21 +228,26 @@ TEST(CudaMlaTest, NotFiniteValuesReachOnlyRowsThatSeeThem) {
 }
 
 TEST(CudaMlaTest, BadBlocksAndLengthsAreSkippedAndFlagged) {
-  DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, 16), {40, 33}, {1, 1}, 4);
-  decode.ExpectExact(decode.Args());
-  const std::vector<double> clean = decode.out.Get();
-  std::vector<double> entries = decode.entries;
-  entries[1] = 1 << 30;
-  decode.table.Set(entries);
-  uint32_t bits = 0;
-  DeviceErrorFlags flags = {&bits};
-  ExecContext context;
-  context.error_flags = &flags;
-  ASSERT_TRUE(OnDevice().MlaDecode(context, decode.Args()).ok());
-  EXPECT_EQ(bits, static_cast<uint32_t>(kBadBlock));
-  const std::vector<double> out = decode.out.Get();
-  EXPECT_NE(Part(out, 0, 2048), Part(clean, 0, 2048));
-  EXPECT_EQ(Part(out, 2048, 2048), Part(clean, 2048, 2048));
+  for (const auto& [heads, block_size] : {std::pair<int64_t, int64_t>{4, 16}, {128, 32}}) {
+    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, block_size), {40, 33},
+                      {1, 1}, heads);
+    decode.ExpectExact(decode.Args());
+    const std::vector<double> clean = decode.out.Get();
+    std::vector<double> entries = decode.entries;
+    entries[1] = 1 << 30;
+    decode.table.Set(entries);
+    uint32_t bits = 0;
+    DeviceErrorFlags flags = {&bits};
+    ExecContext context;
+    context.error_flags = &flags;
+    ASSERT_TRUE(OnDevice().MlaDecode(context, decode.Args()).ok());
+    EXPECT_EQ(bits, static_cast<uint32_t>(kBadBlock));
+    const std::vector<double> out = decode.out.Get();
+    const int64_t row = heads * 512;
+    EXPECT_NE(Part(out, 0, row), Part(clean, 0, row));
+    for (const double value : Part(out, 0, row)) ASSERT_TRUE(std::isfinite(value));
+    EXPECT_EQ(Part(out, row, row), Part(clean, row, row));
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/scale_input.h"
 #include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 
@@ -112,7 +113,7 @@ absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
 }  // namespace
 
 bool IsFleet(const ReplayConfig& config) {
-  return config.replicas() > 1 || !config.replica().empty();
+  return config.replicas() > 1 || !config.replica().empty() || AsksForScaling(config);
 }
 
 bool AsksForRouter(const ReplayConfig& config) {
@@ -124,7 +125,9 @@ bool AsksForRouter(const ReplayConfig& config) {
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
     return absl::InvalidArgumentError(
-        config.replica().empty()
+        AsksForScaling(config)
+            ? std::string("scale and scale_rule are for several replicas: this command runs one")
+        : config.replica().empty()
             ? absl::StrCat("replicas: got ", config.replicas(),
                            ", expected 1: this command runs one replica")
             : absl::StrCat("replica: got \"", config.replica(),
@@ -217,6 +220,9 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
     *delay.out = *time;
   }
   if (absl::Status status = SetQueue(config, &options.queue); !status.ok()) return status;
+  auto scaling = MakeScalingOptions(config);
+  if (!scaling.ok()) return scaling.status();
+  options.scaling = *std::move(scaling);
   return options;
 }
 

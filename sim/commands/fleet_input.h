@@ -11,7 +11,7 @@
 
 namespace kvblocks::sim {
 
-// Whether there is more than one replica, or --replica says of what kind it is.
+// Whether there is or may be more than one replica, or --replica says of what kind it is.
 bool IsFleet(const ::kvblocks::config::v1::ReplayConfig& config);
 
 // Whether there is an option of a router, with whatever value.

@@ -65,6 +65,11 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
     fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
     fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
   }
+  // Those that start later are made beforehand, like the last of the others.
+  fleet->options_.num_live = static_cast<int32_t>(fleet->kind_of_.size());
+  const auto needed = Scaler::NumReplicas(fleet->options_.scaling, fleet->options_.num_live);
+  if (!needed.ok()) return InOptionWords(needed.status());
+  fleet->kind_of_.resize(static_cast<size_t>(*needed), fleet->kind_of_.back());
   fleet->num_replicas_ = fleet->kind_of_.size();
   if (absl::Status status = fleet->CheckSharedTiers(); !status.ok()) return status;
   return fleet;
@@ -188,7 +193,7 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetRe
     if (one != nullptr) tiers.push_back(one.get());
   }
   if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
-  for (size_t r = 0; r < num_replicas_; ++r) {
+  for (size_t r = 0; r < result_.replicas.size(); ++r) {
     auto* one = report->add_reports();
     of_replicas_[r]->Fill(result_.replicas[r], one);
     if (tiers_[r] != nullptr) FillTiers(*tiers_[r], one->mutable_tiers());
@@ -200,6 +205,8 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetRe
     } else if (r == 0) {
       *report->mutable_config() = config_;
     }
+    // One that got nothing has nothing to say of the trace.
+    if (r > 0 && result_.replicas[r].num_arrived == 0) continue;
     // What holds for one replica and what holds for the trace; said once.
     for (const std::string& note : one->notes()) {
       if (std::find(report->notes().begin(), report->notes().end(), note) == report->notes().end()) {

@@ -262,6 +262,22 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "from a step's end until the router knows of its blocks [0s]"},
       {"event_loss", "SHARE", kFleetGroup, "", 0, 0,
        "of the replicas' event batches that never arrive [0]"},
+      {"scale", "PLAN", kFleetGroup, "", 0, 0,
+       "replicas start, stop or crash: TIME:ACTION, separated by commas, such as "
+       "10s:start=2,60s:stop,90s:crash@3; =N: so many, @N: that one"},
+      {"scale_rule", "RULE", kFleetGroup, "", 0, 0,
+       "replicas start and stop by queue:LOW:HIGH, requests that wait per replica, or "
+       "ttft:LIMIT:LOW:HIGH, the share of first tokens within LIMIT"},
+      {"min_replicas", "N", kFleetGroup, "", 0, 0, "fewest that --scale-rule leaves [1]"},
+      {"max_replicas", "N", kFleetGroup, "", 0, 0,
+       "most that --scale-rule lets be, those that drain included [as at the beginning]"},
+      {"scale_interval", "TIME", kFleetGroup, "", 0, 0, "between two looks of --scale-rule [10s]"},
+      {"scale_cooldown", "TIME", kFleetGroup, "", 0, 0,
+       "in which --scale-rule changes nothing more [0s]"},
+      {"start_time", "TIME", kFleetGroup, "", 0, 0,
+       "from the start of a replica until it takes requests [0s]"},
+      {"lost_requests", "retry|fail", kFleetGroup, "", 0, 0,
+       "requests of a replica that crashes are sent again at once, or end [retry]"},
   };
   return *rows;
 }

@@ -24,6 +24,18 @@ SimRequest* RequestStore::Add(TraceRequest spec) {
   return request;
 }
 
+void RequestStore::Restart(SimRequest* request) {
+  SimRequest fresh;
+  fresh.slot = request->slot;
+  fresh.num_prompt = fresh.num_known = request->num_prompt;
+  fresh.max_output = request->max_output;
+  fresh.arrival = request->arrival;
+  fresh.resent = request->resent;
+  fresh.session_key = request->session_key;
+  fresh.spec = std::move(request->spec);
+  *request = std::move(fresh);
+}
+
 void RequestStore::Remove(SimRequest* request) {
   const int32_t slot = request->slot;
   KVBLOCKS_CHECK(slot >= 0 && requests_[static_cast<size_t>(slot)].get() == request,

@@ -234,6 +234,13 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause, SimTime now) {
   request.abort_cause = cause;
 }
 
+SimRequest* Scheduler::AnyRequest() {
+  if (!holding_.empty()) return holding_.back();
+  if (!waiting_.empty()) return waiting_.front();
+  WakeAll();
+  return awake_.empty() ? nullptr : awake_.back();
+}
+
 // --- What is said when nothing moves ---
 
 std::string Scheduler::DescribeNoProgress() const {

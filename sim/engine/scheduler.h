@@ -115,6 +115,9 @@ class Scheduler {
   // those that a load writes into when it has ended.
   void Abort(SimRequest& request, AbortCause cause, SimTime now);
 
+  // One of those that it has, to be aborted; null: none is left.
+  SimRequest* AnyRequest();
+
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
   // under way from now on. REQUIRES: has_room().
   void Schedule(SimTime now);
@@ -125,7 +128,7 @@ class Scheduler {
 
   int64_t num_in_flight() const { return num_in_flight_; }
   // The step that ProcessOutputs takes next. REQUIRES: num_in_flight() > 0.
-  const StepRecord& oldest_step() { return InFlight(0).record; }
+  StepRecord& oldest_step() { return InFlight(0).record; }
   int64_t max_in_flight() const { return static_cast<int64_t>(steps_.size()); }
   // Whether one more call comes before the oldest step's end.
   bool has_room() const { return queue_length_ < max_in_flight(); }

@@ -48,6 +48,8 @@ std::string_view AbortCauseName(AbortCause cause) {
       return "queue_time";
     case AbortCause::kSession:
       return "session";
+    case AbortCause::kCrash:
+      return "crash";
   }
   return "unknown";
 }

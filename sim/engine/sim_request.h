@@ -43,7 +43,8 @@ enum class RequestState : uint8_t {
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kError };
 
 // Why an aborted request was aborted; counted apart.
-enum class AbortCause : uint8_t { kNone, kAbortTime, kQueueTime, kSession };
+// kCrash: its engine is gone; whoever submitted it may do so again elsewhere.
+enum class AbortCause : uint8_t { kNone, kAbortTime, kQueueTime, kSession, kCrash };
 
 std::string_view StateName(RequestState state);
 std::string_view FinishReasonName(FinishReason reason);
@@ -94,6 +95,7 @@ struct SimRequest {
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
+  SimTime resent = -1;       // when it was sent to another engine, since its own had crashed
   int64_t queue_key = 0;     // the smallest is admitted first, unless the policy is FCFS
   int64_t num_reserved = 0;  // blocks that kNoEvict counts for it while it runs
   uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none

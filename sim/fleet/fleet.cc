@@ -29,7 +29,7 @@ class Fleet::Watcher final : public EngineObserver {
 
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
     const FleetOptions& options = fleet_->options_;
-    if (options.router.kind != RouterKind::kPrefix) return;
+    if (options.router.kind != RouterKind::kPrefix || !fleet_->scaler_->is_live(replica_)) return;
     const int64_t number = num_batches_++;
     ++fleet_->result_.num_event_batches;
     if (options.event_loss > 0) {
@@ -46,6 +46,21 @@ class Fleet::Watcher final : public EngineObserver {
     batches_.push_back({time, {events.begin(), events.end()}});
   }
 
+  void OnStepFinished(const StepRecord& step) override {
+    const auto& rule = fleet_->options_.scaling.rule;
+    if (!rule || rule->measure != ScaleRule::Measure::kTtft) return;
+    for (const OutputRecord& output : step.outputs) {
+      if (output.request == nullptr || output.num_emitted == 0 ||
+          output.request->num_outputs() > output.num_emitted) {
+        continue;
+      }
+      ++fleet_->num_first_tokens_;
+      fleet_->num_in_time_ += step.end - output.request->arrival <= rule->limit;
+    }
+  }
+
+  // Of a replica that is gone.
+  void DropEvents() { batches_.clear(); }
   void DeliverEvents(SimTime now) {
     for (; !batches_.empty() && batches_.front().time <= now; batches_.pop_front()) {
       fleet_->router_->OnKvEvents(replica_, batches_.front().events);
@@ -88,6 +103,24 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
                                                    " millionths, expected 0 to ", kMillion));
   }
+  const auto num_live =
+      options.num_live > 0 ? options.num_live : static_cast<int32_t>(replicas.size());
+  const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
+  if (!num_needed.ok()) return num_needed.status();
+  if (num_live > static_cast<int32_t>(replicas.size()) ||
+      *num_needed > static_cast<int32_t>(replicas.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("replicas has ", replicas.size(), " entries, but ", num_live,
+                     " are live at the beginning and scaling may need ", *num_needed));
+  }
+
+  if (options.scaling.is_used() &&
+      std::any_of(replicas.begin(), replicas.end(),
+                  [](const ReplicaSetup& setup) { return setup.connector != nullptr; })) {
+    return absl::InvalidArgumentError(
+        "scaling of replicas that load KV from elsewhere: expected none with tiers behind them, whose "
+        "loads would go on when a replica is gone");
+  }
 
   std::unique_ptr<Fleet> fleet(
       new Fleet(options, replicas.front().config, reader, std::move(observers)));
@@ -107,6 +140,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   fleet->caches_ = manager.hashing() != nullptr;
   fleet->group_ = PromptContents::GroupOf(manager);
   if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
+  fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =
       MakeRouter(options.router, static_cast<int32_t>(count), fleet->group_);
   return fleet;
@@ -149,8 +183,18 @@ absl::Status Fleet::CheckContents() const {
 }
 
 absl::Status Fleet::Run() {
-  const absl::Status status = set_.Run();
-  for (size_t r = 0; r < set_.size(); ++r) result_.replicas.push_back(set_.replica(r).result());
+  absl::Status status = set_.Run();
+  if (status.ok() && !queue_.empty()) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("no progress: ", queue_.size(), " requests wait at the router, the first is ",
+                     queue_.first()->spec.id,
+                     ", but no replica is live nor will start; let one start behind the last that stops"));
+  }
+  scaler_->Close(set_.now());
+  result_.scaling = scaler_->result();
+  for (size_t r = 0; r < static_cast<size_t>(scaler_->num_used()); ++r) {
+    result_.replicas.push_back(set_.replica(r).result());
+  }
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
   result_.peak_live_requests = set_.peak_live_requests();
@@ -167,11 +211,16 @@ absl::Status Fleet::OnArrived(SimRequest* request) {
   return absl::OkStatus();
 }
 
+// Given up with its session.
+bool Fleet::IsGone(const OnItsWay& way) {
+  return way.request->slot < 0 || way.request->spec.row != way.row;
+}
+
 absl::Status Fleet::AfterArrivals() {
   while (!on_its_way_.empty() && on_its_way_.front().time <= set_.now()) {
     const OnItsWay next = on_its_way_.front();
     on_its_way_.pop_front();
-    if (next.request->slot < 0 || next.request->spec.row != next.row) continue;  // given up
+    if (IsGone(next)) continue;
     if (absl::Status status = Reach(next.request); !status.ok()) return status;
   }
   return Drain();
@@ -179,17 +228,30 @@ absl::Status Fleet::AfterArrivals() {
 
 SimTime Fleet::NextTime() {
   SimTime next = on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
-  if (queue_.empty()) return next;
-  // Room that aborts of this instant made.
-  if (may_have_room_) return set_.now();
-  return std::min(next, queue_.NextDeadline().value_or(ReplicaSet::kNever));
+  if (!queue_.empty()) {
+    // Room that aborts of this instant made.
+    if (may_have_room_) return set_.now();
+    next = std::min(next, queue_.NextDeadline().value_or(ReplicaSet::kNever));
+  }
+  // What is planned for replicas makes no run longer.
+  if (options_.scaling.is_used() &&
+      (next != ReplicaSet::kNever || !queue_.empty() || set_.is_any_due())) {
+    next = std::min(next, scaler_->NextTime());
+  }
+  return next;
 }
 
 // --- The router's queue ---
 
 absl::Status Fleet::Reach(SimRequest* request) {
-  if (!options_.queue.is_on()) return Send(request);
   const auto slot = static_cast<size_t>(request->slot);
+  const bool is_any_live = !scaler_->live().empty();
+  scaler_->result().num_held += !is_any_live;
+  if (!options_.queue.is_on() && is_any_live && queue_.empty()) {
+    if (options_.scaling.is_used()) FindRoom(request->num_prompt);
+    if (slot < reached_.size()) reached_[slot] = -1;
+    return Send(request);
+  }
   if (slot >= reached_.size()) reached_.resize(slot + 1);
   reached_[slot] = set_.now();
   may_have_room_ = true;  // for this one
@@ -222,18 +284,25 @@ bool Fleet::FindRoom(int64_t num_prompt) {
   set_.GetLoads(0, set_.size(), &loads_now_);
   has_room_.clear();
   bool is_some = false;
-  for (const ReplicaLoad& load : loads_now_) {
-    has_room_.push_back(HasRoom(options_.queue, load, num_prompt));
+  for (size_t r = 0; r < loads_now_.size(); ++r) {
+    has_room_.push_back(scaler_->is_live(static_cast<int32_t>(r)) &&
+                        HasRoom(options_.queue, loads_now_[r], num_prompt));
     is_some |= has_room_.back() != 0;
   }
   return is_some;
+}
+
+SimTime Fleet::WaitOf(const SimRequest& request) const {
+  const auto slot = static_cast<size_t>(request.slot);
+  return slot < reached_.size() && reached_[slot] >= 0 ? set_.now() - reached_[slot] : 0;
 }
 
 // When it gives up, if it is not sent by then.
 std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
   const std::optional<SimTime> abort = AbortTimeOf(request);
   if (max_queue_time_ == 0) return abort;
-  const std::optional<SimTime> patience = CheckedAdd(request.arrival, max_queue_time_);
+  const std::optional<SimTime> patience =
+      CheckedAdd(std::max(request.arrival, request.resent), max_queue_time_);
   if (!abort || !patience) return abort ? abort : patience;
   return std::min(*abort, *patience);
 }
@@ -248,7 +317,8 @@ absl::Status Fleet::BeforeArrivals() {
     ++result_.num_aborted;
     if (absl::Status status = EndAtRouter(request); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  if (!options_.scaling.is_used() || scaler_->NextTime() > set_.now()) return absl::OkStatus();
+  return Scale();
 }
 
 absl::Status Fleet::EndAtRouter(SimRequest* request) {
@@ -258,6 +328,55 @@ absl::Status Fleet::EndAtRouter(SimRequest* request) {
   may_have_room_ = true;
   for (FleetObserver* observer : observers_) observer->OnEndedAtRouter(*request, set_.now());
   return set_.End(request, set_.now());
+}
+
+// --- Replicas that come and go ---
+
+Scaler::Measures Fleet::Measure() {
+  Scaler::Measures measures = {.num_waiting = queue_.size(),
+                               .num_first_tokens = std::exchange(num_first_tokens_, 0),
+                               .num_in_time = std::exchange(num_in_time_, 0)};
+  for (const int32_t r : scaler_->live()) {
+    measures.num_waiting += set_.replica(static_cast<size_t>(r)).scheduler().num_waiting();
+  }
+  return measures;
+}
+
+absl::Status Fleet::Scale() {
+  const SimTime now = set_.now();
+  const Scaler::Measures measures = scaler_->looks_at(now) ? Measure() : Scaler::Measures();
+  for (const Scaler::Change& change : scaler_->Take(now, measures)) {
+    switch (change.kind) {
+      case ScaleRecord::Kind::kStop:
+      case ScaleRecord::Kind::kCrash:
+        router_->OnGone(change.replica);
+        watchers_[static_cast<size_t>(change.replica)]->DropEvents();
+        if (change.kind == ScaleRecord::Kind::kStop) break;
+        [[fallthrough]];
+      case ScaleRecord::Kind::kStart:
+        // What drained before comes back as new, with nothing in its caches.
+        if (absl::Status status = set_.Crash(change.replica); !status.ok()) return status;
+        break;
+      case ScaleRecord::Kind::kLive:
+      case ScaleRecord::Kind::kOff:
+        break;
+    }
+  }
+  return SendAgain();
+}
+
+absl::Status Fleet::SendAgain() {
+  std::sort(lost_.begin(), lost_.end(), [](const OnItsWay& a, const OnItsWay& b) {
+    return a.time != b.time ? a.time < b.time : a.row < b.row;
+  });
+  // Those that waited here came before those that ran until now.
+  may_have_room_ = true;
+  if (absl::Status status = Drain(); !status.ok()) return status;
+  for (const OnItsWay& lost : std::exchange(lost_, {})) {
+    if (IsGone(lost)) continue;
+    if (absl::Status status = Reach(lost.request); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 // --- Where they go ---
@@ -271,6 +390,7 @@ absl::Status Fleet::Send(SimRequest* request) {
   RouteQuestion question = {.request = *request,
                             .loads = loads_now_,
                             .has_room = has_room_,
+                            .live = scaler_->live(),
                             .block_tokens = shows_content ? block_tokens : 1};
   if (shows_content) question.blocks = contents_.blocks();
   if (options_.router.kind == RouterKind::kOracle) question.tokens_held = held_;
@@ -278,8 +398,8 @@ absl::Status Fleet::Send(SimRequest* request) {
 
   const auto chosen = static_cast<size_t>(answer.replica);
   const auto slot = static_cast<size_t>(request->slot);
-  if (slot >= claims_.size()) claims_.resize(slot + 1);
-  claims_[slot] = answer.claimed_tokens.empty() ? -1 : answer.claimed_tokens[chosen];
+  if (slot >= routed_.size()) routed_.resize(slot + 1);
+  routed_[slot] = {.claim = answer.claimed_tokens.empty() ? -1 : answer.claimed_tokens[chosen]};
   const RoutingRecord record = {.request = *request,
                                 .replica = answer.replica,
                                 .loads = loads_now_,
@@ -287,8 +407,9 @@ absl::Status Fleet::Send(SimRequest* request) {
                                 .scores = answer.scores,
                                 .held_tokens = held_,
                                 .has_room = has_room_,
-                                .waited = options_.queue.is_on() ? set_.now() - reached_[slot] : 0};
+                                .waited = WaitOf(*request)};
   for (FleetObserver* observer : observers_) observer->OnRouted(record, set_.now());
+  scaler_->OnSent(answer.replica);
   return set_.Submit(request, answer.replica);
 }
 
@@ -298,16 +419,19 @@ void Fleet::FindHeld(const SimRequest& request) {
   if (!caches_) return;
   contents_.Hash(reader_->info(), request, set_.replica(0).manager(), group_);
   for (size_t r = 0; r < set_.size(); ++r) {
-    held_.push_back(contents_.HeldBy(set_.replica(r).manager()));
+    held_.push_back(scaler_->is_live(static_cast<int32_t>(r))
+                        ? contents_.HeldBy(set_.replica(r).manager())
+                        : 0);
   }
 }
 
 void Fleet::OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
                         SimTime now) {
   if (!is_first) return;
-  const int64_t claim = claims_[static_cast<size_t>(record.request->slot)];
+  Routed& routed = routed_[static_cast<size_t>(record.request->slot)];
+  routed.num_hits = record.num_hit_tokens;
   for (FleetObserver* observer : observers_) {
-    observer->OnFound(*record.request, replica, claim, record.num_hit_tokens, now);
+    observer->OnFound(*record.request, replica, routed.claim, record.num_hit_tokens, now);
   }
 }
 
@@ -327,6 +451,22 @@ absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime
 }
 
 absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
+  const int32_t replica = set_.replica_of(*request);
+  if (replica >= 0) scaler_->OnLeft(replica, now);
+  if (request->abort_cause == AbortCause::kCrash) {
+    ScalingResult& scaling = scaler_->result();
+    ++scaling.num_lost;
+    scaling.num_lost_tokens += std::max<int64_t>(
+        request->highest_computed - routed_[static_cast<size_t>(request->slot)].num_hits, 0);
+    if (!options_.scaling.fails_lost) {
+      // At once, so that it ends if its session does.
+      ++scaling.num_retried;
+      set_.Restart(request);
+      lost_.push_back({request->arrival, request->spec.row, request});
+      return absl::OkStatus();
+    }
+    ++scaling.num_failed;
+  }
   // A turn that its session took along while it waited at the router.
   if (queue_.Has(*request)) queue_.Remove(*request);
   may_have_room_ = true;

@@ -10,8 +10,13 @@
 // not begun to run are aborted at the next iteration boundary there; those that were not sent
 // anywhere yet end where the aborted one was.
 //
+// Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is sent
+// again at that instant, behind steps that end and before requests that arrive; its tokens are lost, and
+// its latencies count from its first arrival. Its end there is told as AbortCause::kCrash to the
+// observers of that replica. Requests wait at the router while no replica is live.
+//
 // Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
-// observers of one replica. Cost: that of the ReplicaSet, and per request what the router asks.
+// observers of one replica, but for those ends. Cost: that of the ReplicaSet, and per request what the router asks.
 // Single-threaded.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
@@ -21,6 +26,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +35,7 @@
 #include "kvblocks/sim/fleet/prompt_contents.h"
 #include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/fleet/router_queue.h"
+#include "kvblocks/sim/fleet/scaling.h"
 #include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
 
@@ -73,6 +80,9 @@ struct FleetOptions {
   // that stored them is over then, so it is at least one step behind the pool.
   SimTime event_delay = 0;
   int64_t event_loss = 0;  // share of the batches that never reach it, in millionths
+  // Of the replicas, the first so many are live at the beginning; 0: all.
+  int32_t num_live = 0;
+  ScalingOptions scaling = {};
 };
 
 struct ReplicaSetup {
@@ -95,7 +105,8 @@ struct FleetResult {
   int64_t num_rejected = 0;
   int64_t num_aborted = 0;
   int64_t most_waiting = 0;
-  std::vector<SimulationResult> replicas;
+  ScalingResult scaling = {};
+  std::vector<SimulationResult> replicas = {};  // up to the last that was ever on
 
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
 };
@@ -104,7 +115,7 @@ class Fleet final : private ReplicaSet::Owner {
  public:
   static constexpr size_t kMostReplicas = 4096;
 
-  // InvalidArgument for bad options, no replica or too many, a bad configuration of one, or replicas
+  // InvalidArgument for bad options, no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
   // that hash contents differently or do not cache, with a router that compares contents. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
@@ -115,7 +126,8 @@ class Fleet final : private ReplicaSet::Owner {
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // As Simulation::Run. Call it once.
+  // As Simulation::Run; also FailedPrecondition if requests wait and no replica will be live. Call it
+  // once.
   absl::Status Run();
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     set_.set_progress(std::move(progress));
@@ -127,6 +139,11 @@ class Fleet final : private ReplicaSet::Owner {
 
  private:
   class Watcher;
+  // Of a live request, by slot.
+  struct Routed {
+    int64_t claim = -1;    // of the router for the replica it chose; -1: none
+    int64_t num_hits = 0;  // tokens found there
+  };
   struct OnItsWay {
     SimTime time;
     int64_t row;
@@ -136,11 +153,16 @@ class Fleet final : private ReplicaSet::Owner {
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
   absl::Status CheckContents() const;
+  absl::Status Scale();
+  absl::Status SendAgain();
+  static bool IsGone(const OnItsWay& way);
+  Scaler::Measures Measure();
   absl::Status Reach(SimRequest* request);
   absl::Status Drain();
   bool FindRoom(int64_t num_prompt);
   absl::Status EndAtRouter(SimRequest* request);
   std::optional<SimTime> DeadlineOf(const SimRequest& request) const;
+  SimTime WaitOf(const SimRequest& request) const;
   absl::Status Send(SimRequest* request);
   void FindHeld(const SimRequest& request);
 
@@ -164,13 +186,16 @@ class Fleet final : private ReplicaSet::Owner {
   ReplicaSet set_;
   std::unique_ptr<Router> router_;
   std::deque<OnItsWay> on_its_way_;
-  RouterQueue queue_;
-  std::vector<SimTime> reached_;   // by slot: when it came to the queue
-  std::vector<uint8_t> has_room_;  // by replica, for the request that is sent; empty without a queue
+  RouterQueue queue_;              // also of those that find no live replica
+  std::vector<SimTime> reached_;   // by slot: when it came to the router
+  std::vector<uint8_t> has_room_;  // by replica, for the request that is sent; empty: all have
   bool may_have_room_ = false;     // more than when it was looked for
   const SimTime max_queue_time_;
-  std::vector<int64_t> claims_;  // by slot: of the router for the replica it chose; -1: none
-  GroupId group_ = 0;            // whose blocks are compared
+  std::vector<OnItsWay> lost_;  // by crashes of this instant; `time` is the arrival
+  std::vector<Routed> routed_;
+  std::optional<Scaler> scaler_;
+  int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule looked
+  GroupId group_ = 0;                               // whose blocks are compared
   bool caches_ = false;
   bool shares_connectors_ = false;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
@@ -176,7 +177,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   totals->set_most_queued(result.most_waiting);
   totals->set_event_batches(result.num_event_batches);
   totals->set_lost_batches(result.num_lost_batches);
-  for (size_t r = 0; r < replicas_.size(); ++r) {
+  for (size_t r = 0; r < result.replicas.size(); ++r) {
     const SimulationResult& one = result.replicas[r];
     const OfReplica& seen = *replicas_[r];
     totals->set_requests_arrived(totals->requests_arrived() + one.num_arrived);
@@ -198,9 +199,15 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     row->set_hit_rate(Ratio(seen.num_hit, seen.num_queried));
     row->set_output_tokens(one.scheduler.num_output_tokens);
     row->set_preemptions(one.scheduler.num_preemptions);
-    row->set_busy_share(Ratio(one.busy_time, result.end_time));
+    row->set_busy_share(Ratio(one.busy_time, result.scaling.on_time[r]));
     row->set_oracle_more_tokens(seen.oracle_more);
+    row->set_requests_lost(one.num_lost);
+    row->set_on_s(Seconds(result.scaling.on_time[r]));
   }
+  // Sent twice, they arrived once.
+  totals->set_requests_arrived(totals->requests_arrived() - result.scaling.num_retried);
+  totals->set_requests_aborted(totals->requests_aborted() + result.scaling.num_failed);
+  if (options.scaling.is_used()) FillScaling(options, result, out->mutable_scaling());
   const double duration = Seconds(std::max<SimTime>(last_end_ - std::max<SimTime>(first_arrival_, 0), 0));
   totals->set_duration_s(duration);
   if (duration > 0) {
@@ -216,7 +223,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   out->mutable_hit_rate()->set_denominator(sum_queried_);
   out->mutable_hit_rate()->set_value(Ratio(sum_hit_, sum_queried_));
 
-  const size_t count = replicas_.size();
+  const size_t count = result.replicas.size();
   pb::Imbalance* imbalance = out->mutable_imbalance();
   imbalance->set_requests(MostToMean(count, [&](size_t r) { return replicas_[r]->num_sent; }));
   imbalance->set_prompt_tokens(

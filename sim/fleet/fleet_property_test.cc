@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,7 +31,11 @@ class NaiveFleet {
  public:
   NaiveFleet(const NaiveOptions& engine, const FleetOptions& fleet, int64_t count)
       : o_(engine), fleet_(fleet), sent_(static_cast<size_t>(count)) {
-    for (int64_t i = 0; i < count; ++i) engines.emplace_back(engine);
+    for (int64_t i = 0; i < count; ++i) {
+      engines.emplace_back(engine);
+      states_.push_back(i < fleet.num_live ? "live" : "off");
+    }
+    ups_.resize(engines.size());
     published_.resize(engines.size());
     recent_.resize(engines.size());
   }
@@ -45,7 +50,9 @@ class NaiveFleet {
         engines[e].EndStep(now);
         Publish(e, now);
       }
+      for (size_t e = 0; e < engines.size(); ++e) SwitchOff(e);
       GiveUp(now);
+      Scale(now);
       while (next_request < requests.size() && Due(requests[next_request]) <= now) {
         Reach(&requests[next_request++], now);
       }
@@ -53,6 +60,7 @@ class NaiveFleet {
       for (size_t e = 0; e < engines.size(); ++e) {
         engines[e].Go(now);
         if (engines[e].idles()) Publish(e, now);
+        SwitchOff(e);
       }
       int64_t next = next_request < requests.size() ? Due(requests[next_request]) : -1;
       for (const NaiveEngine& engine : engines) {
@@ -63,6 +71,9 @@ class NaiveFleet {
         if (r->abort_at >= 0 && (next < 0 || r->abort_at < next)) next = r->abort_at;
       }
       if (!queue_.empty() && !Open(*queue_.front()).empty()) next = now;  // an abort made room
+      if (next < 0 && queue_.empty()) return;
+      const int64_t change = NextChange(now);
+      if (change >= 0 && (next < 0 || change < next)) next = change;
       if (next < 0) return;
       now = std::max(now, next);
     }
@@ -70,6 +81,8 @@ class NaiveFleet {
 
   std::vector<NaiveEngine> engines;
   std::vector<std::string> decisions;
+  int64_t num_lost = 0;
+  bool has_held() const { return !queue_.empty(); }
 
  private:
   using Key = NaiveEngine::Key;
@@ -77,7 +90,105 @@ class NaiveFleet {
   int64_t Due(const NaiveRequest& r) const {
     return r.arrival + fleet_.router_delay / kSecond;
   }
+
+  // --- Replicas that come and go ---
+
+  void SwitchOff(size_t e) {
+    if (states_[e] == "draining" && Requests(e) == 0) states_[e] = "off";
+  }
+  int64_t NextChange(int64_t now) const {
+    int64_t next = -1;
+    const auto consider = [&](int64_t time) {
+      if (time >= now && (next < 0 || time < next)) next = time;
+    };
+    for (const ScaleEntry& entry : fleet_.scaling.schedule) {
+      if (!done_.count(&entry)) consider(entry.time / kSecond);
+    }
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] == "starting") consider(ups_[e]);
+    }
+    return next;
+  }
+  std::vector<size_t> Live() const {
+    std::vector<size_t> live;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] == "live") live.push_back(e);
+    }
+    return live;
+  }
+  void Forget(size_t e) {
+    published_[e].clear();
+    recent_[e].clear();
+    std::erase_if(homes_, [&](const auto& home) { return home.second == e; });
+  }
+  std::optional<size_t> Pick(const ScaleEntry& entry) const {
+    const auto suits = [&](size_t e) {
+      if (entry.action == ScaleAction::kStart) return states_[e] == "off";
+      const bool may_drain = entry.action == ScaleAction::kCrash && entry.replica >= 0;
+      return states_[e] == "live" || states_[e] == "starting" ||
+             (may_drain && states_[e] == "draining");
+    };
+    if (entry.replica >= 0) {
+      const auto e = static_cast<size_t>(entry.replica);
+      return e < engines.size() && suits(e) ? std::optional<size_t>(e) : std::nullopt;
+    }
+    std::optional<size_t> picked;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (suits(e) && (!picked || entry.action != ScaleAction::kStart)) picked = e;
+    }
+    return picked;
+  }
+  void Change(const ScaleEntry& entry, int64_t now, std::vector<NaiveRequest*>& lost) {
+    for (int32_t i = 0; i < entry.count; ++i) {
+      const std::optional<size_t> e = Pick(entry);
+      if (!e) return;
+      if (entry.action == ScaleAction::kStop) {
+        states_[*e] = "draining";
+        Forget(*e);
+        SwitchOff(*e);
+        continue;
+      }
+      const auto taken = engines[*e].Crash(now);
+      lost.insert(lost.end(), taken.begin(), taken.end());
+      for (NaiveRequest* r : taken) std::erase(sent_[*e], r);
+      Forget(*e);
+      states_[*e] = "off";
+      if (entry.action == ScaleAction::kCrash) continue;
+      ups_[*e] = now + fleet_.scaling.start_time / kSecond;
+      states_[*e] = ups_[*e] > now ? "starting" : "live";
+    }
+  }
+  void Scale(int64_t now) {
+    std::vector<NaiveRequest*> lost;
+    bool is_due = false;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] != "starting" || ups_[e] > now) continue;
+      states_[e] = "live";
+      is_due = true;
+    }
+    for (const ScaleEntry& entry : fleet_.scaling.schedule) {
+      if (entry.time / kSecond > now || !done_.insert(&entry).second) continue;
+      Change(entry, now, lost);
+      is_due = true;
+    }
+    if (!is_due) return;
+    num_lost += static_cast<int64_t>(lost.size());
+    if (fleet_.scaling.fails_lost) lost.clear();
+    std::sort(lost.begin(), lost.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+      return std::pair(a->arrival, a->row) < std::pair(b->arrival, b->row);
+    });
+    Drain(now);
+    for (NaiveRequest* r : lost) {
+      r->tokens.resize(static_cast<size_t>(r->prompt));
+      r->settled = r->drafts = r->next_call = 0;
+      r->table.clear();
+      r->arrived = r->ended = r->chunk = r->admitted = r->prefilling = false;
+      Reach(r, now);
+    }
+  }
+
   void Publish(size_t e, int64_t now) {
+    if (states_[e] != "live") return;
     published_[e].push_back({now + fleet_.event_delay / kSecond, engines[e].cached()});
   }
   // What the router has been told by now.
@@ -111,7 +222,7 @@ class NaiveFleet {
     for (size_t e = 0; e < engines.size(); ++e) {
       const bool is_full = (q.max_requests > 0 && Requests(e) + 1 > q.max_requests) ||
                            (q.max_tokens > 0 && Tokens(e) + r.prompt > q.max_tokens);
-      if (!is_full || Requests(e) == 0) open.push_back(e);
+      if (states_[e] == "live" && (!is_full || Requests(e) == 0)) open.push_back(e);
     }
     return open;
   }
@@ -119,7 +230,8 @@ class NaiveFleet {
   // --- Those that wait ---
 
   void Reach(NaiveRequest* r, int64_t now) {
-    if (fleet_.queue.max_requests == 0 && fleet_.queue.max_tokens == 0) return Send(r, now);
+    const bool has_limits = fleet_.queue.max_requests > 0 || fleet_.queue.max_tokens > 0;
+    if (!has_limits && queue_.empty() && !Live().empty()) return Send(r, now);
     queue_.push_back(r);
     if (fleet_.queue.by_priority) {
       std::stable_sort(queue_.begin(), queue_.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
@@ -159,7 +271,8 @@ class NaiveFleet {
   }
 
   size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
-    const auto count = static_cast<int64_t>(engines.size());
+    const std::vector<size_t> live = Live();
+    const auto count = static_cast<int64_t>(live.size());
     const auto by_requests = [&](size_t e) { return Requests(e); };
     const std::vector<size_t> open = Open(r);
     const auto is_open = [&](size_t e) { return std::count(open.begin(), open.end(), e) > 0; };
@@ -186,11 +299,11 @@ class NaiveFleet {
       case RouterKind::kSession: {
         if (r.session == 0) return Least(open, by_requests);
         if (!homes_.count(r.session)) {
-          homes_[r.session] = static_cast<size_t>(
-              Draws(fleet_.router.seed, "session", r.session).Below(count));
+          homes_[r.session] = live[static_cast<size_t>(
+              Draws(fleet_.router.seed, "session", r.session).Below(count))];
         }
         int64_t all = 1;
-        for (size_t e = 0; e < engines.size(); ++e) all += Requests(e);
+        for (const size_t e : live) all += Requests(e);
         const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
         size_t& home = homes_[r.session];
         if (fleet_.router.session_factor == 0) return is_open(home) ? home : Least(open, by_requests);
@@ -213,7 +326,7 @@ class NaiveFleet {
   void Send(NaiveRequest* r, int64_t now) {
     std::vector<int64_t> held, claims;
     for (size_t e = 0; e < engines.size(); ++e) {
-      held.push_back(engines[e].Leading(*r, engines[e].cached()));
+      held.push_back(states_[e] == "live" ? engines[e].Leading(*r, engines[e].cached()) : 0);
       std::set<Key> known = fleet_.router.kind == RouterKind::kPrefixApproximate
                                 ? std::set<Key>(recent_[e].begin(), recent_[e].end())
                                 : Known(e, now);
@@ -250,6 +363,9 @@ class NaiveFleet {
   std::map<uint64_t, size_t> homes_;
   size_t turn_ = 0;
   std::vector<NaiveRequest*> queue_;
+  std::vector<std::string> states_;
+  std::vector<int64_t> ups_;  // when those that start are live
+  std::set<const ScaleEntry*> done_;
 };
 
 // --- The real one, watched ---
@@ -273,6 +389,19 @@ class Decisions : public FleetObserver {
   std::map<std::string, int> num_ended;  // at the router
 };
 
+// How often each request ended or was rejected; what a crash ended goes on elsewhere.
+struct EndCounts : EngineObserver {
+  void OnFinish(const SimRequest& request, SimTime) override {
+    if (request.abort_cause == AbortCause::kCrash) ++num_lost;
+    if (request.abort_cause != AbortCause::kCrash || counts_lost) ++of[request.spec.id];
+  }
+  void OnRejection(const SimRequest& request, SimTime) override { ++of[request.spec.id]; }
+
+  bool counts_lost = false;
+  int64_t num_lost = 0;
+  std::map<std::string, int> of;
+};
+
 struct RealFleet {
   explicit RealFleet(size_t count) : watches(count) {}
 
@@ -280,7 +409,8 @@ struct RealFleet {
                    TraceReader* reader) {
     const auto one_second = MakeFixedStepTime(kSecond);
     std::vector<ReplicaSetup> setups;
-    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch}});
+    ends.counts_lost = options.scaling.fails_lost;
+    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch, &ends}});
     auto fleet = Fleet::Create(options, std::move(setups), reader, {&decisions});
     if (!fleet.ok()) return fleet.status();
     const absl::Status status = (*fleet)->Run();
@@ -292,6 +422,7 @@ struct RealFleet {
   }
 
   std::vector<Replay> watches;
+  EndCounts ends;
   Decisions decisions;
   FleetResult result;
 };
@@ -317,7 +448,28 @@ RouterQueueOptions DrawQueue(Draw& draw) {
   return queue;
 }
 
-void CompareWithNaive(uint64_t seed) {
+// By count and by number.
+ScalingOptions DrawScaling(Draw& draw, int64_t num_live, int64_t horizon) {
+  ScalingOptions scaling;
+  const int64_t count = draw(1, 6);
+  for (int64_t i = 0; i < count; ++i) {
+    ScaleEntry entry = {.time = draw(0, horizon) * kSecond,
+                        .action = static_cast<ScaleAction>(draw(0, 2))};
+    if (draw.OneIn(2)) {
+      entry.replica = static_cast<int32_t>(draw(0, num_live + 1));
+    } else {
+      entry.count = static_cast<int32_t>(draw(1, 2));
+    }
+    scaling.schedule.push_back(entry);
+  }
+  std::stable_sort(scaling.schedule.begin(), scaling.schedule.end(),
+                   [](const ScaleEntry& a, const ScaleEntry& b) { return a.time < b.time; });
+  scaling.start_time = draw(0, 1) * draw(0, 5) * kSecond;
+  scaling.fails_lost = draw.OneIn(3);
+  return scaling;
+}
+
+void CompareWithNaive(uint64_t seed, bool scales) {
   Draw draw(seed);
   NaiveOptions o{};
   o.async = draw.OneIn(2);
@@ -350,6 +502,13 @@ void CompareWithNaive(uint64_t seed) {
   if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
   if (draw.OneIn(2)) options.event_delay = draw(0, 4) * kSecond;
 
+  int64_t num_replicas = draw(1, 4);
+  options.num_live = static_cast<int32_t>(num_replicas);
+  if (scales) {
+    options.scaling = DrawScaling(draw, num_replicas, draw(5, 50));
+    num_replicas = *Scaler::NumReplicas(options.scaling, options.num_live);
+  }
+
   Replay workload;
   std::vector<NaiveRequest> naive;
   int64_t at = 0;
@@ -362,7 +521,8 @@ void CompareWithNaive(uint64_t seed) {
     r.prompt = draw(1, 24);
     r.output = draw(1, 10);
     r.arrival = at;
-    r.session = static_cast<uint64_t>(draw(0, 3));
+    // A request that fails takes its session along, too.
+    r.session = static_cast<uint64_t>(options.scaling.fails_lost ? 0 : draw(0, 3));
     r.priority = draw(-1, 1);  // of the router's queue; the engine has one class
     // An abort ends its session: then nothing but that session's requests may be aborted.
     r.abort_at = -1;
@@ -381,14 +541,14 @@ void CompareWithNaive(uint64_t seed) {
                   .session = r.session});
     naive.push_back(r);
   }
-  const int64_t num_replicas = draw(1, 4);
   RealFleet real(static_cast<size_t>(num_replicas));
   const auto reader = workload.MakeReader();
   const absl::Status status = real.Run(options, config, reader.get());
   if (!status.ok()) RC_LOG() << status.ToString() << "\n";
-  RC_ASSERT(status.ok());
   NaiveFleet expected(o, options, num_replicas);
   expected.Run(std::move(naive));
+  RC_ASSERT(status.ok() == !expected.has_held());
+  RC_ASSERT(real.result.scaling.num_lost == expected.num_lost);
   RC_ASSERT(real.decisions.lines == expected.decisions);
   for (size_t r = 0; r < real.watches.size(); ++r) {
     RC_ASSERT(real.watches[r].lines == expected.engines[r].lines());
@@ -400,7 +560,12 @@ void CompareWithNaive(uint64_t seed) {
 // SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes to and why, and every schedule to the last
 // block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, false);
+}
+
+// SM-102: the same with replicas that start, stop and crash.
+RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatComeAndGo, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, true);
 }
 
 // --- Workloads with sessions, dependencies and aborts ---
@@ -497,17 +662,25 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     options.event_loss = draw(0, 1) * draw(0, kMillion);
     if (draw.OneIn(2)) options.router_delay = draw(0, 6) * kSecond / 2;
     const auto reader = workload.MakeReader();
-    RealFleet fleet(static_cast<size_t>(draw(2, 4)));
+    options.num_live = static_cast<int32_t>(draw(2, 4));
+    auto num_replicas = static_cast<size_t>(options.num_live);
+    if (draw.OneIn(2)) {
+      options.scaling = DrawScaling(draw, options.num_live, 20);
+      // Whatever crashes and stops, there is one more.
+      options.scaling.schedule.push_back({.time = 21 * kSecond});
+      num_replicas = static_cast<size_t>(*Scaler::NumReplicas(options.scaling, options.num_live));
+    }
+    RealFleet fleet(num_replicas);
     const absl::Status status = fleet.Run(options, config, reader.get());
     if (!status.ok()) RC_LOG() << status.ToString() << "\n";
     RC_ASSERT(status.ok());
-    std::map<std::string, int> ends = fleet.decisions.num_ended;
     for (const Replay& watch : fleet.watches) {
-      for (const auto& [id, reason] : watch.ends) ++ends[id];
-      for (const auto& [id, reason] : watch.rejections) ++ends[id];
       RC_ASSERT(static_cast<int64_t>(watch.free_queue.size()) == config.kv_cache.num_blocks - 1);
     }
+    std::map<std::string, int> ends = fleet.decisions.num_ended;
+    for (const auto& [id, times] : fleet.ends.of) ends[id] += times;
     for (const auto& [id, times] : ends) RC_ASSERT(times == 1);
+    RC_ASSERT(fleet.ends.num_lost == fleet.result.scaling.num_lost);
     RC_ASSERT(static_cast<int64_t>(ends.size()) + fleet.result.num_skipped ==
               static_cast<int64_t>(reader->num_read()));
 

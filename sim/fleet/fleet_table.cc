@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/report/tier_section.h"
@@ -158,6 +159,7 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
                       imbalance.busy_time()));
   add("choices", ChoicesText(report.decisions()));
   if (LooksAtContent(report.router())) add("claims", ClaimsText(report.decisions()));
+  if (report.has_scaling()) AddScaling(report.scaling(), &figures);
   return figures;
 }
 
@@ -180,6 +182,7 @@ std::vector<std::string> ReplicaCells(const pb::FleetReport&, const pb::ReplicaR
 std::string FormatFleet(const pb::FleetReport& report, bool color) {
   TextPage page(color);
   for (const auto& [name, text] : FleetFigures(report)) page.Text(name, text);
+  if (report.has_scaling()) AddTimeline(report.scaling(), page);
   page.Blank();
   AddTiers(report.tiers(), page);
   const auto line = [&](const std::string& label, const std::vector<std::string>& cells) {

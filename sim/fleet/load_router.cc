@@ -37,6 +37,10 @@ RouteAnswer LoadRouter::Route(const RouteQuestion& question) {
   return {.replica = Choose(question)};
 }
 
+void LoadRouter::OnGone(int32_t replica) {
+  absl::erase_if(homes_, [&](const auto& home) { return home.second == replica; });
+}
+
 int32_t LoadRouter::Choose(const RouteQuestion& question) {
   const Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
   switch (options_.kind) {
@@ -66,12 +70,18 @@ int32_t LoadRouter::InTurn() {
 int32_t LoadRouter::OfSession(const RouteQuestion& question) {
   const uint64_t session = question.request.spec.session;
   if (session == 0) return LeastBy(question, open_, &ReplicaLoad::num_requests);
-  const auto count = static_cast<int64_t>(question.loads.size());
+  const auto count =
+      static_cast<int64_t>(question.live.empty() ? question.loads.size() : question.live.size());
+  const auto live = [&](int64_t i) {
+    return question.live.empty() ? static_cast<int32_t>(i) : question.live[static_cast<size_t>(i)];
+  };
   const auto [home, is_new] = homes_.try_emplace(session, 0);
-  if (is_new) home->second = static_cast<int32_t>(Draws(options_.seed, "session", session).Below(count));
+  if (is_new) home->second = live(Draws(options_.seed, "session", session).Below(count));
   if (options_.session_factor > 0) {
     int64_t sum = 1;
-    for (const ReplicaLoad& load : question.loads) sum += load.num_requests;
+    for (int64_t i = 0; i < count; ++i) {
+      sum += question.loads[static_cast<size_t>(live(i))].num_requests;
+    }
     const int64_t there = question.loads[static_cast<size_t>(home->second)].num_requests + 1;
     // Rounded up, so that one request alone is never too many.
     const __int128 limit =

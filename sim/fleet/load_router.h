@@ -17,6 +17,7 @@ class LoadRouter final : public Router {
   explicit LoadRouter(const RouterOptions& options) : options_(options) {}
 
   RouteAnswer Route(const RouteQuestion& question) override;
+  void OnGone(int32_t replica) override;
 
  private:
   int32_t Choose(const RouteQuestion& question);

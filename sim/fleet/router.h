@@ -21,6 +21,8 @@
 // block size. Ties go to the replica with fewer tokens, then to the lower number. With a temperature
 // the replica is drawn, with odds e^(score / temperature).
 //
+// Only live replicas are chosen; those that start, drain or are off count for nothing.
+//
 // Scores are integers, in millionths of a block; exponentials are FixedExp's: the same everywhere.
 
 #ifndef KVBLOCKS_SIM_FLEET_ROUTER_H_
@@ -88,6 +90,7 @@ struct RouteQuestion {
   absl::Span<const ReplicaLoad> loads;  // by replica
   // By replica: whether it may be sent the request; empty: all may. At least one may.
   absl::Span<const uint8_t> has_room = {};
+  absl::Span<const int32_t> live = {};  // those that take requests at all, ascending; empty: all
   // The rest is empty unless the router UsesContent.
   int64_t block_tokens = 1;
   absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
@@ -114,6 +117,9 @@ class Router {
   virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
     (void)replica, (void)events;
   }
+  // A replica takes no more requests, and if it does so again it is a new one: what it held, and who
+  // was at home there, is to be forgotten.
+  virtual void OnGone(int32_t replica) { (void)replica; }
 };
 
 // `group` is the one whose blocks are counted. REQUIRES: valid options, num_replicas >= 1.

@@ -23,6 +23,11 @@ void ScoreRouter::OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) 
   if (options_.kind == RouterKind::kPrefix) index_.Apply(replica, events);
 }
 
+void ScoreRouter::OnGone(int32_t replica) {
+  index_.Forget(replica);
+  if (!sent_.empty()) sent_[static_cast<size_t>(replica)] = SentBlocks(options_.tree_blocks);
+}
+
 void ScoreRouter::Claim(const RouteQuestion& question) {
   std::fill(claimed_.begin(), claimed_.end(), 0);
   switch (options_.kind) {

@@ -18,6 +18,7 @@ class ScoreRouter final : public Router {
 
   RouteAnswer Route(const RouteQuestion& question) override;
   void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) override;
+  void OnGone(int32_t replica) override;
 
  private:
   void Claim(const RouteQuestion& question);

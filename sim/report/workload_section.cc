@@ -55,7 +55,7 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   totals->set_requests_finished(result.num_finished);
   totals->set_requests_rejected(result.num_rejected);
   totals->set_requests_aborted(result.num_aborted_time + result.num_aborted_queue +
-                               result.num_aborted_session);
+                               result.num_aborted_session + result.num_lost);
   totals->set_requests_aborted_by_trace(result.num_aborted_time);
   totals->set_requests_aborted_in_queue(result.num_aborted_queue);
   totals->set_requests_aborted_with_session(result.num_aborted_session);

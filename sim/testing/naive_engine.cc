@@ -95,6 +95,24 @@ void NaiveEngine::EndStep(int64_t now) {
   for (NaiveRequest* r : std::exchange(inbox_, {})) Hand(r);
 }
 
+std::vector<NaiveRequest*> NaiveEngine::Crash(int64_t now) {
+  Abort(aborts_, now);
+  std::vector<NaiveRequest*> lost = std::exchange(inbox_, {});
+  for (NaiveRequest* r : lost) r->ended = true;
+  while (!waiting_.empty() || !running_.empty()) {
+    lost.push_back(waiting_.empty() ? running_.back() : waiting_.front());
+    Leave(lost.back());
+  }
+  while (!under_way_.empty()) Finish();
+  keys_.clear();
+  table_.clear();
+  parents_.clear();
+  aborts_.clear();
+  waits_ = again_ = false;
+  std::fill(stage_free_.begin(), stage_free_.end(), now);
+  return lost;
+}
+
 void NaiveEngine::Go(int64_t now) {
   if (waits_) return;
   const size_t count = aborts_.size();
@@ -140,6 +158,9 @@ int64_t NaiveEngine::Leading(const NaiveRequest& r, const std::set<Key>& keys) c
 // --- Requests ---
 
 void NaiveEngine::Abort(std::vector<NaiveRequest*>& aborts, int64_t now) {
+  std::stable_sort(aborts.begin(), aborts.end(), [](const NaiveRequest* x, const NaiveRequest* y) {
+    return std::pair(x->abort_at, x->row) < std::pair(y->abort_at, y->row);
+  });
   for (NaiveRequest* r : aborts) {
     if (!r->ended && r->arrived && r->abort_at <= now) Leave(r);
   }

@@ -72,6 +72,8 @@ class NaiveEngine {
   // Takes a request in, now or as soon as the step it waits for is over.
   void Hand(NaiveRequest* r);
   void Go(int64_t now);
+  // All it has is gone, cached blocks included, and it goes on as new. Who had not ended by then.
+  std::vector<NaiveRequest*> Crash(int64_t now);
   // When it must be called again; -1: not before it is handed a request.
   int64_t Next(int64_t now) const;
   // Leading prompt tokens in full blocks, without the last token, that `keys` has.

@@ -68,6 +68,17 @@ TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:store=x"), HasSubstr("write-through|on-evict"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:layout=x"), HasSubstr("packed|"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:quick"), HasSubstr("instead of \"quick\""));
+  EXPECT_THAT(ErrorOf("a:1GiB:read=free:shared,b:1GiB:read=free"),
+              HasSubstr("shared in it, as \"a\" before it is"));
+}
+
+TEST(TierTextTest, TheSpeedOfOneTierCanBeChanged) {
+  constexpr std::string_view kText = "host:1GiB:read=9GB/s:fifo,disk:1TiB:read=5GB/s:write=3GB/s";
+  EXPECT_EQ(WithReadSpeed(kText, "disk", "2GB/s").value(),
+            "host:1GiB:read=9GB/s:fifo,disk:1TiB:read=2GB/s:write=3GB/s");
+  EXPECT_EQ(WithReadSpeed(kText, "host", "free").value(),
+            "host:1GiB:read=free:fifo,disk:1TiB:read=5GB/s:write=3GB/s");
+  EXPECT_FALSE(WithReadSpeed(kText, "dis", "free").ok());
 }
 
 struct Failures {

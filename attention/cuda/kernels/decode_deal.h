@@ -29,17 +29,84 @@ KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index)
       static_cast<int>(static_cast<unsigned>(count) << 16 | static_cast<unsigned>(index)));
 }
 
+// Where dealing goes on: the next part, the request that it begins with, and tiles of that one that
+// are dealt already.
+struct DealAt {
+  int part = 0, request = 0, done = 0;
+};
+
+// Where dealing is when it comes to part `last`, or no request is left before: what DealToParts
+// does, without telling anyone. A block's first copies wait for it.
+KVB_DEVICE DealAt SkipParts(int num_requests, int num_parts, int last, const int32_t* sums,
+                            int overhead, int payload) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int full = payload - overhead;
+  DealAt at;
+  int before = 0, next = sums[1], whole = 0;  // requests of the part before, if it had no others
+  while (at.part < last && at.request < num_requests) {
+    if (whole > 0) {
+      // Parts of as many whole requests, 32 at a look: less room than an overhead is left in them, so
+      // that no other request begins there.
+      const int b = at.request + lane * whole;
+      const int first = sums[Min(b, num_requests)], end = sums[Min(b + whole, num_requests)];
+      const int room = payload - (end - first);
+      const bool is_same =
+          at.part + lane < last && b + whole < num_requests && room >= 0 && room <= overhead;
+      const unsigned others = ~__ballot_sync(kFullWarp, is_same);
+      const int count = others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
+      if (count > 0) {
+        before = __shfl_sync(kFullWarp, end, count - 1);
+        at.part += count;
+        at.request += count * whole;
+        next = sums[at.request + 1];
+        if (count < 32) whole = 0;
+        continue;
+      }
+      whole = 0;
+    }
+    const int left = next - before - overhead - at.done;
+    if (left > full) {
+      const int parts = Min((left - 1) / full, Min(num_parts, last) - at.part);
+      at.part += parts;
+      at.done += parts * full;
+      continue;
+    }
+    int end = before + payload;
+    const int begin = at.done > 0 ? num_requests : at.request;
+    if (at.done > 0) {
+      // The rest of a request that was cut takes its tiles and an overhead.
+      before = next;
+      end = next + payload - left - overhead;
+      ++at.request;
+    }
+    for (int fitting = 32; fitting == 32;) {
+      const int b = at.request + 1 + lane;
+      const int sum = sums[Min(b, num_requests)];
+      fitting = __popc(__ballot_sync(kFullWarp, b <= num_requests && sum <= end));
+      if (fitting > 0) before = __shfl_sync(kFullWarp, sum, fitting - 1);
+      next = __shfl_sync(kFullWarp, sum, Min(fitting, 31));
+      at.request += fitting;
+    }
+    const int room = end - before;
+    at.done = at.request < num_requests && room > overhead ? room - overhead : 0;
+    if (at.done == 0) whole = at.request - begin;
+    ++at.part;
+  }
+  return at;
+}
+
 // sums[b]: tiles and overheads of the requests before b. Calls, each by one lane or another:
 //   sink.BeginPart(part, at), at: pieces before it, also for parts that stay empty
 //   sink.BeginRequest(b, at)
 //   sink.Add(part, position in the part, at, piece)
-// Stops behind last_part. Returns the number of pieces.
+// Begins at `from`, before which are no pieces, and stops behind last_part. Returns the number of
+// pieces.
 template <typename Sink>
-KVB_DEVICE int DealToParts(int num_requests, int num_parts, int last_part, const int32_t* sums,
-                           int overhead, int payload, const Sink& sink) {
+KVB_DEVICE int DealToParts(int num_requests, int num_parts, DealAt from, int last_part,
+                           const int32_t* sums, int overhead, int payload, const Sink& sink) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int full = payload - overhead;  // the most tiles of one request in a part
-  int b = 0, done = 0, at = 0, part = 0;
+  int b = from.request, done = from.done, at = 0, part = from.part;
   while (part <= last_part && b < num_requests) {
     const int tiles = sums[b + 1] - sums[b] - overhead;
     if (tiles - done > full) {
@@ -160,7 +227,8 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const Tiles
     sink.Store(b, make_int4(-1, 0, 0, 0));
   }
   __syncwarp();
-  DealToParts(num_requests, num_parts, own, sums, overhead, payload, sink);
+  const DealAt from = SkipParts(num_requests, num_parts, own, sums, overhead, payload);
+  DealToParts(num_requests, num_parts, from, own, sums, overhead, payload, sink);
   __syncwarp();
   for (int base = 0; base < num_requests; base += 32) {
     const int b = base + lane;

@@ -80,8 +80,8 @@ __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams 
     __syncthreads();
     if (warp > 0) return;
     const int payload = CeilDiv(sums[p.num_requests], p.num_parts) + overhead;
-    const int pieces = DealToParts(p.num_requests, p.num_parts, p.num_parts - 1, sums, overhead,
-                                   payload, PlanSink{p});
+    const int pieces = DealToParts(p.num_requests, p.num_parts, DealAt{}, p.num_parts - 1, sums,
+                                   overhead, payload, PlanSink{p});
     if (lane == 0) {
       p.part_begin[p.num_parts] = pieces;
       p.split_offsets[p.num_requests] = pieces;

@@ -8,12 +8,14 @@
 // Per tile of 64 keys: 8.9 MFLOP, 2200 cycles of the matrix units; 72 KiB of rows, 4000 cycles of
 // memory if nobody else has them in the cache.
 
+#include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/kernels/mla_attend.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_consumer.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_producer.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_state.h"
 #include "kvblocks/attention/cuda/kernels/mla_tile.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 namespace mla_rows64 {
@@ -48,10 +50,11 @@ KVB_DEVICE void WaitForQueries() {
   NamedBarrierSync(kBothConsumers, kConsumers);
 }
 
-// kLayout: kMlaLatent stands for kMlaSplit, too.
-template <typename T, Layout kLayout>
-__global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMlaLatent>, 1)
-    MlaRows64Kernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
+// kLayout: kMlaLatent stands for kMlaSplit, too. `boxes`: of the rows of kMlaLatent by tables, for
+// kInBoxes.
+template <typename T, Layout kLayout, bool kInBoxes>
+KVB_DEVICE void Attend(const AttendRowsParams& params, uint32_t* error_flags,
+                       const TensorMap* boxes) {
   constexpr bool kFp8 = kLayout != Layout::kMlaLatent;
   const int thread = static_cast<int>(threadIdx.x);
   const int piece = static_cast<int>(blockIdx.y);
@@ -81,7 +84,8 @@ __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMl
       if (thread == kConsumers) {
         state.work = work;
         FindTables(params, work, state);
-        const int copied[] = {kCopiesArrivals[0], kCopiesArrivals[1]};
+        const int copied[] = {kInBoxes ? kBoxesArrivals[0] : kCopiesArrivals[0],
+                              kInBoxes ? kBoxesArrivals[1] : kCopiesArrivals[1]};
         constexpr bool kIs656 = kLayout == Layout::kMlaFp8_656;
         const int decoded[] = {DecodedArrivals<kIs656>(0), DecodedArrivals<kIs656>(1)};
         InitBarriers(kFp8 ? decoded : copied);
@@ -104,6 +108,8 @@ __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMl
     ShrinkRegisters<kProducerRegisters>();
     if constexpr (kFp8) {
       ProduceDecoded<T, kLayout == Layout::kMlaFp8_656>(params, entries, flags);
+    } else if constexpr (kInBoxes) {
+      ProduceBoxes(params, *boxes, flags);
     } else if (params.source == KeySource::kLists) {
       ProduceCopies<true>(params, flags);
     } else {
@@ -125,6 +131,52 @@ __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMl
       consumer.template RunFirst<kMlaValueBoxes>(piece);
     }
   }
+}
+
+template <typename T, Layout kLayout>
+__global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMlaLatent>, 1)
+    MlaRows64Kernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
+  Attend<T, kLayout, false>(params, error_flags, nullptr);
+}
+template <typename T>
+__global__ void __launch_bounds__(kConsumers + kProducers<false>, 1)
+    MlaRows64BoxesKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags,
+                         const __grid_constant__ TensorMap boxes) {
+  if (threadIdx.x == kConsumers) PrefetchMap(boxes);
+  Attend<T, Layout::kMlaLatent, true>(params, error_flags, &boxes);
+}
+
+// Rows by tables in boxes, where arithmetic is the limit: with two tiles of rows that read the same
+// keys and more. With fewer, where bytes are, boxes were measured to take longer.
+bool TakesBoxes(const AttendRowsParams& params) {
+  const Cache& cache = params.keys.cache;
+  int64_t rows = params.num_heads;
+  if (params.query_start_loc != nullptr) {
+    rows *= params.num_rows / (params.num_requests > 0 ? params.num_requests : 1);
+  }
+  return params.source == KeySource::kPaged && cache.layout == Layout::kMlaLatent &&
+         rows >= 2 * kRows && cache.block_size % kBoxKeys == 0;
+}
+BoxedTensor BoxedRows(const AttendRowsParams& params) {
+  const Cache& cache = params.keys.cache;
+  BoxedTensor boxed;
+  boxed.data = cache.k.data;
+  boxed.extents = {params.key_dim, 1, cache.block_size, cache.num_blocks};
+  boxed.strides = {8, cache.k.token_stride, cache.num_blocks > 1 ? cache.k.block_stride : 8};
+  boxed.box = {64, 1, kBoxKeys, 1};
+  return boxed;
+}
+
+template <typename T>
+Error LaunchOf(const LaunchConfig& config, const LaunchContext& context,
+               const AttendRowsParams& params) {
+  if (TakesBoxes(params) && FitsTensorMap(BoxedRows(params))) {
+    TensorMap boxes;
+    const Error error = MakeTensorMap(BoxedRows(params), &boxes);
+    if (error != 0) return error;
+    return Launch(config, MlaRows64BoxesKernel<T>, params, context.error_flags, boxes);
+  }
+  return Launch(config, MlaRows64Kernel<T, Layout::kMlaLatent>, params, context.error_flags);
 }
 
 }  // namespace
@@ -150,9 +202,9 @@ Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& para
     return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaFp8_584>, params, context.error_flags);
   }
   if (params.q.element == Element::kF16) {
-    return Launch(config, MlaRows64Kernel<F16, Layout::kMlaLatent>, params, context.error_flags);
+    return LaunchOf<F16>(config, context, params);
   }
-  return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaLatent>, params, context.error_flags);
+  return LaunchOf<Bf16>(config, context, params);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -4,14 +4,16 @@
 // Consumers fence what was written here by plain stores and copies before products read it: a fence
 // in this warpgroup would wait for all loads of a thread.
 //
-// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. fp8 rows: codes are
-// loaded to registers half a tile ahead, of kMlaFp8_584 second halves to shared memory a tile
-// ahead. Cost: 57 instructions per 16 codes and thread of kMlaFp8_656, 48 of the other layout, and
-// some 100 per tile, by eight warps.
+// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. With many rows per
+// request arithmetic is the limit, and the bulk copy engine brings boxes, which takes fewer
+// instructions and less power. fp8 rows: codes are loaded to registers half a tile ahead, of
+// kMlaFp8_584 second halves to shared memory a tile ahead. Cost: 57 instructions per 16 codes and
+// thread of kMlaFp8_656, 48 of the other layout, and some 100 per tile, by eight warps.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 
+#include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_state.h"
@@ -33,6 +35,29 @@ KVB_DEVICE const unsigned char* Somewhere(const AttendRowsParams& params) {
 
 inline constexpr int kCopiesArrivals[kHalves] = {2 + 64, 64};
 
+// Starts a warp's copies of a half of its 32 keys of a tile, whose places lanes have. Zeros for
+// those that are not live; their places must still be addresses. `to`: of the tile.
+KVB_DEVICE void CopyHalf(uint32_t to, const RowPlace& place, unsigned live, int half, int warp,
+                         int lane, bool has_tail, bool is_split) {
+  const int l = lane % 8;  // its piece of a box
+#pragma unroll
+  for (int pass = 0; pass < 8; ++pass) {
+    const int from = 4 * pass + lane / 8;
+    const bool valid = (live >> from & 1) != 0;
+    const unsigned char* key = FromLane(place.row, from) + l * 16;
+    const uint32_t at = to + PieceAt(32 * warp + from, l);
+#pragma unroll
+    for (int box = half * kHalfBoxes; box < (half + 1) * kHalfBoxes; ++box) {
+      CopyAsync16(at + box * kBoxBytes, key + box * 128, valid);
+    }
+    if (half == 0 && has_tail) {
+      const unsigned char* tail =
+          is_split ? FromLane(place.beside, from) + l * 16 : key + kMlaValueBoxes * 128;
+      CopyAsync16(at + kMlaValueBoxes * kBoxBytes, tail, valid);
+    }
+  }
+}
+
 template <bool kLists>
 KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
   BlockState& state = State();
@@ -40,7 +65,6 @@ KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
   const int thread = static_cast<int>(threadIdx.x) - kConsumers;
   const int lane = thread % 32, warp = thread / 32 % 2, stage = thread / 64;
   const int own = thread % 64;  // the key whose place this thread finds
-  const int l = lane % 8;       // its piece of a box
   const bool has_tail = params.key_dim == kMlaKeyDim;
   const bool is_split = !kLists && params.keys.cache.layout == Layout::kMlaSplit;
   const Layout layout = is_split ? Layout::kMlaSplit : Layout::kMlaLatent;
@@ -58,24 +82,6 @@ KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
     next_entry = EntryOf<kLists>(state, j + 2 * kKeys);
     const unsigned live = __ballot_sync(kFullWarp, place.row != nullptr);
     if (place.row == nullptr) place.row = place.beside = Somewhere(params);
-    const auto copy = [&](int half) {
-#pragma unroll
-      for (int pass = 0; pass < 8; ++pass) {
-        const int from = 4 * pass + lane / 8;
-        const bool valid = (live >> from & 1) != 0;
-        const unsigned char* key = FromLane(place.row, from) + l * 16;
-        const uint32_t at = to + PieceAt(32 * warp + from, l);
-#pragma unroll
-        for (int box = half * kHalfBoxes; box < (half + 1) * kHalfBoxes; ++box) {
-          CopyAsync16(at + box * kBoxBytes, key + box * 128, valid);
-        }
-        if (half == 0 && has_tail) {
-          const unsigned char* tail =
-              is_split ? FromLane(place.beside, from) + l * 16 : key + kMlaValueBoxes * 128;
-          CopyAsync16(at + kMlaValueBoxes * kBoxBytes, tail, valid);
-        }
-      }
-    };
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (uses > 0) WaitAtBarrier(EmptyBarrier(stage, half), (uses - 1) & 1);
@@ -85,12 +91,83 @@ KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
         }
         ArriveAsWarp(FullBarrier(stage, 0));
       }
-      copy(half);
+      CopyHalf(to, place, live, half, warp, lane, has_tail, is_split);
       ArriveAfterCopies(FullBarrier(stage, half));
     }
   }
   CommitCopies();
   WaitCopies<0>();
+}
+
+// --- 16-bit rows in boxes of 32 keys of one block, each asked for by one of the same warps ---
+
+inline constexpr int kBoxesArrivals[kHalves] = {2, 2};
+
+KVB_DEVICE void ProduceBoxes(const AttendRowsParams& params, const TensorMap& map,
+                             uint32_t& flags) {
+  BlockState& state = State();
+  const Tiles tiles(state.work);
+  const int thread = static_cast<int>(threadIdx.x) - kConsumers;
+  const int lane = thread % 32, warp = __shfl_sync(kFullWarp, thread / 32 % 2, 0);
+  const int stage = __shfl_sync(kFullWarp, thread / 64, 0);
+  const bool has_tail = params.key_dim == kMlaKeyDim;
+  const int block_size = params.keys.cache.block_size, num_blocks = params.keys.cache.num_blocks;
+  const uint32_t to = SharedAddress(TileOf(stage));
+  // Entries are known a use ahead.
+  int j = (tiles.first + stage) * kKeys + warp * kBoxKeys + lane;
+  int next_entry = EntryOf<false>(state, j);
+  uint32_t uses = 0;
+#pragma unroll 1
+  for (int tile = tiles.first + stage; tile <= tiles.last; tile += 2, ++uses) {
+    const int entry = next_entry;
+    const bool is_block = entry >= 0 && entry < num_blocks;
+    if (entry != kNoKey && !is_block) flags |= kBadBlock;
+    const unsigned live = __ballot_sync(kFullWarp, is_block);
+    const int first = tile * kKeys + warp * kBoxKeys;
+    const int offset = first - state.tables[0].BlockOf(first) * block_size;
+    // Of a block that is none: outside of the tensor, which makes zeros.
+    const int block = live != 0 ? __shfl_sync(kFullWarp, entry, 0) : -1;
+    j += 2 * kKeys;
+    next_entry = EntryOf<false>(state, j);
+    const auto wait_until_empty = [&](int half) {
+      if (uses > 0) WaitAtBarrier(EmptyBarrier(stage, half), (uses - 1) & 1);
+      if (half == 0 && lane < 4) {
+        state.live[stage][4 * warp + lane] = static_cast<uint8_t>(live >> 8 * lane);
+      }
+      __syncwarp();
+    };
+    if (live != 0 && live != kFullWarp) {
+      // A box would bring rows that are no keys, too, and what is there may be NaN.
+      RowPlace place = PlaceOf<false>(state, Layout::kMlaLatent, first + lane, entry, flags);
+      if (place.row == nullptr) place.row = Somewhere(params);
+#pragma unroll 1
+      for (int half = 0; half < kHalves; ++half) {
+        wait_until_empty(half);
+        CopyHalf(to, place, live, half, warp, lane, has_tail, false);
+        CommitCopies();
+        WaitCopies<0>();
+        ArriveAsWarp(FullBarrier(stage, half));
+      }
+      continue;
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      wait_until_empty(half);
+      if (ElectOne()) {
+        const uint32_t full = FullBarrier(stage, half);
+        const int boxes = kHalfBoxes + (half == 0 && has_tail ? 1 : 0);
+        ArriveExpecting(full, static_cast<uint32_t>(boxes * kBoxKeys * 128));
+#pragma unroll
+        for (int i = 0; i < kHalfBoxes + 1; ++i) {
+          if (i == kHalfBoxes && (half != 0 || !has_tail)) continue;
+          const int box = i < kHalfBoxes ? half * kHalfBoxes + i : kMlaValueBoxes;
+          CopyBox(to + box * kBoxBytes + warp * kBoxKeys * 128, map, box * 64, 0, offset, block,
+                  full);
+        }
+      }
+      __syncwarp();
+    }
+  }
 }
 
 // --- fp8 rows: eight warps have every tile ---

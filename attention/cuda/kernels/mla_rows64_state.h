@@ -17,6 +17,7 @@ namespace kvblocks::attention::cuda::mla_rows64 {
 inline constexpr int kRows = 64;
 inline constexpr int kKeys = kMlaRows64Keys;
 inline constexpr int kConsumers = 256;
+inline constexpr int kBoxKeys = 32;
 // Decoding takes more warps than copying.
 template <bool kFp8>
 constexpr int kProducers = kFp8 ? 256 : 128;
