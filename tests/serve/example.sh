@@ -18,4 +18,4 @@ ask /v1/completions "{\"prompt\": \"$prompt\", \"max_tokens\": 24}"
 ask /v1/completions '{"prompt": "Hello", "max_tokens": 2, "stream": true}'
 ask /v1/completions '{"prompt": "Hello", "logprobs": 3}'
 echo '$ curl /metrics | grep cache'
-curl -s "$url/metrics" | grep -E '^vllm:(prefix_cache|prompt_tokens_cached|generation)'
+curl -s "$url/metrics" | grep -E '^vllm:(prefix_cache|prompt_tokens_cached_total|generation)'
