@@ -11,7 +11,9 @@
 namespace kvblocks::sim {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Tokens first .. first + count - 1 of a document.
 std::vector<int64_t> Tokens(int64_t document, int64_t count, int64_t first = 0) {
@@ -109,6 +111,16 @@ TEST_F(SchedulerRulesTest, V71_FewerTokensThanTheSecondBudget) {
   scheduler().max_num_scheduled_tokens = 6;
   Add("A", 0, 8, 1);
   EXPECT_THAT(Lines(), ElementsAre("0: A:6 [1,2]", "1: A:2 [] fin A"));
+}
+
+TEST_F(SchedulerRulesTest, V71_APromptThatFitsNoStepBesideTheSlotsIsNamed) {
+  scheduler().max_num_batched_tokens = 8;
+  scheduler().num_draft_slots = 2;
+  scheduler().enable_chunked_prefill = false;
+  Add("A", 0, 7, 1);
+  EXPECT_THAT(replay_.Run().message(),
+              AllOf(HasSubstr("request A"), HasSubstr("needs 7 tokens in one step"),
+                    HasSubstr("room for 6"), HasSubstr("less 2 slots for drafts")));
 }
 
 // --- V-72: a request that preempts itself ---

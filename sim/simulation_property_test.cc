@@ -52,6 +52,8 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
                            .lookahead_hashes = drafter == Drafter::kMtpModules || !draw.OneIn(3)},
                           &config)
                   .ok());
+    // Else the longest prompt never fits a step.
+    if (!scheduler.enable_chunked_prefill) scheduler.max_num_batched_tokens += scheduler.num_draft_slots;
     scheduler.acceptance = {
         .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
   }

@@ -276,8 +276,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "in which --scale-rule changes nothing more [0s]"},
       {"start_time", "TIME", kFleetGroup, "", 0, 0,
        "from the start of a replica until it takes requests [0s]"},
-      {"lost_requests", "retry|fail", kFleetGroup, "", 0, 0,
-       "requests of a replica that crashes are sent again at once, or end [retry]"},
+      {"lost_requests", "WAY", kFleetGroup, "", 0, 0,
+       "what becomes of a crashed replica's requests: retry sends them again at once, fail ends them [retry]"},
   };
   return *rows;
 }

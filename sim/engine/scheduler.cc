@@ -259,10 +259,18 @@ std::string Scheduler::DescribeNoProgress() const {
   if (request->spec.line > 0) absl::StrAppend(&text, "line ", request->spec.line, ", ");
   absl::StrAppend(&text, "prompt ", request->num_prompt, ", output ", request->num_outputs(),
                   " of ", request->max_output, " tokens) ");
-  if (!options_.enable_chunked_prefill && request->num_known > options_.max_num_batched_tokens) {
+  const int64_t step_tokens =
+      std::min(token_budget_, options_.max_num_batched_tokens - options_.num_draft_slots);
+  if (!options_.enable_chunked_prefill && request->num_known > step_tokens) {
     absl::StrAppend(&text, "needs ", request->num_known,
-                    " tokens in one step, but a step has max_num_batched_tokens = ",
-                    options_.max_num_batched_tokens,
+                    " tokens in one step, but a step has room for ", step_tokens,
+                    ": max_num_batched_tokens = ", options_.max_num_batched_tokens,
+                    options_.max_num_scheduled_tokens > 0
+                        ? absl::StrCat(", max_num_scheduled_tokens = ", options_.max_num_scheduled_tokens)
+                        : "",
+                    options_.num_draft_slots > 0
+                        ? absl::StrCat(", less ", options_.num_draft_slots, " slots for drafts")
+                        : "",
                     "; raise --max-num-batched-tokens or turn chunked prefill on");
     return text;
   }

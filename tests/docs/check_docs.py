@@ -394,7 +394,7 @@ def flags_of_binary(binary):
         return subprocess.run([binary, *command, "--help"], capture_output=True, check=True).stdout.decode()
 
     listing = help_of()
-    commands = re.findall(r"^  (\w+) {4,}", listing[listing.index("Subcommands:"):], re.M)
+    commands = re.findall(r"^  ([\w-]+) {4,}", listing[listing.index("Subcommands:"):], re.M)
     tables = {command: flags_of_help(help_of(command)) for command in commands}
     tables[""] = flags_of_help(listing)  # without a command
     return tables
