@@ -396,7 +396,9 @@ def with_router():
     check("router: several servers work", sum(count > 500 for count in tokens) > 1, tokens)
     other_failures, _, other_hits, _ = route("random", users=8, turns=5)
     check("router: every request is answered at random", other_failures == 0)
-    check("router: with events prompts go where their prefix is", hits > 0.75 * possible > 1.2 * other_hits, (hits, other_hits, possible))
+    # Not all of them, since the router evens out loads, too: 69 to 90 % in eight runs, where chance had 32 to 49.
+    check("router: with events prompts go where their prefix is", hits > 0.6 * possible and hits > 1.2 * other_hits,
+          (hits, other_hits, possible))
 
 
 PARTS = (with_openai, with_vllm_events, with_vllm_metrics, with_tokenizer, with_benchmark, with_aiperf, with_router)
