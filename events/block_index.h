@@ -11,7 +11,7 @@
 // zero (BM-50). What is not known to be stored cannot be removed: such removals are counted and
 // otherwise passed over, as they follow a loss of messages.
 //
-// Cost: 40 to 70 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n blocks
+// Cost: 75 to 150 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n blocks
 // n look-ups. Dropping a holder walks all keys. Single-threaded.
 
 #ifndef KVBLOCKS_EVENTS_BLOCK_INDEX_H_
