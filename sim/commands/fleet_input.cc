@@ -63,11 +63,6 @@ absl::StatusOr<RouterKind> KindOf(const ReplayConfig& config) {
   return absl::InvalidArgumentError(absl::StrCat("--router: ", kind.status().message()));
 }
 
-absl::Status BadFleetOption(const char* field, const std::string& text, const char* expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(FlagName(field), ": got \"", text, "\", expected ", expected));
-}
-
 // "requests:64,tokens:100000".
 absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) {
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
@@ -78,7 +73,7 @@ absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) 
     int64_t value;
     if (fields.size() != 2 || limit == nullptr || *limit != 0 || !absl::SimpleAtoi(fields[1], &value) ||
         value < 1) {
-      return BadFleetOption("router_queue", text,
+      return BadOption(FlagName("router_queue"), text,
                             "requests:N, tokens:N or both with a comma between them, N at least 1");
     }
     *limit = value;
@@ -100,12 +95,12 @@ absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
   }
   const std::string& order = config.router_queue_order();
   if (!order.empty() && order != "fcfs" && order != "priority") {
-    return BadFleetOption("router_queue_order", order, "fcfs or priority");
+    return BadOption(FlagName("router_queue_order"), order, "fcfs or priority");
   }
   queue->by_priority = order == "priority";
   const std::string& limit = config.router_queue_limit();
   if (!limit.empty() && (!absl::SimpleAtoi(limit, &queue->max_waiting) || queue->max_waiting < 0)) {
-    return BadFleetOption("router_queue_limit", limit, "a whole number of at least 0");
+    return BadOption(FlagName("router_queue_limit"), limit, "a whole number of at least 0");
   }
   return absl::OkStatus();
 }
@@ -202,7 +197,7 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
     const bool is_below_mean = number.out == &router.session_factor && value.ok() && *value > 0 &&
                                *value < kMillion;
     if (!value.ok() || *value < number.least || *value > number.most || is_below_mean) {
-      return BadFleetOption(number.field, number.text, number.expected);
+      return BadOption(FlagName(number.field), number.text, number.expected);
     }
     *number.out = *value;
   }
@@ -216,7 +211,7 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
                              Delay{"event_delay", config.event_delay(), &options.event_delay}}) {
     if (delay.text.empty()) continue;
     const auto time = ParseDuration(delay.text);
-    if (!time.ok()) return BadFleetOption(delay.field, delay.text, "a time with a unit, such as 5ms");
+    if (!time.ok()) return BadOption(FlagName(delay.field), delay.text, "a time with a unit, such as 5ms");
     *delay.out = *time;
   }
   if (absl::Status status = SetQueue(config, &options.queue); !status.ok()) return status;

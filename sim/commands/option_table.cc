@@ -70,6 +70,11 @@ std::string FlagName(std::string_view field) {
   return flag;
 }
 
+absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(flag), ": got \"", std::string(got), "\", expected ", std::string(expected)));
+}
+
 namespace {
 
 // The name that engines' users type.

@@ -37,6 +37,9 @@ const std::vector<OptionRow>& ReplayOptionRows();
 // "--num-blocks".
 std::string FlagName(std::string_view field);
 
+// InvalidArgument: the option, what it was given, and what is expected.
+absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected);
+
 // Sets the option of this name, "num_blocks", "num-blocks" or "--num-blocks", from text.
 // InvalidArgument names an option that there is not, or a value that is none.
 absl::Status SetOption(std::string_view name, const std::string& value,

@@ -13,6 +13,7 @@
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/pool_setup.h"
 #include "kvblocks/sim/commands/step_time_setup.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/specs/data_type.h"
@@ -22,34 +23,30 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-absl::Status Bad(absl::string_view flag, const std::string& got, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(flag, ": got \"", got, "\", expected ", expected));
-}
-
-absl::Status SetDuration(absl::string_view flag, const std::string& text, SimTime low,
+absl::Status SetDuration(std::string_view flag, const std::string& text, SimTime low,
                          SimTime* out) {
   const auto time = ParseDuration(text);
-  if (!time.ok()) return Bad(flag, text, "a time with a unit, like 20ms or 1.5s");
-  if (*time < low) return Bad(flag, text, "more than 0s");
+  if (!time.ok()) return BadOption(flag, text, "a time with a unit, like 20ms or 1.5s");
+  if (*time < low) return BadOption(flag, text, "more than 0s");
   *out = *time;
   return absl::OkStatus();
 }
 
-absl::Status SetRatio(absl::string_view flag, const std::string& text, Rational* out) {
+absl::Status SetRatio(std::string_view flag, const std::string& text, Rational* out) {
   const auto ratio = ParseRational(text);
   if (!ratio.ok() || ratio->numerator <= 0)
-    return Bad(flag, text, "a ratio above 0, like 0.5 or 3/2");
+    return BadOption(flag, text, "a ratio above 0, like 0.5 or 3/2");
   *out = *ratio;
   return absl::OkStatus();
 }
 
 // Traces count nanoseconds.
-absl::Status SetTraceTime(absl::string_view flag, const std::string& text,
+absl::Status SetTraceTime(std::string_view flag, const std::string& text,
                           std::optional<int64_t>* out) {
   if (text.empty()) return absl::OkStatus();
   SimTime time;
   if (absl::Status status = SetDuration(flag, text, 0, &time); !status.ok()) return status;
-  if (time % kNanosecond != 0) return Bad(flag, text, "whole nanoseconds");
+  if (time % kNanosecond != 0) return BadOption(flag, text, "whole nanoseconds");
   *out = time / kNanosecond;
   return absl::OkStatus();
 }
@@ -57,7 +54,7 @@ absl::Status SetTraceTime(absl::string_view flag, const std::string& text,
 absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* scheduler) {
   const std::string& text = config.acceptance();
   const auto bad = [&] {
-    return Bad("--acceptance", text,
+    return BadOption("--acceptance", text,
                "fixed:A with 0 <= A <= drafts, iid:P or table:P1,P2,... with one share from 0 to 1 "
                "per draft");
   };
@@ -86,222 +83,6 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
   if (!Validate(model, num_drafts).ok()) return bad();
   if (config.num_draft_tokens() > 0) scheduler->acceptance = std::move(model);
   return absl::OkStatus();
-}
-
-absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const ModelOnDevice& hardware,
-                                         int64_t block_bytes) {
-  const auto of_stages = CacheBytes(config, hardware);
-  if (!of_stages.ok()) return of_stages.status();
-  const int64_t bytes = of_stages->front();  // of one stage: see SetGivenGroups
-  // The null block and one more.
-  if (bytes / block_bytes < 2) {
-    return absl::ResourceExhaustedError(absl::StrCat("a block takes ", block_bytes,
-                                                     " bytes and there are ", bytes,
-                                                     "; use smaller blocks or more ranks"));
-  }
-  return std::min<int64_t>(bytes / block_bytes, kMaxNumBlocks);
-}
-
-absl::Status SizeError(const absl::Status& status) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--num-blocks=0 sizes the pool by the device: ", status.message()));
-}
-
-// Groups as the configuration lists them.
-absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
-                            ReplaySetup* setup) {
-  if (config.block_size() != 0) {
-    return Bad("--block-size", absl::StrCat(config.block_size()),
-               "none next to --kv-cache-config, whose groups state theirs");
-  }
-  if (config.pipeline_parallel() > 1) {
-    return Bad("--pipeline-parallel", absl::StrCat(config.pipeline_parallel()),
-               "1 next to --kv-cache-config, whose groups are of one stage");
-  }
-  auto groups = MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks());
-  if (!groups.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv-cache-config: ", groups.status().message()));
-  }
-  if (config.match_unit() != 0) {
-    return Bad("--match-unit", absl::StrCat(config.match_unit()),
-               "none next to --kv-cache-config, which has hash_block_size");
-  }
-  setup->block_bytes = groups->block_bytes;
-  setup->chunk_bytes = groups->chunk_bytes;
-  setup->plan = "given";
-  if (!groups->sized) {
-    const auto fitting = NumBlocksThatFit(config, hardware, setup->block_bytes);
-    if (!fitting.ok()) return SizeError(fitting.status());
-    groups->config.num_blocks = *fitting;
-  }
-  setup->simulation.kv_cache = std::move(groups->config);
-  return absl::OkStatus();
-}
-
-// Groups and sizes as planned for the model's layers. A scheduler may have a higher limit than what
-// the pool can hold; the plan is made for the longest that it does.
-absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
-                              ReplaySetup* setup) {
-  const auto caches = LayerCachesOf(config, hardware.model);
-  if (!caches.ok()) return caches.status();
-  std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
-  if (config.num_blocks() == 0) {
-    const auto available = CacheBytes(config, hardware);
-    if (!available.ok()) return SizeError(available.status());
-    bytes = *available;
-  }
-  PlanOptions options = MakePlanOptions(config, PolicyOf(config), bytes);
-  options.match_unit = MatchUnitOf(config, *caches);
-  options.longest_automatic_len = config.max_model_len();
-  options.limits.max_model_len = 0;
-  PlanResult result = MakePlan(*caches, options);
-  if (!result.ok()) {
-    const absl::Status status = ToStatus(result.errors);
-    if (config.num_blocks() == 0) return SizeError(status);
-    return absl::InvalidArgumentError(
-        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
-  }
-  const Plan& plan = *result.plan;
-  setup->simulation.kv_cache = plan.config;
-  setup->plan = std::string(PolicyName(plan.policy));
-  setup->layout = std::string(LayoutName(plan.layout));
-  for (const WorkerPlan& worker : plan.workers) {
-    setup->block_bytes = std::max(setup->block_bytes, worker.stride_bytes);
-    setup->chunk_bytes = std::max(setup->chunk_bytes, worker.chunk_bytes);
-  }
-  if (plan.policy == PlanPolicy::kUpstream) {
-    setup->simulation.manager.block_count_formula = BlockCountFormula::kUpstream;
-  }
-  return absl::OkStatus();
-}
-
-// What the manager refuses, in terms of the options.
-absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_cache,
-                            KvCacheManagerOptions* manager) {
-  if (!config.partial_hits()) {
-    if (config.match_unit() == 0) return absl::OkStatus();
-    return Bad("--match-unit", absl::StrCat(config.match_unit()), "none without --partial-hits");
-  }
-  if (!config.prefix_caching()) return Bad("--partial-hits", "true", "prefix caching with it");
-  const bool has_states =
-      std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
-        return group.spec.kind() == KvCacheSpecKind::kMamba;
-      });
-  if (!has_states) {
-    return Bad("--partial-hits", "true",
-               "a model with states (Mamba and its kin): of others hits end at the ends of blocks");
-  }
-  manager->partial_hits = true;
-  return absl::OkStatus();
-}
-
-// A pool takes this machine's memory and time, whoever sized it.
-absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) {
-  constexpr int64_t kMostFittedBlocks = int64_t{1} << 26;
-  if (num_blocks <= kMostFittedBlocks) return absl::OkStatus();
-  return SizeError(absl::ResourceExhaustedError(
-      absl::StrCat(hardware.device.name, " with ", hardware.device.memory_gb, " GB holds ",
-                   num_blocks, " blocks, expected at most ", kMostFittedBlocks,
-                   ", which take 4 GB of this machine's memory (set --num-blocks, or a larger "
-                   "--block-size)")));
-}
-
-// What the manager refuses, in terms of the options.
-absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_cache,
-                          KvCacheManagerOptions* manager) {
-  const int64_t interval = config.retention_interval();
-  manager->semantics.retention_interval.reset();
-  if (interval < 0) return absl::OkStatus();
-  if (config.cache_all_blocks()) {
-    return Bad("--retention-interval", absl::StrCat(interval),
-               "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
-  }
-  const bool is_sparse =
-      std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
-        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
-      });
-  if (interval > 0 && !is_sparse) {
-    return Bad("--retention-interval", absl::StrCat(interval),
-               "-1 or 0: the model has neither windows nor states, and keeps every block");
-  }
-  manager->semantics.retention_interval = interval;
-  return absl::OkStatus();
-}
-
-// What finished requests may keep. The rules themselves are the scheduler's.
-absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cache,
-                         KvCacheManagerOptions* manager) {
-  constexpr double kDefaultShare = 0.5;  // as in the option's row
-  const double share = config.max_retained_share();
-  if (config.retain().empty()) {
-    if (RanksRetainedBlocks(manager->eviction_policy)) {
-      return Bad("--eviction-policy", config.eviction_policy(),
-                 "another one, or --retain beside it: it ranks what that keeps");
-    }
-    if (share != kDefaultShare) {
-      return Bad("--max-retained-share", absl::StrCat(share), "--retain beside it, which it limits");
-    }
-    return absl::OkStatus();
-  }
-  const char* without = !manager->enable_caching                           ? "--no-prefix-caching"
-                        : manager->free_order != FreeOrder::kUnhashedFirst ? "--free-order=append_all"
-                        : kv_cache.native                                  ? "a native layout"
-                                                                           : nullptr;
-  if (without != nullptr) {
-    return Bad("--retain", config.retain(), absl::StrCat("nothing with ", without));
-  }
-  const auto usable = static_cast<double>(kv_cache.num_blocks - 1);
-  if (share * usable < 1) {
-    return Bad("--max-retained-share", absl::StrCat(share),
-               absl::StrCat("at least ", 1 / usable, " with --retain: one block of ", usable));
-  }
-  manager->max_retained_share = share;
-  return absl::OkStatus();
-}
-
-absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
-                     ReplaySetup* setup) {
-  if (config.num_blocks() == 1) {
-    return Bad("--num-blocks", "1",
-               "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
-  }
-  const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
-  if (given && config.kv_memory() > 0) {
-    return Bad("--kv-memory", absl::StrCat(config.kv_memory()),
-               "0 where the number of blocks is given: both set the size of the pool");
-  }
-  absl::Status status = config.has_kv_cache_config() ? SetGivenGroups(config, hardware, setup)
-                                                     : SetPlannedGroups(config, hardware, setup);
-  if (status.ok() && !given) {
-    status = CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware);
-  }
-  if (!status.ok()) return status;
-  setup->num_blocks_source = given ? "given" : DescribeCacheBytes(config, hardware);
-  if (given || config.kv_memory() > 0) {
-    setup->beside_model_bytes = LeastBesideModel(config, hardware).value_or(-1);
-  }
-  KvCacheManagerOptions& manager = setup->simulation.manager;
-  manager.max_model_len = config.max_model_len();
-  manager.enable_caching = config.prefix_caching();
-  manager.watermark = config.watermark();
-  manager.free_order =
-      config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  const auto policy = ParseEvictionPolicy(config.eviction_policy());
-  if (!policy.ok()) return policy.status();
-  manager.eviction_policy = *policy;
-  if (status = SetRetained(config, setup->simulation.kv_cache, &manager); !status.ok()) return status;
-  manager.register_unreachable_blocks = config.cache_all_blocks();
-  // Planned specs cover the tokens of all ranks; those of given groups are of one rank.
-  if (config.has_kv_cache_config()) {
-    manager.decode_context_parallel = config.decode_context_parallel();
-  } else {
-    setup->simulation.ranks_per_block = config.decode_context_parallel();
-  }
-  manager.semantics.caps_need_before_hits = config.upstream_gate();
-  status = SetPartialHits(config, setup->simulation.kv_cache, &manager);
-  if (!status.ok()) return status;
-  return SetRetention(config, setup->simulation.kv_cache, &manager);
 }
 
 // What an older version has not learnt yet is refused, never ignored.
@@ -345,7 +126,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
   scheduler.enable_chunked_prefill = config.chunked_prefill();
   const auto policy = ParseSchedulingPolicy(config.policy());
-  if (!policy) return Bad("--policy", config.policy(), "one of those in --help");
+  if (!policy) return BadOption("--policy", config.policy(), "one of those in --help");
   scheduler.policy = *policy;
   scheduler.policy_seed = config.seed();
   scheduler.reserve_full_isl = config.reserve_full_isl();
@@ -353,7 +134,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.pipeline_stages = config.pipeline_parallel();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
   if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {
-    return Bad("--num-draft-tokens", absl::StrCat(config.num_draft_tokens()),
+    return BadOption("--num-draft-tokens", absl::StrCat(config.num_draft_tokens()),
                absl::StrCat("less than --max-num-batched-tokens, which is ",
                             config.max_num_batched_tokens()));
   }
@@ -421,15 +202,15 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
                      config.load_failures() == 0),
           std::tuple("--load-failure-policy", config.load_failure_policy(),
                      config.load_failure_policy() == "fail")}) {
-      if (!is_default) return Bad(flag, value, "--tier beside it, which it is about");
+      if (!is_default) return BadOption(flag, value, "--tier beside it, which it is about");
     }
     return absl::OkStatus();
   }
   if (!config.prefix_caching()) {
-    return Bad("--tier", config.tier(), "nothing with --no-prefix-caching");
+    return BadOption("--tier", config.tier(), "nothing with --no-prefix-caching");
   }
   if (config.pipeline_parallel() > 1) {
-    return Bad("--tier", config.tier(), "nothing with --pipeline-parallel");
+    return BadOption("--tier", config.tier(), "nothing with --pipeline-parallel");
   }
   const SimulationConfig& simulation = setup->simulation;
   TierConnector::Options options;
@@ -441,12 +222,12 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   options.load_failures = config.load_failures();
   options.seed = config.seed();
   if (options.load_failures > 0 && options.mode != LoadMode::kAsync) {
-    return Bad("--load-failures", absl::StrCat(config.load_failures()),
+    return BadOption("--load-failures", absl::StrCat(config.load_failures()),
                absl::StrCat("0 with --load=", config.load(),
                             ": only asynchronous loads can fail here"));
   }
   if (options.load_failures == 0 && config.load_failure_policy() != "fail") {
-    return Bad("--load-failure-policy", config.load_failure_policy(),
+    return BadOption("--load-failure-policy", config.load_failure_policy(),
                "--load-failures=SHARE beside it, which it is about");
   }
   if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
@@ -478,7 +259,7 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
     return status;
   }
   if (metrics->latency.client_rtt > 3600 * kSecond) {
-    return Bad("--client-rtt", config.client_rtt(), "at most 1h");
+    return BadOption("--client-rtt", config.client_rtt(), "at most 1h");
   }
   metrics->latency.stall_factor = config.stall();
   metrics->top_prefixes = static_cast<size_t>(config.top_prefixes());
@@ -532,13 +313,13 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
     return status;
   }
   if (reader.start_ns && reader.end_ns && *reader.start_ns >= *reader.end_ns) {
-    return Bad("--end", config.end(), absl::StrCat("more than --start, which is ", config.start()));
+    return BadOption("--end", config.end(), absl::StrCat("more than --start, which is ", config.start()));
   }
   if (absl::Status status = SetRatio("--sample", config.sample(), &reader.sample); !status.ok()) {
     return status;
   }
   if (reader.sample.numerator > reader.sample.denominator) {
-    return Bad("--sample", config.sample(), "at most 1");
+    return BadOption("--sample", config.sample(), "at most 1");
   }
   if (absl::Status status = SetRatio("--speedup", config.speedup(), &reader.speedup);
       !status.ok()) {
@@ -559,7 +340,7 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
-  return Bad("--tier", setup.config.tier(),
+  return BadOption("--tier", setup.config.tier(),
              "nothing: only kvsim replay, explain, verify, break-even, serve and sweeps have tiers");
 }
 

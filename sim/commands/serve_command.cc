@@ -257,15 +257,10 @@ ExitStatus ServeCommand::Run() {
 
 #else
 
-absl::Status BadServe(const char* option, const std::string& got, const std::string& expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(option, ": got \"", got, "\", expected ", expected));
-}
-
 absl::Status ReadSeconds(const char* option, const std::string& text, double* out) {
   const auto time = ParseDuration(text);
   if (!time.ok() || *time > 24 * 3600 * kSecond) {
-    return BadServe(option, text, "a time with a unit, like 500ms or 10s, of at most 24h");
+    return BadOption(option, text, "a time with a unit, like 500ms or 10s, of at most 24h");
   }
   *out = static_cast<double>(*time) / static_cast<double>(kSecond);
   return absl::OkStatus();
@@ -273,13 +268,13 @@ absl::Status ReadSeconds(const char* option, const std::string& text, double* ou
 
 absl::Status ReadTimeout(const char* option, const std::string& text, double* out) {
   absl::Status status = ReadSeconds(option, text, out);
-  if (status.ok() && *out < 0.001) return BadServe(option, text, "at least 1ms");
+  if (status.ok() && *out < 0.001) return BadOption(option, text, "at least 1ms");
   return status;
 }
 
 absl::Status ReadShare(const char* option, const std::string& text, double* out) {
   if (absl::SimpleAtod(text, out) && *out >= 0 && *out <= 1) return absl::OkStatus();
-  return BadServe(option, text, "a share from 0 to 1");
+  return BadOption(option, text, "a share from 0 to 1");
 }
 
 absl::Status ReadLengthRange(const std::string& text, Service::Options* out) {
@@ -288,7 +283,7 @@ absl::Status ReadLengthRange(const std::string& text, Service::Options* out) {
   int64_t least, most;
   if (parts.size() > 2 || !absl::SimpleAtoi(parts.front(), &least) ||
       !absl::SimpleAtoi(parts.back(), &most) || least < 1 || most < least || most > INT32_MAX) {
-    return BadServe("--output-tokens", text, "a number of tokens like 200, or two like 50-400");
+    return BadOption("--output-tokens", text, "a number of tokens like 200, or two like 50-400");
   }
   out->least_answer_tokens = least;
   out->most_answer_tokens = most;
@@ -299,12 +294,12 @@ absl::Status ReadLoras(const std::vector<std::string>& texts, Service::Options* 
   for (const std::string& text : texts) {
     const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
     if (parts.size() != 2 || parts[0].empty() || parts[1].empty()) {
-      return BadServe("--lora", text, "NAME=PATH, like sql=/adapters/sql");
+      return BadOption("--lora", text, "NAME=PATH, like sql=/adapters/sql");
     }
     for (const LoraModule& known : out->loras) {
-      if (known.name == parts[0]) return BadServe("--lora", text, "each name once");
+      if (known.name == parts[0]) return BadOption("--lora", text, "each name once");
     }
-    if (parts[0] == out->model) return BadServe("--lora", text, "a name other than the model's");
+    if (parts[0] == out->model) return BadOption("--lora", text, "a name other than the model's");
     out->loras.push_back({.name = parts[0], .path = parts[1]});
   }
   return absl::OkStatus();
@@ -314,7 +309,7 @@ absl::Status ReadFaultReplicas(const Asked& asked, ServerOptions* out) {
   for (const std::string& text : asked.fault_replicas) {
     int64_t replica;
     if (!absl::SimpleAtoi(text, &replica) || replica < 0 || replica >= asked.num_replicas) {
-      return BadServe("--fault-replica", text,
+      return BadOption("--fault-replica", text,
                       absl::StrCat("a replica from 0 to ", asked.num_replicas - 1));
     }
     out->fault_replicas.push_back(replica);
@@ -326,15 +321,15 @@ absl::Status ReadFaultReplicas(const Asked& asked, ServerOptions* out) {
 absl::Status CheckEndpoints(const Asked& asked) {
   if (asked.events.empty()) {
     if (!asked.replay.empty()) {
-      return BadServe("--kv-events-replay", asked.replay, "--kv-events beside it");
+      return BadOption("--kv-events-replay", asked.replay, "--kv-events beside it");
     }
     if (!asked.topic.empty()) {
-      return BadServe("--kv-events-topic", asked.topic, "--kv-events beside it");
+      return BadOption("--kv-events-topic", asked.topic, "--kv-events beside it");
     }
     return absl::OkStatus();
   }
   if (asked.events.find("://") == std::string::npos) {
-    return BadServe("--kv-events", asked.events, "an endpoint, like tcp://*:5557");
+    return BadOption("--kv-events", asked.events, "an endpoint, like tcp://*:5557");
   }
   if (asked.replay.empty()) return absl::OkStatus();
   for (int64_t a = 0; a < asked.num_replicas; ++a) {
@@ -343,7 +338,7 @@ absl::Status CheckEndpoints(const Asked& asked) {
       if (events != EndpointOfReplica(asked.replay, b) || events.substr(events.size() - 2) == ":0") {
         continue;
       }
-      return BadServe("--kv-events-replay", asked.replay,
+      return BadOption("--kv-events-replay", asked.replay,
                       absl::StrCat("ports of its own: replica ", a, " publishes on ", events,
                                    ", where replica ", b, " would answer replays"));
     }
@@ -379,7 +374,7 @@ absl::StatusOr<ServerOptions> MakeServerOptions(const Asked& asked, const Replay
   out.port = asked.port;
   out.num_replicas = asked.num_replicas;
   if (asked.port > 0 && asked.port + asked.num_replicas - 1 > 65535) {
-    return BadServe("--port", absl::StrCat(asked.port),
+    return BadOption("--port", absl::StrCat(asked.port),
                     absl::StrCat("a port with ", asked.num_replicas - 1, " more behind it"));
   }
   if (absl::Status status = CheckEndpoints(asked); !status.ok()) return status;
@@ -405,7 +400,7 @@ absl::StatusOr<ServerOptions> MakeServerOptions(const Asked& asked, const Replay
   service.max_model_len = setup.simulation.manager.max_model_len;
   service.has_priorities = setup.simulation.scheduler.policy == SchedulingPolicy::kPriority;
   if (asked.answer != "pseudo" && asked.answer != "echo") {
-    return BadServe("--answer", asked.answer, "pseudo or echo");
+    return BadOption("--answer", asked.answer, "pseudo or echo");
   }
   service.echoes = asked.answer == "echo";
   service.max_prompts = asked.max_prompts;
@@ -429,7 +424,7 @@ absl::StatusOr<ServerOptions> MakeServerOptions(const Asked& asked, const Replay
 ExitStatus ServeCommand::Run() {
   double speed;
   if (!absl::SimpleAtod(asked_.speed, &speed) || !(speed >= 1e-3 && speed <= 1e6)) {
-    return Fail("serve", BadServe("--speed", asked_.speed, "a number from 0.001 to 1000000"));
+    return Fail("serve", BadOption("--speed", asked_.speed, "a number from 0.001 to 1000000"));
   }
   const auto hash = ParseHashAlgorithm(asked_.hash);
   if (!hash.ok()) return Fail("serve", OfOption("--hash", "hash_algorithm", hash.status()));

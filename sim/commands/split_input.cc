@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
@@ -48,12 +49,6 @@ constexpr SplitOptionText kSplitOptions[] = {
      .help = "prompts of which the decode replica lacks at most so many tokens are computed there [0]"},
 };
 
-absl::Status BadOption(const SplitOptionText& option, const std::string& text,
-                       const std::string& expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(option.name, ": got \"", text, "\", expected ", expected));
-}
-
 template <typename Value>
 absl::Status SetChoice(const SplitOptionText& option, const std::optional<std::string>& text,
                        std::initializer_list<std::pair<const char*, Value>> choices, Value* out) {
@@ -66,7 +61,7 @@ absl::Status SetChoice(const SplitOptionText& option, const std::optional<std::s
     }
     absl::StrAppend(&expected, expected.empty() ? "one of " : ", ", name);
   }
-  return BadOption(option, *text, expected);
+  return BadOption(option.name, *text, expected);
 }
 
 absl::Status SetNumber(const SplitOptionText& option, const std::optional<std::string>& text,
@@ -74,7 +69,7 @@ absl::Status SetNumber(const SplitOptionText& option, const std::optional<std::s
   if (!text) return absl::OkStatus();
   int64_t number;
   if (!absl::SimpleAtoi(*text, &number) || number < low || number > high) {
-    return BadOption(option, *text, absl::StrCat("a whole number from ", low, " to ", high));
+    return BadOption(option.name, *text, absl::StrCat("a whole number from ", low, " to ", high));
   }
   *out = number;
   return absl::OkStatus();
@@ -165,7 +160,7 @@ absl::StatusOr<SplitPlan> SplitInput::Configure(const ReplaySetup& setup) const 
   if (const auto& text = texts_[kLinkLatency]) {
     const auto time = ParseDuration(*text);
     if (!time.ok()) {
-      return BadOption(kSplitOptions[kLinkLatency], *text, "a time with a unit, such as 5ms");
+      return BadOption(kSplitOptions[kLinkLatency].name, *text, "a time with a unit, such as 5ms");
     }
     options.link.latency = *time;
   }
