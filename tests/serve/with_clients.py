@@ -391,14 +391,13 @@ def route(policy, users, turns):
 
 def with_router():
     """vLLM's router in front of four servers: with their events, prompts go where their prefix is."""
-    failures, tokens, hits, possible = route("kv_aware", users=8, turns=5)
+    # Fewer users, or fewer turns, and what the router moves to even out loads decides: 69 to 90 % with 8 users and 5 turns.
+    failures, tokens, hits, possible = route("kv_aware", users=16, turns=8)
     check("router: every request is answered", failures == 0)
     check("router: several servers work", sum(count > 500 for count in tokens) > 1, tokens)
-    other_failures, _, other_hits, _ = route("random", users=8, turns=5)
+    other_failures, _, other_hits, _ = route("random", users=16, turns=8)
     check("router: every request is answered at random", other_failures == 0)
-    # Not all of them, since the router evens out loads, too: 69 to 90 % in eight runs, where chance had 32 to 49.
-    check("router: with events prompts go where their prefix is", hits > 0.6 * possible and hits > 1.2 * other_hits,
-          (hits, other_hits, possible))
+    check("router: with events prompts go where their prefix is", hits > 0.75 * possible > 1.2 * other_hits, (hits, other_hits, possible))
 
 
 PARTS = (with_openai, with_vllm_events, with_vllm_metrics, with_tokenizer, with_benchmark, with_aiperf, with_router)
