@@ -33,6 +33,13 @@ class SchedulerPoliciesTest : public ::testing::Test {
     replay_.Add(request);
     ids_.push_back(id);
   }
+  void AddFive() {
+    Add("A", 0, 4);
+    Add("B", 0.5, 20, 3);
+    Add("C", 0.5, 7, 2);
+    Add("D", 0.5, 7, 5);
+    Add("E", 2.5, 1);
+  }
   // In the order in which they ran first.
   std::string Run(SchedulingPolicy policy, uint64_t seed = 0) {
     replay_.config.scheduler.policy = policy;
@@ -52,20 +59,12 @@ class SchedulerPoliciesTest : public ::testing::Test {
 };
 
 TEST_F(SchedulerPoliciesTest, SM29_ShortestPrompt) {
-  Add("A", 0, 4);
-  Add("B", 0.5, 20, 3);
-  Add("C", 0.5, 7, 2);
-  Add("D", 0.5, 7, 5);
-  Add("E", 2.5, 1);
+  AddFive();
   EXPECT_EQ(Run(SchedulingPolicy::kShortestPrompt), "ACEDB");
 }
 
 TEST_F(SchedulerPoliciesTest, SM29_LongestOutput) {
-  Add("A", 0, 4);
-  Add("B", 0.5, 20, 3);
-  Add("C", 0.5, 7, 2);
-  Add("D", 0.5, 7, 5);
-  Add("E", 2.5, 1);
+  AddFive();
   EXPECT_EQ(Run(SchedulingPolicy::kLongestOutput), "ADBCE");
 }
 

@@ -168,7 +168,7 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"catalogue", "FILE", kTime, "", 0, 0, "further models and devices, protobuf text"},
       {"tensor_parallel", "RANKS", kTime, "1", 1, 1024, "devices that share the model"},
       {"pipeline_parallel", "STAGES", kTime, "1", 1, 64,
-       "groups of so many devices, each with a part of the layers, through which steps pass (SM-28)"},
+       "groups of so many devices, each with a part of the layers, through which steps pass"},
       {"decode_context_parallel", "RANKS", kTime, "1", 1, 1024,
        "of these devices so many share the tokens of each block; 1: each has all (BM-113)"},
       {"kv_cache_dtype", "NAME", kTime, "auto", 0, 0, "auto, bf16, fp8, ..."},
