@@ -53,6 +53,7 @@ class FleetReplay {
  private:
   class Rows;
   class RouterRows;
+  absl::Status CheckRanks();
   absl::Status CheckSharedTiers() const;
   absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
   void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
