@@ -121,7 +121,7 @@ set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replica
 --data-parallel: got "2", expected 1 with --pipeline-parallel|replay --dp=2 --pp=2
 --data-parallel: got "2", expected 1 with --engine=vllm-0.25|replay --dp=2 --engine=vllm-0.25
 --data-parallel: got "2", expected 1 with --time=recorded|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --time=recorded --step-times=rows.csv
---data-parallel: got "2", expected 1: this command|curve --dp=2
+--data-parallel: requests that run one after the other|curve --dp=2
 --data-parallel: got "2", expected 1: this command|serve --dp=2
 --data-parallel: set next to --scale|replay --dp=2 --scale=1s:start
 --data-parallel: the search counts|capacity --slo=ttft:1s@p99 --dp=2
