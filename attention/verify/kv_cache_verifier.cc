@@ -57,22 +57,17 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
   return absl::OkStatus();
 }
 
-RowShape DenseShape(const VerifierOptions& options) {
-  return {.num_heads = options.num_heads,
-          .num_kv_heads = options.num_kv_heads,
-          .key_size = options.head_size,
-          .value_size = options.head_size};
-}
-
-RowShape MlaShape(const VerifierOptions& options) {
-  return {.is_mla = true,
-          .num_heads = options.num_heads,
-          .num_kv_heads = 1,
-          .key_size = options.head_size + options.head_size / 2,
-          .value_size = options.head_size};
-}
-
 }  // namespace
+
+RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options) {
+  const int64_t size = options.head_size;
+  RowShape shape = {.is_mla = group.is_mla,
+                    .num_heads = options.num_heads,
+                    .num_kv_heads = group.is_mla ? 1 : options.num_kv_heads,
+                    .key_size = group.is_mla ? size + size / 2 : size,
+                    .value_size = size};
+  return shape;
+}
 
 absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
   if (options.ops == nullptr) return InvalidArgument("ops is null, expected a backend");
@@ -106,20 +101,22 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     }
   }
   std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
-  int64_t num_planes = 1, page_floats = 1;
+  std::vector<PagedMemory::Layer> layers;
   for (size_t g = 0; g < verifier->options_.groups.size(); ++g) {
     const VerifiedGroup& group = verifier->options_.groups[g];
-    for (int64_t i = 0; i < group.num_layers; ++i) verifier->layers_.push_back({g, i});
-    num_planes = std::max(num_planes, group.num_layers);
-    page_floats =
-        std::max(page_floats, verifier->BlockRows(group) * verifier->Shape(group).floats());
+    for (int64_t i = 0; i < group.num_layers; ++i) {
+      verifier->layers_.push_back({g, i});
+      layers.push_back({g, verifier->Shape(group), verifier->BlockRows(group)});
+    }
   }
-  auto memory = PagedMemory::Create(verifier->options_.num_blocks, num_planes, page_floats);
+  auto memory = PagedMemory::Create(verifier->options_.num_blocks, layers,
+                                    verifier->options_.memory);
   if (!memory.ok()) return memory.status();
   verifier->memory_ = *std::move(memory);
   if (verifier->options_.on_memory) {
-    absl::Status status = verifier->options_.on_memory(verifier->memory_.bytes());
-    if (!status.ok()) return status;
+    for (const absl::Span<std::byte> piece : verifier->memory_.allocations()) {
+      if (absl::Status status = verifier->options_.on_memory(piece); !status.ok()) return status;
+    }
   }
   if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
   verifier->WriteSinkRows();
@@ -128,8 +125,6 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
 
 KvCacheVerifier::KvCacheVerifier(VerifierOptions options)
     : options_(std::move(options)),
-      dense_(DenseShape(options_)),
-      mla_(MlaShape(options_)),
       values_(options_.seed),
       num_holders_(static_cast<size_t>(options_.num_blocks)),
       builders_(options_.groups.size()),
@@ -148,7 +143,8 @@ void KvCacheVerifier::WriteSinkRows() {
       float* plain = sink_rows_[layer].data() + static_cast<size_t>(row) * floats;
       values_.Fill(static_cast<uint64_t>(row), static_cast<int64_t>(layer),
                    TokenValueKind::kSinkToken, absl::MakeSpan(plain, floats));
-      std::memcpy(PagedRow(layer, nobody, row), plain, floats * sizeof(float));
+      memory_.Write(layer, BlockOfRow(layers_[layer].group, nobody, row), row % BlockRows(group),
+                    plain);
     }
   }
 }
@@ -175,10 +171,9 @@ const float* KvCacheVerifier::PlainRow(size_t layer, const Held& held, int64_t r
   return held.rows[layer].data() + row * Shape(GroupOf(layer)).floats();
 }
 
-float* KvCacheVerifier::PagedRow(size_t layer, const Held& held, int64_t row) const {
-  const VerifiedGroup& group = GroupOf(layer);
-  return memory_.Row(layers_[layer].plane, Shape(group),
-                     BlockOfRow(layers_[layer].group, held, row), row % BlockRows(group));
+bool KvCacheVerifier::IsAsWritten(size_t layer, const Held& held, int64_t row) const {
+  return memory_.Equals(layer, BlockOfRow(layers_[layer].group, held, row),
+                        row % BlockRows(GroupOf(layer)), PlainRow(layer, held, row));
 }
 
 // --- Steps ---
@@ -295,7 +290,7 @@ bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const 
     if (before == now) continue;
     left_.push_back(before);
     const bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
-    appeared_.push_back({now, part.id, is_new || group.num_layers == 0});
+    appeared_.push_back({now, part.id, g, is_new || group.num_layers == 0});
   }
   held.assign(table.begin(), table.end());
   return true;
@@ -310,6 +305,7 @@ void KvCacheVerifier::Settle() {
   for (const Appearance& a : appeared_) {
     if (!is_block(a.block)) continue;
     ++num_holders_[static_cast<size_t>(a.block)];
+    memory_.SetGroup(a.block, a.group);
     if (a.is_new) {
       memory_.Record(
           a.block,
@@ -331,7 +327,7 @@ void KvCacheVerifier::Settle() {
 absl::Status KvCacheVerifier::CheckTables() {
   for (const Part& part : parts_) {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
-      if (layers_[layer].plane != 0) continue;  // once per group
+      if (layers_[layer].index != 0) continue;  // once per group
       const VerifiedGroup& group = GroupOf(layer);
       const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
       const int64_t end = CeilDiv(part.held->num_tokens(), group.block_size);
@@ -341,7 +337,8 @@ absl::Status KvCacheVerifier::CheckTables() {
         const bool is_block = block > kNullBlock && block < options_.num_blocks;
         const BlockUse use =
             is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
-        if (is_block && use == BlockUse::kHeld) continue;
+        const bool is_page = !is_block || memory_.IsPage(layer, block);
+        if (is_block && is_page && use == BlockUse::kHeld) continue;
         const int64_t token =
             std::max(i * group.block_size, FirstVisible(group, part.num_computed));
         std::string text = absl::StrCat("token ", token);
@@ -355,6 +352,9 @@ absl::Status KvCacheVerifier::CheckTables() {
           absl::StrAppend(&text, "is missing: it has ", table.size());
         } else if (block == kNullBlock) {
           absl::StrAppend(&text, "is the null block, 0");
+        } else if (!is_page) {
+          absl::StrAppend(&text, "is ", block, ", which is no page of this group's size: its chunk ",
+                          "has ", memory_.Map(layer).pages_per_chunk, " of them");
         } else if (is_block) {
           absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
                           use == BlockUse::kCached ? " and cached" : "");
@@ -397,13 +397,11 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
 absl::Status KvCacheVerifier::ReadBack(const Part& part) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
-    const size_t bytes = static_cast<size_t>(Shape(group).floats()) * sizeof(float);
     const int64_t end = NumRows(group, part.num_computed);
     const int64_t first = std::max(NumSinkRows(group), FirstVisible(group, part.num_computed));
     for (int64_t row = first; row < end; ++row) {
       ++stats_.num_rows_read_back;
-      if (std::memcmp(PagedRow(layer, *part.held, row), PlainRow(layer, *part.held, row), bytes) !=
-          0) {
+      if (!IsAsWritten(layer, *part.held, row)) {
         return WrongRow(layer, part, row);
       }
     }
@@ -429,7 +427,7 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
       // Entries out of sight may be anything.
       const int32_t block = BlockOfRow(layers_[layer].group, held, row);
       if (block <= kNullBlock || block >= options_.num_blocks) continue;
-      memory_.PoisonRow(PagedRow(layer, held, row), Shape(group));
+      memory_.PoisonRow(layer, block, row % BlockRows(group));
     }
     held.rows[layer].resize(static_cast<size_t>(kept * Shape(group).floats()));
   }

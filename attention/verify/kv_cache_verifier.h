@@ -80,7 +80,10 @@ struct VerifierOptions {
   // MlaDecode.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
-  // Called with the memory of all blocks once it is there: backends of other devices map it.
+  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows, keys
+  // before values. Without layers: planes of the verifier's own.
+  VerifiedMemory memory = {};
+  // Called with each piece of the memory of all blocks: backends of other devices map it.
   std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
   // Null: blocks that no request of the verifier's holds are free, the others held.
   std::function<BlockUse(int32_t block)> use_of_block;
@@ -96,6 +99,9 @@ struct VerifierOptions {
   int64_t num_kv_heads = 1;
   int64_t head_size = 8;  // of K and V; MLA rows have half as much again for the rotary part
 };
+
+// The rows of a group's layers.
+RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options);
 
 // One request's part of a step.
 struct VerifiedRequest {
@@ -166,7 +172,7 @@ class KvCacheVerifier {
  private:
   struct Layer {
     size_t group;
-    int64_t plane;
+    int64_t index;  // in the group
   };
   struct Held {
     std::string name;
@@ -203,6 +209,7 @@ class KvCacheVerifier {
   struct Appearance {
     int32_t block;
     uint64_t request;
+    size_t group;
     bool is_new;  // no computed token lies in it
   };
 
@@ -224,11 +231,12 @@ class KvCacheVerifier {
   int64_t TokenOfRow(const VerifiedGroup& group, int64_t row) const {
     return (row - NumSinkRows(group) + 1) * group.compress_ratio - 1;
   }
-  const RowShape& Shape(const VerifiedGroup& group) const { return group.is_mla ? mla_ : dense_; }
+  RowShape Shape(const VerifiedGroup& group) const { return ShapeOf(group, options_); }
   const VerifiedGroup& GroupOf(size_t layer) const { return options_.groups[layers_[layer].group]; }
   std::string LayerName(size_t layer) const;
   const float* PlainRow(size_t layer, const Held& held, int64_t row) const;
-  float* PagedRow(size_t layer, const Held& held, int64_t row) const;
+  // Whether the row that the tables lead to is what the plain list has.
+  bool IsAsWritten(size_t layer, const Held& held, int64_t row) const;
 
   void WriteSinkRows();
   absl::Status CheckStep(absl::Span<const VerifiedRequest> requests) const;
@@ -261,7 +269,6 @@ class KvCacheVerifier {
   std::string DescribeRow(size_t layer, const Held& held, int64_t row) const;
 
   const VerifierOptions options_;
-  const RowShape dense_, mla_;
   const TokenValues values_;
   std::vector<Layer> layers_;
   std::vector<std::vector<float>> sink_rows_;  // per layer

@@ -170,6 +170,91 @@ TEST(SamplingTest, RowsAreLimitedPerStep) {
   EXPECT_EQ(stats.num_blocks_poisoned, 1 + 2 * Decodes::kRequests);  // the null block, too
 }
 
+// --- Places ---
+
+// Two groups of one layer in chunks of 512 bytes, which hold 1 page of blocks of 8 tokens or 2 of 4;
+// ids_per_chunk is 2, so ids 1 and 2 are chunk 0. A row has 64 bytes.
+class InChunks {
+ public:
+  InChunks() : bytes_(4 * 512 / sizeof(float)) {
+    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+    options_.num_blocks = 7;
+    options_.groups = {{.name = "large", .block_size = 8}, {.name = "small", .block_size = 4}};
+    options_.head_size = 8;
+    options_.ops = &CpuReference();
+    options_.memory.tensors = {ViewOf(absl::MakeSpan(bytes_))};
+    PagePlace place = {.page_bytes = 512,
+                       .block_stride = 512,
+                       .ids_per_chunk = 2,
+                       .pages_per_chunk = 1,
+                       .chunk_bytes = 512,
+                       .null_offset = 3 * 512};
+    options_.memory.layers.push_back({.place = place});
+    place.page_bytes = place.block_stride = 256;
+    place.pages_per_chunk = 2;
+    options_.memory.layers.push_back({.place = place});
+  }
+  absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
+                    const std::vector<int32_t>& large, const std::vector<int32_t>& small) {
+    if (verifier == nullptr) verifier = KvCacheVerifier::Create(options_).value();
+    const std::vector<absl::Span<const int32_t>> tables = {large, small};
+    return verifier->OnStep({{.id = id,
+                              .name = id == 1 ? "A" : "B",
+                              .salt = id,
+                              .num_computed = num_computed,
+                              .num_scheduled = num_scheduled,
+                              .tokens = tokens_,
+                              .block_tables = tables}});
+  }
+  VerifierOptions options_;
+  std::unique_ptr<KvCacheVerifier> verifier;
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<float> bytes_;
+};
+
+TEST(PlacesTest, IdsOfChunksAreAttendedTo) {
+  InChunks c;
+  EXPECT_TRUE(c.Step(1, 0, 6, {1}, {4, 3}).ok());
+  EXPECT_TRUE(c.Step(1, 6, 1, {1}, {4, 3}).ok());
+  EXPECT_TRUE(c.Step(2, 0, 3, {5}, {}).code() == absl::StatusCode::kDataLoss);  // no small block
+}
+
+// Id 2 is 256 bytes into chunk 0 for the small group, all of which is the large page of id 1.
+TEST(PlacesTest, AChunkLentTwiceIsAWrongNumber) {
+  InChunks c;
+  ASSERT_TRUE(c.Step(1, 0, 6, {1}, {4, 3}).ok());
+  ASSERT_TRUE(c.Step(2, 0, 3, {5}, {2}).ok());
+  const absl::Status status = c.Step(1, 6, 1, {1}, {4, 3});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(c.verifier->failure()->block, 1);
+  EXPECT_EQ(c.verifier->failure()->key_position, 0) << status;
+}
+
+TEST(PlacesTest, AnIdBehindTheLastPageIsNamed) {
+  InChunks c;
+  const absl::Status status = c.Step(1, 0, 6, {2}, {4, 3});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is 2, which is no page of this group's"));
+}
+
+TEST(PlacesTest, PlacesAreChecked) {
+  const auto message = [](auto change) {
+    InChunks c;
+    change(c.options_);
+    return std::string(KvCacheVerifier::Create(c.options_).status().message());
+  };
+  using O = VerifierOptions;
+  EXPECT_EQ(message([](O&) {}), "");
+  EXPECT_THAT(message([](O& o) { o.memory.layers.pop_back(); }), HasSubstr("got 1, expected 2"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[1].tensor = 1; }), HasSubstr("tensor 1 of 1"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[0].place.page_bytes = 508; }),
+              HasSubstr("pages have 508 bytes; 8 rows need 512"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[1].place.ids_per_chunk = 0; }),
+              HasSubstr("some layers lie in chunks"));
+}
+
 TEST(KvCacheVerifierTest, OptionsAreChecked) {
   const auto message = [&](auto change) {
     VerifierOptions options;

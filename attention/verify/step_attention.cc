@@ -58,6 +58,9 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
                        .num_blocks = options_.num_blocks,
                        .window = group.window,
                        .compression_ratio = group.compress_ratio}};
+    // Groups of one layer or more have one map: a page's neighbours are the same for all of them.
+    const BlockMap& map = memory_.Map(FirstLayerOf(g));
+    if (map != BlockMap()) options.groups[0].block_map = map;
     options.max_num_reqs = room_.num_reqs;
     options.max_num_tokens = room_.num_tokens;
     options.max_seq_len = room_.seq_len + num_sink_tokens;
@@ -129,7 +132,7 @@ absl::Status KvCacheVerifier::WriteRows(size_t g) {
       }
     }
     const ConstTensorView slots = batch.slot_mapping;
-    const KvCacheView cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    const KvCacheView cache = memory_.View(layer);
     absl::Status status;
     if (group.is_mla) {
       ConcatAndCacheMlaArgs args;
@@ -292,7 +295,7 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   const auto lengths = ViewOf(absl::MakeConstSpan(piece_rows_));
   const auto starts = ViewOf(absl::MakeConstSpan(piece_starts_));
   const auto fill = [&](auto& args) {
-    args.cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    args.cache = memory_.View(layer);
     args.block_table = tables;
     args.seq_lens = lengths;
     args.max_seq_len = max_rows;

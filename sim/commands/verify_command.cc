@@ -54,6 +54,9 @@ latent rows (also compressed ones), sink tokens; states (Mamba) are left out. Al
 and all hits are read back, but with --rows only so many queries attend per step and layer, half
 of them for requests whose block tables changed, all in turn. The report says how many did.
 
+The small layers lie in memory as the model's do by its plan (--layout=uniform, slab or native), and
+are attended to where the planner puts them.
+
 With --tier, blocks are copied to the slots of tiers and back, so that what was loaded must be what was
 once stored for that prefix. Every slot takes memory.
 
@@ -147,6 +150,7 @@ std::string VerifyCommand::Report(const std::string& engine, const VerifyingObse
   for (size_t g = 0; g < observer.group_texts().size(); ++g) {
     text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", observer.group_texts()[g]));
   }
+  text += Line("memory", absl::StrCat(std::string(LayoutName(observer.layout())), " layout"));
   text += Line("requests",
                absl::StrCat(number(result.num_arrived), " arrived, ", number(result.num_finished),
                             " finished, ", number(result.scheduler.num_preemptions), " preemptions",
@@ -220,6 +224,7 @@ ExitStatus VerifyCommand::Run() {
   options.layers_per_group = layers_;
   options.max_rows_per_step = rows_;
   options.seed = config->seed();
+  if (setup->layout == LayoutName(PoolLayout::kSlab)) options.layout = PoolLayout::kSlab;
   const auto tiers = MakeTiers(*setup);
   if (!tiers.ok()) return Fail("verify", tiers.status());
   options.tiers = tiers->get();

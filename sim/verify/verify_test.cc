@@ -87,6 +87,95 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
   }
 }
 
+// --- Layouts ---
+
+// Chunks that hold these pages of each group.
+void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
+  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
+  for (size_t g = 0; g < config->groups.size(); ++g) {
+    native.class_of_group.push_back(static_cast<int32_t>(g));
+  }
+  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
+  config->native = native;
+}
+
+void UseWindow(PoolLayout layout, Replay* replay) {
+  replay->is_watching = false;
+  replay->config.kv_cache.groups.push_back(WindowGroup(2, 9));
+  replay->config.kv_cache.num_blocks = 70;
+  if (layout == PoolLayout::kNative) InChunks(12, {3, 7}, &replay->config.kv_cache);
+  replay->config.manager.max_model_len = 100;
+  replay->config.scheduler.max_num_batched_tokens = 16;
+  replay->config.scheduler.reserve_full_isl = false;
+}
+
+TEST(VerifyingObserverTest, LayersAreAttendedToWhereThePlannerPutsThem) {
+  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+    for (const bool async : {false, true}) {
+      SCOPED_TRACE(testing::Message() << LayoutName(layout) << async);
+      Replay replay;
+      UseWindow(layout, &replay);
+      replay.config.scheduler.async = async;
+      VerifyingObserver observer({.ops = &attention::CpuReference(),
+                                  .layers_per_group = 2,
+                                  .layout = layout == PoolLayout::kSlab ? layout
+                                                                        : PoolLayout::kUniform});
+      replay.further_observers = {&observer};
+      AddWorkload(&replay);
+      ASSERT_TRUE(replay.Run().ok());
+      EXPECT_TRUE(observer.status().ok()) << observer.status();
+      EXPECT_EQ(observer.layout(), layout);
+      const attention::VerifierStats& stats = observer.verifier()->stats();
+      EXPECT_EQ(stats.num_tokens, replay.result.scheduler.num_computed);
+      EXPECT_EQ(stats.num_rows_attended, stats.num_tokens * 4);
+      EXPECT_GT(stats.num_hit_tokens, 0);
+      EXPECT_GT(stats.num_rows_read_back, 0);
+      EXPECT_GT(replay.result.scheduler.num_preemptions, 0);
+      EXPECT_EQ(replay.result.num_finished, 40);
+    }
+  }
+}
+
+// Takes blocks as they come: ids of a chunk for pages, wherever they lie.
+class BlindOps final : public attention::AttentionOps {
+ public:
+  const char* name() const override { return "BLIND"; }
+  template <typename Args>
+  using Checked = attention::Checked<Args>;
+  absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
+    attention::ReshapeAndCacheArgs with = call.args();
+    const int64_t step = with.cache.k.stride[0];
+    if (with.cache.overlapping_blocks && ++num_writes_ > 20) {
+      for (attention::TensorView* view : {&with.cache.k, &with.cache.v}) {
+        view->extent[0] -= 1;
+        view->data += step * static_cast<int64_t>(sizeof(float));  // one step off
+      }
+    }
+    return sound_.ReshapeAndCache(call.context(), with);
+  }
+  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
+    return sound_.Run(call);
+  }
+  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
+    return sound_.Run(call);
+  }
+
+ private:
+  const attention::AttentionOps& sound_ = attention::CpuReference();
+  mutable int num_writes_ = 0;
+};
+
+TEST(VerifyingObserverTest, AStepBesideThePageIsAWrongNumber) {
+  Replay replay;
+  UseWindow(PoolLayout::kNative, &replay);
+  const BlindOps ops;
+  VerifyingObserver observer({.ops = &ops});
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
+}
+
 // --- Tiers ---
 
 // The workload over tiers; `mangle` may change what is copied.
@@ -138,6 +227,21 @@ TEST(VerifyingObserverTest, WhatTiersBringIsWhatWasStored) {
       }
     }
   }
+}
+
+TEST(VerifyingObserverTest, TiersBehindChunksAreRefused) {
+  Replay replay;
+  UseWindow(PoolLayout::kNative, &replay);
+  const auto clock = MakeFixedStepTime(kSecond);
+  const auto tiers = TierConnector::Create({.tiers = ParseTiers(kTwoTiers).value(),
+                                            .group_block_bytes = {128, 128},
+                                            .step_time = clock->get()})
+                         .value();
+  VerifyingObserver observer({.ops = &attention::CpuReference(), .tiers = tiers.get()});
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(std::string(observer.status().message()), HasSubstr("choose another --layout"));
 }
 
 // One block of a load is another one's.

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/sim/verify/small_plan.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -73,9 +74,39 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
   return groups;
 }
 
+absl::Status VerifyingObserver::MakeMemory(attention::VerifierOptions* options) {
+  const KvCacheConfig& config = manager_->config();
+  layout_ = config.native ? PoolLayout::kNative : options_.layout;
+  std::vector<SmallGroup> small;
+  for (const attention::VerifiedGroup& group : options->groups) {
+    const attention::RowShape shape = attention::ShapeOf(group, *options);
+    const int64_t key_floats = shape.is_mla ? shape.key_size : shape.num_kv_heads * shape.key_size;
+    small.push_back({.num_layers = group.num_layers,
+                     .rows = group.block_size / group.compress_ratio,
+                     .key_floats = key_floats,
+                     .value_floats = shape.floats() - key_floats});
+  }
+  auto memory =
+      PlannedMemory::Create(MakeSmallPlan(config, options->num_blocks, layout_, small), {});
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  options->memory.tensors = memory_->tensors();
+  for (const LayerMemory& layer : memory_->layers()) {
+    options->memory.layers.push_back(
+        {.tensor = static_cast<size_t>(layer.tensor), .place = layer.place});
+  }
+  return absl::OkStatus();
+}
+
 void VerifyingObserver::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
   trace_ = info.trace;
+  if (manager_->config().native && options_.tiers != nullptr) {
+    status_ = absl::InvalidArgumentError(
+        "tiers with the native layout: their slots have no pages of one size to verify; choose "
+        "another --layout");
+    return;
+  }
   attention::VerifierOptions options;
   const int64_t pool_blocks = options.num_blocks = manager_->pool().num_blocks();
   if (options_.tiers != nullptr) {
@@ -101,6 +132,8 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   options.tolerance = options_.tolerance;
   options.seed = options_.seed;
   options.num_heads = static_cast<int64_t>(SinkLogits().size());
+  if (num_layers_ > 0) status_ = MakeMemory(&options);
+  if (!status_.ok()) return;
   if (num_layers_ == 0) {
     status_ = absl::InvalidArgumentError("no group of the model holds keys: nothing to verify");
     return;

@@ -31,9 +31,11 @@
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/memory/planned_memory.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/tiers/tier_connector.h"
 #include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks::sim {
 
@@ -49,6 +51,9 @@ class VerifyingObserver final : public EngineObserver {
     int64_t max_rows_per_step = 0;  // 0: all
     double tolerance = 1e-5;
     uint64_t seed = 0;
+    // How the small layers lie in memory, kUniform or kSlab; where the manager's ids are those of
+    // chunks, they lie in chunks.
+    PoolLayout layout = PoolLayout::kUniform;
     // Tiers behind the device, whose slots are blocks of the verifier's behind those of the pool; null:
     // none. Not owned; they must be attached before the run, and not take what the device evicts.
     const TierConnector* tiers = nullptr;
@@ -64,6 +69,8 @@ class VerifyingObserver final : public EngineObserver {
   // left out)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
   int64_t num_layers() const { return num_layers_; }
+  // As the run has it.
+  PoolLayout layout() const { return layout_; }
 
   // For TierConnector::set_on_copies.
   void OnCopies(absl::Span<const KvCopy> copies);
@@ -82,12 +89,15 @@ class VerifyingObserver final : public EngineObserver {
   };
 
   std::vector<attention::VerifiedGroup> MakeGroups();
+  absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
 
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
   const TraceInfo* trace_ = nullptr;
+  PoolLayout layout_ = PoolLayout::kUniform;
+  std::optional<PlannedMemory> memory_;  // outlives the verifier
   std::unique_ptr<attention::KvCacheVerifier> verifier_;
   std::vector<std::string> group_texts_;
   int64_t num_layers_ = 0;
