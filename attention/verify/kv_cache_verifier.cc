@@ -36,6 +36,12 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
   if (group.chunk < 0 || group.chunk % group.block_size != 0) {
     return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
   }
+  if (group.is_state &&
+      (group.is_mla || group.window > 0 || group.chunk > 0 || group.compress_ratio > 1 ||
+       !group.sink_blocks.empty() || !group.sinks.empty())) {
+    return InvalidArgument(field, ".is_state: expected no latent rows, window, chunk, compression ",
+                           "or sinks of a group of states");
+  }
   const bool is_local = group.window > 0 || group.chunk > 0;
   if (group.window > 0 && group.chunk > 0)
     return Bad(field + ".chunk", group.chunk, "no window, too");
@@ -61,6 +67,7 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
 
 RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options) {
   const int64_t size = options.head_size;
+  if (group.is_state) return {.num_heads = 1, .num_kv_heads = 1, .key_size = size};
   RowShape shape = {.is_mla = group.is_mla,
                     .num_heads = options.num_heads,
                     .num_kv_heads = group.is_mla ? 1 : options.num_kv_heads,
@@ -106,7 +113,21 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     const VerifiedGroup& group = verifier->options_.groups[g];
     for (int64_t i = 0; i < group.num_layers; ++i) {
       verifier->layers_.push_back({g, i});
-      layers.push_back({g, verifier->Shape(group), verifier->BlockRows(group)});
+      layers.push_back(
+          {g, verifier->Shape(group), group.is_state ? 1 : verifier->BlockRows(group)});
+    }
+  }
+  if (absl::Status status = verifier->CheckJoints(); !status.ok()) return status;
+  for (size_t i = 0; i < verifier->options_.joints.size(); ++i) {
+    const VerifiedJoint& joint = verifier->options_.joints[i];
+    for (size_t a = 0; a < verifier->layers_.size(); ++a) {
+      for (size_t b = 0; b < verifier->layers_.size(); ++b) {
+        const Layer &window = verifier->layers_[a], &rows = verifier->layers_[b];
+        if (window.group == joint.window_group && rows.group == joint.rows_group &&
+            window.index == rows.index) {
+          verifier->joints_.push_back({a, b, i});
+        }
+      }
     }
   }
   auto memory = PagedMemory::Create(verifier->options_.num_blocks, layers,
@@ -188,6 +209,13 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   for (size_t g = 0; g < options_.groups.size(); ++g) {
     if (absl::Status status = BuildMetadata(g); !status.ok()) return status;
   }
+  // Of states, too, the step reads those that earlier steps left.
+  for (const Part& part : parts_) {
+    if (absl::Status status = ReadStates(part); !status.ok()) return status;
+  }
+  for (const Part& part : parts_) {
+    if (absl::Status status = WriteStates(part); !status.ok()) return status;
+  }
   // All rows of the step are there before any is read: a request may hit blocks that another one
   // computes in the same step.
   for (size_t g = 0; g < options_.groups.size(); ++g) {
@@ -200,6 +228,9 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   ChooseQueries();
   for (size_t g = 0; g < options_.groups.size(); ++g) {
     if (absl::Status status = Attend(g); !status.ok()) return status;
+  }
+  for (size_t joint = 0; joint < joints_.size(); ++joint) {
+    if (absl::Status status = AttendJointly(joint); !status.ok()) return status;
   }
   ++stats_.num_steps;
   return absl::OkStatus();
@@ -241,6 +272,17 @@ absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> reques
       return InvalidArgument(name, ": got ", request.block_tables.size(),
                              " block tables, expected ", options_.groups.size());
     }
+    for (const VerifiedCheckpoint& checkpoint : request.checkpoints) {
+      const bool is_known =
+          checkpoint.group < options_.groups.size() && options_.groups[checkpoint.group].is_state;
+      if (!is_known || checkpoint.num_tokens <= request.num_computed ||
+          checkpoint.num_tokens > request.num_computed + request.num_scheduled ||
+          checkpoint.block <= kNullBlock || checkpoint.block >= options_.num_blocks) {
+        return InvalidArgument(name, ": got a checkpoint of group ", checkpoint.group, " behind ",
+                               checkpoint.num_tokens, " tokens in block ", checkpoint.block,
+                               ", expected a group of states, tokens of the step and a block");
+      }
+    }
     const auto it = held_.find(request.id);
     if (it != held_.end() && it->second->num_tokens() != request.num_computed) {
       return InvalidArgument(name, ": got ", request.num_computed,
@@ -258,7 +300,8 @@ void KvCacheVerifier::TakeParts(absl::Span<const VerifiedRequest> requests) {
     Part part{.id = request.id,
               .num_computed = request.num_computed,
               .is_new = held == nullptr,
-              .index = parts_.size()};
+              .index = parts_.size(),
+              .checkpoints = request.checkpoints};
     if (part.is_new) {
       held = std::make_unique<Held>();
       held->name = std::string(request.name);
@@ -289,7 +332,13 @@ bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const 
     const int32_t now = i < table.size() ? table[i] : kNullBlock;
     if (before == now) continue;
     left_.push_back(before);
-    const bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
+    bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
+    if (group.is_state) {
+      // Of what a request comes in with, the last state counts; later ones move along.
+      const bool is_hit = part.is_new && part.num_computed > 0 &&
+                          static_cast<int64_t>(i) == (part.num_computed - 1) / group.block_size;
+      is_new = !is_hit && std::find(held.begin(), held.end(), now) == held.end();
+    }
     appeared_.push_back({now, part.id, g, is_new || group.num_layers == 0});
   }
   held.assign(table.begin(), table.end());
@@ -329,48 +378,59 @@ absl::Status KvCacheVerifier::CheckTables() {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       if (layers_[layer].index != 0) continue;  // once per group
       const VerifiedGroup& group = GroupOf(layer);
-      const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
-      const int64_t end = CeilDiv(part.held->num_tokens(), group.block_size);
-      for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
-        const bool is_there = i < static_cast<int64_t>(table.size());
-        const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
-        const bool is_block = block > kNullBlock && block < options_.num_blocks;
-        const BlockUse use =
-            is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
-        const bool is_page = !is_block || memory_.IsPage(layer, block);
-        if (is_block && is_page && use == BlockUse::kHeld) continue;
-        const int64_t token =
-            std::max(i * group.block_size, FirstVisible(group, part.num_computed));
-        std::string text = absl::StrCat("token ", token);
-        if (token < part.num_computed) {
-          absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
-        } else {
-          absl::StrAppend(&text, " is computed in this step");
+      const int64_t last = (part.held->num_tokens() - 1) / group.block_size;
+      const int64_t first_visible = FirstVisible(group, part.num_computed);
+      for (int64_t i = first_visible / group.block_size; i <= last; ++i) {
+        const int64_t token = std::max(i * group.block_size, first_visible);
+        if (group.is_state) {
+          const bool is_read = part.num_computed > 0 && i == (part.num_computed - 1) / group.block_size;
+          const bool is_written =
+              i == last || (group.at_boundaries && (i + 1) * group.block_size > part.num_computed);
+          if (!is_read && !is_written) continue;
         }
-        absl::StrAppend(&text, ", but entry ", i, " of the block table ");
-        if (!is_there) {
-          absl::StrAppend(&text, "is missing: it has ", table.size());
-        } else if (block == kNullBlock) {
-          absl::StrAppend(&text, "is the null block, 0");
-        } else if (!is_page) {
-          absl::StrAppend(&text, "is ", block, ", which is no page of this group's size: its chunk ",
-                          "has ", memory_.Map(layer).pages_per_chunk, " of them");
-        } else if (is_block) {
-          absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
-                          use == BlockUse::kCached ? " and cached" : "");
-        } else {
-          absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
-        }
-        return Fail({.request = part.held->name,
-                     .layer = static_cast<int64_t>(layer),
-                     .position = part.num_computed,
-                     .key_position = token,
-                     .block = block,
-                     .text = std::move(text)});
+        if (absl::Status s = CheckEntry(part, layer, i, token); !s.ok()) return s;
       }
     }
   }
   return absl::OkStatus();
+}
+
+// That an entry of the layer's table, in which a token lies, names a block that the request may use.
+absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t i, int64_t token) {
+  const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
+  const bool is_there = i < static_cast<int64_t>(table.size());
+  const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
+  const bool is_block = block > kNullBlock && block < options_.num_blocks;
+  const BlockUse use =
+      is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
+  const bool is_page = !is_block || memory_.IsPage(layer, block);
+  if (is_block && is_page && use == BlockUse::kHeld) return absl::OkStatus();
+  std::string text = absl::StrCat("token ", token);
+  if (token < part.num_computed) {
+    absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
+  } else {
+    absl::StrAppend(&text, " is computed in this step");
+  }
+  absl::StrAppend(&text, ", but entry ", i, " of the block table ");
+  if (!is_there) {
+    absl::StrAppend(&text, "is missing: it has ", table.size());
+  } else if (block == kNullBlock) {
+    absl::StrAppend(&text, "is the null block, 0");
+  } else if (!is_page) {
+    absl::StrAppend(&text, "is ", block, ", which is no page of this group's size: its chunk has ",
+                    memory_.Map(layer).pages_per_chunk, " of them");
+  } else if (is_block) {
+    absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
+                    use == BlockUse::kCached ? " and cached" : "");
+  } else {
+    absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
+  }
+  return Fail({.request = part.held->name,
+               .layer = static_cast<int64_t>(layer),
+               .position = part.num_computed,
+               .key_position = token,
+               .block = block,
+               .text = std::move(text)});
 }
 
 void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens) {
@@ -381,6 +441,7 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
   }
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
+    if (group.is_state) continue;
     const int64_t floats = Shape(group).floats();
     std::vector<float>& rows = held.rows[layer];
     const int64_t first = static_cast<int64_t>(rows.size()) / floats;
@@ -397,6 +458,7 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
 absl::Status KvCacheVerifier::ReadBack(const Part& part) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
+    if (group.is_state) continue;  // read at the start of every step
     const int64_t end = NumRows(group, part.num_computed);
     const int64_t first = std::max(NumSinkRows(group), FirstVisible(group, part.num_computed));
     for (int64_t row = first; row < end; ++row) {
@@ -422,6 +484,21 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
   Held& held = *it->second;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
+    if (group.is_state) {
+      // Kernels keep the state behind each draft in a block of its own, and go on with that of the
+      // last one accepted.
+      const std::vector<int32_t>& table = held.tables[layers_[layer].group];
+      const int64_t entry = (num_tokens - 1) / group.block_size;
+      if (num_tokens == 0 || num_tokens == held.num_tokens() ||
+          entry >= static_cast<int64_t>(table.size())) {
+        continue;
+      }
+      const int32_t block = table[static_cast<size_t>(entry)];
+      if (block > kNullBlock && block < options_.num_blocks && memory_.IsPage(layer, block)) {
+        WriteState(layer, held, num_tokens, block);
+      }
+      continue;
+    }
     const int64_t kept = NumRows(group, num_tokens);
     for (int64_t row = kept; options_.poison && row < NumRows(group, held.num_tokens()); ++row) {
       // Entries out of sight may be anything.

@@ -17,6 +17,9 @@
 //   - a block that a request gets anew: what was in it went when it was handed out;
 //   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
 //   - blocks named by Drop, and the rows of tokens taken back by Rollback.
+// Layers that keep a state instead of rows write, at the end of each step, what follows from all
+// tokens so far, and every step must find the state behind the tokens before it, bit by bit.
+//
 // A free block that is still cached keeps its content, as it must. A block of the table counts as
 // new if no computed token lies in it when it first appears. A block that a request needs and that
 // the engine counts as free is a failure before it is reused.
@@ -63,7 +66,21 @@ struct VerifiedGroup {
   int64_t compress_ratio = 1;             // tokens per stored row
   std::vector<float> sinks = {};          // a logit per query head, or none
   std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
-  int64_t num_layers = 1;  // 0: not attended to (states); others may not read its blocks
+  int64_t num_layers = 1;  // 0: left out; others may not read its blocks
+  // A block holds the state of a recurrent layer (Mamba) behind the last token that was computed of
+  // those it covers, block_size of them. A step begins with the state behind the computed tokens and
+  // writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
+  // window, chunk, compression or sinks.
+  bool is_state = false;
+  bool at_boundaries = false;
+};
+
+// Layers whose queries see rows of two groups as one set of keys (DeepSeek V4): a window of latent
+// rows, and all rows so far of a compressed cache. Layer i of both, for as many as both have; each
+// group is attended to by itself, too.
+struct VerifiedJoint {
+  size_t window_group = 0, rows_group = 0;  // both with latent rows; the second without a window
+  std::vector<float> sinks = {};            // a logit per query head, or none
 };
 
 // What the engine's books say of a block.
@@ -76,8 +93,9 @@ enum class BlockUse : uint8_t {
 struct VerifierOptions {
   int64_t num_blocks = 0;  // null block included
   std::vector<VerifiedGroup> groups;
+  std::vector<VerifiedJoint> joints = {};
   // Does the paged side: ReshapeAndCache or ConcatAndCacheMla, PagedDecode, PagedPrefill,
-  // MlaDecode.
+  // MlaDecode, SparseMlaDecode.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
   // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows, keys
@@ -103,6 +121,13 @@ struct VerifierOptions {
 // The rows of a group's layers.
 RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options);
 
+// A state that a step writes on its way, besides those of its table's rule.
+struct VerifiedCheckpoint {
+  size_t group = 0;
+  int64_t num_tokens = 0;  // the state behind so many tokens
+  int32_t block = 0;
+};
+
 // One request's part of a step.
 struct VerifiedRequest {
   uint64_t id = 0;  // unique among live requests
@@ -114,6 +139,7 @@ struct VerifiedRequest {
   absl::Span<const int64_t> tokens;
   // One table per group.
   absl::Span<const absl::Span<const int32_t>> block_tables;
+  absl::Span<const VerifiedCheckpoint> checkpoints = {};
 };
 
 // One block's content to another.
@@ -128,8 +154,11 @@ struct VerifierStats {
   int64_t num_rows_written = 0;    // tokens x layers
   int64_t num_rows_attended = 0;   // queries x layers
   int64_t num_keys_attended = 0;   // read by them
+  int64_t num_joint_rows_attended = 0;  // queries x joint layers
   int64_t num_hit_tokens = 0;      // found computed by a request that came in
   int64_t num_rows_read_back = 0;  // of them, in reach of later tokens, x layers
+  int64_t num_states_read = 0;     // at the start of steps, x layers
+  int64_t num_states_written = 0;  // at the end of steps and on their way, x layers
   int64_t num_blocks_poisoned = 0;
   int64_t num_blocks_copied = 0;
   double max_error = 0;
@@ -166,6 +195,8 @@ class KvCacheVerifier {
   // The content of these blocks is void, whoever holds them.
   absl::Status Drop(absl::Span<const int32_t> blocks);
 
+  const std::vector<VerifiedGroup>& groups() const { return options_.groups; }
+  int64_t num_joint_layers() const { return static_cast<int64_t>(joints_.size()); }
   const VerifierStats& stats() const { return stats_; }
   const std::optional<VerifierFailure>& failure() const { return failure_; }
 
@@ -181,6 +212,10 @@ class KvCacheVerifier {
     std::vector<std::vector<float>> rows;      // per layer: the plain list, sink tokens first
     int64_t num_tokens() const { return static_cast<int64_t>(prefixes.size()); }
   };
+  struct Joint {
+    size_t window_layer, rows_layer;
+    size_t index;  // in the options
+  };
   // What the metadata builders were made for.
   struct Room {
     int64_t num_reqs = 0, num_tokens = 0, seq_len = 0;
@@ -194,6 +229,7 @@ class KvCacheVerifier {
     bool changed = false;  // it, or a table of it
     size_t index = 0;      // in parts_
     bool is_queried = false;
+    absl::Span<const VerifiedCheckpoint> checkpoints = {};
   };
   struct Query {
     const Part* part;
@@ -250,6 +286,11 @@ class KvCacheVerifier {
   size_t FirstLayerOf(size_t g) const;
   void AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
   absl::Status WriteRows(size_t g);
+  absl::Status CheckEntry(const Part& part, size_t layer, int64_t entry, int64_t token);
+  absl::Status ReadStates(const Part& part);
+  absl::Status WriteStates(const Part& part);
+  absl::Span<const float> StateOf(size_t layer, const Held& held, int64_t num_tokens);
+  void WriteState(size_t layer, const Held& held, int64_t num_tokens, int32_t block);
   absl::Status ReadBack(const Part& part);
   void ChooseQueries();
   absl::Status Attend(size_t g);
@@ -258,6 +299,15 @@ class KvCacheVerifier {
   absl::Status Compare(size_t layer);
   void AttendReference(size_t layer, const Query& query, int64_t first_row, bool with_sinks,
                        absl::Span<double> out) const;
+  absl::Status CheckJoints() const;
+  absl::Status AttendJointly(size_t joint);
+  absl::Status RunJoint(const Joint& joint, size_t query_layer);
+  void AttendReference(const Joint& joint, size_t query_layer, const Query& query,
+                       absl::Span<double> out) const;
+  absl::Status WrongJointOutput(const Joint& joint, const Query& query,
+                                absl::Span<const float> got, absl::Span<const double> expected);
+  // The table of a query's request for a group, as the paged side takes it.
+  void AppendTable(size_t g, const Query& query, int64_t columns);
   double Scale(const RowShape& shape) const;
   static double LargestError(absl::Span<const float> got, absl::Span<const double> expected);
 
@@ -267,10 +317,12 @@ class KvCacheVerifier {
   absl::Status WrongOutput(size_t layer, const Query& query, absl::Span<const float> got);
   std::string NameOf(uint64_t request) const;
   std::string DescribeRow(size_t layer, const Held& held, int64_t row) const;
+  std::string DescribeBlock(size_t layer, int32_t block, int64_t offset) const;
 
   const VerifierOptions options_;
   const TokenValues values_;
   std::vector<Layer> layers_;
+  std::vector<Joint> joints_;
   std::vector<std::vector<float>> sink_rows_;  // per layer
   PagedMemory memory_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Held>> held_;
@@ -286,9 +338,10 @@ class KvCacheVerifier {
   std::vector<Query> queries_;
   size_t turn_ = 0;            // where the next step goes on taking queries
   std::vector<size_t> batch_;  // indices into queries_, in the order of the paged side's rows
-  std::vector<float> query_values_, outputs_, new_rows_;
+  std::vector<float> query_values_, outputs_, new_rows_, state_;
   std::vector<std::vector<int32_t>> batch_rows_;  // per group: part -> row of the metadata
   std::vector<int32_t> piece_tables_, piece_rows_, piece_starts_;
+  std::vector<int32_t> window_slots_, window_counts_, row_slots_, row_counts_, positions_;
   std::vector<double> errors_;
 
   VerifierStats stats_;

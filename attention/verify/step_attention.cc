@@ -49,7 +49,7 @@ void KvCacheVerifier::MakeRoom() {
 // Tables and slots of the step, by the builder that engines use. Sink tokens count as computed.
 absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
-  if (group.num_layers == 0) return absl::OkStatus();
+  if (group.num_layers == 0 || group.is_state) return absl::OkStatus();
   const int64_t num_sink_tokens = NumSinkRows(group) * group.compress_ratio;
   if (!builders_[g]) {
     MetadataBuilderOptions options;
@@ -108,7 +108,7 @@ size_t KvCacheVerifier::FirstLayerOf(size_t g) const {
 
 absl::Status KvCacheVerifier::WriteRows(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
-  if (group.num_layers == 0 || parts_.empty()) return absl::OkStatus();
+  if (group.num_layers == 0 || group.is_state || parts_.empty()) return absl::OkStatus();
   const CommonAttentionMetadata& batch = builders_[g]->metadata();
   const RowShape& shape = Shape(group);
   const int64_t floats = shape.floats();
@@ -210,6 +210,7 @@ void KvCacheVerifier::ChooseQueries() {
 
 absl::Status KvCacheVerifier::Attend(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
+  if (group.is_state) return absl::OkStatus();
   std::vector<Piece> decodes, prefills;
   for (size_t i = 0; i < queries_.size();) {
     const Query& first = queries_[i];

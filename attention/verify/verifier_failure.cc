@@ -44,10 +44,13 @@ std::string KvCacheVerifier::DescribeRow(size_t layer, const Held& held, int64_t
   const VerifiedGroup& group = GroupOf(layer);
   const int32_t block = BlockOfRow(layers_[layer].group, held, row);
   const int64_t offset = row % BlockRows(group);
-  std::string text =
-      absl::StrCat("row ", offset, " of block ", block, ", where token ",
-                   TokenOfRow(group, row), " should be, holds ",
-                   memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
+  return absl::StrCat("row ", offset, " of block ", block, ", where token ", TokenOfRow(group, row),
+                      " should be, ", DescribeBlock(layer, block, offset));
+}
+
+std::string KvCacheVerifier::DescribeBlock(size_t layer, int32_t block, int64_t offset) const {
+  std::string text = absl::StrCat(
+      "holds ", memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
   const BlockHistory& history = memory_.history(block);
   switch (history.event) {
     case BlockEvent::kNone:

@@ -65,10 +65,11 @@ class VerifyingObserver final : public EngineObserver {
   const absl::Status& status() const { return status_; }
   // Null until the run starts, or if it could not be made.
   const attention::KvCacheVerifier* verifier() const { return verifier_.get(); }
-  // Of each of the manager's groups what is verified, in words: "full_attention", "mamba (states:
-  // left out)".
+  // Of each of the manager's groups what is verified, in words: "full_attention", "ring (left
+  // out: a ring that old rows leave)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
-  int64_t num_layers() const { return num_layers_; }
+  int64_t num_layers() const { return num_layers_; }  // that queries attend to
+  int64_t num_state_layers() const { return num_state_layers_; }
   // As the run has it.
   PoolLayout layout() const { return layout_; }
 
@@ -89,6 +90,8 @@ class VerifyingObserver final : public EngineObserver {
   };
 
   std::vector<attention::VerifiedGroup> MakeGroups();
+  std::vector<attention::VerifiedJoint> MakeJoints(
+      const std::vector<attention::VerifiedGroup>& groups) const;
   absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
@@ -100,7 +103,7 @@ class VerifyingObserver final : public EngineObserver {
   std::optional<PlannedMemory> memory_;  // outlives the verifier
   std::unique_ptr<attention::KvCacheVerifier> verifier_;
   std::vector<std::string> group_texts_;
-  int64_t num_layers_ = 0;
+  int64_t num_layers_ = 0, num_state_layers_ = 0;
   absl::Status status_;
 
   std::vector<int64_t> first_blocks_;  // of the verifier's, by tier
@@ -109,6 +112,7 @@ class VerifyingObserver final : public EngineObserver {
   std::vector<absl::uint128> keys_;  // scratch
   std::vector<attention::VerifiedRequest> requests_;
   std::vector<absl::Span<const int32_t>> tables_;
+  std::vector<std::vector<attention::VerifiedCheckpoint>> checkpoints_;  // per request of a step
 };
 
 }  // namespace kvblocks::sim
