@@ -73,6 +73,9 @@ struct VerifiedGroup {
   // window, chunk, compression or sinks.
   bool is_state = false;
   bool at_boundaries = false;
+  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all written
+  // in the first step of the request, all seen by every query. As above, nothing else of these.
+  bool is_cross = false;
 };
 
 // Layers whose queries see rows of two groups as one set of keys (DeepSeek V4): a window of latent
@@ -140,6 +143,8 @@ struct VerifiedRequest {
   // One table per group.
   absl::Span<const absl::Span<const int32_t>> block_tables;
   absl::Span<const VerifiedCheckpoint> checkpoints = {};
+  // Of cross attention: the encoder's input, the same in every step.
+  absl::Span<const int64_t> encoder_tokens = {};
 };
 
 // One block's content to another.
@@ -210,6 +215,7 @@ class KvCacheVerifier {
     std::vector<uint64_t> prefixes;            // after each token in the cache
     std::vector<std::vector<int32_t>> tables;  // per group, as last seen
     std::vector<std::vector<float>> rows;      // per layer: the plain list, sink tokens first
+    int64_t num_encoder_tokens = 0;
     int64_t num_tokens() const { return static_cast<int64_t>(prefixes.size()); }
   };
   struct Joint {
@@ -255,6 +261,10 @@ class KvCacheVerifier {
   int64_t NumRows(const VerifiedGroup& group, int64_t num_tokens) const {
     return NumSinkRows(group) + num_tokens / group.compress_ratio;
   }
+  // Rows of the group that a query sees, or a window hides from it, behind so many tokens.
+  int64_t RowsSeen(const VerifiedGroup& group, const Held& held, int64_t num_tokens) const {
+    return group.is_cross ? held.num_encoder_tokens : NumRows(group, num_tokens);
+  }
   int64_t BlockRows(const VerifiedGroup& group) const {
     return group.block_size / group.compress_ratio;
   }
@@ -284,6 +294,7 @@ class KvCacheVerifier {
   void MakeRoom();
   absl::Status BuildMetadata(size_t g);
   size_t FirstLayerOf(size_t g) const;
+  void FillEncoderRows(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
   void AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
   absl::Status WriteRows(size_t g);
   absl::Status CheckEntry(const Part& part, size_t layer, int64_t entry, int64_t token);
@@ -342,6 +353,7 @@ class KvCacheVerifier {
   std::vector<std::vector<int32_t>> batch_rows_;  // per group: part -> row of the metadata
   std::vector<int32_t> piece_tables_, piece_rows_, piece_starts_;
   std::vector<int32_t> window_slots_, window_counts_, row_slots_, row_counts_, positions_;
+  std::vector<int64_t> cross_slots_;
   std::vector<double> errors_;
 
   VerifierStats stats_;

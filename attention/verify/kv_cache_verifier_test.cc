@@ -274,6 +274,89 @@ TEST(StatesTest, CheckpointsAndOptionsAreChecked) {
               HasSubstr("groups[0].is_state"));
 }
 
+// --- Cross attention ---
+
+// A decoder's own rows and those of its encoder, blocks of 4.
+class Cross {
+ public:
+  explicit Cross(const AttentionOps* ops = &CpuReference()) {
+    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+    VerifierOptions options;
+    options.num_blocks = 40;
+    options.groups = {{.name = "own", .block_size = 4},
+                      {.name = "encoder's", .block_size = 4, .is_cross = true}};
+    options.ops = ops;
+    verifier = KvCacheVerifier::Create(options).value();
+  }
+  struct Part {
+    uint64_t id;
+    int64_t num_computed, num_scheduled;
+    std::vector<int32_t> own, encoder;
+    std::vector<int64_t> encoder_tokens;
+  };
+  absl::Status Step(const std::vector<Part>& parts) {
+    std::vector<absl::Span<const int32_t>> tables;
+    for (const Part& part : parts) {
+      tables.push_back(part.own);
+      tables.push_back(part.encoder);
+    }
+    std::vector<VerifiedRequest> requests;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      requests.push_back({.id = parts[i].id,
+                          .name = parts[i].id == 1 ? "A" : "B",
+                          .num_computed = parts[i].num_computed,
+                          .num_scheduled = parts[i].num_scheduled,
+                          .tokens = tokens_,
+                          .block_tables = absl::MakeConstSpan(tables).subspan(2 * i, 2),
+                          .encoder_tokens = parts[i].encoder_tokens});
+    }
+    return verifier->OnStep(requests);
+  }
+  std::unique_ptr<KvCacheVerifier> verifier;
+
+ private:
+  std::vector<int64_t> tokens_;
+};
+
+TEST(CrossTest, EveryQuerySeesAllOfTheEncodersRows) {
+  Cross cross;
+  const std::vector<int64_t> speech = {5, 6, 7, 8, 9, 10};
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+  // B comes in beside A's decode, with another input, and C without any.
+  ASSERT_TRUE(cross.Step({{1, 3, 1, {1}, {21, 22}, speech},
+                          {2, 0, 5, {2, 3}, {25}, {1, 2, 3}},
+                          {3, 0, 1, {4}, {}, {}}})
+                  .ok());
+  ASSERT_TRUE(cross.Step({{2, 5, 1, {2, 3}, {25}, {1, 2, 3}}}).ok());
+  const VerifierStats& stats = cross.verifier->stats();
+  EXPECT_EQ(stats.num_rows_written, 3 + 1 + 5 + 1 + 1 + 6 + 3);
+  EXPECT_EQ(stats.num_rows_attended, 11 + 10);
+  // Own: 1 + 2 + 3, 4, 1 to 5, 1, 6; of the encoder 4 queries at 6 rows, 6 at 3.
+  EXPECT_EQ(stats.num_keys_attended, 6 + 4 + 15 + 1 + 6 + 4 * 6 + 6 * 3);
+}
+
+TEST(CrossTest, AnotherEncodersRowsAreAWrongNumber) {
+  Cross cross;
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, {5, 6, 7, 8, 9}}}).ok());
+  ASSERT_TRUE(cross.Step({{2, 0, 3, {2}, {22}, {1, 2}}}).ok());  // takes A's second block
+  const absl::Status status = cross.Step({{1, 3, 1, {1}, {21, 22}, {5, 6, 7, 8, 9}}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_EQ(cross.verifier->failure()->layer, 1);
+  EXPECT_EQ(cross.verifier->failure()->key_position, 4);
+  EXPECT_EQ(cross.verifier->failure()->block, 22);
+}
+
+TEST(CrossTest, ATableThatIsTooShortIsNamed) {
+  Cross cross;
+  const absl::Status status = cross.Step({{1, 0, 3, {1}, {21}, {5, 6, 7, 8, 9}}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("entry 1 of the block table is missing"));
+  Cross other;
+  ASSERT_TRUE(other.Step({{1, 0, 3, {1}, {21}, {5, 6}}}).ok());
+  EXPECT_THAT(std::string(other.Step({{1, 3, 1, {1}, {21}, {5}}}).message()),
+              HasSubstr("got 1 tokens of the encoder, but it came in with 2"));
+}
+
 // --- Windows and compressed rows at once ---
 
 // Forgets the compressed rows, or a token of the window, from the third call on.

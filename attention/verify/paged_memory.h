@@ -30,6 +30,8 @@
 
 namespace kvblocks::attention {
 
+inline constexpr int32_t kNullBlock = 0;  // of the engine: never written to
+
 enum class BlockEvent : uint8_t {
   kNone,
   kHandedOut,  // taken anew by a request: what was in it is void

@@ -90,7 +90,7 @@ absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,
   const Held& held = *query.part->held;
   const size_t g = layers_[layer].group;
   const int64_t first = FirstVisible(group, query.position);
-  const int64_t end = NumRows(group, query.position + 1);
+  const int64_t end = RowsSeen(group, held, query.position + 1);
   std::vector<double> expected(got.size());
   AttendReference(layer, query, first, true, absl::MakeSpan(expected));
   size_t worst = 0;

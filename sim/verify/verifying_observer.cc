@@ -29,7 +29,7 @@ const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
       return "hidden states, which nothing attends to";
     case KvCacheSpecKind::kCrossAttention:
     case KvCacheSpecKind::kEncoderOnlyAttention:
-      return "keys of an encoder";
+      return "keys of an encoder, whose input traces do not have";
     default:
       return spec.compress_ratio() > 1 && spec.sliding_window().has_value()
                  ? "a window over compressed rows"
