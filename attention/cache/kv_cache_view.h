@@ -34,6 +34,9 @@ struct BasicKvCacheView {
   View k, v;
   // For kMlaFp8_584 only, whose view does not tell it.
   int64_t planar_block_size = 0;
+  // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close share
+  // memory. Who gives numbers out sees to it that those in use do not.
+  bool overlapping_blocks = false;
 
   BasicKvCacheView() = default;
   BasicKvCacheView(KvLayout the_layout, View the_k, View the_v = {}, int64_t the_block_size = 0)
@@ -46,7 +49,8 @@ struct BasicKvCacheView {
       : layout(other.layout),
         k(other.k),
         v(other.v),
-        planar_block_size(other.planar_block_size) {}
+        planar_block_size(other.planar_block_size),
+        overlapping_blocks(other.overlapping_blocks) {}
 
   bool absent() const { return k.absent(); }
   int64_t num_blocks() const { return k.extent[0]; }

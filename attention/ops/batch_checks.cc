@@ -16,10 +16,28 @@ T Read(const ConstTensorView& view, Index... index) {
   return value;
 }
 
-// Two views of a cache that is written: both outputs unless v lies within k.
+// All bytes between the first and the last of a cache's views.
+ConstTensorView Hull(const ConstTensorView& k, const ConstTensorView& v) {
+  const auto end = [](const ConstTensorView& view) { return view.data + *view.SpanBytes(); };
+  const std::byte* first = v.absent() ? k.data : std::min(k.data, v.data);
+  const std::byte* last = v.absent() ? end(k) : std::max(end(k), end(v));
+  return ConstTensorView::Contiguous(first, DType::kU8, {last - first}, k.device);
+}
+
+// Two views of a cache that is written: both outputs unless v lies within k. Where blocks may share
+// memory, only what lies in one block must be apart.
 void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                    bool written, bool has_v) {
-  if (written) {
+  if (cache.overlapping_blocks && written && check.ok()) {
+    ConstTensorView k = cache.k, v = has_v ? cache.v : ConstTensorView();
+    check.Writes(names.cache, Hull(k, v));
+    k.extent[0] = std::min<int64_t>(k.extent[0], 1);
+    v.extent[0] = std::min<int64_t>(v.extent[0], 1);
+    if (MayOverlapItself(k) || (has_v && (MayOverlapItself(v) || MayOverlap(k, v)))) {
+      check.Invalid(names.cache, " is ", k.DebugString(),
+                    " per block, whose elements or K and V share memory; an output must not");
+    }
+  } else if (written) {
     check.Writes(names.k, cache.k);
     if (has_v) check.Writes(names.v, cache.v);
   } else {

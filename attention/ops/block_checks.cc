@@ -149,6 +149,11 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   constexpr char kOp[] = "ConvertLayout";
   if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
   if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
+  if (src.overlapping_blocks || dst.overlapping_blocks) {
+    return InvalidArgument(kOp, ": ", src.overlapping_blocks ? "src" : "dst",
+                           " has blocks that share memory, so not all of them are there to convert; "
+                           "copy the blocks in use with SwapBlocks first");
+  }
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
   };
