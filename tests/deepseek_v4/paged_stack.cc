@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -20,11 +21,33 @@ Tensor Holding(const std::vector<double>& values, std::vector<int64_t> extents) 
   return tensor;
 }
 
-KvCacheView LatentView(const Tensor& cache, int64_t value) {
-  return MakeMlaLatentView(cache.view, value).value();
-}
-
 }  // namespace
+
+Tensor PagedStack::MakeRows(LayerKind kind, int64_t blocks, int64_t block_size) const {
+  const StackConfig& config = model_->config();
+  if (!config.fp8) return Poisoned(DType::kF32, {blocks, block_size, config.row()});
+  Tensor rows = kind == LayerKind::kV32
+                    ? Tensor(DType::kU8, {blocks, block_size, kMla656Bytes})
+                    : Tensor(DType::kU8, {blocks, MlaFp8_584BlockBytes(block_size)});
+  std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0xFF});
+  return rows;
+}
+Tensor PagedStack::MakeIndexRows(int64_t blocks) const {
+  const StackConfig& config = model_->config();
+  if (!config.fp8) return Poisoned(DType::kF32, {blocks, 64, config.index_dim});
+  Tensor rows(DType::kU8, {blocks, IndexBlockBytes(64, config.index_dim)});
+  std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0xFF});
+  return rows;
+}
+KvCacheView PagedStack::RowsView(LayerKind kind, const Tensor& rows, int64_t block_size) const {
+  const StackConfig& config = model_->config();
+  if (!config.fp8) return MakeMlaLatentView(rows.view, config.Value(kind)).value();
+  if (kind == LayerKind::kV32) return {KvLayout::kMlaFp8_656, rows.view};
+  return {KvLayout::kMlaFp8_584, rows.view, {}, block_size};
+}
+IndexCacheView PagedStack::IndexView(const Tensor& rows) const {
+  return {rows.view, model_->config().fp8 ? 64 : 0};
+}
 
 PagedStack::PagedStack(const StackModel* model, const AttentionBackend* backend,
                        const PagedStackOptions& options)
@@ -76,7 +99,8 @@ void PagedStack::MakeLayer(size_t l) {
   made.name = "layer " + std::to_string(l);
   made.num_heads = config.heads;
   // V4's plain rows are keys and values as a whole.
-  made.latent_rank = config.Value(kind), made.rotary_dim = d - made.latent_rank;
+  made.latent_rank = config.fp8 ? config.latent : config.Value(kind);
+  made.rotary_dim = d - made.latent_rank;
   made.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   SparseConfig& sparse = made.sparse;
   if (StackConfig::HasIndexer(kind)) {
@@ -84,25 +108,25 @@ void PagedStack::MakeLayer(size_t l) {
     sparse.index_heads = config.index_heads, sparse.index_dim = di;
   }
   if (kind == LayerKind::kV32) {
-    layer.cache = Poisoned(DType::kF32, {blocks * 4, 64, d});
-    layer.index_rows = Poisoned(DType::kF32, {blocks * 4, 64, di});
+    layer.cache = MakeRows(kind, blocks * 4, 64);
+    layer.index_rows = MakeIndexRows(blocks * 4);
   } else {
     made.window = config.window;
     layer.sinks = Holding(model_->sinks(l), {config.heads});
     made.sinks = layer.sinks.view;
     sparse.compress_ratio = ratio, sparse.overlap = parts == 2;
     sparse.cos_sin = cos_sin_.view;
-    layer.cache = Poisoned(DType::kF32, {blocks, 64, d});
+    layer.cache = MakeRows(kind, blocks, 64);
   }
   if (ratio > 1) {
     const int64_t state_block = kTableBlocks[kind == LayerKind::kC4 ? kC4StatesTable : kC128StatesTable];
-    layer.rows = Poisoned(DType::kF32, {blocks, 256 / ratio, d});
+    layer.rows = MakeRows(kind, blocks, 256 / ratio);
     layer.states = Poisoned(DType::kF32, {blocks, state_block, 2 * parts * d});
     layer.bias = Holding(model_->compressor(l).bias, {ratio, parts * d});
     layer.norm = Holding(model_->compressor(l).norm, {d});
     sparse.compressor = {layer.bias.view, layer.norm.view};
     if (kind == LayerKind::kC4) {
-      layer.index_rows = Poisoned(DType::kF32, {blocks, 64, di});
+      layer.index_rows = MakeIndexRows(blocks);
       layer.index_states = Poisoned(DType::kF32, {blocks, state_block, 2 * parts * di});
       layer.index_bias = Holding(model_->index_compressor(l).bias, {ratio, parts * di});
       layer.index_norm = Holding(model_->index_compressor(l).norm, {di});
@@ -179,9 +203,10 @@ absl::Status PagedStack::RunLayer(size_t l, absl::Span<const int64_t> positions,
   LayerTensors tensors;
   SparseTensors sparse;
   tensors.q = q.view, tensors.out = out.view;
-  tensors.k = *kv.view.Slice(1, 0, value);
-  if (value < d) tensors.v = *kv.view.Slice(1, value, d);
-  tensors.cache = LatentView(layer.cache, value);
+  const int64_t latent = layer.impl->config().latent_rank;
+  tensors.k = *kv.view.Slice(1, 0, latent);
+  if (latent < d) tensors.v = *kv.view.Slice(1, latent, d);
+  tensors.cache = RowsView(kind, layer.cache, 64);
   tensors.sparse = &sparse;
   sparse.work = layer.work;
   if (StackConfig::HasIndexer(kind)) {
@@ -189,7 +214,7 @@ absl::Status PagedStack::RunLayer(size_t l, absl::Span<const int64_t> positions,
     index_weights = all(&TokenInputs::index_weights, {config.index_heads});
     index_k = all(&TokenInputs::index_k, {di});
     sparse.index_q = index_q.view, sparse.index_weights = index_weights.view;
-    sparse.index_cache = IndexCacheView(layer.index_rows.view);
+    sparse.index_cache = IndexView(layer.index_rows);
     if (kind == LayerKind::kV32) sparse.index_k = index_k.view;
   }
   const CommonAttentionMetadata* metadata =
@@ -199,7 +224,7 @@ absl::Status PagedStack::RunLayer(size_t l, absl::Span<const int64_t> positions,
     compress_kv = all(&TokenInputs::compress_kv, {parts * d});
     compress_score = all(&TokenInputs::compress_score, {parts * d});
     sparse.compressor = {compress_kv.view, compress_score.view, layer.states.view};
-    sparse.compressed_cache = LatentView(layer.rows, value);
+    sparse.compressed_cache = RowsView(kind, layer.rows, 256 / ratio);
     sparse.compressed = &builder_->metadata(c4 ? kC4Group : kC128Group);
     sparse.states = &builder_->metadata(c4 ? kC4StatesGroup : kC128StatesGroup);
     if (c4) {

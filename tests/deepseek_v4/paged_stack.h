@@ -64,6 +64,10 @@ class PagedStack {
   enum Group { kWindowGroup, kC4Group, kC128Group, kC4StatesGroup, kC128StatesGroup, kV32Group };
 
   void MakeLayer(size_t l);
+  Tensor MakeRows(LayerKind kind, int64_t blocks, int64_t block_size) const;
+  Tensor MakeIndexRows(int64_t blocks) const;  // of 64 rows
+  KvCacheView RowsView(LayerKind kind, const Tensor& rows, int64_t block_size) const;
+  IndexCacheView IndexView(const Tensor& rows) const;
   absl::Status RunLayer(size_t l, absl::Span<const int64_t> positions,
                         std::vector<std::vector<double>>& hidden);
 

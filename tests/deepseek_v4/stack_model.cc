@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
+
+#include "kvblocks/attention/cache/index_cache.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -50,7 +55,9 @@ StackModel::StackModel(const StackConfig& config) : config_(config) {
     Layer& layer = layers_.emplace_back();
     const int64_t parts = StackConfig::Parts(kind), ratio = StackConfig::Ratio(kind);
     layer.q = draw(h * d * e, scale), layer.kv = draw(d * e, scale);
-    layer.out = draw(e * h * config.Value(kind), 0.3), layer.mix = draw(e * e, scale);
+    layer.out = draw(e * h * config.Value(kind),
+                     1.7 / std::sqrt(static_cast<double>(h * config.Value(kind))));
+    layer.mix = draw(e * e, scale);
     layer.sinks = draw(h, 1);
     if (ratio > 1) {
       layer.compress_kv = draw(parts * d * e, scale), layer.compress_score = draw(parts * d * e, scale);
@@ -133,6 +140,37 @@ void StackModel::Finish(size_t l, std::vector<double> attended, int64_t position
 // --- Without caches ---
 
 namespace {
+
+// What a cache of codes makes of a row.
+std::vector<double> StoredRow(const StackConfig& config, LayerKind kind, std::vector<double> row) {
+  if (!config.fp8) return row;
+  uint16_t rotary[kMlaRotaryValues];
+  for (int64_t i = 0; i < kMlaRotaryValues; ++i) {
+    rotary[i] = DoubleToBF16(static_cast<float>(row[config.latent + i]));
+  }
+  for (int64_t i = 0; i < config.latent; ++i) row[i] = static_cast<float>(row[i]);
+  if (kind == LayerKind::kV32) {
+    std::byte record[kMla656Bytes];
+    EncodeMla656(row.data(), rotary, record);
+    DecodeMla656(record, row.data());
+  } else {
+    std::byte block[kMla584RecordBytes + kMla584ScaleBytes];
+    EncodeMla584(row.data(), rotary, block, /*block_size=*/1, /*offset=*/0);
+    DecodeMla584(block, 1, 0, row.data());
+  }
+  return row;
+}
+std::vector<double> StoredKey(const StackConfig& config, std::vector<double> key) {
+  if (!config.fp8) return key;
+  double amax = 0;
+  for (double& value : key) {
+    value = static_cast<float>(value);
+    amax = std::max(amax, std::abs(value));
+  }
+  const double scale = IndexRowScale(amax, /*power_of_two=*/true);
+  for (double& value : key) value = E4M3ToDouble(DoubleToE4M3(value / scale)) * scale;
+  return key;
+}
 
 // Row w of a compressor: of tokens [w * ratio, (w + 1) * ratio), with overlap also of those before.
 std::vector<double> CompressedRow(const StackModel& model, LayerKind kind,
@@ -223,6 +261,9 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
         }
       }
     }
+    for (std::vector<double>& row : rows) row = StoredRow(config, kind, std::move(row));
+    for (std::vector<double>& key : keys) key = StoredKey(config, std::move(key));
+    for (TokenInputs& in : inputs) in.kv = StoredRow(config, kind, std::move(in.kv));
     for (int64_t t = 0; t < n; ++t) {
       std::vector<const double*> seen;
       if (kind != LayerKind::kV32) {

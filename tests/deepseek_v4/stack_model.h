@@ -27,6 +27,9 @@ struct StackConfig {
   int64_t hidden = 24, heads = 2, latent = 12, rotary = 4;
   int64_t index_heads = 2, index_dim = 8, topk = 6;
   int64_t window = 128;
+  // Rows as engines store them: 584 bytes of V4 (latent 448, rotary 64), 656 of V3.2 (512, 64), and
+  // index rows of codes and a scale. Else float32.
+  bool fp8 = false;
   int64_t vocabulary = 64;
   double theta = 10000;
   uint64_t seed = 1;

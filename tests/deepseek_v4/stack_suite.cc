@@ -262,6 +262,23 @@ TEST(DeepseekStackSuite, V32IsTheDenseModelTokenByToken) {
   EXPECT_EQ(counts.hit_tokens, 256);
 }
 
+// Rows as engines store them. A value that float32 rounds to another code than float64 shows, so the
+// limit is that of a few of them.
+constexpr double kCodeLimit = 0.02;
+
+StackConfig OfCodes(StackConfig config, int64_t latent) {
+  config.fp8 = true;
+  config.latent = latent, config.rotary = 64, config.index_dim = 128;
+  return config;
+}
+
+TEST(DeepseekStackSuite, RowsOfCodesAreThoseOfTheDenseModel) {
+  std::mt19937_64 random(9);
+  const std::vector<Conversation> talks = {Talk(random, {}, 0, 140, 3), Talk(random, {}, 0, 21, 5)};
+  EXPECT_LT(Serve(OfCodes({}, 448), talks).worst, kCodeLimit);
+  EXPECT_LT(Serve(OfCodes(OfV32(), 512), talks).worst, kCodeLimit);
+}
+
 // The comparison notices what it is for.
 TEST(DeepseekStackSuite, FaultsAreNoticed) {
   std::mt19937_64 random(8);
