@@ -30,19 +30,25 @@ int main() {
   const auto rows = MlaAttentionSpec::Create({.block_size = 256, .head_size = kRow});
   const auto window = SlidingWindowMlaSpec::Create(
       {.block_size = 64, .head_size = kRow, .sliding_window = kWindow});
-  const auto states = SlidingWindowMlaSpec::Create(
-      {.block_size = 4, .head_size = 4 * kRow, .sliding_window = 8});
+  const auto states =
+      SlidingWindowMlaSpec::Create({.block_size = 4, .head_size = 4 * kRow, .sliding_window = 8});
   auto manager = KvCacheManager::Create(
       {.num_blocks = kBlocks, .groups = {{.spec = *rows}, {.spec = *window}, {.spec = *states}}},
       {.max_model_len = 1024, .semantics = {.retention_interval = std::nullopt}});
   auto builder = AttentionMetadataBuilder::Create(
-      {.groups = {{.manager_block_size = 256, .kernel_block_size = 64, .num_blocks = kBlocks,
-                   .compression_ratio = 4},
-                  {.manager_block_size = 64, .kernel_block_size = 64, .num_blocks = kBlocks,
-                   .window = kWindow},
-                  {.manager_block_size = 4, .kernel_block_size = 4, .num_blocks = kBlocks,
-                   .window = 8}},
-       .max_num_reqs = 1, .max_num_tokens = kChunk, .max_seq_len = 1024});
+      {.groups =
+           {{.manager_block_size = 256,
+             .kernel_block_size = 64,
+             .num_blocks = kBlocks,
+             .compression_ratio = 4},
+            {.manager_block_size = 64,
+             .kernel_block_size = 64,
+             .num_blocks = kBlocks,
+             .window = kWindow},
+            {.manager_block_size = 4, .kernel_block_size = 4, .num_blocks = kBlocks, .window = 8}},
+       .max_num_reqs = 1,
+       .max_num_tokens = kChunk,
+       .max_seq_len = 1024});
   if (!manager.ok() || !builder.ok()) return 1;
 
   // Caches, addressed by block id.
@@ -53,10 +59,13 @@ int main() {
     return KvCacheView(KvLayout::kMlaFp8_584,
                        ViewOf(absl::MakeSpan(bytes), {kBlocks, MlaFp8_584BlockBytes(64)}), {}, 64);
   };
-  LayerConfig config{.name = "c4a", .num_heads = kHeads, .window = kWindow, .latent_rank = 448,
-                     .rotary_dim = 64};
-  config.sparse = {.compress_ratio = 4, .overlap = true, .topk = kTopk,
-                   .index_heads = kIndexHeads, .index_dim = kIndexDim};
+  LayerConfig config{
+      .name = "c4a", .num_heads = kHeads, .window = kWindow, .latent_rank = 448, .rotary_dim = 64};
+  config.sparse = {.compress_ratio = 4,
+                   .overlap = true,
+                   .topk = kTopk,
+                   .index_heads = kIndexHeads,
+                   .index_dim = kIndexDim};
   const std::vector<float> norm(kRow, 1);
   config.sparse.compressor.norm_weight = ViewOf(absl::MakeConstSpan(norm));
   const AttentionBackend& backend = CpuBackend();
@@ -67,14 +76,16 @@ int main() {
   SparseTensors sparse;
   sparse.work = *MakeSparseWork((*layer)->config(), bounds, ViewOf(absl::MakeSpan(memory)));
   sparse.compressed_cache = cache_of(row_bytes);
-  sparse.index_cache = {ViewOf(absl::MakeSpan(index_bytes), {kBlocks, IndexBlockBytes(64, kIndexDim)}), 64};
+  sparse.index_cache = {
+      ViewOf(absl::MakeSpan(index_bytes), {kBlocks, IndexBlockBytes(64, kIndexDim)}), 64};
   sparse.compressor.states = ViewOf(absl::MakeSpan(state), {kBlocks, 4, 4 * kRow});
   sparse.index_compressor.states = ViewOf(absl::MakeSpan(index_state), {kBlocks, 4, 4 * kIndexDim});
 
   std::vector<float> outputs[2];
   for (const int turn : {0, 1}) {
-    auto request = (*manager)->NewRequest({.id = "turn " + std::to_string(turn),
-                                           .content = {.token_ids = std::vector<TokenId>(kPrompt, 7)}});
+    auto request =
+        (*manager)->NewRequest({.id = "turn " + std::to_string(turn),
+                                .content = {.token_ids = std::vector<TokenId>(kPrompt, 7)}});
     const auto hits = (*manager)->GetComputedBlocks(**request);
     int64_t computed = hits->num_tokens(), steps = 0;
     for (int64_t n; computed < kPrompt; computed += n, ++steps) {
@@ -82,16 +93,20 @@ int main() {
       const auto slots = (*manager)->AllocateSlots(
           **request, {.num_new_tokens = n, .computed_blocks = steps == 0 ? &*hits : nullptr});
       if (!slots.ok() || !slots->has_value()) return 1;
-      const std::vector<RequestInput> batch = {{.num_computed_tokens = computed, .num_scheduled_tokens = n}};
+      const std::vector<RequestInput> batch = {
+          {.num_computed_tokens = computed, .num_scheduled_tokens = n}};
       std::vector<absl::Span<const int32_t>> tables;
       for (GroupId g = 0; g < 3; ++g) tables.push_back((*manager)->GetBlocks(**request, g));
       absl::Status status = builder->Build({.requests = batch, .block_ids = tables});
 
       // A model's projections of the step's tokens.
-      const auto q = Project(computed, n, kHeads * kRow, 0.11f), kv = Project(computed, n, kRow, 0.7f);
+      const auto q = Project(computed, n, kHeads * kRow, 0.11f),
+                 kv = Project(computed, n, kRow, 0.7f);
       const auto c = Project(computed, n, 2 * kRow, 0.3f), s = Project(computed, n, 2 * kRow, 0.5f);
-      const auto ic = Project(computed, n, 2 * kIndexDim, 0.23f), is = Project(computed, n, 2 * kIndexDim, 0.41f);
-      const auto iq = Project(computed, n, kIndexHeads * kIndexDim, 0.17f), iw = Project(computed, n, kIndexHeads, 0.9f);
+      const auto ic = Project(computed, n, 2 * kIndexDim, 0.23f),
+                 is = Project(computed, n, 2 * kIndexDim, 0.41f);
+      const auto iq = Project(computed, n, kIndexHeads * kIndexDim, 0.17f),
+                 iw = Project(computed, n, kIndexHeads, 0.9f);
       std::vector<float> out(n * kHeads * kRow);
       const auto view = [n](const std::vector<float>& values, int64_t columns) {
         return ViewOf(absl::MakeConstSpan(values), {n, columns});
@@ -123,10 +138,11 @@ int main() {
       if (computed + n < kPrompt) continue;
       const int32_t* lens = sparse.work.chosen_lens.as<int32_t>();
       const int32_t* seen = sparse.work.window_lens.as<int32_t>();
-      std::printf("turn %d: %ld tokens found computed, %ld steps; the last token reads %d of its "
-                  "window and %d of %ld rows\n",
-                  turn + 1, static_cast<long>(hits->num_tokens()), static_cast<long>(steps + 1),
-                  seen[n - 1], lens[n - 1], static_cast<long>(kPrompt / 4));
+      std::printf(
+          "turn %d: %ld tokens found computed, %ld steps; the last token reads %d of its "
+          "window and %d of %ld rows\n",
+          turn + 1, static_cast<long>(hits->num_tokens()), static_cast<long>(steps + 1),
+          seen[n - 1], lens[n - 1], static_cast<long>(kPrompt / 4));
     }
     if (!(*manager)->Free(**request).ok()) return 1;
   }

@@ -173,7 +173,9 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
   full.num_kv_heads = 1;
   const int64_t row = config.latent_rank + config.rotary_dim;
   // V4's values are whole rows.
-  if (full.value_head_size == 0) full.value_head_size = sparse.compress_ratio > 0 ? row : config.latent_rank;
+  if (full.value_head_size == 0) {
+    full.value_head_size = sparse.compress_ratio > 0 ? row : config.latent_rank;
+  }
   if (full.head_size == 0) full.head_size = row;
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
@@ -185,7 +187,9 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
 absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
                                        const CommonAttentionMetadata& metadata) const {
   const SparseConfig& sparse = config_.sparse;
-  if (tensors.sparse == nullptr) return RefusedBy(config_, "sparse is null; a sparse layer needs it");
+  if (tensors.sparse == nullptr) {
+    return RefusedBy(config_, "sparse is null; a sparse layer needs it");
+  }
   const SparseTensors& more = *tensors.sparse;
   if (tensors.hooks != nullptr || tensors.out_scale > 0) {
     return Unimplemented("layer ", config_.name,
@@ -299,9 +303,9 @@ absl::Status SparseMlaLayer::Forward(const ExecContext& context, const LayerTens
   };
   if (sparse.compresses()) {
     compress = compress_of(more.compressor, sparse.compressor, work.rows);
-    write_compressed = WriteOf(config_, compress->out,
-                               FirstRows(more.compressed->slot_mapping, tokens),
-                               more.compressed_cache);
+    write_compressed =
+        WriteOf(config_, compress->out, FirstRows(more.compressed->slot_mapping, tokens),
+                more.compressed_cache);
   }
 
   // The indexer's keys and choice.

@@ -29,7 +29,8 @@ TEST(SparseMlaLayerTest, ConfigsThatContradictThemselvesAreRefused) {
     return std::string(CpuBackend().MakeImpl(config).status().message());
   };
   EXPECT_EQ(refusal([](LayerConfig&) {}), "");
-  EXPECT_THAT(refusal([](auto& c) { c.window = 8; }), HasSubstr("layer l: window 8; a sparse layer"));
+  EXPECT_THAT(refusal([](auto& c) { c.window = 8; }),
+              HasSubstr("layer l: window 8; a sparse layer"));
   EXPECT_THAT(refusal([](auto& c) { c.sparse.compress_ratio = 4; }), HasSubstr("window 0"));
   EXPECT_THAT(refusal([](auto& c) { c.window = 8, c.sparse.compress_ratio = 1; }),
               HasSubstr("topk 2 with compress_ratio 1"));
@@ -72,7 +73,9 @@ TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
   ASSERT_TRUE(layer.ok()) << layer.status();
   auto builder = AttentionMetadataBuilder::Create(
       {.groups = {{.manager_block_size = 4, .kernel_block_size = 4, .num_blocks = 6}},
-       .max_num_reqs = 1, .max_num_tokens = 4, .max_seq_len = 8});
+       .max_num_reqs = 1,
+       .max_num_tokens = 4,
+       .max_seq_len = 8});
   const std::vector<RequestInput> batch = {{.num_computed_tokens = 0, .num_scheduled_tokens = 3}};
   const std::vector<int32_t> blocks = {2};
   const std::vector<absl::Span<const int32_t>> tables = {blocks};
@@ -80,7 +83,8 @@ TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
 
   Tensor q(DType::kF32, {4, 2, 8}), k(DType::kF32, {4, 6}), v(DType::kF32, {4, 2});
   Tensor cache(DType::kF32, {6, 4, 8}), out(DType::kF32, {4, 2, 6});
-  Tensor index_q(DType::kF32, {4, 1, 4}), weights(DType::kF32, {4, 1}), index_k(DType::kF32, {4, 4});
+  Tensor index_q(DType::kF32, {4, 1, 4}), weights(DType::kF32, {4, 1}),
+      index_k(DType::kF32, {4, 4});
   Tensor index_cache(DType::kF32, {6, 4, 4});
   for (Tensor* tensor : {&q, &k, &v, &index_q, &weights, &index_k}) {
     tensor->Set(std::vector<double>(tensor->view.num_elements(), 1));
@@ -89,9 +93,9 @@ TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
   const SparseWorkBounds bounds{.max_tokens = 4, .max_seq_len = 8};
   std::vector<std::byte> memory(SparseWorkBytes(config, bounds));
   SparseTensors sparse;
-  sparse.work = *MakeSparseWork(config, bounds,
-                                TensorView::Contiguous(memory.data(), DType::kU8,
-                                                       {static_cast<int64_t>(memory.size())}));
+  sparse.work = *MakeSparseWork(
+      config, bounds,
+      TensorView::Contiguous(memory.data(), DType::kU8, {static_cast<int64_t>(memory.size())}));
   sparse.index_q = index_q.view, sparse.index_weights = weights.view;
   sparse.index_k = index_k.view, sparse.index_cache = index_cache.view;
   LayerTensors tensors;

@@ -122,8 +122,7 @@ absl::Status HostOps::Run(const Checked<CompressTokensArgs>& call) const {
   ParallelFor(threads, num_requests, [&](int64_t b, int) {
     thread_local std::vector<double> values, scores;
     values.resize(width), scores.resize(width);
-    const int64_t end =
-        std::min(IndexAt(args.query_start_loc, b + 1), args.slot_mapping.extent[0]);
+    const int64_t end = std::min(IndexAt(args.query_start_loc, b + 1), args.slot_mapping.extent[0]);
     for (int64_t t = IndexAt(args.query_start_loc, b); t < end; ++t) {
       const int64_t slot = IndexAt(args.slot_mapping, t);
       if (slot < 0) continue;

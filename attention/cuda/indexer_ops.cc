@@ -47,9 +47,9 @@ absl::Status PlanarAligned(const char* op, const ConstIndexCacheView& cache) {
   if (!cache.planar() || (address % 4 == 0 && cache.rows.stride[0] % 4 == 0)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      op, ": cache.rows is ", cache.rows.DebugString(),
-      "; on CUDA planar blocks begin at multiples of 4 bytes"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(op, ": cache.rows is ", cache.rows.DebugString(),
+                   "; on CUDA planar blocks begin at multiples of 4 bytes"));
 }
 
 }  // namespace
@@ -118,8 +118,7 @@ absl::Status CheckOnCuda(const ExecContext& context, const CompressTokensArgs& a
   check.Values("states", args.states).Dense("bias", args.bias).Dense("cos_sin", args.cos_sin);
   check.Dense("block_table", args.block_table);
   if (check.status().ok() && args.out.extent[1] > kMostStateDim) {
-    check.Take(absl::UnimplementedError(absl::StrCat("CompressTokens: rows of ",
-                                                     args.out.extent[1],
+    check.Take(absl::UnimplementedError(absl::StrCat("CompressTokens: rows of ", args.out.extent[1],
                                                      " values; CUDA is built for at most ",
                                                      kMostStateDim)));
   }

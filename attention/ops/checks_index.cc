@@ -90,8 +90,7 @@ absl::Status Check(const ExecContext& context, const CacheIndexKeysArgs& args) {
   CacheGeometry cache;
   check.In("k", args.k, kComputeTypes, {&tokens, &dim});
   check.In("slot_mapping", args.slot_mapping, DType::kI64, {&slots});
-  if (!check.ok() ||
-      !CheckIndexCache(check, args.cache, &dim, /*written=*/true, &cache) ||
+  if (!check.ok() || !CheckIndexCache(check, args.cache, &dim, /*written=*/true, &cache) ||
       !CheckSlotCount(check, slots, tokens, "k")) {
     return check.status();
   }
@@ -160,13 +159,13 @@ absl::Status Check(const ExecContext& context, const CompressTokensArgs& args) {
   }
   if (rows.size < 1) check.Invalid("states has blocks of ", rows.size, " rows; at least 1");
   if (!args.cos_sin.absent() && (rotary.size > dim.size || rotary.size % 2 != 0)) {
-    check.Invalid("cos_sin is ", args.cos_sin.DebugString(), "; an even number of at most D = ",
-                  dim.size, " columns");
+    check.Invalid("cos_sin is ", args.cos_sin.DebugString(),
+                  "; an even number of at most D = ", dim.size, " columns");
   }
   if (!check.ok()) return check.status();
   CheckSlots(check, args.slot_mapping, {.num_blocks = blocks.size, .block_size = rows.size});
-  for (int64_t b = 0; check.ok() && batch.seq_lens.readable() &&
-                      batch.query_start_loc.readable() && b < requests.size;
+  for (int64_t b = 0; check.ok() && batch.seq_lens.readable() && batch.query_start_loc.readable() &&
+                      b < requests.size;
        ++b) {
     // The rows completed by the new tokens, [first, last).
     const int64_t length = batch.seq_lens[b];

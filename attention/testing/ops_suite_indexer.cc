@@ -73,7 +73,8 @@ TEST(IndexerSuite, PlanarKeysAreCodesAndAScale) {
     std::vector<double> values;
     for (int64_t t = 0; t < 4; ++t) {
       for (int64_t d = 0; d < kDim; ++d) {
-        values.push_back(t == 3 ? 0 : std::ldexp(static_cast<double>(d * d - 90 + t), -static_cast<int>(t)));
+        values.push_back(
+            t == 3 ? 0 : std::ldexp(static_cast<double>(d * d - 90 + t), -static_cast<int>(t)));
       }
     }
     values[5] = kInfinity;  // saturates, and does not decide the scale
@@ -134,9 +135,8 @@ struct TopkCase {
 
 // Small integers, whose sums are exact: scores of all backends are the same.
 void ExpectTopk(const TopkCase& c) {
-  SCOPED_TRACE(testing::Message() << "ratio " << c.ratio << ", K " << c.width << ", q "
-                                  << Name(c.q) << ", cache " << Name(c.cache) << ", spread "
-                                  << c.spread);
+  SCOPED_TRACE(testing::Message() << "ratio " << c.ratio << ", K " << c.width << ", q " << Name(c.q)
+                                  << ", cache " << Name(c.cache) << ", spread " << c.spread);
   std::mt19937_64 random(7 + c.ratio);
   const std::vector<int64_t> lengths = {70, 1, 33}, q_lens = {5, 1, 33};
   const Batch batch(lengths, q_lens, c.block_size, 70 / c.ratio / c.block_size + 1);
@@ -205,8 +205,8 @@ void ExpectTopk(const TopkCase& c) {
       std::sort(list.begin(), list.end());
       for (double& row : list) {
         if (c.as_slots) {
-          row = static_cast<double>(
-              batch.SlotOf(static_cast<int64_t>(b), static_cast<int64_t>(row)));
+          row =
+              static_cast<double>(batch.SlotOf(static_cast<int64_t>(b), static_cast<int64_t>(row)));
         }
       }
       counts.push_back(static_cast<double>(list.size()));
@@ -266,7 +266,8 @@ TEST(IndexerSuite, CompressorExample) {  // EX-19
   Tensor kv(DType::kF32, {8, 2}), score(DType::kF32, {8, 2});
   std::vector<double> halves, slots;
   for (int64_t t = 0; t < 8; ++t) {
-    halves.push_back(static_cast<double>(t + 1)), halves.push_back(static_cast<double>(10 * (t + 1)));
+    halves.push_back(static_cast<double>(t + 1)),
+        halves.push_back(static_cast<double>(10 * (t + 1)));
     slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
   }
   kv.Set(halves), score.Set(std::vector<double>(16, 0.0));
@@ -297,8 +298,9 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
     Tensor cos_sin(DType::kF32, {kLength, kRotary});
     std::vector<double> angles;
     for (int64_t p = 0; p < kLength; ++p) {
-      for (const double rate : {1.0, 0.3}) angles.push_back(std::cos(rate * static_cast<double>(p)));
-      for (const double rate : {1.0, 0.3}) angles.push_back(std::sin(rate * static_cast<double>(p)));
+      const auto at = static_cast<double>(p);
+      angles.insert(angles.end(),
+                    {std::cos(at), std::cos(0.3 * at), std::sin(at), std::sin(0.3 * at)});
     }
     cos_sin.Set(angles);
     const std::vector<double> biases = bias.Get(), norms = norm.Get();
@@ -349,7 +351,8 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
           slots.push_back(static_cast<double>(batch.SlotOf(b, p)));
         }
       }
-      Tensor kv(DType::kF32, {batch.num_tokens, width}), score(DType::kF32, {batch.num_tokens, width});
+      Tensor kv(DType::kF32, {batch.num_tokens, width}),
+          score(DType::kF32, {batch.num_tokens, width});
       Tensor out(DType::kF32, {batch.num_tokens, dim});
       kv.Set(kv_now), score.Set(score_now), FillWithPoison(out);
       Tensor mapping = SlotTensor(slots);

@@ -7,8 +7,8 @@
 namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() {
-  static const auto* const on_device = new auto(cuda::HostTensorOps::Create(
-      &Cuda(), {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20}));
+  static const auto* const on_device = new auto(
+      cuda::HostTensorOps::Create(&Cuda(), {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20}));
   return ***on_device;
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }

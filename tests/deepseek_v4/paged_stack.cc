@@ -78,8 +78,8 @@ PagedStack::PagedStack(const StackModel* model, const AttentionBackend* backend,
     for (const bool cosine : {true, false}) {
       for (int64_t i = 0; i < config.rotary / 2; ++i) {
         const double angle =
-            static_cast<double>(p) *
-            std::pow(config.theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.rotary));
+            static_cast<double>(p) * std::pow(config.theta, -2.0 * static_cast<double>(i) /
+                                                                static_cast<double>(config.rotary));
         angles.push_back(cosine ? std::cos(angle) : std::sin(angle));
       }
     }
@@ -119,7 +119,8 @@ void PagedStack::MakeLayer(size_t l) {
     layer.cache = MakeRows(kind, blocks, 64);
   }
   if (ratio > 1) {
-    const int64_t state_block = kTableBlocks[kind == LayerKind::kC4 ? kC4StatesTable : kC128StatesTable];
+    const int64_t state_block =
+        kTableBlocks[kind == LayerKind::kC4 ? kC4StatesTable : kC128StatesTable];
     layer.rows = MakeRows(kind, blocks, 256 / ratio);
     layer.states = Poisoned(DType::kF32, {blocks, state_block, 2 * parts * d});
     layer.bias = Holding(model_->compressor(l).bias, {ratio, parts * d});
@@ -147,10 +148,10 @@ absl::StatusOr<std::vector<std::vector<double>>> PagedStack::Step(
   std::vector<RequestInput> inputs;
   std::vector<absl::Span<const int32_t>> tables;
   for (const StackRequest& request : requests) {
-    inputs.push_back({.num_computed_tokens = request.computed,
-                      .num_scheduled_tokens = request.scheduled});
-    for (const Table table : {kWindowTable, kRowsTable, kRowsTable, kC4StatesTable,
-                              kC128StatesTable, kRowsTable}) {
+    inputs.push_back(
+        {.num_computed_tokens = request.computed, .num_scheduled_tokens = request.scheduled});
+    for (const Table table :
+         {kWindowTable, kRowsTable, kRowsTable, kC4StatesTable, kC128StatesTable, kRowsTable}) {
       tables.push_back(request.tables[table]);
     }
   }

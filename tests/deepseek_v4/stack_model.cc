@@ -60,7 +60,8 @@ StackModel::StackModel(const StackConfig& config) : config_(config) {
     layer.mix = draw(e * e, scale);
     layer.sinks = draw(h, 1);
     if (ratio > 1) {
-      layer.compress_kv = draw(parts * d * e, scale), layer.compress_score = draw(parts * d * e, scale);
+      layer.compress_kv = draw(parts * d * e, scale),
+      layer.compress_score = draw(parts * d * e, scale);
       layer.compressor = {draw(ratio * parts * d, 1), draw(d, 1)};
     }
     if (StackConfig::HasIndexer(kind)) {
@@ -83,8 +84,9 @@ std::vector<double> StackModel::Embed(int32_t token) const {
 void StackModel::Rotate(absl::Span<double> row, double position) const {
   const int64_t first = static_cast<int64_t>(row.size()) - config_.rotary;
   for (int64_t i = 0; i < config_.rotary / 2; ++i) {
-    const double angle = position * std::pow(config_.theta, -2.0 * static_cast<double>(i) /
-                                                                static_cast<double>(config_.rotary));
+    const double angle =
+        position * std::pow(config_.theta,
+                            -2.0 * static_cast<double>(i) / static_cast<double>(config_.rotary));
     double& x = row[first + 2 * i];
     double& y = row[first + 2 * i + 1];
     const double rotated = x * std::cos(angle) - y * std::sin(angle);
@@ -249,7 +251,8 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
     if (kind == LayerKind::kV32) {
       rows = column(&TokenInputs::kv), keys = column(&TokenInputs::index_k);
     } else if (ratio > 1) {
-      const auto kv = column(&TokenInputs::compress_kv), score = column(&TokenInputs::compress_score);
+      const auto kv = column(&TokenInputs::compress_kv),
+                 score = column(&TokenInputs::compress_score);
       const auto index_kv = column(&TokenInputs::index_kv);
       const auto index_score = column(&TokenInputs::index_score);
       for (int64_t w = 0; w < n / ratio; ++w) {
@@ -272,10 +275,10 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
           seen.push_back(inputs[j].kv.data());
         }
       }
-      const int64_t visible = rows.empty() ? 0 : (t + (faults.early_rows && ratio > 1 ? 0 : 1)) / ratio;
+      const int64_t visible =
+          rows.empty() ? 0 : (t + (faults.early_rows && ratio > 1 ? 0 : 1)) / ratio;
       if (StackConfig::HasIndexer(kind)) {
-        for (const int64_t row :
-             Choose(config, inputs[t], keys, visible, faults.ties_to_higher)) {
+        for (const int64_t row : Choose(config, inputs[t], keys, visible, faults.ties_to_higher)) {
           seen.push_back(rows[row].data());
         }
       } else {
@@ -283,11 +286,11 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
       }
       std::vector<double> attended(config.heads * value);
       for (int64_t h = 0; h < config.heads; ++h) {
-        double sum = kind == LayerKind::kV32 || faults.ignore_sinks ? 0
-                                                                    : std::exp(model.sinks(l)[h]);
+        double sum =
+            kind == LayerKind::kV32 || faults.ignore_sinks ? 0 : std::exp(model.sinks(l)[h]);
         for (const double* key : seen) {
-          const double weight = std::exp(Dot(&inputs[t].q[h * d], key, d) /
-                                         std::sqrt(static_cast<double>(d)));
+          const double weight =
+              std::exp(Dot(&inputs[t].q[h * d], key, d) / std::sqrt(static_cast<double>(d)));
           sum += weight;
           for (int64_t i = 0; i < value; ++i) attended[h * value + i] += weight * key[i];
         }

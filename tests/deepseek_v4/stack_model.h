@@ -48,21 +48,21 @@ struct StackConfig {
 
 // What a token brings to a layer.
 struct TokenInputs {
-  std::vector<double> q;                         // [heads, row], rotated
-  std::vector<double> kv;                        // [row], rotated
+  std::vector<double> q;                            // [heads, row], rotated
+  std::vector<double> kv;                           // [row], rotated
   std::vector<double> compress_kv, compress_score;  // [parts * row]
-  std::vector<double> index_kv, index_score;     // [parts * index_dim]
-  std::vector<double> index_q, index_weights;    // [index_heads, index_dim], rotated; [index_heads]
-  std::vector<double> index_k;                   // [index_dim], rotated: V3.2
+  std::vector<double> index_kv, index_score;        // [parts * index_dim]
+  std::vector<double> index_q, index_weights;  // [index_heads, index_dim], rotated; [index_heads]
+  std::vector<double> index_k;                 // [index_dim], rotated: V3.2
 };
 
 // What DenseForward may be told to do wrong, to see that it shows.
 struct DenseFaults {
-  int64_t window_edge = 0;     // added to the window
-  bool swap_overlap = false;   // older tokens give the second half
+  int64_t window_edge = 0;    // added to the window
+  bool swap_overlap = false;  // older tokens give the second half
   bool ties_to_higher = false;
   bool ignore_sinks = false;
-  bool early_rows = false;     // rows are seen a token too late
+  bool early_rows = false;  // rows are seen a token too late
 };
 
 class StackModel {

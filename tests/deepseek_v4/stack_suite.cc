@@ -66,9 +66,14 @@ struct ServeOptions {
 class Engine {
  public:
   Engine(const StackModel& model, const ServeOptions& options, const DenseFaults& faults)
-      : model_(model), options_(options), faults_(faults), stack_(&model, &backend_, {
-            .num_blocks = options.num_blocks, .max_requests = options.max_running,
-            .max_tokens = options.budget + options.max_running, .max_len = 1024}) {
+      : model_(model),
+        options_(options),
+        faults_(faults),
+        stack_(&model, &backend_,
+               {.num_blocks = options.num_blocks,
+                .max_requests = options.max_running,
+                .max_tokens = options.budget + options.max_running,
+                .max_len = 1024}) {
     KvCacheConfig config{.num_blocks = options.num_blocks};
     config.groups = {
         {.spec = testing::Mla(kTableBlocks[kRowsTable])},
@@ -108,7 +113,8 @@ class Engine {
   };
 
   bool Allocate(Running& r, int64_t count, const ComputedBlocks* hits) {
-    auto slots = manager_->AllocateSlots(*r.request, {.num_new_tokens = count, .computed_blocks = hits});
+    auto slots =
+        manager_->AllocateSlots(*r.request, {.num_new_tokens = count, .computed_blocks = hits});
     EXPECT_TRUE(slots.ok()) << slots.status();
     if (!slots.ok() || !slots->has_value()) return false;
     counts_.blocks_taken += (*slots)->num_blocks();
@@ -137,9 +143,10 @@ class Engine {
            static_cast<int64_t>(running_.size()) < options_.max_running) {
       Running& next = waiting_.back();
       const auto prompt = next.talk->tokens.begin();
-      next.request = manager_->NewRequest({.id = "r" + std::to_string(num_requests_++),
-                                           .content = {.token_ids = std::vector<TokenId>(
-                                                           prompt, prompt + next.talk->prompt)}})
+      next.request = manager_
+                         ->NewRequest({.id = "r" + std::to_string(num_requests_++),
+                                       .content = {.token_ids = std::vector<TokenId>(
+                                                       prompt, prompt + next.talk->prompt)}})
                          .value();
       const ComputedBlocks hits = manager_->GetComputedBlocks(*next.request).value();
       const int64_t count = std::min(next.talk->prompt - hits.num_tokens(), budget);
@@ -189,7 +196,8 @@ class Engine {
       if (computed == static_cast<int64_t>(r->talk->tokens.size())) {
         finished.push_back(r);
       } else {
-        ASSERT_TRUE(r->request->AppendOutputTokens({static_cast<TokenId>(r->talk->tokens[computed])}).ok());
+        ASSERT_TRUE(
+            r->request->AppendOutputTokens({static_cast<TokenId>(r->talk->tokens[computed])}).ok());
       }
     }
     for (Running* r : finished) {
@@ -230,10 +238,9 @@ StackConfig OfV32() {
 TEST(DeepseekStackSuite, V4IsTheDenseModelTokenByToken) {
   std::mt19937_64 random(5);
   const Conversation first = Talk(random, {}, 0, 530, 6);
-  const std::vector<Conversation> talks = {first, Talk(random, {}, 0, 150, 12),
-                                           Talk(random, {}, 0, 9, 5),
-                                           Talk(random, first.tokens, 300, 340, 70),
-                                           Talk(random, first.tokens, 520, 545, 9)};
+  const std::vector<Conversation> talks = {
+      first, Talk(random, {}, 0, 150, 12), Talk(random, {}, 0, 9, 5),
+      Talk(random, first.tokens, 300, 340, 70), Talk(random, first.tokens, 520, 545, 9)};
   const ServedCounts counts = Serve({}, talks);
   EXPECT_LT(counts.worst, kLimit);
   EXPECT_EQ(counts.hit_tokens, 256 + 512);
@@ -245,8 +252,8 @@ TEST(DeepseekStackSuite, V4IsTheDenseModelTokenByToken) {
 // Too few blocks: requests give theirs back and begin again, where they can with what is cached.
 TEST(DeepseekStackSuite, V4SurvivesPreemption) {
   std::mt19937_64 random(6);
-  const std::vector<Conversation> talks = {Talk(random, {}, 0, 140, 40), Talk(random, {}, 0, 130, 40),
-                                           Talk(random, {}, 0, 20, 30)};
+  const std::vector<Conversation> talks = {
+      Talk(random, {}, 0, 140, 40), Talk(random, {}, 0, 130, 40), Talk(random, {}, 0, 20, 30)};
   const ServedCounts counts = Serve({}, talks, {.num_blocks = 48, .budget = 48});
   EXPECT_LT(counts.worst, kLimit);
   EXPECT_GT(counts.preempted, 0);
@@ -255,7 +262,8 @@ TEST(DeepseekStackSuite, V4SurvivesPreemption) {
 TEST(DeepseekStackSuite, V32IsTheDenseModelTokenByToken) {
   std::mt19937_64 random(7);
   const Conversation first = Talk(random, {}, 0, 270, 5);
-  const std::vector<Conversation> talks = {first, Talk(random, {}, 0, 40, 6), Talk(random, {}, 0, 60, 6),
+  const std::vector<Conversation> talks = {first, Talk(random, {}, 0, 40, 6),
+                                           Talk(random, {}, 0, 60, 6),
                                            Talk(random, first.tokens, 265, 290, 4)};
   const ServedCounts counts = Serve(OfV32(), talks);
   EXPECT_LT(counts.worst, kLimit);

@@ -1,11 +1,10 @@
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
 #include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/indexer.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -189,10 +188,11 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
         for (int i = thread; i < kHeadsAtOnce * dim; i += kThreads) {
           const int h = i / dim;
-          queries[i] = h >= heads ? 0.0f
-                                  : LoadAsFloat(params.q.element, params.q.data,
-                                                token * params.q.row_stride +
-                                                    (head + h) * params.q.head_stride + i - h * dim);
+          queries[i] = h >= heads
+                           ? 0.0f
+                           : LoadAsFloat(params.q.element, params.q.data,
+                                         token * params.q.row_stride +
+                                             (head + h) * params.q.head_stride + i - h * dim);
         }
         if (thread < heads) {
           weights[thread] = params.weights[token * params.weight_stride + head + thread];
@@ -251,8 +251,9 @@ __global__ void __launch_bounds__(kThreads)
           const int32_t column = row / params.rows.block_size;
           const int64_t block =
               BlockOf(params.batch, at.request, column, params.rows.num_blocks, flags);
-          index = block < 0 ? -1 : block * params.rows.block_size + row -
-                                       int64_t{column} * params.rows.block_size;
+          index = block < 0 ? -1
+                            : block * params.rows.block_size + row -
+                                  int64_t{column} * params.rows.block_size;
         }
         out[own_above + (own_equal < ties ? own_equal : ties)] = static_cast<int32_t>(index);
       }
@@ -281,9 +282,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t block = slot / params.block_size;
   float* const to = params.states + block * params.block_stride +
                     (slot - block * params.block_size) * params.row_stride;
-  const float* const bias =
-      params.bias == nullptr ? nullptr
-                             : params.bias + at.position % params.ratio * params.bias_stride;
+  const float* const bias = params.bias == nullptr
+                                ? nullptr
+                                : params.bias + at.position % params.ratio * params.bias_stride;
   for (int d = static_cast<int>(threadIdx.x); d < width; d += kThreads) {
     to[d] = LoadAsFloat(params.kv.element, params.kv.data, token * params.kv.row_stride + d);
     const float score =
@@ -399,8 +400,8 @@ Error LaunchIndexTopk(const LaunchContext& context, const IndexTopkParams& param
   if (params.rows.dim > kMostDim) return cudaErrorInvalidConfiguration;
   int64_t stripes = MostStripes(params.num_tokens, context.num_multiprocessors);
   if (params.most_rows > 0) {
-    const int64_t room = static_cast<int64_t>(context.workspace_bytes / sizeof(float)) /
-                         params.most_rows;
+    const int64_t room =
+        static_cast<int64_t>(context.workspace_bytes / sizeof(float)) / params.most_rows;
     stripes = room < stripes ? room : stripes;
   }
   if (stripes == 0) return cudaErrorInvalidConfiguration;  // less than IndexTopkWorkspaceBytes
