@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/layer_params.h"
+#include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/checked.h"
@@ -113,30 +114,6 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
   const bool none_left = metadata.num_prefills > 0 || n == metadata.num_actual_tokens;
   return n == metadata.num_decode_tokens && none_left ? n : 0;
 }
-
-// The operations of a call, all of which are checked before the first runs.
-class OpsOfCall {
- public:
-  OpsOfCall(const AttentionOps& ops, const ExecContext& context) : ops_(ops), context_(context) {}
-  const absl::Status& status() const { return status_; }
-
-  template <typename Args>
-  std::optional<Checked<Args>> Check(const std::optional<Args>& args) {
-    if (!status_.ok() || !args.has_value()) return std::nullopt;
-    const absl::StatusOr<Checked<Args>> checked = ops_.Check(context_, *args);
-    status_ = checked.status();
-    return checked.ok() ? std::optional<Checked<Args>>(*checked) : std::nullopt;
-  }
-  template <typename Args>
-  void Run(const std::optional<Checked<Args>>& checked) {
-    if (status_.ok() && checked.has_value()) status_ = ops_.Run(*checked);
-  }
-
- private:
-  const AttentionOps& ops_;
-  const ExecContext& context_;
-  absl::Status status_;
-};
 
 }  // namespace
 

@@ -38,6 +38,8 @@ bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scal
                 DType cache_dtype, int64_t num_kv_heads, int64_t num_requests);
 bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
                  int64_t num_requests);
+// Slots of a cache that is written: each below its slots, no two non-negative ones the same.
+bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, const CacheGeometry& cache);
 // Float32 [H] or longer, no NaN if the host can tell; or absent.
 bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_heads);
 // That query heads divide into groups, one per KV head.

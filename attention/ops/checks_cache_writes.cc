@@ -11,7 +11,16 @@ namespace {
 
 constexpr DTypeSet kSourceTypes = kComputeTypes | kCodeTypes;
 
-// Each below the cache's slots, no two non-negative ones the same.
+// Values stored as they are, or converted: to floats, or to codes.
+bool CheckConversion(ArgChecker& check, const char* name, const ConstTensorView& from, DType to) {
+  if (!check.ok()) return false;
+  return from.dtype == to || kComputeTypes.contains(from.dtype) ||
+         check.Invalid(name, " is ", Name(from.dtype), " and the cache ", Name(to),
+                       "; codes are stored in caches of their own type only");
+}
+
+}  // namespace
+
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
                 const CacheGeometry& cache) {
   if (!check.ok()) return false;
@@ -45,16 +54,6 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
   const auto same = std::adjacent_find(sorted.begin(), sorted.end());
   return same == sorted.end() || twice(*same);
 }
-
-// Values stored as they are, or converted: to floats, or to codes.
-bool CheckConversion(ArgChecker& check, const char* name, const ConstTensorView& from, DType to) {
-  if (!check.ok()) return false;
-  return from.dtype == to || kComputeTypes.contains(from.dtype) ||
-         check.Invalid(name, " is ", Name(from.dtype), " and the cache ", Name(to),
-                       "; codes are stored in caches of their own type only");
-}
-
-}  // namespace
 
 absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args) {
   ArgChecker check(context, "ReshapeAndCache");

@@ -97,6 +97,20 @@ template <typename Visit>
 void VisitViews(RotateKeysArgs& a, Visit visit) {
   VisitEach(visit, a.in, a.positions, a.from_positions, a.out);
 }
+template <typename Visit>
+void VisitViews(CacheIndexKeysArgs& a, Visit visit) {
+  VisitEach(visit, a.k, a.slot_mapping, a.cache.rows);
+}
+template <typename Visit>
+void VisitViews(IndexTopkArgs& a, Visit visit) {
+  VisitEach(visit, a.q, a.weights, a.cache.rows, a.query_start_loc, a.seq_lens, a.block_table,
+            a.indices, a.lens);
+}
+template <typename Visit>
+void VisitViews(CompressTokensArgs& a, Visit visit) {
+  VisitEach(visit, a.kv, a.score, a.bias, a.states, a.slot_mapping, a.query_start_loc, a.seq_lens,
+            a.block_table, a.norm_weight, a.cos_sin, a.out);
+}
 
 // The AttnParams of arguments that have them, or null.
 template <typename Args>
