@@ -31,6 +31,7 @@ class WithWorkspace : public AttentionOps {
     return Cuda().Op(with, checked.args());                                    \
   }
   KVBLOCKS_ATTENDING_OPS(KVBLOCKS_WITH_WORKSPACE)
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_WITH_WORKSPACE)
 #undef KVBLOCKS_WITH_WORKSPACE
 };
 

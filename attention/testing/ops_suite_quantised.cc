@@ -374,6 +374,8 @@ TEST(QuantisedRowsTest, WhatIsNotBuiltIsRefused) {
   for (const Kind& kind : kKinds) {
     if (!kind.packed()) continue;
     PagedCaseOptions options = DecodeOptions();
+    options.lengths = {20};
+    options.q_lens = {1};
     options.format = kind.format;
     options.cache_dtype = kind.code;
     PagedCase paged(options);
