@@ -212,7 +212,7 @@ absl::Status AttentionLayer::ZeroPadding(const ExecContext& context, const Call&
 }
 
 absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call) const {
-  if (config_.scale_state == nullptr || !IsQuantizedCode(call.cache.k.dtype)) {
+  if (config_.scale_state == nullptr || !call.cache.takes_scale()) {
     return absl::OkStatus();
   }
   if (!config_.scale_state->frozen()) {
@@ -297,7 +297,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
-  if (IsQuantizedCode(call.cache.k.dtype)) params.scales = call.scales;
+  if (call.cache.takes_scale()) params.scales = call.scales;
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
   std::optional<ReshapeAndCacheArgs> write;
@@ -377,7 +377,7 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
   if (!params.ok()) return params.status();
   std::optional<ConcatAndCacheMlaArgs> write;
-  const bool quantised = IsQuantizedCode(call.cache.k.dtype);
+  const bool quantised = call.cache.takes_scale();
   if (!call.k.absent() && config_.shares_cache_of.empty()) {
     write.emplace();
     write->kv_c = *call.k.Select(1, 0), write->k_pe = *call.v.Select(1, 0);

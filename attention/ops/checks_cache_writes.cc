@@ -71,8 +71,10 @@ absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args) 
     check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
                   " tokens of k");
   }
-  CheckConversion(check, "k", args.k, cache.dtype);
-  CheckConversion(check, "v", args.v, cache.dtype);
+  // Formats with scales of their own make codes and scales from values.
+  const bool values_only = cache.format != KvRowFormat::kElements;
+  CheckConversion(check, "k", args.k, values_only ? DType::kU8 : cache.dtype);
+  CheckConversion(check, "v", args.v, values_only ? DType::kU8 : cache.dtype);
   CheckScales(check, args.scales, cache, /*num_requests=*/-1);
   check.Aligned("k", args.k);
   check.Aligned("v", args.v);

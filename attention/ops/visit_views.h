@@ -19,6 +19,7 @@ void VisitViews(AttnParams& p, Visit visit) {
 template <typename Visit>
 void VisitViews(ReshapeAndCacheArgs& a, Visit visit) {
   VisitEach(visit, a.k, a.v, a.slot_mapping, a.cache.k, a.cache.v, a.scales.k, a.scales.v);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
 }
 template <typename Visit>
 void VisitViews(ConcatAndCacheMlaArgs& a, Visit visit) {
@@ -31,12 +32,14 @@ void VisitViews(ComputeKvScalesArgs& a, Visit visit) {
 template <typename Visit>
 void VisitViews(PagedDecodeArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.out, a.lse);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
 void VisitViews(PagedDecodePartialArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.max_logits, a.exp_sums,
             a.tmp_out);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
@@ -47,6 +50,7 @@ template <typename Visit>
 void VisitViews(PagedPrefillArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.query_start_loc, a.seq_lens, a.block_table,
             a.query_positions, a.out, a.lse);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
@@ -84,6 +88,7 @@ template <typename Visit>
 void VisitViews(GatherCacheArgs& a, Visit visit) {
   VisitEach(visit, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.lengths, a.scales.k,
             a.scales.v, a.out, a.out_v);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
 }
 template <typename Visit>
 void VisitViews(SelectHkvdArgs& a, Visit visit) {
