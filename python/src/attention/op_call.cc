@@ -276,7 +276,7 @@ const attention::AttentionOps& OpCall::ops() const {
 #else
   Raise("KVBlocksError",
         absl::StrCat(name_, ": the arrays are on ", attention::Name(*device_),
-                     ", and this package was built without CUDA; docs/installing.md says how to "
+                     ", and this package was built without CUDA; docs/python.md says how to "
                      "build it with CUDA"));
 #endif
 }
