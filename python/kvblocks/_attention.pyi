@@ -215,7 +215,30 @@ def fuse_kv(imp: Array, k_new: Array, v_new: Array, k_old: Array, v_old: Array, 
     imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].
     """
 
-def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+class DecodePlan:
+    """
+    How a decode on CUDA is cut into parts, in device memory of the caller.
+
+    plan_decode makes it, on the stream; it serves all layers of the same shapes until lengths change, on one stream at
+    a time. Without a plan paged_decode makes its own in the same launch: plans save time in batches above 128 requests.
+    """
+
+    def __init__(self, memory: Array) -> None:
+        """
+        memory: contiguous, on CUDA, from a multiple of 16 bytes on; plan_decode refuses too little with the size that it needs.
+        """
+
+    @property
+    def memory(self) -> Any: ...
+
+def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int, out: Array, window_left: int = -1, split_tokens: int | None = None, num_splits: int | None = None, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    Makes the plan of a step on CUDA: one launch, for layers that decode these shapes.
+
+    The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is not written.
+    """
+
+def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One new token per request, its key already in the cache.
 
@@ -303,6 +326,46 @@ def sparse_mla_prefill(q: Array, kv: Array, indices: Array, *, scale: float, val
 
     q [T, H, D], kv [S, 1, D], indices int32 [T, 1, K] of rows, topk_len int32 [T]. V is the first columns of kv, as
     many as out has, or value_dim. max_logits float32 [T, H]: written if given. Returns out, or (out, lse [T, H]).
+    """
+
+def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, block_size: int, *, num_blocks: int = 0, null_block: int = 0, num_null_blocks: int = 1, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    The slot of each token: block_table[b][p // block_size] * block_size + p % block_size.
+
+    query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns] -> slot_mapping
+    int64 [T or more]; -1 behind the last token and in the null blocks. num_blocks: of the cache; 0 is unknown.
+    On CUDA all index functions are one launch and read nothing back.
+    """
+
+def build_swa_indices(query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, window: int, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    The slots that a window of tokens, the query included, sees, oldest first, then -1.
+
+    query_start_loc int32 [R + 1], seq_lens int32 [R], block_table int32 [R or more, columns] -> indices int32
+    [T or more, window], lens int32 [T or more].
+    """
+
+def build_compressed_slots(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, *, ratio: int, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    The row of a compressed cache that each token completes, or -1.
+
+    As compute_slot_mapping, of row p // ratio where (p + 1) % ratio == 0; block_size counts rows.
+    """
+
+def build_topk_slots(query_start_loc: Array, indices: Array, block_table: Array, slots: Array, counts: Array, *, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    Rows of a request as slots of the cache: what an indexer chose, as sparse_mla_decode takes it.
+
+    indices int32 [T or more, K], negative for none -> slots int32 [T or more, K], which may be indices, and counts
+    int32 [T or more] of those that are there.
+    """
+
+def build_dense_compressed_indices(query_start_loc: Array, positions: Array, indices: Array, lens: Array, *, ratio: int = 128, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    All complete rows of each token's context: 0 ... min((p + 1) // ratio, capacity) - 1.
+
+    query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity], lens int32
+    [T or more].
     """
 
 class KVGroup:
@@ -428,12 +491,3 @@ class AttentionMetadataBuilder:
     @property
     def permutation(self) -> NDArray[numpy.int32]:
         """[R]: row i is the build's request permutation[i]."""
-
-def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, block_size: int, *, num_blocks: int = 0, null_block: int = 0, num_null_blocks: int = 1, stream: Stream = None, workspace: Workspace | None = None) -> None:
-    """
-    The slot of each token, block_table[b][p // block_size] * block_size + p % block_size; -1 behind the last
-    token and in the null blocks.
-
-    query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns] -> slot_mapping
-    int64 [T or more]. num_blocks: of the cache; 0 is unknown.
-    """

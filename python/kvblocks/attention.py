@@ -22,10 +22,11 @@ import sys
 from typing import Any
 
 from kvblocks._attention import (
-    AttentionMetadata, AttentionMetadataBuilder, KVCache, KVGroup, Tensor, ThreadPool, Workspace, cascade,
+    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, KVCache, KVGroup, Tensor, ThreadPool, Workspace,
+    build_compressed_slots, build_dense_compressed_indices, build_swa_indices, build_topk_slots, cascade,
     compute_kv_scales, compute_slot_mapping, concat_and_cache_mla, fuse_kv, gather_cache, has_cuda, hkvd_count,
-    merge_states, mla_decode, paged_decode, paged_prefill, reshape_and_cache, rotate_keys, select_hkvd,
-    sparse_mla_decode, sparse_mla_prefill, varlen_self_attention, workspace_bytes,
+    merge_states, mla_decode, paged_decode, paged_prefill, plan_decode, reshape_and_cache, rotate_keys,
+    select_hkvd, sparse_mla_decode, sparse_mla_prefill, varlen_self_attention, workspace_bytes,
 )
 from kvblocks.errors import InvalidArgumentError
 
@@ -45,9 +46,10 @@ def _empty(op: str, name: str, like: Any, shape: tuple[int, ...], float32: bool)
 
 
 __all__ = [
-    "AttentionMetadata", "AttentionMetadataBuilder", "KVCache", "KVGroup", "Tensor", "ThreadPool", "Workspace",
-    "cascade", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla", "fuse_kv", "gather_cache",
-    "has_cuda", "hkvd_count", "merge_states", "mla_decode", "paged_decode", "paged_prefill", "reshape_and_cache",
-    "rotate_keys", "select_hkvd", "sparse_mla_decode", "sparse_mla_prefill", "varlen_self_attention",
-    "workspace_bytes",
+    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "KVCache", "KVGroup", "Tensor", "ThreadPool",
+    "Workspace", "build_compressed_slots", "build_dense_compressed_indices", "build_swa_indices",
+    "build_topk_slots", "cascade", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla",
+    "fuse_kv", "gather_cache", "has_cuda", "hkvd_count", "merge_states", "mla_decode", "paged_decode",
+    "paged_prefill", "plan_decode", "reshape_and_cache", "rotate_keys", "select_hkvd", "sparse_mla_decode",
+    "sparse_mla_prefill", "varlen_self_attention", "workspace_bytes",
 ]

@@ -301,6 +301,41 @@ def test_the_metadata_of_a_step() -> None:
     assert lens.tolist() == [41, 5, 0]  # the array keeps the builder
 
 
+def test_lists_of_slots() -> None:
+    rng = np.random.default_rng(13)
+    starts, lengths = np.array([0, 3, 5], np.int32), np.array([3, 9], np.int32)
+    positions = np.array([0, 1, 2, 7, 8], np.int32)
+    table = rng.permutation(8).reshape(2, 4).astype(np.int32)
+
+    def slot(token: int, row: int) -> int:
+        return int(table[int(token >= 3), row // 4]) * 4 + row % 4
+
+    indices, lens = np.full((6, 5), 99, np.int32), np.full(6, 99, np.int32)
+    attention.build_swa_indices(starts, lengths, table, indices, lens, window=5, block_size=4)
+    for t, p in enumerate(positions):
+        seen = [slot(t, j) for j in range(max(0, p - 4), p + 1)]
+        assert indices[t].tolist() == seen + [-1] * (5 - len(seen)) and lens[t] == len(seen)
+    assert lens[5] == 0
+
+    slots = np.zeros(6, np.int64)
+    padded = np.append(positions, 0).astype(np.int32)
+    attention.build_compressed_slots(starts, padded, table, slots, ratio=2, block_size=4)
+    assert slots.tolist() == [-1, slot(0, 0), -1, slot(3, 3), -1, -1]
+
+    chosen = np.array([[1, -1, 0], [-1, -1, -1], [2, 1, 0], [8, 3, -1], [0, 1, 2]], np.int32)
+    expected = [[slot(t, r) if r >= 0 else -1 for r in rows] for t, rows in enumerate(chosen.tolist())]
+    counts = np.zeros(5, np.int32)
+    attention.build_topk_slots(starts, chosen, table, chosen, counts, block_size=4)  # in place
+    assert [sorted(row) for row in chosen.tolist()] == [sorted(row) for row in expected]
+    assert counts.tolist() == [2, 0, 3, 2, 3]
+
+    rows, lens = np.zeros((5, 3), np.int32), np.zeros(5, np.int32)
+    attention.build_dense_compressed_indices(starts, positions, rows, lens, ratio=3)
+    assert lens.tolist() == [0, 0, 1, 2, 3] and rows[4].tolist() == [0, 1, 2]
+    refusal("^build_swa_indices: window is 0", lambda: attention.build_swa_indices(
+        starts, lengths, table, indices, lens, window=0, block_size=4))
+
+
 def test_block_tables_of_the_manager() -> None:
     """The manager's table is read in place."""
     from conftest import make_manager
@@ -373,6 +408,7 @@ def test_refusals_name_the_argument_and_write_nothing() -> None:
     refusal("^Tensor: dtype is float7; one of", lambda: attention.Tensor(q, "float7"))
     refusal("^Tensor: array has elements of 32 bits", lambda: attention.Tensor(q, "bfloat16"))
     refusal("^Workspace: error_flags", lambda: attention.Workspace(error_flags=q))
+    refusal("^DecodePlan: memory is on the host", lambda: attention.DecodePlan(q))
     refusal("^workspace_bytes: op is decode; one of paged_decode", lambda: attention.workspace_bytes("decode"))
     assert attention.workspace_bytes("paged_decode", max_reqs=4, num_heads=8, value_head_size=64) > 0
 

@@ -4,9 +4,13 @@
 
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/python/src/attention/op_call.h"
 #include "kvblocks/python/src/attention/signatures.h"
+#ifdef KVBLOCKS_WITH_CUDA
+#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#endif
 
 namespace kvblocks::python {
 
@@ -109,28 +113,87 @@ double WorkOf(const ConstTensorView& q, int64_t keys) {
   return 2.0 * static_cast<double>(q.num_elements()) * static_cast<double>(keys);
 }
 
-nb::object PagedDecode(nb::handle q, const PyKvCache& cache, nb::handle block_table,
-                       nb::handle seq_lens, std::optional<int64_t> max_seq_len,
-                       std::optional<double> scale, double soft_cap, int64_t window_left,
-                       int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, nb::handle k_scale,
-                       nb::handle v_scale, std::optional<int64_t> split_tokens,
-                       std::optional<int64_t> num_splits, nb::handle out, nb::handle lse,
-                       bool return_lse, nb::handle stream, PyWorkspace* workspace,
-                       PyThreadPool* threads) {
-  OpCall call("paged_decode", {stream, workspace, threads});
+// Python's DecodePlan.
+struct PyDecodePlan {
+  attention::DeviceDecodePlan core;
+  nb::object memory;
+  Held held = {};
+
+  explicit PyDecodePlan(nb::handle the_memory) : memory(nb::borrow(the_memory)) {
+    const ImportedArray array = Import("DecodePlan", "memory", memory, &held);
+    core.memory = array.view;
+    const char* problem = array.view.device.on_host() ? "is on the host; plans are made on CUDA"
+                          : array.is_read_only        ? "is read-only; the plan is written to it"
+                          : array.view.contiguous()   ? nullptr
+                                                      : "is not contiguous";
+    if (problem == nullptr) return;
+    Release(&held);
+    Raise("InvalidArgumentError", absl::StrCat("DecodePlan: memory ", problem));
+  }
+  PyDecodePlan(const PyDecodePlan&) = delete;
+  PyDecodePlan& operator=(const PyDecodePlan&) = delete;
+  ~PyDecodePlan() { Release(&held); }
+};
+
+attention::PagedDecodeArgs DecodeArgs(OpCall& call, nb::handle q, const PyKvCache& cache,
+                                      nb::handle block_table, nb::handle seq_lens,
+                                      std::optional<int64_t> max_seq_len, const Scores& scores,
+                                      std::optional<int64_t> split_tokens,
+                                      std::optional<int64_t> num_splits) {
   attention::PagedDecodeArgs args;
   args.q = call.In("q", q);
   args.cache = call.In(cache);
   args.block_table = call.In("block_table", block_table);
   args.seq_lens = call.In("seq_lens", seq_lens);
   args.max_seq_len = call.MaxLength("max_seq_len", max_seq_len, args.seq_lens);
-  Fill(call, {scale, soft_cap, window_left, chunk, alibi_slopes, sinks}, args.cache.key_dim(),
-       &args.params);
+  Fill(call, scores, args.cache.key_dim(), &args.params);
   FillSplit(call, split_tokens, num_splits, &args.params);
+  return args;
+}
+
+nb::object PagedDecode(nb::handle q, const PyKvCache& cache, nb::handle block_table,
+                       nb::handle seq_lens, std::optional<int64_t> max_seq_len,
+                       std::optional<double> scale, double soft_cap, int64_t window_left,
+                       int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, nb::handle k_scale,
+                       nb::handle v_scale, std::optional<int64_t> split_tokens,
+                       std::optional<int64_t> num_splits, const PyDecodePlan* plan, nb::handle out,
+                       nb::handle lse, bool return_lse, nb::handle stream, PyWorkspace* workspace,
+                       PyThreadPool* threads) {
+  OpCall call("paged_decode", {stream, workspace, threads});
+  attention::PagedDecodeArgs args = DecodeArgs(
+      call, q, cache, block_table, seq_lens, max_seq_len,
+      {scale, soft_cap, window_left, chunk, alibi_slopes, sinks}, split_tokens, num_splits);
   args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
+  if (plan != nullptr) {
+    if (args.q.device.on_host()) call.Refuse("plan is given; operations on host memory have none");
+    args.device_plan = &plan->core;
+  }
   auto [result, result_lse] =
       TakeOutputs(call, {out, lse, return_lse}, q, args.cache.value_dim(), &args);
   return RunAttention(call, args, WorkOf(args.q, args.max_seq_len), result, result_lse);
+}
+
+void PlanDecode(PyDecodePlan& plan, nb::handle q, const PyKvCache& cache, nb::handle block_table,
+                nb::handle seq_lens, int64_t max_seq_len, nb::handle out, int64_t window_left,
+                std::optional<int64_t> split_tokens, std::optional<int64_t> num_splits,
+                nb::handle stream, PyWorkspace* workspace) {
+  OpCall call("plan_decode", {stream, workspace, nullptr});
+  attention::PagedDecodeArgs args = DecodeArgs(
+      call, q, cache, block_table, seq_lens, max_seq_len,
+      {std::nullopt, 0, window_left, 0, nb::none(), nb::none()}, split_tokens, num_splits);
+  args.out = call.Out("out", out);
+  const attention::ExecContext context = call.Context();
+  if (context.device.on_host()) call.Refuse("q is on the host; plans are made on CUDA");
+#ifdef KVBLOCKS_WITH_CUDA
+  absl::Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = attention::cuda::CudaPlanDecode(context, args, &plan.core);
+  }
+  if (!status.ok()) call.Refuse(status);
+#else
+  (void)plan;
+#endif
 }
 
 attention::PagedPrefillArgs PrefillArgs(OpCall& call, nb::handle q, const PyKvCache& cache,
@@ -254,15 +317,42 @@ nb::object MergeStates(nb::handle outs, nb::handle lses, int64_t tokens_with_con
 }  // namespace
 
 void BindDenseOps(nb::module_& module) {
-  module.def("paged_decode", &PagedDecode, nb::arg("q"), nb::arg("cache"), nb::arg("block_table"),
-             nb::arg("seq_lens"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(),
-             KVBLOCKS_SCORE_ARGS, KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS, KVBLOCKS_OUT_ARGS,
-             KVBLOCKS_CALL_ARGS,
-             nb::sig("def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: "
-                     "Array, *, max_seq_len: int | "
-                     "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_SPLIT_SIG
-                         KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
-             R"(One new token per request, its key already in the cache.
+  nb::class_<PyDecodePlan>(
+      module, "DecodePlan",
+      R"(How a decode on CUDA is cut into parts, in device memory of the caller.
+
+plan_decode makes it, on the stream; it serves all layers of the same shapes until lengths change, on one stream at
+a time. Without a plan paged_decode makes its own in the same launch: plans save time in batches above 128 requests.)")
+      .def(nb::init<nb::handle>(), nb::arg("memory"),
+           nb::sig("def __init__(self, memory: Array) -> None"),
+           "memory: contiguous, on CUDA, from a multiple of 16 bytes on; plan_decode refuses too "
+           "little "
+           "with the size that it needs.")
+      .def_prop_ro(
+          "memory", [](const PyDecodePlan& p) { return p.memory; },
+          nb::sig("def memory(self) -> Any"));
+  module.def(
+      "plan_decode", &PlanDecode, nb::arg("plan"), nb::arg("q"), nb::arg("cache"),
+      nb::arg("block_table"), nb::arg("seq_lens"), nb::kw_only(), nb::arg("max_seq_len"),
+      nb::arg("out"), nb::arg("window_left") = -1, KVBLOCKS_SPLIT_ARGS,
+      nb::arg("stream") = nb::none(), nb::arg("workspace") = nb::none(),
+      nb::sig("def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, "
+              "seq_lens: Array, *, max_seq_len: int, out: Array, window_left: int = "
+              "-1, " KVBLOCKS_SPLIT_SIG
+              "stream: Stream = None, workspace: Workspace | None = None) -> None"),
+      R"(Makes the plan of a step on CUDA: one launch, for layers that decode these shapes.
+
+The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is not written.)");
+  module.def(
+      "paged_decode", &PagedDecode, nb::arg("q"), nb::arg("cache"), nb::arg("block_table"),
+      nb::arg("seq_lens"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(), KVBLOCKS_SCORE_ARGS,
+      KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS, nb::arg("plan") = nb::none(),
+      KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
+      nb::sig("def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: "
+              "Array, *, max_seq_len: int | "
+              "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_SPLIT_SIG
+              "plan: DecodePlan | None = None, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
+      R"(One new token per request, its key already in the cache.
 
 q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size) entries;
 seq_lens int32 [R], the new token included. A request of length 0 gives 0 and -infinity.

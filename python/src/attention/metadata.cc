@@ -1,4 +1,4 @@
-// Metadata of a step, and slots of tokens.
+// Metadata of a step.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,12 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/python/src/attention/op_call.h"
-#include "kvblocks/python/src/attention/signatures.h"
-#ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/index_ops.h"
-#endif
 
 namespace kvblocks::python {
 
@@ -253,32 +248,6 @@ void CopyTo(const char* name, const ConstTensorView& from, nb::handle to) {
   if (!problem.empty()) Raise("InvalidArgumentError", absl::StrCat("copy_to: ", name, problem));
 }
 
-void ComputeSlotMapping(nb::handle query_start_loc, nb::handle positions, nb::handle block_table,
-                        nb::handle slot_mapping, int64_t block_size, int64_t num_blocks,
-                        int32_t null_block, int32_t num_null_blocks, nb::handle stream,
-                        PyWorkspace* workspace) {
-  OpCall call("compute_slot_mapping", {stream, workspace, nullptr});
-  attention::SlotMappingArgs args;
-  args.query_start_loc = call.In("query_start_loc", query_start_loc);
-  args.positions = call.In("positions", positions);
-  args.block_table = call.In("block_table", block_table);
-  args.slot_mapping = call.Out("slot_mapping", slot_mapping);
-  args.block_size = block_size;
-  args.num_blocks = num_blocks;
-  args.null_blocks = {null_block, num_null_blocks};
-  const attention::ExecContext context = call.Context();
-  absl::Status status;
-  if (context.device.on_host()) {
-    status = attention::ComputeSlotMapping(args);
-  } else {
-#ifdef KVBLOCKS_WITH_CUDA
-    const nb::gil_scoped_release release;
-    status = attention::cuda::CudaComputeSlotMapping(context, args);
-#endif
-  }
-  if (!status.ok()) call.Refuse(status);
-}
-
 }  // namespace
 
 void BindMetadata(nb::module_& module) {
@@ -436,22 +405,6 @@ padded_num_tokens: what a captured graph wants; 0 is no padding.)")
           },
           nb::sig("def permutation(self) -> NDArray[numpy.int32]"),
           "[R]: row i is the build's request permutation[i].");
-
-  module.def(
-      "compute_slot_mapping", &ComputeSlotMapping, nb::arg("query_start_loc"), nb::arg("positions"),
-      nb::arg("block_table"), nb::arg("slot_mapping"), nb::arg("block_size"), nb::kw_only(),
-      nb::arg("num_blocks") = 0, nb::arg("null_block") = 0, nb::arg("num_null_blocks") = 1,
-      nb::arg("stream") = nb::none(), nb::arg("workspace") = nb::none(),
-      nb::sig(
-          "def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: Array, "
-          "slot_mapping: Array, block_size: int, *, num_blocks: int = 0, null_block: int = 0, "
-          "num_null_blocks: int = 1, stream: Stream = None, workspace: Workspace | None = None) -> "
-          "None"),
-      R"(The slot of each token, block_table[b][p // block_size] * block_size + p % block_size; -1 behind the last
-token and in the null blocks.
-
-query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns] -> slot_mapping
-int64 [T or more]. num_blocks: of the cache; 0 is unknown.)");
 }
 
 }  // namespace kvblocks::python

@@ -15,5 +15,6 @@ NB_MODULE(_attention, module) {
   BindRowOps(module);
   BindDenseOps(module);
   BindMlaOps(module);
+  BindIndexOps(module);
   BindMetadata(module);
 }

@@ -145,6 +145,7 @@ void BindOpCall(nb::module_& module);  // KVCache, Workspace, ThreadPool
 void BindDenseOps(nb::module_& module);
 void BindRowOps(nb::module_& module);
 void BindMlaOps(nb::module_& module);
+void BindIndexOps(nb::module_& module);
 void BindMetadata(nb::module_& module);
 
 }  // namespace kvblocks::python
