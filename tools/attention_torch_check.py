@@ -233,6 +233,19 @@ def check_cuda():
     attention.compute_slot_mapping(starts.cuda(), positions.cuda(), batch.block_table, mapped_there, 16)
     check("cuda: compute_slot_mapping as on the host", mapped_there.cpu(), mapped, 0)
 
+    builder = attention.AttentionMetadataBuilder([attention.KVGroup(300)], max_num_reqs=4, max_num_tokens=8,
+                                                 max_seq_len=1024)
+    there = attention.DeviceMetadata(builder)
+    for lengths in ([700, 20, 333, 512], [64, 65, 1, 1000]):
+        builder.build([n - 1 for n in lengths], [1] * 4, [batch.block_table.cpu().numpy()])
+        there.upload(torch.cuda.current_stream())
+        meta = there.metadata()
+        check(f"cuda: uploaded metadata of lengths {lengths}", torch.from_dlpack(meta.seq_lens).cpu(),
+              torch.tensor(lengths), 0)
+        got = attention.paged_decode(q, batch.cache, meta.block_table, meta.seq_lens, max_seq_len=1024, out=out,
+                                     workspace=space)
+        check(f"cuda: decode of uploaded metadata, {lengths}", got, batch.expected(q, [1] * 4, lengths=lengths), 1e-2)
+
     graph = torch.cuda.CUDAGraph()
     new = torch.randn(4, 2, 64, device="cuda").bfloat16()
     slots = torch.zeros(4, dtype=torch.int64, device="cuda")

@@ -382,7 +382,8 @@ class AttentionMetadata:
     """
     One group of a builder's last batch of R requests and T new tokens.
 
-    Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place.
+    Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place. Those of a
+    DeviceMetadata are on its device.
     """
 
     @property
@@ -491,3 +492,24 @@ class AttentionMetadataBuilder:
     @property
     def permutation(self) -> NDArray[numpy.int32]:
         """[R]: row i is the build's request permutation[i]."""
+
+class DeviceMetadata:
+    """
+    A builder's metadata on a CUDA device, by one asynchronous copy per step.
+
+    Addresses stay the same from step to step, so a captured graph reads what the last upload enqueued. The arrays of
+    its metadata have DLPack: this module takes them, and torch.from_dlpack.
+    """
+
+    def __init__(self, builder: AttentionMetadataBuilder, device: int = 0) -> None:
+        """
+        device: the number of the CUDA device, which must be the current one. Takes memory there and pinned memory.
+        """
+
+    def upload(self, stream: Stream) -> None:
+        """
+        Enqueues the copy of the builder's arrays as they are now. None is the legacy default stream. It waits for the copy before the last only.
+        """
+
+    def metadata(self, group: int = 0) -> AttentionMetadata:
+        """The builder's metadata, with arrays on the device."""

@@ -22,7 +22,8 @@ import sys
 from typing import Any
 
 from kvblocks._attention import (
-    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, KVCache, KVGroup, Tensor, ThreadPool, Workspace,
+    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, DeviceMetadata, KVCache, KVGroup, Tensor, ThreadPool,
+    Workspace,
     build_compressed_slots, build_dense_compressed_indices, build_swa_indices, build_topk_slots, cascade,
     compute_kv_scales, compute_slot_mapping, concat_and_cache_mla, fuse_kv, gather_cache, has_cuda, hkvd_count,
     merge_states, mla_decode, paged_decode, paged_prefill, plan_decode, reshape_and_cache, rotate_keys,
@@ -46,7 +47,8 @@ def _empty(op: str, name: str, like: Any, shape: tuple[int, ...], float32: bool)
 
 
 __all__ = [
-    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "KVCache", "KVGroup", "Tensor", "ThreadPool",
+    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "DeviceMetadata", "KVCache", "KVGroup", "Tensor",
+    "ThreadPool",
     "Workspace", "build_compressed_slots", "build_dense_compressed_indices", "build_swa_indices",
     "build_topk_slots", "cascade", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla",
     "fuse_kv", "gather_cache", "has_cuda", "hkvd_count", "merge_states", "mla_decode", "paged_decode",

@@ -181,6 +181,14 @@ def test_bfloat16_as_bits() -> None:
                                atol=1e-6)
 
 
+def test_types_of_ml_dtypes() -> None:
+    types = pytest.importorskip("ml_dtypes")
+    ones = np.ones((1, 4, 1, 8), types.bfloat16)
+    cache = attention.KVCache(ones, ones)
+    out = attention.paged_decode(ones[:, 0, :], cache, np.zeros((1, 1), np.int32), np.array([4], np.int32))
+    assert out.dtype == types.bfloat16 and (out == 1).all()
+
+
 def test_mla_and_its_sparse_forms_agree() -> None:
     rng = np.random.default_rng(5)
     rows = np.zeros((3, 4, 24), np.float32)  # 16 latent values and 8 rotary ones
@@ -509,6 +517,10 @@ def test_cuda_is_said_to_be_missing() -> None:
         attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, max_seq_len=3, out=q)
     with pytest.raises(kvblocks.InvalidArgumentError, match="max_seq_len is None; on CUDA"):
         attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+    group = attention.KVGroup(9)
+    builder = attention.AttentionMetadataBuilder([group], max_num_reqs=1, max_num_tokens=8, max_seq_len=8)
+    with pytest.raises(kvblocks.KVBlocksError, match="DeviceMetadata: device is 0, and .* without CUDA"):
+        attention.DeviceMetadata(builder)
     host = np.zeros((1, 2, 8), np.float32)
     refusal("seq_lens is on cuda:0; the context is on host", lambda: attention.paged_decode(
         host, case.cache, case.block_table, OnDevice(case.seq_lens, (2, 0)), max_seq_len=3))

@@ -243,11 +243,13 @@ ImportedArray FromCapsule(const char* op, const char* name, const nb::object& ca
   return {MakeView(op, name, managed->tensor, wanted), false};
 }
 
-// numpy's arrays of ml_dtypes have neither a buffer format nor a DLPack type: their bytes, and the name.
+// numpy's arrays of ml_dtypes have neither a buffer format nor a DLPack type, but bytes and a name.
+// Of numpy alone: a view of other libraries may be a copy.
 nb::object BytesOf(nb::handle array, DType* dtype) {
-  const nb::object type = nb::getattr(array, "dtype", nb::none());
-  if (type.is_none() || !nb::hasattr(array, "view")) return nb::object();
-  const auto name = nb::cast<std::string>(nb::str(type));
+  const nb::object numpy = nb::module_::import_("numpy").attr("ndarray");
+  if (PyObject_IsInstance(array.ptr(), numpy.ptr()) != 1) return nb::object();
+  const nb::object type = array.attr("dtype");
+  const auto name = nb::cast<std::string>(nb::str(nb::handle(type)));
   for (const NamedType& known : kTypes) {
     if (name != known.name) continue;
     *dtype = known.dtype;

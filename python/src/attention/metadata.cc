@@ -13,6 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
 #include "kvblocks/python/src/attention/op_call.h"
+#ifdef KVBLOCKS_WITH_CUDA
+#include "kvblocks/attention/cuda/device_metadata.h"
+#endif
 
 namespace kvblocks::python {
 
@@ -35,27 +38,62 @@ struct PyBuilder {
   explicit PyBuilder(AttentionMetadataBuilder the_core) : core(std::move(the_core)) {}
 };
 
-// One group of the builder's last batch.
+#ifdef KVBLOCKS_WITH_CUDA
+using DeviceCore = attention::cuda::DeviceMetadata;
+#else
+struct DeviceCore {};  // there is none
+#endif
+
+struct PyDeviceMetadata {
+  nb::object owner;  // of the builder
+  PyBuilder* builder;
+  attention::ExecContext context;
+  std::unique_ptr<DeviceCore> core;
+};
+
+// One group of the builder's last batch, with its arrays on the host or on a device.
 struct PyMetadata {
   nb::object owner;
   PyBuilder* builder;
   int group;
+  const DeviceCore* device = nullptr;
 
-  const CommonAttentionMetadata& core() const { return builder->core.metadata(group); }
+  CommonAttentionMetadata core() const {
+#ifdef KVBLOCKS_WITH_CUDA
+    if (device != nullptr) return device->metadata(group);
+#endif
+    return builder->core.metadata(group);
+  }
 };
 
-nb::object ArrayOf(nb::handle owner, const ConstTensorView& view) {
-  if (view.absent()) return nb::none();
+PyMetadata MetadataOf(nb::handle owner, PyBuilder* builder, int group, const DeviceCore* device) {
+  if (group < 0 || group >= builder->core.num_groups()) {
+    Raise("NotFoundError", absl::StrCat("metadata: group is ", group, ", expected 0 to ",
+                                        builder->core.num_groups() - 1));
+  }
+  return {nb::borrow(owner), builder, group, device};
+}
+
+template <typename T>
+nb::object ArrayOfType(nb::handle owner, const ConstTensorView& view) {
   size_t shape[attention::kMaxRank];
   int64_t strides[attention::kMaxRank];
   for (int i = 0; i < view.rank; ++i) {
     shape[i] = static_cast<size_t>(view.extent[i]), strides[i] = view.stride[i];
   }
   const auto rank = static_cast<size_t>(view.rank);
-  if (view.dtype == DType::kI64) {
-    return nb::cast(nb::ndarray<nb::numpy, const int64_t>(view.data, rank, shape, owner, strides));
+  if (!view.device.on_host()) {
+    return nb::cast(nb::ndarray<T, nb::device::cuda>(const_cast<std::byte*>(view.data), rank, shape,
+                                                     owner, strides, nb::dtype<T>(),
+                                                     nb::device::cuda::value, view.device.ordinal));
   }
-  return nb::cast(nb::ndarray<nb::numpy, const int32_t>(view.data, rank, shape, owner, strides));
+  return nb::cast(nb::ndarray<nb::numpy, const T>(view.data, rank, shape, owner, strides));
+}
+
+nb::object ArrayOf(nb::handle owner, const ConstTensorView& view) {
+  if (view.absent()) return nb::none();
+  return view.dtype == DType::kI64 ? ArrayOfType<int64_t>(owner, view)
+                                   : ArrayOfType<int32_t>(owner, view);
 }
 
 // Integers of an array or a sequence.
@@ -213,6 +251,8 @@ void CopyTo(const char* name, const ConstTensorView& from, nb::handle to) {
     problem = " is read-only";
   } else if (from.absent()) {
     problem = " is given, and this metadata has none";
+  } else if (!from.device.on_host()) {
+    problem = " is given, and this metadata is on a device; take the builder's";
   } else if (!target.view.device.on_host()) {
     problem = absl::StrCat(" is on ", attention::Name(target.view.device),
                            "; host memory, pinned or not");
@@ -273,7 +313,8 @@ attention. compression_ratio: tokens per cache row. null_block: never stored to;
   nb::class_<PyMetadata>(module, "AttentionMetadata",
                          R"(One group of a builder's last batch of R requests and T new tokens.
 
-Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place.)")
+Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place. Those of a
+DeviceMetadata are on its device.)")
       .def_prop_ro(
           "query_start_loc",
           [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().query_start_loc); },
@@ -389,12 +430,7 @@ padded_num_tokens: what a captured graph wants; 0 is no padding.)")
       .def(
           "metadata",
           [](nb::handle_t<PyBuilder> self, int group) {
-            auto& builder = nb::cast<PyBuilder&>(self);
-            if (group < 0 || group >= builder.core.num_groups()) {
-              Raise("NotFoundError", absl::StrCat("metadata: group is ", group, ", expected 0 to ",
-                                                  builder.core.num_groups() - 1));
-            }
-            return PyMetadata{nb::borrow(self), &builder, group};
+            return MetadataOf(self, &nb::cast<PyBuilder&>(self), group, nullptr);
           },
           nb::arg("group") = 0, nb::sig("def metadata(self, group: int = 0) -> AttentionMetadata"))
       .def_prop_ro(
@@ -405,6 +441,59 @@ padded_num_tokens: what a captured graph wants; 0 is no padding.)")
           },
           nb::sig("def permutation(self) -> NDArray[numpy.int32]"),
           "[R]: row i is the build's request permutation[i].");
+
+  nb::class_<PyDeviceMetadata>(
+      module, "DeviceMetadata",
+      R"(A builder's metadata on a CUDA device, by one asynchronous copy per step.
+
+Addresses stay the same from step to step, so a captured graph reads what the last upload enqueued. The arrays of
+its metadata have DLPack: this module takes them, and torch.from_dlpack.)")
+      .def(
+          "__init__",
+          [](PyDeviceMetadata* self, nb::handle_t<PyBuilder> builder, int device) {
+            PyDeviceMetadata made{nb::borrow(builder), &nb::cast<PyBuilder&>(builder), {}, nullptr};
+#ifdef KVBLOCKS_WITH_CUDA
+            made.context.device = {attention::DeviceKind::kCuda, static_cast<int8_t>(device)};
+            made.core = Value(DeviceCore::Create(made.context, &made.builder->core));
+#else
+            Raise("KVBlocksError",
+                  absl::StrCat("DeviceMetadata: device is ", device,
+                               ", and this package was built without CUDA; docs/python.md says how "
+                               "to build it with CUDA"));
+#endif
+            new (self) PyDeviceMetadata(std::move(made));
+          },
+          nb::arg("builder"), nb::arg("device") = 0,
+          nb::sig("def __init__(self, builder: AttentionMetadataBuilder, device: int = 0) -> None"),
+          "device: the number of the CUDA device, which must be the current one. Takes memory "
+          "there and pinned memory.")
+      .def(
+          "upload",
+          [](PyDeviceMetadata& self, nb::handle stream) {
+#ifdef KVBLOCKS_WITH_CUDA
+            self.context.stream = stream.is_none() ? nullptr : StreamFrom("upload", stream);
+            absl::Status status;
+            {
+              const nb::gil_scoped_release release;
+              status = self.core->Upload(self.context);
+            }
+            Check(status);
+#else
+            (void)self, (void)stream;
+#endif
+          },
+          nb::arg("stream"), nb::sig("def upload(self, stream: Stream) -> None"),
+          "Enqueues the copy of the builder's arrays as they are now. None is the legacy default "
+          "stream. It waits for "
+          "the copy before the last only.")
+      .def(
+          "metadata",
+          [](nb::handle_t<PyDeviceMetadata> self, int group) {
+            auto& device = nb::cast<PyDeviceMetadata&>(self);
+            return MetadataOf(self, device.builder, group, device.core.get());
+          },
+          nb::arg("group") = 0, nb::sig("def metadata(self, group: int = 0) -> AttentionMetadata"),
+          "The builder's metadata, with arrays on the device.");
 }
 
 }  // namespace kvblocks::python

@@ -51,7 +51,23 @@ void CheckRank(const char* name, const TensorView& view, KvLayout layout) {
                      attention::Name(layout), " has ", rank, " dimensions"));
 }
 
-// cudaStream_t, of a number or of what torch, CuPy and cuda.core have.
+// Scratch memory as one run of bytes.
+absl::Span<std::byte> BytesOf(const char* name, const ImportedArray& array) {
+  if (array.is_read_only) {
+    Raise("InvalidArgumentError",
+          absl::StrCat("Workspace: ", name, " is read-only; operations write to it"));
+  }
+  if (!array.view.contiguous()) {
+    Raise("InvalidArgumentError",
+          absl::StrCat("Workspace: ", name, " is ", array.view.DebugString(),
+                       "; it must be contiguous"));
+  }
+  return {array.view.data, static_cast<size_t>(array.view.num_elements() *
+                                               attention::ElementBytes(array.view.dtype))};
+}
+
+}  // namespace
+
 void* StreamFrom(const char* op, nb::handle stream) {
   nb::object value = nb::borrow(stream);
   if (!PyLong_Check(value.ptr())) {
@@ -73,23 +89,6 @@ void* StreamFrom(const char* op, nb::handle stream) {
   if (pointer == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
   return pointer;
 }
-
-// Scratch memory as one run of bytes.
-absl::Span<std::byte> BytesOf(const char* name, const ImportedArray& array) {
-  if (array.is_read_only) {
-    Raise("InvalidArgumentError",
-          absl::StrCat("Workspace: ", name, " is read-only; operations write to it"));
-  }
-  if (!array.view.contiguous()) {
-    Raise("InvalidArgumentError",
-          absl::StrCat("Workspace: ", name, " is ", array.view.DebugString(),
-                       "; it must be contiguous"));
-  }
-  return {array.view.data, static_cast<size_t>(array.view.num_elements() *
-                                               attention::ElementBytes(array.view.dtype))};
-}
-
-}  // namespace
 
 // --- KVCache ---
 

@@ -75,6 +75,9 @@ inline int64_t Extent(const attention::ConstTensorView& view, int dim) {
   return dim < view.rank ? view.extent[dim] : -1;
 }
 
+// A cudaStream_t, of a number or of what torch, CuPy and cuda.core have. `op` is for messages.
+void* StreamFrom(const char* op, nb::handle stream);
+
 class OpCall {
  public:
   OpCall(const char* name, CallOptions options) : name_(name), options_(options) {}

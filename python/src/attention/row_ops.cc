@@ -82,7 +82,8 @@ nb::object RotateKeys(nb::handle keys, nb::handle positions, nb::handle from_pos
   args.theta = theta;
   args.rotary_dim = rotary_dim;
   args.pairs = interleaved ? attention::RotaryPairs::kInterleaved : attention::RotaryPairs::kHalves;
-  nb::object result = call.Out("out", out, keys, {Extent(args.in, 0), Extent(args.in, 1), Extent(args.in, 2)}, &args.out);
+  nb::object result = call.Out(
+      "out", out, keys, {Extent(args.in, 0), Extent(args.in, 1), Extent(args.in, 2)}, &args.out);
   call.Run(args, 100.0 * static_cast<double>(args.in.num_elements()));
   return result;
 }
