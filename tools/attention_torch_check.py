@@ -343,6 +343,7 @@ def times(device, rounds):
     space = workspace_of("paged_decode", device, max_reqs=2, num_heads=8, num_kv_heads=2, value_head_size=64)
     common = {"max_seq_len": 64, "scale": 0.125, "out": out, "workspace": space}
     fixed = [attention.Tensor(x) for x in (q, batch.block_table, batch.seq_lens, out)]
+    none = [x[:0] for x in (q, batch.block_table, batch.seq_lens, out)]
     k = torch.randn(2, 2, 64, device=device).to(dtype)
     slots = torch.tensor([20, 40], device=device)
     rows = {
@@ -351,6 +352,9 @@ def times(device, rounds):
         "kvblocks paged_decode, arrays as Tensor":
             lambda: attention.paged_decode(fixed[0], batch.cache, fixed[1], fixed[2], max_seq_len=64, scale=0.125,
                                            out=fixed[3], workspace=space),
+        "kvblocks paged_decode of no request":
+            lambda: attention.paged_decode(none[0], batch.cache, none[1], none[2], max_seq_len=64, scale=0.125,
+                                           out=none[3], workspace=space),
         "kvblocks reshape_and_cache": lambda: attention.reshape_and_cache(k, k, slots, batch.cache),
         "torch scaled_dot_product_attention, no cache":
             lambda: torch.nn.functional.scaled_dot_product_attention(q[:, :, None], q[:, :, None], q[:, :, None]),

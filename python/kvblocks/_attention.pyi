@@ -270,8 +270,8 @@ def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Ar
     out_scale: above 0, out is float8 and holds the result / out_scale.
     out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
     lse: float32 [T, H], natural logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too.
-    stream: of CUDA: a number, or a stream of torch or CuPy; None is the library's current stream where it tells one
-    (torch), else the legacy default stream. workspace: on CUDA; too small raises with the size. threads: on the host.
+    stream: of CUDA: a number, or a stream of torch or CuPy; None is the current one of q's library (torch, CuPy), of
+    other libraries the legacy default stream. workspace: on CUDA; too small raises with the size. threads: on the host.
     Returns out [T, H, Dv], or (out, lse).
     """
 

@@ -32,6 +32,16 @@ from kvblocks._attention import (
 from kvblocks.errors import InvalidArgumentError
 
 
+def _current_stream(array: Any, device: int) -> int:
+    """The CUDA stream of the array's library, where that has no table of DLPack's to ask."""
+    library = type(array).__module__.partition(".")[0]
+    if library == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    if library == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
+    return 0  # the legacy default stream
+
+
 def _empty(op: str, name: str, like: Any, shape: tuple[int, ...], float32: bool) -> Any:
     """An output that the caller left out, from the library of `like`."""
     library = type(like).__module__.partition(".")[0]

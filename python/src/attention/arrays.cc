@@ -316,12 +316,20 @@ ImportedArray Import(const char* op, const char* name, nb::handle array, Held* h
 }
 
 void* CurrentStream(nb::handle array, DeviceId device) {
-  if (array.type().is(nb::type<PyTensor>()))
+  if (array.type().is(nb::type<PyTensor>())) {
     return CurrentStream(nb::inst_ptr<PyTensor>(array)->array, device);
-  const dlpack::ExchangeTable* table = TableOf(array);
-  if (table == nullptr || table->current_stream == nullptr) return nullptr;
+  }
   void* stream = nullptr;
-  if (table->current_stream(kCuda, device.ordinal, &stream) != 0) nb::raise_python_error();
+  const dlpack::ExchangeTable* table = TableOf(array);
+  if (table != nullptr && table->current_stream != nullptr) {
+    if (table->current_stream(kCuda, device.ordinal, &stream) != 0) nb::raise_python_error();
+    return stream;
+  }
+  static const nb::handle ask =
+      nb::object(nb::module_::import_("kvblocks.attention").attr("_current_stream")).release();
+  const nb::object number = ask(array, static_cast<int>(device.ordinal));
+  stream = PyLong_AsVoidPtr(number.ptr());
+  if (stream == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
   return stream;
 }
 

@@ -1,7 +1,7 @@
 // Arrays of other libraries as TensorViews: what is read of them, and what is held meanwhile.
 //
 // Nothing is copied and no stream is waited for. In this order an array is asked for
-//   DLPack's exchange table of its type (torch 2.10 and later): a look-up and a call, nothing held;
+//   DLPack's exchange table of its type (torch 2.13 has one): a look-up and a call, nothing held;
 //   the buffer protocol (numpy, memoryview): the buffer is held, so numpy cannot move the memory;
 //   __dlpack__ (CuPy, JAX, older torch), on a GPU with stream=-1, "do not synchronise".
 // nanobind's own ndarray is not used: its import asks GPU libraries to synchronise with the default
@@ -41,8 +41,8 @@ struct ImportedArray {
 // one that no view can describe.
 ImportedArray Import(const char* op, const char* name, nb::handle array, Held* held);
 
-// The stream that the array's library works on now, on the array's device; null where it does not
-// tell (the legacy default stream).
+// The stream that the array's library works on now, on the array's device: of torch and CuPy; of
+// others null (the legacy default stream).
 void* CurrentStream(nb::handle array, attention::DeviceId device);
 
 // Of "bfloat16", "float8_e4m3fn" and so on, or of a library's own dtype object.

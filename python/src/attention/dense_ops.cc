@@ -388,8 +388,8 @@ k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the 
 out_scale: above 0, out is float8 and holds the result / out_scale.
 out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
 lse: float32 [T, H], natural logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too.
-stream: of CUDA: a number, or a stream of torch or CuPy; None is the library's current stream where it tells one
-(torch), else the legacy default stream. workspace: on CUDA; too small raises with the size. threads: on the host.
+stream: of CUDA: a number, or a stream of torch or CuPy; None is the current one of q's library (torch, CuPy), of
+other libraries the legacy default stream. workspace: on CUDA; too small raises with the size. threads: on the host.
 Returns out [T, H, Dv], or (out, lse).)");
   module.def(
       "cascade", &Cascade, nb::arg("q"), nb::arg("cache"), nb::arg("query_start_loc"),
