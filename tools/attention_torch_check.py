@@ -175,9 +175,13 @@ def compare(device):
     q = batch.queries(2).to(torch.bfloat16)
     quarter = torch.tensor([0.25], device=device)
     expected = batch.expected(q, [1, 1], k_scale=0.25, v_scale=0.25)
-    as_bytes = [attention.Tensor(x.view(torch.uint8), torch.float8_e4m3fn) for x in (batch.k, batch.v)]
-    for name, cache in (("float8_e4m3fn", attention.KVCache(batch.k, batch.v)),
-                        ("uint8 as float8_e4m3fn", attention.KVCache(*as_bytes))):
+    caches = {"uint8 as float8_e4m3fn": attention.KVCache(
+        *(attention.Tensor(x.view(torch.uint8), torch.float8_e4m3fn) for x in (batch.k, batch.v)))}
+    try:
+        caches["float8_e4m3fn"] = attention.KVCache(batch.k, batch.v)
+    except Exception as error:  # an older torch, whose DLPack has no such type
+        print(f"       {device}: torch does not hand out float8: {error}")
+    for name, cache in caches.items():
         check(f"{device} paged_decode of {name}",
               attention.paged_decode(q, cache, batch.block_table, batch.seq_lens, k_scale=quarter, v_scale=quarter,
                                      max_seq_len=batch.max_len), expected, 1e-2)

@@ -526,6 +526,19 @@ def test_cuda_is_said_to_be_missing() -> None:
         host, case.cache, case.block_table, OnDevice(case.seq_lens, (2, 0)), max_seq_len=3))
 
 
+def test_the_current_stream_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from kvblocks.attention import _current_stream
+
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7 + device)))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=9 + device)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    of = {name: type("Array", (), {"__module__": name})() for name in ("torch", "cupy.ndarray", "jax")}
+    assert [_current_stream(array, 1) for array in of.values()] == [8, 10, 0]
+
+
 def device_capsule(array: Array) -> Any:
     """A DLPack capsule of an array that says device cuda:0."""
     import ctypes
