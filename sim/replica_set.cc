@@ -115,7 +115,7 @@ absl::Status ReplicaSet::RunLoop() {
     if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
     SimTime events = std::min(next_arrival_, owner_->NextTime());
     if (config_.concurrency == 0 && !sessions_may_end_ && !arrivals_.has_waiting() &&
-        groups_.empty() && owner_->RunsApart()) {
+        owner_->RunsApart()) {
       if (absl::Status status = RunApart(events); !status.ok()) return status;
       events = std::min(next_arrival_, owner_->NextTime());
     }

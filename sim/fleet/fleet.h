@@ -182,9 +182,10 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
   // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
-  // Balancers learn from all ranks, in order of time.
+  // Ranks wait for each other, and balancers learn from all of them in order of time.
   bool RunsApart() const override {
-    return queue_.empty() && !shares_connectors_ && !WantsCounts(options_.router.kind);
+    return queue_.empty() && !shares_connectors_ && set_.num_groups() == 0 &&
+           !WantsCounts(options_.router.kind);
   }
   void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
                    SimTime now) override;
