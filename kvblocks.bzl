@@ -86,6 +86,7 @@ def kv_cc_library(
         generated = [],
         separate = [],
         sources_per_unit = 10,
+        own_namespaces = False,
         testonly = False,
         **kwargs):
     """A library whose headers are included as kvblocks/<folder>/<header>.h.
@@ -99,6 +100,7 @@ def kv_cc_library(
       generated: sources that another rule makes.
       separate: sources that are compiled alone.
       sources_per_unit: how many of the others are compiled as one.
+      own_namespaces: what each keeps in an anonymous namespace is its own, and all that it has is there, as in tests.
       testonly: as ever.
       **kwargs: of the cc_library.
     """
@@ -109,7 +111,7 @@ def kv_cc_library(
     joined = [src for src in srcs if src not in separate]
     native.cc_library(
         name = name,
-        srcs = _joined(name, joined, sources_per_unit, testonly = testonly) + separate + generated,
+        srcs = _joined(name, joined, sources_per_unit, own_namespaces, testonly) + separate + generated,
         hdrs = hdrs,
         copts = _copts(copts),
         include_prefix = "kvblocks/" + native.package_name() if native.package_name() else "kvblocks",

@@ -23,6 +23,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/cost/sim_time.h"
@@ -55,6 +56,11 @@ class Arrivals {
   // When the next request arrives as far as is known now; empty: only after others have finished,
   // or never.
   absl::StatusOr<std::optional<SimTime>> NextTime(SimTime now);
+
+  // The next request, its `arrival` set, as long as it is sure whatever happens until then: requests so
+  // far wait for nobody, and no session was given up. Null if it is not, if there is none, or if
+  // `may_take` says no. The clock need not have come that far.
+  absl::StatusOr<SimRequest*> TakeAhead(absl::FunctionRef<bool(const SimRequest&)> may_take);
 
   // To be called once for every request when it is over in whatever way, before it leaves the
   // store: requests that wait for it may arrive.

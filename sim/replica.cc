@@ -177,6 +177,7 @@ void Replica::PlanAbort(SimRequest* request, AbortCause cause, SimTime time) {
 bool Replica::IsStale(const Abort& abort) const {
   const SimRequest& request = *abort.request;
   if (request.slot < 0 || request.spec.row != abort.row) return true;
+  if (request.state == RequestState::kFinished) return true;  // its owner has yet to forget it
   return abort.cause != AbortCause::kAbortTime && request.state != RequestState::kWaiting &&
          request.state != RequestState::kPending && request.state != RequestState::kLoading;
 }

@@ -6,14 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace kvblocks::sim {
-namespace {
-
-// So many instants of one replica before the others get their turn: enough to fill the cache with what
-// it needs, and few enough for progress to be told.
-constexpr int64_t kInstantsPerTurn = 4096;
-
-}  // namespace
-
 std::string ReplicaSet::Owner::NameOf(int32_t replica) const {
   return absl::StrCat("replica ", replica);
 }
@@ -26,12 +18,16 @@ class ReplicaSet::Watcher final : public EngineObserver {
   bool NeedsEveryRecord() const override { return false; }
 
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
-    Sent& sent = set_->SentOf(*record.request);
-    const bool is_first = !std::exchange(sent.is_admitted, true);
-    if (is_first) {
-      set_->loads_[static_cast<size_t>(replica_)].num_waiting_tokens -= record.request->num_prompt;
+    const SimRequest& request = *record.request;
+    if (std::exchange(set_->SentOf(request).is_admitted, true)) return;
+    const auto r = static_cast<size_t>(replica_);
+    set_->loads_[r].num_waiting_tokens -= request.num_prompt;
+    if (set_->is_apart_) {
+      set_->told_.Add(r, {set_->alone_[r].num_seen, now},
+                      {.admitted = &request, .num_hit_tokens = record.num_hit_tokens});
+    } else {
+      set_->owner_->OnAdmission(replica_, request, record.num_hit_tokens, now);
     }
-    set_->owner_->OnAdmission(replica_, record, is_first, now);
   }
 
  private:
@@ -60,6 +56,8 @@ absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel
   is_coupled_.push_back(0);
   loads_.emplace_back();
   ended_outputs_.push_back(0);
+  alone_.emplace_back();
+  told_.Resize(replicas_.size());
   may_be_cut_short_ |= config.max_queue_time > 0 ||
                        config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
   return absl::OkStatus();
@@ -103,9 +101,13 @@ absl::Status ReplicaSet::Run() {
 
 absl::Status ReplicaSet::RunLoop() {
   next_report_ = config_.progress_interval;
+  bool is_begun = false;  // the first two points of this instant are done
   while (true) {
-    if (absl::Status status = FinishSteps(); !status.ok()) return status;
-    if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
+    if (!is_begun) {
+      if (absl::Status status = FinishSteps(); !status.ok()) return status;
+      if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
+    }
+    is_begun = false;
     if (absl::Status status = TakeArrivals(); !status.ok()) return status;
     if (absl::Status status = owner_->AfterArrivals(); !status.ok()) return status;
     ++num_instants_;
@@ -114,9 +116,10 @@ absl::Status ReplicaSet::RunLoop() {
 
     if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
     SimTime events = std::min(next_arrival_, owner_->NextTime());
-    if (config_.concurrency == 0 && !sessions_may_end_ && !arrivals_.has_waiting() &&
-        owner_->RunsApart()) {
+    if (MayRunApart()) {
       if (absl::Status status = RunApart(events); !status.ok()) return status;
+      is_begun = !ahead_.empty();
+      if (is_begun) continue;
       events = std::min(next_arrival_, owner_->NextTime());
     }
     const SimTime next = NextInstant(events);
@@ -150,18 +153,25 @@ absl::Status ReplicaSet::TakeArrivals() {
     SimRequest* request = *taken;
     if (request == nullptr) return absl::OkStatus();
     ++num_arrived_;
-    if (request->max_output == 0 && config_.zero_output == ZeroOutput::kSkip) {
-      ++num_skipped_;
+    if (SkipsForNoOutput(request)) {
       if (absl::Status status = End(request, now_); !status.ok()) return status;
       continue;
     }
-    if (request->max_output == 0 && config_.zero_output == ZeroOutput::kOne) {
-      request->max_output = 1;
-    }
-    sessions_may_end_ |= request->spec.session != 0 &&
-                         (may_be_cut_short_ || request->spec.abort_after_ns > 0);
+    sessions_may_end_ |= MayEndSession(*request);
     if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
   }
+}
+
+bool ReplicaSet::SkipsForNoOutput(SimRequest* request) {
+  if (request->max_output > 0) return false;
+  if (config_.zero_output == ZeroOutput::kOne) request->max_output = 1;
+  num_skipped_ += config_.zero_output == ZeroOutput::kSkip;
+  return config_.zero_output == ZeroOutput::kSkip;
+}
+
+// Whether it may take its session's turns along, wherever they are.
+bool ReplicaSet::MayEndSession(const SimRequest& request) const {
+  return request.spec.session != 0 && (may_be_cut_short_ || request.spec.abort_after_ns > 0);
 }
 
 absl::Status ReplicaSet::Iterate() {
@@ -209,41 +219,6 @@ absl::Status ReplicaSet::ReadNextArrival() {
   next_arrival_ = arrival->value_or(kNever);
   is_arrival_known_ = true;
   return absl::OkStatus();
-}
-
-// All instants before `limit`, one replica after the other. Of several errors the earliest is told.
-absl::Status ReplicaSet::RunApart(SimTime limit) {
-  absl::Status error;
-  for (bool is_more = true; is_more;) {
-    is_more = false;
-    for (size_t r = 0; r < replicas_.size(); ++r) {
-      if (next_[r] >= limit) continue;
-      if (absl::Status status = RunAlone(r, limit); !status.ok()) {
-        error = OfReplica(static_cast<int32_t>(r), status);
-        limit = next_[r];
-      }
-      is_more |= next_[r] < limit;
-    }
-    if (absl::Status status = ReportProgress(); !status.ok()) return status;
-  }
-  return error;
-}
-
-absl::Status ReplicaSet::RunAlone(size_t index, SimTime limit) {
-  Replica& replica = *replicas_[index];
-  SimTime& next = next_[index];
-  int64_t num_instants = 0;
-  absl::Status status;
-  while (next < limit && num_instants++ < kInstantsPerTurn) {
-    now_ = std::max(now_, next);
-    if (replica.is_step_over(next)) status = replica.FinishStep();
-    if (status.ok()) status = replica.DeliverAborts(next);
-    if (status.ok() && replica.wants_schedule()) status = replica.Schedule(next);
-    if (!status.ok()) break;
-    next = replica.NextTime().value_or(kNever);
-  }
-  num_instants_ += num_instants;
-  return status;
 }
 
 // Of replicas, and of what else happens at `events`.
@@ -299,12 +274,15 @@ int32_t ReplicaSet::replica_of(const SimRequest& request) const {
 }
 
 void ReplicaSet::GetLoads(size_t first, size_t count, std::vector<ReplicaLoad>* loads) const {
-  loads->assign(loads_.begin() + static_cast<int64_t>(first),
-                loads_.begin() + static_cast<int64_t>(first + count));
-  for (size_t i = 0; i < count; ++i) {
-    (*loads)[i].num_tokens += replicas_[first + i]->scheduler().totals().num_output_tokens -
-                              ended_outputs_[first + i];
-  }
+  loads->clear();
+  for (size_t i = 0; i < count; ++i) loads->push_back(LoadOf(first + i));
+}
+
+ReplicaLoad ReplicaSet::LoadOf(size_t replica) const {
+  ReplicaLoad load = loads_[replica];
+  load.num_tokens +=
+      replicas_[replica]->scheduler().totals().num_output_tokens - ended_outputs_[replica];
+  return load;
 }
 
 void ReplicaSet::CallNow(int32_t replica) {
@@ -318,13 +296,17 @@ void ReplicaSet::CallNow(int32_t replica) {
 
 absl::Status ReplicaSet::Submit(SimRequest* request, int32_t replica) {
   SentOf(*request) = {.replica = replica, .num_outputs = request->num_outputs()};
-  ReplicaLoad& load = loads_[static_cast<size_t>(replica)];
+  CallNow(replica);
+  absl::Status status = SubmitAt(request, static_cast<size_t>(replica), now_);
+  return status.ok() ? status : OfReplica(replica, status);
+}
+
+absl::Status ReplicaSet::SubmitAt(SimRequest* request, size_t replica, SimTime now) {
+  ReplicaLoad& load = loads_[replica];
   load.num_requests += 1;
   load.num_tokens += request->num_prompt;
   load.num_waiting_tokens += request->num_prompt;
-  CallNow(replica);
-  absl::Status status = replicas_[static_cast<size_t>(replica)]->Submit(request, now_);
-  return status.ok() ? status : OfReplica(replica, status);
+  return replicas_[replica]->Submit(request, now);
 }
 
 absl::Status ReplicaSet::Crash(int32_t replica) {
@@ -352,6 +334,11 @@ absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {
     loads_[r].num_tokens -= request->num_prompt;
     if (!sent.is_admitted) loads_[r].num_waiting_tokens -= request->num_prompt;
     ended_outputs_[r] += request->num_outputs() - sent.num_outputs;
+    if (is_apart_) {
+      request->kv.reset();  // by the thread that made it
+      told_.Add(r, {alone_[r].num_seen, now}, {.ended = request});
+      return absl::OkStatus();
+    }
   }
   return owner_->OnEnded(request, now);
 }

@@ -29,18 +29,24 @@ def tokens(text):
 
 def shape_of(case):
     """What a case of gpu_check is, for those that others may do; else None."""
-    dense = re.fullmatch(r"(decode|prefill) (bf16) nhd (?:(\d+)x(\d+k?)|(\d+) on (\d+k?)) heads (\d+)/(\d+) block (\d+)", case)
+    dense = re.fullmatch(r"(decode|prefill) (bf16|f8e4m3) nhd (?:(\d+)x(\d+k?)|(\d+) on (\d+k?)) heads (\d+)/(\d+) block (\d+)",
+                         case)
     if dense:
-        kind, _, requests, length, queries, context, heads, kv_heads, block = dense.groups()
+        kind, element, requests, length, queries, context, heads, kv_heads, block = dense.groups()
         requests = int(requests or 1)
         length = tokens(length or context)
         queries = 1 if kind == "decode" else tokens(queries) if queries else length
         return {"kind": kind, "requests": requests, "length": length, "queries": queries, "heads": int(heads),
-                "kv_heads": int(kv_heads), "block": int(block), "dim": 128}
+                "kv_heads": int(kv_heads), "block": int(block), "dim": 128, "fp8": element == "f8e4m3"}
     latent = re.fullmatch(r"mla (\d+)x(\d+) heads (\d+) block (\d+)", case)
     if latent:
         requests, length, heads, block = map(int, latent.groups())
         return {"kind": "mla", "requests": requests, "length": length, "queries": 1, "heads": heads, "block": block}
+    sparse = re.fullmatch(r"sparse mla (fp8_656|fp8_584|bf16) (\d+)x(\d+) heads (\d+) K (\d+)(?:\+(\d+))?", case)
+    if sparse:
+        requests, queries, heads, entries, extra = (int(number or 0) for number in sparse.groups()[1:])
+        return {"kind": "sparse", "rows": sparse.group(1), "requests": requests, "queries": queries, "heads": heads,
+                "entries": entries, "extra": extra}
     return None
 
 
@@ -94,8 +100,51 @@ class Data:
             self.q = normal(requests, 1, shape["heads"], 576)
         else:
             self.cache = normal(blocks, 2, block, shape["kv_heads"], shape["dim"])
+            if shape["fp8"]:
+                self.cache = self.cache.to(torch.float8_e4m3fn)
             self.q = normal(requests * shape["queries"], shape["heads"], shape["dim"])
             self.out = torch.empty_like(self.q)
+
+
+class SparseData:
+    """Queries and lists of slots, over caches of 8192 blocks of 64 tokens that all share, as gpu_check has them."""
+
+    BLOCKS, BLOCK = 1 << 13, 64
+
+    def __init__(self, torch, shape, caches, seed):
+        self.generator = torch.Generator(device="cuda").manual_seed(seed)
+        self.torch, self.caches = torch, caches
+        tokens = (shape["requests"], shape["queries"])
+        dim = 512 if shape["rows"] == "fp8_584" else 576
+        self.q = torch.randn(*tokens, shape["heads"], dim, generator=self.generator, device="cuda", dtype=torch.bfloat16)
+        self.slots = self.lists(*tokens, shape["entries"])
+        self.extra_slots = self.lists(*tokens, shape["extra"]) if shape["extra"] else None
+
+    def lists(self, requests, queries, entries):
+        """None twice in a list, in no order."""
+        torch, step = self.torch, self.BLOCKS * self.BLOCK // entries
+        at = torch.rand(requests, queries, entries, generator=self.generator, device="cuda").argsort(-1)
+        within = torch.randint(step, at.shape, generator=self.generator, device="cuda")
+        return (at * step + within).to(torch.int32)
+
+    @classmethod
+    def cache(cls, torch, rows):
+        normal = lambda dim: torch.randn(cls.BLOCKS, cls.BLOCK, dim, device="cuda", dtype=torch.bfloat16)
+        if rows == "bf16":
+            return normal(576)
+        as_bytes = lambda values: values.contiguous().view(torch.uint8)
+        rotary = as_bytes(normal(64))
+        if rows == "fp8_656":
+            scales = as_bytes(torch.ones(cls.BLOCKS, cls.BLOCK, 4, device="cuda"))
+            cache = torch.cat([as_bytes(normal(512).to(torch.float8_e4m3fn)), scales, rotary], -1)
+        else:  # all rows of a block, then all scales; blocks begin at multiples of 576 bytes, as in engines
+            records = torch.cat([as_bytes(normal(448).to(torch.float8_e4m3fn)), rotary], -1).view(cls.BLOCKS, -1)
+            scales = torch.full((cls.BLOCKS, 8 * cls.BLOCK), 127, device="cuda", dtype=torch.uint8)
+            used = 584 * cls.BLOCK
+            padding = torch.zeros(cls.BLOCKS, -used % 576, device="cuda", dtype=torch.uint8)
+            whole = torch.cat([records, scales, padding], -1)
+            cache = whole[:, :used].view(cls.BLOCKS, cls.BLOCK, 584)
+        return cache.unsqueeze(2).view(torch.float8_e4m3fn)
 
 
 class FlashAttention3:
@@ -109,7 +158,7 @@ class FlashAttention3:
         self.torch, self.flash = torch, flash
 
     def takes(self, shape):
-        return shape["kind"] in ("decode", "prefill")
+        return shape["kind"] in ("decode", "prefill") and not shape["fp8"]
 
     def call(self, shape, data):
         plan = self.flash.get_scheduler_metadata(
@@ -138,7 +187,7 @@ class FlashInfer:
         indptr = torch.arange(0, requests + 1, dtype=torch.int32) * data.columns
         last = torch.full((requests,), (shape["length"] - 1) % shape["block"] + 1, dtype=torch.int32)
         pages = data.table.view(-1)
-        types = {"q_data_type": data.q.dtype, "kv_data_type": data.q.dtype}
+        types = {"q_data_type": data.q.dtype, "kv_data_type": data.cache.dtype}
         sizes = (shape["heads"], shape["kv_heads"], shape["dim"], shape["block"])
         if shape["kind"] == "decode":
             wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", use_tensor_cores=True)
@@ -160,22 +209,38 @@ class FlashMla:
         self.torch, self.flashmla = torch, flashmla
 
     def takes(self, shape):
-        return shape["kind"] == "mla" and shape["block"] == 64
+        return shape["kind"] == "sparse" or shape["kind"] == "mla" and shape["block"] == 64
 
     def call(self, shape, data):
+        if shape["kind"] == "sparse":
+            return self.sparse_call(shape, data)
         plan, _ = self.flashmla.get_mla_metadata(data.lengths, shape["heads"], 1, is_fp8_kvcache=False)
         return lambda: self.flashmla.flash_mla_with_kvcache(
             q=data.q, k_cache=data.rows, block_table=data.table, cache_seqlens=data.lengths, head_dim_v=512,
             tile_scheduler_metadata=plan, softmax_scale=0.07, causal=True, is_fp8_kvcache=False)
 
+    def sparse_call(self, shape, data):
+        if shape["rows"] == "bf16":
+            q, keys, slots = data.q.flatten(0, 1), data.caches[0].view(-1, 1, 576), data.slots.view(-1, 1, shape["entries"])
+            return lambda: self.flashmla.flash_mla_sparse_fwd(q, keys, slots, 0.07)
+        plan, _ = self.flashmla.get_mla_metadata()
+        return lambda: self.flashmla.flash_mla_with_kvcache(
+            q=data.q, k_cache=data.caches[0], block_table=None, cache_seqlens=None, head_dim_v=512,
+            tile_scheduler_metadata=plan, softmax_scale=0.07, is_fp8_kvcache=True, indices=data.slots,
+            extra_k_cache=data.caches[1] if shape["extra"] else None, extra_indices_in_kvcache=data.extra_slots)
+
 
 def microseconds(torch, peer, shape, rounds):
     """Of one call, in a graph of calls whose data exceed the second-level cache together."""
-    heads = 1 if shape["kind"] == "mla" else shape["kv_heads"]
-    width = 576 if shape["kind"] == "mla" else 2 * shape["dim"]
-    size = 2 * shape["requests"] * shape["length"] * heads * width
-    most = 1 if shape["kind"] == "prefill" else 40
-    data = [Data(torch, shape, n) for n in range(min(max(int(1.5e9 / size) + 1, 2), most))]
+    if shape["kind"] == "sparse":
+        caches = [SparseData.cache(torch, shape["rows"]) for _ in range(2 if shape["extra"] else 1)]
+        data = [SparseData(torch, shape, caches, n) for n in range(10)]
+    else:
+        heads = 1 if shape["kind"] == "mla" else shape["kv_heads"]
+        width = 576 if shape["kind"] == "mla" else 2 * shape["dim"]
+        size = 2 * shape["requests"] * shape["length"] * heads * width
+        most = 1 if shape["kind"] == "prefill" else 40
+        data = [Data(torch, shape, n) for n in range(min(max(int(1.5e9 / size) + 1, 2), most))]
     calls = [peer.call(shape, each) for each in data]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

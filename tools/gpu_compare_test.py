@@ -64,13 +64,17 @@ class Tables(unittest.TestCase):
     def test_shapes_are_what_names_say(self):
         self.assertEqual(gpu_compare.shape_of(DECODE), {
             "kind": "decode", "requests": 64, "length": 4096, "queries": 1, "heads": 32, "kv_heads": 8, "block": 16,
-            "dim": 128})
+            "dim": 128, "fp8": False})
+        self.assertTrue(gpu_compare.shape_of(DECODE.replace("bf16", "f8e4m3"))["fp8"])
         self.assertEqual(gpu_compare.shape_of("prefill bf16 nhd 8x2k heads 32/8 block 16")["queries"], 2048)
         chunk = gpu_compare.shape_of(CHUNK)
         self.assertEqual((chunk["requests"], chunk["queries"], chunk["length"]), (1, 512, 32768))
         self.assertEqual(gpu_compare.shape_of(LATENT), {
             "kind": "mla", "requests": 128, "length": 4096, "queries": 1, "heads": 128, "block": 64})
-        for other in ("decode f8e4m3 nhd 64x4k heads 32/8 block 16", "decode bf16 hnd 64x4k heads 32/8 block 16",
+        self.assertEqual(gpu_compare.shape_of("sparse mla fp8_584 128x1 heads 64 K 128+512"), {
+            "kind": "sparse", "rows": "fp8_584", "requests": 128, "queries": 1, "heads": 64, "entries": 128, "extra": 512})
+        self.assertEqual(gpu_compare.shape_of("sparse mla bf16 128x2 heads 128 K 2048")["extra"], 0)
+        for other in ("decode i8 nhd 64x4k heads 32/8 block 16", "decode bf16 hnd 64x4k heads 32/8 block 16",
                       "decode bf16 nhd 63x512+1x32k heads 32/8 block 16", "mla 128x4096 heads 16 queries 4 block 64",
                       "decode bf16 nhd 64x4k heads 32/8 block 16 D=64", "slots 256 tokens"):
             self.assertIsNone(gpu_compare.shape_of(other), other)

@@ -132,14 +132,14 @@ struct OwnParts {
 };
 void OwnPartsKernel(OwnParts own) {
   int32_t* sums = reinterpret_cast<int32_t*>(DynamicSharedMemory());
-  unsigned char* pieces = DynamicSharedMemory() + (kMaxOwnRequests + 4) * 4;
+  int4* pieces = reinterpret_cast<int4*>(sums + kMaxOwnRequests + 4);
   const int lane = static_cast<int>(threadIdx.x), part = static_cast<int>(blockIdx.x);
   const int count = PlanOwnPart(
       own.num_requests, static_cast<int>(gridDim.x), part, [&](int b) { return own.tiles[b]; },
-      sums, pieces, 48);
+      sums, pieces);
   if (lane == 0) own.counts[part] = count;
   for (int i = lane; i < count; i += 32) {
-    own.pieces[part * kMaxOwnRequests + i] = *reinterpret_cast<const int4*>(pieces + 48 * i);
+    own.pieces[part * kMaxOwnRequests + i] = pieces[i];
   }
 }
 
@@ -167,7 +167,7 @@ TEST(DecodePlanTest, BlocksPlanTheirOwnPartsAlike) {
     std::vector<int> counts(parts);
     LaunchConfig config;
     config.grid = dim3(static_cast<unsigned>(parts));
-    config.shared_bytes = (kMaxOwnRequests + 4) * 4 + kMaxOwnRequests * 48;
+    config.shared_bytes = (kMaxOwnRequests + 4) * 4 + kMaxOwnRequests * 16;
     ASSERT_EQ(Launch(config, OwnPartsKernel,
                      OwnParts{tiles.data(), requests, pieces.data(), counts.data()}),
               0);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/run_in_parallel.h"
 
 namespace kvblocks::sim {
 

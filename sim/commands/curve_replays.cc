@@ -13,6 +13,7 @@
 #include "kvblocks/sim/curve/curve_table.h"
 #include "kvblocks/sim/curve/schedule_curve.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/run_in_parallel.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {

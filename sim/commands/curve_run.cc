@@ -14,6 +14,7 @@
 #include "kvblocks/sim/curve/curve_table.h"
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/run_in_parallel.h"
 #include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {

@@ -35,18 +35,11 @@ class EventExport::OfReplica final : public EngineObserver {
 
   bool NeedsEveryRecord() const override { return false; }
   void OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) override {
-    if (parent_->sink_ != nullptr) return parent_->Record(this, batch, now);
-#ifdef KVBLOCKS_WITH_ZMQ
-    if (parent_->pace_ > 0) {
-      const std::chrono::duration<double> since(Seconds(now) / parent_->pace_);
-      std::this_thread::sleep_until(
-          parent_->epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
+    if (parent_->is_apart_) {
+      parent_->batches_.Add(static_cast<size_t>(rank), now, {batch.begin(), batch.end()});
+    } else {
+      parent_->Publish(this, batch, now);
     }
-    // Unix time, so that a run that is started again is told from the one before.
-    const double start =
-        std::chrono::duration<double>(parent_->epoch_.time_since_epoch()).count();
-    publisher->Publish({batch.begin(), batch.end()}, start + Seconds(now));
-#endif
   }
 
   const int64_t rank;
@@ -131,6 +124,7 @@ absl::Status EventExport::Open(size_t num_replicas) {
     replicas_.push_back(std::make_unique<OfReplica>(
         this, static_cast<int64_t>(r), num_replicas == 1 ? "kvsim" : absl::StrCat("replica-", r)));
   }
+  batches_.Resize(num_replicas);
   (void)absl::SimpleAtod(pace_text_, &pace_);
   if (!IsEndpoint(target_)) {
     auto sink = OpenByteSink(target_);
@@ -173,6 +167,27 @@ absl::Status EventExport::Bind(OfReplica* replica) {
   (void)replica;
 #endif
   return absl::OkStatus();
+}
+
+void EventExport::OnTogether() {
+  is_apart_ = false;
+  batches_.TakeAll([this](size_t replica, SimTime now, const std::vector<KvEvent>& batch) {
+    Publish(replicas_[replica].get(), batch, now);
+  });
+}
+
+void EventExport::Publish(OfReplica* replica, absl::Span<const KvEvent> batch, SimTime now) {
+  if (sink_ != nullptr) return Record(replica, batch, now);
+#ifdef KVBLOCKS_WITH_ZMQ
+  if (pace_ > 0) {
+    const std::chrono::duration<double> since(Seconds(now) / pace_);
+    std::this_thread::sleep_until(
+        epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
+  }
+  // Unix time, so that a run that is started again is told from the one before.
+  const double start = std::chrono::duration<double>(epoch_.time_since_epoch()).count();
+  replica->publisher->Publish({batch.begin(), batch.end()}, start + Seconds(now));
+#endif
 }
 
 // Simulated time: the same run gives the same file.

@@ -69,11 +69,6 @@ struct RoundingLoss {
 RoundingLoss LossByRounding(const TraceInfo& info, const std::vector<TraceRequest>& requests,
                             int64_t block_tokens);
 
-// Runs all tasks on at most `num_threads` threads; each task once, in any order. After each of them
-// `on_done` is told how many are done, by one thread at a time.
-void RunInParallel(int num_threads, const std::vector<std::function<void()>>& tasks,
-                   const std::function<void(int64_t num_done)>& on_done = nullptr);
-
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_CURVE_ORDER_RUN_H_

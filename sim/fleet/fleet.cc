@@ -118,6 +118,10 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
                                                    " millionths, expected 0 to ", kMillion));
   }
+  if (options.num_threads < 1 || options.num_threads > kMostThreads) {
+    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads,
+                                                   ", expected 1 to ", kMostThreads));
+  }
   const auto num_live =
       options.num_live > 0 ? options.num_live : static_cast<int32_t>(replicas.size());
   const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
@@ -160,6 +164,14 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     }
     fleet->shares_connectors_ |= setup.shares_connector;
   }
+  const absl::Status runs_ahead = CheckRunsAhead(
+      options, replicas.front().config.concurrency, fleet->shares_connectors_);
+  if (options.num_threads > 1 && !runs_ahead.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads is ", options.num_threads, ", expected 1; ", runs_ahead.message()));
+  }
+  fleet->runs_ahead_ = runs_ahead.ok();
+  fleet->set_.set_num_threads(options.num_threads);
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
@@ -253,6 +265,7 @@ absl::Status Fleet::Run() {
   }
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
+  result_.num_sent_ahead = set_.num_sent_ahead();
   result_.peak_live_requests = set_.peak_live_requests();
   return status;
 }
@@ -482,13 +495,12 @@ void Fleet::FindHeld(const SimRequest& request) {
   }
 }
 
-void Fleet::OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
+void Fleet::OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                         SimTime now) {
-  if (!is_first) return;
-  Routed& routed = routed_[static_cast<size_t>(record.request->slot)];
-  routed.num_hits = record.num_hit_tokens;
+  Routed& routed = routed_[static_cast<size_t>(request.slot)];
+  routed.num_hits = num_hit_tokens;
   for (FleetObserver* observer : observers_) {
-    observer->OnFound(*record.request, replica, routed.claim, record.num_hit_tokens, now);
+    observer->OnFound(request, replica, routed.claim, num_hit_tokens, now);
   }
 }
 

@@ -65,35 +65,32 @@ void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::
 
 class FleetMetrics::OfReplica final : public EngineObserver {
  public:
-  explicit OfReplica(FleetMetrics* fleet) : fleet_(fleet) {}
+  OfReplica(FleetMetrics* fleet, size_t replica) : fleet_(fleet), replica_(replica) {}
 
   bool NeedsEveryRecord() const override { return false; }
   void OnArrival(const SimRequest& request, SimTime) override {
-    fleet_->TimesOf(request) = Times();
-    if (fleet_->first_arrival_ < 0 || request.arrival < fleet_->first_arrival_) {
-      fleet_->first_arrival_ = request.arrival;
-    }
+    TimesOf(request) = Times();
+    if (first_arrival < 0 || request.arrival < first_arrival) first_arrival = request.arrival;
   }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
-    Times& times = fleet_->TimesOf(*record.request);
+    Times& times = TimesOf(*record.request);
     if (times.admitted >= 0) return;
     times.admitted = now;
     num_queried += record.num_queried_tokens;
-    fleet_->sum_queried_ += record.num_queried_tokens;
   }
   void OnStepFinished(const StepRecord& step) override {
     for (const OutputRecord& output : step.outputs) {
       if (output.num_emitted == 0 || output.request == nullptr) continue;
       if (output.request->num_outputs() == output.num_emitted) {
-        fleet_->TimesOf(*output.request).first_token = step.end;
+        TimesOf(*output.request).first_token = step.end;
       }
     }
   }
-  void OnRejection(const SimRequest&, SimTime) override { fleet_->goodput_.OnFailure(); }
+  void OnRejection(const SimRequest&, SimTime now) override { Tell(now, std::nullopt); }
   void OnFinish(const SimRequest& request, SimTime now) override {
-    fleet_->last_end_ = std::max(fleet_->last_end_, now);
-    if (!request.is_completed()) return fleet_->goodput_.OnFailure();
-    const Times& times = fleet_->TimesOf(request);
+    last_end = std::max(last_end, now);
+    if (!request.is_completed()) return Tell(now, std::nullopt);
+    const Times& times = TimesOf(request);
     // With --zero-output=prefill nothing comes out.
     if (times.first_token < 0) return;
     const SimTime rtt = fleet_->options_.client_rtt;
@@ -104,32 +101,67 @@ class FleetMetrics::OfReplica final : public EngineObserver {
     if (request.num_outputs() > 1) {
       latency.tpot = (now - times.first_token) / (request.num_outputs() - 1);
     }
-    fleet_->queueing_.Add(latency.queueing);
-    fleet_->ttft_.Add(latency.ttft);
-    fleet_->e2e_.Add(latency.e2e);
-    if (latency.tpot) fleet_->tpot_.Add(*latency.tpot);
-    fleet_->goodput_.OnFinish(latency);
+    Tell(now, latency);
   }
 
   int64_t num_sent = 0, num_prompt = 0, num_queried = 0, num_hit = 0, oracle_more = 0;
+  SimTime first_arrival = -1, last_end = 0;
 
  private:
+  struct Times {
+    SimTime admitted = -1;
+    SimTime first_token = -1;
+  };
+
+  Times& TimesOf(const SimRequest& request) {
+    const auto slot = static_cast<size_t>(request.slot);
+    if (slot >= times_.size()) times_.resize(slot + 1);
+    return times_[slot];
+  }
+
+  void Tell(SimTime now, const Outcome& outcome) {
+    if (fleet_->is_apart_) {
+      fleet_->outcomes_.Add(replica_, now, outcome);
+    } else {
+      fleet_->Take(outcome);
+    }
+  }
+
   FleetMetrics* const fleet_;
+  const size_t replica_;
+  std::vector<Times> times_;  // of live requests, by slot
 };
 
 FleetMetrics::FleetMetrics(size_t num_replicas, const Options& options)
     : options_(options), goodput_(options.objectives) {
-  for (size_t r = 0; r < num_replicas; ++r) replicas_.push_back(std::make_unique<OfReplica>(this));
+  for (size_t r = 0; r < num_replicas; ++r) {
+    replicas_.push_back(std::make_unique<OfReplica>(this, r));
+  }
+  outcomes_.Resize(num_replicas);
 }
 
 FleetMetrics::~FleetMetrics() = default;
 
 EngineObserver* FleetMetrics::of_replica(size_t replica) { return replicas_[replica].get(); }
 
-FleetMetrics::Times& FleetMetrics::TimesOf(const SimRequest& request) {
-  const auto slot = static_cast<size_t>(request.slot);
-  if (slot >= times_.size()) times_.resize(slot + 1);
-  return times_[slot];
+int64_t FleetMetrics::num_queried_tokens() const {
+  int64_t sum = 0;
+  for (const auto& replica : replicas_) sum += replica->num_queried;
+  return sum;
+}
+
+void FleetMetrics::Take(const Outcome& outcome) {
+  if (!outcome) return goodput_.OnFailure();
+  queueing_.Add(outcome->queueing);
+  ttft_.Add(outcome->ttft);
+  e2e_.Add(outcome->e2e);
+  if (outcome->tpot) tpot_.Add(*outcome->tpot);
+  goodput_.OnFinish(*outcome);
+}
+
+void FleetMetrics::OnTogether() {
+  is_apart_ = false;
+  outcomes_.TakeAll([this](size_t, SimTime, const Outcome& outcome) { Take(outcome); });
 }
 
 void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {
@@ -241,7 +273,14 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   totals->set_requests_arrived(totals->requests_arrived() - result.scaling.num_retried);
   totals->set_requests_aborted(totals->requests_aborted() + result.scaling.num_failed);
   if (options.scaling.is_used()) FillScaling(options, result, out->mutable_scaling());
-  const double duration = Seconds(std::max<SimTime>(last_end_ - std::max<SimTime>(first_arrival_, 0), 0));
+  SimTime first_arrival = first_arrival_, last_end = last_end_;
+  for (const auto& replica : replicas_) {
+    last_end = std::max(last_end, replica->last_end);
+    if (replica->first_arrival < 0) continue;
+    first_arrival = first_arrival < 0 ? replica->first_arrival
+                                      : std::min(first_arrival, replica->first_arrival);
+  }
+  const double duration = Seconds(std::max<SimTime>(last_end - std::max<SimTime>(first_arrival, 0), 0));
   totals->set_duration_s(duration);
   if (duration > 0) {
     totals->set_requests_per_s(static_cast<double>(totals->requests_finished()) / duration);
@@ -253,8 +292,8 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   FillDistribution(tpot_, out->mutable_latency()->mutable_tpot());
   FillDistribution(router_queueing_, out->mutable_latency()->mutable_router_queueing());
   out->mutable_hit_rate()->set_numerator(sum_hit_);
-  out->mutable_hit_rate()->set_denominator(sum_queried_);
-  out->mutable_hit_rate()->set_value(Ratio(sum_hit_, sum_queried_));
+  out->mutable_hit_rate()->set_denominator(num_queried_tokens());
+  out->mutable_hit_rate()->set_value(Ratio(sum_hit_, num_queried_tokens()));
 
   const size_t count = result.replicas.size();
   pb::Imbalance* imbalance = out->mutable_imbalance();

@@ -10,10 +10,10 @@
 #include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/curve/order_run.h"
 #include "kvblocks/sim/fleet/fleet_summary.h"
 #include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/report/tier_section.h"
+#include "kvblocks/sim/run_in_parallel.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {

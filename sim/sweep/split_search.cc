@@ -19,10 +19,10 @@
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/split_replay.h"
-#include "kvblocks/sim/curve/order_run.h"
 #include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/run_in_parallel.h"
 
 namespace kvblocks::sim {
 

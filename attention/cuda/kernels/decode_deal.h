@@ -168,25 +168,21 @@ KVB_DEVICE int DealToParts(int num_requests, int num_parts, DealAt from, int las
 
 struct OwnPartSink {
   int own;
-  unsigned char* pieces;
-  int stride;
+  int4* pieces;
   KVB_DEVICE void BeginPart(int, int) const {}
   KVB_DEVICE void BeginRequest(int, int) const {}
   KVB_DEVICE void Add(int part, int position, int, int4 piece) const {
-    if (part == own) Store(position, piece);
-  }
-  KVB_DEVICE void Store(int position, int4 piece) const {
-    *reinterpret_cast<int4*>(pieces + position * stride) = piece;
+    if (part == own) pieces[position] = piece;
   }
 };
 
-// The pieces of part `own` into shared memory, `stride` bytes apart (room for kMaxOwnRequests);
-// returns how many. tiles_of(b): of request b. `sums`: shared, kMaxOwnRequests + 1.
+// The pieces of part `own` into shared memory, which has room for kMaxOwnRequests; returns how
+// many. tiles_of(b): of request b. `sums`: shared, kMaxOwnRequests + 1.
 template <typename TilesOf>
 KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const TilesOf& tiles_of,
-                           int32_t* sums, unsigned char* pieces, int stride) {
+                           int32_t* sums, int4* pieces) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const OwnPartSink sink = {own, pieces, stride};
+  const OwnPartSink sink = {own, pieces};
   int total = 0;
   for (int base = 0; base < num_requests; base += 32) {
     int sum = base + lane < num_requests ? tiles_of(base + lane) : 0;
@@ -213,9 +209,8 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const Tiles
       const unsigned takers = __ballot_sync(kFullWarp, low < high);
       if (low < high) {
         const int first_part = first / payload;
-        sink.Store(count + __popc(takers & ((1u << lane) - 1)),
-                   MakePiece(b, low - first, high - first, (next - 1) / payload - first_part + 1,
-                             own - first_part));
+        pieces[count + __popc(takers & ((1u << lane) - 1))] = MakePiece(
+            b, low - first, high - first, (next - 1) / payload - first_part + 1, own - first_part);
       }
       count += __popc(takers);
     }
@@ -224,7 +219,7 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const Tiles
   }
   for (int b = lane; b < num_requests; b += 32) {
     sums[b + 1] += (b + 1) * overhead;
-    sink.Store(b, make_int4(-1, 0, 0, 0));
+    pieces[b] = make_int4(-1, 0, 0, 0);
   }
   __syncwarp();
   const DealAt from = SkipParts(num_requests, num_parts, own, sums, overhead, payload);
@@ -232,8 +227,7 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const Tiles
   __syncwarp();
   for (int base = 0; base < num_requests; base += 32) {
     const int b = base + lane;
-    const bool used =
-        b < num_requests && reinterpret_cast<const int4*>(pieces + b * stride)->x >= 0;
+    const bool used = b < num_requests && pieces[b].x >= 0;
     count += __popc(__ballot_sync(kFullWarp, used));
   }
   return count;

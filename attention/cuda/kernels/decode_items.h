@@ -77,7 +77,7 @@ constexpr int DecodeBlocksPerMultiprocessor(int padded_dim, int element_bytes, i
 template <typename Code, int kDim, int kGroups>
 struct DecodeShape {
   static constexpr int kChunks = kDim * Code::kBytes / 16;  // of a row, 16 bytes each
-  static constexpr int kRowBytes = (kChunks + 1) * 16;      // an odd number of chunks: no conflicts
+  static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kMatrixBytes = kDecodeWarpTile * kRowBytes;
   static constexpr int kTileBytes = kDecodeWarps * 2 * kMatrixBytes;
   static constexpr int kBlocksPerMultiprocessor =
@@ -89,17 +89,31 @@ struct DecodeShape {
   static constexpr int kMergeRow = kChunkDims + 4;  // floats
   static constexpr int kMergeBytes = kDecodeWarps * kChunkRows * kMergeRow * 4;
   static constexpr int kStatsBytes = kDecodeWarps * kRows * 8;
-  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16 + kMaxOwnRequests * 4;
+  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16 + kMaxOwnRequests * 20;
   // Of a multiprocessor's 228 KiB each block takes 1 more than it asks for.
   static constexpr int kRoom = 228 * 1024 / kBlocksPerMultiprocessor - 1024 - kOtherBytes;
   static constexpr int kFitting = kRoom / kTileBytes;
-  // More than 3 of 16 KiB and more were measured to be no faster.
-  static constexpr int kMostStages = kTileBytes < 16 * 1024 ? 6 : 3;
+  // As many as were measured to be fastest; more of 16 KiB and more only take longer to fill.
+  static constexpr int kMostStages = kTileBytes < 16 * 1024 ? 6 : kTileBytes <= 32 * 1024 ? 2 : 3;
   static constexpr int kStages = kFitting > kMostStages ? kMostStages : kFitting;
   static constexpr int kSharedBytes = kStages * kTileBytes + kOtherBytes;
   // States of a cut request that are on their way at a time; as many as registers are left.
   static constexpr int kMergedAtOnce = kBlocksPerMultiprocessor == 3 || kGroups == 2 ? 8 : 16;
 };
+
+// Where the first of a row's kChunks pieces of 16 bytes is; PieceOf finds the others from there.
+// Pieces change places by row, so that those of eight rows that are read at once share no bank.
+// Rows are not padded for that: where a copied line of the cache straddles two lines of shared
+// memory, the copy asks the L2 for half as many sectors again (docs/lab/decode.md).
+template <int kChunks>
+KVB_DEVICE uint32_t FirstPiece(int row) {
+  const int turn = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return static_cast<uint32_t>(row * kChunks * 16 + turn * 16);
+}
+// For an even index; for odd ones give `first` ^ 16 and the index before.
+KVB_DEVICE uint32_t PieceOf(uint32_t first, int index) {
+  return (first ^ static_cast<uint32_t>(index % 8 * 16)) + static_cast<uint32_t>(index / 8 * 128);
+}
 
 // For conditions that rarely hold: what they guard is kept out of the loop's way.
 KVB_DEVICE bool Unlikely(bool condition) { return __builtin_expect(condition, false); }
@@ -145,20 +159,19 @@ KVB_DEVICE DecodeVisible VisibleTo(const DecodeKernelParams& p, const DecodeItem
   return visible;
 }
 
-// What a block does one after another: pieces lie `stride` bytes apart. Lengths of all requests, in
-// shared memory where the block has planned with them.
+// What a block does one after another. Pieces, and lengths of all requests, are in shared memory
+// where the block has planned itself.
 struct DecodeWork {
-  const char* pieces;
+  const int4* pieces;
   const int32_t* lengths;
-  int stride, tile;
+  int tile;
   int at, end, step;
 };
 
 // Of the piece at work.at. With kReports a length that had to be clamped is flagged.
 template <int kRows, bool kReports>
 KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& work, int row_group) {
-  const int4 piece =
-      *reinterpret_cast<const int4*>(work.pieces + static_cast<int64_t>(work.at) * work.stride);
+  const int4 piece = work.pieces[work.at];
   DecodeItem item;
   item.request = piece.x;
   item.cut = static_cast<uint32_t>(piece.w);

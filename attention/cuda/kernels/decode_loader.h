@@ -22,11 +22,11 @@ template <typename Code, int kDim, int kRows>
 class DecodeLoader {
  public:
   static constexpr int kChunks = kDim * Code::kBytes / 16;
-  static constexpr int kRowBytes = (kChunks + 1) * 16;
+  static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kMatrixBytes = kDecodeWarpTile * kRowBytes;
   static constexpr int kRowsPerPass = 32 / kChunks;
   static constexpr int kPassesPerOctet = 8 / kRowsPerPass;
-  static_assert(kChunks <= 32 && kRowsPerPass <= 8);
+  static_assert(kChunks >= 4 && kChunks <= 32 && kRowsPerPass <= 8);
 
   KVB_DEVICE DecodeLoader(const DecodeKernelParams& p, int kv_head, int row_group)
       : p_(p), row_group_(row_group) {
@@ -35,7 +35,7 @@ class DecodeLoader {
     const int chunk = lane_ % kChunks * 16, row = lane_ / kChunks;
     k_ = p.k + kv_head * p.k_head + row * p.k_token + chunk;
     v_ = p.v + kv_head * p.v_head + row * p.v_token + chunk;
-    own_ = static_cast<uint32_t>(row * kRowBytes + chunk);
+    own_ = PieceOf(FirstPiece<kChunks>(row), lane_ % kChunks);
     k_has_chunk_ = chunk < p.key_dim * Code::kBytes;
     v_has_chunk_ = chunk < p.value_dim * Code::kBytes;
     policy_ = OnceInL2();
@@ -169,6 +169,12 @@ class DecodeLoader {
     }
   }
 
+  // Where the lane's piece of a pass goes, whose first pass is `to`.
+  static KVB_DEVICE uint32_t InPass(uint32_t to, int pass) {
+    const int row = pass * kRowsPerPass;
+    return (to ^ static_cast<uint32_t>(row % 8 * 16)) + static_cast<uint32_t>(row * kRowBytes);
+  }
+
   KVB_DEVICE void Copy(uint32_t to, const char* base, uint32_t unit, int64_t token_stride,
                        bool has_chunk, uint32_t offset0, uint32_t offset1) {
 #pragma unroll
@@ -176,7 +182,7 @@ class DecodeLoader {
       const char* from = base + uint64_t{octet == 0 ? offset0 : offset1} * unit;
 #pragma unroll
       for (int pass = 0; pass < kPassesPerOctet; ++pass) {
-        CopyChunk(to + (octet * 8 + pass * kRowsPerPass) * kRowBytes, from, has_chunk);
+        CopyChunk(InPass(to, octet * kPassesPerOctet + pass), from, has_chunk);
         from += kRowsPerPass * token_stride;
       }
     }
@@ -193,7 +199,7 @@ class DecodeLoader {
       const int octet = pass / kPassesPerOctet, row = pass * kRowsPerPass + lane_ / kChunks;
       const bool valid = row >= begin && row < end && (missing >> octet & 1) == 0;
       const int64_t row_in_octet = pass % kPassesPerOctet * kRowsPerPass;
-      const uint32_t at = to + static_cast<uint32_t>(pass * kRowsPerPass * kRowBytes);
+      const uint32_t at = InPass(to, pass);
       const uint64_t k = octet == 0 ? k0 : k1, v = octet == 0 ? v0 : v1;
       CopyChunk(at, valid ? k_ + k * p_.k_unit + row_in_octet * p_.k_token : p_.k,
                 valid && k_has_chunk_);

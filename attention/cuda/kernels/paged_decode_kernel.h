@@ -55,7 +55,9 @@ __global__ __launch_bounds__(
   // Also how many pieces there are, before the first.
   int* is_last = reinterpret_cast<int*>(stats + kDecodeWarps * kRows);
   int* differs = is_last + 1;
-  int32_t* lengths = is_last + 4;  // of launches that plan for themselves
+  // Of launches that plan for themselves.
+  int32_t* lengths = is_last + 4;
+  int4* pieces = reinterpret_cast<int4*>(lengths + kMaxOwnRequests);
 
   const bool is_auto = plans_itself || p.part_begin != nullptr;
   // What is read first, each by the address in the last: fetched at once, while others still run.
@@ -90,9 +92,6 @@ __global__ __launch_bounds__(
     if (!begins) {
       // What was guessed goes on.
     } else if (plans_itself) {
-      // The last 16 bytes of each row of the first stage, which no copy touches.
-      unsigned char* pieces = shared + Shape::kChunks * 16;
-      static_assert(kMaxOwnRequests <= kDecodeWarps * 2 * kDecodeWarpTile);
       __syncthreads();
       const auto tiles_of = [&](int b) {
         return TilesOfRequest(lengths, p.query_start_loc, b, p.max_keys, p.window, p.block_size,
@@ -102,40 +101,22 @@ __global__ __launch_bounds__(
         if (thread == 0) {
           const int request = part / kDecodeCluster, index = part % kDecodeCluster;
           const int tiles = tiles_of(request), step = CeilDiv(tiles, kDecodeCluster);
-          *reinterpret_cast<int4*>(pieces) =
-              MakePiece(request, Min(tiles, index * step), Min(tiles, (index + 1) * step),
-                        kDecodeCluster, index);
+          *pieces = MakePiece(request, Min(tiles, index * step), Min(tiles, (index + 1) * step),
+                              kDecodeCluster, index);
           *is_last = 1, *differs = 0;
         }
       } else if (warp == 0) {
         const int count = PlanOwnPart(p.num_requests, num_parts, part, tiles_of,
-                                      reinterpret_cast<int32_t*>(merge), pieces, Shape::kRowBytes);
+                                      reinterpret_cast<int32_t*>(merge), pieces);
         if (lane == 0) *is_last = count, *differs = 0;
       }
       __syncthreads();
-      work = {reinterpret_cast<const char*>(pieces),
-              lengths,
-              Shape::kRowBytes,
-              kDecodeTile,
-              0,
-              *is_last,
-              1};
+      work = {pieces, lengths, kDecodeTile, 0, *is_last, 1};
     } else if (is_auto) {
-      work = {reinterpret_cast<const char*>(p.pieces),
-              p.seq_lens,
-              16,
-              p.header[kPlanTile],
-              p.part_begin[part],
-              p.part_begin[part + 1],
+      work = {p.pieces, p.seq_lens, p.header[kPlanTile], p.part_begin[part], p.part_begin[part + 1],
               1};
     } else {
-      work = {reinterpret_cast<const char*>(p.pieces),
-              p.seq_lens,
-              16,
-              p.header[kPlanTile],
-              part,
-              p.header[kPlanNumPieces],
-              num_parts};
+      work = {p.pieces, p.seq_lens, p.header[kPlanTile], part, p.header[kPlanNumPieces], num_parts};
     }
     if (begins) {
       if (is_guess) {
