@@ -32,6 +32,28 @@ endif()
 set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
                       LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 
+# kvblocks.attention has a module of its own, so that "import kvblocks" does not load it. One compilation for all of
+# its sources: half of the time that one takes is nanobind's headers. An archive, of which the module takes what it calls.
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/attention/*.cc")
+nanobind_add_module(kvblocks_python_attention STABLE_ABI NB_STATIC NOMINSIZE ${sources} python/src/errors.cc)
+set_target_properties(kvblocks_python_attention PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0
+                      OUTPUT_NAME _attention LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
+add_library(kvblocks_python_operations STATIC EXCLUDE_FROM_ALL
+            $<TARGET_OBJECTS:kvblocks_checks_objects> $<TARGET_OBJECTS:kvblocks_attention_objects>)
+set_property(TARGET kvblocks_python_operations PROPERTY LINKER_LANGUAGE CXX)
+target_link_libraries(kvblocks_python_attention PRIVATE kvblocks_attention_objects kvblocks_python_operations
+                      Threads::Threads)
+if(kvblocks_cuda)
+  target_sources(kvblocks_python_operations PRIVATE $<TARGET_OBJECTS:kvblocks_cuda_objects>)
+  foreach(objects IN LISTS kernels)
+    target_sources(kvblocks_python_operations PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+  target_link_libraries(kvblocks_python_attention PRIVATE kvblocks_cuda_objects)
+  target_compile_definitions(kvblocks_python_attention PRIVATE KVBLOCKS_WITH_CUDA)
+endif()
+# Who builds the package builds both.
+add_dependencies(kvblocks_python kvblocks_python_attention)
+
 # The Python files beside it, as links: edits act at once.
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 file(GLOB kvblocks_python_files CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/python/kvblocks"
@@ -74,7 +96,7 @@ if(TARGET kvsim)
 endif()
 
 # Into the folder that a wheel is made of.
-install(TARGETS kvblocks_python LIBRARY DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
+install(TARGETS kvblocks_python kvblocks_python_attention LIBRARY DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
 install(FILES "${PROJECT_BINARY_DIR}/python/kvblocks/_text_fields.py" DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
 if(TARGET kvsim)
   install(PROGRAMS $<TARGET_FILE:kvsim> DESTINATION kvblocks/bin COMPONENT python EXCLUDE_FROM_ALL)

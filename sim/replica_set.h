@@ -124,8 +124,7 @@ class ReplicaSet final : private Replica::Owner {
   absl::Status Add(const SimulationConfig& config, const StepTimeModel* step_time,
                    std::vector<EngineObserver*> observers);
   // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a group or
-  // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector. REQUIRES: from then on the
-  // owner's RunsApart is false.
+  // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector.
   absl::Status Couple(size_t first, size_t count, const LockstepOptions& options);
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     progress_ = std::move(progress);

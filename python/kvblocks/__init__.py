@@ -30,7 +30,7 @@ from kvblocks.errors import (
 )
 
 if TYPE_CHECKING:
-    from kvblocks import events, results, simulator
+    from kvblocks import attention, events, results, simulator
     from kvblocks.planning import ManagerPlan, make_plan
     from kvblocks.results import (
         CurveResult, ExplainResult, FleetResult, PlanResult, ReplayResult, Result, SweepResult,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are asked for: engines import the package for the manager alone.
 _LAZY = {
-    "events": None, "results": None, "simulator": None,
+    "attention": None, "events": None, "results": None, "simulator": None,
     "CurveResult": "results", "ExplainResult": "results", "FleetResult": "results", "PlanResult": "results",
     "ReplayResult": "results", "Result": "results", "SweepResult": "results", "ManagerPlan": "planning",
     "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
@@ -71,7 +71,7 @@ __all__ = [
     "FleetResult", "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
     "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
     "PlanResult", "PrefixCacheStats", "PrefixContent", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
-    "Semantics", "StaleBlockTableError", "SweepResult", "Trace", "TraceRequest", "__version__", "compare", "curve",
-    "errors", "events", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
+    "Semantics", "StaleBlockTableError", "SweepResult", "Trace", "TraceRequest", "__version__", "attention", "compare",
+    "curve", "errors", "events", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
     "specs", "stats", "sweep", "validate", "verify",
 ]

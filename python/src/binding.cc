@@ -9,22 +9,6 @@
 namespace kvblocks::python {
 namespace {
 
-const char* ErrorClass(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-      return "InvalidArgumentError";
-    case absl::StatusCode::kNotFound:
-      return "NotFoundError";
-    case absl::StatusCode::kResourceExhausted:
-      return "ResourceExhaustedError";
-    case absl::StatusCode::kInternal:
-      return "InvariantError";
-    default:
-      return "KVBlocksError";
-  }
-}
-
 int32_t ToInt32(long long value, size_t index, const char* what) {
   if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max()) {
     Raise("InvalidArgumentError",
@@ -41,17 +25,6 @@ bool IsInteger(const Py_buffer& buffer, Py_ssize_t size) {
 }
 
 }  // namespace
-
-void Raise(const char* error_class, std::string_view message) {
-  const nb::object type = nb::module_::import_("kvblocks.errors").attr(error_class);
-  PyErr_SetObject(type.ptr(), nb::str(message.data(), message.size()).ptr());
-  nb::raise_python_error();
-}
-
-void Raise(const absl::Status& status) {
-  const absl::string_view message = status.message();
-  Raise(ErrorClass(status.code()), {message.data(), message.size()});
-}
 
 Int32Argument::Int32Argument(nb::handle object, const char* what) {
   if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {

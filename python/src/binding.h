@@ -1,5 +1,5 @@
-// What the binding's files share: the Python objects behind Manager and Request, conversions of
-// arguments, and how a status becomes an exception.
+// What the binding's files share: the Python objects behind Manager and Request, and conversions of
+// arguments.
 //
 // Threads: Python serialises calls, but calls that take long let go of the interpreter lock.
 // ManagerUse then keeps others out: a second thread gets an exception, not a data race.
@@ -16,32 +16,12 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/kv_cache.h"
+#include "kvblocks/python/src/errors.h"
 
 namespace kvblocks::python {
-
-namespace nb = nanobind;
-
-// --- Errors ---
-
-// Raises the class of kvblocks.errors of this name.
-[[noreturn]] void Raise(const char* error_class, std::string_view message);
-// Raises the class that the status' code stands for, with its message.
-[[noreturn]] void Raise(const absl::Status& status);
-inline void Check(const absl::Status& status) {
-  if (!status.ok()) [[unlikely]]
-    Raise(status);
-}
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  if (!value.ok()) [[unlikely]]
-    Raise(value.status());
-  return *std::move(value);
-}
 
 // --- Arguments ---
 
@@ -143,20 +123,7 @@ inline void CheckUse(const PyManager& manager) {
 }
 void CheckOwner(const PyManager& manager, const PyRequest& request);
 
-// Lets go of the interpreter lock for a call that takes long.
-class ReleaseIf {
- public:
-  explicit ReleaseIf(bool is_long) {
-    if (is_long) released_.emplace();
-  }
-  ReleaseIf(const ReleaseIf&) = delete;
-  ReleaseIf& operator=(const ReleaseIf&) = delete;
-
- private:
-  std::optional<nb::gil_scoped_release> released_;
-};
-
-// The same, and keeps other threads out of the manager meanwhile.
+// As ReleaseIf, and keeps other threads out of the manager meanwhile.
 class ManagerUse {
  public:
   explicit ManagerUse(const PyManager& manager, bool is_long)

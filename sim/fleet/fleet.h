@@ -92,11 +92,11 @@ struct FleetOptions {
   // Of the replicas, the first so many are live at the beginning; 0: all.
   int32_t num_live = 0;
   ScalingOptions scaling = {};
+  // That replicas run in. The result is the same with any number; above 1 CheckRunsAhead must hold.
+  int num_threads = 1;
   // Replicas of the set that are data-parallel ranks of one, ascending; none scales.
   std::vector<RankGroup> ranks = {};
   LockstepOptions lockstep = {};  // of all groups
-  // That replicas run in. The result is the same with any number; above 1 CheckRunsAhead must hold.
-  int num_threads = 1;
 };
 
 // Whether requests can be given to replicas ahead of the clock, so that these run by themselves for a
@@ -209,10 +209,9 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
   // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
-  // Ranks wait for each other, and balancers learn from all of them in order of time.
+  // Balancers learn from all ranks, in order of time.
   bool RunsApart() const override {
-    return queue_.empty() && !shares_connectors_ && set_.num_groups() == 0 &&
-           !WantsCounts(options_.router.kind);
+    return queue_.empty() && !shares_connectors_ && !WantsCounts(options_.router.kind);
   }
   void OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                    SimTime now) override;

@@ -92,8 +92,9 @@ struct RouterOptions {
 // InvalidArgument names field, value and limit.
 absl::Status Validate(const RouterOptions& options);
 
-// Whether the router looks at what a prompt consists of.
+// Whether the router looks at what ranks tell of their engines.
 inline bool WantsCounts(RouterKind kind) { return kind == RouterKind::kDataParallel; }
+// Whether the router looks at what a prompt consists of.
 inline bool UsesContent(RouterKind kind) {
   return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
          kind == RouterKind::kOracle;

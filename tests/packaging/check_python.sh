@@ -61,13 +61,14 @@ check "mypy --strict: the package" env MYPYPATH="$PYTHONPATH" "$python" -m mypy 
   --cache-dir "$work/mypy" -p kvblocks
 check "mypy --strict: its tests" env MYPYPATH="$PYTHONPATH" "$python" -m mypy --config-file "$root/pyproject.toml" \
   --cache-dir "$work/mypy" ./*.py "$root/examples/python_scheduler.py"
-stub_is_current() {
-  PYTHON=$python "$root/tools/python_stub.sh" "$build" "$work/_core.pyi" && diff "$root/python/kvblocks/_core.pyi" "$work/_core.pyi" ||
+stubs_are_current() {
+  mkdir -p "$work/stubs" && PYTHON=$python "$root/tools/python_stub.sh" "$build" "$work/stubs" &&
+    diff "$root/python/kvblocks/_core.pyi" "$work/stubs" && diff "$root/python/kvblocks/_attention.pyi" "$work/stubs" ||
     { echo "run tools/python_stub.sh"; return 1; }
 }
-check "the types are those of the module" stub_is_current
+check "the types are those of the modules" stubs_are_current
 light_import() {
-  "$python" -c 'import kvblocks, sys; heavy = {"numpy", "pandas", "kvblocks.vllm"} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)'
+  "$python" -c 'import kvblocks, sys; heavy = {"numpy", "pandas", "kvblocks.vllm", "kvblocks._attention"} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)'
 }
 check "import loads the module alone" light_import
 

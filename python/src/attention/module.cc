@@ -1,0 +1,20 @@
+// The extension module kvblocks._attention.
+
+#include "kvblocks/python/src/attention/op_call.h"
+
+NB_MODULE(_attention, module) {
+  using namespace kvblocks::python;  // NOLINT
+  module.doc() = "The compiled part of kvblocks.attention; use that.";
+#ifdef KVBLOCKS_WITH_CUDA
+  module.attr("has_cuda") = true;
+#else
+  module.attr("has_cuda") = false;
+#endif
+  BindTensor(module);
+  BindOpCall(module);
+  BindRowOps(module);
+  BindDenseOps(module);
+  BindMlaOps(module);
+  BindIndexOps(module);
+  BindMetadata(module);
+}

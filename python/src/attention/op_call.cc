@@ -1,0 +1,467 @@
+#include "kvblocks/python/src/attention/op_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#ifdef KVBLOCKS_WITH_CUDA
+#include "kvblocks/attention/cuda/cuda_ops.h"
+#endif
+
+namespace kvblocks::python {
+
+using attention::ConstTensorView;
+using attention::DeviceId;
+using attention::DType;
+using attention::KvLayout;
+using attention::TensorView;
+
+namespace {
+
+constexpr KvLayout kLayouts[] = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
+                                 KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
+                                 KvLayout::kMlaFp8_584};
+
+KvLayout LayoutByName(const char* name) {
+  std::string all;
+  for (const KvLayout layout : kLayouts) {
+    if (std::string_view(name) == attention::Name(layout)) return layout;
+    absl::StrAppend(&all, all.empty() ? "" : ", ", attention::Name(layout));
+  }
+  Raise("InvalidArgumentError", absl::StrCat("KVCache: layout is ", name, "; one of ", all));
+}
+
+int RankOf(KvLayout layout, bool is_v) {
+  if (layout == KvLayout::kPagedX && !is_v) return 5;
+  if (layout == KvLayout::kMlaFp8_584) return 2;
+  return attention::IsMla(layout) ? 3 : 4;
+}
+
+void CheckRank(const char* name, const TensorView& view, KvLayout layout) {
+  const int rank = RankOf(layout, name[0] == 'v');
+  if (view.rank == rank) return;
+  Raise("InvalidArgumentError",
+        absl::StrCat("KVCache: ", name, " is ", view.DebugString(), "; layout ",
+                     attention::Name(layout), " has ", rank, " dimensions"));
+}
+
+// Scratch memory as one run of bytes.
+absl::Span<std::byte> BytesOf(const char* name, const ImportedArray& array) {
+  if (array.is_read_only) {
+    Raise("InvalidArgumentError",
+          absl::StrCat("Workspace: ", name, " is read-only; operations write to it"));
+  }
+  if (!array.view.contiguous()) {
+    Raise("InvalidArgumentError",
+          absl::StrCat("Workspace: ", name, " is ", array.view.DebugString(),
+                       "; it must be contiguous"));
+  }
+  return {array.view.data, static_cast<size_t>(array.view.num_elements() *
+                                               attention::ElementBytes(array.view.dtype))};
+}
+
+}  // namespace
+
+void* StreamFrom(const char* op, nb::handle stream) {
+  nb::object value = nb::borrow(stream);
+  if (!PyLong_Check(value.ptr())) {
+    if (nb::hasattr(value, "cuda_stream")) {  // torch
+      value = value.attr("cuda_stream");
+    } else if (nb::hasattr(value, "__cuda_stream__")) {  // (version, handle)
+      value = value.attr("__cuda_stream__")()[1];
+    } else if (nb::hasattr(value, "ptr")) {  // CuPy
+      value = value.attr("ptr");
+    }
+  }
+  if (!PyLong_Check(value.ptr())) {
+    PyErr_Format(PyExc_TypeError,
+                 "%s: stream must be a number or a stream of torch or CuPy, got %S", op,
+                 reinterpret_cast<PyObject*>(Py_TYPE(stream.ptr())));
+    nb::raise_python_error();
+  }
+  void* pointer = PyLong_AsVoidPtr(value.ptr());
+  if (pointer == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return pointer;
+}
+
+// --- KVCache ---
+
+PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name,
+                     std::optional<int64_t> latent_rank, std::optional<int64_t> block_size)
+    : k(nb::borrow(the_k)), v(nb::borrow(the_v)) {
+  const KvLayout layout = LayoutByName(layout_name);
+  const bool has_v = !attention::IsMla(layout) || layout == KvLayout::kMlaSplit;
+  const char* problem = nullptr;
+  if (has_v == v.is_none())
+    problem = has_v ? "v is None; this layout keeps V apart"
+                    : "v is given; this layout has rows of one tensor";
+  if ((layout == KvLayout::kMlaLatent) != latent_rank.has_value()) {
+    problem = latent_rank ? "latent_rank is given; it is for mla_latent only"
+                          : "latent_rank is None; mla_latent needs the columns that are V";
+  }
+  if ((layout == KvLayout::kMlaFp8_584) != block_size.has_value()) {
+    problem = block_size
+                  ? "block_size is given; other layouts than mla_fp8_584 tell it by their shape"
+                  : "block_size is None; mla_fp8_584 does not tell it by its shape";
+  }
+  if (problem != nullptr) {
+    Raise("InvalidArgumentError", absl::StrCat("KVCache(layout=\"", layout_name, "\"): ", problem));
+  }
+  try {
+    const ImportedArray keys = Import("KVCache", "k", k, &held[0]);
+    CheckRank("k", keys.view, layout);
+    is_read_only = keys.is_read_only;
+    view = {layout, keys.view, {}, block_size.value_or(0)};
+    if (has_v) {
+      const ImportedArray values = Import("KVCache", "v", v, &held[1]);
+      CheckRank("v", values.view, layout);
+      is_read_only = is_read_only || values.is_read_only;
+      view.v = values.view;
+    } else if (latent_rank) {
+      view = Value(attention::MakeMlaLatentView(keys.view, *latent_rank));
+    }
+  } catch (...) {
+    for (Held& one : held) Release(&one);
+    throw;
+  }
+}
+
+PyKvCache::~PyKvCache() {
+  for (Held& one : held) Release(&one);
+}
+
+// --- Workspace ---
+
+PyWorkspace::PyWorkspace(nb::handle the_memory, nb::handle the_error_flags)
+    : memory(nb::borrow(the_memory)), error_flags(nb::borrow(the_error_flags)) {
+  try {
+    ImportedArray bytes, bits;
+    if (!memory.is_none()) {
+      bytes = Import("Workspace", "memory", memory, &held[0]);
+      workspace.device = BytesOf("memory", bytes);
+      device = bytes.view.device;
+    }
+    if (!error_flags.is_none()) {
+      bits = Import("Workspace", "error_flags", error_flags, &held[1]);
+      if (BytesOf("error_flags", bits).size() != 4) {
+        Raise("InvalidArgumentError",
+              absl::StrCat("Workspace: error_flags is ", bits.view.DebugString(),
+                           "; one element of 32 bits"));
+      }
+      if (!memory.is_none() && bits.view.device != device) {
+        Raise("InvalidArgumentError",
+              absl::StrCat("Workspace: error_flags is on ", attention::Name(bits.view.device),
+                           "; memory is on ", attention::Name(device)));
+      }
+      device = bits.view.device;
+      flags.bits = reinterpret_cast<uint32_t*>(bits.view.data);
+    }
+  } catch (...) {
+    for (Held& one : held) Release(&one);
+    throw;
+  }
+}
+
+PyWorkspace::~PyWorkspace() {
+  for (Held& one : held) Release(&one);
+}
+
+// --- OpCall ---
+
+ImportedArray OpCall::Take(const char* name, nb::handle array) {
+  Held& held = held_[num_held_];
+  ImportedArray imported = Import(name_, name, array, &held);
+  num_held_ += held.kind != Held::Kind::kNothing;
+  if (!device_) {
+    device_ = imported.view.device.on_host() ? DeviceId{} : imported.view.device;
+    first_ = array;
+  }
+  return imported;
+}
+
+ConstTensorView OpCall::In(const char* name, nb::handle array) {
+  return array.is_none() ? ConstTensorView() : Take(name, array).view;
+}
+
+ConstTensorView OpCall::Scale(const char* name, nb::handle value) {
+  if (!PyFloat_Check(value.ptr()) && !PyLong_Check(value.ptr())) return In(name, value);
+  if (!device_ || !device_->on_host()) {
+    Refuse(absl::StrCat(name, " is a number; on CUDA it must be an array of float32 there"));
+  }
+  float& number = numbers_[num_numbers_++];
+  number = static_cast<float>(nb::cast<double>(value));
+  return ConstTensorView::Contiguous(reinterpret_cast<const std::byte*>(&number), DType::kF32, {1});
+}
+
+TensorView OpCall::Out(const char* name, nb::handle array) {
+  if (array.is_none()) return {};
+  const ImportedArray imported = Take(name, array);
+  if (imported.is_read_only)
+    Refuse(absl::StrCat(name, " is read-only; the operation writes to it"));
+  return imported.view;
+}
+
+nb::object OpCall::Out(const char* name, nb::handle array, nb::handle like,
+                       std::initializer_list<int64_t> shape, TensorView* view, bool float32) {
+  nb::object out = nb::borrow(array);
+  if (out.is_none()) {
+    nb::list extents;
+    for (const int64_t extent : shape) {
+      if (extent < 0) return out;
+      extents.append(extent);
+    }
+    static const nb::handle empty =
+        nb::object(nb::module_::import_("kvblocks.attention").attr("_empty")).release();
+    out = empty(name_, name, like, nb::tuple(extents), float32);
+  }
+  *view = Out(name, out);
+  return out;
+}
+
+attention::ConstKvCacheView OpCall::In(const PyKvCache& cache) {
+  if (!device_) {
+    device_ = cache.view.k.device.on_host() ? DeviceId{} : cache.view.k.device;
+    first_ = cache.k;
+  }
+  return cache.view;
+}
+
+attention::KvCacheView OpCall::Out(const char* name, const PyKvCache& cache) {
+  In(cache);
+  if (cache.is_read_only) Refuse(absl::StrCat(name, " is read-only; the operation writes to it"));
+  return cache.view;
+}
+
+int64_t OpCall::MaxLength(const char* name, std::optional<int64_t> given,
+                          const ConstTensorView& lengths) {
+  if (given) return *given;
+  if (!device_->on_host())
+    Refuse(absl::StrCat(name, " is None; on CUDA, where lengths are not read, give a bound"));
+  if (lengths.rank != 1 || lengths.dtype != DType::kI32 || !lengths.device.on_host()) return 0;
+  int32_t most = 0, length;
+  for (int64_t i = 0; i < lengths.extent[0]; ++i) {
+    std::memcpy(&length, lengths.At(i), sizeof(length));
+    most = std::max(most, length);
+  }
+  return most;
+}
+
+int64_t OpCall::MaxDifference(const char* name, std::optional<int64_t> given,
+                              const ConstTensorView& starts) {
+  if (given) return *given;
+  if (!device_->on_host())
+    Refuse(absl::StrCat(name, " is None; on CUDA, where offsets are not read, give a bound"));
+  if (starts.rank != 1 || starts.dtype != DType::kI32 || !starts.device.on_host()) return 0;
+  int64_t most = 0;
+  int32_t begin, end;
+  for (int64_t i = 0; i + 1 < starts.extent[0]; ++i) {
+    std::memcpy(&begin, starts.At(i), sizeof(begin));
+    std::memcpy(&end, starts.At(i + 1), sizeof(end));
+    most = std::max<int64_t>(most, int64_t{end} - begin);
+  }
+  return most;
+}
+
+const attention::AttentionOps& OpCall::ops() const {
+  if (device_->on_host()) return attention::Cpu();
+#ifdef KVBLOCKS_WITH_CUDA
+  return attention::Cuda();
+#else
+  Raise("KVBlocksError",
+        absl::StrCat(name_, ": the arrays are on ", attention::Name(*device_),
+                     ", and this package was built without CUDA; docs/python.md says how to "
+                     "build it with CUDA"));
+#endif
+}
+
+attention::ExecContext OpCall::Context() {
+  attention::ExecContext context;
+  if (!device_) Refuse("no array is given");
+  (void)ops();  // whether there are any
+  context.device = *device_;
+  const bool on_host = device_->on_host();
+  if (!options_.stream.is_none()) {
+    if (on_host) Refuse("stream is given; operations on host memory have none");
+    context.stream = StreamFrom(name_, options_.stream);
+  } else if (!on_host) {
+    context.stream = CurrentStream(first_, *device_);
+  }
+  if (options_.threads != nullptr) {
+    if (!on_host) Refuse("threads is given; operations on CUDA have none");
+    context.threads = &options_.threads->pool;
+  }
+  if (options_.workspace != nullptr) {
+    PyWorkspace& workspace = *options_.workspace;
+    if (workspace.device.on_host() ? !on_host : workspace.device != *device_) {
+      Refuse(absl::StrCat("workspace is on ", attention::Name(workspace.device),
+                          "; the arrays are on ", attention::Name(*device_)));
+    }
+    context.workspace = &workspace.workspace;
+    if (workspace.flags.bits != nullptr) context.error_flags = &workspace.flags;
+  }
+  return context;
+}
+
+void OpCall::Refuse(const absl::Status& status) const {
+  // Members of the C++ structures, as Python's arguments are called.
+  std::string text = absl::StrReplaceAll({status.message().data(), status.message().size()},
+                                         {{"params.scale", "scale"},
+                                          {"params.", ""},
+                                          {"scales.k", "k_scale"},
+                                          {"scales.v", "v_scale"},
+                                          {"main.cache", "cache"},
+                                          {"extra.cache", "extra_cache"},
+                                          {"extra.indices", "extra_indices"}});
+  if (const size_t colon = text.find(": "); colon != text.npos) text.erase(0, colon + 2);
+  Raise(ErrorClass(status.code()), absl::StrCat(name_, ": ", text));
+}
+
+void OpCall::Refuse(absl::string_view problem) const {
+  Raise("InvalidArgumentError", absl::StrCat(name_, ": ", problem));
+}
+
+// --- Python's classes ---
+
+namespace {
+
+struct OpName {
+  const char* name;
+  attention::OpKind op;
+};
+constexpr OpName kOpNames[] = {
+    {"paged_decode", attention::OpKind::kPagedDecode},
+    {"paged_prefill", attention::OpKind::kPagedPrefill},
+    {"varlen_self_attention", attention::OpKind::kVarlenSelfAttention},
+    {"cascade", attention::OpKind::kCascade},
+    {"mla_decode", attention::OpKind::kMlaDecode},
+    {"sparse_mla_decode", attention::OpKind::kSparseMlaDecode},
+    {"sparse_mla_prefill", attention::OpKind::kSparseMlaPrefill},
+    {"merge_states", attention::OpKind::kMergeStates},
+    {"reshape_and_cache", attention::OpKind::kReshapeAndCache},
+    {"concat_and_cache_mla", attention::OpKind::kConcatAndCacheMla},
+    {"compute_kv_scales", attention::OpKind::kComputeKvScales},
+    {"gather_cache", attention::OpKind::kGatherCache},
+    {"rotate_keys", attention::OpKind::kRotateKeys},
+};
+
+int64_t WorkspaceBytes(const char* op, int64_t max_reqs, int64_t max_tokens, int64_t num_heads,
+                       int64_t num_kv_heads, int64_t value_head_size, int64_t max_parts) {
+  std::string all;
+  for (const OpName& known : kOpNames) {
+    if (std::string_view(op) == known.name) {
+      return Value(attention::WorkspaceBytes(known.op, {max_reqs, max_tokens, num_heads,
+                                                        num_kv_heads, value_head_size, max_parts}))
+          .device;
+    }
+    absl::StrAppend(&all, all.empty() ? "" : ", ", known.name);
+  }
+  Raise("InvalidArgumentError", absl::StrCat("workspace_bytes: op is ", op, "; one of ", all));
+}
+
+}  // namespace
+
+void BindOpCall(nb::module_& module) {
+  nb::class_<PyKvCache>(
+      module, "KVCache",
+      R"(One layer's paged cache, over the caller's memory: made once per layer, passed to every call.
+
+With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one of
+
+  "nhd"          k and v [NB, BS, Hkv, D]
+  "hnd"          k and v [NB, Hkv, BS, D]
+  "paged_x"      k [NB, Hkv, D/x, BS, x] with x = 16 bytes / element size, v [NB, Hkv, Dv, BS]
+  "mla_latent"   k [NB, BS, R_kv + R_pe], of which the first `latent_rank` = R_kv columns are also V
+  "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe] apart
+  "mla_fp8_656"  k uint8 [NB, BS, 656]: DeepSeek V3.2's rows
+  "mla_fp8_584"  k uint8 [NB, bytes of a block], with `block_size` tokens: DeepSeek V4's blocks
+
+Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do. Elements are
+float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8; Tensor(array, dtype) gives
+uint8 memory such a type. A slot is block * BS + offset in the block.)")
+      .def(nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
+                    std::optional<int64_t>>(),
+           nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
+           nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
+           nb::sig("def __init__(self, k: Array, v: Array | None = None, *, layout: str = \"nhd\", "
+                   "latent_rank: int | "
+                   "None = None, block_size: int | None = None) -> None"))
+      .def_prop_ro(
+          "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
+      .def_prop_ro(
+          "v", [](const PyKvCache& c) { return c.v; }, nb::sig("def v(self) -> Any"),
+          "None for rows of one tensor.")
+      .def_prop_ro("layout", [](const PyKvCache& c) { return attention::Name(c.view.layout); })
+      .def_prop_ro("dtype", [](const PyKvCache& c) { return DTypeName(c.view.k.dtype); })
+      .def_prop_ro("device", [](const PyKvCache& c) { return attention::Name(c.view.k.device); })
+      .def_prop_ro("num_blocks", [](const PyKvCache& c) { return c.view.num_blocks(); })
+      .def_prop_ro(
+          "block_size", [](const PyKvCache& c) { return c.view.block_size(); }, "Tokens per block.")
+      .def_prop_ro("num_kv_heads", [](const PyKvCache& c) { return c.view.num_kv_heads(); })
+      .def_prop_ro(
+          "key_dim", [](const PyKvCache& c) { return c.view.key_dim(); }, "Values per row of K.")
+      .def_prop_ro(
+          "value_dim", [](const PyKvCache& c) { return c.view.value_dim(); },
+          "Values per row of V.")
+      .def("__repr__", [](const PyKvCache& c) {
+        return absl::StrCat("KVCache(", attention::Name(c.view.layout), ", ",
+                            DTypeName(c.view.k.dtype), ", ", c.view.num_blocks(), " blocks of ",
+                            c.view.block_size(), " on ", attention::Name(c.view.k.device), ")");
+      });
+
+  nb::class_<PyWorkspace>(
+      module, "Workspace",
+      R"(Scratch memory of operations on a GPU, and where they report bad indices.
+
+One per stream, used by all layers and operations in turn; workspace_bytes says how much. Operations on host
+memory need none. Bits of error_flags: 1 a slot outside of the cache (not stored), 2 a block id outside of it
+(its keys unseen), 4 a sparse index (ignored), 8 a bad scale, 16 a state of infinity, 32 an input that is not
+finite where a maximum is taken, 64 a length beyond the block table. Operations set bits and never clear any.)")
+      .def(nb::init<nb::handle, nb::handle>(), nb::arg("memory") = nb::none(), nb::kw_only(),
+           nb::arg("error_flags") = nb::none(),
+           nb::sig("def __init__(self, memory: Array | None = None, *, error_flags: Array | None = "
+                   "None) -> None"),
+           "memory: any contiguous array, which should begin at a multiple of 256 bytes. "
+           "error_flags: one element of "
+           "32 bits, where the arrays of the operations are.")
+      .def_prop_ro(
+          "memory", [](const PyWorkspace& w) { return w.memory; },
+          nb::sig("def memory(self) -> Any"))
+      .def_prop_ro(
+          "error_flags", [](const PyWorkspace& w) { return w.error_flags; },
+          nb::sig("def error_flags(self) -> Any"))
+      .def_prop_ro("nbytes", [](const PyWorkspace& w) { return w.workspace.device.size(); });
+
+  nb::class_<PyThreadPool>(module, "ThreadPool",
+                           R"(Threads for operations on host memory; results do not depend on them.
+
+Calls from several threads take turns. A child after fork has none of its threads: make it there.)")
+      .def(
+          "__init__",
+          [](PyThreadPool* self, int num_threads) {
+            if (num_threads < 0 || num_threads > 4096) {
+              Raise("InvalidArgumentError", absl::StrCat("ThreadPool: num_threads is ", num_threads,
+                                                         "; 0 to 4096, 0 is one per processor"));
+            }
+            new (self) PyThreadPool(num_threads);
+          },
+          nb::arg("num_threads") = 0,
+          "num_threads: in all, the caller included; 0 means one per processor.")
+      .def_prop_ro("num_threads", [](const PyThreadPool& p) { return p.pool.num_threads(); });
+
+  module.def(
+      "workspace_bytes", &WorkspaceBytes, nb::arg("op"), nb::kw_only(), nb::arg("max_reqs") = 0,
+      nb::arg("max_tokens") = 0, nb::arg("num_heads") = 0, nb::arg("num_kv_heads") = 0,
+      nb::arg("value_head_size") = 0, nb::arg("max_parts") = 512,
+      R"(Bytes of a Workspace that serves a function of this module within these bounds on a GPU.
+
+They follow from bounds alone, never from lengths, so a captured graph finds room at every replay. max_parts: of
+work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors.)");
+}
+
+}  // namespace kvblocks::python

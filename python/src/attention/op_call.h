@@ -1,0 +1,156 @@
+// OpCall: one call of an operation from Python: its arrays as views, where it runs, and what comes back.
+//
+//   OpCall call("paged_decode", options);
+//   args.q = call.In("q", q);                          // the first array says the device
+//   nb::object out = call.Out("out", given, q, {r, h, d}, &args.out);
+//   call.Run(args, multiplications);
+//
+// Nothing is copied, and nothing is allocated but outputs that the caller left out. Messages of the
+// operations' own checks get Python's names.
+
+#ifndef KVBLOCKS_PYTHON_SRC_ATTENTION_OP_CALL_H_
+#define KVBLOCKS_PYTHON_SRC_ATTENTION_OP_CALL_H_
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/python/src/attention/arrays.h"
+#include "kvblocks/python/src/errors.h"
+
+namespace kvblocks::python {
+
+// Python's KVCache: the views of one layer's cache, and what keeps them.
+struct PyKvCache {
+  attention::KvCacheView view;
+  bool is_read_only = false;
+  nb::object k, v;
+  Held held[2] = {};
+
+  PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout,
+            std::optional<int64_t> latent_rank, std::optional<int64_t> block_size);
+  PyKvCache(const PyKvCache&) = delete;
+  PyKvCache& operator=(const PyKvCache&) = delete;
+  ~PyKvCache();
+};
+
+// Python's Workspace: scratch memory and error flags of the caller.
+struct PyWorkspace {
+  attention::Workspace workspace;
+  attention::DeviceErrorFlags flags;
+  attention::DeviceId device;
+  nb::object memory, error_flags;
+  Held held[2] = {};
+
+  PyWorkspace(nb::handle the_memory, nb::handle the_error_flags);
+  PyWorkspace(const PyWorkspace&) = delete;
+  PyWorkspace& operator=(const PyWorkspace&) = delete;
+  ~PyWorkspace();
+};
+
+// Python's ThreadPool.
+struct PyThreadPool {
+  attention::ThreadPool pool;
+  explicit PyThreadPool(int num_threads) : pool(num_threads) {}
+};
+
+// What every function takes last.
+struct CallOptions {
+  nb::handle stream;
+  PyWorkspace* workspace;
+  PyThreadPool* threads;
+};
+
+// -1 where there is no such dimension.
+inline int64_t Extent(const attention::ConstTensorView& view, int dim) {
+  return dim < view.rank ? view.extent[dim] : -1;
+}
+
+// A cudaStream_t, of a number or of what torch, CuPy and cuda.core have. `op` is for messages.
+void* StreamFrom(const char* op, nb::handle stream);
+
+class OpCall {
+ public:
+  OpCall(const char* name, CallOptions options) : name_(name), options_(options) {}
+  ~OpCall() {
+    for (int i = 0; i < num_held_; ++i) Release(&held_[i]);
+  }
+  OpCall(const OpCall&) = delete;
+  OpCall& operator=(const OpCall&) = delete;
+
+  // None is absent.
+  attention::ConstTensorView In(const char* name, nb::handle array);
+  // The same, or a number, for operations on the host.
+  attention::ConstTensorView Scale(const char* name, nb::handle value);
+  // None is absent; refuses what is read-only.
+  attention::TensorView Out(const char* name, nb::handle array);
+  // `array`, or if that is None a new one of this shape from the library of `like`: of its type, or
+  // float32. Absent if an extent is negative: the operation's checks will say why.
+  nb::object Out(const char* name, nb::handle array, nb::handle like,
+                 std::initializer_list<int64_t> shape, attention::TensorView* view,
+                 bool float32 = false);
+  attention::ConstKvCacheView In(const PyKvCache& cache);
+  attention::KvCacheView Out(const char* name, const PyKvCache& cache);
+
+  // A bound: as given, or on the host the largest length, or the largest difference of starts.
+  int64_t MaxLength(const char* name, std::optional<int64_t> given,
+                    const attention::ConstTensorView& lengths);
+  int64_t MaxDifference(const char* name, std::optional<int64_t> given,
+                        const attention::ConstTensorView& starts);
+
+  const attention::AttentionOps& ops() const;
+  attention::ExecContext Context();
+  // Raises what the operation refuses. `work`: multiplications, roughly; above 10 us the interpreter
+  // lock is let go.
+  template <typename Args>
+  void Run(const Args& args, double work) {
+    const attention::ExecContext context = Context();
+    absl::Status status;
+    {
+      const ReleaseIf release(!device_->on_host() || work > kLongWork);
+      const auto checked = ops().Check(context, args);
+      status = checked.ok() ? ops().Run(*checked) : checked.status();
+    }
+    if (!status.ok()) [[unlikely]]
+      Refuse(status);
+  }
+  // The status with Python's names.
+  [[noreturn]] void Refuse(const absl::Status& status) const;
+  [[noreturn]] void Refuse(absl::string_view problem) const;
+
+  const char* name() const { return name_; }
+
+ private:
+  static constexpr double kLongWork = 1e5;
+
+  ImportedArray Take(const char* name, nb::handle array);
+
+  const char* name_;
+  CallOptions options_;
+  std::optional<attention::DeviceId> device_;
+  nb::handle first_;  // whose device it is
+  int num_held_ = 0;
+  Held held_[24];  // not initialised
+  int num_numbers_ = 0;
+  std::array<float, 4> numbers_;
+};
+
+void BindOpCall(nb::module_& module);  // KVCache, Workspace, ThreadPool
+void BindDenseOps(nb::module_& module);
+void BindRowOps(nb::module_& module);
+void BindMlaOps(nb::module_& module);
+void BindIndexOps(nb::module_& module);
+void BindMetadata(nb::module_& module);
+
+}  // namespace kvblocks::python
+
+#endif  // KVBLOCKS_PYTHON_SRC_ATTENTION_OP_CALL_H_

@@ -1,0 +1,556 @@
+"""kvblocks.attention on numpy arrays, against attention that is written out."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvblocks
+from kvblocks import attention
+
+Array = Any
+
+
+def dense(q: Array, k: Array, v: Array, *, scale: float, first: int = 0, window_left: int = -1,
+          causal: bool = True, sink: float | None = None) -> tuple[Array, float]:
+    """One query at position `first` against the keys of one head, in float64."""
+    scores = scale * (k.astype(np.float64) @ q.astype(np.float64))
+    j = np.arange(len(k))
+    hidden = (j > first) if causal else np.zeros(len(k), bool)
+    if window_left >= 0:
+        hidden |= j < first - window_left
+    scores[hidden] = -np.inf
+    if hidden.all():
+        return np.zeros(v.shape[1]), -np.inf
+    most = scores.max()
+    weights = np.exp(scores - most)
+    total = weights.sum()
+    full = total if sink is None else total + np.exp(sink - most)
+    return weights @ v.astype(np.float64) / full, most + float(np.log(total))
+
+
+class Paged:
+    """A cache of random keys and values, and requests that lie in shuffled blocks of it."""
+
+    def __init__(self, rng: np.random.Generator, lengths: list[int], layout: str = "nhd", kv_heads: int = 2,
+                 dim: int = 8, value_dim: int = 8, block_size: int = 4, dtype: Any = np.float32) -> None:
+        self.lengths, self.kv_heads, self.block_size = lengths, kv_heads, block_size
+        columns = max(1, max(-(-n // block_size) for n in lengths))
+        num_blocks = len(lengths) * columns + 1
+        self.block_table = rng.permutation(num_blocks - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
+        self.block_table = self.block_table.astype(np.int32)
+        self.seq_lens = np.array(lengths, np.int32)
+        self.k = rng.standard_normal((num_blocks, block_size, kv_heads, dim)).astype(dtype)
+        self.v = rng.standard_normal((num_blocks, block_size, kv_heads, value_dim)).astype(dtype)
+        if layout == "hnd":
+            self.cache = attention.KVCache(self.k.swapaxes(1, 2).copy(), self.v.swapaxes(1, 2).copy(), layout="hnd")
+        else:
+            self.cache = attention.KVCache(self.k, self.v)
+
+    def rows(self, request: int, head: int) -> tuple[Array, Array]:
+        blocks = self.block_table[request]
+        n = self.lengths[request]
+        return (self.k[blocks, :, head].reshape(-1, self.k.shape[-1])[:n],
+                self.v[blocks, :, head].reshape(-1, self.v.shape[-1])[:n])
+
+
+def check_rows(case: Paged, q: Array, out: Array, lse: Array | None, starts: list[int], **rules: Any) -> None:
+    heads = q.shape[1]
+    sinks = rules.pop("sinks", None)
+    for request, length in enumerate(case.lengths):
+        count = starts[request + 1] - starts[request]
+        for i in range(count):
+            row = starts[request] + i
+            for head in range(heads):
+                k, v = case.rows(request, head * case.kv_heads // heads)
+                expected, log = dense(q[row, head], k, v, first=length - count + i,
+                                      sink=None if sinks is None else sinks[head], **rules)
+                np.testing.assert_allclose(out[row, head], expected, atol=2e-6)
+                if lse is not None:
+                    np.testing.assert_allclose(lse[row, head], log, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_decode_is_dense_attention(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = [int(n) for n in rng.integers(0, 23, rng.integers(1, 5))]
+    case = Paged(rng, lengths, layout="hnd" if seed % 2 else "nhd", kv_heads=int(rng.integers(1, 3)),
+                 dim=int(rng.integers(1, 20)), value_dim=int(rng.integers(1, 20)))
+    heads = case.kv_heads * int(rng.integers(1, 4))
+    q = rng.standard_normal((len(lengths), heads, case.k.shape[-1]), np.float32)
+    window = int(rng.integers(-1, 9))
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    out, lse = attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, scale=0.3, window_left=window,
+                                      sinks=sinks, return_lse=True, split_tokens=8 if seed % 3 == 0 else None)
+    assert out.dtype == np.float32 and lse.shape == q.shape[:2]
+    check_rows(case, q, out, lse, list(range(len(lengths) + 1)), scale=0.3, window_left=window, sinks=sinks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prefill_is_dense_attention(seed: int) -> None:
+    rng = np.random.default_rng(100 + seed)
+    lengths = [int(n) for n in rng.integers(1, 23, rng.integers(1, 5))]
+    case = Paged(rng, lengths, layout="hnd" if seed % 2 else "nhd")
+    counts = [int(rng.integers(0, n + 1)) for n in lengths]
+    starts = [0, *np.cumsum(counts).tolist()]
+    # A slice of a fused projection: rows lie apart.
+    q = rng.standard_normal((starts[-1], 3, 4, 8), np.float32)[:, 1]
+    causal = seed % 3 != 0
+    with attention_pool(seed) as threads:
+        out, lse = attention.paged_prefill(q, case.cache, np.array(starts, np.int32), case.seq_lens,
+                                           case.block_table, causal=causal, return_lse=True, threads=threads)
+    check_rows(case, q, out, lse, starts, scale=8**-0.5, causal=causal)
+    if causal:
+        masked = attention.paged_prefill(q, case.cache, np.array(starts, np.int32), case.seq_lens, case.block_table,
+                                         causal=False, mask=~np.tri(24, dtype=bool), mask_rows_are_absolute=True)
+        np.testing.assert_array_equal(masked, out)
+
+
+class attention_pool:
+    """A pool of two threads for every other seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.pool = attention.ThreadPool(2) if seed % 2 else None
+
+    def __enter__(self) -> attention.ThreadPool | None:
+        return self.pool
+
+    def __exit__(self, *error: object) -> None:
+        self.pool = None
+
+
+def test_a_written_cache_is_read(seed: int = 7) -> None:
+    rng = np.random.default_rng(seed)
+    k, v = rng.standard_normal((2, 10, 2, 8), np.float32)
+    slots = np.concatenate([rng.permutation(24)[:9], [-1]]).astype(np.int64)
+    storage = np.full((6, 2, 4, 2, 8), 5, np.float32)  # K and V of a block beside each other
+    cache = attention.KVCache(storage[:, 0], storage[:, 1])
+    attention.reshape_and_cache(k, v, slots, cache)
+    written = storage.transpose(1, 0, 2, 3, 4).reshape(2, 24, 2, 8)
+    np.testing.assert_array_equal(written[:, slots[:9]], np.stack([k, v])[:, :9])
+    assert np.count_nonzero(written != 5) == 9 * 2 * 2 * 8
+
+    gathered, gathered_v = np.zeros((2, 1, 7, 2, 8), np.float32)
+    attention.gather_cache(cache, np.array([[3, 1]], np.int32), np.array([7], np.int32), np.array([5], np.int32),
+                           gathered, gathered_v, row_offset=2)
+    np.testing.assert_array_equal(gathered[0, 2:], storage[[3, 1], 0].reshape(8, 2, 8)[2:7])
+    assert not gathered_v[0, :2].any()
+
+
+def test_caches_in_codes_take_scales() -> None:
+    rng = np.random.default_rng(3)
+    k, v = rng.standard_normal((2, 8, 1, 16), np.float32)
+    k_scale, v_scale = np.zeros((2, 1), np.float32)
+    attention.compute_kv_scales(k, v, k_scale, v_scale, k_divisor=127, v_divisor=127)
+    np.testing.assert_allclose(k_scale, abs(k).max() / 127, rtol=1e-6)
+    for dtype, memory in (("int8", np.int8), ("float8_e4m3fn", np.uint8)):
+        codes = np.zeros((2, 2, 4, 1, 16), memory)
+        cache = attention.KVCache(attention.Tensor(codes[0], dtype), attention.Tensor(codes[1], dtype))
+        assert cache.dtype == dtype
+        slots = np.arange(8)
+        attention.reshape_and_cache(k, v, slots, cache, k_scale=k_scale, v_scale=float(v_scale[0]))
+        back, back_v = np.zeros((2, 1, 8, 1, 16), np.float32)
+        table, lengths = np.array([[0, 1]], np.int32), np.array([8], np.int32)
+        attention.gather_cache(cache, table, lengths, lengths, back, back_v, k_scale=k_scale, v_scale=v_scale)
+        if dtype == "int8":
+            np.testing.assert_array_equal(codes[0].reshape(8, 1, 16), np.rint(k / k_scale).astype(np.int8))
+        np.testing.assert_allclose(back[0], k, atol=k_scale[0] * (0.5 if dtype == "int8" else 8))
+        q = rng.standard_normal((1, 2, 16), np.float32)
+        out = attention.paged_decode(q, cache, table, lengths, k_scale=k_scale, v_scale=v_scale)
+        for head in range(2):
+            expected, _ = dense(q[0, head], back[0, :, 0], back_v[0, :, 0], scale=0.25, first=7)
+            np.testing.assert_allclose(out[0, head], expected, atol=2e-6)
+
+
+def test_bfloat16_as_bits() -> None:
+    rng = np.random.default_rng(4)
+    values = rng.standard_normal((1, 4, 1, 8), np.float32).view(np.uint32) >> 16
+    bits = values.astype(np.uint16)
+    as_float = (values << 16).view(np.float32)
+    cache = attention.KVCache(attention.Tensor(bits, "bfloat16"), attention.Tensor(bits, "bfloat16"))
+    q = rng.standard_normal((1, 1, 8), np.float32)
+    out = attention.paged_decode(q, cache, np.zeros((1, 1), np.int32), np.array([4], np.int32), scale=1.0)
+    np.testing.assert_allclose(out[0, 0], dense(q[0, 0], as_float[0, :, 0], as_float[0, :, 0], scale=1.0, first=3)[0],
+                               atol=1e-6)
+
+
+def test_types_of_ml_dtypes() -> None:
+    types = pytest.importorskip("ml_dtypes")
+    ones = np.ones((1, 4, 1, 8), types.bfloat16)
+    cache = attention.KVCache(ones, ones)
+    out = attention.paged_decode(ones[:, 0, :], cache, np.zeros((1, 1), np.int32), np.array([4], np.int32))
+    assert out.dtype == types.bfloat16 and (out == 1).all()
+
+
+def test_mla_and_its_sparse_forms_agree() -> None:
+    rng = np.random.default_rng(5)
+    rows = np.zeros((3, 4, 24), np.float32)  # 16 latent values and 8 rotary ones
+    cache = attention.KVCache(rows, layout="mla_latent", latent_rank=16)
+    kv = rng.standard_normal((10, 24), np.float32)
+    slots = np.array([8, 9, 10, 11, 0, 1, 2, 3, 4, 5])
+    attention.concat_and_cache_mla(kv[:, :16], kv[:, 16:], slots, cache)
+    np.testing.assert_array_equal(rows.reshape(12, 24)[slots], kv)
+    q = rng.standard_normal((1, 3, 24), np.float32)
+    table, lengths = np.array([[2, 0, 1]], np.int32), np.array([10], np.int32)
+    out, lse = attention.mla_decode(q[:, :, :16], cache, table, lengths, q_pe=q[:, :, 16:], scale=0.2, return_lse=True)
+    for head in range(3):
+        expected, log = dense(q[0, head], kv, kv[:, :16], scale=0.2, first=9)
+        np.testing.assert_allclose(out[0, head], expected, atol=2e-6)
+        np.testing.assert_allclose(lse[0, head], log, rtol=1e-5)
+    indices = np.array([[[*slots, -1]]], np.int32)
+    sparse = attention.sparse_mla_decode(q[None], cache, indices, scale=0.2)
+    np.testing.assert_allclose(sparse[0], out, atol=2e-6)
+    two = attention.sparse_mla_decode(q[None], cache, indices[:, :, :6], scale=0.2, extra_cache=cache,
+                                      extra_indices=np.ascontiguousarray(indices[:, :, 6:]))
+    np.testing.assert_allclose(two[0], out, atol=2e-6)
+    prefill, log = attention.sparse_mla_prefill(q, kv[:, None], np.arange(10, dtype=np.int32)[None, None], scale=0.2,
+                                                value_dim=16, return_lse=True)
+    np.testing.assert_allclose(prefill, out, atol=2e-6)
+    np.testing.assert_allclose(log, lse, rtol=1e-6)
+
+
+def test_cascades_and_merges_are_prefills() -> None:
+    rng = np.random.default_rng(6)
+    case = Paged(rng, [14, 17])
+    case.block_table[1, :2] = case.block_table[0, :2]
+    starts = np.array([0, 3, 7], np.int32)
+    q = rng.standard_normal((7, 4, 8), np.float32)
+    whole, whole_lse = attention.paged_prefill(q, case.cache, starts, case.seq_lens, case.block_table, return_lse=True)
+    out = attention.cascade(q, case.cache, starts, case.seq_lens, case.block_table, 8)
+    np.testing.assert_allclose(out, whole, atol=2e-6)
+
+    outs, lses = np.empty((2, 7, 4, 8), np.float32), np.empty((2, 7, 4), np.float32)
+    prefix = np.full(2, 8, np.int32)
+    attention.paged_prefill(q, case.cache, starts, prefix, case.block_table, causal=False, out=outs[0], lse=lses[0])
+    attention.paged_prefill(q, case.cache, starts, case.seq_lens - 8, np.ascontiguousarray(case.block_table[:, 2:]),
+                            out=outs[1], lse=lses[1])
+    merged, lse = attention.merge_states(outs, lses, return_lse=True)
+    np.testing.assert_allclose(merged, whole, atol=2e-6)
+    np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=2e-6)
+    assert attention.merge_states(outs, lses, out=outs[0]) is not None
+
+
+def test_self_attention_needs_no_cache() -> None:
+    rng = np.random.default_rng(8)
+    q, k, v = rng.standard_normal((3, 9, 2, 8), np.float32)
+    starts = np.array([0, 4, 9], np.int32)
+    out = attention.varlen_self_attention(q, k, v, starts, window_left=2)
+    for begin, end in ((0, 4), (4, 9)):
+        for row in range(begin, end):
+            for head in range(2):
+                expected, _ = dense(q[row, head], k[begin:end, head], v[begin:end, head], scale=8**-0.5,
+                                    first=row - begin, window_left=2)
+                np.testing.assert_allclose(out[row, head], expected, atol=2e-6)
+
+
+def test_keys_are_rotated_and_blended() -> None:
+    rng = np.random.default_rng(9)
+    keys = rng.standard_normal((5, 1, 8), np.float32)
+    positions = np.arange(5) + 3
+    out = attention.rotate_keys(keys, positions)
+    angle = positions[:, None] * 10000.0 ** (-np.arange(4) / 4)
+    left, right = keys[:, 0, :4], keys[:, 0, 4:]
+    np.testing.assert_allclose(out[:, 0, :4], left * np.cos(angle) - right * np.sin(angle), atol=1e-5)
+    attention.rotate_keys(out, np.zeros(5, np.int64), from_positions=positions, out=out)
+    np.testing.assert_allclose(out, keys, atol=1e-5)
+
+    new = keys.copy()
+    new[2] += 1
+    count = attention.hkvd_count(5, 0.3, 1)
+    imp = np.full(count, -1, np.int32)
+    attention.select_hkvd(new, keys, imp, ratio=0.3)
+    assert imp.tolist() == [2, 4]
+    k_old, v_old = keys.copy(), keys.copy()
+    attention.fuse_kv(imp, new[imp], new[imp], k_old, v_old)
+    np.testing.assert_array_equal(k_old, new)
+
+
+def test_the_metadata_of_a_step() -> None:
+    builder = attention.AttentionMetadataBuilder([attention.KVGroup(50), attention.KVGroup(50, window=8)],
+                                                 max_num_reqs=4, max_num_tokens=64, max_seq_len=64)
+    table = np.arange(1, 9, dtype=np.int32).reshape(2, 4)
+    builder.build([0, 40], np.array([5, 1]), [table, [[9, 10, 11], table[0]]], padded_num_reqs=3, padded_num_tokens=8)
+    assert builder.permutation.tolist()[:2] == [1, 0]  # the decode first
+    meta = builder.metadata()
+    assert (meta.num_decodes, meta.num_prefills, meta.max_query_len, meta.attn_state) == (1, 1, 5, "chunked_prefill")
+    assert meta.query_start_loc.tolist() == [0, 1, 6, 6] and meta.seq_lens.tolist() == [41, 5, 0]
+    assert meta.block_table[0, :3].tolist() == [5, 6, 7]
+    assert meta.slot_mapping.tolist() == [7 * 16 + 8, 16, 17, 18, 19, 20, -1, -1]
+    assert meta.positions[:6].tolist() == [40, 0, 1, 2, 3, 4]
+    assert not meta.seq_lens.flags.writeable
+    own = np.full((4, 6), 7, np.int32)
+    slots = np.zeros(20, np.int64)[::2]
+    meta.copy_to(block_table=own, slot_mapping=slots)
+    np.testing.assert_array_equal(own[:3, :4], meta.block_table)
+    assert (own[:, 4:] == 7).all() and (own[3] == 7).all()
+    np.testing.assert_array_equal(slots[:8], meta.slot_mapping)
+    # The device's form of the same.
+    again = np.zeros(8, np.int64)
+    attention.compute_slot_mapping(meta.query_start_loc, meta.positions, meta.block_table, again, 16)
+    np.testing.assert_array_equal(again, meta.slot_mapping)
+
+    lens = meta.seq_lens
+    with pytest.raises(kvblocks.InvalidArgumentError, match="block_ids has 1 groups, expected 2"):
+        builder.build([0], [1], [table])
+    with pytest.raises(kvblocks.InvalidArgumentError, match="99"):
+        builder.build([0, 0], [1, 1], [[[99], [1]], [[1], [2]]])
+    assert lens.tolist() == [41, 5, 0]
+    with pytest.raises(kvblocks.InvalidArgumentError, match="copy_to: block_table is i32"):
+        meta.copy_to(block_table=own[:2])
+    del builder, meta
+    gc.collect()
+    assert lens.tolist() == [41, 5, 0]  # the array keeps the builder
+
+
+def test_lists_of_slots() -> None:
+    rng = np.random.default_rng(13)
+    starts, lengths = np.array([0, 3, 5], np.int32), np.array([3, 9], np.int32)
+    positions = np.array([0, 1, 2, 7, 8], np.int32)
+    table = rng.permutation(8).reshape(2, 4).astype(np.int32)
+
+    def slot(token: int, row: int) -> int:
+        return int(table[int(token >= 3), row // 4]) * 4 + row % 4
+
+    indices, lens = np.full((6, 5), 99, np.int32), np.full(6, 99, np.int32)
+    attention.build_swa_indices(starts, lengths, table, indices, lens, window=5, block_size=4)
+    for t, p in enumerate(positions):
+        seen = [slot(t, j) for j in range(max(0, p - 4), p + 1)]
+        assert indices[t].tolist() == seen + [-1] * (5 - len(seen)) and lens[t] == len(seen)
+    assert lens[5] == 0
+
+    slots = np.zeros(6, np.int64)
+    padded = np.append(positions, 0).astype(np.int32)
+    attention.build_compressed_slots(starts, padded, table, slots, ratio=2, block_size=4)
+    assert slots.tolist() == [-1, slot(0, 0), -1, slot(3, 3), -1, -1]
+
+    chosen = np.array([[1, -1, 0], [-1, -1, -1], [2, 1, 0], [8, 3, -1], [0, 1, 2]], np.int32)
+    expected = [[slot(t, r) if r >= 0 else -1 for r in rows] for t, rows in enumerate(chosen.tolist())]
+    counts = np.zeros(5, np.int32)
+    attention.build_topk_slots(starts, chosen, table, chosen, counts, block_size=4)  # in place
+    assert [sorted(row) for row in chosen.tolist()] == [sorted(row) for row in expected]
+    assert counts.tolist() == [2, 0, 3, 2, 3]
+
+    rows, lens = np.zeros((5, 3), np.int32), np.zeros(5, np.int32)
+    attention.build_dense_compressed_indices(starts, positions, rows, lens, ratio=3)
+    assert lens.tolist() == [0, 0, 1, 2, 3] and rows[4].tolist() == [0, 1, 2]
+    refusal("^build_swa_indices: window is 0", lambda: attention.build_swa_indices(
+        starts, lengths, table, indices, lens, window=0, block_size=4))
+
+
+def test_block_tables_of_the_manager() -> None:
+    """The manager's table is read in place."""
+    from conftest import make_manager
+
+    manager = make_manager(num_blocks=20)
+    request = manager.new_request("a", list(range(20)))
+    manager.allocate_slots(request, 20)
+    rng = np.random.default_rng(2)
+    k, v = rng.standard_normal((2, 20, 1, 8), np.float32)
+    storage = np.zeros((2, 20, 16, 1, 8), np.float32)
+    cache = attention.KVCache(*storage)
+    builder = attention.AttentionMetadataBuilder([attention.KVGroup(20)], max_num_reqs=1, max_num_tokens=32,
+                                                 max_seq_len=64)
+    builder.build([0], [20], [[manager.get_blocks(request)]])
+    meta = builder.metadata()
+    attention.reshape_and_cache(k, v, meta.slot_mapping, cache)
+    out = attention.paged_prefill(k, cache, meta.query_start_loc, meta.seq_lens, meta.block_table)
+    np.testing.assert_allclose(out, attention.varlen_self_attention(k, k, v, meta.query_start_loc), atol=2e-6)
+
+
+def refusal(match: str, call: Any) -> None:
+    with pytest.raises(kvblocks.InvalidArgumentError, match=match):
+        call()
+
+
+def test_refusals_name_the_argument_and_write_nothing() -> None:
+    rng = np.random.default_rng(1)
+    case = Paged(rng, [5, 6])
+    q = rng.standard_normal((2, 4, 8), np.float32)
+    out = np.full_like(q, 3)
+
+    def decode(**changes: Any) -> None:
+        arguments = {"q": q, "cache": case.cache, "block_table": case.block_table, "seq_lens": case.seq_lens,
+                     "out": out, **changes}
+        attention.paged_decode(**arguments)
+
+    refusal(r"^paged_decode: seq_lens is i32\[1\]; dimension 0 must be R = 2 as in q",
+            lambda: decode(seq_lens=case.seq_lens[:1]))
+    refusal("^paged_decode: block_table is i64", lambda: decode(block_table=case.block_table.astype(np.int64)))
+    refusal("^paged_decode: window_left and window_right are -5", lambda: decode(window_left=-5))
+    refusal("^paged_decode: q cannot be used: stride -", lambda: decode(q=q[::-1]))
+    refusal("^paged_decode: q has a stride of 9 bytes", lambda: decode(q=np.zeros(80, np.int8)[:72].view(
+        np.dtype([("x", np.float32), ("y", np.int8), ("z", np.float32)]))["x"].reshape(1, 1, 8)))
+    refusal("^paged_decode: q has elements of DLPack type code", lambda: decode(q=q.astype(np.complex64)))
+    refusal("^paged_decode: k_scale is given|^paged_decode: k_scale", lambda: decode(k_scale=2.0))
+    refusal("^paged_decode: split_tokens and num_splits are given", lambda: decode(split_tokens=4, num_splits=2))
+    refusal("^paged_decode: stream is given; operations on host memory have none", lambda: decode(stream=1))
+    refusal("^paged_decode: out shares memory with q", lambda: decode(q=out))
+    with pytest.raises(TypeError, match="paged_decode: q must be an array of numpy, torch .* got <class 'list'>"):
+        decode(q=[1.0])
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    refusal("^paged_decode: out is read-only", lambda: decode(out=read_only))
+    blocks = case.block_table.copy()
+    blocks[1, 0] = 99
+    refusal("^paged_decode: block_table.* is 99", lambda: decode(block_table=blocks))
+    assert (out == 3).all()
+
+    keys = np.zeros((2, 2, 8), np.float32)
+    case.k.flags.writeable = False
+    frozen = attention.KVCache(case.k, case.v)
+    decode(cache=frozen)
+    refusal("^reshape_and_cache: cache is read-only", lambda: attention.reshape_and_cache(
+        keys, keys, np.array([0, 1]), frozen))
+    refusal("^reshape_and_cache: slot_mapping has 3 twice", lambda: attention.reshape_and_cache(
+        keys, keys, np.array([3, 3]), case.cache))
+    refusal(r"^KVCache\(layout=\"nhd\"\): v is None", lambda: attention.KVCache(case.k))
+    refusal("^KVCache: layout is bhsd; one of paged_x, nhd", lambda: attention.KVCache(case.k, case.v, layout="bhsd"))
+    refusal("^KVCache: k is f32.*; layout hnd has 4", lambda: attention.KVCache(case.k[0], case.v[0], layout="hnd"))
+    refusal("^Tensor: dtype is float7; one of", lambda: attention.Tensor(q, "float7"))
+    refusal("^Tensor: array has elements of 32 bits", lambda: attention.Tensor(q, "bfloat16"))
+    refusal("^Workspace: error_flags", lambda: attention.Workspace(error_flags=q))
+    refusal("^DecodePlan: memory is on the host", lambda: attention.DecodePlan(q))
+    refusal("^workspace_bytes: op is decode; one of paged_decode", lambda: attention.workspace_bytes("decode"))
+    assert attention.workspace_bytes("paged_decode", max_reqs=4, num_heads=8, value_head_size=64) > 0
+
+
+class Foreign:
+    """An array of another library, by DLPack alone."""
+
+    def __init__(self, array: Array, device: tuple[int, int] = (1, 0)) -> None:
+        self.array, self.device = array, device
+        self.options: dict[str, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.options = options
+        options.pop("stream", None)
+        return self.array.__dlpack__(**options)
+
+
+def test_any_library_with_dlpack() -> None:
+    rng = np.random.default_rng(11)
+    case = Paged(rng, [5])
+    q = rng.standard_normal((1, 4, 8), np.float32)
+    out = np.zeros_like(q)
+    expected = attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+    foreign = Foreign(q)
+    attention.paged_decode(foreign, case.cache, Foreign(case.block_table), case.seq_lens, out=Foreign(out))
+    np.testing.assert_array_equal(out, expected)
+    assert foreign.options == {"max_version": (1, 1)}
+    frozen = np.zeros_like(q)
+    frozen.flags.writeable = False
+    refusal("out is read-only", lambda: attention.paged_decode(q, case.cache, case.block_table, case.seq_lens,
+                                                               out=Foreign(frozen)))
+    refusal("out is None, and is allocated for arrays of numpy and torch only", lambda: attention.paged_decode(
+        foreign, case.cache, case.block_table, case.seq_lens))
+
+
+def test_arrays_live_as_long_as_they_are_shown() -> None:
+    class Owner(np.ndarray[Any, Any]):
+        pass
+
+    k = np.zeros((2, 4, 1, 8), np.float32).view(Owner)
+    alive = weakref.ref(k)
+    cache = attention.KVCache(k, k.copy())
+    tensor = attention.Tensor(cache.k)
+    del k, cache
+    gc.collect()
+    assert alive() is not None and tensor.shape == (2, 4, 1, 8)
+    del tensor
+    gc.collect()
+    assert alive() is None
+
+    q = np.zeros((1, 1, 8), np.float32)
+    count = sys.getrefcount(q)
+    case = Paged(np.random.default_rng(0), [3], kv_heads=1)
+    for _ in range(10):
+        attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+        with pytest.raises(kvblocks.InvalidArgumentError):
+            attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, scale=-1.0)
+    assert sys.getrefcount(q) == count
+    own = np.zeros(8)
+    own.resize(16, refcheck=False)  # no buffer is held any more
+
+
+def test_long_calls_let_other_threads_run() -> None:
+    rng = np.random.default_rng(12)
+    q = rng.standard_normal((96, 4, 32), np.float32)
+    starts = np.array([0, 96], np.int32)
+    results: list[Array] = []
+
+    def work() -> None:
+        for _ in range(3):
+            results.append(attention.varlen_self_attention(q, q, q, starts))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 9 and all((result == results[0]).all() for result in results)
+
+
+def test_cuda_is_said_to_be_missing() -> None:
+    if attention.has_cuda:
+        pytest.skip("built with CUDA")
+
+    class OnDevice(Foreign):
+        """The host's memory, said to be a GPU's: nothing may read it."""
+
+        def __dlpack__(self, **options: Any) -> Any:
+            assert options.pop("stream") == -1  # no synchronisation
+            return device_capsule(self.array)
+
+    case = Paged(np.random.default_rng(0), [3])
+    q = OnDevice(np.zeros((1, 2, 8), np.float32), (2, 0))
+    with pytest.raises(kvblocks.KVBlocksError, match="paged_decode: the arrays are on cuda:0, and .* without CUDA"):
+        attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, max_seq_len=3, out=q)
+    with pytest.raises(kvblocks.InvalidArgumentError, match="max_seq_len is None; on CUDA"):
+        attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+    group = attention.KVGroup(9)
+    builder = attention.AttentionMetadataBuilder([group], max_num_reqs=1, max_num_tokens=8, max_seq_len=8)
+    with pytest.raises(kvblocks.KVBlocksError, match="DeviceMetadata: device is 0, and .* without CUDA"):
+        attention.DeviceMetadata(builder)
+    host = np.zeros((1, 2, 8), np.float32)
+    refusal("seq_lens is on cuda:0; the context is on host", lambda: attention.paged_decode(
+        host, case.cache, case.block_table, OnDevice(case.seq_lens, (2, 0)), max_seq_len=3))
+
+
+def test_the_current_stream_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from kvblocks.attention import _current_stream
+
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7 + device)))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=9 + device)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    of = {name: type("Array", (), {"__module__": name})() for name in ("torch", "cupy.ndarray", "jax")}
+    assert [_current_stream(array, 1) for array in of.values()] == [8, 10, 0]
+
+
+def device_capsule(array: Array) -> Any:
+    """A DLPack capsule of an array that says device cuda:0."""
+    import ctypes
+
+    capsule = array.__dlpack__()
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer = get(capsule, b"dltensor")
+    ctypes.c_int32.from_address(pointer + 8).value = 2  # DLTensor: data, then the device's type
+    return capsule
+
+
+def test_import_kvblocks_does_not_load_attention() -> None:
+    code = "import kvblocks, sys; assert 'kvblocks._attention' not in sys.modules; kvblocks.attention.KVCache"
+    subprocess.run([sys.executable, "-c", code], check=True)
