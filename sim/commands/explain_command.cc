@@ -199,7 +199,7 @@ ExitStatus ExplainCommand::Run() {
   if (IsFleet(*config)) {
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
-                                 "--replicas and --data-parallel above 1 need --request, the one whose way is explained"));
+                                 "--replicas or --data-parallel above 1 needs --request, the one whose way is explained"));
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
     const absl::Status status = ExplainRouting(*config, *selector, output_.quiet(), &routing);

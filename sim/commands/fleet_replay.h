@@ -59,7 +59,6 @@ class FleetReplay {
   class Rows;
   class Outputs;
   bool SharesTiers() const;
-  class RouterRows;
   absl::Status CheckRanks();
   absl::Status CheckSharedTiers() const;
   absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);

@@ -99,6 +99,35 @@ TEST(TableClockTest, ExpertsHaveTheirOwnFactor) {
 }
 
 // SM-111: a decode counts the same whether it is a record or one of the sum.
+// D-6
+TEST(TableClockTest, DataParallelRanksShareTheExperts) {
+  TableClockOptions options = OptionsOf("deepseek-v3", "h200-sxm");
+  options.layers.roofline.data_parallel = options.layers.expert_parallel = 8;
+  options.layers.expert_tensor_parallel = 1;
+  const auto clock = ClockOf(options);
+  const LayerTimes times(TablesOf("h200-sxm"), options.layers);
+  const auto among = [&](const std::vector<SequenceWork>& work, const StepPeers& peers) {
+    return *clock->StepTimeAmong(work, Decodes(), peers);
+  };
+  const std::vector<SequenceWork> one = {DecodeAt(1023)}, many(64, DecodeAt(1023));
+  // What nobody says is that all have as much to do.
+  EXPECT_EQ(among(many, {.num_tokens = 512, .num_decode_tokens = 512}), *clock->StepTime(many));
+  // A rank with one token computes as many of the experts as the others bring, and travels with them.
+  const SimTime alone = among(one, {.num_tokens = 8, .num_decode_tokens = 8});
+  EXPECT_EQ(among(one, {.num_tokens = 512, .num_decode_tokens = 512}) - alone,
+            times.Shared(64) - times.Shared(1));
+  EXPECT_GT(times.Shared(64), times.Experts(64));
+  // Padding takes what products take.
+  EXPECT_EQ(among(one, {.num_tokens = 8, .num_decode_tokens = 8, .padded_tokens = 64}) - alone,
+            times.Linear(64) - times.Shared(64) - (times.Linear(1) - times.Shared(1)));
+  // A prompt of another rank has the factors of prompts.
+  options.expert_prefill_factor = 2 * options.expert_prefill_factor;
+  const StepPeers with_prompt = {.num_tokens = 8 + 4096, .num_decode_tokens = 8};
+  const SimTime longer = *ClockOf(options)->StepTimeAmong(one, Decodes(), with_prompt);
+  ExpectWithin(longer - among(one, with_prompt), (times.Experts(513) - times.Experts(1)) * 3 / 2,
+               0.01);
+}
+
 TEST(TableClockTest, DecodesAddUpForEveryModelAndDevice) {
   const char* const devices[] = {"a100-sxm-80gb", "h100-sxm", "b300", "rtx-pro-6000"};
   size_t i = 0;

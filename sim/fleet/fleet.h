@@ -139,7 +139,8 @@ class Fleet final : private ReplicaSet::Owner {
   static constexpr size_t kMostReplicas = 4096;
   static constexpr int kMostThreads = 1024;
 
-  // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector, no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
+  // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector,
+  // no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
   // that hash contents differently or do not cache, with a router that compares contents. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
