@@ -77,26 +77,26 @@ class ReplicaSet final : private Replica::Owner {
       (void)replica, (void)request, (void)num_hit_tokens, (void)now;
     }
 
-    // --- While replicas run apart: between OnApart and OnTogether ---
+    // --- Requests sent ahead, and replicas that run apart ---
 
+    // Whether the next request that arrives goes where it goes whatever replicas do until then. Asked while
+    // NextTime is kNever. REQUIRES: if so, BeforeArrivals and AfterArrivals have nothing to do then.
+    virtual bool IsPlaceKnown(const SimRequest& request) const {
+      (void)request;
+      return false;
+    }
+    // In place of OnArrived, before its time, for such a request: where it is sent. It is the index-th of
+    // those that are sent ahead together.
+    virtual int32_t SendAhead(size_t index, SimRequest* request) {
+      (void)index, (void)request;
+      return 0;
+    }
     // From now on observers of replicas are called by several threads, those of one replica by one at a
     // time, and times of different replicas come in no order.
     virtual void OnApart() {}
     // All stand at the same point again, and the owner has been told what happened.
     virtual void OnTogether() {}
-    // Whether the next request that arrives goes where it goes whatever replicas do until then. REQUIRES: not
-    // while NextTime names a time, and BeforeArrivals and AfterArrivals have nothing to do then.
-    virtual bool IsPlaceKnown(const SimRequest& request) const {
-      (void)request;
-      return false;
-    }
-    // In place of OnArrived, before its time, for such a request: where it is sent. It is the index-th of those that
-    // are sent ahead together.
-    virtual int32_t SendAhead(size_t index, SimRequest* request) {
-      (void)index, (void)request;
-      return 0;
-    }
-    // Of each of them, before LookAhead; of several at once.
+    // Of each request sent ahead, before LookAhead; of several at once.
     virtual void PrepareAhead(size_t index, const SimRequest& request) {
       (void)index, (void)request;
     }

@@ -14,15 +14,15 @@ namespace {
 // So many instants of one replica before progress is told.
 constexpr int64_t kInstantsPerTurn = 4096;
 
-// Of requests sent ahead at once: enough of them that starting threads costs nothing beside, and few
-// enough that what is kept of them, a look at each replica and the hashes of their prompts, stays within
-// some megabytes.
-constexpr size_t kMostAhead = 1024;
+// Of requests sent ahead at once: enough of them that starting threads costs little beside, and few
+// enough that what is kept of them, a look at each replica and the hashes of their prompts, stays in the
+// cache, or within some megabytes.
+constexpr size_t kMostAhead = 256;
 constexpr size_t kMostLooks = size_t{1} << 18;
 constexpr int64_t kMostTokensAhead = int64_t{1} << 22;
 
 // Fewer are not worth the start of a thread.
-constexpr size_t kAheadForThreads = 32;
+constexpr size_t kAheadForThreads = 16;
 
 }  // namespace
 

@@ -46,8 +46,8 @@ class FleetReplay {
   const FleetResult& result() const { return result_; }  // after the run
   size_t num_replicas() const { return num_replicas_; }
 
-  // Of replicas; 1 unless it is set. 0: one per core, or one alone if replicas must run in one. The result is the same.
-  // InvalidArgument if more are asked for than can be.
+  // Of replicas; 1 unless it is set. 0: one per core, or one alone if replicas must run in one. The
+  // result is the same. InvalidArgument if more are asked for than can be.
   absl::Status SetThreads(int64_t num_threads);
 
   // Once. Fails as a replay of one does.
