@@ -250,7 +250,8 @@ absl::Status KvCacheVerifier::Attend(size_t g) {
     size_t end = i + 1;
     // Where a row stands for several tokens, successive queries see the same rows; those of an
     // encoder always do.
-    while (group.compress_ratio == 1 && !group.is_cross && end < queries_.size() && queries_[end].part == first.part &&
+    while (group.compress_ratio == 1 && !group.is_cross && end < queries_.size() &&
+           queries_[end].part == first.part &&
            queries_[end].position == queries_[end - 1].position + 1) {
       ++end;
     }

@@ -37,8 +37,8 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
     return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
   }
   if ((group.is_state || group.is_cross) &&
-      (group.is_state == group.is_cross || group.is_mla || group.window > 0 || group.chunk > 0 || group.compress_ratio > 1 ||
-       !group.sink_blocks.empty() || !group.sinks.empty())) {
+      (group.is_state == group.is_cross || group.is_mla || group.window > 0 || group.chunk > 0 ||
+       group.compress_ratio > 1 || !group.sink_blocks.empty() || !group.sinks.empty())) {
     return InvalidArgument(field, group.is_state ? ".is_state" : ".is_cross",
                            ": expected no latent rows, window, chunk, compression or sinks, and ",
                            "either states or an encoder's rows");

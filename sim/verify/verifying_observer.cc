@@ -61,8 +61,8 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
     } else if (spec.kind() == KvCacheSpecKind::kMamba) {
       group.is_state = true;
       group.at_boundaries = spec.options().cache_mode == MambaCacheMode::kAll;
-      absl::StrAppend(&group.name, ", states (", std::string(MambaCacheModeName(spec.options().cache_mode)),
-                      ")");
+      absl::StrAppend(&group.name, ", states (",
+                      std::string(MambaCacheModeName(spec.options().cache_mode)), ")");
     } else {
       group.window = spec.sliding_window().value_or(0);
       group.chunk = spec.attention_chunk_size().value_or(0);
