@@ -19,7 +19,7 @@ T Read(const ConstTensorView& view, Index... index) {
 // Two views of a cache that is written: both outputs unless v lies within k.
 void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                    bool written, bool has_v) {
-  const bool has_scales = cache.format != KvRowFormat::kElements;
+  const bool has_scales = !cache.k_scales.absent();
   if (written) {
     check.Writes(names.k, cache.k);
     if (has_v) check.Writes(names.v, cache.v);
@@ -106,10 +106,16 @@ bool CheckFormat(ArgChecker& check, const CacheNames& names, const ConstKvCacheV
   if (static_cast<int>(cache.format) >= kNumKvRowFormats) {
     return check.Invalid(names.cache, " has format number ", static_cast<int>(cache.format));
   }
-  if (cache.format == KvRowFormat::kElements) {
+  if (cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format)) {
+    const bool misplaced =
+        IsMlaRecord(cache.format) && cache.layout != KvLayout::kMlaLatent &&
+        !check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
+                       "; latent records are built for mla_latent");
+    if (misplaced) return false;
     return (cache.k_scales.absent() && cache.v_scales.absent()) ||
            check.Invalid(names.k_scales, " and ", names.v_scales,
-                         " are for quantised formats; set format, or leave them absent");
+                         " are for formats with scales beside the codes; set format, or leave them "
+                         "absent");
   }
   return IsStrided(cache.layout) ||
          check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
@@ -154,6 +160,19 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
       break;
     }
     case KvLayout::kMlaLatent:
+      if (IsMlaRecord(cache.format)) {
+        const MlaRecordShape shape = ShapeOf(cache.format);
+        Dim bytes{"bytes of a record", shape.bytes, "the format"};
+        if (!check.In(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
+        check.AllowOverlapOfLast();
+        if (!CheckRows(check, names.k, k)) return false;
+        if (!v.absent()) {
+          return check.Invalid(names.v, " is given; records of ", Name(cache.format),
+                               " hold V, leave it absent");
+        }
+        key.size = shape.key_dim, value.size = shape.value_dim, has_v = false;
+        break;
+      }
       if (!check.In(names.k, k, kCacheTypes, {&blocks, &tokens, &key})) return false;
       check.AllowOverlapOfLast();
       if (!check.In(names.v, v, k.dtype, {&blocks, &tokens, &value})) return false;
@@ -220,7 +239,7 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
   if (!CheckDims(check, names.cache, result)) return false;
   RememberCache(check, names, cache, written, has_v);
   // Vectors with their scales beside them lie at multiples of 4 bytes.
-  const bool aligned = cache.format == KvRowFormat::kElements;
+  const bool aligned = cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format);
   if (aligned && (!check.Aligned(names.k, k) || (has_v && !check.Aligned(names.v, v)))) {
     return false;
   }
