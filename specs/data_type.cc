@@ -28,7 +28,7 @@ constexpr NameTable<DataType, 12> kDataTypeNames = {{
     {"float", DataType::kFloat32},
 }};
 
-constexpr NameTable<QuantMode, 7> kQuantModeNames = {{
+constexpr NameTable<QuantMode, 8> kQuantModeNames = {{
     {"none", QuantMode::kNone},
     {"fp8_per_tensor", QuantMode::kFp8PerTensor},
     {"int8_per_token_head", QuantMode::kInt8PerTokenHead},
@@ -36,6 +36,7 @@ constexpr NameTable<QuantMode, 7> kQuantModeNames = {{
     {"int4_per_token_head", QuantMode::kInt4PerTokenHead},
     {"nvfp4", QuantMode::kNvfp4},
     {"fp8_ds_mla", QuantMode::kFp8DsMla},
+    {"nvfp4_ds_mla", QuantMode::kNvfp4DsMla},
 }};
 
 template <typename Enum, size_t N>
@@ -69,6 +70,7 @@ DataType StorageOfMode(QuantMode mode, DataType unquantised) {
     case QuantMode::kInt4PerTokenHead:
     case QuantMode::kNvfp4:
     case QuantMode::kFp8DsMla:
+    case QuantMode::kNvfp4DsMla:
       return DataType::kUint8;
   }
   return unquantised;
@@ -130,8 +132,8 @@ absl::StatusOr<CacheDtype> ParseCacheDtype(std::string_view option, DataType mod
   }
   return FieldError("cache_dtype", '"' + std::string(option) + '"',
                     "auto, a data type (bf16, fp16, fp32, uint8, int8), fp8, fp8_e4m3, fp8_e5m2, "
-                    "int8_per_token_head, fp8_per_token_head, int4_per_token_head, nvfp4 or "
-                    "fp8_ds_mla");
+                    "int8_per_token_head, fp8_per_token_head, int4_per_token_head, nvfp4, "
+                    "fp8_ds_mla or nvfp4_ds_mla");
 }
 
 }  // namespace kvblocks

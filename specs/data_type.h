@@ -24,10 +24,16 @@ enum class QuantMode {
   kInt4PerTokenHead,  // the same scales; two values per byte
   kNvfp4,             // two values per byte and one scale byte per 16 values, inside the row
   kFp8DsMla,          // DeepSeek's own row format, MLA only
+  kNvfp4DsMla,        // the same in 4 bits: two values per byte, scale bytes inside the row
 };
 
 // Bytes of one stored element.
 int64_t ElementBytes(DataType type);
+
+// Whether rows are DeepSeek's own, which MLA kinds alone have.
+constexpr bool IsDsMla(QuantMode mode) {
+  return mode == QuantMode::kFp8DsMla || mode == QuantMode::kNvfp4DsMla;
+}
 
 // Whether fp32 scales per (token, head) are kept inside the page.
 bool HasPerTokenHeadScales(QuantMode mode);

@@ -42,6 +42,7 @@ TEST(DataTypeTest, OptionsGiveStorageTypeAndMode) {
             (CacheDtype{DataType::kUint8, QuantMode::kInt4PerTokenHead}));
   EXPECT_EQ(Parsed("nvfp4"), (CacheDtype{DataType::kUint8, QuantMode::kNvfp4}));
   EXPECT_EQ(Parsed("fp8_ds_mla"), (CacheDtype{DataType::kUint8, QuantMode::kFp8DsMla}));
+  EXPECT_EQ(Parsed("nvfp4_ds_mla"), (CacheDtype{DataType::kUint8, QuantMode::kNvfp4DsMla}));
 }
 
 TEST(DataTypeTest, UnknownOptionIsRefusedWithTheKnownOnes) {

@@ -28,7 +28,8 @@ constexpr std::array<std::string_view, kNumSpecKinds> kKindNames = {"full_attent
                                                                     "encoder_only_attention",
                                                                     "hidden_state",
                                                                     "ring"};
-constexpr std::array<std::string_view, 3> kVersionNames = {"none", "deepseek_v3_2", "deepseek_v4"};
+constexpr std::array<std::string_view, 4> kVersionNames = {"none", "deepseek_v3_2", "deepseek_v4",
+                                                             "deepseek_v4_1"};
 constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
 
 std::string OneOf(std::span<const std::string_view> names) {
@@ -68,8 +69,8 @@ absl::Status RefuseFieldsOfOtherKinds(Kind kind, const KvCacheSpecOptions& o) {
 
 // Quantised values take one byte, so a mode other than kNone needs a one-byte storage type.
 absl::Status CheckStorage(Kind kind, const KvCacheSpecOptions& o) {
-  if (o.quant_mode == QuantMode::kFp8DsMla && !IsLatent(kind)) {
-    return FieldError("quant_mode", "fp8_ds_mla", "a mode that stores K and V",
+  if (IsDsMla(o.quant_mode) && !IsLatent(kind)) {
+    return FieldError("quant_mode", FieldText(o.quant_mode), "a mode that stores K and V",
                       "only MLA kinds have this row format");
   }
   if (o.quant_mode != QuantMode::kNone && ElementBytes(o.dtype) != 1) {
@@ -107,14 +108,21 @@ absl::Status CheckLatent(Kind kind, const KvCacheSpecOptions& o) {
                       "a divisor of block_size " + std::to_string(o.block_size));
   }
   if (!status.ok()) return status;
-  const bool v4 = o.model_version == ModelVersion::kDeepseekV4;
+  const bool v41 = o.model_version == ModelVersion::kDeepseekV41;
+  const bool v4 = o.model_version == ModelVersion::kDeepseekV4 || v41;
   if (kind == Kind::kSlidingWindowMla && !v4 && o.model_version != ModelVersion::kNone) {
-    return FieldError("model_version", FieldText(o.model_version), "none or deepseek_v4");
+    return FieldError("model_version", FieldText(o.model_version),
+                      "none, deepseek_v4 or deepseek_v4_1");
   }
-  if (kind == Kind::kMlaAttention && o.quant_mode == QuantMode::kFp8DsMla && !v4 &&
-      o.compress_ratio != 1) {
+  if (o.quant_mode == QuantMode::kNvfp4DsMla && !v41 &&
+      (v4 || kind == Kind::kSlidingWindowMla)) {
+    return FieldError("quant_mode", "nvfp4_ds_mla", "fp8_ds_mla",
+                      "of windows and compressed rows only deepseek_v4_1 has these");
+  }
+  if (kind == Kind::kMlaAttention && IsDsMla(o.quant_mode) && !v4 && o.compress_ratio != 1) {
     return FieldError("compress_ratio", std::to_string(o.compress_ratio), "1",
-                      "only model_version deepseek_v4 compresses fp8_ds_mla rows");
+                      "only model_version deepseek_v4 and deepseek_v4_1 compress " +
+                          FieldText(o.quant_mode) + " rows");
   }
   return absl::OkStatus();
 }
@@ -162,6 +170,12 @@ RowFormat FormatOfRows(Kind kind, const KvCacheSpecOptions& o) {
   const bool unpacked = o.page_bytes_formula == PageBytesFormula::kUpstreamCompatible &&
                         o.quant_mode == QuantMode::kInt4PerTokenHead;
   const RowFormat format = FormatOf(unpacked ? QuantMode::kInt8PerTokenHead : o.quant_mode);
+  if (IsDsMla(o.quant_mode) && o.model_version == ModelVersion::kDeepseekV41) {
+    // Windows have 8 bits in either mode.
+    return format == RowFormat::kNvfp4DsMla && kind == Kind::kMlaAttention
+               ? RowFormat::kNvfp4DsMlaV41
+               : RowFormat::kFp8DsMlaV41;
+  }
   if (format != RowFormat::kFp8DsMla) return format;
   if (o.model_version == ModelVersion::kDeepseekV4) return RowFormat::kFp8DsMlaV4;
   return kind == Kind::kSlidingWindowMla ? RowFormat::kPlain : format;

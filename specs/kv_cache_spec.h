@@ -72,9 +72,9 @@ std::string_view KindName(KvCacheSpecKind kind);
 std::string SupportedKinds();
 
 // DeepSeek's versions, whose rows differ.
-enum class ModelVersion { kNone, kDeepseekV32, kDeepseekV4 };
+enum class ModelVersion { kNone, kDeepseekV32, kDeepseekV4, kDeepseekV41 };
 
-// "none", "deepseek_v3_2", "deepseek_v4".
+// "none", "deepseek_v3_2", "deepseek_v4", "deepseek_v4_1".
 std::string_view ModelVersionName(ModelVersion version);
 absl::StatusOr<ModelVersion> ParseModelVersion(std::string_view name);
 

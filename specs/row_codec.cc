@@ -9,7 +9,7 @@ namespace {
 // In the order of RowFormat. Scales per (token, head) are fp32, one for K and one for V, and are
 // budgeted for latent rows alike, as engines do. V4's writer steps 576 bytes per row and puts the 8
 // scale bytes of each row behind all rows; their sum, 584, is the size that engines declare.
-constexpr std::array<RowCodec, 10> kCodecs = {{
+constexpr std::array<RowCodec, 13> kCodecs = {{
     {.format = RowFormat::kPlain, .name = "plain"},
     {.format = RowFormat::kFp8PerTensor, .name = "fp8_per_tensor"},
     {.format = RowFormat::kInt8PerTokenHead,
@@ -34,6 +34,15 @@ constexpr std::array<RowCodec, 10> kCodecs = {{
      .fixed_row_bytes = 576,
      .footer_bytes_per_row = 8,
      .usual_alignment = 576},
+    {.format = RowFormat::kFp8DsMlaV41,
+     .name = "fp8_ds_mla_v4_1",
+     .fixed_row_bytes = 528,
+     .usual_alignment = 512},
+    {.format = RowFormat::kNvfp4DsMla, .name = "nvfp4_ds_mla", .fixed_row_bytes = 352},
+    {.format = RowFormat::kNvfp4DsMlaV41,
+     .name = "nvfp4_ds_mla_v4_1",
+     .fixed_row_bytes = 288,
+     .usual_alignment = 512},
     {.format = RowFormat::kIndexer,
      .name = "indexer",
      .element_bytes = 1,
@@ -78,6 +87,8 @@ RowFormat FormatOf(QuantMode mode) {
       return RowFormat::kNvfp4;
     case QuantMode::kFp8DsMla:
       return RowFormat::kFp8DsMla;
+    case QuantMode::kNvfp4DsMla:
+      return RowFormat::kNvfp4DsMla;
   }
   return RowFormat::kPlain;
 }

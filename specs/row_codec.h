@@ -31,6 +31,9 @@ enum class RowFormat {
   kNvfp4,
   kFp8DsMla,         // DeepSeek-V3.2: 512 fp8 latent values, 4 fp32 scales, 64 bf16 rotary values
   kFp8DsMlaV4,       // DeepSeek-V4: 448 fp8 values and 64 bf16 rotary ones; scales in the footer
+  kFp8DsMlaV41,      // DeepSeek-V4.1: 512 fp8 values and 16 scales of 32 values each
+  kNvfp4DsMla,       // V3.2's geometry: 512 fp4 latent values, 64 fp8 rotary ones, 32 scales of 16
+  kNvfp4DsMlaV41,    // V4.1's compressed tokens: 512 fp4 values and 32 scales of 16 values each
   kIndexer,          // DeepSeek's indexer: fp8 values, one fp32 scale per 128 of them
   kCompressorState,  // DeepSeek-V4's compressors: fp32 values
 };
@@ -61,7 +64,7 @@ struct RowCodec {
 
 const RowCodec& CodecOf(RowFormat format);
 
-// The format that stores vectors of a quantisation mode. kFp8DsMla is V3.2's.
+// The format that stores vectors of a quantisation mode. kFp8DsMla and kNvfp4DsMla are V3.2's.
 RowFormat FormatOf(QuantMode mode);
 
 // What one block of one layer cache stores.

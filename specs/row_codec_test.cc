@@ -34,7 +34,8 @@ TEST(RowCodecTest, TableIsInTheOrderOfItsFormats) {
   }
   for (const QuantMode mode :
        {QuantMode::kFp8PerTensor, QuantMode::kInt8PerTokenHead, QuantMode::kFp8PerTokenHead,
-        QuantMode::kInt4PerTokenHead, QuantMode::kNvfp4, QuantMode::kFp8DsMla}) {
+        QuantMode::kInt4PerTokenHead, QuantMode::kNvfp4, QuantMode::kFp8DsMla,
+        QuantMode::kNvfp4DsMla}) {
     EXPECT_EQ(CodecOf(FormatOf(mode)).name, QuantModeName(mode));
     EXPECT_EQ(CodecOf(FormatOf(mode)).footer_bytes_per_token_head,
               HasPerTokenHeadScales(mode) ? 8 : 0);
@@ -57,6 +58,9 @@ TEST(RowCodecTest, DeepseekRows) {
   EXPECT_EQ(LatentPage(RowFormat::kFp8DsMla, 1, 1, 576), 512 + 4 * 4 + 64 * 2);
   EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV4, 1, 1, 512), 448 + 64 * 2 + 7 + 1);
   EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV4, 256, 64, 512), 64 * 584);
+  EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV41, 1, 1, 512), 512 + 512 / 32);
+  EXPECT_EQ(LatentPage(RowFormat::kNvfp4DsMlaV41, 1, 1, 512), 512 / 2 + 512 / 16);
+  EXPECT_EQ(LatentPage(RowFormat::kNvfp4DsMla, 1, 1, 576), 512 / 2 + 64 + 512 / 16);
   EXPECT_EQ(CodecOf(RowFormat::kFp8DsMlaV4).usual_alignment, 576);
   EXPECT_EQ(LatentPage(RowFormat::kIndexer, 1, 1, 128), 132);
   EXPECT_EQ(LatentPage(RowFormat::kCompressorState, 1, 1, 2 * 2 * 512), 8'192);

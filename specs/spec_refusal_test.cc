@@ -206,9 +206,10 @@ TEST(SpecRefusalTest, ChunkIsAPositiveMultipleOfTheBlock) {
 TEST(SpecRefusalTest, ModelVersionMustBeKnownToTheFormat) {
   EXPECT_EQ(
       Refusal<SlidingWindowMlaSpec>([](auto& o) { o.model_version = ModelVersion::kDeepseekV32; }),
-      "model_version: got deepseek_v3_2, expected none or deepseek_v4");
+      "model_version: got deepseek_v3_2, expected none, deepseek_v4 or deepseek_v4_1");
   EXPECT_EQ(ParseModelVersion("deepseek_v5").status().message(),
-            "model_version: got \"deepseek_v5\", expected one of none, deepseek_v3_2, deepseek_v4");
+            "model_version: got \"deepseek_v5\", expected one of none, deepseek_v3_2, deepseek_v4, "
+            "deepseek_v4_1");
   EXPECT_EQ(ParseModelVersion("deepseek_v4").value(), ModelVersion::kDeepseekV4);
 }
 
@@ -224,6 +225,28 @@ TEST(SpecRefusalTest, Fp8DsMlaIsForMlaKindsAndCompressedOnlyInV4) {
                 o.compress_ratio = 4;
               }),
               HasSubstr("compress_ratio: got 4, expected 1"));
+}
+
+TEST(SpecRefusalTest, Nvfp4DsMlaIsForV32AndV41) {
+  const auto set = [](ModelVersion version, int64_t ratio) {
+    return [=](auto& o) {
+      o.dtype = DataType::kUint8;
+      o.quant_mode = QuantMode::kNvfp4DsMla;
+      o.model_version = version;
+      o.compress_ratio = ratio;
+    };
+  };
+  EXPECT_THAT(Refusal<MlaAttentionSpec>(set(ModelVersion::kDeepseekV4, 4)),
+              HasSubstr("quant_mode: got nvfp4_ds_mla, expected fp8_ds_mla"));
+  EXPECT_THAT(Refusal<MlaAttentionSpec>(set(ModelVersion::kDeepseekV32, 4)),
+              HasSubstr("compress_ratio: got 4, expected 1"));
+  EXPECT_THAT(Refusal<SlidingWindowMlaSpec>(set(ModelVersion::kNone, 1)),
+              HasSubstr("only deepseek_v4_1 has these"));
+  EXPECT_THAT(Refusal<FullAttentionSpec>([](auto& o) {
+                o.dtype = DataType::kUint8;
+                o.quant_mode = QuantMode::kNvfp4DsMla;
+              }),
+              HasSubstr("quant_mode: got nvfp4_ds_mla"));
 }
 
 // E-15

@@ -1,7 +1,10 @@
 #include "kvblocks/attention/cache/cache_rows.h"
 
+#include <algorithm>
+
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention {
@@ -44,6 +47,7 @@ void ReadKeyRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, do
     case KvLayout::kHnd:
       return ReadFlashRow(cache, k, cache.k_scales, block, offset, kv_head, out);
     case KvLayout::kMlaLatent:
+      if (IsMlaRecord(cache.format)) return DecodeMlaRecord(cache.format, k.At(block, offset), out);
       return LoadLast(k, k.At(block, offset), out);
     case KvLayout::kMlaSplit:
       LoadLast(k, k.At(block, offset), out);
@@ -66,8 +70,13 @@ void ReadValueRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, 
     case KvLayout::kNhd:
     case KvLayout::kHnd:
       return ReadFlashRow(cache, v, cache.v_scales, block, offset, kv_head, out);
-    case KvLayout::kMlaLatent:
-      return LoadLast(v, v.At(block, offset), out);
+    case KvLayout::kMlaLatent: {
+      if (!IsMlaRecord(cache.format)) return LoadLast(v, v.At(block, offset), out);
+      double row[kMla656Values + kMlaRotaryValues];
+      DecodeMlaRecord(cache.format, cache.k.At(block, offset), row);
+      std::copy_n(row, cache.value_dim(), out);
+      return;
+    }
     case KvLayout::kMlaSplit:
       return LoadLast(cache.k, cache.k.At(block, offset), out);
     case KvLayout::kMlaFp8_656: {

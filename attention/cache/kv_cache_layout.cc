@@ -11,8 +11,10 @@
 namespace kvblocks::attention {
 namespace {
 
-bool IsFp8Mla(KvLayout layout) {
-  return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+// Whether rows are records of bytes, whose dimensions their kind says.
+bool IsRecords(const KvCacheGeometry& g) {
+  return g.layout == KvLayout::kMlaFp8_656 || g.layout == KvLayout::kMlaFp8_584 ||
+         IsMlaRecord(g.format);
 }
 
 absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
@@ -22,6 +24,11 @@ absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
 
 // Of a format with scales of its own.
 absl::Status CheckFormat(const KvCacheGeometry& g) {
+  if (IsMlaRecord(g.format)) {
+    return g.layout == KvLayout::kMlaLatent
+               ? absl::OkStatus()
+               : Refuse(g, absl::StrCat("format ", Name(g.format), " is for mla_latent"));
+  }
   const bool packed = ValuesPerElement(g.format) > 1;
   if (!IsStrided(g.layout)) {
     return Refuse(g, absl::StrCat("format ", Name(g.format), " is for nhd and hnd"));
@@ -61,7 +68,7 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
   if (auto s = at_least("num_blocks", g.num_blocks, 0); !s.ok()) return s;
   if (auto s = at_least("block_size", g.block_size, 1); !s.ok()) return s;
   if (auto s = at_least("block_padding_bytes", g.block_padding_bytes, 0); !s.ok()) return s;
-  if (IsFp8Mla(g.layout)) {
+  if (IsRecords(g)) {
     if (g.dtype != DType::kU8) return Refuse(g, "its rows are records of bytes; dtype must be u8");
   } else {
     if (auto s = at_least("key_dim", g.key_dim, 1); !s.ok()) return s;
@@ -71,7 +78,7 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
     if (g.num_kv_heads != 1) {
       return Refuse(g, absl::StrCat("num_kv_heads is ", g.num_kv_heads, "; MLA has one"));
     }
-    if (!IsFp8Mla(g.layout) && g.value_dim > g.key_dim) {
+    if (!IsRecords(g) && g.value_dim > g.key_dim) {
       return Refuse(g, absl::StrCat("value_dim ", g.value_dim, " exceeds key_dim ", g.key_dim,
                                     ", whose first columns it is"));
     }
@@ -131,6 +138,7 @@ absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
     if (!fits.ok()) return fits.status();
     return MlaFp8_584BlockBytes(g.block_size);
   }
+  if (IsMlaRecord(g.format)) return Product(g, {g.block_size, ShapeOf(g.format).bytes});
   if (g.layout == KvLayout::kMlaSplit) return Product(g, {g.block_size, g.value_dim});
   if (g.format != KvRowFormat::kElements) {
     return Product(g, {g.block_size, g.num_kv_heads, VectorBytes(g, g.key_dim)});
@@ -229,7 +237,7 @@ absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
     case KvLayout::kMlaSplit:
       return Refuse(g, "it is two tensors and has no single shape; use MakeKvCacheView");
     case KvLayout::kMlaLatent:
-      return std::vector<int64_t>{g.num_blocks, g.block_size, g.key_dim};
+      return std::vector<int64_t>{g.num_blocks, g.block_size, block->k / g.block_size};
     case KvLayout::kMlaFp8_656:
       return std::vector<int64_t>{g.num_blocks, g.block_size, kMla656Bytes};
     case KvLayout::kMlaFp8_584:
@@ -301,7 +309,7 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
   if (reinterpret_cast<uintptr_t>(memory.data) % alignment != 0) {
     return Refuse(g, absl::StrCat("its memory is not aligned to ", alignment, " bytes"));
   }
-  if (g.format != KvRowFormat::kElements) {
+  if (g.format != KvRowFormat::kElements && !IsMlaRecord(g.format)) {
     return QuantisedView(g, memory.data, block->bytes, block->k, memory.device);
   }
 
@@ -335,10 +343,12 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
       k = View(g, k_data, {nb, heads, bs, d}, {k_block, bs * d, d, 1}, device);
       v = View(g, v_data, {nb, heads, bs, dv}, {v_block, bs * dv, dv, 1}, device);
       break;
-    case KvLayout::kMlaLatent:
-      k = View(g, k_data, {nb, bs, d}, {k_block, d, 1}, device);
-      if (k.ok()) return MakeMlaLatentView(*k, dv);
+    case KvLayout::kMlaLatent: {
+      const int64_t row = block->k / bs;
+      k = View(g, k_data, {nb, bs, row}, {k_block, row, 1}, device);
+      if (k.ok() && !IsMlaRecord(g.format)) return MakeMlaLatentView(*k, dv);
       break;
+    }
     case KvLayout::kMlaSplit:
       k = View(g, k_data, {nb, bs, dv}, {k_block, dv, 1}, device);
       v = View(g, v_data, {nb, bs, d - dv}, {v_block, d - dv, 1}, device);
@@ -352,7 +362,9 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
   }
   if (!k.ok()) return k.status();
   if (!v.ok()) return v.status();
-  return KvCacheView(g.layout, *k, *v, g.layout == KvLayout::kMlaFp8_584 ? bs : 0);
+  KvCacheView view(g.layout, *k, *v, g.layout == KvLayout::kMlaFp8_584 ? bs : 0);
+  view.format = g.format;
+  return view;
 }
 
 absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv_heads,

@@ -14,6 +14,7 @@
 //
 // Without a layer dimension memory order is the logical order, but for kHnd, which swaps BS and
 // Hkv. With one, blocks are outermost, so that a block of all layers is one run of bytes to move.
+// The latent records among the formats are for kMlaLatent, [NB, BS, bytes of a record].
 // kMlaSplit is two tensors and has no single shape; its bytes are those of kMlaLatent.
 //
 // Formats with scales of their own are for kNhd and kHnd, interleaved, and are seen as several
@@ -50,7 +51,7 @@ struct KvCacheGeometry {
   KvRowFormat format = KvRowFormat::kElements;
   int64_t num_blocks = 0, block_size = 0;
   int64_t num_kv_heads = 1;  // 1 for MLA
-  // D and Dv; for MLA R_kv + R_pe and R_kv. The FP8 MLA layouts know theirs.
+  // D and Dv; for MLA R_kv + R_pe and R_kv. The FP8 MLA layouts and latent records know theirs.
   int64_t key_dim = 0, value_dim = 0;
   KvPlacement placement = KvPlacement::kKThenV;
   // Unused bytes behind each block; only where a block is one run (interleaved, MLA but kMlaSplit).

@@ -20,7 +20,8 @@
 //
 // In kNhd and kHnd vectors may be quantised with scales of their own (KvRowFormat). k and v then are
 // codes, D / 2 bytes of two each in the packed formats, and k_scales and v_scales have the scales:
-// float32 of k's first three dimensions, or, of kNvfp4, e4m3 with a fourth of D / 16.
+// float32 of k's first three dimensions, or, of kNvfp4, e4m3 with a fourth of D / 16. The latent records
+// among the formats are for kMlaLatent: k u8 [NB, BS, bytes of a record], and nothing else.
 
 #ifndef KVBLOCKS_ATTENTION_CACHE_KV_CACHE_VIEW_H_
 #define KVBLOCKS_ATTENTION_CACHE_KV_CACHE_VIEW_H_
@@ -42,7 +43,7 @@ struct BasicKvCacheView {
   // memory. Who gives numbers out sees to it that those in use do not.
   bool overlapping_blocks = false;
   KvRowFormat format = KvRowFormat::kElements;
-  View k_scales, v_scales;  // absent for kElements
+  View k_scales, v_scales;  // absent for kElements and latent records
 
   BasicKvCacheView() = default;
   BasicKvCacheView(KvLayout the_layout, View the_k, View the_v = {}, int64_t the_block_size = 0)
@@ -95,7 +96,7 @@ struct BasicKvCacheView {
       case KvLayout::kHnd:
         return k.extent[3] * ValuesPerElement(format);
       case KvLayout::kMlaLatent:
-        return k.extent[2];
+        return IsMlaRecord(format) ? ShapeOf(format).key_dim : k.extent[2];
       case KvLayout::kMlaSplit:
         return k.extent[2] + v.extent[2];
       case KvLayout::kMlaFp8_656:
@@ -113,7 +114,7 @@ struct BasicKvCacheView {
       case KvLayout::kHnd:
         return v.extent[3] * ValuesPerElement(format);
       case KvLayout::kMlaLatent:
-        return v.extent[2];
+        return IsMlaRecord(format) ? ShapeOf(format).value_dim : v.extent[2];
       case KvLayout::kMlaSplit:
         return k.extent[2];
       case KvLayout::kMlaFp8_656:
@@ -133,6 +134,13 @@ struct BasicKvCacheView {
 
 using KvCacheView = BasicKvCacheView<TensorView>;
 using ConstKvCacheView = BasicKvCacheView<ConstTensorView>;
+
+// The values of a latent row before its rotary ones. Where the whole row is V, these are part of it.
+template <typename View>
+int64_t CompressedValues(const BasicKvCacheView<View>& cache) {
+  if (IsMlaRecord(cache.format)) return ShapeOf(cache.format).compressed;
+  return cache.layout == KvLayout::kMlaFp8_584 ? 448 : cache.value_dim();
+}
 
 // Bytes of a kMlaFp8_584 block: 584 per token, up to a multiple of 576.
 constexpr int64_t MlaFp8_584BlockBytes(int64_t block_size) {

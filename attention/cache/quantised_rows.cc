@@ -124,15 +124,18 @@ void EncodeQuantisedRow(KvRowFormat format, DType code, double* values, int64_t 
     const double* from = values + group * kNvfp4GroupValues;
     const uint8_t code_of_scale =
         DoubleToE4M3(FiniteAmax(from, kNvfp4GroupValues) / kLargestE2M1 / outer_scale);
-    const double scale = E4M3ToDouble(code_of_scale) * outer_scale;
-    const auto code_of = [&](double value) {
-      return scale == 0 ? uint8_t{0} : DoubleToE2M1(value / scale);
-    };
     scales[group] = static_cast<std::byte>(code_of_scale);
-    std::byte* to = codes + group * kNvfp4GroupValues / 2;
-    for (int i = 0; i < kNvfp4GroupValues / 2; ++i) {
-      to[i] = Packed(code_of(from[2 * i]), code_of(from[2 * i + 1]));
-    }
+    EncodeNvfp4Group(from, E4M3ToDouble(code_of_scale) * outer_scale,
+                     codes + group * kNvfp4GroupValues / 2);
+  }
+}
+
+void EncodeNvfp4Group(const double* values, double scale, std::byte* codes) {
+  const auto code_of = [&](double value) {
+    return scale == 0 ? uint8_t{0} : DoubleToE2M1(value / scale);
+  };
+  for (int i = 0; i < kNvfp4GroupValues / 2; ++i) {
+    codes[i] = Packed(code_of(values[2 * i]), code_of(values[2 * i + 1]));
   }
 }
 
@@ -149,6 +152,10 @@ void DecodeQuantisedRow(KvRowFormat format, DType code, const std::byte* codes,
 
 void DecodePackedRow(KvRowFormat format, const std::byte* codes, const std::byte* scales,
                      int64_t count, float* out) {
+  DecodePacked(format, codes, scales, count, out);
+}
+void DecodePackedRow(KvRowFormat format, const std::byte* codes, const std::byte* scales,
+                     int64_t count, double* out) {
   DecodePacked(format, codes, scales, count, out);
 }
 

@@ -38,16 +38,21 @@ constexpr int64_t ScaleBytes(KvRowFormat format, int64_t count) {
   return format == KvRowFormat::kNvfp4 ? count / kNvfp4GroupValues : 4;
 }
 
-// REQUIRES of all: a format other than kElements; `code` int8 or e4m3 for kPerTokenHead, ignored
+// REQUIRES of all: one of these formats; `code` int8 or e4m3 for kPerTokenHead, ignored
 // elsewhere; a count that the format packs (even, or a multiple of 16). `values` are overwritten.
 void EncodeQuantisedRow(KvRowFormat format, DType code, double* values, int64_t count,
                         double outer_scale, std::byte* codes, std::byte* scales);
 // Without the outer scale.
 void DecodeQuantisedRow(KvRowFormat format, DType code, const std::byte* codes,
                         const std::byte* scales, int64_t count, double* out);
-// The same in float32, of the packed formats; int4 is rounded once.
+// Of the packed formats; in float32 int4 is rounded once.
 void DecodePackedRow(KvRowFormat format, const std::byte* codes, const std::byte* scales,
                      int64_t count, float* out);
+void DecodePackedRow(KvRowFormat format, const std::byte* codes, const std::byte* scales,
+                     int64_t count, double* out);
+
+// 16 values as e2m1 codes of value / scale in 8 bytes; zeros if the scale is 0.
+void EncodeNvfp4Group(const double* values, double scale, std::byte* codes);
 
 }  // namespace kvblocks::attention
 

@@ -7,6 +7,7 @@
 
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
@@ -237,6 +238,22 @@ void WriteFp8Latent(const ExecContext& context, const ConcatAndCacheMlaArgs& arg
   ForRuns(context, args.slot_mapping, block_size, write);
 }
 
+void WriteMlaRecords(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  const KvCacheView& cache = args.cache;
+  const auto load = [](const ConstTensorView& from, int64_t token, double* to) {
+    LoadElements(from.dtype, from.At(token), from.stride[1], from.extent[1], to);
+  };
+  ForRuns(context, args.slot_mapping, cache.block_size(),
+          [&](int64_t token, int64_t count, int64_t block, int64_t offset, int) {
+            double values[kMla656Values + kMlaRotaryValues];
+            for (int64_t i = 0; i < count; ++i) {
+              load(args.kv_c, token + i, values);
+              load(args.k_pe, token + i, values + args.kv_c.extent[1]);
+              EncodeMlaRecord(cache.format, values, cache.k.At(block, offset + i));
+            }
+          });
+}
+
 }  // namespace
 
 absl::Status HostOps::Run(const Checked<ConcatAndCacheMlaArgs>& call) const {
@@ -245,6 +262,10 @@ absl::Status HostOps::Run(const Checked<ConcatAndCacheMlaArgs>& call) const {
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   if (args.cache.layout == KvLayout::kMlaFp8_656 || args.cache.layout == KvLayout::kMlaFp8_584) {
     WriteFp8Latent(context, args);
+    return absl::OkStatus();
+  }
+  if (IsMlaRecord(args.cache.format)) {
+    WriteMlaRecords(context, args);
     return absl::OkStatus();
   }
   RowLayout latent = KeyRows(args.cache);

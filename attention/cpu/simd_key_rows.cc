@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention::simd {
@@ -53,7 +54,7 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
     : cache_(cache), key_dim_(cache.key_dim()), value_dim_(cache.value_dim()) {
   row_floats_ = std::max(Padded(key_dim_), Padded(value_dim_));
   latent_ = cache.layout == KvLayout::kMlaSplit || cache.layout == KvLayout::kMlaFp8_656 ||
-            cache.layout == KvLayout::kMlaFp8_584;
+            cache.layout == KvLayout::kMlaFp8_584 || IsMlaRecord(cache.format);
   zeros_.assign(static_cast<size_t>(row_floats_), 0.0f);
   if (latent_) return;
   switch (cache.layout) {
@@ -143,6 +144,9 @@ void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std:
 void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
   std::fill(row, row + row_floats_, 0.0f);
   const std::byte* k = cache_.k.data;
+  if (IsMlaRecord(cache_.format)) {
+    return DecodeMlaRecord(cache_.format, cache_.k.At(block, offset), row);
+  }
   switch (cache_.layout) {
     case KvLayout::kMlaSplit: {
       const int64_t latent = cache_.k.extent[2];

@@ -98,6 +98,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
 
 absl::Status CheckOnCuda(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
   CudaChecker check("ConcatAndCacheMla", context, args);
+  check.Format(args.cache);
   check.Moved("kv_c", args.kv_c).Moved("k_pe", args.k_pe).Moved("the cache", args.cache.k);
   return check.status();
 }

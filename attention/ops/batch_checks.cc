@@ -36,7 +36,7 @@ void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCach
                    bool written, bool has_v) {
   absl::InlinedVector<std::pair<const char*, ConstTensorView>, 4> all = {{names.k, cache.k}};
   if (has_v) all.emplace_back(names.v, cache.v);
-  if (cache.format != KvRowFormat::kElements) {
+  if (!cache.k_scales.absent()) {
     all.emplace_back(names.k_scales, cache.k_scales);
     all.emplace_back(names.v_scales, cache.v_scales);
   }
@@ -136,10 +136,16 @@ bool CheckFormat(ArgChecker& check, const CacheNames& names, const ConstKvCacheV
   if (static_cast<int>(cache.format) >= kNumKvRowFormats) {
     return check.Invalid(names.cache, " has format number ", static_cast<int>(cache.format));
   }
-  if (cache.format == KvRowFormat::kElements) {
+  if (cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format)) {
+    const bool misplaced =
+        IsMlaRecord(cache.format) && cache.layout != KvLayout::kMlaLatent &&
+        !check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
+                       "; latent records are built for mla_latent");
+    if (misplaced) return false;
     return (cache.k_scales.absent() && cache.v_scales.absent()) ||
            check.Invalid(names.k_scales, " and ", names.v_scales,
-                         " are for quantised formats; set format, or leave them absent");
+                         " are for formats with scales beside the codes; set format, or leave them "
+                         "absent");
   }
   return IsStrided(cache.layout) ||
          check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
@@ -184,6 +190,19 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
       break;
     }
     case KvLayout::kMlaLatent:
+      if (IsMlaRecord(cache.format)) {
+        const MlaRecordShape shape = ShapeOf(cache.format);
+        Dim bytes{"bytes of a record", shape.bytes, "the format"};
+        if (!check.In(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
+        check.AllowOverlapOfLast();
+        if (!CheckRows(check, names.k, k)) return false;
+        if (!v.absent()) {
+          return check.Invalid(names.v, " is given; records of ", Name(cache.format),
+                               " hold V, leave it absent");
+        }
+        key.size = shape.key_dim, value.size = shape.value_dim, has_v = false;
+        break;
+      }
       if (!check.In(names.k, k, kCacheTypes, {&blocks, &tokens, &key})) return false;
       check.AllowOverlapOfLast();
       if (!check.In(names.v, v, k.dtype, {&blocks, &tokens, &value})) return false;
@@ -250,7 +269,7 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
   if (!CheckDims(check, names.cache, result)) return false;
   RememberCache(check, names, cache, written, has_v);
   // Vectors with their scales beside them lie at multiples of 4 bytes.
-  const bool aligned = cache.format == KvRowFormat::kElements;
+  const bool aligned = cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format);
   if (aligned && (!check.Aligned(names.k, k) || (has_v && !check.Aligned(names.v, v)))) {
     return false;
   }

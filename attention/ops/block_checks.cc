@@ -174,6 +174,7 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
   };
+  const bool records = fp8(src.layout) || IsMlaRecord(src.format);
   const bool convertible = src.layout == dst.layout || (IsMla(src.layout) == IsMla(dst.layout) &&
                                                         !fp8(src.layout) && !fp8(dst.layout));
   const bool same_shape = src.num_blocks() == dst.num_blocks() &&
@@ -191,7 +192,7 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
 
   auto& [from, to, num_tensors] = *conversion;
-  if (fp8(src.layout)) {
+  if (records) {
     from[0] = src.k;
     to[0] = dst.k;
     num_tensors = 1;
@@ -202,7 +203,7 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
     if (from[0].rank < to[0].rank) from[0] = *from[0].SplitLast(to[0].extent[4]);
     if (to[0].rank < from[0].rank) to[0] = *to[0].SplitLast(from[0].extent[4]);
   }
-  if (src.format != KvRowFormat::kElements) {
+  if (!src.k_scales.absent()) {
     ScalesTokenMajor(src, &from[2]);
     ScalesTokenMajor(dst, &to[2]);
     num_tensors = 4;

@@ -36,7 +36,7 @@ absl::Span<const View> CacheTensors(const BasicKvCacheView<View>& cache,
   storage[1] = cache.v;
   storage[2] = cache.k_scales;
   storage[3] = cache.v_scales;
-  if (cache.format != KvRowFormat::kElements) return storage;
+  if (!cache.k_scales.absent()) return storage;
   const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
   return absl::MakeConstSpan(storage, one ? 1 : 2);
 }

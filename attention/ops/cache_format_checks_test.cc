@@ -86,9 +86,58 @@ TEST(CacheFormatChecksTest, DecodeRefuses) {
         },
         kInvalid,
         {"cache.k_scales", "set format"}},
-       {[](Args& a, TensorStore&) { a.cache.format = static_cast<Format>(4); },
+       {[](Args& a, TensorStore&) { a.cache.format = static_cast<Format>(7); },
         kInvalid,
-        {"format number 4"}}});
+        {"format number 7"}},
+       {[](Args& a, TensorStore&) { a.cache.format = Format::kMlaV41; },
+        kInvalid,
+        {"nhd of format mla_v41_528", "mla_latent"}}});
+}
+
+TEST(CacheFormatChecksTest, LatentRecordsAreRefusedWhereTheyDoNotFit) {
+  using Args = ConcatAndCacheMlaArgs;
+  const auto record = [](Args& a, TensorStore& s, KvRowFormat format) {
+    a.cache = {KvLayout::kMlaLatent, s.Output(DType::kU8, {6, 4, ShapeOf(format).bytes})};
+    a.cache.format = format;
+    a.kv_c = s.Input(DType::kF32, {3, ShapeOf(format).compressed});
+    a.k_pe = s.Input(DType::kF32, {3, 64});
+  };
+  for (const KvRowFormat format :
+       {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
+    ExpectAccepted<Args>([&](Args& a, TensorStore& s) { record(a, s, format); });
+    ExpectRefused<Args>(
+        "ConcatAndCacheMla",
+        {{[&](Args& a, TensorStore& s) {
+            record(a, s, format);
+            a.cache.k = s.Output(DType::kU8, {6, 4, 584});
+          },
+          kInvalid,
+          {"cache.k is u8[6, 4, 584]", "bytes of a record"}},
+         {[&](Args& a, TensorStore& s) {
+            record(a, s, format);
+            a.cache.v = *a.cache.k.Slice(2, 0, 100);
+          },
+          kInvalid,
+          {"cache.v is given", "leave it absent"}},
+         {[&](Args& a, TensorStore& s) {
+            record(a, s, format);
+            a.kv_c = s.Input(DType::kF32, {3, 500});
+          },
+          kInvalid,
+          {"kv_c is f32[3, 500]", "R_kv = "}},
+         {[&](Args& a, TensorStore& s) {
+            record(a, s, format);
+            a.kv_c = s.Input(DType::kF8E4M3, {3, ShapeOf(format).compressed});
+          },
+          kInvalid,
+          {"kv_c is f8e4m3"}},
+         {[&](Args& a, TensorStore& s) {
+            record(a, s, format);
+            a.cache.layout = KvLayout::kMlaSplit;
+          },
+          kInvalid,
+          {"mla_split of format", "mla_latent"}}});
+  }
 }
 
 TEST(CacheFormatChecksTest, WritersRefuse) {

@@ -88,11 +88,11 @@ absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args
   if (!CheckCache(check, {}, args.cache, CacheFamily::kMla, /*written=*/true, &cache)) {
     return check.status();
   }
-  // A 584-byte row has 448 values in codes, and V is the whole row.
   const bool planar = args.cache.layout == KvLayout::kMlaFp8_584;
-  const bool tiled = planar || args.cache.layout == KvLayout::kMlaFp8_656;
+  const bool record = IsMlaRecord(args.cache.format);
+  const bool tiled = planar || args.cache.layout == KvLayout::kMlaFp8_656 || record;
   Dim tokens{"T"}, slots{"n"};
-  Dim compressed{"R_kv", planar ? 448 : cache.value_dim, "the cache"};
+  Dim compressed{"R_kv", CompressedValues(args.cache), "the cache"};
   Dim rotary{"R_pe", cache.key_dim - compressed.size, "the cache"};
   const DTypeSet types = tiled ? kComputeTypes : kSourceTypes;
   check.In("kv_c", args.kv_c, types, {&tokens, &compressed});

@@ -39,8 +39,7 @@ absl::Status Check(const ExecContext& context, const MlaDecodeArgs& args) {
   if (!CheckCache(check, {}, args.cache, CacheFamily::kMla, /*written=*/false, &cache)) {
     return check.status();
   }
-  // The 584-byte row rotates its last 64 values, which are part of V.
-  const int64_t compressed = args.cache.layout == KvLayout::kMlaFp8_584 ? 448 : cache.value_dim;
+  const int64_t compressed = CompressedValues(args.cache);
   Dim tokens{"T"}, heads{"H"}, requests{"R"}, starts{"R + 1"}, columns{"columns"};
   Dim value{"Dv", cache.value_dim, "the cache"};
   if (args.q_pe.absent()) {

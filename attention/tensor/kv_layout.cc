@@ -32,6 +32,12 @@ const char* Name(KvRowFormat format) {
       return "int4_per_token_head";
     case KvRowFormat::kNvfp4:
       return "nvfp4";
+    case KvRowFormat::kMlaV41:
+      return "mla_v41_528";
+    case KvRowFormat::kMlaV41Fp4:
+      return "mla_v41_fp4_288";
+    case KvRowFormat::kMlaNvfp4:
+      return "mla_nvfp4_352";
   }
   return "?";
 }

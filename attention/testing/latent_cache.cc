@@ -21,19 +21,55 @@ std::byte DrawCode(std::mt19937_64& random) {
 
 }  // namespace
 
-std::vector<LatentCacheOptions> EveryLatentLayout() {
-  return {{KvLayout::kMlaLatent, DType::kF32},
+std::vector<LatentCacheOptions> EveryLatentLayout(bool records) {
+  std::vector<LatentCacheOptions> all = {
+      {KvLayout::kMlaLatent, DType::kF32},
           {KvLayout::kMlaLatent, DType::kBF16},
           {.layout = KvLayout::kMlaLatent, .dtype = DType::kF8E4M3, .scale = 0.03125},
           {KvLayout::kMlaSplit, DType::kBF16},
           {KvLayout::kMlaFp8_656, DType::kU8},
           {KvLayout::kMlaFp8_584, DType::kU8}};
+  if (!records) return all;
+  for (const KvRowFormat format :
+       {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
+    all.push_back({.layout = KvLayout::kMlaLatent, .dtype = DType::kU8, .format = format});
+  }
+  return all;
+}
+
+// A record of random codes and scales, and the values that these stand for.
+void LatentCache::DrawRecord(std::mt19937_64& random, std::byte* at, std::vector<double>& row) {
+  const auto e4m3 = [](std::byte code) { return E4M3ToDouble(static_cast<uint8_t>(code)); };
+  for (int d = 0; d < 512; ++d) {
+    if (options_.format == KvRowFormat::kMlaV41) {
+      std::byte& scale = at[512 + d / 32];
+      if (d % 32 == 0) scale = static_cast<std::byte>(IntegerDraw(random, 117, 121));
+      at[d] = DrawCode(random);
+      row.push_back(e4m3(at[d]) * std::ldexp(1, static_cast<int>(scale) - 127));
+      continue;
+    }
+    const int group = d / 16;
+    std::byte& scale = options_.format == KvRowFormat::kMlaV41Fp4
+                           ? at[256 + group]
+                           : at[320 + 8 * (group & 3) + (group >> 2)];
+    if (d % 16 == 0) scale = static_cast<std::byte>(IntegerDraw(random, 0x20, 0x38));
+    if (d % 2 == 0) at[d / 2] = static_cast<std::byte>(random());
+    static constexpr double kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int code = static_cast<int>(at[d / 2]) >> (d % 2 == 0 ? 0 : 4) & 15;
+    row.push_back((code & 8 ? -1 : 1) * kE2M1[code & 7] * e4m3(scale));
+  }
+  if (options_.format != KvRowFormat::kMlaNvfp4) return;
+  for (int d = 256; d < 320; ++d) {
+    StoreElement(DType::kF8E4M3, NormalDraw(random), at + d);
+    row.push_back(e4m3(at[d]));
+  }
 }
 
 LatentCache::LatentCache(const LatentCacheOptions& options) : options_(options) {
   std::mt19937_64 random(options.seed);
   const int64_t NB = options.num_blocks, BS = options.block_size;
   view_.layout = options.layout;
+  view_.format = options.format;
   rows_.resize(NB * BS);
   switch (options.layout) {
     case KvLayout::kMlaSplit:
@@ -51,6 +87,11 @@ LatentCache::LatentCache(const LatentCacheOptions& options) : options_(options) 
       view_.planar_block_size = BS;
       break;
     default:
+      if (IsMlaRecord(options.format)) {
+        k_ = Tensor(DType::kU8, {NB, BS, ShapeOf(options.format).bytes});
+        view_.k = k_.view;
+        break;
+      }
       k_ = Tensor(options.dtype, {NB, BS, options.latent_dim + options.rotary_dim});
       view_.k = k_.view;
       view_.v = k_.view.Slice(2, 0, options.latent_dim).value();
@@ -58,7 +99,9 @@ LatentCache::LatentCache(const LatentCacheOptions& options) : options_(options) 
   for (int64_t slot = 0; slot < NB * BS; ++slot) {
     const int64_t block = slot / BS, offset = slot % BS;
     std::vector<double>& row = rows_[slot];
-    if (options.layout == KvLayout::kMlaFp8_656) {
+    if (IsMlaRecord(options.format)) {
+      DrawRecord(random, k_.view.At(block, offset), row);
+    } else if (options.layout == KvLayout::kMlaFp8_656) {
       std::byte* at = k_.view.At(block, offset);
       for (int tile = 0; tile < 4; ++tile) {
         std::byte* scale_at = at + 512 + 4 * tile;
@@ -113,8 +156,8 @@ void LatentCache::SetRow(int64_t slot, const std::vector<double>& values) {
 
 void LatentCache::Poison(int64_t slot) {
   const int64_t block = slot / options_.block_size, offset = slot % options_.block_size;
-  if (options_.layout == KvLayout::kMlaFp8_656) {
-    std::fill_n(k_.view.At(block, offset), 656, std::byte{0xFF});
+  if (options_.layout == KvLayout::kMlaFp8_656 || IsMlaRecord(options_.format)) {
+    std::fill_n(k_.view.At(block, offset), k_.view.extent[2], std::byte{0xFF});
   } else if (options_.layout == KvLayout::kMlaFp8_584) {
     std::fill_n(k_.view.At(block) + offset * 576, 576, std::byte{0xFF});
     std::fill_n(k_.view.At(block) + options_.block_size * 576 + offset * 8, 8, std::byte{0xFF});

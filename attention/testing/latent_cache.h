@@ -22,11 +22,13 @@ struct LatentCacheOptions {
   int64_t latent_dim = 64, rotary_dim = 16;  // of the same; the FP8 rows have their own
   int64_t num_blocks = 8, block_size = 16;
   double scale = 1;  // of 8-bit dtypes
+  KvRowFormat format = KvRowFormat::kElements;  // of kMlaLatent: a latent record
   uint64_t seed = 1;
 };
 
 // Small caches, one of each latent layout and element type that the operations read.
-std::vector<LatentCacheOptions> EveryLatentLayout();
+// `records`: the formats of latent records, too.
+std::vector<LatentCacheOptions> EveryLatentLayout(bool records = false);
 
 class LatentCache {
  public:
@@ -43,6 +45,7 @@ class LatentCache {
   void Poison(int64_t slot);
 
  private:
+  void DrawRecord(std::mt19937_64& random, std::byte* at, std::vector<double>& row);
   // The stored elements of a slot in row order.
   std::byte* ElementOf(int64_t slot, int64_t d);
 

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/ops_suite.h"
 
@@ -367,6 +368,67 @@ TEST(QuantisedRowsTest, WritersStoreWhatANaiveQuantiserDoes) {
       }
     }
   });
+}
+
+// Records of latent caches: each token's, into its slot and nowhere else, and back as values.
+TEST(QuantisedRowsTest, LatentRecordsAreWrittenAndGathered) {
+  for (const KvRowFormat format :
+       {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
+    SCOPED_TRACE(Name(format));
+    const MlaRecordShape shape = ShapeOf(format);
+    constexpr int64_t kTokens = 7, kBlockSize = 4;
+    std::mt19937_64 random(11);
+    Tensor memory(DType::kU8, {3, kBlockSize, shape.bytes});
+    std::fill(memory.bytes.begin(), memory.bytes.end(), std::byte{0x5a});
+    std::vector<std::byte> expected = memory.bytes;
+    Tensor kv_c(DType::kBF16, {kTokens, shape.compressed}), k_pe(DType::kF32, {kTokens, 64});
+    kv_c.Set(NormalDraws(random, kTokens * shape.compressed));
+    k_pe.Set(NormalDraws(random, kTokens * 64));
+    Tensor slots(DType::kI64, {kTokens});
+    const std::vector<double> places = {4, 5, 6, 7, -1, 1, 0};  // positions 0 to 3, then 5 and 4
+    slots.Set(places);
+    ConcatAndCacheMlaArgs args;
+    args.kv_c = kv_c.view, args.k_pe = k_pe.view;
+    args.slot_mapping = slots.view;
+    args.cache = KvCacheView(KvLayout::kMlaLatent, memory.view);
+    args.cache.format = format;
+    const absl::Status status = OpsUnderTest().ConcatAndCacheMla({}, args);
+    if (!TraitsUnderTest().packed_formats) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+      EXPECT_NE(status.message().find(Name(format)), std::string::npos) << status;
+      continue;
+    }
+    ASSERT_TRUE(status.ok()) << status;
+    std::vector<double> rows(8 * shape.key_dim);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const auto slot = static_cast<int64_t>(places[t]);
+      if (slot < 0) continue;
+      std::vector<double> values = Part(kv_c.Get(), t * shape.compressed, shape.compressed);
+      const std::vector<double> rotary = Part(k_pe.Get(), t * 64, 64);
+      values.insert(values.end(), rotary.begin(), rotary.end());
+      EncodeMlaRecord(format, values.data(), expected.data() + slot * shape.bytes);
+      DecodeMlaRecord(format, expected.data() + slot * shape.bytes,
+                      rows.data() + slot * shape.key_dim);
+    }
+    EXPECT_EQ(memory.bytes, expected);
+
+    Tensor table = IntTensor({1, 0}, {1, 2}), length = IntTensor({6}, {1});
+    Tensor out(DType::kF32, {1, 6, shape.key_dim});
+    GatherCacheArgs gather;
+    gather.cache = args.cache;
+    gather.block_table = table.view;
+    gather.seq_lens = gather.lengths = length.view;
+    gather.out = out.view;
+    ASSERT_EQ(OpsUnderTest().GatherCache({}, gather), absl::OkStatus());
+    const auto* got = out.view.as<float>();
+    for (int64_t j = 0; j < 6; ++j) {
+      const int64_t slot = j < 4 ? 4 + j : j - 4;
+      for (int64_t d = 0; d < shape.key_dim; ++d) {
+        ASSERT_EQ(got[j * shape.key_dim + d],
+                  static_cast<float>(rows[slot * shape.key_dim + d]));
+      }
+    }
+  }
 }
 
 TEST(QuantisedRowsTest, WhatIsNotBuiltIsRefused) {

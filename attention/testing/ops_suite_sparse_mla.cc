@@ -19,6 +19,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct SparseCaseOptions {
   LatentCacheOptions cache;
   int64_t num_entries = 64;
+  KvRowFormat extra_format = KvRowFormat::kElements;  // if it is not that of cache
   bool extra = false, lengths = false, sink = false, all_invalid = false;
   int64_t num_heads = 4;
   DType q_dtype = DType::kF32;
@@ -28,7 +29,7 @@ struct SparseCase {
   static constexpr int64_t kRequests = 2, kQueries = 2;
 
   explicit SparseCase(const SparseCaseOptions& options)
-      : heads(options.num_heads), main(options.cache), extra(ExtraOptions(options.cache)) {
+      : heads(options.num_heads), main(options.cache), extra(ExtraOptions(options)) {
     std::mt19937_64 random(options.cache.seed + 17);
     std::vector<std::vector<const std::vector<double>*>> seen(kRequests * kQueries);
     const auto fill = [&](LatentCache& cache, int64_t count, Tensor& indices, Tensor& lens) {
@@ -97,7 +98,9 @@ struct SparseCase {
     }
   }
 
-  static LatentCacheOptions ExtraOptions(LatentCacheOptions options) {
+  static LatentCacheOptions ExtraOptions(const SparseCaseOptions& of) {
+    LatentCacheOptions options = of.cache;
+    if (of.extra_format != KvRowFormat::kElements) options.format = of.extra_format;
     options.block_size = options.block_size == 2 ? 3 : 2;
     options.num_blocks = 40;
     options.seed += 1;
@@ -124,7 +127,7 @@ struct SparseCase {
 TEST(OpsMlaTest, T3SparseDecode) {
   const int64_t kEntries[] = {64, 576, 2048}, kBlockSizes[] = {2, 61, 64, 256};
   int n = 0;
-  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
+  for (const LatentCacheOptions& layout : EveryLatentLayout(TraitsUnderTest().packed_formats)) {
     for (int64_t block_size : kBlockSizes) {
       // Every other combination of the three, the rest with the next block size.
       for (int flags = n / 4 % 2; flags < 8; flags += 2, ++n) {
@@ -156,6 +159,21 @@ TEST(OpsMlaTest, T3SparseDecode) {
       }
     }
   }
+}
+
+// DeepSeek V4.1 keeps its window in 8 bits and its compressed tokens in 4.
+TEST(OpsMlaTest, SparseDecodeTakesTwoKindsOfRecords) {
+  if (!TraitsUnderTest().packed_formats) return;
+  SparseCaseOptions options;
+  options.cache.layout = KvLayout::kMlaLatent;
+  options.cache.dtype = DType::kU8;
+  options.cache.format = KvRowFormat::kMlaV41;
+  options.extra = options.sink = true;
+  options.extra_format = KvRowFormat::kMlaV41Fp4;
+  SparseCase sparse(options);
+  const absl::Status status = OpsUnderTest().SparseMlaDecode({}, sparse.args);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(sparse.MismatchNow(), "");
 }
 
 TEST(OpsMlaTest, T3AllInvalidIsEmptyWhateverTheSink) {

@@ -263,11 +263,15 @@ absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
     format = CacheDtype{DataType::kUint8, QuantMode::kFp8DsMla};
   }
   const std::string got = '"' + options.cache_dtype + '"';
-  if (one_fp8_format && format->mode != QuantMode::kNone && format->mode != QuantMode::kFp8DsMla) {
-    return FieldError("cache_dtype", got, "auto, a data type, fp8 or fp8_ds_mla",
+  if (one_fp8_format && format->mode != QuantMode::kNone && !IsDsMla(format->mode)) {
+    return FieldError("cache_dtype", got, "auto, a data type, fp8, fp8_ds_mla or nvfp4_ds_mla",
                       "sparse and compressed rows have no other format");
   }
-  if (format->mode != QuantMode::kFp8DsMla) return format;
+  if (!IsDsMla(format->mode)) return format;
+  if (format->mode == QuantMode::kNvfp4DsMla && model.compressed) {
+    return FieldError("cache_dtype", got, "auto, a data type, fp8 or fp8_ds_mla",
+                      "the compressed rows of " + model.name + " are planned in no other format");
+  }
   if (model.CountLayers("MN") + model.CountLayers(kCompressedLetters) == 0) {
     return FieldError("cache_dtype", got, "another format", "no layer stores latent rows");
   }

@@ -151,6 +151,7 @@ TEST(LayerCachesTest, LatentRows) {
   EXPECT_EQ(Page(sparse, "7.indexer"), 8448);  // WE-A16
   EXPECT_EQ(Spec(sparse, "model.layers.7.indexer").dtype(), DataType::kUint8);
   EXPECT_EQ(Spec(sparse, "model.layers.7.indexer").block_size(), 64);
+  EXPECT_EQ(Page(Caches("deepseek-v3.2", {.cache_dtype = "nvfp4_ds_mla"}), "7.attn"), 64 * 352);
   // Sparse rows know one fp8 format.
   EXPECT_EQ(Caches("deepseek-v3.2", {.cache_dtype = "fp8"}), sparse);
 }
@@ -319,6 +320,7 @@ TEST(LayerCachesTest, BadOptionsAreRefusedByField) {
       {"llama-3.1-8b", {.cache_dtype = "fp7"}, "cache_dtype", "\"fp7\""},
       {"llama-3.1-8b", {.cache_dtype = "fp8_ds_mla"}, "cache_dtype", "no layer stores latent"},
       {"deepseek-v3.2", {.cache_dtype = "nvfp4"}, "cache_dtype", "fp8_ds_mla"},
+      {"deepseek-v4-flash", {.cache_dtype = "nvfp4_ds_mla"}, "cache_dtype", "no other format"},
       {"deepseek-v4-pro", {.block_size = 16}, "block_size", "belong to the model"},
       {"llama-4-scout",
        {.block_size = 48},

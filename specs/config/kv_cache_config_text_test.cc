@@ -249,7 +249,7 @@ TEST(KvCacheConfigTextTest, KindSpecificFieldsAreChecked) {
             "least 1");
   EXPECT_EQ(spec("mla_attention {" + common + "\nmodel_version: \"v9\" }"),
             "pool.txtpb:3:1: error: groups[0].spec.mla_attention.model_version: got \"v9\", "
-            "expected one of none, deepseek_v3_2, deepseek_v4");
+            "expected one of none, deepseek_v3_2, deepseek_v4, deepseek_v4_1");
   EXPECT_EQ(spec("full_attention {" + common + "num_kv_heads: 1\nhead_size_v: 0 }"),
             "pool.txtpb:3:1: error: groups[0].spec.full_attention.head_size_v: got 0, expected at "
             "least 1");

@@ -50,5 +50,51 @@ TEST(RowBytesTest, PagesOfEveryQuantisationAreBlocksOfTheCache) {
   }
 }
 
+// KS-33.
+TEST(RowBytesTest, LatentRowsOfEveryFormatAreRecordsOfTheCache) {
+  const struct {
+    QuantMode mode;
+    ModelVersion version;
+    KvLayout layout;
+    KvRowFormat format;
+    bool window;
+  } kAll[] = {
+      {QuantMode::kFp8DsMla, ModelVersion::kDeepseekV32, KvLayout::kMlaFp8_656,
+       KvRowFormat::kElements, false},
+      {QuantMode::kNvfp4DsMla, ModelVersion::kDeepseekV32, KvLayout::kMlaLatent,
+       KvRowFormat::kMlaNvfp4, false},
+      {QuantMode::kFp8DsMla, ModelVersion::kDeepseekV41, KvLayout::kMlaLatent, KvRowFormat::kMlaV41,
+       false},
+      {QuantMode::kFp8DsMla, ModelVersion::kDeepseekV41, KvLayout::kMlaLatent, KvRowFormat::kMlaV41,
+       true},
+      {QuantMode::kNvfp4DsMla, ModelVersion::kDeepseekV41, KvLayout::kMlaLatent,
+       KvRowFormat::kMlaV41Fp4, false},
+      {QuantMode::kNvfp4DsMla, ModelVersion::kDeepseekV41, KvLayout::kMlaLatent,
+       KvRowFormat::kMlaV41, true},
+  };
+  for (const auto& [mode, version, layout, format, window] : kAll) {
+    attention::KvCacheGeometry geometry;
+    geometry.layout = layout;
+    geometry.dtype = DType::kU8;
+    geometry.format = format;
+    geometry.num_blocks = 1, geometry.block_size = 64;
+    const auto spec = window
+                          ? SlidingWindowMlaSpec::Create({.block_size = 64,
+                                                          .head_size = 512,
+                                                          .sliding_window = 128,
+                                                          .dtype = DataType::kUint8,
+                                                          .quant_mode = mode,
+                                                          .model_version = version})
+                          : MlaAttentionSpec::Create({.block_size = 64,
+                                                      .head_size = 512,
+                                                      .dtype = DataType::kUint8,
+                                                      .quant_mode = mode,
+                                                      .model_version = version});
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(attention::BytesPerBlock(geometry).value(), spec->page_bytes())
+        << QuantModeName(mode) << ", " << ModelVersionName(version) << ", " << Name(format);
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks
