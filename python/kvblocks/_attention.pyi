@@ -290,6 +290,14 @@ def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, 
     kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.
     """
 
+def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
+
+    With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],
+    divided by its exp_sum. A partition with nothing visible has -infinity, 0, 0.
+    """
+
 def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sinks: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One state of attention from n, each over other keys.
@@ -297,6 +305,12 @@ def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sin
     outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not negative) are
     the last state's. sinks float32 [H] are applied after the merge. out may be one of outs. Returns out [T, H, Dv],
     or (out, lse [T, H]).
+    """
+
+def reduce_splits(max_logits: Array, exp_sums: Array, tmp_out: Array, out: Array, *, sinks: Array | None = None, lse: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks float32 [H] count
+    here.
     """
 
 def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, seq_lens: Array | None = None, *, scale: float, q_pe: Array | None = None, query_start_loc: Array | None = None, kv_start_loc: Array | None = None, max_seq_len: int | None = None, soft_cap: float = 0.0, window_left: int = -1, sinks: Array | None = None, k_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
@@ -366,6 +380,16 @@ def build_dense_compressed_indices(query_start_loc: Array, positions: Array, ind
 
     query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity], lens int32
     [T or more].
+    """
+
+def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Array, lens: Array, *, window: int, rows_per_request: int, compressed_rows: int = 0, ratio: int = 1, topk: Array | None = None, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    What each token of a prefill reads from a gathered buffer: chosen compressed rows, then its window.
+
+    The buffer has rows_per_request rows per request: compressed_rows of the compressed cache, then the newest tokens.
+    query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of request-local rows, negative kept
+    -> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without topk and with ratio
+    1 it is a layer with a window only.
     """
 
 class KVGroup:

@@ -237,6 +237,23 @@ def test_cascades_and_merges_are_prefills() -> None:
     assert attention.merge_states(outs, lses, out=outs[0]) is not None
 
 
+def test_partitions_reduce_to_the_whole() -> None:
+    rng = np.random.default_rng(14)
+    case = Paged(rng, [3, 14])
+    q = rng.standard_normal((2, 4, 8), np.float32)
+    sinks = rng.standard_normal(4).astype(np.float32)
+    arguments = (q, case.cache, case.block_table, case.seq_lens)
+    whole, whole_lse = attention.paged_decode(*arguments, sinks=sinks, return_lse=True)
+    max_logits, exp_sums = np.zeros((2, 2, 4, 2), np.float32)
+    tmp_out = np.zeros((2, 4, 2, 8), np.float32)
+    attention.paged_decode_partial(*arguments, max_logits, exp_sums, tmp_out, partition_tokens=8)
+    assert (max_logits[0, :, 1] == -np.inf).all()
+    out, lse = np.zeros_like(q), np.zeros((2, 4), np.float32)
+    attention.reduce_splits(max_logits, exp_sums, tmp_out, out, sinks=sinks, lse=lse)
+    np.testing.assert_allclose(out, whole, atol=2e-6)
+    np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=2e-6)
+
+
 def test_self_attention_needs_no_cache() -> None:
     rng = np.random.default_rng(8)
     q, k, v = rng.standard_normal((3, 9, 2, 8), np.float32)
@@ -340,6 +357,10 @@ def test_lists_of_slots() -> None:
     rows, lens = np.zeros((5, 3), np.int32), np.zeros(5, np.int32)
     attention.build_dense_compressed_indices(starts, positions, rows, lens, ratio=3)
     assert lens.tolist() == [0, 0, 1, 2, 3] and rows[4].tolist() == [0, 1, 2]
+    window, lens = np.zeros((5, 2), np.int32), np.zeros(5, np.int32)
+    attention.combine_prefill_indices(starts, lengths, window, lens, window=2, rows_per_request=6)
+    # Of the second request, whose 2 tokens see one before: rows 6 to 8 of the buffer.
+    assert window.tolist() == [[0, -1], [0, 1], [1, 2], [6, 7], [7, 8]] and lens.tolist() == [1, 2, 2, 2, 2]
     refusal("^build_swa_indices: window is 0", lambda: attention.build_swa_indices(
         starts, lengths, table, indices, lens, window=0, block_size=4))
 

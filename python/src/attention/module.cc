@@ -14,6 +14,7 @@ NB_MODULE(_attention, module) {
   BindOpCall(module);
   BindRowOps(module);
   BindDenseOps(module);
+  BindStateOps(module);
   BindMlaOps(module);
   BindIndexOps(module);
   BindMetadata(module);

@@ -147,6 +147,7 @@ class OpCall {
 void BindOpCall(nb::module_& module);  // KVCache, Workspace, ThreadPool
 void BindDenseOps(nb::module_& module);
 void BindRowOps(nb::module_& module);
+void BindStateOps(nb::module_& module);
 void BindMlaOps(nb::module_& module);
 void BindIndexOps(nb::module_& module);
 void BindMetadata(nb::module_& module);
