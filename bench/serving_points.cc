@@ -163,7 +163,7 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point) {
   layers.roofline.device = *std::move(device);
   layers.roofline.model = *std::move(model);
   layers.roofline.tensor_parallel = point.tensor_parallel;
-  layers.data_parallel = point.data_parallel;
+  layers.roofline.data_parallel = point.data_parallel;
   layers.expert_tensor_parallel = point.expert_tensor_parallel;
   layers.expert_parallel = point.expert_parallel;
   return layers;

@@ -38,6 +38,24 @@ expect 0 '' replay --config=fleet.textproto --json
 cmp out asked.json || fail "a fleet's configuration is another fleet"
 expect 2 'replicas: got 3, expected 1: this command runs one replica' curve --config=fleet.textproto
 expect 2 'unknown option --replicas' verify --replicas=2
+# Data-parallel ranks: those of a model with experts step together, others do not.
+ranks="--num-blocks=2000 --dp=4"
+expect 0 '' replay $ranks --model=gpt-oss-20b --expert-parallel --json
+cp out ranks.json
+[ "$(grep -c '"dummySteps"\|"dummy_steps"' ranks.json)" -eq 4 ] || fail "four ranks in lockstep have no dummy steps each"
+grep -q '"router": "data-parallel"' ranks.json || fail "ranks have another balancer than the engine's"
+expect 0 '' replay $ranks --model=gpt-oss-20b --expert-parallel --json
+cmp out ranks.json || fail "two runs of ranks differ"
+expect 0 '' replay --num-blocks=2000 --replica=dp=4 --model=gpt-oss-20b --expert-parallel
+grep -q '^fleet  *1 replica of 4 data-parallel ranks in lockstep' out || fail "a kind has no ranks: $(cat out)"
+grep -q '^lockstep .* passes in .* waits for a slower one' out || fail "nothing is said of lockstep: $(cat out)"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 122 ] ||
+  fail "the table of ranks is wider than 122 columns"
+expect 0 '' replay $ranks --replicas=2
+grep -q '^fleet  *2 replicas of 4 data-parallel ranks$' out || fail "ranks of a dense model: $(cat out)"
+grep -q '^lockstep' out && fail "ranks of a dense model step together"
+expect 0 '' explain $ranks --request=row:40
+grep -q 'was sent to replica [0-3] at .* by data-parallel' out || fail "explain says no rank: $(cat out)"
 # Rows, pages and events of all replicas.
 expect 0 '' replay $fleet --router=prefix --csv=rows.csv --html=page.html --events=fleet.kvlog
 head -1 rows.csv | grep -q ',end_ms,replica' || fail "rows of a fleet do not say whose they are"

@@ -118,6 +118,17 @@ set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replica
 --pipeline-parallel: got 2, expected 1 with --time=recorded|replay --pp=2 --time=recorded --step-times=rows.csv
 --async with --pipeline-parallel: set for --engine=vllm-0.25|replay --pp=2 --engine=vllm-0.25 --async
 --tier: got "host:1GiB:read=free", expected nothing with --pipeline-parallel|replay --pp=2 --tier=host:1GiB:read=free
+--data-parallel: got "2", expected 1 with --pipeline-parallel|replay --dp=2 --pp=2
+--data-parallel: got "2", expected 1 with --engine=vllm-0.25|replay --dp=2 --engine=vllm-0.25
+--data-parallel: got "2", expected 1 with --time=recorded|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --time=recorded --step-times=rows.csv
+--data-parallel: requests that run one after the other|curve --dp=2
+--data-parallel: got "2", expected 1: this command|serve --dp=2
+--data-parallel: set next to --scale|replay --dp=2 --scale=1s:start
+--data-parallel: the search counts|capacity --slo=ttft:1s@p99 --dp=2
+--expert-parallel: got "true", expected none: llama-3.1-8b has no experts|replay --expert-parallel
+--tier: got "host:1GiB:read=free", expected nothing with --data-parallel|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --tier=host:1GiB:read=free
+--router: got "data-parallel", expected another|replay --replicas=2 --router=data-parallel
+--replica, --data-parallel or an option of --router|replay --prefill-replicas=1 --decode-replicas=1 --dp=2
 --warmup: its section is not in the report|replay --prefill-replicas=1 --decode-replicas=1 --warmup=0.1
 KV-cache group 0 does not keep all blocks|replay --prefill-replicas=1 --decode-replicas=1 --model=gemma-3-27b --device=h200
 --engine|replay --engine=vllm-9

@@ -335,6 +335,17 @@ grep -q '^rows checked .* of .*%' out || fail "verify does not say how much it c
 expect 0 '' verify --limit=30 --max-tokens=500 --backend=cpu_reference --no-poison
 grep -q 'stopped by --max-tokens' out || fail "verify does not say that it stopped"
 grep -q '^blocks poisoned  *none' out || fail "--no-poison poisons"
+expect 0 '' verify --limit=10 --model=qwen3.5-35b-a3b --rows=2 --partial-hits --num-blocks=600
+grep -q 'mamba, states (align)$' out && grep -q '^states  *[1-9].* written, [1-9].* read back' out ||
+  fail "verify leaves states out: $(cat out)"
+expect 0 '' verify --limit=10 --model=deepseek-v4-flash --plan=exact --layout=native --rows=2 --json --num-blocks=4000
+python3 - << 'END' || fail "verify --json: $(cat out)"
+import json
+found = json.load(open("out"))
+assert found["good"] and "failure" not in found and found["schema_version"] == 1
+assert found["layout"] == "native" and {g["checks"] for g in found["groups"]} == {"attention"}
+assert int(found["joint_queries_checked"]) > 0 and found["max_error"] <= found["tolerance"]
+END
 
 # --- Exit status 1, 3 ---
 expect 1 '' replay --slo=ttft:1us:p50

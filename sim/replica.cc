@@ -93,7 +93,7 @@ void Replica::DropStaleAborts() {
 }
 
 std::optional<SimTime> Replica::NextTime() {
-  if (in_step_) return std::max(clock_, scheduler_->oldest_step().end);
+  if (in_step_) return std::max(clock_, step_end_);
   const SimTime soonest = std::max(clock_, retry_time_);
   if (wants_schedule_ || !inbox_.empty()) return soonest;
   DropStaleAborts();
@@ -306,7 +306,7 @@ absl::Status Replica::Schedule(SimTime now) {
     }
   }
   if (scheduler_->num_in_flight() > 0) {
-    in_step_ = true;
+    HoldUntil(scheduler_->oldest_step().end);
     return absl::OkStatus();
   }
   if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
@@ -345,7 +345,7 @@ std::optional<SimTime> Replica::WithLoads(SimTime compute) {
 }
 
 // How long each stage takes for the step just scheduled.
-absl::Status Replica::TimeStages() {
+absl::Status Replica::TimeStages(const StepPeers* peers) {
   const StepRecord& step = scheduler_->step();
   work_.clear();
   for (const ScheduledRecord& record : step.scheduled) {
@@ -353,10 +353,16 @@ absl::Status Replica::TimeStages() {
                      .num_new = record.num_tokens,
                      .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
   }
-  absl::Status status = step_time_->StageTimes(
-      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context},
-      absl::MakeSpan(stage_times_), &send_time_);
-  if (!status.ok()) return status;
+  const Decodes decodes = {.num_sequences = step.num_quiet, .sum_context = step.quiet_context};
+  if (peers != nullptr) {
+    const auto time = step_time_->StepTimeAmong(work_, decodes, *peers);
+    if (!time.ok()) return time.status();
+    stage_times_[0] = *time;
+  } else {
+    absl::Status status =
+        step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_), &send_time_);
+    if (!status.ok()) return status;
+  }
   const auto copies = CopyTime();
   if (!copies.ok()) return copies.status();
   for (SimTime& stage : stage_times_) {
@@ -386,7 +392,7 @@ absl::Status Replica::AddHostTime(SimTime* stage) {
 
 // Hands the step just scheduled to the device.
 absl::Status Replica::StartStep() {
-  if (absl::Status status = TimeStages(); !status.ok()) return status;
+  if (absl::Status status = TimeStages(nullptr); !status.ok()) return status;
   StepRecord& step = scheduler_->step();
   step.device_start = std::max({clock_, stage_free_[0], scheduler_->InputsReady()});
   std::optional<SimTime> at = step.device_start;
@@ -402,12 +408,59 @@ absl::Status Replica::StartStep() {
   return absl::OkStatus();
 }
 
+// --- In lockstep ---
+
+absl::Status Replica::ScheduleOpen(SimTime now, bool holds_prompts) {
+  clock_ = now;
+  wants_schedule_ = has_open_step_ = false;
+  if (scheduler_->num_running() == 0 && scheduler_->num_waiting() == 0) return absl::OkStatus();
+  scheduler_->HoldPrompts(holds_prompts);
+  scheduler_->Schedule(now);
+  observers_.OnStepScheduled(scheduler_->step());
+  has_open_step_ = !scheduler_->step_is_empty();
+  if (has_open_step_) return absl::OkStatus();
+  if (scheduler_->stuck() != nullptr) {
+    return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
+  }
+  if (scheduler_->num_in_flight() == 0) PublishEvents();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SimTime> Replica::TimeOpenStep(const StepPeers& peers) {
+  if (!has_open_step_) {
+    work_.assign(1, {.num_context = 0, .num_new = 1, .num_sampled = 1});
+    return step_time_->StepTimeAmong(work_, Decodes(), peers);
+  }
+  if (absl::Status status = TimeStages(&peers); !status.ok()) return status;
+  return stage_times_[0];
+}
+
+void Replica::CloseStep(SimTime start, SimTime own, SimTime end) {
+  StepRecord& step = scheduler_->step();
+  step.device_start = start;
+  step.end = end;
+  step.stage_time = own;
+  has_open_step_ = false;
+}
+
+void Replica::HoldUntil(SimTime end) {
+  in_step_ = true;
+  step_end_ = end;
+}
+
+// --- The end of a step ---
+
 absl::Status Replica::FinishStep() {
-  clock_ = scheduler_->oldest_step().end;
+  clock_ = step_end_;
   in_step_ = false;
   if (absl::Status status = TakeAborts(clock_); !status.ok()) return status;
-  const StepRecord& step = scheduler_->ProcessOutputs();
   wants_schedule_ = true;
+  // In lockstep it may have had no part in it.
+  if (scheduler_->num_in_flight() == 0 || scheduler_->oldest_step().end > clock_) {
+    had_work_ = scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0;
+    return DeliverInbox(clock_);
+  }
+  const StepRecord& step = scheduler_->ProcessOutputs();
   result_.busy_time += step.end - std::max(step.device_start, busy_until_);  // at most the clock
   busy_until_ = step.end;
   result_.stage_time += step.stage_time;
@@ -421,6 +474,7 @@ absl::Status Replica::FinishStep() {
   if (config_.check_invariants) {
     if (absl::Status status = scheduler_->CheckInvariants(); !status.ok()) return status;
   }
+  had_work_ = scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0;
   return DeliverInbox(clock_);
 }
 

@@ -98,7 +98,7 @@ class Replica {
   // Whether a call of Schedule may find something to do that it did not before.
   bool wants_schedule() const { return wants_schedule_ && !in_step_; }
   // Whether the engine waits for a step that ends by then.
-  bool is_step_over(SimTime now) { return in_step_ && scheduler_->oldest_step().end <= now; }
+  bool is_step_over(SimTime now) const { return in_step_ && step_end_ <= now; }
   // Ends the oldest step, at its own end. Who gives up while it runs gets no token of it, even if it
   // was the last one (V-84). REQUIRES: is_step_over(its end). OutOfRange if the clock overflows.
   absl::Status FinishStep();
@@ -110,6 +110,28 @@ class Replica {
 
   // All of it up to `now`, in order of time.
   absl::Status Advance(SimTime now);
+
+  // --- In lockstep with others (see LockstepGroup, which alone calls this) ---
+
+  // Schedules a step and leaves it open, for the group to say how long it lasts. With a
+  // prefill_schedule_interval, `holds_prompts` says whether prompts are left alone.
+  // FailedPrecondition as Schedule.
+  absl::Status ScheduleOpen(SimTime now, bool holds_prompts);
+  bool has_open_step() const { return has_open_step_; }
+  // REQUIRES: it has one.
+  const StepRecord& open_step() const { return scheduler_->step(); }
+  // How long this engine itself takes for the open step, or for one without requests.
+  absl::StatusOr<SimTime> TimeOpenStep(const StepPeers& peers);
+  // It is on the device from `start` to `end`, of which `own` computing.
+  void CloseStep(SimTime start, SimTime own, SimTime end);
+  // No boundary before `end`, when a step of the group ends, whether it has requests of this engine or not.
+  void HoldUntil(SimTime end);
+  // There is room for one step more, at once.
+  void CallAgain() { wants_schedule_ = true; }
+  // It is at a boundary, though steps without requests are under way.
+  void LetGo() { in_step_ = false; }
+  // What the group asks: whether a request was left when the last step had ended, before others came.
+  bool had_work() const { return had_work_; }
 
   // Its next call is due whatever arrives and whoever gives up.
   bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
@@ -154,7 +176,7 @@ class Replica {
   absl::Status TakeAborts(SimTime now);
   void DropStaleAborts();
   bool IsStale(const Abort& abort) const;
-  absl::Status TimeStages();
+  absl::Status TimeStages(const StepPeers* peers);  // of a lockstep; null: alone
   absl::StatusOr<SimTime> CopyTime();
   std::optional<SimTime> WithLoads(SimTime compute);
   absl::Status AddHostTime(SimTime* stage);
@@ -178,6 +200,9 @@ class Replica {
 
   SimTime clock_ = 0;            // the last time passed in
   bool in_step_ = false;         // nothing happens before the oldest step's end
+  SimTime step_end_ = 0;         // which is this
+  bool has_open_step_ = false;   // in lockstep
+  bool had_work_ = false;
   SimTime retry_time_ = 0;       // nothing happens before it
   bool wants_schedule_ = false;  // something changed, or a step more can be under way
   std::vector<SimTime> stage_free_;   // when each stage is done with all steps handed to it

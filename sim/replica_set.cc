@@ -53,12 +53,38 @@ absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel
   if (!replica.ok()) return OfReplica(index, replica.status());
   replicas_.push_back(*std::move(replica));
   next_.push_back(kNever);
+  is_coupled_.push_back(0);
   loads_.emplace_back();
   ended_outputs_.push_back(0);
   alone_.emplace_back();
   told_.Resize(replicas_.size());
   may_be_cut_short_ |= config.max_queue_time > 0 ||
                        config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOptions& options) {
+  if (count < 2 || first + count > replicas_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a lockstep group of replicas ", first, " to ",
+                                                   first + count - 1, ", expected at least two of ",
+                                                   replicas_.size()));
+  }
+  std::vector<Replica*> engines;
+  for (size_t r = first; r < first + count; ++r) {
+    const SchedulerOptions& scheduler = replicas_[r]->scheduler().options();
+    const char* why = is_coupled_[r]                      ? "is in a lockstep group already"
+                      : scheduler.pipeline_stages > 1     ? "has pipeline stages, which no group has"
+                      : scheduler.async != replicas_[first]->scheduler().options().async
+                          ? "is not asynchronous as the first of its group is, or alone is"
+                          : nullptr;
+    if (why != nullptr) {
+      return OfReplica(static_cast<int32_t>(r), absl::InvalidArgumentError(why));
+    }
+    engines.push_back(replicas_[r].get());
+    is_coupled_[r] = 1;
+  }
+  groups_.push_back(std::make_unique<LockstepGroup>(options, std::move(engines)));
+  first_of_group_.push_back(static_cast<int32_t>(first));
   return absl::OkStatus();
 }
 
@@ -160,9 +186,26 @@ absl::Status ReplicaSet::Iterate() {
   for (at_ = 0; at_ < due_.size(); ++at_) {
     const auto r = static_cast<size_t>(due_[at_]);
     absl::Status status = replicas_[r]->DeliverAborts(now_);
-    if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
+    if (status.ok() && !is_coupled_[r] && replicas_[r]->wants_schedule()) {
+      status = replicas_[r]->Schedule(now_);
+    }
     if (!status.ok()) return OfReplica(static_cast<int32_t>(r), status);
     next_[r] = replicas_[r]->NextTime().value_or(kNever);
+  }
+  return groups_.empty() ? absl::OkStatus() : IterateGroups();
+}
+
+absl::Status ReplicaSet::IterateGroups() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    LockstepGroup& group = *groups_[g];
+    if (!group.wants_round()) continue;
+    const auto first = static_cast<size_t>(first_of_group_[g]);
+    if (absl::Status status = group.Round(now_); !status.ok()) {
+      return OfReplica(static_cast<int32_t>(first + group.failed()), status);
+    }
+    for (size_t i = 0; i < group.engines().size(); ++i) {
+      next_[first + i] = group.engines()[i]->NextTime().value_or(kNever);
+    }
   }
   return absl::OkStatus();
 }

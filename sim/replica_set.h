@@ -7,7 +7,7 @@
 //   2. Owner::BeforeArrivals
 //   3. Owner::OnArrived for each request whose time has come, in order of arrival
 //   4. Owner::AfterArrivals
-//   5. all aborts, then all schedulers, in replica order
+//   5. all aborts, then all schedulers, in replica order; then those of replicas in lockstep, by group
 //
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.
@@ -39,6 +39,7 @@
 #include "absl/status/status.h"
 #include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/arrivals.h"
+#include "kvblocks/sim/lockstep_group.h"
 #include "kvblocks/sim/replica.h"
 #include "kvblocks/sim/replica_load.h"
 #include "kvblocks/sim/simulation.h"
@@ -122,6 +123,9 @@ class ReplicaSet final : private Replica::Owner {
   // Before Run; numbers count up. Errors are Replica::Create's, with the name.
   absl::Status Add(const SimulationConfig& config, const StepTimeModel* step_time,
                    std::vector<EngineObserver*> observers);
+  // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a group or
+  // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector.
+  absl::Status Couple(size_t first, size_t count, const LockstepOptions& options);
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     progress_ = std::move(progress);
   }
@@ -164,6 +168,9 @@ class ReplicaSet final : private Replica::Owner {
   size_t size() const { return replicas_.size(); }
   Replica& replica(size_t index) { return *replicas_[index]; }
   const Replica& replica(size_t index) const { return *replicas_[index]; }
+  // In the order in which they were coupled.
+  size_t num_groups() const { return groups_.size(); }
+  const LockstepGroup& group(size_t index) const { return *groups_[index]; }
 
   int64_t num_skipped() const { return num_skipped_; }
   int64_t num_sent_ahead() const { return num_sent_ahead_; }
@@ -203,6 +210,7 @@ class ReplicaSet final : private Replica::Owner {
   absl::Status FinishSteps();
   absl::Status TakeArrivals();
   absl::Status Iterate();
+  absl::Status IterateGroups();
   absl::Status ReadNextArrival();
   SimTime NextInstant(SimTime events);
   bool SkipsForNoOutput(SimRequest* request);
@@ -231,6 +239,9 @@ class ReplicaSet final : private Replica::Owner {
 
   std::vector<std::unique_ptr<Watcher>> watchers_;
   std::vector<std::unique_ptr<Replica>> replicas_;
+  std::vector<std::unique_ptr<LockstepGroup>> groups_;
+  std::vector<int32_t> first_of_group_;
+  std::vector<uint8_t> is_coupled_;  // by replica
   RequestStore store_;  // after the replicas: its requests give blocks back when destroyed
   Arrivals arrivals_;
 

@@ -28,7 +28,7 @@ constexpr size_t kAheadForThreads = 32;
 
 bool ReplicaSet::MayRunApart() const {
   return config_.concurrency == 0 && !sessions_may_end_ && !arrivals_.has_waiting() &&
-         owner_->RunsApart();
+         groups_.empty() && owner_->RunsApart();
 }
 
 // The next arrivals whose places no replica has a say in.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention/backends/sparse_mla_layer.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/checks/ceil_div.h"
@@ -30,7 +31,19 @@ void Zero(const TensorView& view, int dim, std::byte* data, int dense_from) {
 
 absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionBackend::MakeImpl(
     const LayerConfig& layer) const {
-  return AttentionLayer::Create(layer, this);
+  return layer.sparse.enabled() ? SparseMlaLayer::Create(layer, this)
+                                : AttentionLayer::Create(layer, this);
+}
+
+absl::Status AttentionBackend::BuildList(const ExecContext&, const WindowIndicesArgs& args) const {
+  return BuildSwaIndices(args);
+}
+absl::Status AttentionBackend::BuildList(const ExecContext&,
+                                         const DenseCompressedIndicesArgs& args) const {
+  return BuildDenseCompressedIndices(args);
+}
+absl::Status AttentionBackend::BuildList(const ExecContext&, const TopkSlotsArgs& args) const {
+  return BuildTopkSlots(args);
 }
 
 int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {

@@ -20,11 +20,15 @@
 #include "kvblocks/attention/backends/layer_hooks.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/compressed_indices.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/window_indices.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
+
+struct SparseTensors;  // sparse_mla_layer.h
 
 // The tensors of one call of a layer. q [T, H * D] or [T, H, D], k [T, Hkv * D] or [T, Hkv, D],
 // likewise v and out; rows past the batch's tokens are padding. k and v may be absent where nothing
@@ -35,6 +39,7 @@ struct LayerTensors {
   TensorView out;
   float out_scale = 0;          // > 0: out is e4m3 or e5m2
   LayerHooks* hooks = nullptr;  // of the step's KV connector; null: it has nothing to do
+  const SparseTensors* sparse = nullptr;  // of sparse layers, which need it
 };
 
 // A layer bound to a backend.
@@ -100,6 +105,12 @@ class AttentionBackend {
 
   // How many units of the device work side by side: what UseCascade reckons with.
   virtual int32_t num_multiprocessors(const ExecContext& context) const;
+
+  // Lists of slots, where the backend's tensors are.
+  virtual absl::Status BuildList(const ExecContext& context, const WindowIndicesArgs& args) const;
+  virtual absl::Status BuildList(const ExecContext& context,
+                                 const DenseCompressedIndicesArgs& args) const;
+  virtual absl::Status BuildList(const ExecContext& context, const TopkSlotsArgs& args) const;
 
   // Zeros into a tensor on the backend's device.
   virtual absl::Status FillZeros(const ExecContext& context, const TensorView& out) const;

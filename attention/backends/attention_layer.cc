@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/layer_params.h"
+#include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/checked.h"
@@ -114,30 +115,6 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
   return n == metadata.num_decode_tokens && none_left ? n : 0;
 }
 
-// The operations of a call, all of which are checked before the first runs.
-class OpsOfCall {
- public:
-  OpsOfCall(const AttentionOps& ops, const ExecContext& context) : ops_(ops), context_(context) {}
-  const absl::Status& status() const { return status_; }
-
-  template <typename Args>
-  std::optional<Checked<Args>> Check(const std::optional<Args>& args) {
-    if (!status_.ok() || !args.has_value()) return std::nullopt;
-    const absl::StatusOr<Checked<Args>> checked = ops_.Check(context_, *args);
-    status_ = checked.status();
-    return checked.ok() ? std::optional<Checked<Args>>(*checked) : std::nullopt;
-  }
-  template <typename Args>
-  void Run(const std::optional<Checked<Args>>& checked) {
-    if (status_.ok() && checked.has_value()) status_ = ops_.Run(*checked);
-  }
-
- private:
-  const AttentionOps& ops_;
-  const ExecContext& context_;
-  absl::Status status_;
-};
-
 }  // namespace
 
 // One Forward: the tensors cut to the batch's tokens and shaped [T, heads, dim].
@@ -235,7 +212,7 @@ absl::Status AttentionLayer::ZeroPadding(const ExecContext& context, const Call&
 }
 
 absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call) const {
-  if (config_.scale_state == nullptr || !IsQuantizedCode(call.cache.k.dtype)) {
+  if (config_.scale_state == nullptr || !call.cache.takes_scale()) {
     return absl::OkStatus();
   }
   if (!config_.scale_state->frozen()) {
@@ -320,7 +297,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
-  if (IsQuantizedCode(call.cache.k.dtype)) params.scales = call.scales;
+  if (call.cache.takes_scale()) params.scales = call.scales;
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
   std::optional<ReshapeAndCacheArgs> write;
@@ -400,7 +377,7 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
   if (!params.ok()) return params.status();
   std::optional<ConcatAndCacheMlaArgs> write;
-  const bool quantised = IsQuantizedCode(call.cache.k.dtype);
+  const bool quantised = call.cache.takes_scale();
   if (!call.k.absent() && config_.shares_cache_of.empty()) {
     write.emplace();
     write->kv_c = *call.k.Select(1, 0), write->k_pe = *call.v.Select(1, 0);

@@ -37,8 +37,11 @@ enum class OpKind : uint8_t {
   kSelectHkvd,
   kFuseKv,
   kRotateKeys,
+  kIndexTopk,
+  kCacheIndexKeys,
+  kCompressTokens,
 };
-inline constexpr int kNumOpKinds = 17;
+inline constexpr int kNumOpKinds = 20;
 const char* Name(OpKind op);  // "decode", "prefill", "mla_decode", ...
 
 enum class AttentionType : uint8_t {

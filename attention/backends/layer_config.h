@@ -19,6 +19,29 @@ enum class CascadeChoice : uint8_t {
   kAlways,
 };
 
+// MLA whose queries read lists of rows: those that an indexer chose among all (DeepSeek V3.2), or a
+// window and rows that stand for several tokens each (V4).
+struct SparseConfig {
+  // V4: tokens per compressed row; 1: the window only. 0: V3.2, nothing is compressed.
+  int64_t compress_ratio = 0;
+  bool overlap = false;  // a row is made of 2 * compress_ratio tokens (V4's ratio 4)
+  // Rows that an indexer chooses per query; 0: all compressed rows are read (V4's ratio 128).
+  int64_t topk = 0;
+  int64_t index_heads = 0, index_dim = 0;
+  bool power_of_two_scales = true;  // of planar index rows
+  // Of the compressors of rows and of the indexer's keys; see CompressTokensArgs.
+  struct Compressor {
+    ConstTensorView bias = {}, norm_weight = {};
+  };
+  Compressor compressor = {}, index_compressor = {};
+  float norm_eps = 1e-6f;
+  ConstTensorView cos_sin = {};
+
+  bool enabled() const { return compress_ratio > 0 || topk > 0; }
+  bool compresses() const { return compress_ratio > 1; }
+  int64_t parts() const { return overlap ? 2 : 1; }
+};
+
 struct LayerConfig {
   std::string name = {};
   AttentionType type = AttentionType::kDecoder;
@@ -41,6 +64,11 @@ struct LayerConfig {
   // for kMlaFp8_584, whose values are the whole row). head_size is that of the uncompressed heads
   // and gives the default scale. 0: no MLA.
   int64_t latent_rank = 0, rotary_dim = 0;
+
+  // If enabled, an MLA layer of backends/sparse_mla_layer.h. V4's latent_rank and rotary_dim (448 and
+  // 64 of kMlaFp8_584; the whole row and 0 of plain rows) make up its rows, whose value_head_size is
+  // all of them; `window` is required there.
+  SparseConfig sparse = {};
 
   // The layer whose cache this one reads; it then stores nothing itself. Empty: its own.
   std::string shares_cache_of = {};

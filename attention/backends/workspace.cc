@@ -40,7 +40,7 @@ class Sum {
 
 absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& bounds) {
   for (int64_t bound : {bounds.max_reqs, bounds.max_tokens, bounds.num_heads, bounds.num_kv_heads,
-                        bounds.value_head_size, bounds.max_parts}) {
+                        bounds.value_head_size, bounds.max_parts, bounds.max_rows}) {
     // Keeps sums of bounds within int64.
     if (bound < 0 || bound > int64_t{1} << 60) {
       return InvalidArgument("WorkspaceBytes(", Name(op), "): a bound is ", bound, "; 0 to 2^60");
@@ -96,6 +96,11 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
     case OpKind::kGatherCache:
     case OpKind::kFuseKv:
     case OpKind::kRotateKeys:
+    case OpKind::kCacheIndexKeys:
+    case OpKind::kCompressTokens:
+      break;
+    case OpKind::kIndexTopk:
+      device.Add({bounds.max_tokens, bounds.max_rows, 4});  // scores
       break;
   }
   if (device.bytes() < 0) {

@@ -23,6 +23,7 @@ struct WorkspaceBounds {
   int64_t num_heads = 0, num_kv_heads = 0;
   int64_t value_head_size = 0;
   int64_t max_parts = 0;  // of a split plan: parts that run at a time
+  int64_t max_rows = 0;   // of a request in an index cache
 };
 
 struct WorkspaceSize {

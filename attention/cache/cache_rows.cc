@@ -2,6 +2,7 @@
 
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -12,13 +13,16 @@ void LoadLast(const ConstTensorView& view, const std::byte* from, double* out) {
   LoadElements(view.dtype, from, view.stride[last], view.extent[last], out);
 }
 
-// `values` is the tensor asked for: k or v, of kNhd or kHnd.
-void ReadFlashRow(KvLayout layout, const ConstTensorView& values, int64_t block, int64_t offset,
-                  int64_t kv_head, double* out) {
-  LoadLast(values,
-           layout == KvLayout::kNhd ? values.At(block, offset, kv_head)
-                                    : values.At(block, kv_head, offset),
-           out);
+// `values` and `scales` are the tensors asked for: of K or of V, in kNhd or kHnd.
+void ReadFlashRow(const ConstKvCacheView& cache, const ConstTensorView& values,
+                  const ConstTensorView& scales, int64_t block, int64_t offset, int64_t kv_head,
+                  double* out) {
+  const int64_t second = cache.layout == KvLayout::kNhd ? offset : kv_head;
+  const int64_t third = cache.layout == KvLayout::kNhd ? kv_head : offset;
+  const std::byte* row = values.At(block, second, third);
+  if (cache.format == KvRowFormat::kElements) return LoadLast(values, row, out);
+  DecodeQuantisedRow(cache.format, values.dtype, row, scales.At(block, second, third),
+                     values.extent[3] * ValuesPerElement(cache.format), out);
 }
 
 }  // namespace
@@ -38,7 +42,7 @@ void ReadKeyRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, do
     }
     case KvLayout::kNhd:
     case KvLayout::kHnd:
-      return ReadFlashRow(cache.layout, k, block, offset, kv_head, out);
+      return ReadFlashRow(cache, k, cache.k_scales, block, offset, kv_head, out);
     case KvLayout::kMlaLatent:
       return LoadLast(k, k.At(block, offset), out);
     case KvLayout::kMlaSplit:
@@ -61,7 +65,7 @@ void ReadValueRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, 
       return LoadElements(v.dtype, v.At(block, kv_head, 0, offset), v.stride[2], v.extent[2], out);
     case KvLayout::kNhd:
     case KvLayout::kHnd:
-      return ReadFlashRow(cache.layout, v, block, offset, kv_head, out);
+      return ReadFlashRow(cache, v, cache.v_scales, block, offset, kv_head, out);
     case KvLayout::kMlaLatent:
       return LoadLast(v, v.At(block, offset), out);
     case KvLayout::kMlaSplit:

@@ -140,4 +140,12 @@ void StoreElements(DType dtype, const double* values, int64_t count, std::byte* 
   }
 }
 
+double FiniteAmax(const double* values, int64_t count) {
+  double amax = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isfinite(values[i])) amax = std::max(amax, std::abs(values[i]));
+  }
+  return amax;
+}
+
 }  // namespace kvblocks::attention

@@ -20,6 +20,10 @@ void LoadElements(DType dtype, const std::byte* from, int64_t stride, int64_t co
 // those of DoubleToInt8Code: -128 is never written.
 void StoreElements(DType dtype, const double* values, int64_t count, std::byte* to);
 
+// The largest magnitude of the finite values, or 0: one infinity must not turn what shares its scale
+// into zeros.
+double FiniteAmax(const double* values, int64_t count);
+
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_CACHE_ELEMENT_ROWS_H_

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -17,6 +18,39 @@ bool IsFp8Mla(KvLayout layout) {
 absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
   return InvalidArgument("KvCacheGeometry of ", Name(geometry.layout), " ", Name(geometry.dtype),
                          ": ", why);
+}
+
+// Of a format with scales of its own.
+absl::Status CheckFormat(const KvCacheGeometry& g) {
+  const bool packed = ValuesPerElement(g.format) > 1;
+  if (!IsStrided(g.layout)) {
+    return Refuse(g, absl::StrCat("format ", Name(g.format), " is for nhd and hnd"));
+  }
+  if (g.placement != KvPlacement::kInterleaved) {
+    return Refuse(g, absl::StrCat("format ", Name(g.format), " has K and V of a block together; ",
+                                  "set placement to kInterleaved"));
+  }
+  const bool known = packed ? g.dtype == DType::kU8
+                            : g.dtype == DType::kI8 || g.dtype == DType::kF8E4M3;
+  if (!known) {
+    return Refuse(g, absl::StrCat("format ", Name(g.format), " takes dtype ",
+                                  packed ? "u8" : "i8 or f8e4m3"));
+  }
+  // Scales of 4 bytes lie behind the codes.
+  const int64_t multiple =
+      g.format == KvRowFormat::kNvfp4 ? kNvfp4GroupValues : 4 * ValuesPerElement(g.format);
+  for (const int64_t dim : {g.key_dim, g.value_dim}) {
+    constexpr int64_t kMostValues = int64_t{1} << 60;
+    if (dim % multiple != 0 || dim > kMostValues) {
+      return Refuse(g, absl::StrCat("format ", Name(g.format), " packs multiples of ", multiple,
+                                    " values, at most 2^60; a vector has ", dim));
+    }
+  }
+  if (g.format != KvRowFormat::kNvfp4 && g.block_padding_bytes % 4 != 0) {
+    return Refuse(g, absl::StrCat("block_padding_bytes ", g.block_padding_bytes,
+                                  " is no multiple of 4, as float32 scales need"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckGeometry(const KvCacheGeometry& g) {
@@ -47,6 +81,9 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
     }
   } else {
     if (auto s = at_least("num_kv_heads", g.num_kv_heads, 1); !s.ok()) return s;
+  }
+  if (g.format != KvRowFormat::kElements) {
+    if (auto s = CheckFormat(g); !s.ok()) return s;
   }
   if (g.layout == KvLayout::kPagedX) {
     const int64_t x = 16 / ElementBytes(g.dtype);
@@ -79,7 +116,13 @@ absl::StatusOr<int64_t> Product(const KvCacheGeometry& g, std::initializer_list<
   return product;
 }
 
-// Elements (bytes for the FP8 layouts) of the K part of a block, and of its V part.
+// Bytes of a vector with its scales.
+int64_t VectorBytes(const KvCacheGeometry& g, int64_t dim) {
+  return CodeBytes(g.format, dim) + ScaleBytes(g.format, dim);
+}
+
+// Elements (bytes for the FP8 layouts and for formats with scales) of the K part of a block, and of
+// its V part.
 absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
   if (g.layout == KvLayout::kMlaFp8_656) return Product(g, {g.block_size, kMla656Bytes});
   if (g.layout == KvLayout::kMlaFp8_584) {
@@ -89,12 +132,18 @@ absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
     return MlaFp8_584BlockBytes(g.block_size);
   }
   if (g.layout == KvLayout::kMlaSplit) return Product(g, {g.block_size, g.value_dim});
+  if (g.format != KvRowFormat::kElements) {
+    return Product(g, {g.block_size, g.num_kv_heads, VectorBytes(g, g.key_dim)});
+  }
   return Product(g, {g.block_size, g.num_kv_heads, g.key_dim});
 }
 
 absl::StatusOr<int64_t> ValueElements(const KvCacheGeometry& g) {
   if (g.layout == KvLayout::kMlaSplit) return Product(g, {g.block_size, g.key_dim - g.value_dim});
   if (IsMla(g.layout)) return 0;
+  if (g.format != KvRowFormat::kElements) {
+    return Product(g, {g.block_size, g.num_kv_heads, VectorBytes(g, g.value_dim)});
+  }
   return Product(g, {g.block_size, g.num_kv_heads, g.value_dim});
 }
 
@@ -131,6 +180,46 @@ absl::StatusOr<TensorView> View(const KvCacheGeometry& g, std::byte* data,
                           absl::MakeConstSpan(strides.begin(), strides.size()), device);
 }
 
+// A format with scales of its own; `block_bytes` from one block to the next, `v_at` to its V.
+absl::StatusOr<KvCacheView> QuantisedView(const KvCacheGeometry& g, std::byte* data,
+                                          int64_t block_bytes, int64_t v_at, DeviceId device) {
+  const bool nhd = g.layout == KvLayout::kNhd;
+  const int64_t second = nhd ? g.block_size : g.num_kv_heads;
+  const int64_t third = nhd ? g.num_kv_heads : g.block_size;
+  const bool inline_scales = g.format != KvRowFormat::kNvfp4;
+  const int64_t both = VectorBytes(g, g.key_dim) + VectorBytes(g, g.value_dim);
+  KvCacheView cache;
+  cache.layout = g.layout;
+  cache.format = g.format;
+  const auto place = [&](int64_t dim, int64_t at, TensorView* codes, TensorView* scales) {
+    const int64_t code_bytes = CodeBytes(g.format, dim), scale_bytes = ScaleBytes(g.format, dim);
+    const int64_t vector = inline_scales ? both : code_bytes;
+    const int64_t scale_vector = scale_bytes;
+    const int64_t scales_at = at + (inline_scales ? code_bytes : second * third * code_bytes);
+    std::byte* const codes_data = data == nullptr ? nullptr : data + at;
+    std::byte* const scales_data = data == nullptr ? nullptr : data + scales_at;
+    auto made = TensorView::Make(codes_data, g.dtype, {g.num_blocks, second, third, code_bytes},
+                                 {block_bytes, third * vector, vector, 1}, device);
+    if (!made.ok()) return made.status();
+    *codes = *made;
+    if (inline_scales) {
+      made = TensorView::Make(scales_data, DType::kF32, {g.num_blocks, second, third},
+                              {block_bytes / 4, third * vector / 4, vector / 4}, device);
+    } else {
+      made = TensorView::Make(scales_data, DType::kF8E4M3,
+                              {g.num_blocks, second, third, scale_bytes},
+                              {block_bytes, third * scale_vector, scale_vector, 1}, device);
+    }
+    if (!made.ok()) return made.status();
+    *scales = *made;
+    return absl::OkStatus();
+  };
+  const int64_t v_offset = inline_scales ? VectorBytes(g, g.key_dim) : v_at;
+  if (auto s = place(g.key_dim, 0, &cache.k, &cache.k_scales); !s.ok()) return s;
+  if (auto s = place(g.value_dim, v_offset, &cache.v, &cache.v_scales); !s.ok()) return s;
+  return cache;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
@@ -147,6 +236,9 @@ absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
       return std::vector<int64_t>{g.num_blocks, block->k};
     default:
       break;
+  }
+  if (g.format != KvRowFormat::kElements) {
+    return Refuse(g, "codes and scales do not share a tensor; use MakeKvCacheView");
   }
   if (g.key_dim != g.value_dim) {
     return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " and value_dim ", g.value_dim,
@@ -203,9 +295,14 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
     return ResourceExhausted("MakeKvCacheView: ", Name(g.layout), " needs ", *bytes,
                              " bytes; memory has ", *have);
   }
-  const int64_t element = ElementBytes(g.dtype);
-  if (reinterpret_cast<uintptr_t>(memory.data) % element != 0) {
-    return Refuse(g, absl::StrCat("its memory is not aligned to ", element, " bytes"));
+  const bool float_scales = g.format == KvRowFormat::kPerTokenHead ||
+                            g.format == KvRowFormat::kInt4PerTokenHead;
+  const int64_t element = ElementBytes(g.dtype), alignment = float_scales ? 4 : element;
+  if (reinterpret_cast<uintptr_t>(memory.data) % alignment != 0) {
+    return Refuse(g, absl::StrCat("its memory is not aligned to ", alignment, " bytes"));
+  }
+  if (g.format != KvRowFormat::kElements) {
+    return QuantisedView(g, memory.data, block->bytes, block->k, memory.device);
   }
 
   // Elements from one block to the next, and from a block's K to its V.

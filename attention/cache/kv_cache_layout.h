@@ -16,6 +16,15 @@
 // Hkv. With one, blocks are outermost, so that a block of all layers is one run of bytes to move.
 // kMlaSplit is two tensors and has no single shape; its bytes are those of kMlaLatent.
 //
+// Formats with scales of their own are for kNhd and kHnd, interleaved, and are seen as several
+// tensors of one allocation, too. Their bytes, where engines have them:
+//
+//   kPerTokenHead      per token and head (in the order of the layout): D codes, a float32, Dv codes,
+//                      a float32
+//   kInt4PerTokenHead  the same with D / 2 and Dv / 2 bytes of codes
+//   kNvfp4             per block: all codes of K, all scales of K, all codes of V, all scales of V,
+//                      each in the order of the layout
+//
 // All sizes are checked for overflow; every function is O(1).
 
 #ifndef KVBLOCKS_ATTENTION_CACHE_KV_CACHE_LAYOUT_H_
@@ -37,7 +46,8 @@ enum class KvPlacement : uint8_t {
 
 struct KvCacheGeometry {
   KvLayout layout = KvLayout::kNhd;
-  DType dtype = DType::kBF16;  // kU8 for the FP8 MLA layouts
+  DType dtype = DType::kBF16;  // kU8 for the FP8 MLA layouts and packed formats
+  KvRowFormat format = KvRowFormat::kElements;
   int64_t num_blocks = 0, block_size = 0;
   int64_t num_kv_heads = 1;  // 1 for MLA
   // D and Dv; for MLA R_kv + R_pe and R_kv. The FP8 MLA layouts know theirs.
@@ -47,7 +57,8 @@ struct KvCacheGeometry {
   int64_t block_padding_bytes = 0;
 };
 
-// The logical shape. InvalidArgument where no single tensor has it: D != Dv, kMlaSplit.
+// The logical shape. InvalidArgument where no single tensor has it: D != Dv, kMlaSplit, formats with
+// scales of their own.
 absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& geometry);
 // Memory dimension i is logical dimension order[i]; with a layer dimension, that one is logical
 // dimension 0 and the others move up by one.

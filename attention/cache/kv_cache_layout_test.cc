@@ -171,6 +171,74 @@ TEST(KvCacheLayoutTest, ViewsCoverTheirMemoryOnce) {
   }
 }
 
+KvCacheGeometry Quantised(KvLayout layout, KvRowFormat format) {
+  KvCacheGeometry geometry = Geometry(layout, KvPlacement::kInterleaved);
+  geometry.format = format;
+  geometry.dtype = ValuesPerElement(format) > 1 ? DType::kU8 : DType::kI8;
+  geometry.key_dim = 32, geometry.value_dim = 16;
+  return geometry;
+}
+
+// Codes and scales cover a block of a format once, and lie where engines have them.
+TEST(KvCacheLayoutTest, FormatsWithScalesCoverTheirMemoryOnce) {
+  const struct {
+    KvRowFormat format;
+    int64_t k_scale_of_head_1, v, v_scale;  // bytes, of the first token; V and its scale of head 0
+  } kHnd[] = {{KvRowFormat::kPerTokenHead, 4 * 56 + 32, 36, 52},
+              {KvRowFormat::kInt4PerTokenHead, 4 * 32 + 16, 20, 28},
+              {KvRowFormat::kNvfp4, 8 * 16 + 4 * 2, 8 * 18, 8 * 18 + 8 * 8}};
+  for (const auto& [format, k_scale_of_head_1, v, v_scale] : kHnd) {
+    for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
+      KvCacheGeometry geometry = Quantised(layout, format);
+      geometry.block_padding_bytes = 8;
+      const int64_t bytes = KvCacheBytes(geometry).value(), block = bytes / 5;
+      std::vector<float> aligned(bytes / 4);
+      auto* memory = reinterpret_cast<std::byte*>(aligned.data());
+      const KvCacheView view =
+          MakeKvCacheView(geometry, TensorView::Contiguous(memory, DType::kU8, {bytes})).value();
+      EXPECT_EQ(view.key_dim(), 32);
+      EXPECT_EQ(view.value_dim(), 16);
+      std::vector<int> covered(bytes);
+      for (const TensorView& tensor : {view.k, view.v, view.k_scales, view.v_scales}) {
+        const int64_t inner = tensor.rank == 4 ? tensor.extent[3] : ElementBytes(tensor.dtype);
+        for (int64_t a = 0; a < 5; ++a) {
+          for (int64_t b = 0; b < tensor.extent[1]; ++b) {
+            for (int64_t c = 0; c < tensor.extent[2]; ++c) {
+              for (int64_t d = 0; d < inner; ++d) ++covered[tensor.At(a, b, c) + d - memory];
+            }
+          }
+        }
+      }
+      for (int64_t i = 0; i < bytes; ++i) {
+        ASSERT_EQ(covered[i], i % block < block - 8 ? 1 : 0) << Name(format) << " byte " << i;
+      }
+      if (layout == KvLayout::kNhd) continue;
+      EXPECT_EQ(view.k_scales.At(0, 1, 0) - memory, k_scale_of_head_1) << Name(format);
+      EXPECT_EQ(view.v.At(0, 0, 0) - memory, v) << Name(format);
+      EXPECT_EQ(view.v_scales.At(0, 0, 0) - memory, v_scale) << Name(format);
+    }
+  }
+}
+
+TEST(KvCacheLayoutTest, FormatsWithScalesRefuseWhatTheyCannotPack) {
+  const auto refused = [](KvRowFormat format, auto change, const char* text) {
+    KvCacheGeometry geometry = Quantised(KvLayout::kNhd, format);
+    change(geometry);
+    ExpectRefused(KvCacheBytes(geometry).status(), text);
+  };
+  refused(KvRowFormat::kNvfp4, [](auto& g) { g.key_dim = 24; }, "multiples of 16");
+  refused(KvRowFormat::kInt4PerTokenHead, [](auto& g) { g.value_dim = 12; }, "multiples of 8");
+  refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.value_dim = 6; }, "multiples of 4");
+  refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.dtype = DType::kF8E5M2; }, "i8 or f8e4m3");
+  refused(KvRowFormat::kNvfp4, [](auto& g) { g.dtype = DType::kI8; }, "takes dtype u8");
+  refused(KvRowFormat::kNvfp4, [](auto& g) { g.placement = KvPlacement::kKThenV; }, "kInterleaved");
+  refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.block_padding_bytes = 2; }, "multiple of 4");
+  refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.layout = KvLayout::kPagedX; }, "nhd and hnd");
+  refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.key_dim = int64_t{1} << 61; }, "2^60");
+  ExpectRefused(KvCacheShape(Quantised(KvLayout::kNhd, KvRowFormat::kNvfp4)).status(),
+                "MakeKvCacheView");
+}
+
 TEST(KvCacheLayoutTest, SplitsAFusedFlatCache) {
   std::vector<float> memory(2 * 3 * 4 * 2 * 8);
   std::iota(memory.begin(), memory.end(), 0.f);

@@ -17,6 +17,10 @@
 //
 // Block, token and head strides are free in kNhd and kHnd, so K and V may be interleaved in one
 // allocation. A slot is physical block * BS + offset in the block.
+//
+// In kNhd and kHnd vectors may be quantised with scales of their own (KvRowFormat). k and v then are
+// codes, D / 2 bytes of two each in the packed formats, and k_scales and v_scales have the scales:
+// float32 of k's first three dimensions, or, of kNvfp4, e4m3 with a fourth of D / 16.
 
 #ifndef KVBLOCKS_ATTENTION_CACHE_KV_CACHE_VIEW_H_
 #define KVBLOCKS_ATTENTION_CACHE_KV_CACHE_VIEW_H_
@@ -34,6 +38,11 @@ struct BasicKvCacheView {
   View k, v;
   // For kMlaFp8_584 only, whose view does not tell it.
   int64_t planar_block_size = 0;
+  // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close share
+  // memory. Who gives numbers out sees to it that those in use do not.
+  bool overlapping_blocks = false;
+  KvRowFormat format = KvRowFormat::kElements;
+  View k_scales, v_scales;  // absent for kElements
 
   BasicKvCacheView() = default;
   BasicKvCacheView(KvLayout the_layout, View the_k, View the_v = {}, int64_t the_block_size = 0)
@@ -46,7 +55,11 @@ struct BasicKvCacheView {
       : layout(other.layout),
         k(other.k),
         v(other.v),
-        planar_block_size(other.planar_block_size) {}
+        planar_block_size(other.planar_block_size),
+        overlapping_blocks(other.overlapping_blocks),
+        format(other.format),
+        k_scales(other.k_scales),
+        v_scales(other.v_scales) {}
 
   bool absent() const { return k.absent(); }
   int64_t num_blocks() const { return k.extent[0]; }
@@ -80,7 +93,7 @@ struct BasicKvCacheView {
         return k.extent[2] * k.extent[4];
       case KvLayout::kNhd:
       case KvLayout::kHnd:
-        return k.extent[3];
+        return k.extent[3] * ValuesPerElement(format);
       case KvLayout::kMlaLatent:
         return k.extent[2];
       case KvLayout::kMlaSplit:
@@ -98,7 +111,7 @@ struct BasicKvCacheView {
         return v.extent[2];
       case KvLayout::kNhd:
       case KvLayout::kHnd:
-        return v.extent[3];
+        return v.extent[3] * ValuesPerElement(format);
       case KvLayout::kMlaLatent:
         return v.extent[2];
       case KvLayout::kMlaSplit:
@@ -110,6 +123,12 @@ struct BasicKvCacheView {
     return 0;
   }
   int64_t num_slots() const { return num_blocks() * block_size(); }
+  // Whether values are codes times a scale that operations are given (KvScales), next to scales in
+  // the cache if there are any.
+  bool takes_scale() const {
+    return format == KvRowFormat::kElements ? IsQuantizedCode(k.dtype)
+                                            : format == KvRowFormat::kNvfp4;
+  }
 };
 
 using KvCacheView = BasicKvCacheView<TensorView>;

@@ -11,15 +11,6 @@
 namespace kvblocks::attention {
 namespace {
 
-// Of the finite values: one infinity must not turn the rest of its tile into zeros.
-double FiniteAmax(const double* values, int64_t count) {
-  double amax = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isfinite(values[i])) amax = std::max(amax, std::abs(values[i]));
-  }
-  return amax;
-}
-
 void EncodeTile(const double* values, int64_t count, double scale, std::byte* codes) {
   double scaled[kMla656TileValues];
   for (int64_t i = 0; i < count; ++i) scaled[i] = values[i] / scale;

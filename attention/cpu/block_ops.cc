@@ -29,7 +29,7 @@ absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView
   ParallelFor(context.threads, num_pairs * static_cast<int64_t>(caches.size()),
               [&](int64_t item, int) {
                 const auto& [source, destination] = pairs[item % num_pairs];
-                TensorView storage[2];
+                TensorView storage[kMostCacheTensors];
                 for (const TensorView& tensor : CacheTensors(caches[item / num_pairs], storage)) {
                   CopyStrided(Block(tensor, source), Block(tensor, destination));
                 }
@@ -42,8 +42,8 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
   absl::Status status = CheckOnHost("SwapBlocks", context);
   if (status.ok()) status = CheckSwapBlocks(context, src, context, dst, pairs);
   if (!status.ok()) return status;
-  ConstTensorView src_storage[2];
-  TensorView dst_storage[2];
+  ConstTensorView src_storage[kMostCacheTensors];
+  TensorView dst_storage[kMostCacheTensors];
   const auto from = CacheTensors(src, src_storage);
   const auto to = CacheTensors(dst, dst_storage);
   ParallelFor(context.threads, pairs.size(), [&](int64_t item, int) {
@@ -73,7 +73,7 @@ absl::Status FillBlocks(const ExecContext& context, const KvCacheView& cache,
   absl::Status status = CheckOnHost("FillBlocks", context);
   if (status.ok()) status = CheckFillBlocks(context, cache, ids);
   if (!status.ok()) return status;
-  TensorView storage[2];
+  TensorView storage[kMostCacheTensors];
   for (const TensorView& tensor : CacheTensors(cache, storage)) {
     for (const int32_t id : ids) FillStrided(Block(tensor, id), byte);
   }

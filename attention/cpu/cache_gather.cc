@@ -27,8 +27,8 @@ class RowGatherer {
       : cache_(cache), keys_(keys), scales_(scales), out_(out) {
     const DType dtype = keys ? cache.k.dtype : cache.v.dtype;
     count_ = keys ? cache.key_dim() : cache.value_dim();
-    scaled_ = IsQuantizedCode(dtype);
-    copies_bits_ = dtype == out.dtype && !scaled_ && !HasScalesInside(cache.layout) &&
+    scaled_ = cache.format == KvRowFormat::kElements ? IsQuantizedCode(dtype) : cache.takes_scale();
+    copies_bits_ = dtype == out.dtype && !scaled_ && cache.format == KvRowFormat::kElements && !HasScalesInside(cache.layout) &&
                    cache.layout != KvLayout::kMlaSplit;
     if (copies_bits_) {
       rows_ = keys ? KeyRows(cache) : ValueRows(cache);

@@ -7,6 +7,7 @@
 
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
@@ -153,12 +154,46 @@ void ForRuns(const ExecContext& context, const ConstTensorView& slot_mapping, in
   });
 }
 
+// K and V into vectors with scales of their own.
+void WriteQuantised(const ExecContext& context, const ReshapeAndCacheArgs& args) {
+  const KvCacheView& cache = args.cache;
+  const int64_t heads = cache.num_kv_heads();
+  const bool nhd = cache.layout == KvLayout::kNhd;
+  const int64_t dim = std::max(cache.key_dim(), cache.value_dim());
+  std::vector<double> rows(NumThreads(context.threads) * dim);
+  const auto write = [&](const ConstTensorView& from, const ConstTensorView& outer_scale,
+                         const TensorView& codes, const TensorView& scales, int64_t token,
+                         int64_t block, int64_t offset, int thread) {
+    double* values = rows.data() + thread * dim;
+    for (int64_t head = 0; head < heads; ++head) {
+      LoadElements(from.dtype, from.At(token, head), from.stride[2], from.extent[2], values);
+      const int64_t second = nhd ? offset : head, third = nhd ? head : offset;
+      EncodeQuantisedRow(cache.format, codes.dtype, values, from.extent[2],
+                         ScaleAt(outer_scale, 0, head), codes.At(block, second, third),
+                         scales.At(block, second, third));
+    }
+  };
+  ForRuns(context, args.slot_mapping, cache.block_size(),
+          [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
+            for (int64_t i = 0; i < count; ++i) {
+              write(args.k, args.scales.k, cache.k, cache.k_scales, token + i, block, offset + i,
+                    thread);
+              write(args.v, args.scales.v, cache.v, cache.v_scales, token + i, block, offset + i,
+                    thread);
+            }
+          });
+}
+
 }  // namespace
 
 absl::Status HostOps::Run(const Checked<ReshapeAndCacheArgs>& call) const {
   const ExecContext& context = call.context();
   const ReshapeAndCacheArgs& args = call.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
+  if (args.cache.format != KvRowFormat::kElements) {
+    WriteQuantised(context, args);
+    return absl::OkStatus();
+  }
   const int num_threads = NumThreads(context.threads);
   const int64_t heads = args.cache.num_kv_heads();
   const int64_t tokens = args.slot_mapping.extent[0];

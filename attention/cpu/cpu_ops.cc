@@ -32,6 +32,7 @@ bool AnyF64(const View&... views) {
 KvScales ScalesOf(const ConstKvCacheView& cache, const KvScales& given) {
   KvScales scales;
   if (cache.layout == KvLayout::kMlaFp8_656 || cache.layout == KvLayout::kMlaFp8_584) return scales;
+  if (cache.format != KvRowFormat::kElements) return cache.takes_scale() ? given : scales;
   if (IsQuantizedCode(cache.k.dtype)) scales.k = given.k;
   if (IsMla(cache.layout)) {
     scales.v = scales.k;

@@ -44,14 +44,14 @@ int64_t PagedRows::SlotOf(int64_t request, int64_t j) const {
 
 void PagedRows::Key(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   ReadKeyRow(cache_, SlotOf(request, j), kv_head, out);
-  if (HasOuterScale(cache_.layout) && IsQuantizedCode(cache_.k.dtype)) {
+  if (HasOuterScale(cache_.layout) && cache_.takes_scale()) {
     Multiply(out, key_dim_, ScaleAt(scales_.k, request, kv_head));
   }
 }
 
 void PagedRows::Value(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   ReadValueRow(cache_, SlotOf(request, j), kv_head, out);
-  if (!HasOuterScale(cache_.layout) || !IsQuantizedCode(cache_.k.dtype)) return;
+  if (!HasOuterScale(cache_.layout) || !cache_.takes_scale()) return;
   // A latent row is key and value at once and has the key's scale.
   const ConstTensorView& scales = IsMla(cache_.layout) ? scales_.k : scales_.v;
   Multiply(out, value_dim_, ScaleAt(scales, request, kv_head));

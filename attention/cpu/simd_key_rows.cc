@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention::simd {
 namespace {
@@ -86,7 +87,35 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
   } else {
     finish(key_plane_, cache.k, 3);
     finish(value_plane_, cache.v, 3);
+    if (cache.format == KvRowFormat::kElements) return;
+    const auto place_scales = [&](Plane& plane, const ConstTensorView& scales) {
+      const int token_dim = cache.layout == KvLayout::kNhd ? 1 : 2;
+      const int64_t bytes = ElementBytes(scales.dtype);
+      plane.scales = scales.data;
+      plane.scale_block_bytes = scales.stride[0] * bytes;
+      plane.scale_token_bytes = scales.stride[token_dim] * bytes;
+      plane.scale_head_bytes = scales.stride[3 - token_dim] * bytes;
+      plane.in_place = false;
+    };
+    place_scales(key_plane_, cache.k_scales);
+    place_scales(value_plane_, cache.v_scales);
   }
+}
+
+void KeyRows::ReadQuantisedRow(const Plane& plane, int64_t block, int64_t offset, int64_t kv_head,
+                               float* row) const {
+  const std::byte* codes = plane.Row(block, offset, kv_head);
+  const std::byte* scales = plane.scales + block * plane.scale_block_bytes +
+                            offset * plane.scale_token_bytes + kv_head * plane.scale_head_bytes;
+  if (cache_.format != KvRowFormat::kPerTokenHead) {
+    DecodePackedRow(cache_.format, codes, scales, plane.dim, row);
+    std::fill(row + plane.dim, row + row_floats_, 0.0f);
+    return;
+  }
+  ConvertRow(plane.dtype, codes, plane.dim, row);
+  float scale;
+  std::memcpy(&scale, scales, sizeof(scale));
+  for (int64_t d = 0; d < plane.dim; ++d) row[d] *= scale;
 }
 
 void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const {
@@ -191,6 +220,14 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     return;
   }
   type = DType::kF32;
+  if (plane.scales != nullptr) {
+    ForEachKey(wanted, [&](int key) {
+      float* row = scratch + key * row_floats_;
+      rows[key] = row;
+      ReadQuantisedRow(plane, addresses.block[key], addresses.offset[key], kv_head, row);
+    });
+    return;
+  }
   const int64_t bytes = ElementBytes(plane.dtype);
   if (paged_x_key && plane.has_row_type && plane.dim % kRowPad == 0 && !widen) {
     type = plane.dtype;
@@ -278,7 +315,7 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
   const auto find = [&](const Plane& plane, const std::array<int64_t, kTileKeys>& row_at,
                         std::array<const void*, kTileKeys>& rows, int64_t& row_bytes) {
     if (plane.data == nullptr) return;
-    row_bytes = plane.dim * ElementBytes(plane.dtype);
+    row_bytes = plane.dim * ElementBytes(plane.dtype) / ValuesPerElement(cache_.format);
     if (mixed) {
       for (int key = 0; key < kTileKeys; ++key) {
         rows[key] = (wanted >> key & 1) == 0

@@ -5,7 +5,7 @@
 // latent rows, head sizes that are not a multiple of kRowPad) is gathered into scratch. Codes come
 // without the cache's scale, the rows of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are
 // not wanted are never touched: rows of zeros stand for them. How rows come does not change their
-// numbers.
+// numbers. Vectors with scales of their own (KvRowFormat) come as float32, the scales applied.
 //
 // Immutable; Load costs O(wanted rows) and allocates nothing.
 
@@ -71,6 +71,9 @@ class KeyRows {
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
     bool has_row_type = false;  // that kernels take
+    // Of vectors with scales of their own: where those are, in bytes.
+    const std::byte* scales = nullptr;
+    int64_t scale_block_bytes = 0, scale_token_bytes = 0, scale_head_bytes = 0;
 
     int64_t At(int64_t block, int64_t offset) const {
       return block * block_bytes + offset * token_bytes;
@@ -87,6 +90,9 @@ class KeyRows {
                  const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted, int64_t kv_head,
                  bool widen, float* scratch, std::array<const void*, kTileKeys>& rows,
                  DType& type) const;
+  // A vector of a format with scales of its own, which are applied.
+  void ReadQuantisedRow(const Plane& plane, int64_t block, int64_t offset, int64_t kv_head,
+                        float* row) const;
   void ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const;
   void ReadLatentRow(int64_t block, int64_t offset, float* row) const;
 

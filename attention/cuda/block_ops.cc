@@ -1,6 +1,7 @@
 #include "kvblocks/attention/cuda/block_ops.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@
 
 namespace kvblocks::attention::cuda {
 namespace {
+
+constexpr int kTensorsPerLaunch = std::extent_v<decltype(BlockParams::tensors)>;
 
 // Blocks like `source` and `target`, which are block 0 and may be empty, so many bytes apart.
 // REQUIRES: equal shapes and types.
@@ -100,7 +103,7 @@ absl::StatusOr<ExecContext> SideOf(const char* name, const ExecContext& context,
   const bool in_place = context.device.on_host() ? side.device.on_host()
                                                  : side.device == context.device ||
                                                        side.device.kind == DeviceKind::kPinnedHost;
-  ConstTensorView storage[2];
+  ConstTensorView storage[kMostCacheTensors];
   bool together = true;
   for (const ConstTensorView& tensor : CacheTensors(cache, storage)) {
     together = together && tensor.device == side.device;
@@ -121,14 +124,17 @@ absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCache
   const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
   if (!call.ok()) return call.status();
   for (const KvCacheView& cache : caches) {
-    TensorView storage[2];
-    BlockParams params;
-    params.num_tensors = 0;
-    for (const TensorView& tensor : CacheTensors(cache, storage)) {
-      params.tensors[params.num_tensors++] = BlocksOf(tensor, tensor);
+    TensorView storage[kMostCacheTensors];
+    const auto tensors = CacheTensors(cache, storage);
+    for (size_t first = 0; first < tensors.size(); first += kTensorsPerLaunch) {
+      BlockParams params;
+      params.num_tensors = 0;
+      for (const TensorView& tensor : tensors.subspan(first, kTensorsPerLaunch)) {
+        params.tensors[params.num_tensors++] = BlocksOf(tensor, tensor);
+      }
+      status = LaunchPairs(*call, pairs, &params);
+      if (!status.ok()) return status;
     }
-    status = LaunchPairs(*call, pairs, &params);
-    if (!status.ok()) return status;
   }
   return status;
 }
@@ -148,8 +154,8 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
   if (!status.ok() || pairs.empty()) return status;
   const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
   if (!call.ok()) return call.status();
-  ConstTensorView from_storage[2];
-  TensorView to_storage[2];
+  ConstTensorView from_storage[kMostCacheTensors];
+  TensorView to_storage[kMostCacheTensors];
   const auto sources = CacheTensors(src, from_storage);
   const auto targets = CacheTensors(dst, to_storage);
   const bool over_the_bus = from->device.on_host() || to->device.on_host();
@@ -160,9 +166,13 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
     if (over_the_bus && bytes.rank == 0) {
       status = StatusOf(kName, CopyPairs(context.stream, pairs, bytes));
       if (!status.ok()) return status;
-    } else {
-      params.tensors[params.num_tensors++] = bytes;
+      continue;
     }
+    params.tensors[params.num_tensors++] = bytes;
+    if (params.num_tensors < kTensorsPerLaunch) continue;
+    status = LaunchPairs(*call, pairs, &params);
+    if (!status.ok()) return status;
+    params.num_tensors = 0;
   }
   if (params.num_tensors == 0) return status;
   return LaunchPairs(*call, pairs, &params);
@@ -178,14 +188,18 @@ absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheVie
   if (!call.ok()) return call.status();
   // All blocks at once, as if they were one.
   BlockParams params;
-  params.num_tensors = 0;
-  for (int i = 0; i < tensors.num_tensors; ++i) {
-    if (tensors.to[i].empty()) continue;
-    params.tensors[params.num_tensors++] = BytesOf(tensors.from[i], tensors.to[i], 0, 0);
-  }
   params.num_pairs = 1;
   params.pairs.from[0] = params.pairs.to[0] = 0;
-  return call->Launch(LaunchBlocks, params);
+  for (int first = 0; first < tensors.num_tensors; first += kTensorsPerLaunch) {
+    params.num_tensors = 0;
+    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
+      if (tensors.to[i].empty()) continue;
+      params.tensors[params.num_tensors++] = BytesOf(tensors.from[i], tensors.to[i], 0, 0);
+    }
+    status = call->Launch(LaunchBlocks, params);
+    if (!status.ok()) return status;
+  }
+  return status;
 }
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
@@ -197,19 +211,22 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
   if (!call.ok()) return call.status();
   BlockParams params;
   params.fill = std::to_integer<uint8_t>(byte);
-  params.num_tensors = 0;
-  TensorView storage[2];
-  for (const TensorView& tensor : CacheTensors(cache, storage)) {
-    BlockBytes& bytes = params.tensors[params.num_tensors++];
-    bytes = BlocksOf(tensor, tensor);
-    bytes.from = nullptr;
-  }
-  for (size_t begin = 0; status.ok() && begin < ids.size(); begin += BlockPairs::kMost) {
-    const size_t count = std::min<size_t>(ids.size() - begin, BlockPairs::kMost);
-    params.num_pairs = static_cast<int32_t>(count);
-    std::copy_n(ids.begin() + begin, count, params.pairs.from);
-    std::copy_n(ids.begin() + begin, count, params.pairs.to);
-    status = call->Launch(LaunchBlocks, params);
+  TensorView storage[kMostCacheTensors];
+  const auto tensors = CacheTensors(cache, storage);
+  for (size_t first = 0; first < tensors.size(); first += kTensorsPerLaunch) {
+    params.num_tensors = 0;
+    for (const TensorView& tensor : tensors.subspan(first, kTensorsPerLaunch)) {
+      BlockBytes& bytes = params.tensors[params.num_tensors++];
+      bytes = BlocksOf(tensor, tensor);
+      bytes.from = nullptr;
+    }
+    for (size_t begin = 0; status.ok() && begin < ids.size(); begin += BlockPairs::kMost) {
+      const size_t count = std::min<size_t>(ids.size() - begin, BlockPairs::kMost);
+      params.num_pairs = static_cast<int32_t>(count);
+      std::copy_n(ids.begin() + begin, count, params.pairs.from);
+      std::copy_n(ids.begin() + begin, count, params.pairs.to);
+      status = call->Launch(LaunchBlocks, params);
+    }
   }
   return status;
 }

@@ -58,16 +58,37 @@ void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Pa
   params.block_size = static_cast<int32_t>(cache.block_size());
 }
 
+// K or V with a scale of its own in the cache.
+QuantisedStore QuantisedStoreOf(const ConstTensorView& from, const KvCacheView& cache, bool key) {
+  const Cache place = CacheOf(cache, {});
+  QuantisedStore store;
+  store.from = ConstRowsOf(from);
+  store.codes = key ? place.k : place.v;
+  store.scales = key ? place.k_row_scales : place.v_row_scales;
+  store.dim = static_cast<int32_t>(from.extent[2]);
+  return store;
+}
+
 }  // namespace
 
 absl::Status CheckOnCuda(const ExecContext& context, const ReshapeAndCacheArgs& args) {
   CudaChecker check("ReshapeAndCache", context, args);
+  check.Format(args.cache);
   return check.Moved("k", args.k).Moved("v", args.v).Moved("the cache", args.cache.k).status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked) {
   const ReshapeAndCacheArgs& args = checked.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
+  if (args.cache.format != KvRowFormat::kElements) {
+    QuantisedWriteParams params;
+    params.stores[0] = QuantisedStoreOf(args.k, args.cache, true);
+    params.stores[1] = QuantisedStoreOf(args.v, args.cache, false);
+    params.element = ElementOf(args.cache.k.dtype);
+    params.heads = static_cast<int32_t>(args.cache.num_kv_heads());
+    TakeSlots(args.slot_mapping, args.cache, params);
+    return call.Launch(LaunchQuantisedWrite, params);
+  }
   CacheWriteParams params;
   params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
   params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
@@ -141,6 +162,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked
 
 absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {
   CudaChecker check("GatherCache", context, args);
+  check.Format(args.cache, /*per_token_head=*/false);
   check.Moved("the cache", args.cache.k).Moved("out", args.out).Moved("out_v", args.out_v);
   return check.status();
 }

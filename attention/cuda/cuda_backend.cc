@@ -5,6 +5,7 @@
 #include "kvblocks/attention/cuda/block_ops.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
+#include "kvblocks/attention/cuda/index_ops.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention {
@@ -40,6 +41,16 @@ class Backend final : public AttentionBackend {
   int32_t num_multiprocessors(const ExecContext& context) const override {
     const auto call = cuda::CudaCall::Begin("num_multiprocessors", context);
     return call.ok() ? call->launch().num_multiprocessors : 1;
+  }
+  absl::Status BuildList(const ExecContext& context, const WindowIndicesArgs& args) const override {
+    return cuda::CudaBuildSwaIndices(context, args);
+  }
+  absl::Status BuildList(const ExecContext& context,
+                         const DenseCompressedIndicesArgs& args) const override {
+    return cuda::CudaBuildDenseCompressedIndices(context, args);
+  }
+  absl::Status BuildList(const ExecContext& context, const TopkSlotsArgs& args) const override {
+    return cuda::CudaBuildTopkSlots(context, args);
   }
   absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
     return cuda::CudaFillTensor(context, out, std::byte{0});

@@ -83,13 +83,15 @@ Cache CacheOf(const ConstKvCacheView& view, const KvScales& scales) {
   cache.layout = view.layout;
   switch (view.layout) {
     case KvLayout::kNhd:
-      cache.k = TensorOf(view.k, 0, 1, 2);
-      cache.v = TensorOf(view.v, 0, 1, 2);
+    case KvLayout::kHnd: {
+      const int token = view.layout == KvLayout::kNhd ? 1 : 2, head = 3 - token;
+      cache.k = TensorOf(view.k, 0, token, head);
+      cache.v = TensorOf(view.v, 0, token, head);
+      if (view.format == KvRowFormat::kElements) break;
+      cache.k_row_scales = TensorOf(view.k_scales, 0, token, head);
+      cache.v_row_scales = TensorOf(view.v_scales, 0, token, head);
       break;
-    case KvLayout::kHnd:
-      cache.k = TensorOf(view.k, 0, 2, 1);
-      cache.v = TensorOf(view.v, 0, 2, 1);
-      break;
+    }
     case KvLayout::kPagedX:
       cache.k = TensorOf(view.k, 0, -1, 1);
       cache.v = TensorOf(view.v, 0, -1, 1);

@@ -247,5 +247,40 @@ TEST(CudaMlaTest, T3SparsePrefill) {
   }
 }
 
+// What only the device sees: rows of blocks outside the cache are not chosen before others, lengths
+// beyond the table are cut, slots beyond the cache skipped; each sets its bit.
+TEST(CudaIndexerTest, BadBlocksSlotsAndLengthsAreFlagged) {
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+  context.error_flags = &flags;
+  Tensor q(DType::kF32, {1, 1, 4}), weights(DType::kF32, {1, 1}), rows(DType::kF32, {3, 2, 4});
+  q.Set({1, 0, 0, 0}), weights.Set({1}), rows.Set(std::vector<double>(24, 1));
+  Tensor starts = Ints({0, 1}, {2}), lens = Ints({6}, {1}), table = Ints({1, 9, 2}, {1, 3});
+  Tensor indices(DType::kI32, {1, 4}), counts(DType::kI32, {1});
+  IndexTopkArgs args;
+  args.q = q.view, args.weights = weights.view, args.cache = IndexCacheView(rows.view);
+  args.query_start_loc = starts.view, args.seq_lens = lens.view, args.block_table = table.view;
+  args.max_seq_len = 6;
+  args.indices = indices.view, args.lens = counts.view;
+  ASSERT_EQ(OnDevice().IndexTopk(context, args), absl::OkStatus());
+  EXPECT_EQ(indices.Get(), (std::vector<double>{2, 3, 4, 5}));
+  EXPECT_EQ(bits, kBadBlock);
+  bits = 0;
+  lens = Ints({40}, {1}), args.seq_lens = lens.view, args.max_seq_len = 40;
+  ASSERT_EQ(OnDevice().IndexTopk(context, args), absl::OkStatus());
+  EXPECT_EQ(counts.Get(), (std::vector<double>{4}));
+  EXPECT_EQ(bits, kBadBlock | kLengthClamped);
+
+  bits = 0;
+  Tensor slots(DType::kI64, {1}), keys(DType::kF32, {1, 4});
+  slots.Set({6}), keys.Set({7, 7, 7, 7});
+  CacheIndexKeysArgs write;
+  write.k = keys.view, write.slot_mapping = slots.view, write.cache = {rows.view};
+  ASSERT_EQ(OnDevice().CacheIndexKeys(context, write), absl::OkStatus());
+  EXPECT_EQ(rows.Get(), std::vector<double>(24, 1));
+  EXPECT_EQ(bits, kBadSlot);
+}
+
 }  // namespace
 }  // namespace kvblocks::attention::cuda

@@ -1,6 +1,7 @@
 #include "kvblocks/attention/metadata/kv_group.h"
 
 #include <limits>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
@@ -12,6 +13,12 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTableEntries = kMaxInt32;
+
+int64_t SlotOfRow(const KvGroupConfig& config, int32_t id, int64_t row) {
+  const int64_t rows = config.kernel_block_size;
+  return (config.FirstKernelBlock(id) + row / rows * config.block_map->block_stride) * rows +
+         row % rows;
+}
 
 }  // namespace
 
@@ -42,6 +49,29 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
     return InvalidArgument("null_block is ", config.null_block, "; it must be a block id below ",
                            config.num_blocks, ", or -1 for none");
   }
+  if (config.block_map) {
+    const BlockMap& map = *config.block_map;
+    for (const auto& [name, value] : {std::pair("page_stride", map.page_stride),
+                                      {"block_stride", map.block_stride},
+                                      {"ids_per_chunk", map.ids_per_chunk},
+                                      {"pages_per_chunk", map.pages_per_chunk},
+                                      {"chunk_stride", map.chunk_stride},
+                                      {"null_number", map.null_number}}) {
+      if (value < 0 || value > kMaxInt32) {
+        return InvalidArgument("block_map.", name, " is ", value, "; from 0 to ", kMaxInt32);
+      }
+    }
+    const int64_t last = map.ids_per_chunk == 0
+                             ? (config.num_blocks - 1) * map.page_stride
+                             : std::max(map.null_number,
+                                        (config.num_blocks - 1) / map.ids_per_chunk *
+                                                map.chunk_stride +
+                                            map.ids_per_chunk * map.page_stride);
+    if (last > kMaxInt32 - (*expansion - 1) * map.block_stride) {
+      return InvalidArgument("block_map leads to block numbers of ", last,
+                             " and more; they must fit in int32");
+    }
+  }
   const int64_t max_columns = kMaxTableEntries / std::max<int64_t>(1, max_num_reqs) / *expansion;
   if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns) {
     return InvalidArgument("a table of max_num_reqs ", max_num_reqs, " times max_seq_len ",
@@ -55,6 +85,8 @@ void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
                const RequestInput& request, int64_t* slots) {
   const int64_t block_size = config.manager_block_size, ratio = config.compression_ratio;
   const int64_t rows_per_block = config.rows_per_block();
+  // Whether the rows of a page have successive slots.
+  const bool is_run = !config.block_map || config.expansion() == 1;
   int64_t p = request.num_computed_tokens;
   const int64_t end = p + request.num_scheduled_tokens;
   while (p < end) {
@@ -63,15 +95,22 @@ void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
     const int64_t block_begin = block * block_size;
     const int64_t run_end = std::min(end, block_begin + block_size);
     const int32_t id = ids[block];
+    const int64_t first_row = config.block_map
+                                  ? config.block_map->First(id) * config.kernel_block_size
+                                  : id * rows_per_block;
     if (id == config.null_block) {
       slots = std::fill_n(slots, run_end - p, int64_t{-1});
       p = run_end;
+    } else if (!is_run) {
+      for (; p < run_end; ++p) {
+        *slots++ = (p + 1) % ratio == 0 ? SlotOfRow(config, id, (p - block_begin) / ratio) : -1;
+      }
     } else if (ratio == 1) {
-      const int64_t first = id * rows_per_block - block_begin;
+      const int64_t first = first_row - block_begin;
       for (; p < run_end; ++p) *slots++ = first + p;
     } else {
       for (; p < run_end; ++p) {
-        *slots++ = (p + 1) % ratio == 0 ? id * rows_per_block + (p - block_begin) / ratio : -1;
+        *slots++ = (p + 1) % ratio == 0 ? first_row + (p - block_begin) / ratio : -1;
       }
     }
   }

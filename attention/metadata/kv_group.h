@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kvblocks/attention/cache/page_place.h"
 #include "kvblocks/attention/metadata/batch_input.h"
 #include "kvblocks/attention/ops/kv_group_key.h"
 
@@ -25,11 +27,19 @@ struct KvGroupConfig {
   int64_t window = 0;               // in tokens, the query included; 0: full attention
   int64_t compression_ratio = 1;    // tokens per cache row
   int32_t null_block = 0;           // of the manager; never stored to; -1: there is none
+  // Block numbers of the cache's view, where pages do not lie end to end (PlacePages). Tables and
+  // slots then hold these.
+  std::optional<BlockMap> block_map = std::nullopt;
 
   KvGroupKey key() const { return {kernel_block_size, window, compression_ratio}; }
   // The following REQUIRE a config that CheckKvGroup accepts.
   int64_t rows_per_block() const { return manager_block_size / compression_ratio; }
   int64_t expansion() const { return rows_per_block() / kernel_block_size; }
+  // The cache's number of a manager's block, or of the first kernel block in it.
+  int64_t FirstKernelBlock(int32_t id) const {
+    return block_map ? block_map->First(id) : id * expansion();
+  }
+  bool IsPage(int32_t id) const { return !block_map || block_map->IsPage(id); }
   // The first block of the manager that a query at or behind `position` may look at.
   int64_t FirstVisibleBlock(int64_t position) const {
     return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1) / manager_block_size;

@@ -121,7 +121,7 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     group.expansion = group.config.expansion();
     group.columns = NumColumns(group.config, options.max_seq_len);
     group.null_kernel_block =
-        static_cast<int32_t>(std::max(group.config.null_block, 0) * group.expansion);
+        static_cast<int32_t>(group.config.FirstKernelBlock(std::max(group.config.null_block, 0)));
     group.filled.assign(static_cast<size_t>(options.max_num_reqs), 0);
     group.writer.assign(static_cast<size_t>(group.config.num_blocks), 0);
     group.slot_mapping = reinterpret_cast<int64_t*>(base + of_group[g].first);
@@ -290,8 +290,13 @@ void AttentionMetadataBuilder::FillGroup(const BatchInput& input, size_t g) {
       const int64_t first = config.FirstVisibleBlock(request.num_computed_tokens);
       const int64_t num_blocks = CeilDiv(seq_lens_[b], config.manager_block_size);
       std::fill_n(row, first * group.expansion, group.null_kernel_block);
-      ExpandBlockIds(ids.subspan(first, num_blocks - first), group.expansion,
-                     row + first * group.expansion);
+      const absl::Span<const int32_t> visible = ids.subspan(first, num_blocks - first);
+      int32_t* const entries = row + first * group.expansion;
+      if (config.block_map) {
+        MapBlockIds(*config.block_map, visible, group.expansion, entries);
+      } else {
+        ExpandBlockIds(visible, group.expansion, entries);
+      }
       end = num_blocks * group.expansion;
       FillSlots(config, ids, request, group.slot_mapping + query_start_loc_[b]);
     }

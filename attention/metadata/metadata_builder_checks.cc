@@ -121,6 +121,16 @@ absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size
                           " is ", ids[k], "; ids are from 0 to ", config.num_blocks - 1);
       }
     }
+    if (config.block_map && config.block_map->ids_per_chunk > 0) {
+      for (int64_t k = first; k < needed; ++k) {
+        if (config.IsPage(ids[k])) continue;
+        return OutOfRange("BuildMetadata: request ", i, ": block id ", k, " of KV group ", g,
+                          " is ", ids[k], ", number ",
+                          (ids[k] - 1) % config.block_map->ids_per_chunk,
+                          " of its chunk; pages of this group are numbers 0 to ",
+                          config.block_map->pages_per_chunk - 1);
+      }
+    }
     const int64_t block_size = config.manager_block_size;
     for (int64_t k =
              static_cast<uint32_t>(request.num_computed_tokens) / static_cast<uint32_t>(block_size);

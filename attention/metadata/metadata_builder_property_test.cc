@@ -30,7 +30,34 @@ KvGroupConfig AnyGroup() {
   config.num_blocks = kNumBlocks;
   config.window = Number(0, 1) == 0 ? 0 : Number(1, 12);
   config.null_block = static_cast<int32_t>(Number(-1, 1));
+  if (Number(0, 2) > 0) return config;
+  // Pages that do not lie end to end, of which no two share a number.
+  BlockMap map;
+  map.block_stride = config.expansion() == 1 ? 1 : Number(1, 3);
+  map.page_stride = config.expansion() * map.block_stride + Number(0, 2);
+  if (Number(0, 1) == 1) {
+    map.ids_per_chunk = map.pages_per_chunk = Number(1, 7);
+    map.chunk_stride = map.ids_per_chunk * map.page_stride + Number(0, 3);
+    map.null_number = (kNumBlocks / map.ids_per_chunk + 1) * map.chunk_stride;
+  }
+  config.block_map = map;
   return config;
+}
+
+// The number of kernel block `i` of a block, chunk by chunk.
+int64_t NumberOf(const KvGroupConfig& config, int64_t id, int64_t i) {
+  if (!config.block_map) return id * config.expansion() + i;
+  const BlockMap& map = *config.block_map;
+  int64_t first = 0;
+  if (map.ids_per_chunk == 0) {
+    first = id * map.page_stride;
+  } else if (id == 0) {
+    first = map.null_number;
+  } else {
+    for (--id; id >= map.ids_per_chunk; id -= map.ids_per_chunk) first += map.chunk_stride;
+    first += id * map.page_stride;
+  }
+  return first + i * map.block_stride;
 }
 
 struct Step {
@@ -90,7 +117,8 @@ int64_t SlotOf(const KvGroupConfig& config, absl::Span<const int32_t> table, int
   const int32_t block = table[static_cast<size_t>(p / config.manager_block_size)];
   if (block == config.null_block) return -1;
   const int64_t row = p % config.manager_block_size / config.compression_ratio;
-  return block * (config.manager_block_size / config.compression_ratio) + row;
+  return NumberOf(config, block, row / config.kernel_block_size) * config.kernel_block_size +
+         row % config.kernel_block_size;
 }
 
 RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
@@ -164,7 +192,8 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
       const CommonAttentionMetadata& group = builder->metadata(static_cast<int>(g));
       const int64_t expansion =
           config.manager_block_size / config.compression_ratio / config.kernel_block_size;
-      const int32_t null = static_cast<int32_t>(std::max(config.null_block, 0) * expansion);
+      const auto null =
+          static_cast<int32_t>(NumberOf(config, std::max(config.null_block, 0), 0));
       const int64_t columns = group.block_table.extent[1];
       RC_ASSERT(group.block_table.extent[0] == rows);
       RC_ASSERT(group.slot_mapping.extent[0] == tokens);
@@ -188,7 +217,8 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
           const bool visible = k * config.manager_block_size < lens[b] &&
                                (k + 1) * config.manager_block_size > first_key;
           RC_ASSERT(row[c] ==
-                    (visible ? table[static_cast<size_t>(k)] * expansion + c % expansion : null));
+                    (visible ? NumberOf(config, table[static_cast<size_t>(k)], c % expansion)
+                             : null));
         }
         for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
           const int64_t p = computed + t - starts[b];
@@ -198,7 +228,7 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
         }
       }
       // The operation that works from tables agrees.
-      if (config.compression_ratio != 1) continue;
+      if (config.compression_ratio != 1 || config.block_map) continue;
       std::vector<int64_t> again(static_cast<size_t>(tokens), 77);
       const NullBlocks nulls = {null, config.null_block < 0 ? 0 : static_cast<int32_t>(expansion)};
       const absl::Status status =

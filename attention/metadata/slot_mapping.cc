@@ -34,6 +34,16 @@ void ExpandBlockIds(absl::Span<const int32_t> ids, int64_t expansion, int32_t* o
   }
 }
 
+void MapBlockIds(const BlockMap& map, absl::Span<const int32_t> ids, int64_t expansion,
+                 int32_t* out) {
+  for (const int32_t id : ids) {
+    const int64_t first = map.First(id);
+    for (int64_t i = 0; i < expansion; ++i) {
+      *out++ = static_cast<int32_t>(first + i * map.block_stride);
+    }
+  }
+}
+
 absl::Status CheckTensors(const ExecContext& context, const SlotMappingArgs& args,
                           int64_t num_tokens) {
   for (const absl::Status& status :

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvblocks/attention/cache/page_place.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 
@@ -22,6 +23,10 @@ absl::StatusOr<int64_t> BlockExpansion(int64_t manager_block_size, int64_t kerne
 
 // REQUIRES: out has ids.size() * expansion elements; every id * expansion fits in int32.
 void ExpandBlockIds(absl::Span<const int32_t> ids, int64_t expansion, int32_t* out);
+
+// The same with the numbers of a map. REQUIRES: every id is a page of it.
+void MapBlockIds(const BlockMap& map, absl::Span<const int32_t> ids, int64_t expansion,
+                 int32_t* out);
 
 // Kernel blocks that the manager's null block stands for; none if count is 0.
 struct NullBlocks {

@@ -42,15 +42,31 @@ int64_t InnerSpan(const ConstTensorView& view, Inner inner) {
   return span;
 }
 
-// Whether all of a and b falls into disjoint parts of every `period` bytes.
+// What of a view lies within one period of bytes, put at an address.
+ConstTensorView Within(ConstTensorView view, int64_t period, int64_t address) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.stride[i] * ElementBytes(view.dtype) % period == 0) view.extent[i] = 1;
+  }
+  view.data = reinterpret_cast<const std::byte*>(address);
+  return view;
+}
+
+// Whether a and b fall into parts of every `period` bytes that share none.
 bool ApartWithin(const ConstTensorView& a, const ConstTensorView& b, int64_t period) {
   const auto inner = [&](int64_t stride) { return stride % period != 0; };
   const int64_t a_span = InnerSpan(a, inner), b_span = InnerSpan(b, inner);
   if (a_span > period || b_span > period) return false;
-  // Where b begins after a, around the period.
+  // Where b begins after a, around the period, and a after b.
   const int64_t distance =
       static_cast<int64_t>((Address(b) % period + period - Address(a) % period) % period);
-  return distance >= a_span && distance + b_span <= period;
+  if (distance >= a_span && distance + b_span <= period) return true;
+  const int64_t back = (period - distance) % period;
+  // Where both fit into one period, what meets does so there: rows with gaps, turn by turn.
+  if (distance + b_span <= period) {
+    return !MayOverlap(Within(a, period, period), Within(b, period, period + distance));
+  }
+  return back + a_span <= period &&
+         !MayOverlap(Within(a, period, period + back), Within(b, period, period));
 }
 
 }  // namespace

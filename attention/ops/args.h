@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/types/span.h"
+#include "kvblocks/attention/cache/index_cache.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/ops/params.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
@@ -174,6 +175,57 @@ struct SparseMlaPrefillArgs {
   float scale = 1;
   ConstTensorView sinks;
   TensorView out, max_logits, lse;
+};
+
+// --- Choosing and compressing rows ----------------------------------------------------------------
+
+// Stores k [T, Di] as rows of an indexer's cache at slot_mapping i64 [n], n <= T; slots < 0 are
+// skipped, distinct tokens need distinct slots. Planar rows get a scale each, by default rounded up
+// to a power of two; see index_cache.h.
+struct CacheIndexKeysArgs {
+  ConstTensorView k;
+  ConstTensorView slot_mapping;
+  IndexCacheView cache;
+  bool power_of_two_scales = true;
+};
+
+// The rows of an indexer's cache that each token reads: of the rows [0, (p + 1) / ratio) of its
+// request the K with the largest sum over heads h of w_h * max(0, q_h . k), ascending; ties go to the
+// lower row, a NaN counts as -infinity. q [T, Hi, Di] (codes: scales are folded into the weights),
+// weights f32 [T, Hi]; batch as in PagedPrefill, the block table in blocks of rows -> indices i32
+// [T, K], -1 behind the chosen ones, lens i32 [T]. Indices are slots, also of any other cache with
+// this block table and block size; or row numbers.
+struct IndexTopkArgs {
+  ConstTensorView q, weights;
+  ConstIndexCacheView cache;
+  ConstTensorView query_start_loc, seq_lens, block_table;
+  int64_t max_seq_len = 0;  // tokens; at least every length
+  int64_t ratio = 1;        // tokens per row
+  bool as_slots = true;
+  TensorView indices, lens;
+};
+
+// DeepSeek V4's compressor. First the states of the step's tokens are stored: kv | score + bias[p %
+// ratio], each [T, C * D], as rows f32 [NB, BS, 2 * C * D] at slot_mapping i64 [n], n <= T. Then each
+// token that completes a row, (p + 1) % ratio == 0, combines the last C * ratio states through the
+// block table: per column the softmax of the scores over tokens weights kv. C is 2 with overlap: the
+// older `ratio` tokens contribute their first D columns, the newest their last; else 1. Positions
+// below 0 are left out. RMS norm with norm_weight f32 [D], if given, then rotation of the last R
+// columns by the row's first position p + 1 - ratio: pairs of neighbours, cos_sin f32 [P, R] holding
+// R / 2 cosines, then as many sines, per position, if given. Rows of out [T, D] are written for tokens
+// that complete one only.
+struct CompressTokensArgs {
+  ConstTensorView kv, score;
+  ConstTensorView bias;  // f32 [ratio, C * D] or absent
+  TensorView states;
+  ConstTensorView slot_mapping;
+  ConstTensorView query_start_loc, seq_lens, block_table;
+  int64_t ratio = 4;
+  bool overlap = true;
+  ConstTensorView norm_weight;
+  float norm_eps = 1e-6f;
+  ConstTensorView cos_sin;
+  TensorView out;
 };
 
 // --- States --------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -16,15 +19,47 @@ T Read(const ConstTensorView& view, Index... index) {
   return value;
 }
 
-// Two views of a cache that is written: both outputs unless v lies within k.
+// All bytes between the first and the last of a cache's views.
+ConstTensorView Hull(absl::Span<const ConstTensorView> views) {
+  const std::byte* first = views[0].data;
+  const std::byte* last = first;
+  for (const ConstTensorView& view : views) {
+    first = std::min(first, view.data);
+    last = std::max(last, view.data + *view.SpanBytes());
+  }
+  return ConstTensorView::Contiguous(first, DType::kU8, {last - first}, views[0].device);
+}
+
+// Views of a cache that is written: all outputs, but for a v that lies within k. Where blocks may
+// share memory, only what lies in one block must be apart.
 void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                    bool written, bool has_v) {
-  if (written) {
-    check.Writes(names.k, cache.k);
-    if (has_v) check.Writes(names.v, cache.v);
-  } else {
-    check.Reads(names.k, cache.k);
-    if (has_v) check.Reads(names.v, cache.v);
+  absl::InlinedVector<std::pair<const char*, ConstTensorView>, 4> all = {{names.k, cache.k}};
+  if (has_v) all.emplace_back(names.v, cache.v);
+  if (cache.format != KvRowFormat::kElements) {
+    all.emplace_back(names.k_scales, cache.k_scales);
+    all.emplace_back(names.v_scales, cache.v_scales);
+  }
+  if (!written) {
+    for (const auto& [name, view] : all) check.Reads(name, view);
+    return;
+  }
+  if (!cache.overlapping_blocks || !check.ok()) {
+    for (const auto& [name, view] : all) check.Writes(name, view);
+    return;
+  }
+  absl::InlinedVector<ConstTensorView, 4> views;
+  for (const auto& [name, view] : all) views.push_back(view);
+  check.Writes(names.cache, Hull(views));
+  bool overlap = false;
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].extent[0] = std::min<int64_t>(views[i].extent[0], 1);
+    overlap = overlap || MayOverlapItself(views[i]);
+    for (size_t j = 0; j < i; ++j) overlap = overlap || MayOverlap(views[i], views[j]);
+  }
+  if (overlap) {
+    check.Invalid(names.cache, " is ", views[0].DebugString(),
+                  " per block, whose elements or K and V share memory; an output must not");
   }
 }
 
@@ -53,6 +88,64 @@ bool CheckRows(ArgChecker& check, const char* name, const ConstTensorView& k) {
   return true;
 }
 
+// The views of kNhd and kHnd, whose second and third dimensions are given, and how many values their
+// rows have.
+bool CheckHeads(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
+                Dim* blocks, Dim* second, Dim* third, Dim* key, Dim* value) {
+  const KvRowFormat format = cache.format;
+  const bool own_scales = format != KvRowFormat::kElements;
+  const bool packed = ValuesPerElement(format) > 1;
+  const DTypeSet types = packed       ? DTypeSet(DType::kU8)
+                         : own_scales ? DTypeSet({DType::kF8E4M3, DType::kI8})
+                                      : kCacheTypes;
+  Dim key_bytes{"D / 2"}, value_bytes{"Dv / 2"};
+  const auto rows = [&](const char* name, const ConstTensorView& view, DTypeSet dtypes, Dim* dim) {
+    check.In(name, view, dtypes, {blocks, second, third, dim}) && (check.AllowOverlapOfLast(), true);
+    if (check.ok() && own_scales) CheckRows(check, name, view);
+  };
+  rows(names.k, cache.k, types, packed ? &key_bytes : key);
+  if (check.ok()) rows(names.v, cache.v, cache.k.dtype, packed ? &value_bytes : value);
+  if (!check.ok() || !own_scales) return check.ok();
+  if (packed) {
+    for (const auto& [bytes, dim] : {std::pair(&key_bytes, key), std::pair(&value_bytes, value)}) {
+      if (__builtin_mul_overflow(bytes->size, 2, &dim->size)) {
+        return check.Invalid(names.cache, " has rows of more than 2^63 values");
+      }
+    }
+  }
+  const auto scales = [&](const char* name, const ConstTensorView& view, int64_t values) {
+    if (format == KvRowFormat::kNvfp4) {
+      if (values % kNvfp4GroupValues != 0) {
+        return check.Invalid(names.cache, " is nvfp4 with rows of ", values,
+                             " values; a multiple of ", kNvfp4GroupValues);
+      }
+      Dim groups{"scales", values / kNvfp4GroupValues, "rows of 16 values per scale"};
+      if (!check.In(name, view, DType::kF8E4M3, {blocks, second, third, &groups})) return false;
+    } else if (!check.In(name, view, DType::kF32, {blocks, second, third})) {
+      return false;
+    }
+    check.AllowOverlapOfLast();
+    return format != KvRowFormat::kNvfp4 || CheckRows(check, name, view);
+  };
+  return scales(names.k_scales, cache.k_scales, key->size) &&
+         scales(names.v_scales, cache.v_scales, value->size);
+}
+
+// That a cache without scales of its own has none, and that no other layout has a format.
+bool CheckFormat(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache) {
+  if (static_cast<int>(cache.format) >= kNumKvRowFormats) {
+    return check.Invalid(names.cache, " has format number ", static_cast<int>(cache.format));
+  }
+  if (cache.format == KvRowFormat::kElements) {
+    return (cache.k_scales.absent() && cache.v_scales.absent()) ||
+           check.Invalid(names.k_scales, " and ", names.v_scales,
+                         " are for quantised formats; set format, or leave them absent");
+  }
+  return IsStrided(cache.layout) ||
+         check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
+                       "; vectors with scales of their own are built for nhd and hnd");
+}
+
 }  // namespace
 
 bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
@@ -66,6 +159,7 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
                          family == CacheFamily::kMla ? "an MLA layout" : "one with heads",
                          " is needed");
   }
+  if (!CheckFormat(check, names, cache)) return false;
   CacheGeometry result;
   result.mla = IsMla(cache.layout);
   Dim blocks{"NB"}, tokens{"BS"}, heads{"Hkv"}, key{"D"}, value{"Dv"}, pieces{"D/x"}, x{"x"};
@@ -86,10 +180,7 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
     case KvLayout::kHnd: {
       Dim* second = cache.layout == KvLayout::kNhd ? &tokens : &heads;
       Dim* third = cache.layout == KvLayout::kNhd ? &heads : &tokens;
-      if (!check.In(names.k, k, kCacheTypes, {&blocks, second, third, &key})) return false;
-      check.AllowOverlapOfLast();
-      if (!check.In(names.v, v, k.dtype, {&blocks, second, third, &value})) return false;
-      check.AllowOverlapOfLast();
+      if (!CheckHeads(check, names, cache, &blocks, second, third, &key, &value)) return false;
       break;
     }
     case KvLayout::kMlaLatent:
@@ -155,9 +246,14 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
   result.key_dim = key.size;
   result.value_dim = value.size;
   result.dtype = k.dtype;
+  result.format = cache.format;
   if (!CheckDims(check, names.cache, result)) return false;
   RememberCache(check, names, cache, written, has_v);
-  if (!check.Aligned(names.k, k) || (has_v && !check.Aligned(names.v, v))) return false;
+  // Vectors with their scales beside them lie at multiples of 4 bytes.
+  const bool aligned = cache.format == KvRowFormat::kElements;
+  if (aligned && (!check.Aligned(names.k, k) || (has_v && !check.Aligned(names.v, v)))) {
+    return false;
+  }
   *geometry = result;
   return true;
 }
@@ -201,8 +297,14 @@ bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scal
 
 bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
                  int64_t num_requests) {
-  return CheckScale(check, "scales.k", scales.k, cache.dtype, cache.num_kv_heads, num_requests) &&
-         CheckScale(check, "scales.v", scales.v, cache.dtype, cache.num_kv_heads, num_requests);
+  if (check.ok() && cache.format != KvRowFormat::kElements && !cache.takes_scale() &&
+      !(scales.k.absent() && scales.v.absent())) {
+    return check.Invalid("scales are given, but the vectors of the cache, ", Name(cache.format),
+                         ", have their own; leave them absent");
+  }
+  const DType codes = cache.format == KvRowFormat::kNvfp4 ? DType::kF8E4M3 : cache.dtype;
+  return CheckScale(check, "scales.k", scales.k, codes, cache.num_kv_heads, num_requests) &&
+         CheckScale(check, "scales.v", scales.v, codes, cache.num_kv_heads, num_requests);
 }
 
 bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_heads) {

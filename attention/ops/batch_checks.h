@@ -21,14 +21,19 @@ struct CacheGeometry {
   int64_t key_dim = 0, value_dim = 0;
   DType dtype = DType::kF32;
   bool mla = false;
+  KvRowFormat format = KvRowFormat::kElements;
   // Whether codes of it need a scale from outside.
-  bool takes_scale() const { return IsQuantizedCode(dtype); }
+  bool takes_scale() const {
+    return format == KvRowFormat::kElements ? IsQuantizedCode(dtype)
+                                            : format == KvRowFormat::kNvfp4;
+  }
 };
 
 // A cache of one of the MLA layouts, or of one of the others. `written`: it is an output.
 enum class CacheFamily { kHeads, kMla, kAny };
 struct CacheNames {
   const char *cache = "cache", *k = "cache.k", *v = "cache.v";
+  const char *k_scales = "cache.k_scales", *v_scales = "cache.v_scales";
 };
 bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                 CacheFamily family, bool written, CacheGeometry* geometry);
@@ -38,6 +43,8 @@ bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scal
                 DType cache_dtype, int64_t num_kv_heads, int64_t num_requests);
 bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
                  int64_t num_requests);
+// Slots of a cache that is written: each below its slots, no two non-negative ones the same.
+bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, const CacheGeometry& cache);
 // Float32 [H] or longer, no NaN if the host can tell; or absent.
 bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_heads);
 // That query heads divide into groups, one per KV head.

@@ -69,21 +69,34 @@ void TokenMajor(const BasicKvCacheView<View>& cache, int64_t latent_rank, View* 
   }
 }
 
+// The scales of kNhd and kHnd alike: those of K, those of V.
+template <typename View>
+void ScalesTokenMajor(const BasicKvCacheView<View>& cache, View* scales) {
+  scales[0] = cache.k_scales;
+  scales[1] = cache.v_scales;
+  if (cache.layout != KvLayout::kHnd) return;
+  for (View* view : {&scales[0], &scales[1]}) {
+    *view = view->rank == 4 ? *view->Permute({0, 2, 1, 3}) : *view->Permute({0, 2, 1});
+  }
+}
+
 // That a cache's views are on the context's device, fit its layout, and nothing that is written
 // overlaps.
 absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext& context,
                              const ConstKvCacheView& cache, bool written) {
   const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
+  const std::string k_scales = k + "_scales", v_scales = v + "_scales";
   ArgChecker check(context, op);
   CacheGeometry geometry;
-  CheckCache(check, {name, k.c_str(), v.c_str()}, cache, CacheFamily::kAny, written, &geometry);
+  CheckCache(check, {name, k.c_str(), v.c_str(), k_scales.c_str(), v_scales.c_str()}, cache,
+             CacheFamily::kAny, written, &geometry);
   return check.Finish();
 }
 
 // That none of the tensors of two caches share a byte.
 absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
                               const ConstKvCacheView& other) {
-  ConstTensorView of_one[2], of_other[2];
+  ConstTensorView of_one[kMostCacheTensors], of_other[kMostCacheTensors];
   for (const ConstTensorView& a : CacheTensors(one, of_one)) {
     for (const ConstTensorView& b : CacheTensors(other, of_other)) {
       if (MayOverlap(a, b)) {
@@ -133,8 +146,12 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
     return InvalidArgument(kOp, ": src is ", Name(src.layout), ", dst ", Name(dst.layout),
                            "; use ConvertLayout");
   }
-  ConstTensorView src_storage[2];
-  TensorView dst_storage[2];
+  if (src.format != dst.format) {
+    return InvalidArgument(kOp, ": src has vectors of ", Name(src.format), ", dst of ",
+                           Name(dst.format), "; blocks are moved as they are");
+  }
+  ConstTensorView src_storage[kMostCacheTensors];
+  TensorView dst_storage[kMostCacheTensors];
   const auto from = CacheTensors(src, src_storage);
   const auto to = CacheTensors(dst, dst_storage);
   for (size_t i = 0; i < from.size(); ++i) {
@@ -149,6 +166,11 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   constexpr char kOp[] = "ConvertLayout";
   if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
   if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
+  if (src.overlapping_blocks || dst.overlapping_blocks) {
+    return InvalidArgument(kOp, ": ", src.overlapping_blocks ? "src" : "dst",
+                           " has blocks that share memory, so not all of them are there to convert; "
+                           "copy the blocks in use with SwapBlocks first");
+  }
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
   };
@@ -158,7 +180,8 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
                           src.block_size() == dst.block_size() &&
                           src.num_kv_heads() == dst.num_kv_heads() &&
                           src.key_dim() == dst.key_dim() && src.value_dim() == dst.value_dim() &&
-                          src.k.dtype == dst.k.dtype && src.v.dtype == dst.v.dtype;
+                          src.k.dtype == dst.k.dtype && src.v.dtype == dst.v.dtype &&
+                          src.format == dst.format;
   if (!convertible || !same_shape) {
     return absl::InvalidArgumentError(
         absl::StrCat(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
@@ -178,6 +201,11 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
     // Only kPagedX splits rows into pieces; its x follows from the type.
     if (from[0].rank < to[0].rank) from[0] = *from[0].SplitLast(to[0].extent[4]);
     if (to[0].rank < from[0].rank) to[0] = *to[0].SplitLast(from[0].extent[4]);
+  }
+  if (src.format != KvRowFormat::kElements) {
+    ScalesTokenMajor(src, &from[2]);
+    ScalesTokenMajor(dst, &to[2]);
+    num_tensors = 4;
   }
   for (int i = 0; i < num_tensors; ++i) {
     if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;

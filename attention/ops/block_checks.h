@@ -26,23 +26,29 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
 absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,
                              absl::Span<const int32_t> ids);
 
+// The tensors that hold a cache's bytes: K and V, or one where V is part of K, and their scales if
+// the cache has them.
+inline constexpr int kMostCacheTensors = 4;
+template <typename View>
+absl::Span<const View> CacheTensors(const BasicKvCacheView<View>& cache,
+                                    View (&storage)[kMostCacheTensors]) {
+  storage[0] = cache.k;
+  storage[1] = cache.v;
+  storage[2] = cache.k_scales;
+  storage[3] = cache.v_scales;
+  if (cache.format != KvRowFormat::kElements) return storage;
+  const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
+  return absl::MakeConstSpan(storage, one ? 1 : 2);
+}
+
 // The two caches of ConvertLayout as tensors of equal shapes, whose elements then go one to one.
 struct LayoutConversion {
-  ConstTensorView from[2];
-  TensorView to[2];
+  ConstTensorView from[kMostCacheTensors];
+  TensorView to[kMostCacheTensors];
   int num_tensors = 2;
 };
 absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                                 const KvCacheView& dst, LayoutConversion* conversion);
-
-// The tensors that hold a cache's bytes: K and V, or one where V is part of K.
-template <typename View>
-absl::Span<const View> CacheTensors(const BasicKvCacheView<View>& cache, View (&storage)[2]) {
-  storage[0] = cache.k;
-  storage[1] = cache.v;
-  const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
-  return absl::MakeConstSpan(storage, one ? 1 : 2);
-}
 
 }  // namespace kvblocks::attention
 

@@ -11,7 +11,16 @@ namespace {
 
 constexpr DTypeSet kSourceTypes = kComputeTypes | kCodeTypes;
 
-// Each below the cache's slots, no two non-negative ones the same.
+// Values stored as they are, or converted: to floats, or to codes.
+bool CheckConversion(ArgChecker& check, const char* name, const ConstTensorView& from, DType to) {
+  if (!check.ok()) return false;
+  return from.dtype == to || kComputeTypes.contains(from.dtype) ||
+         check.Invalid(name, " is ", Name(from.dtype), " and the cache ", Name(to),
+                       "; codes are stored in caches of their own type only");
+}
+
+}  // namespace
+
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
                 const CacheGeometry& cache) {
   if (!check.ok()) return false;
@@ -46,16 +55,6 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
   return same == sorted.end() || twice(*same);
 }
 
-// Values stored as they are, or converted: to floats, or to codes.
-bool CheckConversion(ArgChecker& check, const char* name, const ConstTensorView& from, DType to) {
-  if (!check.ok()) return false;
-  return from.dtype == to || kComputeTypes.contains(from.dtype) ||
-         check.Invalid(name, " is ", Name(from.dtype), " and the cache ", Name(to),
-                       "; codes are stored in caches of their own type only");
-}
-
-}  // namespace
-
 absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args) {
   ArgChecker check(context, "ReshapeAndCache");
   CacheGeometry cache;
@@ -72,8 +71,10 @@ absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args) 
     check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
                   " tokens of k");
   }
-  CheckConversion(check, "k", args.k, cache.dtype);
-  CheckConversion(check, "v", args.v, cache.dtype);
+  // Formats with scales of their own make codes and scales from values.
+  const bool values_only = cache.format != KvRowFormat::kElements;
+  CheckConversion(check, "k", args.k, values_only ? DType::kU8 : cache.dtype);
+  CheckConversion(check, "v", args.v, values_only ? DType::kU8 : cache.dtype);
   CheckScales(check, args.scales, cache, /*num_requests=*/-1);
   check.Aligned("k", args.k);
   check.Aligned("v", args.v);

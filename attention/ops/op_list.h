@@ -18,6 +18,7 @@
   X(MlaDecode)                    \
   X(SparseMlaDecode)              \
   X(SparseMlaPrefill)             \
+  X(IndexTopk)                    \
   X(MergeStates)
 
 // Those that move, quantise, choose or turn rows of keys and values.
@@ -28,7 +29,9 @@
   X(GatherCache)               \
   X(SelectHkvd)                \
   X(FuseKv)                    \
-  X(RotateKeys)
+  X(RotateKeys)                \
+  X(CacheIndexKeys)            \
+  X(CompressTokens)
 
 #define KVBLOCKS_ATTENTION_OPS(X) \
   KVBLOCKS_ATTENDING_OPS(X)       \

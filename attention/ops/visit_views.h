@@ -19,6 +19,7 @@ void VisitViews(AttnParams& p, Visit visit) {
 template <typename Visit>
 void VisitViews(ReshapeAndCacheArgs& a, Visit visit) {
   VisitEach(visit, a.k, a.v, a.slot_mapping, a.cache.k, a.cache.v, a.scales.k, a.scales.v);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
 }
 template <typename Visit>
 void VisitViews(ConcatAndCacheMlaArgs& a, Visit visit) {
@@ -31,12 +32,14 @@ void VisitViews(ComputeKvScalesArgs& a, Visit visit) {
 template <typename Visit>
 void VisitViews(PagedDecodeArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.out, a.lse);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
 void VisitViews(PagedDecodePartialArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.max_logits, a.exp_sums,
             a.tmp_out);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
@@ -47,6 +50,7 @@ template <typename Visit>
 void VisitViews(PagedPrefillArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.cache.k, a.cache.v, a.query_start_loc, a.seq_lens, a.block_table,
             a.query_positions, a.out, a.lse);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
   VisitViews(a.params, visit);
 }
 template <typename Visit>
@@ -84,6 +88,7 @@ template <typename Visit>
 void VisitViews(GatherCacheArgs& a, Visit visit) {
   VisitEach(visit, a.cache.k, a.cache.v, a.block_table, a.seq_lens, a.lengths, a.scales.k,
             a.scales.v, a.out, a.out_v);
+  VisitEach(visit, a.cache.k_scales, a.cache.v_scales);
 }
 template <typename Visit>
 void VisitViews(SelectHkvdArgs& a, Visit visit) {
@@ -96,6 +101,20 @@ void VisitViews(FuseKvArgs& a, Visit visit) {
 template <typename Visit>
 void VisitViews(RotateKeysArgs& a, Visit visit) {
   VisitEach(visit, a.in, a.positions, a.from_positions, a.out);
+}
+template <typename Visit>
+void VisitViews(CacheIndexKeysArgs& a, Visit visit) {
+  VisitEach(visit, a.k, a.slot_mapping, a.cache.rows);
+}
+template <typename Visit>
+void VisitViews(IndexTopkArgs& a, Visit visit) {
+  VisitEach(visit, a.q, a.weights, a.cache.rows, a.query_start_loc, a.seq_lens, a.block_table,
+            a.indices, a.lens);
+}
+template <typename Visit>
+void VisitViews(CompressTokensArgs& a, Visit visit) {
+  VisitEach(visit, a.kv, a.score, a.bias, a.states, a.slot_mapping, a.query_start_loc, a.seq_lens,
+            a.block_table, a.norm_weight, a.cos_sin, a.out);
 }
 
 // The AttnParams of arguments that have them, or null.

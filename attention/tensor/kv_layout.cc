@@ -22,4 +22,18 @@ const char* Name(KvLayout layout) {
   return "?";
 }
 
+const char* Name(KvRowFormat format) {
+  switch (format) {
+    case KvRowFormat::kElements:
+      return "elements";
+    case KvRowFormat::kPerTokenHead:
+      return "per_token_head";
+    case KvRowFormat::kInt4PerTokenHead:
+      return "int4_per_token_head";
+    case KvRowFormat::kNvfp4:
+      return "nvfp4";
+  }
+  return "?";
+}
+
 }  // namespace kvblocks::attention

@@ -21,6 +21,22 @@ enum class KvLayout : uint8_t {
 };
 const char* Name(KvLayout layout);  // "paged_x", "nhd", "hnd", "mla_latent", ...
 
+// What a vector (the K or V of one token and head) of kNhd and kHnd is; cache/quantised_rows.h has the
+// codes and how they are made.
+enum class KvRowFormat : uint8_t {
+  kElements,          // values of the cache's type, or codes whose scales are outside (KvScales)
+  kPerTokenHead,      // int8 or e4m3 codes, one float32 scale per vector in the cache
+  kInt4PerTokenHead,  // two 4-bit codes per byte, the same scale with a zero point in its last bits
+  kNvfp4,             // two e2m1 codes per byte, one e4m3 scale per 16 in the cache, one outside
+};
+inline constexpr int kNumKvRowFormats = 4;
+const char* Name(KvRowFormat format);  // "elements", "per_token_head", ...
+
+inline constexpr int kNvfp4GroupValues = 16;
+constexpr int ValuesPerElement(KvRowFormat format) {
+  return format == KvRowFormat::kInt4PerTokenHead || format == KvRowFormat::kNvfp4 ? 2 : 1;
+}
+
 constexpr bool IsMla(KvLayout layout) { return layout >= KvLayout::kMlaLatent; }
 // Whether strides say all: a row's elements follow each other, blocks, tokens and heads lie anywhere.
 constexpr bool IsStrided(KvLayout layout) {

@@ -44,6 +44,7 @@ using F16 = Format<5, 10>;
 using BF16 = Format<8, 7>;
 using E4M3 = Format<4, 3>;
 using E5M2 = Format<5, 2>;
+using E2M1 = Format<2, 1>;
 
 unsigned SignOf(double value) { return std::signbit(value) ? 1 : 0; }
 
@@ -108,6 +109,8 @@ double E8M0ToDouble(uint8_t bits) {
   return bits == 255 ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, bits - 127);
 }
 
+double E2M1ToDouble(uint8_t bits) { return E2M1::ToDouble(bits & 0xF); }
+
 uint16_t DoubleToF16(double value) { return DoubleToIeee<F16>(value); }
 uint16_t DoubleToBF16(double value) { return DoubleToIeee<BF16>(value); }
 
@@ -123,6 +126,13 @@ uint8_t DoubleToE5M2(double value) {
   if (std::isnan(value)) return sign | 0x7E;
   if (std::abs(value) >= 57344) return sign | 0x7B;
   return sign | std::min(E5M2::RoundMagnitude(std::abs(value)), 0x7Bu);
+}
+
+uint8_t DoubleToE2M1(double value) {
+  if (std::isnan(value)) return 0;
+  const unsigned sign = SignOf(value) << 3;
+  if (std::abs(value) >= 6) return sign | 7;
+  return sign | std::min(E2M1::RoundMagnitude(std::abs(value)), 7u);
 }
 
 int8_t DoubleToInt8Code(double value) {

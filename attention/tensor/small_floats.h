@@ -20,11 +20,15 @@ double BF16ToDouble(uint16_t bits);
 double E4M3ToDouble(uint8_t bits);
 double E5M2ToDouble(uint8_t bits);
 double E8M0ToDouble(uint8_t bits);
+// A code of 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4 or 6 and a sign; the upper four bits are ignored.
+double E2M1ToDouble(uint8_t bits);
 
 uint16_t DoubleToF16(double value);
 uint16_t DoubleToBF16(double value);
 uint8_t DoubleToE4M3(double value);
 uint8_t DoubleToE5M2(double value);
+// 4 bits; there is no NaN: it becomes 0, as in int8 codes.
+uint8_t DoubleToE2M1(double value);
 // clamp(round to nearest even, -127, 127); NaN becomes 0.
 int8_t DoubleToInt8Code(double value);
 

@@ -109,6 +109,25 @@ TEST(SmallFloatsTest, BeyondTheLargestIeeeOverflowsAndCodesSaturate) {
   }
 }
 
+TEST(SmallFloatsTest, E2M1RoundsToTheNearestOfItsSixteenCodes) {
+  const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (int code = 0; code < 8; ++code) {
+    EXPECT_EQ(E2M1ToDouble(static_cast<uint8_t>(code)), values[code]);
+    EXPECT_EQ(E2M1ToDouble(static_cast<uint8_t>(0xA0 | 8 | code)), -values[code]);
+    EXPECT_EQ(DoubleToE2M1(values[code]), code);
+    EXPECT_EQ(DoubleToE2M1(-values[code]), code | 8);
+    if (code == 7) continue;
+    const double middle = (values[code] + values[code + 1]) / 2;
+    EXPECT_EQ(DoubleToE2M1(middle), code % 2 == 0 ? code : code + 1) << middle;
+    EXPECT_EQ(DoubleToE2M1(std::nextafter(middle, 0)), code);
+    EXPECT_EQ(DoubleToE2M1(std::nextafter(middle, 9)), code + 1);
+  }
+  EXPECT_EQ(DoubleToE2M1(kInfinity), 7);
+  EXPECT_EQ(DoubleToE2M1(-1e300), 15);
+  EXPECT_EQ(DoubleToE2M1(kNaN), 0);
+  EXPECT_EQ(DoubleToE2M1(5e-324), 0);
+}
+
 TEST(SmallFloatsTest, EachE8M0IsAPowerOfTwo) {
   for (int code = 0; code < 255; ++code) {
     EXPECT_EQ(E8M0ToDouble(static_cast<uint8_t>(code)), std::pow(2.0, code - 127));

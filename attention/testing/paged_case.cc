@@ -1,10 +1,12 @@
 #include "kvblocks/attention/testing/paged_case.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"
 
@@ -12,6 +14,7 @@ namespace kvblocks::attention {
 namespace {
 
 constexpr int32_t kTableGarbage = 2147480000;
+constexpr std::byte kScalePoison{0xff};
 
 void StorePoison(DType dtype, std::byte* to) {
   if (dtype == DType::kI8) {
@@ -103,7 +106,17 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   const int64_t NB = num_blocks_;
   const int64_t x = 16 / ElementBytes(options.cache_dtype);
   cache_.layout = options.layout;
-  if (options.layout == KvLayout::kPagedX) {
+  if (options.format != KvRowFormat::kElements) {
+    KvCacheGeometry geometry;
+    geometry.layout = options.layout;
+    geometry.dtype = options.cache_dtype;
+    geometry.format = options.format;
+    geometry.num_blocks = NB, geometry.block_size = BS, geometry.num_kv_heads = Hkv;
+    geometry.key_dim = D, geometry.value_dim = Dv;
+    geometry.placement = KvPlacement::kInterleaved;
+    k_bytes = Tensor(DType::kU8, {KvCacheBytes(geometry).value()});
+    cache_ = MakeKvCacheView(geometry, k_bytes.view).value();
+  } else if (options.layout == KvLayout::kPagedX) {
     k_bytes = Tensor(options.cache_dtype, {NB, Hkv, D / x, BS, x});
     v_bytes = Tensor(options.cache_dtype, {NB, Hkv, Dv, BS});
     cache_.k = k_bytes.view, cache_.v = v_bytes.view;
@@ -124,11 +137,15 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
       cache_.k = k_bytes.view, cache_.v = v_bytes.view;
     }
   }
-  FillWithPoison(k_bytes);
+  if (options.format != KvRowFormat::kElements) {
+    std::fill(k_bytes.bytes.begin(), k_bytes.bytes.end(), kScalePoison);
+  } else {
+    FillWithPoison(k_bytes);
+  }
   if (!v_bytes.bytes.empty()) FillWithPoison(v_bytes);
 
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(D)));
-  if (IsQuantizedCode(options.cache_dtype)) {
+  if (cache_.takes_scale()) {
     for (Tensor* scales : {&k_scales, &v_scales}) {
       switch (options.scales) {
         case PagedCaseOptions::Scales::kOne:
@@ -221,10 +238,80 @@ int64_t PagedCase::SlotOf(int64_t b, int64_t j) const {
   return block_table.view.as<int32_t>()[b * block_table.view.extent[1] + j / BS] * BS + j % BS;
 }
 
+absl::Span<std::byte> PagedCase::BlockBytes(int64_t block) {
+  const size_t size = k_bytes.bytes.size() / static_cast<size_t>(num_blocks_);
+  return absl::MakeSpan(k_bytes.bytes).subspan(static_cast<size_t>(block) * size, size);
+}
+
+void PagedCase::StoreQuantised(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row,
+                               double* plain) {
+  const int64_t dim = key ? options_.key_dim : options_.value_dim;
+  const TensorView& codes = key ? cache_.k : cache_.v;
+  const TensorView& scales = key ? cache_.k_scales : cache_.v_scales;
+  const int64_t slot = SlotOf(b, j);
+  int64_t at[2] = {slot % options_.block_size, kv_head};
+  if (cache_.layout == KvLayout::kHnd) std::swap(at[0], at[1]);
+  std::byte* to = codes.At(slot / options_.block_size, at[0], at[1]);
+  std::byte* scale_at = scales.At(slot / options_.block_size, at[0], at[1]);
+  // Neighbours have scales that differ by much.
+  std::mt19937_64 random((b * 4096 + j) * 64 + kv_head * 2 + (key ? 1 : 0));
+  const double spread = 0.5 + UniformDraw(random);
+  const auto store_nibble = [&](int64_t d, unsigned code) {
+    const int shift = d % 2 == 0 ? 0 : 4;
+    to[d / 2] = (to[d / 2] & static_cast<std::byte>(0xf0 >> shift)) |
+                static_cast<std::byte>(code << shift);
+  };
+  switch (cache_.format) {
+    case KvRowFormat::kPerTokenHead: {
+      const float scale = static_cast<float>(0.03 * spread);
+      std::copy_n(reinterpret_cast<const std::byte*>(&scale), 4, scale_at);
+      for (int64_t d = 0; d < dim; ++d) {
+        StoreElement(codes.dtype, row[d] / scale, to + d);
+        plain[d] = LoadElement(codes.dtype, to + d) * scale;
+      }
+      return;
+    }
+    case KvRowFormat::kInt4PerTokenHead: {
+      const int zero = static_cast<int>(IntegerDraw(random, 5, 10));
+      const float scale = static_cast<float>(0.4 * spread);
+      const uint32_t bits = std::bit_cast<uint32_t>(scale) / 16 * 16;
+      const uint32_t stored = bits + static_cast<uint32_t>(zero);
+      std::copy_n(reinterpret_cast<const std::byte*>(&stored), 4, scale_at);
+      for (int64_t d = 0; d < dim; ++d) {
+        const int code = static_cast<int>(std::clamp(std::round(row[d] / scale) + zero, 0.0, 15.0));
+        store_nibble(d, static_cast<unsigned>(code));
+        plain[d] = (code - zero) * static_cast<double>(std::bit_cast<float>(bits));
+      }
+      return;
+    }
+    default: {
+      static constexpr double kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+      const double outer = ScaleOf(key, b, kv_head);
+      for (int64_t d = 0; d < dim; ++d) {
+        std::byte* group = scale_at + d / 16;
+        if (d % 16 == 0) {
+          StoreElement(DType::kF8E4M3, (0.3 + 0.6 * UniformDraw(random)) / outer, group);
+        }
+        const double scale = LoadElement(DType::kF8E4M3, group) * outer;
+        const double magnitude = std::abs(row[d]) / scale;
+        unsigned code = 0;
+        while (code < 7 && magnitude > (kE2M1[code] + kE2M1[code + 1]) / 2) ++code;
+        plain[d] = (row[d] < 0 ? -1 : 1) * kE2M1[code] * scale;
+        store_nibble(d, code | (row[d] < 0 ? 8 : 0));
+      }
+      return;
+    }
+  }
+}
+
 void PagedCase::Store(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row) {
   const int64_t dim = key ? options_.key_dim : options_.value_dim;
   const double scale = ScaleOf(key, b, kv_head);
   std::vector<double>& plain = key ? requests_[b].k : requests_[b].v;
+  if (options_.format != KvRowFormat::kElements) {
+    return StoreQuantised(key, b, j, kv_head, row,
+                          plain.data() + (j * options_.num_kv_heads + kv_head) * dim);
+  }
   for (int64_t d = 0; d < dim; ++d) {
     std::byte* at = Element(key, SlotOf(b, j), kv_head, d);
     StoreElement(options_.cache_dtype, row[d] / scale, at);
@@ -363,9 +450,17 @@ void PagedCase::PermuteBlocks(std::mt19937_64& random) {
   for (int64_t i = num_blocks_ - 1; i > 1; --i) {
     std::swap(new_id[i], new_id[IntegerDraw(random, 1, i)]);
   }
-  const std::vector<std::byte> old_k = k_bytes.bytes, old_v = v_bytes.bytes;
+  std::vector<std::byte> old_k = k_bytes.bytes, old_v = v_bytes.bytes;
+  if (options_.format != KvRowFormat::kElements) {
+    const size_t size = old_k.size() / static_cast<size_t>(num_blocks_);
+    for (int64_t block = 0; block < num_blocks_; ++block) {
+      std::copy_n(old_k.begin() + block * size, size, BlockBytes(new_id[block]).begin());
+    }
+    old_k.clear();
+  }
   const int64_t size = ElementBytes(options_.cache_dtype);
   for (bool key : {true, false}) {
+    if (old_k.empty()) break;
     const bool in_k = key || v_bytes.bytes.empty();
     const std::vector<std::byte>& old = in_k ? old_k : old_v;
     const std::byte* base = in_k ? k_bytes.bytes.data() : v_bytes.bytes.data();
@@ -393,6 +488,12 @@ void PagedCase::KillBlocks(const std::function<bool(int64_t b, int64_t column)>&
   for (int64_t b = 0; b < num_requests(); ++b) {
     for (int64_t c = 0; c < CeilDiv(options_.lengths[b], BS); ++c) {
       if (!dead(b, c)) continue;
+      if (options_.format != KvRowFormat::kElements) {
+        const absl::Span<std::byte> block = BlockBytes(entries[b * columns + c]);
+        std::fill(block.begin(), block.end(), kScalePoison);
+        entries[b * columns + c] = null_block ? 0 : static_cast<int32_t>(num_blocks_ - 1);
+        continue;
+      }
       for (int64_t slot = entries[b * columns + c] * BS; slot < (entries[b * columns + c] + 1) * BS;
            ++slot) {
         for (int64_t h = 0; h < options_.num_kv_heads; ++h) {

@@ -6,6 +6,10 @@
 // and kept as plain float64 rows, too. Whatever an operation must not read is poisoned: rows past a
 // length and blocks nobody owns hold NaN (int8: -128), table entries past a length 2147480000. The
 // queries come as a slice of a wider, fused tensor. Everything follows from the seed.
+//
+// Vectors with scales of their own (KvRowFormat) lie as MakeKvCacheView places them. Their codes are
+// made here, from scales that differ from vector to vector and are no quantiser's choice; poison is
+// bytes of 0xff, which makes every such scale a NaN.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_PAGED_CASE_H_
 #define KVBLOCKS_ATTENTION_TESTING_PAGED_CASE_H_
@@ -51,7 +55,8 @@ struct PagedCaseOptions {
   int64_t block_size = 16;
   KvLayout layout = KvLayout::kNhd;
   DType q_dtype = DType::kF32;      // of queries and outputs
-  DType cache_dtype = DType::kF32;
+  DType cache_dtype = DType::kF32;  // codes: kI8 or kF8E4M3, kU8 of two each
+  KvRowFormat format = KvRowFormat::kElements;
   enum class Scales { kOne, kPerHead, kPerRequest };
   Scales scales = Scales::kOne;     // of e4m3, e5m2, int8 caches
   bool interleave_kv = false;       // kNhd and kHnd: K and V in one allocation
@@ -113,6 +118,10 @@ class PagedCase {
  private:
   // The element of K or V at a slot; d < its dimension.
   std::byte* Element(bool key, int64_t slot, int64_t kv_head, int64_t d);
+  // One block of a format with scales, all of it.
+  absl::Span<std::byte> BlockBytes(int64_t block);
+  void StoreQuantised(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row,
+                      double* plain);
   // Rounds a row as the cache does, stores it, and writes the plain values to `plain`.
   void Store(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row);
   double ScaleOf(bool key, int64_t b, int64_t kv_head) const;

@@ -269,6 +269,47 @@ inline RotateKeysArgs Valid(TensorStore& s) {
   args.out = s.Output(DType::kF32, {2, 2, 8});
   return args;
 }
+// Di = 8, planar blocks of 4 rows.
+template <>
+inline CacheIndexKeysArgs Valid(TensorStore& s) {
+  CacheIndexKeysArgs args;
+  args.k = s.Input(DType::kF32, {3, 8});
+  args.slot_mapping = s.Slots({9, -1, 3});
+  args.cache = {s.Output(DType::kU8, {6, 48}), 4};
+  return args;
+}
+// Two tokens a row.
+template <>
+inline IndexTopkArgs Valid(TensorStore& s) {
+  IndexTopkArgs args;
+  args.q = s.Input(DType::kF32, {3, 2, 8});
+  args.weights = s.Input(DType::kF32, {3, 2});
+  args.cache = IndexCacheView(s.Input(DType::kU8, {6, 48}), 4);
+  FillTables(s, args);
+  args.query_start_loc = s.Ints({0, 2, 3});
+  args.ratio = 2;
+  args.indices = s.Output(DType::kI32, {3, 2});
+  args.lens = s.Output(DType::kI32, {3});
+  return args;
+}
+// D = 4, two tokens a row with overlap.
+template <>
+inline CompressTokensArgs Valid(TensorStore& s) {
+  CompressTokensArgs args;
+  args.kv = s.Input(DType::kF32, {3, 8});
+  args.score = s.Input(DType::kF32, {3, 8});
+  args.bias = s.Input(DType::kF32, {2, 8});
+  args.states = s.Output(DType::kF32, {6, 4, 16});
+  args.slot_mapping = s.Slots({8, 9, -1});
+  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
+  args.seq_lens = s.Ints({6, 3});
+  args.query_start_loc = s.Ints({0, 2, 3});
+  args.ratio = 2;
+  args.norm_weight = s.Input(DType::kF32, {4});
+  args.cos_sin = s.Input(DType::kF32, {5, 2});
+  args.out = s.Output(DType::kF32, {3, 4});
+  return args;
+}
 
 }  // namespace kvblocks::attention
 

@@ -11,125 +11,9 @@
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
-namespace {
-
-constexpr int32_t kNullBlock = 0;
-// Of heads, values, tokens per block and layers: the floats of a page fit into int64.
-constexpr int64_t kMaxSize = int64_t{1} << 20;
-
-absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
-  return InvalidArgument(field, ": got ", got, ", expected ", expected);
-}
-
-absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
-                        const VerifierOptions& options) {
-  if (group.block_size < 1 || group.block_size > kMaxSize) {
-    return Bad(field + ".block_size", group.block_size, "1 to 2^20");
-  }
-  if (group.num_layers < 0 || group.num_layers > kMaxSize) {
-    return Bad(field + ".num_layers", group.num_layers, "0 to 2^20");
-  }
-  if (group.compress_ratio < 1 || group.block_size % group.compress_ratio != 0) {
-    return Bad(field + ".compress_ratio", group.compress_ratio, "a divisor of the block size");
-  }
-  if (group.window < 0) return Bad(field + ".window", group.window, "at least 0");
-  if (group.chunk < 0 || group.chunk % group.block_size != 0) {
-    return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
-  }
-  const bool is_local = group.window > 0 || group.chunk > 0;
-  if (group.window > 0 && group.chunk > 0)
-    return Bad(field + ".chunk", group.chunk, "no window, too");
-  if (is_local && group.compress_ratio > 1) {
-    return Bad(field + ".compress_ratio", group.compress_ratio, "1 with a window or chunks");
-  }
-  if (is_local && !group.sink_blocks.empty()) {
-    return Bad(field + ".sink_blocks", static_cast<int64_t>(group.sink_blocks.size()),
-               "none with a window or chunks");
-  }
-  if (!group.sinks.empty() && static_cast<int64_t>(group.sinks.size()) != options.num_heads) {
-    return Bad(field + ".sinks", static_cast<int64_t>(group.sinks.size()), "one per head, or none");
-  }
-  for (const int32_t block : group.sink_blocks) {
-    if (block <= kNullBlock || block >= options.num_blocks) {
-      return Bad(field + ".sink_blocks", block, "blocks of the pool");
-    }
-  }
-  return absl::OkStatus();
-}
-
-RowShape DenseShape(const VerifierOptions& options) {
-  return {.num_heads = options.num_heads,
-          .num_kv_heads = options.num_kv_heads,
-          .key_size = options.head_size,
-          .value_size = options.head_size};
-}
-
-RowShape MlaShape(const VerifierOptions& options) {
-  return {.is_mla = true,
-          .num_heads = options.num_heads,
-          .num_kv_heads = 1,
-          .key_size = options.head_size + options.head_size / 2,
-          .value_size = options.head_size};
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
-  if (options.ops == nullptr) return InvalidArgument("ops is null, expected a backend");
-  if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
-    return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
-  }
-  if (options.groups.empty()) return Bad("groups", 0, "at least 1");
-  if (options.num_kv_heads < 1) return Bad("num_kv_heads", options.num_kv_heads, "at least 1");
-  if (options.num_heads < 1 || options.num_heads % options.num_kv_heads != 0) {
-    return Bad("num_heads", options.num_heads, "a multiple of num_kv_heads");
-  }
-  if (options.head_size < 2 || options.head_size % 2 != 0) {
-    return Bad("head_size", options.head_size, "an even number, at least 2");
-  }
-  if (options.max_rows_per_step < 0) {
-    return Bad("max_rows_per_step", options.max_rows_per_step, "at least 0");
-  }
-  for (const auto& [field, value] :
-       {std::pair<const char*, int64_t>("num_heads", options.num_heads),
-        {"head_size", options.head_size}}) {
-    if (value > kMaxSize) return Bad(field, value, "at most 2^20");
-  }
-  if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
-    return InvalidArgument("tolerance: got ", options.tolerance,
-                           ", expected a finite number, at least 0");
-  }
-  for (size_t g = 0; g < options.groups.size(); ++g) {
-    const std::string field = absl::StrCat("groups[", g, "]");
-    if (absl::Status status = CheckGroup(options.groups[g], field, options); !status.ok()) {
-      return status;
-    }
-  }
-  std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
-  int64_t num_planes = 1, page_floats = 1;
-  for (size_t g = 0; g < verifier->options_.groups.size(); ++g) {
-    const VerifiedGroup& group = verifier->options_.groups[g];
-    for (int64_t i = 0; i < group.num_layers; ++i) verifier->layers_.push_back({g, i});
-    num_planes = std::max(num_planes, group.num_layers);
-    page_floats =
-        std::max(page_floats, verifier->BlockRows(group) * verifier->Shape(group).floats());
-  }
-  auto memory = PagedMemory::Create(verifier->options_.num_blocks, num_planes, page_floats);
-  if (!memory.ok()) return memory.status();
-  verifier->memory_ = *std::move(memory);
-  if (verifier->options_.on_memory) {
-    absl::Status status = verifier->options_.on_memory(verifier->memory_.bytes());
-    if (!status.ok()) return status;
-  }
-  if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
-  verifier->WriteSinkRows();
-  return verifier;
-}
 
 KvCacheVerifier::KvCacheVerifier(VerifierOptions options)
     : options_(std::move(options)),
-      dense_(DenseShape(options_)),
-      mla_(MlaShape(options_)),
       values_(options_.seed),
       num_holders_(static_cast<size_t>(options_.num_blocks)),
       builders_(options_.groups.size()),
@@ -148,7 +32,8 @@ void KvCacheVerifier::WriteSinkRows() {
       float* plain = sink_rows_[layer].data() + static_cast<size_t>(row) * floats;
       values_.Fill(static_cast<uint64_t>(row), static_cast<int64_t>(layer),
                    TokenValueKind::kSinkToken, absl::MakeSpan(plain, floats));
-      std::memcpy(PagedRow(layer, nobody, row), plain, floats * sizeof(float));
+      memory_.Write(layer, BlockOfRow(layers_[layer].group, nobody, row), row % BlockRows(group),
+                    plain);
     }
   }
 }
@@ -175,10 +60,9 @@ const float* KvCacheVerifier::PlainRow(size_t layer, const Held& held, int64_t r
   return held.rows[layer].data() + row * Shape(GroupOf(layer)).floats();
 }
 
-float* KvCacheVerifier::PagedRow(size_t layer, const Held& held, int64_t row) const {
-  const VerifiedGroup& group = GroupOf(layer);
-  return memory_.Row(layers_[layer].plane, Shape(group),
-                     BlockOfRow(layers_[layer].group, held, row), row % BlockRows(group));
+bool KvCacheVerifier::IsAsWritten(size_t layer, const Held& held, int64_t row) const {
+  return memory_.Equals(layer, BlockOfRow(layers_[layer].group, held, row),
+                        row % BlockRows(GroupOf(layer)), PlainRow(layer, held, row));
 }
 
 // --- Steps ---
@@ -193,6 +77,13 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   for (size_t g = 0; g < options_.groups.size(); ++g) {
     if (absl::Status status = BuildMetadata(g); !status.ok()) return status;
   }
+  // Of states, too, the step reads those that earlier steps left.
+  for (const Part& part : parts_) {
+    if (absl::Status status = ReadStates(part); !status.ok()) return status;
+  }
+  for (const Part& part : parts_) {
+    if (absl::Status status = WriteStates(part); !status.ok()) return status;
+  }
   // All rows of the step are there before any is read: a request may hit blocks that another one
   // computes in the same step.
   for (size_t g = 0; g < options_.groups.size(); ++g) {
@@ -205,6 +96,9 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   ChooseQueries();
   for (size_t g = 0; g < options_.groups.size(); ++g) {
     if (absl::Status status = Attend(g); !status.ok()) return status;
+  }
+  for (size_t joint = 0; joint < joints_.size(); ++joint) {
+    if (absl::Status status = AttendJointly(joint); !status.ok()) return status;
   }
   ++stats_.num_steps;
   return absl::OkStatus();
@@ -246,11 +140,27 @@ absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> reques
       return InvalidArgument(name, ": got ", request.block_tables.size(),
                              " block tables, expected ", options_.groups.size());
     }
+    for (const VerifiedCheckpoint& checkpoint : request.checkpoints) {
+      const bool is_known =
+          checkpoint.group < options_.groups.size() && options_.groups[checkpoint.group].is_state;
+      if (!is_known || checkpoint.num_tokens <= request.num_computed ||
+          checkpoint.num_tokens > request.num_computed + request.num_scheduled ||
+          checkpoint.block <= kNullBlock || checkpoint.block >= options_.num_blocks) {
+        return InvalidArgument(name, ": got a checkpoint of group ", checkpoint.group, " behind ",
+                               checkpoint.num_tokens, " tokens in block ", checkpoint.block,
+                               ", expected a group of states, tokens of the step and a block");
+      }
+    }
     const auto it = held_.find(request.id);
     if (it != held_.end() && it->second->num_tokens() != request.num_computed) {
       return InvalidArgument(name, ": got ", request.num_computed,
                              " computed tokens, but steps so far made ", it->second->num_tokens(),
                              "; call Rollback or Release in between");
+    }
+    const int64_t num_encoder_tokens = static_cast<int64_t>(request.encoder_tokens.size());
+    if (it != held_.end() && it->second->num_encoder_tokens != num_encoder_tokens) {
+      return InvalidArgument(name, ": got ", num_encoder_tokens, " tokens of the encoder, but it ",
+                             "came in with ", it->second->num_encoder_tokens);
     }
   }
   return absl::OkStatus();
@@ -263,13 +173,15 @@ void KvCacheVerifier::TakeParts(absl::Span<const VerifiedRequest> requests) {
     Part part{.id = request.id,
               .num_computed = request.num_computed,
               .is_new = held == nullptr,
-              .index = parts_.size()};
+              .index = parts_.size(),
+              .checkpoints = request.checkpoints};
     if (part.is_new) {
       held = std::make_unique<Held>();
       held->name = std::string(request.name);
       held->tables.resize(options_.groups.size());
       held->rows = sink_rows_;
       stats_.num_hit_tokens += request.num_computed;
+      FillEncoderRows(*held, request.salt, request.encoder_tokens);
     }
     part.held = held.get();
     part.changed = part.is_new;
@@ -294,8 +206,15 @@ bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const 
     const int32_t now = i < table.size() ? table[i] : kNullBlock;
     if (before == now) continue;
     left_.push_back(before);
-    const bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
-    appeared_.push_back({now, part.id, is_new || group.num_layers == 0});
+    bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
+    if (group.is_cross) is_new = true;  // written by the request itself
+    if (group.is_state) {
+      // Of what a request comes in with, the last state counts; later ones move along.
+      const bool is_hit = part.is_new && part.num_computed > 0 &&
+                          static_cast<int64_t>(i) == (part.num_computed - 1) / group.block_size;
+      is_new = !is_hit && std::find(held.begin(), held.end(), now) == held.end();
+    }
+    appeared_.push_back({now, part.id, g, is_new || group.num_layers == 0});
   }
   held.assign(table.begin(), table.end());
   return true;
@@ -310,6 +229,7 @@ void KvCacheVerifier::Settle() {
   for (const Appearance& a : appeared_) {
     if (!is_block(a.block)) continue;
     ++num_holders_[static_cast<size_t>(a.block)];
+    memory_.SetGroup(a.block, a.group);
     if (a.is_new) {
       memory_.Record(
           a.block,
@@ -331,46 +251,81 @@ void KvCacheVerifier::Settle() {
 absl::Status KvCacheVerifier::CheckTables() {
   for (const Part& part : parts_) {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
-      if (layers_[layer].plane != 0) continue;  // once per group
+      if (layers_[layer].index != 0) continue;  // once per group
       const VerifiedGroup& group = GroupOf(layer);
-      const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
-      const int64_t end = CeilDiv(part.held->num_tokens(), group.block_size);
-      for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
-        const bool is_there = i < static_cast<int64_t>(table.size());
-        const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
-        const bool is_block = block > kNullBlock && block < options_.num_blocks;
-        const BlockUse use =
-            is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
-        if (is_block && use == BlockUse::kHeld) continue;
-        const int64_t token =
-            std::max(i * group.block_size, FirstVisible(group, part.num_computed));
-        std::string text = absl::StrCat("token ", token);
-        if (token < part.num_computed) {
-          absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
-        } else {
-          absl::StrAppend(&text, " is computed in this step");
+      const int64_t num_tokens =
+          group.is_cross ? part.held->num_encoder_tokens : part.held->num_tokens();
+      const int64_t last = CeilDiv(num_tokens, group.block_size) - 1;
+      const int64_t first_visible = FirstVisible(group, part.num_computed);
+      for (int64_t i = first_visible / group.block_size; i <= last; ++i) {
+        const int64_t token = std::max(i * group.block_size, first_visible);
+        if (group.is_state) {
+          const bool is_read = part.num_computed > 0 && i == (part.num_computed - 1) / group.block_size;
+          const bool is_written =
+              i == last || (group.at_boundaries && (i + 1) * group.block_size > part.num_computed);
+          if (!is_read && !is_written) continue;
         }
-        absl::StrAppend(&text, ", but entry ", i, " of the block table ");
-        if (!is_there) {
-          absl::StrAppend(&text, "is missing: it has ", table.size());
-        } else if (block == kNullBlock) {
-          absl::StrAppend(&text, "is the null block, 0");
-        } else if (is_block) {
-          absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
-                          use == BlockUse::kCached ? " and cached" : "");
-        } else {
-          absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
-        }
-        return Fail({.request = part.held->name,
-                     .layer = static_cast<int64_t>(layer),
-                     .position = part.num_computed,
-                     .key_position = token,
-                     .block = block,
-                     .text = std::move(text)});
+        if (absl::Status s = CheckEntry(part, layer, i, token); !s.ok()) return s;
       }
     }
   }
   return absl::OkStatus();
+}
+
+// That an entry of the layer's table, in which a token lies, names a block that the request may use.
+absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t i, int64_t token) {
+  const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
+  const bool is_there = i < static_cast<int64_t>(table.size());
+  const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
+  const bool is_block = block > kNullBlock && block < options_.num_blocks;
+  const BlockUse use =
+      is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
+  const bool is_page = !is_block || memory_.IsPage(layer, block);
+  if (is_block && is_page && use == BlockUse::kHeld) return absl::OkStatus();
+  std::string text = absl::StrCat("token ", token);
+  if (token < part.num_computed) {
+    absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
+  } else {
+    absl::StrAppend(&text, " is computed in this step");
+  }
+  absl::StrAppend(&text, ", but entry ", i, " of the block table ");
+  if (!is_there) {
+    absl::StrAppend(&text, "is missing: it has ", table.size());
+  } else if (block == kNullBlock) {
+    absl::StrAppend(&text, "is the null block, 0");
+  } else if (!is_page) {
+    absl::StrAppend(&text, "is ", block, ", which is no page of this group's size: its chunk has ",
+                    memory_.Map(layer).pages_per_chunk, " of them");
+  } else if (is_block) {
+    absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
+                    use == BlockUse::kCached ? " and cached" : "");
+  } else {
+    absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
+  }
+  return Fail({.request = part.held->name,
+               .layer = static_cast<int64_t>(layer),
+               .position = part.num_computed,
+               .key_position = token,
+               .block = block,
+               .text = std::move(text)});
+}
+
+// An encoder sees all of its input at each token.
+void KvCacheVerifier::FillEncoderRows(Held& held, uint64_t salt,
+                                      absl::Span<const int64_t> tokens) {
+  held.num_encoder_tokens = static_cast<int64_t>(tokens.size());
+  uint64_t input = values_.EmptyPrefix(salt);
+  for (const int64_t token : tokens) input = TokenValues::Extend(input, token);
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (!GroupOf(layer).is_cross) continue;
+    const size_t floats = static_cast<size_t>(Shape(GroupOf(layer)).floats());
+    held.rows[layer].resize(tokens.size() * floats);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      values_.Fill(TokenValues::Extend(input, static_cast<int64_t>(i)),
+                   static_cast<int64_t>(layer), TokenValueKind::kKeyAndValue,
+                   absl::MakeSpan(held.rows[layer]).subspan(i * floats, floats));
+    }
+  }
 }
 
 void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens) {
@@ -381,6 +336,7 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
   }
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
+    if (group.is_state || group.is_cross) continue;
     const int64_t floats = Shape(group).floats();
     std::vector<float>& rows = held.rows[layer];
     const int64_t first = static_cast<int64_t>(rows.size()) / floats;
@@ -397,13 +353,13 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
 absl::Status KvCacheVerifier::ReadBack(const Part& part) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
-    const size_t bytes = static_cast<size_t>(Shape(group).floats()) * sizeof(float);
+    if (group.is_state) continue;  // read at the start of every step
+    if (group.is_cross) continue;  // the request's own
     const int64_t end = NumRows(group, part.num_computed);
     const int64_t first = std::max(NumSinkRows(group), FirstVisible(group, part.num_computed));
     for (int64_t row = first; row < end; ++row) {
       ++stats_.num_rows_read_back;
-      if (std::memcmp(PagedRow(layer, *part.held, row), PlainRow(layer, *part.held, row), bytes) !=
-          0) {
+      if (!IsAsWritten(layer, *part.held, row)) {
         return WrongRow(layer, part, row);
       }
     }
@@ -424,12 +380,28 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
   Held& held = *it->second;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
+    if (group.is_cross) continue;
+    if (group.is_state) {
+      // Kernels keep the state behind each draft in a block of its own, and go on with that of the
+      // last one accepted.
+      const std::vector<int32_t>& table = held.tables[layers_[layer].group];
+      const int64_t entry = (num_tokens - 1) / group.block_size;
+      if (num_tokens == 0 || num_tokens == held.num_tokens() ||
+          entry >= static_cast<int64_t>(table.size())) {
+        continue;
+      }
+      const int32_t block = table[static_cast<size_t>(entry)];
+      if (block > kNullBlock && block < options_.num_blocks && memory_.IsPage(layer, block)) {
+        WriteState(layer, held, num_tokens, block);
+      }
+      continue;
+    }
     const int64_t kept = NumRows(group, num_tokens);
     for (int64_t row = kept; options_.poison && row < NumRows(group, held.num_tokens()); ++row) {
       // Entries out of sight may be anything.
       const int32_t block = BlockOfRow(layers_[layer].group, held, row);
       if (block <= kNullBlock || block >= options_.num_blocks) continue;
-      memory_.PoisonRow(PagedRow(layer, held, row), Shape(group));
+      memory_.PoisonRow(layer, block, row % BlockRows(group));
     }
     held.rows[layer].resize(static_cast<size_t>(kept * Shape(group).floats()));
   }

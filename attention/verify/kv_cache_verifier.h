@@ -17,6 +17,9 @@
 //   - a block that a request gets anew: what was in it went when it was handed out;
 //   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
 //   - blocks named by Drop, and the rows of tokens taken back by Rollback.
+// Layers that keep a state instead of rows write, at the end of each step, what follows from all
+// tokens so far, and every step must find the state behind the tokens before it, bit by bit.
+//
 // A free block that is still cached keeps its content, as it must. A block of the table counts as
 // new if no computed token lies in it when it first appears. A block that a request needs and that
 // the engine counts as free is a failure before it is reused.
@@ -63,7 +66,24 @@ struct VerifiedGroup {
   int64_t compress_ratio = 1;             // tokens per stored row
   std::vector<float> sinks = {};          // a logit per query head, or none
   std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
-  int64_t num_layers = 1;  // 0: not attended to (states); others may not read its blocks
+  int64_t num_layers = 1;  // 0: left out; others may not read its blocks
+  // A block holds the state of a recurrent layer (Mamba) behind the last token that was computed of
+  // those it covers, block_size of them. A step begins with the state behind the computed tokens and
+  // writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
+  // window, chunk, compression or sinks.
+  bool is_state = false;
+  bool at_boundaries = false;
+  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all written
+  // in the first step of the request, all seen by every query. As above, nothing else of these.
+  bool is_cross = false;
+};
+
+// Layers whose queries see rows of two groups as one set of keys (DeepSeek V4): a window of latent
+// rows, and all rows so far of a compressed cache. Layer i of both, for as many as both have; each
+// group is attended to by itself, too.
+struct VerifiedJoint {
+  size_t window_group = 0, rows_group = 0;  // both with latent rows; the second without a window
+  std::vector<float> sinks = {};            // a logit per query head, or none
 };
 
 // What the engine's books say of a block.
@@ -76,11 +96,15 @@ enum class BlockUse : uint8_t {
 struct VerifierOptions {
   int64_t num_blocks = 0;  // null block included
   std::vector<VerifiedGroup> groups;
+  std::vector<VerifiedJoint> joints = {};
   // Does the paged side: ReshapeAndCache or ConcatAndCacheMla, PagedDecode, PagedPrefill,
-  // MlaDecode.
+  // MlaDecode, SparseMlaDecode.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
-  // Called with the memory of all blocks once it is there: backends of other devices map it.
+  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows, keys
+  // before values. Without layers: planes of the verifier's own.
+  VerifiedMemory memory = {};
+  // Called with each piece of the memory of all blocks: backends of other devices map it.
   std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
   // Null: blocks that no request of the verifier's holds are free, the others held.
   std::function<BlockUse(int32_t block)> use_of_block;
@@ -97,6 +121,16 @@ struct VerifierOptions {
   int64_t head_size = 8;  // of K and V; MLA rows have half as much again for the rotary part
 };
 
+// The rows of a group's layers.
+RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options);
+
+// A state that a step writes on its way, besides those of its table's rule.
+struct VerifiedCheckpoint {
+  size_t group = 0;
+  int64_t num_tokens = 0;  // the state behind so many tokens
+  int32_t block = 0;
+};
+
 // One request's part of a step.
 struct VerifiedRequest {
   uint64_t id = 0;  // unique among live requests
@@ -108,6 +142,9 @@ struct VerifiedRequest {
   absl::Span<const int64_t> tokens;
   // One table per group.
   absl::Span<const absl::Span<const int32_t>> block_tables;
+  absl::Span<const VerifiedCheckpoint> checkpoints = {};
+  // Of cross attention: the encoder's input, the same in every step.
+  absl::Span<const int64_t> encoder_tokens = {};
 };
 
 // One block's content to another.
@@ -122,8 +159,11 @@ struct VerifierStats {
   int64_t num_rows_written = 0;    // tokens x layers
   int64_t num_rows_attended = 0;   // queries x layers
   int64_t num_keys_attended = 0;   // read by them
+  int64_t num_joint_rows_attended = 0;  // queries x joint layers
   int64_t num_hit_tokens = 0;      // found computed by a request that came in
   int64_t num_rows_read_back = 0;  // of them, in reach of later tokens, x layers
+  int64_t num_states_read = 0;     // at the start of steps, x layers
+  int64_t num_states_written = 0;  // at the end of steps and on their way, x layers
   int64_t num_blocks_poisoned = 0;
   int64_t num_blocks_copied = 0;
   double max_error = 0;
@@ -160,20 +200,27 @@ class KvCacheVerifier {
   // The content of these blocks is void, whoever holds them.
   absl::Status Drop(absl::Span<const int32_t> blocks);
 
+  const std::vector<VerifiedGroup>& groups() const { return options_.groups; }
+  int64_t num_joint_layers() const { return static_cast<int64_t>(joints_.size()); }
   const VerifierStats& stats() const { return stats_; }
   const std::optional<VerifierFailure>& failure() const { return failure_; }
 
  private:
   struct Layer {
     size_t group;
-    int64_t plane;
+    int64_t index;  // in the group
   };
   struct Held {
     std::string name;
     std::vector<uint64_t> prefixes;            // after each token in the cache
     std::vector<std::vector<int32_t>> tables;  // per group, as last seen
     std::vector<std::vector<float>> rows;      // per layer: the plain list, sink tokens first
+    int64_t num_encoder_tokens = 0;
     int64_t num_tokens() const { return static_cast<int64_t>(prefixes.size()); }
+  };
+  struct Joint {
+    size_t window_layer, rows_layer;
+    size_t index;  // in the options
   };
   // What the metadata builders were made for.
   struct Room {
@@ -188,6 +235,7 @@ class KvCacheVerifier {
     bool changed = false;  // it, or a table of it
     size_t index = 0;      // in parts_
     bool is_queried = false;
+    absl::Span<const VerifiedCheckpoint> checkpoints = {};
   };
   struct Query {
     const Part* part;
@@ -203,6 +251,7 @@ class KvCacheVerifier {
   struct Appearance {
     int32_t block;
     uint64_t request;
+    size_t group;
     bool is_new;  // no computed token lies in it
   };
 
@@ -211,6 +260,10 @@ class KvCacheVerifier {
   // Rows of a group in the cache: sink tokens, then stored rows.
   int64_t NumRows(const VerifiedGroup& group, int64_t num_tokens) const {
     return NumSinkRows(group) + num_tokens / group.compress_ratio;
+  }
+  // Rows of the group that a query sees, or a window hides from it, behind so many tokens.
+  int64_t RowsSeen(const VerifiedGroup& group, const Held& held, int64_t num_tokens) const {
+    return group.is_cross ? held.num_encoder_tokens : NumRows(group, num_tokens);
   }
   int64_t BlockRows(const VerifiedGroup& group) const {
     return group.block_size / group.compress_ratio;
@@ -224,11 +277,12 @@ class KvCacheVerifier {
   int64_t TokenOfRow(const VerifiedGroup& group, int64_t row) const {
     return (row - NumSinkRows(group) + 1) * group.compress_ratio - 1;
   }
-  const RowShape& Shape(const VerifiedGroup& group) const { return group.is_mla ? mla_ : dense_; }
+  RowShape Shape(const VerifiedGroup& group) const { return ShapeOf(group, options_); }
   const VerifiedGroup& GroupOf(size_t layer) const { return options_.groups[layers_[layer].group]; }
   std::string LayerName(size_t layer) const;
   const float* PlainRow(size_t layer, const Held& held, int64_t row) const;
-  float* PagedRow(size_t layer, const Held& held, int64_t row) const;
+  // Whether the row that the tables lead to is what the plain list has.
+  bool IsAsWritten(size_t layer, const Held& held, int64_t row) const;
 
   void WriteSinkRows();
   absl::Status CheckStep(absl::Span<const VerifiedRequest> requests) const;
@@ -240,8 +294,14 @@ class KvCacheVerifier {
   void MakeRoom();
   absl::Status BuildMetadata(size_t g);
   size_t FirstLayerOf(size_t g) const;
+  void FillEncoderRows(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
   void AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
   absl::Status WriteRows(size_t g);
+  absl::Status CheckEntry(const Part& part, size_t layer, int64_t entry, int64_t token);
+  absl::Status ReadStates(const Part& part);
+  absl::Status WriteStates(const Part& part);
+  absl::Span<const float> StateOf(size_t layer, const Held& held, int64_t num_tokens);
+  void WriteState(size_t layer, const Held& held, int64_t num_tokens, int32_t block);
   absl::Status ReadBack(const Part& part);
   void ChooseQueries();
   absl::Status Attend(size_t g);
@@ -250,6 +310,15 @@ class KvCacheVerifier {
   absl::Status Compare(size_t layer);
   void AttendReference(size_t layer, const Query& query, int64_t first_row, bool with_sinks,
                        absl::Span<double> out) const;
+  absl::Status CheckJoints() const;
+  absl::Status AttendJointly(size_t joint);
+  absl::Status RunJoint(const Joint& joint, size_t query_layer);
+  void AttendReference(const Joint& joint, size_t query_layer, const Query& query,
+                       absl::Span<double> out) const;
+  absl::Status WrongJointOutput(const Joint& joint, const Query& query,
+                                absl::Span<const float> got, absl::Span<const double> expected);
+  // The table of a query's request for a group, as the paged side takes it.
+  void AppendTable(size_t g, const Query& query, int64_t columns);
   double Scale(const RowShape& shape) const;
   static double LargestError(absl::Span<const float> got, absl::Span<const double> expected);
 
@@ -259,11 +328,12 @@ class KvCacheVerifier {
   absl::Status WrongOutput(size_t layer, const Query& query, absl::Span<const float> got);
   std::string NameOf(uint64_t request) const;
   std::string DescribeRow(size_t layer, const Held& held, int64_t row) const;
+  std::string DescribeBlock(size_t layer, int32_t block, int64_t offset) const;
 
   const VerifierOptions options_;
-  const RowShape dense_, mla_;
   const TokenValues values_;
   std::vector<Layer> layers_;
+  std::vector<Joint> joints_;
   std::vector<std::vector<float>> sink_rows_;  // per layer
   PagedMemory memory_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Held>> held_;
@@ -279,9 +349,11 @@ class KvCacheVerifier {
   std::vector<Query> queries_;
   size_t turn_ = 0;            // where the next step goes on taking queries
   std::vector<size_t> batch_;  // indices into queries_, in the order of the paged side's rows
-  std::vector<float> query_values_, outputs_, new_rows_;
+  std::vector<float> query_values_, outputs_, new_rows_, state_;
   std::vector<std::vector<int32_t>> batch_rows_;  // per group: part -> row of the metadata
   std::vector<int32_t> piece_tables_, piece_rows_, piece_starts_;
+  std::vector<int32_t> window_slots_, window_counts_, row_slots_, row_counts_, positions_;
+  std::vector<int64_t> cross_slots_;
   std::vector<double> errors_;
 
   VerifierStats stats_;

@@ -170,6 +170,372 @@ TEST(SamplingTest, RowsAreLimitedPerStep) {
   EXPECT_EQ(stats.num_blocks_poisoned, 1 + 2 * Decodes::kRequests);  // the null block, too
 }
 
+// --- States ---
+
+// One group of states, a block for 4 tokens.
+class States {
+ public:
+  explicit States(bool at_boundaries = false) {
+    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+    VerifierOptions options;
+    options.num_blocks = 20;
+    options.groups = {{.name = "states",
+                       .block_size = 4,
+                       .num_layers = 2,
+                       .is_state = true,
+                       .at_boundaries = at_boundaries}};
+    options.ops = &CpuReference();
+    verifier = KvCacheVerifier::Create(options).value();
+  }
+  absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
+                    const std::vector<int32_t>& table,
+                    const std::vector<VerifiedCheckpoint>& checkpoints = {}) {
+    const absl::Span<const int32_t> span = table;
+    return verifier->OnStep({{.id = id,
+                              .name = id == 1 ? "A" : "B",
+                              .num_computed = num_computed,
+                              .num_scheduled = num_scheduled,
+                              .tokens = tokens_,
+                              .block_tables = {&span, 1},
+                              .checkpoints = checkpoints}});
+  }
+  std::unique_ptr<KvCacheVerifier> verifier;
+
+ private:
+  std::vector<int64_t> tokens_;
+};
+
+TEST(StatesTest, AHitFindsTheStateBehindItsTokens) {
+  States s;
+  EXPECT_TRUE(s.Step(1, 0, 8, {0, 5}).ok());
+  EXPECT_TRUE(s.Step(1, 8, 1, {0, 5, 6}).ok());
+  EXPECT_TRUE(s.Step(1, 9, 1, {0, 5, 6}).ok());
+  EXPECT_TRUE(s.Step(2, 8, 3, {0, 5, 7}).ok());
+  EXPECT_EQ(s.verifier->stats().num_states_read, 2 * 3);
+  EXPECT_EQ(s.verifier->stats().num_states_written, 2 * 4);
+}
+
+TEST(StatesTest, AnotherStateIsAWrongNumber) {
+  States s;
+  ASSERT_TRUE(s.Step(1, 0, 9, {0, 0, 5}).ok());
+  // Nobody wrote a state behind eight tokens: block 5 has the one behind nine.
+  const absl::Status status = s.Step(2, 8, 2, {0, 5, 6});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(s.verifier->failure()->request, "B");
+  EXPECT_EQ(s.verifier->failure()->key_position, 7);
+  EXPECT_EQ(s.verifier->failure()->block, 5);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the state behind token 7, with which"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("holds other numbers"));
+}
+
+TEST(StatesTest, OnlyStatesAtBoundariesAreLeftOnTheWay) {
+  for (const bool at_boundaries : {false, true}) {
+    States s(at_boundaries);
+    ASSERT_TRUE(s.Step(1, 0, 9, {3, 4, 5}).ok());
+    EXPECT_EQ(s.Step(2, 8, 2, {3, 4, 6}).ok(), at_boundaries);
+  }
+  // A checkpoint leaves one, too.
+  States s;
+  ASSERT_TRUE(s.Step(1, 0, 9, {0, 4, 5}, {{0, 8, 4}}).ok());
+  EXPECT_TRUE(s.Step(2, 8, 2, {0, 4, 6}).ok());
+}
+
+TEST(StatesTest, AStateThatIsGoneIsFoundAsPoison) {
+  States s;
+  ASSERT_TRUE(s.Step(1, 0, 8, {0, 5}).ok());
+  ASSERT_TRUE(s.verifier->Release(1).ok());  // not cached
+  const absl::Status status = s.Step(2, 8, 2, {0, 5, 6});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("holds poison; the block was left by"));
+  States t;
+  EXPECT_THAT(std::string(t.Step(1, 0, 8, {0, 0}).message()), HasSubstr("is the null block"));
+}
+
+TEST(StatesTest, RejectedDraftsGoBackToTheStateOfTheLastAccepted) {
+  States s;
+  ASSERT_TRUE(s.Step(1, 0, 6, {0, 5}).ok());
+  ASSERT_TRUE(s.Step(1, 6, 4, {0, 5, 6}).ok());  // three drafts
+  ASSERT_TRUE(s.verifier->Rollback(1, 7).ok());
+  EXPECT_TRUE(s.Step(1, 7, 2, {0, 5, 6}).ok());
+}
+
+TEST(StatesTest, CheckpointsAndOptionsAreChecked) {
+  States s;
+  for (const VerifiedCheckpoint& bad : std::vector<VerifiedCheckpoint>{
+           {1, 8, 4}, {0, 0, 4}, {0, 10, 4}, {0, 8, 0}, {0, 8, 20}}) {
+    const absl::Status status = s.Step(1, 0, 9, {0, 4, 5}, {bad});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("got a checkpoint of group"));
+  }
+  VerifierOptions options;
+  options.num_blocks = 20;
+  options.groups = {{.name = "states", .block_size = 4, .window = 3, .is_state = true}};
+  options.ops = &CpuReference();
+  EXPECT_THAT(std::string(KvCacheVerifier::Create(options).status().message()),
+              HasSubstr("groups[0].is_state"));
+}
+
+// --- Cross attention ---
+
+// A decoder's own rows and those of its encoder, blocks of 4.
+class Cross {
+ public:
+  explicit Cross(const AttentionOps* ops = &CpuReference()) {
+    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+    VerifierOptions options;
+    options.num_blocks = 40;
+    options.groups = {{.name = "own", .block_size = 4},
+                      {.name = "encoder's", .block_size = 4, .is_cross = true}};
+    options.ops = ops;
+    verifier = KvCacheVerifier::Create(options).value();
+  }
+  struct Part {
+    uint64_t id;
+    int64_t num_computed, num_scheduled;
+    std::vector<int32_t> own, encoder;
+    std::vector<int64_t> encoder_tokens;
+  };
+  absl::Status Step(const std::vector<Part>& parts) {
+    std::vector<absl::Span<const int32_t>> tables;
+    for (const Part& part : parts) {
+      tables.push_back(part.own);
+      tables.push_back(part.encoder);
+    }
+    std::vector<VerifiedRequest> requests;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      requests.push_back({.id = parts[i].id,
+                          .name = parts[i].id == 1 ? "A" : "B",
+                          .num_computed = parts[i].num_computed,
+                          .num_scheduled = parts[i].num_scheduled,
+                          .tokens = tokens_,
+                          .block_tables = absl::MakeConstSpan(tables).subspan(2 * i, 2),
+                          .encoder_tokens = parts[i].encoder_tokens});
+    }
+    return verifier->OnStep(requests);
+  }
+  std::unique_ptr<KvCacheVerifier> verifier;
+
+ private:
+  std::vector<int64_t> tokens_;
+};
+
+TEST(CrossTest, EveryQuerySeesAllOfTheEncodersRows) {
+  Cross cross;
+  const std::vector<int64_t> speech = {5, 6, 7, 8, 9, 10};
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+  // B comes in beside A's decode, with another input, and C without any.
+  ASSERT_TRUE(cross.Step({{1, 3, 1, {1}, {21, 22}, speech},
+                          {2, 0, 5, {2, 3}, {25}, {1, 2, 3}},
+                          {3, 0, 1, {4}, {}, {}}})
+                  .ok());
+  ASSERT_TRUE(cross.Step({{2, 5, 1, {2, 3}, {25}, {1, 2, 3}}}).ok());
+  const VerifierStats& stats = cross.verifier->stats();
+  EXPECT_EQ(stats.num_rows_written, 3 + 1 + 5 + 1 + 1 + 6 + 3);
+  EXPECT_EQ(stats.num_rows_attended, 11 + 10);
+  // Own: 1 + 2 + 3, 4, 1 to 5, 1, 6; of the encoder 4 queries at 6 rows, 6 at 3.
+  EXPECT_EQ(stats.num_keys_attended, 6 + 4 + 15 + 1 + 6 + 4 * 6 + 6 * 3);
+}
+
+TEST(CrossTest, AnotherEncodersRowsAreAWrongNumber) {
+  Cross cross;
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, {5, 6, 7, 8, 9}}}).ok());
+  ASSERT_TRUE(cross.Step({{2, 0, 3, {2}, {22}, {1, 2}}}).ok());  // takes A's second block
+  const absl::Status status = cross.Step({{1, 3, 1, {1}, {21, 22}, {5, 6, 7, 8, 9}}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_EQ(cross.verifier->failure()->layer, 1);
+  EXPECT_EQ(cross.verifier->failure()->key_position, 4);
+  EXPECT_EQ(cross.verifier->failure()->block, 22);
+}
+
+TEST(CrossTest, ATableThatIsTooShortIsNamed) {
+  Cross cross;
+  const absl::Status status = cross.Step({{1, 0, 3, {1}, {21}, {5, 6, 7, 8, 9}}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("entry 1 of the block table is missing"));
+  Cross other;
+  ASSERT_TRUE(other.Step({{1, 0, 3, {1}, {21}, {5, 6}}}).ok());
+  EXPECT_THAT(std::string(other.Step({{1, 3, 1, {1}, {21}, {5}}}).message()),
+              HasSubstr("got 1 tokens of the encoder, but it came in with 2"));
+}
+
+// --- Windows and compressed rows at once ---
+
+// Forgets the compressed rows, or a token of the window, from the third call on.
+class HalfBlindOps final : public AttentionOps {
+ public:
+  explicit HalfBlindOps(bool forgets_rows) : forgets_rows_(forgets_rows) {}
+  const char* name() const override { return "HALF_BLIND"; }
+  absl::Status Run(const Checked<ConcatAndCacheMlaArgs>& call) const override {
+    return sound_.Run(call);
+  }
+  absl::Status Run(const Checked<MlaDecodeArgs>& call) const override { return sound_.Run(call); }
+  absl::Status Run(const Checked<SparseMlaDecodeArgs>& call) const override {
+    SparseMlaDecodeArgs with = call.args();
+    if (++num_calls_ < 3) return sound_.Run(call);
+    if (forgets_rows_) {
+      with.extra = {};
+    } else {
+      const auto* slots = with.main.indices.as<int32_t>();
+      std::vector<int32_t> changed(slots, slots + with.main.indices.num_elements());
+      changed[0] = -1;
+      with.main.indices = ViewOf(absl::MakeConstSpan(changed), {1, 1, with.main.indices.extent[2]});
+      return sound_.SparseMlaDecode(call.context(), with);
+    }
+    return sound_.SparseMlaDecode(call.context(), with);
+  }
+
+ private:
+  const bool forgets_rows_;
+  const AttentionOps& sound_ = CpuReference();
+  mutable int num_calls_ = 0;
+};
+
+absl::Status AttendJointly(const AttentionOps& ops, std::unique_ptr<KvCacheVerifier>* verifier) {
+  VerifierOptions options;
+  options.num_blocks = 40;
+  options.groups = {{.name = "window", .is_mla = true, .block_size = 4, .window = 6},
+                    {.name = "rows", .is_mla = true, .block_size = 8, .compress_ratio = 4}};
+  options.joints = {{.window_group = 0, .rows_group = 1, .sinks = {0.5f, -INFINITY}}};
+  options.ops = &ops;
+  *verifier = KvCacheVerifier::Create(options).value();
+  std::vector<int64_t> tokens(64, 3);
+  absl::Status status;
+  for (int64_t computed = 0, n = 13; status.ok() && computed < 20; computed += n, n = 1) {
+    std::vector<int32_t> window, rows;
+    for (int32_t i = 0; i * 4 < computed + n; ++i) {
+      window.push_back((i + 1) * 4 <= computed - 5 ? 0 : 1 + i);
+    }
+    for (int32_t i = 0; i * 8 < computed + n; ++i) rows.push_back(30 + i);
+    const std::vector<absl::Span<const int32_t>> tables = {window, rows};
+    status = (*verifier)->OnStep({{.id = 1,
+                                   .name = "A",
+                                   .num_computed = computed,
+                                   .num_scheduled = n,
+                                   .tokens = tokens,
+                                   .block_tables = tables}});
+  }
+  return status;
+}
+
+TEST(JointTest, WindowAndRowsAreOneSetOfKeys) {
+  std::unique_ptr<KvCacheVerifier> verifier;
+  const absl::Status status = AttendJointly(CpuReference(), &verifier);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(verifier->num_joint_layers(), 1);
+  EXPECT_EQ(verifier->stats().num_joint_rows_attended, 20);
+}
+
+TEST(JointTest, WhatIsLeftOutIsAWrongNumber) {
+  for (const bool forgets_rows : {false, true}) {
+    const HalfBlindOps ops(forgets_rows);
+    std::unique_ptr<KvCacheVerifier> verifier;
+    const absl::Status status = AttendJointly(ops, &verifier);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_EQ(verifier->failure()->position, 14);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("jointly with layer 1 (rows)"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("6 tokens of the window and 3 rows; all"));
+  }
+}
+
+TEST(JointTest, GroupsAreChecked) {
+  VerifierOptions options;
+  options.num_blocks = 40;
+  options.groups = {{.name = "window", .is_mla = true, .block_size = 4, .window = 6},
+                    {.name = "rows", .is_mla = true, .block_size = 8, .compress_ratio = 4}};
+  options.ops = &CpuReference();
+  const auto message = [&](VerifiedJoint joint) {
+    options.joints = {joint};
+    return std::string(KvCacheVerifier::Create(options).status().message());
+  };
+  EXPECT_THAT(message({1, 0}), HasSubstr("joints[0]: got groups 1 and 0"));
+  EXPECT_THAT(message({0, 2}), HasSubstr("joints[0]: got groups 0 and 2"));
+  EXPECT_THAT(message({0, 1, {1.0f}}), HasSubstr("joints[0].sinks: got 1"));
+}
+
+// --- Places ---
+
+// Two groups of one layer in chunks of 512 bytes, which hold 1 page of blocks of 8 tokens or 2 of 4;
+// ids_per_chunk is 2, so ids 1 and 2 are chunk 0. A row has 64 bytes.
+class InChunks {
+ public:
+  InChunks() : bytes_(4 * 512 / sizeof(float)) {
+    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+    options_.num_blocks = 7;
+    options_.groups = {{.name = "large", .block_size = 8}, {.name = "small", .block_size = 4}};
+    options_.head_size = 8;
+    options_.ops = &CpuReference();
+    options_.memory.tensors = {ViewOf(absl::MakeSpan(bytes_))};
+    PagePlace place = {.page_bytes = 512,
+                       .block_stride = 512,
+                       .ids_per_chunk = 2,
+                       .pages_per_chunk = 1,
+                       .chunk_bytes = 512,
+                       .null_offset = 3 * 512};
+    options_.memory.layers.push_back({.place = place});
+    place.page_bytes = place.block_stride = 256;
+    place.pages_per_chunk = 2;
+    options_.memory.layers.push_back({.place = place});
+  }
+  absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
+                    const std::vector<int32_t>& large, const std::vector<int32_t>& small) {
+    if (verifier == nullptr) verifier = KvCacheVerifier::Create(options_).value();
+    const std::vector<absl::Span<const int32_t>> tables = {large, small};
+    return verifier->OnStep({{.id = id,
+                              .name = id == 1 ? "A" : "B",
+                              .salt = id,
+                              .num_computed = num_computed,
+                              .num_scheduled = num_scheduled,
+                              .tokens = tokens_,
+                              .block_tables = tables}});
+  }
+  VerifierOptions options_;
+  std::unique_ptr<KvCacheVerifier> verifier;
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<float> bytes_;
+};
+
+TEST(PlacesTest, IdsOfChunksAreAttendedTo) {
+  InChunks c;
+  EXPECT_TRUE(c.Step(1, 0, 6, {1}, {4, 3}).ok());
+  EXPECT_TRUE(c.Step(1, 6, 1, {1}, {4, 3}).ok());
+  EXPECT_TRUE(c.Step(2, 0, 3, {5}, {}).code() == absl::StatusCode::kDataLoss);  // no small block
+}
+
+// Id 2 is 256 bytes into chunk 0 for the small group, all of which is the large page of id 1.
+TEST(PlacesTest, AChunkLentTwiceIsAWrongNumber) {
+  InChunks c;
+  ASSERT_TRUE(c.Step(1, 0, 6, {1}, {4, 3}).ok());
+  ASSERT_TRUE(c.Step(2, 0, 3, {5}, {2}).ok());
+  const absl::Status status = c.Step(1, 6, 1, {1}, {4, 3});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(c.verifier->failure()->block, 1);
+  EXPECT_EQ(c.verifier->failure()->key_position, 0) << status;
+}
+
+TEST(PlacesTest, AnIdBehindTheLastPageIsNamed) {
+  InChunks c;
+  const absl::Status status = c.Step(1, 0, 6, {2}, {4, 3});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is 2, which is no page of this group's"));
+}
+
+TEST(PlacesTest, PlacesAreChecked) {
+  const auto message = [](auto change) {
+    InChunks c;
+    change(c.options_);
+    return std::string(KvCacheVerifier::Create(c.options_).status().message());
+  };
+  using O = VerifierOptions;
+  EXPECT_EQ(message([](O&) {}), "");
+  EXPECT_THAT(message([](O& o) { o.memory.layers.pop_back(); }), HasSubstr("got 1, expected 2"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[1].tensor = 1; }), HasSubstr("tensor 1 of 1"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[0].place.page_bytes = 508; }),
+              HasSubstr("pages have 508 bytes; 8 rows need 512"));
+  EXPECT_THAT(message([](O& o) { o.memory.layers[1].place.ids_per_chunk = 0; }),
+              HasSubstr("some layers lie in chunks"));
+}
+
 TEST(KvCacheVerifierTest, OptionsAreChecked) {
   const auto message = [&](auto change) {
     VerifierOptions options;

@@ -35,6 +35,12 @@ void KvCacheVerifier::MakeRoom() {
     needed.num_tokens += part.held->num_tokens() - part.num_computed;
     needed.seq_len = std::max(needed.seq_len, part.held->num_tokens());
   }
+  int64_t num_encoder_tokens = 0;
+  for (const Part& part : parts_) {
+    num_encoder_tokens += part.held->num_encoder_tokens;
+    needed.seq_len = std::max(needed.seq_len, part.held->num_encoder_tokens);
+  }
+  needed.num_tokens = std::max(needed.num_tokens, num_encoder_tokens);
   const auto grow = [](int64_t& room, int64_t need) {
     if (need <= room) return false;
     room = std::max(need, 2 * room);
@@ -49,7 +55,7 @@ void KvCacheVerifier::MakeRoom() {
 // Tables and slots of the step, by the builder that engines use. Sink tokens count as computed.
 absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
-  if (group.num_layers == 0) return absl::OkStatus();
+  if (group.num_layers == 0 || group.is_state) return absl::OkStatus();
   const int64_t num_sink_tokens = NumSinkRows(group) * group.compress_ratio;
   if (!builders_[g]) {
     MetadataBuilderOptions options;
@@ -58,6 +64,9 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
                        .num_blocks = options_.num_blocks,
                        .window = group.window,
                        .compression_ratio = group.compress_ratio}};
+    // Groups of one layer or more have one map: a page's neighbours are the same for all of them.
+    const BlockMap& map = memory_.Map(FirstLayerOf(g));
+    if (map != BlockMap()) options.groups[0].block_map = map;
     options.max_num_reqs = room_.num_reqs;
     options.max_num_tokens = room_.num_tokens;
     options.max_seq_len = room_.seq_len + num_sink_tokens;
@@ -69,9 +78,17 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   std::vector<absl::Span<const int32_t>> tables;
   std::vector<std::vector<int32_t>> with_sinks;
   with_sinks.reserve(parts_.size());
+  std::vector<size_t> part_of_row;  // of the input
   for (const Part& part : parts_) {
-    requests.push_back({.num_computed_tokens = part.num_computed + num_sink_tokens,
-                        .num_scheduled_tokens = part.held->num_tokens() - part.num_computed});
+    if (group.is_cross) {
+      // As if its rows were all new: the table has all of them.
+      if (part.held->num_encoder_tokens == 0) continue;
+      requests.push_back({.num_scheduled_tokens = part.held->num_encoder_tokens});
+    } else {
+      requests.push_back({.num_computed_tokens = part.num_computed + num_sink_tokens,
+                          .num_scheduled_tokens = part.held->num_tokens() - part.num_computed});
+    }
+    part_of_row.push_back(part.index);
     const std::vector<int32_t>& own = part.held->tables[g];
     if (group.sink_blocks.empty()) {
       tables.push_back(own);
@@ -87,10 +104,10 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   if (absl::Status status = builders_[g]->Build(input); !status.ok()) {
     return FailedOperation(FirstLayerOf(g), "the batch", status);
   }
-  batch_rows_[g].resize(parts_.size());
+  batch_rows_[g].assign(parts_.size(), -1);
   const absl::Span<const int32_t> permutation = builders_[g]->permutation();
   for (size_t row = 0; row < permutation.size(); ++row) {
-    batch_rows_[g][static_cast<size_t>(permutation[row])] = static_cast<int32_t>(row);
+    batch_rows_[g][part_of_row[static_cast<size_t>(permutation[row])]] = static_cast<int32_t>(row);
   }
   return absl::OkStatus();
 }
@@ -105,13 +122,26 @@ size_t KvCacheVerifier::FirstLayerOf(size_t g) const {
 
 absl::Status KvCacheVerifier::WriteRows(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
-  if (group.num_layers == 0 || parts_.empty()) return absl::OkStatus();
+  if (group.num_layers == 0 || group.is_state || parts_.empty()) return absl::OkStatus();
   const CommonAttentionMetadata& batch = builders_[g]->metadata();
   const RowShape& shape = Shape(group);
   const int64_t floats = shape.floats();
   const int64_t num_rows = batch.num_actual_tokens;
   ExecContext context;
   context.threads = options_.threads;
+  ConstTensorView slots = batch.slot_mapping;
+  if (group.is_cross) {
+    // Only requests that come in write.
+    if (num_rows == 0) return absl::OkStatus();
+    cross_slots_.assign(slots.as<int64_t>(), slots.as<int64_t>() + num_rows);
+    for (const Part& part : parts_) {
+      const int32_t row = batch_rows_[g][part.index];
+      if (part.is_new || row < 0) continue;
+      std::fill_n(cross_slots_.begin() + batch.host_query_start_loc[static_cast<size_t>(row)],
+                  part.held->num_encoder_tokens, int64_t{-1});
+    }
+    slots = ViewOf(absl::MakeConstSpan(cross_slots_));
+  }
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     if (layers_[layer].group != g) continue;
     new_rows_.assign(static_cast<size_t>(num_rows * floats), 0);
@@ -119,17 +149,23 @@ absl::Status KvCacheVerifier::WriteRows(size_t g) {
       // One row per token; where a row stands for several, the last of them brings it and the slots
       // of the others are -1.
       const int64_t num_tokens = part.held->num_tokens();
+      if (batch_rows_[g][part.index] < 0) continue;
       float* to =
           new_rows_.data() +
           batch.host_query_start_loc[static_cast<size_t>(batch_rows_[g][part.index])] * floats;
+      if (group.is_cross) {
+        if (!part.is_new) continue;
+        std::copy(part.held->rows[layer].begin(), part.held->rows[layer].end(), to);
+        stats_.num_rows_written += part.held->num_encoder_tokens;
+        continue;
+      }
       for (int64_t p = part.num_computed; p < num_tokens; ++p, to += floats) {
         if ((p + 1) % group.compress_ratio != 0) continue;
         std::copy_n(PlainRow(layer, *part.held, NumRows(group, p + 1) - 1), floats, to);
         ++stats_.num_rows_written;
       }
     }
-    const ConstTensorView slots = batch.slot_mapping;
-    const KvCacheView cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    const KvCacheView cache = memory_.View(layer);
     absl::Status status;
     if (group.is_mla) {
       ConcatAndCacheMlaArgs args;
@@ -207,18 +243,21 @@ void KvCacheVerifier::ChooseQueries() {
 
 absl::Status KvCacheVerifier::Attend(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
+  if (group.is_state) return absl::OkStatus();
   std::vector<Piece> decodes, prefills;
   for (size_t i = 0; i < queries_.size();) {
     const Query& first = queries_[i];
     size_t end = i + 1;
-    // Where a row stands for several tokens, successive queries see the same rows.
-    while (group.compress_ratio == 1 && end < queries_.size() && queries_[end].part == first.part &&
+    // Where a row stands for several tokens, successive queries see the same rows; those of an
+    // encoder always do.
+    while (group.compress_ratio == 1 && !group.is_cross && end < queries_.size() && queries_[end].part == first.part &&
            queries_[end].position == queries_[end - 1].position + 1) {
       ++end;
     }
     const Piece piece{.first_query = i,
                       .num_queries = static_cast<int64_t>(end - i),
-                      .num_rows = NumRows(group, queries_[end - 1].position + 1)};
+                      .num_rows = RowsSeen(group, *first.part->held,
+                                           queries_[end - 1].position + 1)};
     if (piece.num_rows > 0) (piece.num_queries == 1 ? decodes : prefills).push_back(piece);
     i = end;
   }
@@ -292,7 +331,7 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   const auto lengths = ViewOf(absl::MakeConstSpan(piece_rows_));
   const auto starts = ViewOf(absl::MakeConstSpan(piece_starts_));
   const auto fill = [&](auto& args) {
-    args.cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    args.cache = memory_.View(layer);
     args.block_table = tables;
     args.seq_lens = lengths;
     args.max_seq_len = max_rows;
@@ -335,7 +374,7 @@ void KvCacheVerifier::AttendReference(size_t layer, const Query& query, int64_t 
   values_.Fill(held.prefixes[static_cast<size_t>(query.position)], static_cast<int64_t>(layer),
                TokenValueKind::kQuery, absl::MakeSpan(q));
   AttendPlainly(shape, Scale(shape), q, PlainRow(layer, held, first_row),
-                NumRows(group, query.position + 1) - first_row,
+                RowsSeen(group, held, query.position + 1) - first_row,
                 with_sinks ? absl::MakeConstSpan(group.sinks) : absl::Span<const float>(), out);
 }
 
@@ -359,8 +398,8 @@ absl::Status KvCacheVerifier::Compare(size_t layer) {
       return WrongOutput(layer, query, absl::MakeConstSpan(outputs_).subspan(i * floats, floats));
     }
     stats_.max_error = std::max(stats_.max_error, errors_[i]);
-    stats_.num_keys_attended +=
-        NumRows(group, query.position + 1) - FirstVisible(group, query.position);
+    stats_.num_keys_attended += RowsSeen(group, *query.part->held, query.position + 1) -
+                                FirstVisible(group, query.position);
   }
   stats_.num_rows_attended += static_cast<int64_t>(batch_.size());
   return absl::OkStatus();

@@ -43,11 +43,14 @@ std::string KvCacheVerifier::NameOf(uint64_t request) const {
 std::string KvCacheVerifier::DescribeRow(size_t layer, const Held& held, int64_t row) const {
   const VerifiedGroup& group = GroupOf(layer);
   const int32_t block = BlockOfRow(layers_[layer].group, held, row);
-  const float* paged = PagedRow(layer, held, row);
-  std::string text =
-      absl::StrCat("row ", row % BlockRows(group), " of block ", block, ", where token ",
-                   TokenOfRow(group, row), " should be, holds ",
-                   PagedMemory::IsPoisoned(paged, Shape(group)) ? "poison" : "other numbers");
+  const int64_t offset = row % BlockRows(group);
+  return absl::StrCat("row ", offset, " of block ", block, ", where token ", TokenOfRow(group, row),
+                      " should be, ", DescribeBlock(layer, block, offset));
+}
+
+std::string KvCacheVerifier::DescribeBlock(size_t layer, int32_t block, int64_t offset) const {
+  std::string text = absl::StrCat(
+      "holds ", memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
   const BlockHistory& history = memory_.history(block);
   switch (history.event) {
     case BlockEvent::kNone:
@@ -87,7 +90,7 @@ absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,
   const Held& held = *query.part->held;
   const size_t g = layers_[layer].group;
   const int64_t first = FirstVisible(group, query.position);
-  const int64_t end = NumRows(group, query.position + 1);
+  const int64_t end = RowsSeen(group, held, query.position + 1);
   std::vector<double> expected(got.size());
   AttendReference(layer, query, first, true, absl::MakeSpan(expected));
   size_t worst = 0;
@@ -103,9 +106,8 @@ absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,
       got[worst], expected[worst], end - first);
 
   // A row that is not what its token wrote.
-  const size_t bytes = static_cast<size_t>(shape.floats()) * sizeof(float);
   for (int64_t row = first; row < end; ++row) {
-    if (std::memcmp(PagedRow(layer, held, row), PlainRow(layer, held, row), bytes) == 0) continue;
+    if (IsAsWritten(layer, held, row)) continue;
     failure.key_position = TokenOfRow(group, row);
     failure.block = BlockOfRow(g, held, row);
     absl::StrAppend(&failure.text, DescribeRow(layer, held, row));

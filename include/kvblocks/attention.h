@@ -9,7 +9,8 @@
 //              it into pieces for chunked local attention
 //   masks      AttentionMaskBuilder: explicit and custom masks
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
-//   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks
+//   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks;
+//              SparseTensors: DeepSeek V3.2 and V4
 //   blending   RunBlend: prompts of chunks that were prefilled apart
 //   verifier   KvCacheVerifier: replays an engine's steps with real numbers and names the first
 //              wrong one
@@ -49,6 +50,7 @@
 #include "kvblocks/attention/backends/backend_registry.h"
 #include "kvblocks/attention/backends/backend_selection.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/backends/sparse_mla_layer.h"
 #include "kvblocks/attention/backends/unified_attention.h"
 #include "kvblocks/attention/blend/blend_run.h"
 #include "kvblocks/attention/blend/blend_session.h"

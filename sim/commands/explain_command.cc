@@ -181,7 +181,8 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
 ExitStatus ExplainCommand::Run() {
   const auto config = input_.Configure();
   if (!config.ok()) return Fail("explain", config.status());
-  auto setup = MakeReplaySetup(*config);
+  auto setup = MakeReplaySetup(
+      *config, IsFleet(*config) ? SeveralRanks::kTaken : SeveralRanks::kRefused);
   if (!setup.ok()) return Fail("explain", setup.status());
   std::optional<RequestSelector> selector;
   if (request_) {
@@ -198,7 +199,7 @@ ExitStatus ExplainCommand::Run() {
   if (IsFleet(*config)) {
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
-                                 "--replicas above 1 needs --request, the one whose way is explained"));
+                                 "--replicas and --data-parallel above 1 need --request, the one whose way is explained"));
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
     const absl::Status status = ExplainRouting(*config, *selector, output_.quiet(), &routing);

@@ -57,7 +57,9 @@ const FleetOption kFleetOptions[] = {
 #undef KVBLOCKS_FLEET_OPTION
 
 absl::StatusOr<RouterKind> KindOf(const ReplayConfig& config) {
-  if (config.router().empty()) return RouterKind::kRoundRobin;
+  if (config.router().empty()) {
+    return config.data_parallel() > 1 ? RouterKind::kDataParallel : RouterKind::kRoundRobin;
+  }
   const auto kind = ParseRouter(config.router());
   if (kind.ok()) return kind;
   return absl::InvalidArgumentError(absl::StrCat("--router: ", kind.status().message()));
@@ -108,7 +110,8 @@ absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
 }  // namespace
 
 bool IsFleet(const ReplayConfig& config) {
-  return config.replicas() > 1 || !config.replica().empty() || AsksForScaling(config);
+  return config.replicas() > 1 || !config.replica().empty() || config.data_parallel() > 1 ||
+         AsksForScaling(config);
 }
 
 bool AsksForRouter(const ReplayConfig& config) {
@@ -120,7 +123,10 @@ bool AsksForRouter(const ReplayConfig& config) {
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
     return absl::InvalidArgumentError(
-        AsksForScaling(config)
+        config.data_parallel() > 1
+            ? absl::StrCat("data_parallel: got ", config.data_parallel(),
+                           ", expected 1: this command runs one engine")
+        : AsksForScaling(config)
             ? std::string("scale and scale_rule are for several replicas: this command runs one")
         : config.replica().empty()
             ? absl::StrCat("replicas: got ", config.replicas(),
@@ -159,7 +165,7 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
     if ((config.*option.text)().empty()) continue;
     if (!IsFleet(config)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(option.field), " needs --replicas of at least 2"));
+          absl::StrCat(FlagName(option.field), " needs --replicas of at least 2, or --data-parallel"));
     }
     if ((option.routers & Of(router.kind)) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(FlagName(option.field), " means nothing to --router=",

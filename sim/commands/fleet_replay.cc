@@ -83,16 +83,24 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
   auto kinds = ReplicaKinds(config);
   if (!kinds.ok()) return kinds.status();
   for (ReplicaKind& kind : *kinds) {
-    auto setup = MakeReplaySetup(kind.config);
+    auto setup = MakeReplaySetup(kind.config, SeveralRanks::kTaken);
     if (!setup.ok()) {
       if (kind.options.empty()) return setup.status();
       return absl::Status(setup.status().code(), absl::StrCat("--replica, ", kind.options, ": ",
                                                               setup.status().message()));
     }
-    const auto count = static_cast<size_t>(kind.count);
+    const int64_t num_ranks = kind.config.data_parallel();
+    for (int64_t i = 0; i < kind.count && num_ranks > 1; ++i) {
+      const int64_t first = static_cast<int64_t>(fleet->kind_of_.size()) + i * num_ranks;
+      fleet->options_.ranks.push_back({.first = static_cast<int32_t>(first),
+                                       .count = static_cast<int32_t>(num_ranks),
+                                       .is_lockstep = setup->is_lockstep});
+    }
+    const auto count = static_cast<size_t>(kind.count * num_ranks);
     fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
     fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
   }
+  if (absl::Status status = fleet->CheckRanks(); !status.ok()) return status;
   // Those that start later are made beforehand, like the last of the others.
   fleet->options_.num_live = static_cast<int32_t>(fleet->kind_of_.size());
   const auto needed = Scaler::NumReplicas(fleet->options_.scaling, fleet->options_.num_live);
@@ -101,6 +109,25 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
   fleet->num_replicas_ = fleet->kind_of_.size();
   if (absl::Status status = fleet->CheckSharedTiers(); !status.ok()) return status;
   return fleet;
+}
+
+absl::Status FleetReplay::CheckRanks() {
+  if (kind_of_.size() > Fleet::kMostReplicas) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data-parallel: got ", kind_of_.size(), " ranks in all, expected at most ",
+                     Fleet::kMostReplicas));
+  }
+  if (options_.ranks.empty()) {
+    if (options_.router.kind != RouterKind::kDataParallel) return absl::OkStatus();
+    return BadOption("--router", config_.router(),
+                     "another one, or --data-parallel beside it, between whose ranks it chooses");
+  }
+  // The engine's own balancer, unless a router is to choose the rank.
+  if (config_.router().empty()) options_.router.kind = RouterKind::kDataParallel;
+  if (!options_.scaling.is_used()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--data-parallel: set next to --scale or --scale-rule, expected one or the other: ranks of a "
+      "replica start and stop together, which is not modelled");
 }
 
 // Who shares a tier must have the same tiers, with chunks of the same bytes.
@@ -218,13 +245,13 @@ void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
   for (const Kind& kind : kinds_) {
     auto* out = report->add_kinds();
     out->set_first(static_cast<int32_t>(first));
-    out->set_count(kind.asked.count);
+    out->set_count(kind.asked.count * kind.asked.config.data_parallel());
     out->set_options(kind.asked.options);
     out->set_model(kind.setup.model);
     out->set_device(kind.setup.device);
     out->set_tensor_parallel(kind.setup.config.tensor_parallel());
     out->set_num_blocks(kind.setup.simulation.kv_cache.num_blocks);
-    first += kind.asked.count;
+    first += out->count();
   }
 }
 

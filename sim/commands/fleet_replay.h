@@ -59,6 +59,8 @@ class FleetReplay {
   class Rows;
   class Outputs;
   bool SharesTiers() const;
+  class RouterRows;
+  absl::Status CheckRanks();
   absl::Status CheckSharedTiers() const;
   absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
   void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;

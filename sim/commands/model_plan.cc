@@ -51,7 +51,7 @@ std::string DescribeMemory(const PoolMemory& memory, int64_t num_ranks) {
   std::string text =
       absl::StrFormat("%s: %.4g GB x %g - weights %.1f GB", memory.device.name,
                       memory.device.usable_gb(), memory.utilization,
-                      memory.model.weight_bytes() / 1e9 / ranks);
+                      WeightGbPerDevice(memory));
   if (memory.draft_weights_gb > 0) {
     absl::StrAppendFormat(&text, " - drafter %.1f GB", memory.draft_weights_gb / ranks);
   }
@@ -64,7 +64,36 @@ std::string DescribeMemory(const PoolMemory& memory, int64_t num_ranks) {
   return text;
 }
 
+// Devices that send each other something in every step.
+int64_t NumLinkedRanks(const ReplayConfig& config, const ModelOnDevice& hardware) {
+  return config.tensor_parallel() * config.pipeline_parallel() *
+         (IsInLockstep(config, hardware.model) ? config.data_parallel() : 1);
+}
+
+absl::Status CheckDataParallel(const ReplayConfig& config, const ModelFacts& model) {
+  if (config.expert_parallel() && !model.experts) {
+    return BadOption("--expert-parallel", "true", absl::StrCat("none: ", model.name, " has no experts"));
+  }
+  if (config.data_parallel() == 1) return absl::OkStatus();
+  const std::string got = absl::StrCat(config.data_parallel());
+  if (config.pipeline_parallel() > 1) {
+    return BadOption("--data-parallel", got,
+                     absl::StrCat("1 with --pipeline-parallel, which is ", config.pipeline_parallel(),
+                                  ": ranks with stages are not modelled; use --replicas"));
+  }
+  if (config.has_engine() && *ParseEngineVersion(config.engine()) < EngineVersion::kVllm033) {
+    return BadOption("--data-parallel", got,
+                     absl::StrCat("1 with --engine=", config.engine(),
+                                  ": ranks step and are chosen as in vllm-0.33"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+bool IsInLockstep(const ReplayConfig& config, const ModelFacts& model) {
+  return config.data_parallel() > 1 && model.experts.has_value();
+}
 
 absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
   Catalogue catalogue = Catalogue::BuiltIn();
@@ -91,6 +120,7 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   if (!device.ok()) return OfOption("--device", "device", device.status());
   auto model = FindModel(config, *catalogue);
   if (!model.ok()) return OfOption("--model", "model", model.status());
+  if (absl::Status status = CheckDataParallel(config, *model); !status.ok()) return status;
   return ModelOnDevice{.model = *std::move(model), .device = *std::move(device)};
 }
 
@@ -127,9 +157,10 @@ PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware, i
   PoolMemory memory = {.device = hardware.device,
                        .model = StageFacts(hardware.model, num_stages, stage),
                        .tensor_parallel = config.tensor_parallel(),
+                       .data_parallel = config.data_parallel(),
                        .utilization = config.memory_utilization()};
   const MeasuredReserves measured =
-      MeasuredReservesOf(hardware.model, config.tensor_parallel() * num_stages);
+      MeasuredReservesOf(hardware.model, NumLinkedRanks(config, hardware));
   memory.activation_gb = config.activation_gb() >= 0 ? config.activation_gb() : measured.activation_gb;
   memory.graph_gb = config.graph_gb() >= 0 ? config.graph_gb() : measured.other_gb;
   const auto drafter = DrafterOf(config, hardware.model);
@@ -174,7 +205,7 @@ std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& 
     stage = std::min_element(bytes->begin(), bytes->end()) - bytes->begin();
   }
   const std::string memory = DescribeMemory(MemoryOf(config, hardware, stage),
-                                            config.tensor_parallel() * num_stages);
+                                            NumLinkedRanks(config, hardware));
   return num_stages == 1 ? memory : absl::StrCat("stage ", stage, " of ", num_stages, ": ", memory);
 }
 

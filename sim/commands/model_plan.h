@@ -34,6 +34,9 @@ absl::StatusOr<Catalogue> LoadCatalogue(const ::kvblocks::config::v1::ReplayConf
 // is read as a Hugging Face config.json.
 absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ::kvblocks::config::v1::ReplayConfig& config);
 
+// Whether the replica has data-parallel ranks that share experts, and so step together.
+bool IsInLockstep(const ::kvblocks::config::v1::ReplayConfig& config, const ModelFacts& model);
+
 // What the layers store on one device, the drafter's included.
 absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(
     const ::kvblocks::config::v1::ReplayConfig& config, const ModelFacts& model);

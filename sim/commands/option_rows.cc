@@ -169,6 +169,11 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"tensor_parallel", "RANKS", kTime, "1", 1, 1024, "devices that share the model"},
       {"pipeline_parallel", "STAGES", kTime, "1", 1, 64,
        "groups of so many devices, each with a part of the layers, through which steps pass"},
+      {"data_parallel", "RANKS", kTime, "1", 1, 1024,
+       "engines of so many devices in one replica, each with requests and a pool of its own; those of a "
+       "model with experts share these, and step together (docs/fleet.md)"},
+      {"expert_parallel", "", kTime, "false", 0, 0,
+       "each device has whole experts, instead of a part of each"},
       {"decode_context_parallel", "RANKS", kTime, "1", 1, 1024,
        "of these devices so many share the tokens of each block; 1: each has all (BM-113)"},
       {"kv_cache_dtype", "NAME", kTime, "auto", 0, 0, "auto, bf16, fp8, ..."},
@@ -235,7 +240,7 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "N replicas that differ in these options; give it once for each kind, or part kinds by ;"},
       {"router", "NAME", kFleetGroup, "", 0, 0,
        "round-robin, random, least-requests, least-tokens, two-choices, session, prefix, "
-       "prefix-approximate or oracle [round-robin]"},
+       "prefix-approximate, oracle or data-parallel [round-robin; of ranks data-parallel]"},
       {"router_seed", "N", kFleetGroup, "", 0, 0,
        "of what routers draw at random, and of lost events [0]"},
       {"hit_weight", "W", kFleetGroup, "", 0, 0, "of a block of the prompt that a replica holds [1]"},

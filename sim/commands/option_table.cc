@@ -79,7 +79,10 @@ namespace {
 
 // The name that engines' users type.
 std::string_view AliasOf(std::string_view field) {
-  return field == "tensor_parallel" ? "--tp" : field == "pipeline_parallel" ? "--pp" : "";
+  return field == "tensor_parallel"     ? "--tp"
+         : field == "pipeline_parallel" ? "--pp"
+         : field == "data_parallel"     ? "--dp"
+                                        : "";
 }
 
 void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {

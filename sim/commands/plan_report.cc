@@ -347,6 +347,7 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
   report.set_device(hardware->device.name);
   report.set_tensor_parallel(config.tensor_parallel());
   report.set_pipeline_parallel(config.pipeline_parallel());
+  report.set_data_parallel(config.data_parallel());
   report.set_kv_cache_dtype(config.kv_cache_dtype());
   int64_t model_limit = hardware->model.max_position_embeddings;
   if (model_limit == 0) {

@@ -331,7 +331,8 @@ ExitStatus ReplayCommand::Run() {
     if (IsFleet(*config) || AsksForRouter(*config)) {
       return Fail("replay", absl::InvalidArgumentError(
                                 "--prefill-replicas and --decode-replicas: set next to --replicas, "
-                                "--replica or an option of --router, expected one or the other"));
+                                "--replica, --data-parallel or an option of --router, expected one or "
+                                "the other"));
     }
     *config = OfSplitReplica(*std::move(config));
   }

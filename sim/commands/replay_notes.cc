@@ -26,7 +26,7 @@ int64_t SmallestOption(ReplayConfig config, const ReplaySetup& setup, int64_t nu
   if (!setup.simulation.kv_cache.native) return num_blocks;
   const auto suffices = [&](int64_t option) {
     config.set_num_blocks(option);
-    const auto planned = MakeReplaySetup(config);
+    const auto planned = MakeReplaySetup(config, SeveralRanks::kTaken);
     return planned.ok() && planned->simulation.kv_cache.num_blocks >= num_blocks;
   };
   int64_t most = num_blocks;

@@ -375,9 +375,13 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
   return simulation;
 }
 
-absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked) {
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRanks ranks) {
   ReplaySetup setup;
   ReplayConfig& config = setup.config = asked;
+  if (ranks == SeveralRanks::kRefused && config.data_parallel() > 1) {
+    return BadOption("--data-parallel", absl::StrCat(config.data_parallel()),
+                     "1: this command runs one engine; kvsim replay and explain take ranks");
+  }
   auto reader = MakeReaderOptions(config);
   if (!reader.ok()) return reader.status();
   setup.reader = *std::move(reader);
@@ -385,10 +389,16 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked) {
   if (!hardware.ok()) return hardware.status();
   setup.model = hardware->model.name;
   setup.device = hardware->device.name;
+  setup.is_lockstep = IsInLockstep(config, hardware->model);
   if (absl::Status status = ApplyEnginePreset(config.engine(), &setup.simulation); !status.ok()) {
     return status;
   }
   if (absl::Status status = CheckEngineHas(config); !status.ok()) return status;
+  if (IsInLockstep(config, hardware->model) && !config.tier().empty()) {
+    return BadOption("--tier", config.tier(),
+                     "nothing with --data-parallel of a model with experts: ranks in lockstep do not "
+                     "load from tiers");
+  }
   if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
   if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;

@@ -44,11 +44,17 @@ struct ReplaySetup {
   // What a device has beside the model, if the pool was not sized by it; negative: nothing.
   std::optional<int64_t> beside_model_bytes;
   bool latency_is_meaningful = false;
+  bool is_lockstep = false;  // with other ranks of its replica
   std::string time_note;  // what the clock leaves out; may be empty
 };
 
-// REQUIRES: an effective configuration, all fields set and in range.
-absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
+// Whether the caller runs all data-parallel ranks of a replica, of which the setup is that of one.
+enum class SeveralRanks { kRefused, kTaken };
+
+// REQUIRES: an effective configuration, all fields set and in range. InvalidArgument for several ranks
+// unless they are taken.
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config,
+                                            SeveralRanks ranks = SeveralRanks::kRefused);
 
 // What a replay of `reader` runs with: zero_output may be the trace's to say.
 SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);

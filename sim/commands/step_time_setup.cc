@@ -131,6 +131,7 @@ RooflineOptions ClockMaker::RooflineOf(const ModelFacts& model) const {
   return {.device = hardware_.device,
           .model = model,
           .tensor_parallel = config_.tensor_parallel(),
+          .data_parallel = IsInLockstep(config_, hardware_.model) ? config_.data_parallel() : 1,
           .decode_context_parallel = config_.decode_context_parallel(),
           .compute_efficiency = config_.compute_efficiency(),
           .memory_efficiency = config_.memory_efficiency(),
@@ -152,6 +153,13 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
   if (tables_ && !is_spread) {
     TableClockOptions options;
     options.layers.roofline = RooflineOf(model);
+    // Ranks divide each expert, or have some of them whole.
+    const int64_t all_ranks =
+        options.layers.roofline.tensor_parallel * options.layers.roofline.data_parallel;
+    if (all_ranks > 1) {
+      options.layers.expert_parallel = config_.expert_parallel() ? all_ranks : 1;
+      options.layers.expert_tensor_parallel = config_.expert_parallel() ? 1 : all_ranks;
+    }
     // Cached rows of one byte are measured as fp8.
     if (kv_bytes_ == 1) options.layers.kv_dtype = "fp8";
     options.layer_overhead = times_.per_layer.value_or(options.layer_overhead);
@@ -187,6 +195,13 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& co
                                                           const Times& times,
                                                           const ClockMaker& maker,
                                                           int64_t pool_tokens) {
+  const bool knows_no_experts = config.time() == "recorded" || !config.step_tables().empty();
+  if (IsInLockstep(config, model) && knows_no_experts) {
+    return BadOption("--data-parallel", absl::StrCat(config.data_parallel()),
+                     absl::StrCat("1 with ", config.time() == "recorded" ? "--time=recorded"
+                                                                         : "--step-tables",
+                                  ", of whose steps the experts' part is not known"));
+  }
   if (config.time() == "fixed") return MakeFixedStepTime(times.step);
   if (config.time() == "polynomial") return MakePolynomial(pool_tokens);
   if (config.time() == "recorded") {

@@ -26,6 +26,8 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/report/verification.pb.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/verify/verifying_observer.h"
 
@@ -33,6 +35,7 @@ namespace kvblocks::sim {
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
+using ::kvblocks::report::v1::Verification;
 
 constexpr const char* kReference = "cpu_reference";
 constexpr const char* kCuda = "cuda";
@@ -50,9 +53,13 @@ window or sink shows as a wrong number, in the step in which it happens; the mes
 layer, position and block.
 
 Each KV-cache group of the model is attended to by one small layer: full attention, windows, chunks,
-latent rows (also compressed ones), sink tokens; states (Mamba) are left out. All rows are written
-and all hits are read back, but with --rows only so many queries attend per step and layer, half
+latent rows (also compressed ones), sink tokens. Layers that keep a state (Mamba) write one at the end
+of each step, and each step must find the state behind the tokens before it. All rows are written and
+all hits are read back, but with --rows only so many queries attend per step and layer, half
 of them for requests whose block tables changed, all in turn. The report says how many did.
+
+The small layers lie in memory as the model's do by its plan (--layout=uniform, slab or native), and
+are attended to where the planner puts them.
 
 With --tier, blocks are copied to the slots of tiers and back, so that what was loaded must be what was
 once stored for that prefix. Every slot takes memory.
@@ -62,6 +69,7 @@ Examples
   kvsim verify trace.jsonl.gz --limit=200 --rows=0      all rows of 200 requests
   kvsim verify trace.jsonl.gz --model=gpt-oss-20b --num-blocks=3000 --sample=0.05
   kvsim verify trace.jsonl.gz --model=deepseek-v3 --max-tokens=2000000 --rows=8
+  kvsim verify --model=qwen3.5-35b-a3b --json | jq .failure
   kvsim verify trace.jsonl.gz --device=cuda             this machine's GPU does the paged side
 
 Exit status: 0 no wrong number, 1 a wrong number, 2 bad input or options, 3 no progress, 4 internal
@@ -117,6 +125,8 @@ class VerifyCommand final : public Command {
                    .help = "0: one per processor [0]",
                    .group = kVerify},
                   0, kMaxThreads, &threads_);
+    options_->AddFlag(
+        {.name = "--json", .help = "print JSON instead of the table", .group = kVerify}, &json_);
     options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kVerify}, &quiet_);
     input_.AddOptions();
     options_->set_footer(kVerifyFooter);
@@ -126,56 +136,113 @@ class VerifyCommand final : public Command {
   ExitStatus Run() override;
 
  private:
-  std::string Report(const std::string& engine, const VerifyingObserver& observer,
-                     const SimulationResult& result, bool is_partial, double seconds) const;
+  Verification Found(const std::string& engine, const VerifyingObserver& observer,
+                     const SimulationResult& result, bool is_partial) const;
+  std::string Report(const Verification& found, double seconds) const;
 
   OptionParser* options_;
   ReplayInput input_;
   int64_t rows_ = 32, max_tokens_ = 0, layers_ = 1, threads_ = 0;
   std::string backend_ = "cpu";
-  bool poison_ = true, quiet_ = false;
+  bool poison_ = true, quiet_ = false, json_ = false;
 };
 
-std::string VerifyCommand::Report(const std::string& engine, const VerifyingObserver& observer,
-                                  const SimulationResult& result, bool is_partial,
-                                  double seconds) const {
+Verification VerifyCommand::Found(const std::string& engine, const VerifyingObserver& observer,
+                                  const SimulationResult& result, bool is_partial) const {
   const attention::VerifierStats& stats = observer.verifier()->stats();
+  Verification found;
+  found.set_schema_version(1);
+  found.set_good(observer.status().ok());
+  found.set_engine(engine);
+  found.set_backend(backend_);
+  found.set_layout(std::string(LayoutName(observer.layout())));
+  for (const attention::VerifiedGroup& group : observer.verifier()->groups()) {
+    auto* const out = found.add_groups();
+    out->set_name(group.name);
+    out->set_checks(group.num_layers == 0 ? "nothing" : group.is_state ? "states" : "attention");
+    out->set_layers(group.num_layers);
+  }
+  found.set_requests_arrived(result.num_arrived);
+  found.set_requests_finished(result.num_finished);
+  found.set_preemptions(result.scheduler.num_preemptions);
+  found.set_stopped_at_max_tokens(is_partial);
+  found.set_steps(stats.num_steps);
+  found.set_tokens(stats.num_tokens);
+  found.set_rows_written(stats.num_rows_written);
+  found.set_queries(stats.num_tokens * observer.num_layers());
+  found.set_queries_checked(stats.num_rows_attended);
+  found.set_keys_attended(stats.num_keys_attended);
+  found.set_joint_queries_checked(stats.num_joint_rows_attended);
+  found.set_hit_tokens(stats.num_hit_tokens);
+  found.set_rows_read_back(stats.num_rows_read_back);
+  found.set_states_read(stats.num_states_read);
+  found.set_states_written(stats.num_states_written);
+  found.set_blocks_copied(stats.num_blocks_copied);
+  found.set_blocks_poisoned(poison_ ? stats.num_blocks_poisoned : 0);
+  found.set_loads(result.scheduler.num_loads);
+  found.set_loaded_tokens(result.scheduler.num_external);
+  found.set_max_error(stats.max_error);
+  found.set_tolerance(ToleranceOf(backend_));
+  if (const auto& failure = observer.verifier()->failure()) {
+    auto* const out = found.mutable_failure();
+    out->set_step(failure->step);
+    out->set_request(failure->request);
+    out->set_layer(failure->layer);
+    out->set_layer_name(failure->layer_name);
+    out->set_position(failure->position);
+    out->set_key_position(failure->key_position);
+    out->set_block(failure->block);
+    out->set_message(failure->text);
+  }
+  return found;
+}
+
+std::string VerifyCommand::Report(const Verification& found, double seconds) const {
   const auto number = [](int64_t value) { return WithThousands(value); };
-  const int64_t num_queries = stats.num_tokens * observer.num_layers();
-  std::string text = Line("verified", observer.status().ok() ? "no wrong number" : "failed");
-  text += Line("engine", engine);
-  for (size_t g = 0; g < observer.group_texts().size(); ++g) {
-    text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", observer.group_texts()[g]));
+  int64_t num_layers = 0;
+  std::string text = Line("verified", found.good() ? "no wrong number" : "failed");
+  text += Line("engine", found.engine());
+  for (int g = 0; g < found.groups_size(); ++g) {
+    text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", found.groups(g).name()));
+    if (found.groups(g).checks() == "attention") num_layers += found.groups(g).layers();
   }
-  text += Line("requests",
-               absl::StrCat(number(result.num_arrived), " arrived, ", number(result.num_finished),
-                            " finished, ", number(result.scheduler.num_preemptions), " preemptions",
-                            is_partial ? "; stopped by --max-tokens" : ""));
-  text += Line("steps", number(stats.num_steps));
-  text +=
-      Line("tokens written",
-           absl::StrCat(number(stats.num_tokens), ", ", number(stats.num_rows_written), " rows in ",
-                        observer.num_layers(), observer.num_layers() == 1 ? " layer" : " layers"));
-  text +=
-      Line("rows checked",
-           absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(stats.num_rows_attended),
-                           number(num_queries),
-                           num_queries == 0 ? 0.0
-                                            : 100.0 * static_cast<double>(stats.num_rows_attended) /
-                                                  static_cast<double>(num_queries),
-                           number(stats.num_keys_attended)));
-  if (result.scheduler.num_loads > 0) {
-    text += Line("loaded", absl::StrCat(number(result.scheduler.num_external), " tokens in ",
-                                        number(result.scheduler.num_loads), " loads from tiers"));
+  text += Line("memory", absl::StrCat(found.layout(), " layout"));
+  text += Line("requests", absl::StrCat(number(found.requests_arrived()), " arrived, ",
+                                        number(found.requests_finished()), " finished, ",
+                                        number(found.preemptions()), " preemptions",
+                                        found.stopped_at_max_tokens() ? "; stopped by --max-tokens"
+                                                                      : ""));
+  text += Line("steps", number(found.steps()));
+  text += Line("tokens written", absl::StrCat(number(found.tokens()), ", ",
+                                              number(found.rows_written()), " rows in ", num_layers,
+                                              num_layers == 1 ? " layer" : " layers"));
+  text += Line("rows checked",
+               absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(found.queries_checked()),
+                               number(found.queries()),
+                               found.queries() == 0
+                                   ? 0.0
+                                   : 100.0 * static_cast<double>(found.queries_checked()) /
+                                         static_cast<double>(found.queries()),
+                               number(found.keys_attended())));
+  if (found.joint_queries_checked() > 0) {
+    text += Line("joint attention", absl::StrCat(number(found.joint_queries_checked()),
+                                                 " rows over a window and compressed rows at once"));
   }
-  text += Line("hits read back", absl::StrCat(number(stats.num_hit_tokens), " tokens, ",
-                                              number(stats.num_rows_read_back), " rows in reach"));
-  if (stats.num_blocks_copied > 0) text += Line("blocks copied", number(stats.num_blocks_copied));
-  text +=
-      Line("blocks poisoned", poison_ ? number(stats.num_blocks_poisoned) : "none (--no-poison)");
-  text += Line("max error", absl::StrFormat("%.2g, of at most %.2g", stats.max_error,
-                                            ToleranceOf(backend_)));
-  text += Line("backend", backend_);
+  if (found.states_written() > 0) {
+    text += Line("states", absl::StrCat(number(found.states_written()), " written, ",
+                                        number(found.states_read()), " read back"));
+  }
+  if (found.loads() > 0) {
+    text += Line("loaded", absl::StrCat(number(found.loaded_tokens()), " tokens in ",
+                                        number(found.loads()), " loads from tiers"));
+  }
+  text += Line("hits read back", absl::StrCat(number(found.hit_tokens()), " tokens, ",
+                                              number(found.rows_read_back()), " rows in reach"));
+  if (found.blocks_copied() > 0) text += Line("blocks copied", number(found.blocks_copied()));
+  text += Line("blocks poisoned", poison_ ? number(found.blocks_poisoned()) : "none (--no-poison)");
+  text += Line("max error",
+               absl::StrFormat("%.2g, of at most %.2g", found.max_error(), found.tolerance()));
+  text += Line("backend", found.backend());
   text += Line("time", absl::StrFormat("%.1f s", seconds));
   return text;
 }
@@ -220,6 +287,7 @@ ExitStatus VerifyCommand::Run() {
   options.layers_per_group = layers_;
   options.max_rows_per_step = rows_;
   options.seed = config->seed();
+  if (setup->layout == LayoutName(PoolLayout::kSlab)) options.layout = PoolLayout::kSlab;
   const auto tiers = MakeTiers(*setup);
   if (!tiers.ok()) return Fail("verify", tiers.status());
   options.tiers = tiers->get();
@@ -265,8 +333,11 @@ ExitStatus VerifyCommand::Run() {
   if (is_wrong) {
     std::fprintf(stderr, "kvsim verify: %s\n", std::string(observer.status().message()).c_str());
   }
-  if (!WriteStdout(Report(config->engine(), observer, (*simulation)->result(), is_partial, seconds)))
-    return kBadInput;
+  const Verification found =
+      Found(config->engine(), observer, (*simulation)->result(), is_partial);
+  const auto text = json_ ? ToJson(found) : Report(found, seconds);
+  if (!text.ok()) return Fail("verify", text.status());
+  if (!WriteStdout(*text)) return kBadInput;
   return is_wrong ? kMissed : kDone;
 }
 

@@ -20,20 +20,11 @@ class DraftedStepTime final : public StepTimeModel {
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override {
-    const auto verified = target_->StepTime(work, decodes);
-    if (!verified.ok()) return verified.status();
-    const auto first = drafter_->StepTime(work, decodes);
-    if (!first.ok()) return first.status();
-    Wide total = Wide{*verified} + *first;
-    if (num_passes_ > 1) {
-      const auto further = FurtherPass(work, decodes);
-      if (!further.ok()) return further.status();
-      total += Wide{*further} * (num_passes_ - 1);
-    }
-    if (total > kMaxSimTime) {
-      return absl::OutOfRangeError("a step with drafts takes longer than the clock's 106 days");
-    }
-    return static_cast<SimTime>(total);
+    return WithDrafts(target_->StepTime(work, decodes), work, decodes);
+  }
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                        const StepPeers& peers) const override {
+    return WithDrafts(target_->StepTimeAmong(work, decodes, peers), work, decodes);
   }
   SimTime CopyTime(int64_t bytes) const override { return target_->CopyTime(bytes); }
   bool adds_up_decodes() const override {
@@ -50,6 +41,24 @@ class DraftedStepTime final : public StepTimeModel {
   int64_t num_outside() const override { return target_->num_outside(); }
 
  private:
+  absl::StatusOr<SimTime> WithDrafts(absl::StatusOr<SimTime> verified,
+                                     absl::Span<const SequenceWork> work,
+                                     const Decodes& decodes) const {
+    if (!verified.ok()) return verified.status();
+    const auto first = drafter_->StepTime(work, decodes);
+    if (!first.ok()) return first.status();
+    Wide total = Wide{*verified} + *first;
+    if (num_passes_ > 1) {
+      const auto further = FurtherPass(work, decodes);
+      if (!further.ok()) return further.status();
+      total += Wide{*further} * (num_passes_ - 1);
+    }
+    if (total > kMaxSimTime) {
+      return absl::OutOfRangeError("a step with drafts takes longer than the clock's 106 days");
+    }
+    return static_cast<SimTime>(total);
+  }
+
   // One token of every sequence that drew one.
   absl::StatusOr<SimTime> FurtherPass(absl::Span<const SequenceWork> work,
                                       const Decodes& decodes) const {

@@ -39,7 +39,8 @@ LayerTimes::LayerTimes(const KernelTables& tables, const LayerTimesOptions& opti
     : tables_(tables),
       options_(options),
       model_(options_.roofline.model),
-      ranks_(options_.roofline.tensor_parallel) {
+      ranks_(options_.roofline.tensor_parallel),
+      data_parallel_(options_.roofline.data_parallel) {
   const RooflineOptions& roofline = options_.roofline;
   flops_ = roofline.device.bf16_tflops * 1e12 * roofline.compute_efficiency;
   bytes_per_s_ = roofline.device.memory_gb_per_s * 1e9 * roofline.memory_efficiency;
@@ -247,10 +248,10 @@ void LayerTimes::AddExperts() {
   }
   known_params_ += ToDouble(experts.num_layers) * ToDouble(experts.experts_per_token) * 3 *
                    ToDouble(model_.hidden_size) * ToDouble(experts.intermediate_size);
-  const int64_t all_ranks = ranks_ * options_.data_parallel;
+  const int64_t all_ranks = ranks_ * data_parallel_;
   const int64_t tp = options_.expert_tensor_parallel;
   const int64_t ep = options_.expert_parallel;
-  const int64_t asked_ep = ep > 0 ? ep : tp > 0 ? 1 : options_.data_parallel > 1 ? all_ranks : 1;
+  const int64_t asked_ep = ep > 0 ? ep : tp > 0 ? 1 : data_parallel_ > 1 ? all_ranks : 1;
   const int64_t asked_tp = tp > 0 ? tp : std::max<int64_t>(1, all_ranks / asked_ep);
   const std::pair<int64_t, int64_t> divisions[] = {
       {asked_tp, asked_ep}, {1, asked_tp * asked_ep}, {asked_tp * asked_ep, 1}};
@@ -262,7 +263,7 @@ void LayerTimes::AddExperts() {
                               "|", expert_ep));
       if (grid == nullptr || grid->num_axes() != 1) continue;
       experts_ = grid;
-      range_.num_tokens = std::min(range_.num_tokens, grid->last(0) / options_.data_parallel);
+      range_.num_tokens = std::min(range_.num_tokens, grid->last(0) / data_parallel_);
       const bool is_asked = expert_tp == asked_tp && expert_ep == asked_ep;
       Say("experts",
           absl::StrCat(kMeasured, ", ", dtype, ", uneven load, divided ", expert_tp, " x ",
@@ -275,21 +276,23 @@ void LayerTimes::AddExperts() {
 }
 
 void LayerTimes::AddCollectives() {
-  if (ranks_ > 1) {
-    num_collectives_ = 2 * model_.num_layers();
-    collective_ranks_ = ranks_;
-  } else if (options_.data_parallel > 1) {
-    // All-gather and reduce-scatter around the experts: half an all-reduce each.
-    num_collectives_ = num_expert_layers_;
-    collective_ranks_ = options_.data_parallel;
+  if (ranks_ > 1) reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+  // All-gather and reduce-scatter around the experts: half an all-reduce each.
+  if (data_parallel_ > 1 && num_expert_layers_ > 0) {
+    dispatch_ = MakeCollective(ranks_ > 1 ? "to experts and back" : "collectives",
+                               num_expert_layers_, data_parallel_);
   }
-  if (num_collectives_ == 0) return;
-  const KernelGrid* grid = tables_.Find("allreduce", absl::StrCat(collective_ranks_));
-  if (grid != nullptr && grid->num_axes() == 1) collective_ = grid;
-  Say("collectives",
-      collective_ ? absl::StrCat(kMeasured, ", ", collective_ranks_, " ranks in captured graphs")
-                  : std::string(kEstimated),
-      collective_ != nullptr);
+}
+
+LayerTimes::Collective LayerTimes::MakeCollective(std::string_view part, int64_t count,
+                                                  int64_t ranks) {
+  const KernelGrid* grid = tables_.Find("allreduce", absl::StrCat(ranks));
+  if (grid != nullptr && grid->num_axes() != 1) grid = nullptr;
+  Say(part,
+      grid ? absl::StrCat(kMeasured, ", ", ranks, " ranks in captured graphs")
+           : std::string(kEstimated),
+      grid != nullptr);
+  return {.count = count, .ranks = ranks, .grid = grid};
 }
 
 // Parameters that no product above stands for: projections of layers whose shapes differ.
@@ -321,10 +324,10 @@ int64_t LayerTimes::ProductTime(const Product& product, int64_t num_tokens) cons
 
 int64_t LayerTimes::Experts(int64_t num_tokens) const {
   if (num_expert_layers_ == 0 || num_tokens == 0) return 0;
-  const int64_t tokens = num_tokens * options_.data_parallel;
+  const int64_t tokens = num_tokens * data_parallel_;
   if (experts_ != nullptr) return num_expert_layers_ * experts_->At({tokens});
   const ExpertFacts& experts = *model_.experts;
-  const double ranks = ToDouble(ranks_ * options_.data_parallel);
+  const double ranks = ToDouble(ranks_ * data_parallel_);
   const double params = 3.0 * ToDouble(model_.hidden_size) * ToDouble(experts.intermediate_size);
   // The share of experts that none of the tokens goes to.
   const double miss = 1.0 - ToDouble(experts.experts_per_token) / ToDouble(experts.num_experts);
@@ -338,21 +341,28 @@ int64_t LayerTimes::Experts(int64_t num_tokens) const {
                       params * read * experts.bytes_per_param / (bytes_per_s_ * ranks))));
 }
 
-int64_t LayerTimes::CollectiveTime(int64_t num_tokens) const {
-  if (num_collectives_ == 0) return 0;
-  const int64_t tokens = ranks_ > 1 ? num_tokens : num_tokens * options_.data_parallel;
-  const int64_t bytes = tokens * model_.hidden_size * kTokenBytes;
-  if (collective_ != nullptr) return num_collectives_ * collective_->At({bytes});
-  const double ranks = ToDouble(collective_ranks_);
+int64_t LayerTimes::TimeOf(const Collective& collective, int64_t num_tokens) const {
+  if (collective.count == 0) return 0;
+  const int64_t bytes = num_tokens * model_.hidden_size * kTokenBytes;
+  if (collective.grid != nullptr) return collective.count * collective.grid->At({bytes});
+  const double ranks = ToDouble(collective.ranks);
   const double seconds =
       2.0 * (ranks - 1) / ranks * ToDouble(bytes) / (options_.roofline.device.link_gb_per_s * 1e9);
-  return num_collectives_ * Limited(Limited(options_.roofline.allreduce_latency) +
+  return collective.count * Limited(Limited(options_.roofline.allreduce_latency) +
                                     Limited(RoundToPicoseconds(seconds)));
+}
+
+int64_t LayerTimes::DispatchTime(int64_t num_tokens) const {
+  return num_tokens == 0 ? 0 : TimeOf(dispatch_, num_tokens * data_parallel_);
+}
+
+int64_t LayerTimes::Shared(int64_t num_tokens) const {
+  return Experts(num_tokens) + DispatchTime(num_tokens);
 }
 
 int64_t LayerTimes::Linear(int64_t num_tokens) const {
   if (num_tokens == 0) return 0;
-  int64_t time = Experts(num_tokens) + CollectiveTime(num_tokens);
+  int64_t time = Shared(num_tokens) + TimeOf(reduce_, num_tokens);
   for (const Product& product : products_) {
     if (num_tokens > product.hidden_tokens) time += ProductTime(product, num_tokens);
   }

@@ -26,10 +26,9 @@
 namespace kvblocks::sim {
 
 struct LayerTimesOptions {
-  // Device, model, tensor parallel ranks of attention; efficiencies for what the tables lack.
+  // Device, model, tensor parallel ranks of attention, groups of them that share the experts, each with as
+  // large a step as this one; efficiencies for what the tables lack.
   RooflineOptions roofline;
-  // Replicas of the attention that share the experts; each runs as large a step as this one.
-  int64_t data_parallel = 1;
   // How experts are divided; 0: by tensor, over all ranks.
   int64_t expert_tensor_parallel = 0;
   int64_t expert_parallel = 0;
@@ -58,6 +57,8 @@ class LayerTimes {
   int64_t Linear(int64_t num_tokens) const;
   // The routed experts' part of it.
   int64_t Experts(int64_t num_tokens) const;
+  // With it what sending the tokens of all groups to the experts and back takes; of as many tokens each.
+  int64_t Shared(int64_t num_tokens) const;
   // The output head at so many positions.
   int64_t Head(int64_t num_samples) const;
   // Attention of all layers for decodes whose mean context, their own token included, is `context`.
@@ -75,6 +76,11 @@ class LayerTimes {
   bool has_measured() const { return has_measured_; }
 
  private:
+  // So many exchanges between ranks per step, of an all-reduce's traffic each.
+  struct Collective {
+    int64_t count = 0, ranks = 1;
+    const KernelGrid* grid = nullptr;  // null: roofline
+  };
   // So many products of tokens x k with k x n.
   struct Product {
     int64_t count = 0;
@@ -104,6 +110,8 @@ class LayerTimes {
   void AddDenseLayers();
   void AddExperts();
   void AddCollectives();
+  Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks);
+  int64_t TimeOf(const Collective& collective, int64_t num_tokens) const;
   void AddRest();
   void AddProduct(std::string_view part, int64_t count, int64_t n, int64_t k,
                   const std::string& dtype);
@@ -112,13 +120,13 @@ class LayerTimes {
   void Say(std::string_view part, std::string source, bool measured = true);
   int64_t ProductTime(const Product& product, int64_t num_tokens) const;
   int64_t EstimateTime(const Estimate& estimate, int64_t num_tokens) const;
-  int64_t CollectiveTime(int64_t num_tokens) const;
+  int64_t DispatchTime(int64_t num_tokens) const;
   int64_t AttentionTimeOf(const Attention& attention, int64_t table_time) const;
 
   const KernelTables& tables_;
   const LayerTimesOptions options_;
   const ModelFacts& model_;  // in options_
-  const int64_t ranks_;
+  const int64_t ranks_, data_parallel_;
   double flops_, bytes_per_s_;  // of one rank, at the efficiencies
 
   std::vector<Product> products_;
@@ -127,8 +135,7 @@ class LayerTimes {
   std::optional<AttentionCost> estimated_attention_;
   int64_t num_expert_layers_ = 0;
   const KernelGrid* experts_ = nullptr;
-  int64_t num_collectives_ = 0, collective_ranks_ = 1;
-  const KernelGrid* collective_ = nullptr;
+  Collective reduce_, dispatch_;
   Estimate rest_;
 
   double known_params_ = 0;  // that a token uses and a product above stands for

@@ -35,11 +35,15 @@ class Roofline final : public StepTimeModel {
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override;
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                        const StepPeers& peers) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
   bool adds_up_decodes() const override { return attention_.adds_up(); }
   std::string_view source() const override { return source_; }
 
  private:
+  absl::StatusOr<SimTime> TimeOf(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                 const StepPeers* peers) const;
   int64_t WeightTime(int64_t num_tokens) const {
     return num_tokens < static_cast<int64_t>(weight_times_.size())
                ? weight_times_[static_cast<size_t>(num_tokens)]
@@ -53,6 +57,9 @@ class Roofline final : public StepTimeModel {
   int64_t linear_per_token_, head_per_sample_;
   const CopyRate copy_rate_;
   int64_t comm_per_step_ = 0, comm_per_token_ = 0;
+  // With data parallelism, per token of all ranks: what the experts compute and what is sent to them.
+  const int64_t data_parallel_;
+  int64_t routed_per_token_ = 0, dispatch_per_token_ = 0;
   int64_t fixed_time_, time_per_sequence_;
   int64_t all_weights_time_;
   // Reading the weights for t tokens while not all experts are expected to be hit.
@@ -66,6 +73,7 @@ Roofline::Roofline(const RooflineOptions& options)
       per_operation_(options.per_operation),
       attention_(options.model, RatesOf(options)),
       copy_rate_(options),
+      data_parallel_(options.data_parallel),
       fixed_time_(options.fixed_time + options.time_per_layer * options.model.num_layers()),
       time_per_sequence_(options.time_per_sequence) {
   const ModelFacts& model = options.model;
@@ -86,10 +94,30 @@ Roofline::Roofline(const RooflineOptions& options)
                                          (device.link_gb_per_s * 1e9));
   }
 
+  const double groups = static_cast<double>(options.data_parallel);
+  const bool shares_experts = options.data_parallel > 1 && model.experts;
+  if (shares_experts) {
+    const ExpertFacts& experts = *model.experts;
+    const double active_routed = model.routed_params_b() *
+                                 static_cast<double>(experts.experts_per_token) /
+                                 static_cast<double>(experts.num_experts);
+    linear_per_token_ = RoundToPicoseconds(
+        2e9 * std::max(model.active_params_b - model.embedding_params_b() - active_routed, 0.0) /
+        flops);
+    routed_per_token_ = RoundToPicoseconds(2e9 * active_routed / (flops * groups));
+    // All-gather and reduce-scatter around the experts: half an all-reduce each.
+    const double exchanges = static_cast<double>(experts.num_layers);
+    comm_per_step_ += RoundToPicoseconds(
+        exchanges * (static_cast<double>(options.allreduce_latency) / kPicosecondsPerSecond));
+    dispatch_per_token_ = RoundToPicoseconds(exchanges * 2 * (groups - 1) / groups * hidden * 2 /
+                                             (device.link_gb_per_s * 1e9));
+  }
+
   const double routed =
       model.experts ? model.routed_params_b() * model.experts->bytes_per_param * 1e9 : 0;
   const double shared = model.weight_bytes() - routed;
-  all_weights_time_ = RoundToPicoseconds((shared + routed) / bytes);
+  const double divided = shares_experts ? routed / groups : routed;  // each has its part of them
+  all_weights_time_ = RoundToPicoseconds((shared + divided) / bytes);
   if (routed > 0) {
     const double miss = 1.0 - static_cast<double>(model.experts->experts_per_token) /
                                   static_cast<double>(model.experts->num_experts);
@@ -99,7 +127,7 @@ Roofline::Roofline(const RooflineOptions& options)
     constexpr size_t kMostEntries = 1 << 20;
     double unread = 1.0;
     while (unread > kNegligible && weight_times_.size() < kMostEntries) {
-      const double read = routed * (1.0 - unread);
+      const double read = divided * (1.0 - unread);
       weight_times_.push_back(RoundToPicoseconds((shared + read) / bytes));
       unread *= miss;
     }
@@ -108,6 +136,17 @@ Roofline::Roofline(const RooflineOptions& options)
 
 absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work,
                                            const Decodes& decodes) const {
+  return TimeOf(work, decodes, nullptr);
+}
+
+absl::StatusOr<SimTime> Roofline::StepTimeAmong(absl::Span<const SequenceWork> work,
+                                                const Decodes& decodes,
+                                                const StepPeers& peers) const {
+  return TimeOf(work, decodes, &peers);
+}
+
+absl::StatusOr<SimTime> Roofline::TimeOf(absl::Span<const SequenceWork> work,
+                                         const Decodes& decodes, const StepPeers* peers) const {
   int64_t num_tokens = decodes.num_sequences;
   int64_t num_sampled = decodes.num_sequences;
   AttentionTime attention;
@@ -117,15 +156,19 @@ absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work,
     num_sampled += sequence.num_sampled;
     attention_.Add(sequence, &attention);
   }
-  const Wide linear_compute =
-      Wide{linear_per_token_} * num_tokens + Wide{head_per_sample_} * num_sampled;
-  const Wide weights = WeightTime(num_tokens);
+  if (peers != nullptr) num_tokens = std::max(num_tokens, peers->padded_tokens);
+  const int64_t all_tokens = peers != nullptr ? peers->num_tokens : num_tokens * data_parallel_;
+  const Wide linear_compute = Wide{linear_per_token_} * num_tokens +
+                              Wide{routed_per_token_} * all_tokens +
+                              Wide{head_per_sample_} * num_sampled;
+  const Wide weights = WeightTime(all_tokens);
   const Wide device =
       per_operation_
           ? std::max(linear_compute, weights) + std::max(attention.compute, attention.traffic)
           : std::max(linear_compute + attention.compute, weights + attention.traffic);
   const Wide total =
-      device + comm_per_step_ + Wide{comm_per_token_} * num_tokens + fixed_time_ +
+      device + comm_per_step_ + Wide{comm_per_token_} * num_tokens +
+      Wide{dispatch_per_token_} * all_tokens + fixed_time_ +
       Wide{time_per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
   if (total > kMaxSimTime) {
     return absl::OutOfRangeError(
@@ -175,10 +218,17 @@ absl::Status Validate(const RooflineOptions& options) {
         "roofline.decode_context_parallel is ", options.decode_context_parallel,
         ", expected a divisor of tensor_parallel ", options.tensor_parallel));
   }
-  if (options.tensor_parallel > 1 && !(options.device.link_gb_per_s > 0)) {
+  if (options.data_parallel < 1 || options.data_parallel > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat("roofline.data_parallel is ",
+                                                   options.data_parallel, ", expected 1 to 1024"));
+  }
+  const bool is_divided = options.tensor_parallel > 1;
+  if ((is_divided || (options.data_parallel > 1 && options.model.experts)) &&
+      !(options.device.link_gb_per_s > 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "device ", options.device.name, ": link_gb_per_s is ", options.device.link_gb_per_s,
-        ", expected more than 0 with tensor_parallel ", options.tensor_parallel));
+        ", expected more than 0 with ", is_divided ? "tensor_parallel " : "data_parallel ",
+        is_divided ? options.tensor_parallel : options.data_parallel));
   }
   struct {
     absl::string_view field;

@@ -228,6 +228,43 @@ TEST(RooflineTest, RanksShareTheWorkAndPayForCommunication) {
   EXPECT_NEAR(Seconds(Time(options, {{1000, 1, 1}})), alone / 4 + messages, 1e-8);
 }
 
+// D-6
+TEST(RooflineTest, DataParallelRanksShareTheExpertsAndNothingElse) {
+  RooflineOptions one;
+  one.device = *Catalogue::BuiltIn().FindDevice("h200-sxm");
+  one.model = *Catalogue::BuiltIn().FindModel("deepseek-v3");
+  one.fixed_time = one.allreduce_latency = 0;
+  RooflineOptions eight = one;
+  eight.data_parallel = 8;
+  const double bytes_per_s = 4800e9 * 0.85;
+  const double routed = 58 * 256 * 3 * 7168.0 * 2048;  // one byte each
+  const double others = 671.03e9 - routed;
+  const double sent_per_token = 58 * 2 * 7.0 / 8 * 7168 * 2 / 450e9;
+  // A hundred tokens read 95.8 % of the experts; eight hundred read all, an eighth on each device.
+  const std::vector<SequenceWork> decodes(100, {100, 1, 1});
+  const double read = routed * (1 - std::pow(1 - 8.0 / 256, 100));
+  EXPECT_NEAR(Seconds(Time(one, decodes) - Time(eight, decodes)),
+              (read - routed / 8) / bytes_per_s - 800 * sent_per_token, 1e-5);
+
+  // Alone with one token, a rank still reads what the others' tokens need, and waits until they are sent.
+  const auto clock = MakeRoofline(eight);
+  ASSERT_TRUE(clock.ok()) << clock.status();
+  const auto among = [&](const std::vector<SequenceWork>& work, const StepPeers& peers) {
+    return *(*clock)->StepTimeAmong(work, Decodes(), peers);
+  };
+  const std::vector<SequenceWork> decode = {{100, 1, 1}};
+  EXPECT_NEAR(Seconds(among(decode, {.num_tokens = 1, .num_decode_tokens = 1})),
+              (others + routed / 8 * 8 / 256) / bytes_per_s + sent_per_token, 1e-5);
+  EXPECT_NEAR(Seconds(among(decode, {.num_tokens = 800, .num_decode_tokens = 800})),
+              (others + routed / 8) / bytes_per_s + 800 * sent_per_token, 1e-5);
+  // What nobody says is that all have as much to do.
+  EXPECT_EQ(Time(eight, decodes), among(decodes, {.num_tokens = 800}));
+  // Padding is computed like tokens: here, where arithmetic counts.
+  const std::vector<SequenceWork> prompt = {{0, 4000, 1}};
+  EXPECT_GT(among(prompt, {.num_tokens = 40000, .padded_tokens = 5000}),
+            among(prompt, {.num_tokens = 40000}));
+}
+
 TEST(RooflineTest, HostTimesAreAdded) {
   RooflineOptions options = Llama8bOnH100();
   const SimTime before = Time(options, {{10, 1, 1}, {10, 1, 1}});

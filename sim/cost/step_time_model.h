@@ -33,6 +33,14 @@ struct Decodes {
   int64_t sum_context = 0;
 };
 
+// A step that data-parallel ranks compute together: each has attention and requests of its own, and all
+// share the experts, so that the experts' time follows from the tokens of all of them.
+struct StepPeers {
+  int64_t num_tokens = 0;         // of all ranks, padding included
+  int64_t num_decode_tokens = 0;  // of these, what is not of prompts
+  int64_t padded_tokens = 0;      // a rank with fewer computes so many; 0: as many as it has
+};
+
 // Where one part of a step's time comes from.
 struct TimePart {
   std::string part;
@@ -52,6 +60,15 @@ class StepTimeModel {
                                            const Decodes& decodes) const = 0;
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const {
     return StepTime(work, Decodes());
+  }
+
+  // One rank's part of a step that it computes together with others. The same as StepTime where a clock
+  // knows of no experts. REQUIRES: as StepTime; the step is counted in `peers`.
+  virtual absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work,
+                                                const Decodes& decodes,
+                                                const StepPeers& peers) const {
+    (void)peers;
+    return StepTime(work, decodes);
   }
 
   // Pipeline stages that a step passes through one after the other, each on devices of its own.

@@ -20,7 +20,7 @@ int64_t InThousandths(double factor) {
 
 // Of the ranks that meet in a layer.
 int64_t Doublings(const LayerTimesOptions& layers) {
-  const int64_t ranks = layers.roofline.tensor_parallel * layers.data_parallel;
+  const int64_t ranks = layers.roofline.tensor_parallel * layers.roofline.data_parallel;
   return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(ranks))) - 1;
 }
 
@@ -30,6 +30,8 @@ class TableClock final : public StepTimeModel {
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override;
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                        const StepPeers& peers) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
   bool adds_up_decodes() const override { return true; }
   std::string_view source() const override { return source_; }
@@ -37,13 +39,19 @@ class TableClock final : public StepTimeModel {
   int64_t num_outside() const override { return num_outside_.load(std::memory_order_relaxed); }
 
  private:
+  absl::StatusOr<SimTime> TimeOf(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                 const StepPeers* peers) const;
+
   const std::string source_;
+  const int64_t data_parallel_;
   const CopyRate copy_rate_;
   const MeasuredRange range_;
   std::vector<TimePart> parts_;
   // Tile sizes of matrix products make steps, so that small counts are taken one by one.
   const Curve linear_;
   const Curve experts_;
+  // Of the experts and the way to them; of as many tokens on each rank.
+  const Curve shared_;
   const Curve head_;
   const Surface decode_;
   const Curve context_;
@@ -56,11 +64,13 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
     : source_(options.calibration.empty()
                   ? "measured kernels, uncalibrated"
                   : absl::StrCat("measured kernels, calibrated: ", options.calibration)),
+      data_parallel_(options.layers.roofline.data_parallel),
       copy_rate_(options.layers.roofline),
       range_(times.range()),
       parts_(times.parts()),
       linear_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Linear(n); }),
       experts_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Experts(n); }),
+      shared_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Shared(n); }),
       head_(Knots(5, options.max_num_tokens), [&](int64_t n) { return times.Head(n); }),
       decode_(Knots(4, options.max_num_seqs), Knots(3, options.max_sequence_len),
               [&](int64_t n, int64_t context) { return times.Decode(n, context); }),
@@ -85,6 +95,17 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
 
 absl::StatusOr<SimTime> TableClock::StepTime(absl::Span<const SequenceWork> work,
                                              const Decodes& decodes) const {
+  return TimeOf(work, decodes, nullptr);
+}
+
+absl::StatusOr<SimTime> TableClock::StepTimeAmong(absl::Span<const SequenceWork> work,
+                                                  const Decodes& decodes,
+                                                  const StepPeers& peers) const {
+  return TimeOf(work, decodes, &peers);
+}
+
+absl::StatusOr<SimTime> TableClock::TimeOf(absl::Span<const SequenceWork> work,
+                                           const Decodes& decodes, const StepPeers* peers) const {
   int64_t num_decodes = decodes.num_sequences;
   int64_t decode_tokens = num_decodes;
   int64_t num_samples = num_decodes;
@@ -104,19 +125,33 @@ absl::StatusOr<SimTime> TableClock::StepTime(absl::Span<const SequenceWork> work
     prompts += context_.At(end) - context_.At(sequence.num_context);
     longest_prompt = std::max(longest_prompt, end);
   }
+  if (peers != nullptr) {
+    decode_tokens += std::max<int64_t>(peers->padded_tokens - decode_tokens - prompt_tokens, 0);
+  }
   const int64_t num_tokens = decode_tokens + prompt_tokens;
+  // The experts' part is that of as many tokens as a rank has on average.
+  int64_t shared_tokens = num_tokens, shared_decodes = decode_tokens;
+  if (peers != nullptr) {
+    shared_tokens = (peers->num_tokens + data_parallel_ - 1) / data_parallel_;
+    shared_decodes = (peers->num_decode_tokens + data_parallel_ - 1) / data_parallel_;
+  }
   Wide total = Wide{per_step_} + head_.At(num_samples) +
                Wide{per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
-  const int64_t decode_linear = linear_.At(decode_tokens);
+  int64_t decode_linear = linear_.At(decode_tokens);
+  int64_t linear = prompt_tokens > 0 ? linear_.At(num_tokens) : decode_linear;
+  if (peers != nullptr) {
+    decode_linear += shared_.At(shared_decodes) - shared_.At(decode_tokens);
+    linear += shared_.At(shared_tokens) - shared_.At(num_tokens);
+  }
   total += decode_linear;
   int64_t mean_context = 0;
   if (num_decodes > 0) {
     mean_context = static_cast<int64_t>(sum_context / num_decodes);
     total += decode_.At(num_decodes, mean_context);
   }
-  if (prompt_tokens > 0) {
-    const int64_t experts = experts_.At(num_tokens) - experts_.At(decode_tokens);
-    const Wide others = prompts + linear_.At(num_tokens) - decode_linear - experts;
+  if (prompt_tokens > 0 || shared_tokens > shared_decodes) {
+    const int64_t experts = experts_.At(shared_tokens) - experts_.At(shared_decodes);
+    const Wide others = prompts + linear - decode_linear - experts;
     total +=
         per_mixed_step_ +
         std::max<Wide>(others * prefill_thousandths_ + Wide{experts} * expert_thousandths_, 0) /
@@ -167,8 +202,7 @@ absl::Status Validate(const TableClockOptions& options) {
   struct {
     absl::string_view field;
     int64_t value, low, high;
-  } const counts[] = {{"data_parallel", options.layers.data_parallel, 1, 1024},
-                      {"expert_tensor_parallel", options.layers.expert_tensor_parallel, 0, 1024},
+  } const counts[] = {{"expert_tensor_parallel", options.layers.expert_tensor_parallel, 0, 1024},
                       {"expert_parallel", options.layers.expert_parallel, 0, 1 << 20},
                       {"max_num_tokens", options.max_num_tokens, 1, int64_t{1} << 31},
                       {"max_num_seqs", options.max_num_seqs, 1, 1 << 20},

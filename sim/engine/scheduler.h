@@ -44,6 +44,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -117,6 +118,10 @@ class Scheduler {
 
   // One of those that it has, to be aborted; null: none is left.
   SimRequest* AnyRequest();
+
+  // With a prefill_schedule_interval, whether the next step leaves prompts alone while something decodes;
+  // from the first call on, whoever calls counts the steps in place of the scheduler.
+  void HoldPrompts(bool holds) { told_to_hold_ = holds; }
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
   // under way from now on. REQUIRES: has_room().
@@ -328,6 +333,7 @@ class Scheduler {
   // left waiting when they were last admitted.
   int64_t last_prompt_step_ = std::numeric_limits<int64_t>::min() / 2;
   bool queue_was_left_ = false;
+  std::optional<bool> told_to_hold_;
 
   std::vector<SimRequest*> finished_;
 

@@ -146,8 +146,10 @@ int64_t Scheduler::LongestPart() const {
 // Whether this step leaves prompts alone, so that those that decode get their tokens at a steady
 // pace.
 bool Scheduler::HoldsPrompts() const {
-  if (options_.prefill_schedule_interval == 1 || queue_was_left_ ||
-      num_scheduled_steps_ - last_prompt_step_ >= options_.prefill_schedule_interval) {
+  if (options_.prefill_schedule_interval == 1 || queue_was_left_) return false;
+  if (told_to_hold_) {
+    if (!*told_to_hold_) return false;
+  } else if (num_scheduled_steps_ - last_prompt_step_ >= options_.prefill_schedule_interval) {
     return false;
   }
   return quiet_.size() > 0 || std::any_of(awake_.begin(), awake_.end(),

@@ -46,7 +46,10 @@ class Fleet::Watcher final : public EngineObserver {
     batches_.push_back({time, {events.begin(), events.end()}});
   }
 
+  void OnStepScheduled(const StepRecord& step) override { TellCounts(step.start); }
+
   void OnStepFinished(const StepRecord& step) override {
+    TellCounts(step.end);
     const auto& rule = fleet_->options_.scaling.rule;
     if (!rule || rule->measure != ScaleRule::Measure::kTtft) return;
     for (const OutputRecord& output : step.outputs) {
@@ -68,6 +71,18 @@ class Fleet::Watcher final : public EngineObserver {
   }
 
  private:
+  void TellCounts(SimTime now) {
+    if (!WantsCounts(fleet_->options_.router.kind)) return;
+    const Replica& replica = fleet_->set_.replica(static_cast<size_t>(replica_));
+    const BlockPool& pool = replica.manager().pool();
+    fleet_->router_->OnCounts(replica_,
+                              {.num_waiting = replica.scheduler().num_waiting(),
+                               .num_running = replica.scheduler().num_running(),
+                               .num_blocks_used = pool.num_blocks() - 1 - pool.num_free(),
+                               .num_blocks = pool.num_blocks() - 1},
+                              now);
+  }
+
   struct Batch {
     SimTime time;
     std::vector<KvEvent> events;
@@ -137,6 +152,16 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
     if (!status.ok()) return status;
     if (setup.connector != nullptr) fleet->set_.replica(r).set_connector(setup.connector);
+    const bool is_coupled =
+        std::any_of(options.ranks.begin(), options.ranks.end(), [&](const RankGroup& ranks) {
+          return ranks.is_lockstep && static_cast<int32_t>(r) >= ranks.first &&
+                 static_cast<int32_t>(r) < ranks.first + ranks.count;
+        });
+    if (is_coupled && setup.connector != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their "
+          "steps would wait for its loads"));
+    }
     fleet->shares_connectors_ |= setup.shares_connector;
   }
   const absl::Status runs_ahead = CheckRunsAhead(
@@ -152,9 +177,10 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   fleet->caches_ = manager.hashing() != nullptr;
   fleet->group_ = PromptContents::GroupOf(manager);
   if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
+  if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
   fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =
-      MakeRouter(options.router, static_cast<int32_t>(count), fleet->group_);
+      MakeRouter(options.router, static_cast<int32_t>(count), fleet->group_, options.ranks);
   return fleet;
 }
 
@@ -168,6 +194,30 @@ Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceR
       max_queue_time_(config.max_queue_time) {}
 
 Fleet::~Fleet() = default;
+
+absl::Status Fleet::CoupleRanks() {
+  int32_t behind = 0;  // the groups so far
+  for (const RankGroup& ranks : options_.ranks) {
+    if (ranks.first < behind || ranks.count < 2 ||
+        ranks.first + ranks.count > static_cast<int32_t>(set_.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "ranks has a group of ", ranks.count, " from replica ", ranks.first,
+          ", expected at least 2 of ", set_.size(), " replicas, behind the group before it"));
+    }
+    behind = ranks.first + ranks.count;
+    if (options_.scaling.is_used()) {
+      return absl::InvalidArgumentError("scaling of replicas that consist of data-parallel ranks: "
+                                        "expected none, since ranks start and stop together");
+    }
+    if (!ranks.is_lockstep) continue;
+    LockstepOptions lockstep = options_.lockstep;
+    const auto first = static_cast<size_t>(ranks.first);
+    lockstep.prefill_interval = set_.replica(first).scheduler().options().prefill_schedule_interval;
+    absl::Status status = set_.Couple(first, static_cast<size_t>(ranks.count), lockstep);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
 
 // Contents are hashed once per request, for all replicas.
 absl::Status Fleet::CheckContents() const {
@@ -206,6 +256,12 @@ absl::Status Fleet::Run() {
   result_.scaling = scaler_->result();
   for (size_t r = 0; r < static_cast<size_t>(scaler_->num_used()); ++r) {
     result_.replicas.push_back(set_.replica(r).result());
+  }
+  if (set_.num_groups() > 0) result_.lockstep.resize(result_.replicas.size());
+  for (size_t g = 0, coupled = 0; g < options_.ranks.size(); ++g) {
+    if (!options_.ranks[g].is_lockstep) continue;
+    const std::vector<LockstepTotals>& totals = set_.group(coupled++).totals();
+    std::copy(totals.begin(), totals.end(), result_.lockstep.begin() + options_.ranks[g].first);
   }
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
@@ -402,6 +458,7 @@ absl::Status Fleet::Send(SimRequest* request) {
   const int64_t block_tokens = set_.replica(0).manager().group(group_).block_size();
   RouteQuestion question = {.request = *request,
                             .loads = loads_now_,
+                            .now = set_.now(),
                             .has_room = has_room_,
                             .live = scaler_->live(),
                             .block_tokens = shows_content ? block_tokens : 1};

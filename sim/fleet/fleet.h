@@ -15,6 +15,9 @@
 // its latencies count from its first arrival. Its end there is told as AbortCause::kCrash to the
 // observers of that replica. Requests wait at the router while no replica is live.
 //
+// Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
+// lockstep (see LockstepGroup).
+//
 // Always: deterministic, as Simulation, with any number of threads; each request that is not skipped ends
 // exactly once, in the observers of one replica, but for those ends. Cost: that of the ReplicaSet, and per request
 // what the router asks. Observers of one replica are called by one thread at a time, those of several by several
@@ -91,6 +94,9 @@ struct FleetOptions {
   ScalingOptions scaling = {};
   // That replicas run in. The result is the same with any number; above 1 CheckRunsAhead must hold.
   int num_threads = 1;
+  // Replicas of the set that are data-parallel ranks of one, ascending; none scales.
+  std::vector<RankGroup> ranks = {};
+  LockstepOptions lockstep = {};  // of all groups
 };
 
 // Whether requests can be given to replicas ahead of the clock, so that these run by themselves for a
@@ -123,6 +129,7 @@ struct FleetResult {
   int64_t most_waiting = 0;
   ScalingResult scaling = {};
   std::vector<SimulationResult> replicas = {};  // up to the last that was ever on
+  std::vector<LockstepTotals> lockstep = {};    // by replica; empty: none is in lockstep
 
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
 };
@@ -132,7 +139,7 @@ class Fleet final : private ReplicaSet::Owner {
   static constexpr size_t kMostReplicas = 4096;
   static constexpr int kMostThreads = 1024;
 
-  // InvalidArgument for bad options, no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
+  // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector, no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
   // that hash contents differently or do not cache, with a router that compares contents. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
@@ -179,6 +186,7 @@ class Fleet final : private ReplicaSet::Owner {
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
   absl::Status CheckContents() const;
+  absl::Status CoupleRanks();
   absl::Status Scale();
   absl::Status SendAgain();
   static bool IsGone(const OnItsWay& way);
@@ -200,7 +208,10 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
   // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
-  bool RunsApart() const override { return queue_.empty() && !shares_connectors_; }
+  // Balancers learn from all ranks, in order of time.
+  bool RunsApart() const override {
+    return queue_.empty() && !shares_connectors_ && !WantsCounts(options_.router.kind);
+  }
   void OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                    SimTime now) override;
 

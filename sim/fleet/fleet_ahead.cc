@@ -1,5 +1,6 @@
 // Fleet: requests whose replica is chosen ahead of the clock, so that replicas can run by themselves.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,10 @@ absl::Status CheckRunsAhead(const FleetOptions& options, int64_t concurrency,
                                 " looks at all replicas before each request"));
   }
   if (options.queue.is_on()) return because("who waits at the router waits for any replica's ends");
+  if (std::any_of(options.ranks.begin(), options.ranks.end(),
+                  [](const RankGroup& ranks) { return ranks.is_lockstep; })) {
+    return because("data-parallel ranks step together");
+  }
   if (options.scaling.is_used()) return because("replicas start and stop");
   if (options.router_delay > 0) return because("requests are on their way to the router for a while");
   if (concurrency > 0) return because("in a closed loop each session waits for another's end");

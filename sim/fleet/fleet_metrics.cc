@@ -29,6 +29,38 @@ int64_t NumAborted(const SimulationResult& result) {
   return result.num_aborted_time + result.num_aborted_queue + result.num_aborted_session;
 }
 
+// How ranks that step together spent their time.
+void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::FleetReport* out) {
+  for (const RankGroup& ranks : options.ranks) {
+    pb::RankGroup* group = out->add_rank_groups();
+    group->set_first(ranks.first);
+    group->set_ranks(ranks.count);
+    group->set_lockstep(ranks.is_lockstep);
+    if (!ranks.is_lockstep) continue;
+    __int128 own = 0, lost = 0, dummy = 0;
+    for (int32_t i = 0; i < ranks.count; ++i) {
+      const LockstepTotals& totals = result.lockstep[static_cast<size_t>(ranks.first + i)];
+      own += totals.own_time;
+      lost += totals.lost_time;
+      dummy += totals.dummy_time;
+      pb::ReplicaRow* row = out->mutable_replicas(ranks.first + i);
+      const __int128 passes = __int128{totals.own_time} + totals.lost_time + totals.dummy_time;
+      row->set_steps(totals.num_steps);
+      row->set_dummy_steps(totals.num_dummies);
+      row->set_lost_share(Ratio(totals.lost_time, passes));
+      row->set_dummy_share(Ratio(totals.dummy_time, passes));
+    }
+    const LockstepTotals& first = result.lockstep[static_cast<size_t>(ranks.first)];
+    group->set_passes(first.num_steps + first.num_dummies);
+    group->set_passes_s(Seconds(first.own_time + first.lost_time + first.dummy_time));
+    group->set_own_share(Ratio(own, own + lost + dummy));
+    group->set_lost_share(Ratio(lost, own + lost + dummy));
+    group->set_dummy_share(Ratio(dummy, own + lost + dummy));
+    group->set_idle_passes(first.num_idle);
+    group->set_idle_s(Seconds(first.idle_time));
+  }
+}
+
 }  // namespace
 
 class FleetMetrics::OfReplica final : public EngineObserver {
@@ -236,6 +268,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     row->set_requests_lost(one.num_lost);
     row->set_on_s(Seconds(result.scaling.on_time[r]));
   }
+  FillRankGroups(options, result, out);
   // Sent twice, they arrived once.
   totals->set_requests_arrived(totals->requests_arrived() - result.scaling.num_retried);
   totals->set_requests_aborted(totals->requests_aborted() + result.scaling.num_failed);

@@ -55,15 +55,36 @@ struct EndCounts : EngineObserver {
   std::map<std::string, int> of;
 };
 
+// Seconds that ranks take for steps that they take together.
+int64_t PassTime(int64_t own_tokens, const StepPeers& peers) {
+  return 1 + std::max(own_tokens, peers.padded_tokens) / 3 + peers.num_tokens / 8 +
+         peers.num_decode_tokens / 5;
+}
+
+class PassClock final : public StepTimeModel {
+ public:
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>, const Decodes&) const override {
+    return kSecond;
+  }
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                        const StepPeers& peers) const override {
+    int64_t own = decodes.num_sequences;
+    for (const SequenceWork& sequence : work) own += sequence.num_new;
+    return PassTime(own, peers) * kSecond;
+  }
+  bool adds_up_decodes() const override { return true; }
+  std::string_view source() const override { return "test"; }
+};
+
 struct RealFleet {
   explicit RealFleet(size_t count) : watches(count) {}
 
   absl::Status Run(const FleetOptions& options, const SimulationConfig& config,
                    TraceReader* reader) {
-    const auto one_second = MakeFixedStepTime(kSecond);
+    const PassClock clock;
     std::vector<ReplicaSetup> setups;
     ends.counts_lost = options.scaling.fails_lost;
-    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch, &ends}});
+    for (Replay& watch : watches) setups.push_back({config, &clock, {&watch, &ends}});
     auto fleet = Fleet::Create(options, std::move(setups), reader, {&decisions});
     if (!fleet.ok()) return fleet.status();
     const absl::Status status = (*fleet)->Run();
@@ -82,7 +103,8 @@ struct RealFleet {
 
 RouterOptions DrawRouter(Draw& draw) {
   RouterOptions router;
-  router.kind = static_cast<RouterKind>(draw(0, 8));
+  router.kind = static_cast<RouterKind>(draw(0, 9));
+  router.stats_interval = draw(0, 4) * kSecond;
   router.seed = static_cast<uint64_t>(draw(0, 3));
   if (draw.OneIn(2)) router.load_weight = draw(0, 2) * 500'000;
   if (draw.OneIn(2)) router.queue_weight = draw(0, 2) * 500'000;
@@ -122,7 +144,21 @@ ScalingOptions DrawScaling(Draw& draw, int64_t num_live, int64_t horizon) {
   return scaling;
 }
 
-void CompareWithNaive(uint64_t seed, bool scales) {
+// Of replicas that follow each other, some are ranks of one.
+std::vector<RankGroup> DrawRanks(Draw& draw, int32_t num_replicas) {
+  std::vector<RankGroup> ranks;
+  for (int32_t first = 0; first + 2 <= num_replicas;) {
+    const auto count = static_cast<int32_t>(draw(1, num_replicas - first));
+    if (count >= 2) ranks.push_back({.first = first, .count = count, .is_lockstep = !draw.OneIn(4)});
+    first += count;
+  }
+  return ranks;
+}
+
+enum class Replicas { kStay, kComeAndGo, kStepTogether };
+
+void CompareWithNaive(uint64_t seed, Replicas replicas) {
+  const bool scales = replicas == Replicas::kComeAndGo;
   Draw draw(seed);
   NaiveOptions o{};
   o.async = draw.OneIn(2);
@@ -161,6 +197,14 @@ void CompareWithNaive(uint64_t seed, bool scales) {
     options.scaling = DrawScaling(draw, num_replicas, draw(5, 50));
     num_replicas = *Scaler::NumReplicas(options.scaling, options.num_live);
   }
+  if (replicas == Replicas::kStepTogether) {
+    num_replicas = draw(2, 5);
+    options.num_live = static_cast<int32_t>(num_replicas);
+    options.ranks = DrawRanks(draw, options.num_live);
+    if (draw.OneIn(2)) options.router.kind = RouterKind::kDataParallel;
+    options.lockstep = {.sync_interval = draw(1, 6), .graph_tokens = draw(0, 12)};
+    if (draw.OneIn(2)) o.interval = s.prefill_schedule_interval = draw(2, 4);
+  }
 
   Replay workload;
   std::vector<NaiveRequest> naive;
@@ -198,7 +242,7 @@ void CompareWithNaive(uint64_t seed, bool scales) {
   const auto reader = workload.MakeReader();
   const absl::Status status = real.Run(options, config, reader.get());
   if (!status.ok()) RC_LOG() << status.ToString() << "\n";
-  NaiveFleet expected(o, options, num_replicas);
+  NaiveFleet expected(o, options, num_replicas, PassTime);
   expected.Run(std::move(naive));
   RC_ASSERT(status.ok() == !expected.has_held());
   RC_ASSERT(real.result.scaling.num_lost == expected.num_lost);
@@ -208,17 +252,31 @@ void CompareWithNaive(uint64_t seed, bool scales) {
     RC_ASSERT(real.watches[r].token_times == expected.engines[r].token_times());
     RC_ASSERT(real.watches[r].free_queue == expected.engines[r].free_queue());
   }
+  for (const NaiveLockstep& group : expected.groups) {
+    for (size_t i = 0; i < group.count; ++i) {
+      const LockstepTotals& totals = real.result.lockstep[group.first + i];
+      RC_ASSERT(totals.num_dummies == group.dummies[i]);
+      RC_ASSERT(totals.lost_time == group.lost[i] * kSecond);
+    }
+  }
 }
 
 // SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes to and why, and every schedule to the last
 // block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, false);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, Replicas::kStay);
+}
+
+// D-6: the same with data-parallel ranks, of which those that share experts step together.
+RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatStepTogether, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
+    CompareWithNaive(seed, Replicas::kStepTogether);
+  }
 }
 
 // SM-102: the same with replicas that start, stop and crash.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatComeAndGo, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, true);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, Replicas::kComeAndGo);
 }
 
 // --- Workloads with sessions, dependencies and aborts ---

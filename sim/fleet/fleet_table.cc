@@ -65,6 +65,31 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
   return text;
 }
 
+bool IsAnyInLockstep(const pb::FleetReport& report) {
+  return std::any_of(report.rank_groups().begin(), report.rank_groups().end(),
+                     [](const pb::RankGroup& group) { return group.lockstep(); });
+}
+
+// "2 replicas of 8 data-parallel ranks in lockstep".
+std::string RanksText(const pb::FleetReport& report) {
+  std::string text;
+  int others = report.replicas_size();
+  for (int g = 0; g < report.rank_groups_size();) {
+    const pb::RankGroup& group = report.rank_groups(g);
+    int count = 0;
+    for (; g < report.rank_groups_size() && report.rank_groups(g).ranks() == group.ranks() &&
+           report.rank_groups(g).lockstep() == group.lockstep();
+         ++g) {
+      ++count;
+      others -= group.ranks();
+    }
+    absl::StrAppend(&text, text.empty() ? "" : ", ", Plural(count, "replica"), " of ", group.ranks(),
+                    " data-parallel ranks", group.lockstep() ? " in lockstep" : "");
+  }
+  if (others > 0) absl::StrAppend(&text, ", ", others, " of one");
+  return text;
+}
+
 std::string ChoicesText(const pb::Decisions& d) {
   return absl::StrCat(WithThousands(d.routed()), " requests sent; for ",
                       WithThousands(d.another_held_more()),
@@ -114,7 +139,8 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
     figures.emplace_back(name, std::move(text));
   };
   const pb::FleetTotals& totals = report.totals();
-  add("fleet", Plural(report.replicas_size(), "replica"));
+  add("fleet", report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
+                                            : RanksText(report));
   for (const pb::ReplicaKind& kind : report.kinds()) {
     const int64_t last = kind.first() + kind.count() - 1;
     figures.emplace_back(
@@ -159,17 +185,37 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
                       imbalance.busy_time()));
   add("choices", ChoicesText(report.decisions()));
   if (LooksAtContent(report.router())) add("claims", ClaimsText(report.decisions()));
+  for (const pb::RankGroup& group : report.rank_groups()) {
+    if (!group.lockstep()) continue;
+    add("lockstep",
+        absl::StrCat(report.rank_groups_size() > 1
+                         ? absl::StrCat("ranks from ", group.first(), ": ")
+                         : "",
+                     WithThousands(group.passes()), " passes in ", Span(group.passes_s()),
+                     ", of which a rank computes ", InPercent(group.own_share()),
+                     ", waits for a slower one ", InPercent(group.lost_share()),
+                     " and has no requests ", InPercent(group.dummy_share()), "; ",
+                     WithThousands(group.idle_passes()), " more passes without any requests"));
+  }
   if (report.has_scaling()) AddScaling(report.scaling(), &figures);
   return figures;
 }
 
-std::vector<std::string> ReplicaColumns(const pb::FleetReport&) {
-  return {"replica",       "requests", "prompt tokens", "hit rate",
-          "output tokens", "busy",     "preempted",     "missed hits"};
+std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
+  std::vector<std::string> columns = {report.rank_groups().empty() ? "replica" : "rank",
+                                      "requests",
+                                      "prompt tokens",
+                                      "hit rate",
+                                      "output tokens",
+                                      "busy",
+                                      "preempted",
+                                      "missed hits"};
+  if (IsAnyInLockstep(report)) columns.insert(columns.end(), {"waits", "no requests"});
+  return columns;
 }
 
-std::vector<std::string> ReplicaCells(const pb::FleetReport&, const pb::ReplicaRow& row) {
-  return {absl::StrCat(row.replica()),
+std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::ReplicaRow& row) {
+  std::vector<std::string> cells = {absl::StrCat(row.replica()),
           WithThousands(row.requests_sent()),
           WithThousands(row.prompt_tokens()),
           InPercent(row.hit_rate()),
@@ -177,6 +223,10 @@ std::vector<std::string> ReplicaCells(const pb::FleetReport&, const pb::ReplicaR
           InPercent(row.busy_share()),
           WithThousands(row.preemptions()),
           WithThousands(row.oracle_more_tokens())};
+  if (IsAnyInLockstep(report)) {
+    cells.insert(cells.end(), {InPercent(row.lost_share()), InPercent(row.dummy_share())});
+  }
+  return cells;
 }
 
 std::string FormatFleet(const pb::FleetReport& report, bool color) {
@@ -187,7 +237,7 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   AddTiers(report.tiers(), page);
   const auto line = [&](const std::string& label, const std::vector<std::string>& cells) {
     std::string text;
-    constexpr size_t kWidths[] = {10, 14, 9, 13, 8, 9, 13};
+    constexpr size_t kWidths[] = {10, 14, 9, 13, 8, 9, 13, 8, 12};
     for (size_t i = 1; i < cells.size(); ++i) {
       const size_t width = kWidths[i - 1];
       if (i > 1) text += ' ';
@@ -196,7 +246,7 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
     }
     page.Line(label, text);
   };
-  line("replica", ReplicaColumns(report));
+  line(ReplicaColumns(report).front(), ReplicaColumns(report));
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
     const pb::ReplicaRow& row = report.replicas(r);

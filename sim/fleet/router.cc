@@ -7,14 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/sim/fleet/load_router.h"
+#include "kvblocks/sim/fleet/rank_router.h"
 #include "kvblocks/sim/fleet/score_router.h"
 
 namespace kvblocks::sim {
 namespace {
 
-constexpr std::array<const char*, 9> kNames = {
+constexpr std::array<const char*, 10> kNames = {
     "round-robin", "random",  "least-requests", "least-tokens",       "two-choices",
-    "session",     "prefix",  "prefix-approximate", "oracle"};
+    "session",     "prefix",  "prefix-approximate", "oracle",
+    "data-parallel"};
 
 absl::Status Between(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -66,11 +68,18 @@ absl::Status Validate(const RouterOptions& options) {
         "session_factor is ", options.session_factor,
         " millionths, expected at least 1000000 (the mean itself), or 0 for no bound"));
   }
+  if (options.stats_interval < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stats_interval is ", options.stats_interval, " ps, expected at least 0"));
+  }
   return Between("tree_blocks", options.tree_blocks, 1, int64_t{1} << 31);
 }
 
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
-                                   GroupId group) {
+                                   GroupId group, const std::vector<RankGroup>& ranks) {
+  if (options.kind == RouterKind::kDataParallel) {
+    return std::make_unique<RankRouter>(options, num_replicas, ranks);
+  }
   if (UsesContent(options.kind)) {
     return std::make_unique<ScoreRouter>(options, num_replicas, group);
   }

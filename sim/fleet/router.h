@@ -14,6 +14,8 @@
 //                       no room
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
+//   data-parallel       replicas in turn, and of a replica's ranks the one with the lowest score as vLLM's
+//                       own balancer counts it (see RankRouter)
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds
@@ -38,6 +40,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/engine/sim_request.h"
 #include "kvblocks/sim/replica_load.h"
 
@@ -53,6 +56,7 @@ enum class RouterKind {
   kPrefix,
   kPrefixApproximate,
   kOracle,
+  kDataParallel,
 };
 
 std::string_view RouterName(RouterKind kind);
@@ -61,6 +65,13 @@ absl::StatusOr<RouterKind> ParseRouter(std::string_view name);
 
 // Of weights and shares: 1,000,000 is 1.
 inline constexpr int64_t kMillion = 1'000'000;
+
+// Data-parallel ranks of one replica: numbers that follow each other.
+struct RankGroup {
+  int32_t first = 0;
+  int32_t count = 0;
+  bool is_lockstep = false;  // they share experts and step together
+};
 
 struct RouterOptions {
   RouterKind kind = RouterKind::kRoundRobin;
@@ -73,12 +84,16 @@ struct RouterOptions {
   // A session leaves a replica that would have more than so many times the mean number of requests,
   // in millionths; 0: never.
   int64_t session_factor = 1'250'000;
+  // Between two reports of what the ranks have to do, of data-parallel.
+  SimTime stats_interval = 100 * kMillisecond;
   int64_t tree_blocks = 100'000;  // per replica, of prefix-approximate
 };
 
 // InvalidArgument names field, value and limit.
 absl::Status Validate(const RouterOptions& options);
 
+// Whether the router looks at what ranks tell of their engines.
+inline bool WantsCounts(RouterKind kind) { return kind == RouterKind::kDataParallel; }
 // Whether the router looks at what a prompt consists of.
 inline bool UsesContent(RouterKind kind) {
   return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
@@ -93,6 +108,7 @@ bool LooksAtReplicas(const RouterOptions& options, const SimRequest& request);
 struct RouteQuestion {
   const SimRequest& request;
   absl::Span<const ReplicaLoad> loads;  // by replica
+  SimTime now = 0;
   // By replica: whether it may be sent the request; empty: all may. At least one may.
   absl::Span<const uint8_t> has_room = {};
   absl::Span<const int32_t> live = {};  // those that take requests at all, ascending; empty: all
@@ -105,6 +121,16 @@ struct RouteQuestion {
 inline bool MayHave(const RouteQuestion& question, size_t replica) {
   return question.has_room.empty() || question.has_room[replica] != 0;
 }
+
+// What an engine tells its balancer.
+struct RankCounts {
+  int64_t num_waiting = 0;
+  int64_t num_running = 0;
+  int64_t num_blocks_used = 0;  // of so many
+  int64_t num_blocks = 0;
+
+  friend bool operator==(const RankCounts&, const RankCounts&) = default;
+};
 
 struct RouteAnswer {
   int32_t replica = 0;
@@ -122,14 +148,19 @@ class Router {
   virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
     (void)replica, (void)events;
   }
+  // What a replica has in its engine, as that tells; only if told to, see WantsCounts.
+  virtual void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
+    (void)replica, (void)counts, (void)now;
+  }
   // A replica takes no more requests, and if it does so again it is a new one: what it held, and who
   // was at home there, is to be forgotten.
   virtual void OnGone(int32_t replica) { (void)replica; }
 };
 
 // `group` is the one whose blocks are counted. REQUIRES: valid options, num_replicas >= 1.
+// `ranks`: of replicas that consist of several, ascending.
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
-                                   GroupId group);
+                                   GroupId group, const std::vector<RankGroup>& ranks = {});
 
 }  // namespace kvblocks::sim
 

@@ -128,6 +128,8 @@ std::string PlanPage(const pb::PlanReport& report) {
                    report.device(),
                    report.pipeline_parallel() > 1
                        ? absl::StrCat(" in each of ", report.pipeline_parallel(), " stages")
+                   : report.data_parallel() > 1
+                       ? absl::StrCat(", one of ", report.data_parallel(), " data-parallel ranks")
                        : "",
                    ", ",
                    absl::StrFormat("%.2f GB", static_cast<double>(report.available_bytes()) / 1e9),

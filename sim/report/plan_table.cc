@@ -39,6 +39,9 @@ void AddHead(const pb::PlanReport& report, TextPage& page) {
                                   " x ", report.device(),
                                   report.pipeline_parallel() > 1
                                       ? absl::StrCat(", ", report.pipeline_parallel(), " stages of them")
+                                  : report.data_parallel() > 1
+                                      ? absl::StrCat(", ", report.data_parallel(),
+                                                     " data-parallel ranks of them; the plan is of one rank")
                                       : ""));
   page.Text("memory", absl::StrCat(Gigabytes(report.available_bytes()),
                                    " per device = ", report.available_source()));

@@ -106,6 +106,10 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
     return absl::InvalidArgumentError(
         "--pipeline-parallel: the search counts devices by tensor parallel ranks, expected 1");
   }
+  if (config.data_parallel() > 1) {
+    return absl::InvalidArgumentError(
+        "--data-parallel: the search counts devices by tensor parallel ranks, expected 1");
+  }
   if (config.time() == "fixed") {
     return absl::InvalidArgumentError(
         "--time: got fixed: with steps of one length no latency means anything; expected another "

@@ -210,8 +210,8 @@ absl::StatusOr<pb::SplitSearchReport> FindSplit(const SplitSearchOptions& option
   }
   if (IsFleet(config) || AsksForRouter(config)) {
     return absl::InvalidArgumentError(
-        "--split-replicas: set next to --replicas, --replica or an option of --router, expected one or "
-        "the other");
+        "--split-replicas: set next to --replicas, --replica, --data-parallel or an option of --router, "
+        "expected one or the other");
   }
   const auto setup = MakeReplaySetup(OfSplitReplica(config));
   if (!setup.ok()) return setup.status();

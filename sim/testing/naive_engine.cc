@@ -87,12 +87,19 @@ void NaiveEngine::Hand(NaiveRequest* r) {
   again_ = true;
 }
 
-void NaiveEngine::EndStep(int64_t now) {
+bool NaiveEngine::EndStep(int64_t now) {
   Abort(aborts_, now);
-  Finish();
+  const bool has_part = !under_way_.empty() && under_way_.front().end <= now;
+  if (has_part) {
+    Finish();
+    TellCounts(now);
+  }
+  had_requests_ = has_requests();
   waits_ = false;
+  held_until_ = -1;
   again_ = true;
   for (NaiveRequest* r : std::exchange(inbox_, {})) Hand(r);
+  return has_part;
 }
 
 std::vector<NaiveRequest*> NaiveEngine::Crash(int64_t now) {
@@ -121,7 +128,10 @@ void NaiveEngine::Go(int64_t now) {
   again_ = false;
   step_.clear();
   preempted_.clear();
-  if (!running_.empty() || !waiting_.empty()) Schedule();
+  if (has_requests()) {
+    Schedule();
+    TellCounts(now);
+  }
   if (!step_.empty() || !preempted_.empty()) Start(now);
   const size_t depth = o_.async ? 2 : 1;
   if (!step_.empty() && under_way_.size() < depth) {
@@ -133,8 +143,38 @@ void NaiveEngine::Go(int64_t now) {
   }
 }
 
+void NaiveEngine::GiveUp(int64_t now) {
+  if (waits_) return;
+  const size_t count = aborts_.size();
+  Abort(aborts_, now);
+  again_ = again_ || aborts_.size() != count;
+}
+
+void NaiveEngine::Plan(int64_t now, bool holds) {
+  again_ = false;
+  step_.clear();
+  preempted_.clear();
+  told_to_hold_ = holds;
+  if (has_requests()) {
+    Schedule();
+    TellCounts(now);
+  }
+  if (!step_.empty() || !preempted_.empty()) Start(now);
+}
+
+int64_t NaiveEngine::planned_tokens(bool of_prompts) const {
+  int64_t sum = 0;
+  for (const Entry& e : step_) sum += e.prefill == of_prompts ? e.tokens : 0;
+  return sum;
+}
+
+void NaiveEngine::Wait(int64_t until) {
+  waits_ = until >= 0;
+  held_until_ = until;
+}
+
 int64_t NaiveEngine::Next(int64_t now) const {
-  if (waits_) return under_way_.front().end;
+  if (waits_) return WaitsUntil();
   if (again_) return now;
   int64_t next = -1;
   for (const NaiveRequest* r : aborts_) {
@@ -235,9 +275,8 @@ int64_t NaiveEngine::LongestPart() const {
 }
 
 bool NaiveEngine::HoldsPrompts() const {
-  if (o_.interval == 1 || queue_was_left_ || num_steps_ - last_prompt_step_ >= o_.interval) {
-    return false;
-  }
+  if (o_.interval == 1 || queue_was_left_) return false;
+  if (told_to_hold_ ? !*told_to_hold_ : num_steps_ - last_prompt_step_ >= o_.interval) return false;
   return std::any_of(running_.begin(), running_.end(),
                      [](const NaiveRequest* r) { return !r->chunk; });
 }

@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -67,13 +69,34 @@ class NaiveEngine {
   void Run(std::vector<NaiveRequest> requests);
 
   // For several engines on one clock. At each instant, for all of them: EndStep, Hand, Go.
-  bool EndsStep(int64_t now) const { return waits_ && under_way_.front().end <= now; }
-  void EndStep(int64_t now);
+  bool EndsStep(int64_t now) const { return waits_ && WaitsUntil() <= now; }
+  // Whether it had a part in the step; only in lockstep it may have none.
+  bool EndStep(int64_t now);
   // Takes a request in, now or as soon as the step it waits for is over.
   void Hand(NaiveRequest* r);
   void Go(int64_t now);
   // All it has is gone, cached blocks included, and it goes on as new. Who had not ended by then.
   std::vector<NaiveRequest*> Crash(int64_t now);
+  // In lockstep with others, instead of Go: aborts; then a step of which SetEnd says when it ends, if there
+  // is anything to do. `holds`: prompts are left alone, with an interval.
+  void GiveUp(int64_t now);
+  bool wants_step() const { return again_ && !waits_; }
+  void Plan(int64_t now, bool holds);
+  bool has_plan() const { return !step_.empty(); }
+  bool has_preempted() const { return !preempted_.empty(); }
+  int64_t planned_tokens(bool of_prompts) const;
+  void SetEnd(int64_t end) { under_way_.back().end = end; }
+  void CallAgain() { again_ = true; }
+  // Until a step of all of them ends, whether it has a part in it or not; -1: lets it go.
+  void Wait(int64_t until);
+  bool has_requests() const { return !running_.empty() || !waiting_.empty(); }
+  bool had_requests() const { return had_requests_; }  // behind its last step, before others came
+  // Called when a step was scheduled or had ended.
+  std::function<void(int64_t now)> on_counts;
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_used() const { return o_.num_blocks - 1 - static_cast<int64_t>(free_.size()); }
+
   // When it must be called again; -1: not before it is handed a request.
   int64_t Next(int64_t now) const;
   // Leading prompt tokens in full blocks, without the last token, that `keys` has.
@@ -132,6 +155,10 @@ class NaiveEngine {
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
 
+  int64_t WaitsUntil() const { return held_until_ >= 0 ? held_until_ : under_way_.front().end; }
+  void TellCounts(int64_t now) const {
+    if (on_counts) on_counts(now);
+  }
   void Abort(std::vector<NaiveRequest*>& aborts, int64_t now);
   int64_t LongestPart() const;
   bool HoldsPrompts() const;
@@ -189,6 +216,9 @@ class NaiveEngine {
   std::vector<NaiveRequest*> inbox_, aborts_;
   bool waits_ = false;  // for the end of the oldest step
   bool again_ = false;  // may schedule at once
+  int64_t held_until_ = -1;
+  bool had_requests_ = false;
+  std::optional<bool> told_to_hold_;
 
   std::vector<std::string> lines_;
   std::map<std::string, std::vector<double>> token_times_;

@@ -87,6 +87,126 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
   }
 }
 
+// --- Layouts ---
+
+// Chunks that hold these pages of each group.
+void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
+  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
+  for (size_t g = 0; g < config->groups.size(); ++g) {
+    native.class_of_group.push_back(static_cast<int32_t>(g));
+  }
+  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
+  config->native = native;
+}
+
+void UseWindow(PoolLayout layout, Replay* replay) {
+  replay->is_watching = false;
+  replay->config.kv_cache.groups.push_back(WindowGroup(2, 9));
+  replay->config.kv_cache.num_blocks = 70;
+  if (layout == PoolLayout::kNative) InChunks(12, {3, 7}, &replay->config.kv_cache);
+  replay->config.manager.max_model_len = 100;
+  replay->config.scheduler.max_num_batched_tokens = 16;
+  replay->config.scheduler.reserve_full_isl = false;
+}
+
+TEST(VerifyingObserverTest, LayersAreAttendedToWhereThePlannerPutsThem) {
+  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+    for (const bool async : {false, true}) {
+      SCOPED_TRACE(testing::Message() << LayoutName(layout) << async);
+      Replay replay;
+      UseWindow(layout, &replay);
+      replay.config.scheduler.async = async;
+      VerifyingObserver observer({.ops = &attention::CpuReference(),
+                                  .layers_per_group = 2,
+                                  .layout = layout == PoolLayout::kSlab ? layout
+                                                                        : PoolLayout::kUniform});
+      replay.further_observers = {&observer};
+      AddWorkload(&replay);
+      ASSERT_TRUE(replay.Run().ok());
+      EXPECT_TRUE(observer.status().ok()) << observer.status();
+      EXPECT_EQ(observer.layout(), layout);
+      const attention::VerifierStats& stats = observer.verifier()->stats();
+      EXPECT_EQ(stats.num_tokens, replay.result.scheduler.num_computed);
+      EXPECT_EQ(stats.num_rows_attended, stats.num_tokens * 4);
+      EXPECT_GT(stats.num_hit_tokens, 0);
+      EXPECT_GT(stats.num_rows_read_back, 0);
+      EXPECT_GT(replay.result.scheduler.num_preemptions, 0);
+      EXPECT_EQ(replay.result.num_finished, 40);
+    }
+  }
+}
+
+// DeepSeek V4's: a window and compressed rows, which queries also see as one set of keys.
+TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
+  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+    SCOPED_TRACE(testing::Message() << LayoutName(layout));
+    Replay replay;
+    UseWindow(PoolLayout::kUniform, &replay);
+    KvCacheConfig& config = replay.config.kv_cache;
+    config.groups = {
+        {.spec = *SlidingWindowMlaSpec::Create(
+             {.block_size = 4, .head_size = 16, .sliding_window = 9}),
+         .layer_names = {"window"}},
+        {.spec = *MlaAttentionSpec::Create({.block_size = 8, .head_size = 16, .compress_ratio = 4}),
+         .layer_names = {"rows"}}};
+    config.num_blocks = 36;
+    if (layout == PoolLayout::kNative) InChunks(8, {4, 7}, &config);
+    VerifyingObserver observer(
+        {.ops = &attention::CpuReference(),
+         .layers_per_group = 2,
+         .layout = layout == PoolLayout::kSlab ? layout : PoolLayout::kUniform});
+    replay.further_observers = {&observer};
+    AddWorkload(&replay);
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_TRUE(observer.status().ok()) << observer.status();
+    const attention::VerifierStats& stats = observer.verifier()->stats();
+    EXPECT_EQ(observer.verifier()->num_joint_layers(), 2);
+    EXPECT_EQ(stats.num_joint_rows_attended, 2 * stats.num_tokens);
+    EXPECT_GT(stats.num_hit_tokens, 0);
+    EXPECT_GT(replay.result.scheduler.num_preemptions, 0);
+  }
+}
+
+// Takes blocks as they come: ids of a chunk for pages, wherever they lie.
+class BlindOps final : public attention::AttentionOps {
+ public:
+  const char* name() const override { return "BLIND"; }
+  template <typename Args>
+  using Checked = attention::Checked<Args>;
+  absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
+    attention::ReshapeAndCacheArgs with = call.args();
+    const int64_t step = with.cache.k.stride[0];
+    if (with.cache.overlapping_blocks && ++num_writes_ > 20) {
+      for (attention::TensorView* view : {&with.cache.k, &with.cache.v}) {
+        view->extent[0] -= 1;
+        view->data += step * static_cast<int64_t>(sizeof(float));  // one step off
+      }
+    }
+    return sound_.ReshapeAndCache(call.context(), with);
+  }
+  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
+    return sound_.Run(call);
+  }
+  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
+    return sound_.Run(call);
+  }
+
+ private:
+  const attention::AttentionOps& sound_ = attention::CpuReference();
+  mutable int num_writes_ = 0;
+};
+
+TEST(VerifyingObserverTest, AStepBesideThePageIsAWrongNumber) {
+  Replay replay;
+  UseWindow(PoolLayout::kNative, &replay);
+  const BlindOps ops;
+  VerifyingObserver observer({.ops = &ops});
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
+}
+
 // --- Tiers ---
 
 // The workload over tiers; `mangle` may change what is copied.
@@ -140,6 +260,21 @@ TEST(VerifyingObserverTest, WhatTiersBringIsWhatWasStored) {
   }
 }
 
+TEST(VerifyingObserverTest, TiersBehindChunksAreRefused) {
+  Replay replay;
+  UseWindow(PoolLayout::kNative, &replay);
+  const auto clock = MakeFixedStepTime(kSecond);
+  const auto tiers = TierConnector::Create({.tiers = ParseTiers(kTwoTiers).value(),
+                                            .group_block_bytes = {128, 128},
+                                            .step_time = clock->get()})
+                         .value();
+  VerifyingObserver observer({.ops = &attention::CpuReference(), .tiers = tiers.get()});
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(std::string(observer.status().message()), HasSubstr("choose another --layout"));
+}
+
 // One block of a load is another one's.
 TEST(VerifyingObserverTest, AWrongSlotIsAWrongNumber) {
   for (const LoadMode mode : {LoadMode::kAsync, LoadMode::kSync}) {
@@ -184,33 +319,108 @@ TEST(VerifyingObserverTest, AVictimOfItsOwnStepHitsWhatNobodyWrote) {
   }
 }
 
-// Rows that a hit inside a block goes on with are copied for real.
-TEST(VerifyingObserverTest, CopiesOfBlocksAreDone) {
-  for (const bool async : {false, true}) {
-    Replay replay;
-    replay.is_watching = false;
-    replay.config.kv_cache.num_blocks = 50;
-    replay.config.kv_cache.hash_block_size = 2;
-    replay.config.kv_cache.groups.push_back(
-        {.spec = *MambaSpec::Create({.block_size = 4,
-                                     .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
-                                     .cache_mode = MambaCacheMode::kAlign}),
-         .layer_names = {"state"}});
-    replay.config.manager.partial_hits = true;
-    replay.config.manager.max_model_len = 100;
-    replay.config.scheduler.max_num_batched_tokens = 16;
-    replay.config.scheduler.async = async;
-    replay.config.scheduler.reserve_full_isl = false;
-    VerifyingObserver observer({.ops = &attention::CpuReference(), .layers_per_group = 2});
-    replay.further_observers = {&observer};
-    AddWorkload(&replay);
-    ASSERT_TRUE(replay.Run().ok());
-    EXPECT_TRUE(observer.status().ok()) << observer.status();
-    const attention::VerifierStats& stats = observer.verifier()->stats();
-    EXPECT_GT(stats.num_blocks_copied, 0);
-    EXPECT_EQ(stats.num_blocks_copied, replay.result.scheduler.num_block_copies);
-    EXPECT_EQ(stats.num_hit_tokens,
-              replay.result.prefix_cache.hits + replay.result.prefix_cache.preempted_hits);
+// --- States and copies ---
+
+KvCacheGroup StateGroup(MambaCacheMode mode, int64_t num_checkpoint_blocks = 0) {
+  return {.spec = *MambaSpec::Create({.block_size = 4,
+                                      .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
+                                      .cache_mode = mode,
+                                      .num_checkpoint_blocks = num_checkpoint_blocks}),
+          .layer_names = {"state"}};
+}
+
+void UseStates(MambaCacheMode mode, bool partial_hits, bool native, Replay* replay) {
+  replay->is_watching = false;
+  replay->config.kv_cache.groups.push_back(StateGroup(mode));
+  replay->config.kv_cache.num_blocks = 70;
+  if (native) InChunks(14, {3, 5}, &replay->config.kv_cache);
+  if (partial_hits) replay->config.kv_cache.hash_block_size = 2;
+  replay->config.manager.partial_hits = partial_hits;
+  replay->config.manager.max_model_len = 100;
+  replay->config.scheduler.max_num_batched_tokens = 16;
+  replay->config.scheduler.reserve_full_isl = false;
+}
+
+// Rows and states that a hit inside a block goes on with are copied for real.
+TEST(VerifyingObserverTest, EachStepFindsTheStateBehindTheTokensBefore) {
+  for (const MambaCacheMode mode :
+       {MambaCacheMode::kNone, MambaCacheMode::kAlign, MambaCacheMode::kAll}) {
+    for (const bool partial_hits : {false, true}) {
+      if (partial_hits && mode != MambaCacheMode::kAlign) continue;
+      for (const bool native : {false, true}) {
+        for (const bool async : {false, true}) {
+          SCOPED_TRACE(testing::Message()
+                       << MambaCacheModeName(mode) << partial_hits << native << async);
+          Replay replay;
+          UseStates(mode, partial_hits, native, &replay);
+          replay.config.scheduler.async = async;
+          VerifyingObserver observer({.ops = &attention::CpuReference(), .layers_per_group = 2});
+          replay.further_observers = {&observer};
+          AddWorkload(&replay);
+          const absl::Status ran = replay.Run();
+          ASSERT_TRUE(ran.ok()) << ran;
+          EXPECT_TRUE(observer.status().ok()) << observer.status();
+          const attention::VerifierStats& stats = observer.verifier()->stats();
+          EXPECT_EQ(observer.num_state_layers(), 2);
+          EXPECT_GT(stats.num_states_read, 0);
+          EXPECT_GT(stats.num_states_written, stats.num_states_read);
+          EXPECT_EQ(stats.num_hit_tokens > 0, mode != MambaCacheMode::kNone);
+          EXPECT_EQ(stats.num_blocks_copied > 0, partial_hits);
+          EXPECT_EQ(stats.num_blocks_copied, replay.result.scheduler.num_block_copies);
+          EXPECT_EQ(stats.num_hit_tokens,
+                    replay.result.prefix_cache.hits + replay.result.prefix_cache.preempted_hits);
+        }
+      }
+    }
+  }
+}
+
+// Tells a verifier of a step without what `mangle` takes from it.
+class Between final : public EngineObserver {
+ public:
+  explicit Between(EngineObserver* to, std::function<void(StepRecord*)> mangle)
+      : to_(to), mangle_(std::move(mangle)) {}
+  void OnRunStart(const RunInfo& info) override { to_->OnRunStart(info); }
+  void OnPreemption(const PreemptionRecord& r, SimTime now) override { to_->OnPreemption(r, now); }
+  void OnStepScheduled(const StepRecord& step) override {
+    StepRecord mangled = step;
+    mangle_(&mangled);
+    to_->OnStepScheduled(mangled);
+  }
+  void OnStepFinished(const StepRecord& step) override { to_->OnStepFinished(step); }
+  void OnFinish(const SimRequest& request, SimTime now) override { to_->OnFinish(request, now); }
+
+ private:
+  EngineObserver* const to_;
+  const std::function<void(StepRecord*)> mangle_;
+};
+
+// The first copy of a group is forgotten: of rows and of a state.
+TEST(VerifyingObserverTest, AForgottenCopyIsAWrongNumber) {
+  for (const bool native : {false, true}) {
+    for (const GroupId group : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << native << group);
+      Replay replay;
+      UseStates(MambaCacheMode::kAlign, true, native, &replay);
+      VerifyingObserver observer({.ops = &attention::CpuReference()});
+      bool is_forgotten = false;
+      std::vector<BlockCopy> kept;
+      Between between(&observer, [&](StepRecord* step) {
+        kept.assign(step->copies.begin(), step->copies.end());
+        for (auto it = kept.begin(); !is_forgotten && it != kept.end(); ++it) {
+          if (it->group != group) continue;
+          kept.erase(it);
+          is_forgotten = true;
+          break;
+        }
+        step->copies = kept;
+      });
+      replay.further_observers = {&between};
+      AddWorkload(&replay);
+      ASSERT_TRUE(replay.Run().ok());
+      ASSERT_TRUE(is_forgotten);
+      EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/sim/verify/small_plan.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -22,15 +23,13 @@ bool IsMla(KvCacheSpecKind kind) {
 // Why a group's layers cannot be attended to, or nothing.
 const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
   switch (spec.kind()) {
-    case KvCacheSpecKind::kMamba:
-      return "states, not keys";
     case KvCacheSpecKind::kRing:
       return "a ring that old rows leave";
     case KvCacheSpecKind::kHiddenState:
       return "hidden states, which nothing attends to";
     case KvCacheSpecKind::kCrossAttention:
     case KvCacheSpecKind::kEncoderOnlyAttention:
-      return "keys of an encoder";
+      return "keys of an encoder, whose input traces do not have";
     default:
       return spec.compress_ratio() > 1 && spec.sliding_window().has_value()
                  ? "a window over compressed rows"
@@ -59,6 +58,11 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
     if (const char* reason = ReasonToLeaveOut(spec)) {
       absl::StrAppend(&group.name, " (left out: ", reason, ")");
       group.num_layers = 0;
+    } else if (spec.kind() == KvCacheSpecKind::kMamba) {
+      group.is_state = true;
+      group.at_boundaries = spec.options().cache_mode == MambaCacheMode::kAll;
+      absl::StrAppend(&group.name, ", states (", std::string(MambaCacheModeName(spec.options().cache_mode)),
+                      ")");
     } else {
       group.window = spec.sliding_window().value_or(0);
       group.chunk = spec.attention_chunk_size().value_or(0);
@@ -67,15 +71,64 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
       if (!group.is_mla) group.sinks = SinkLogits();
     }
     group_texts_.push_back(group.name);
-    num_layers_ += group.num_layers;
+    (group.is_state ? num_state_layers_ : num_layers_) += group.num_layers;
     groups.push_back(std::move(group));
   }
   return groups;
 }
 
+// DeepSeek V4's layers with a compressed cache attend to it and to their window at once.
+std::vector<attention::VerifiedJoint> VerifyingObserver::MakeJoints(
+    const std::vector<attention::VerifiedGroup>& groups) const {
+  std::vector<attention::VerifiedJoint> joints;
+  for (size_t rows = 0; rows < groups.size(); ++rows) {
+    if (!groups[rows].is_mla || groups[rows].compress_ratio == 1) continue;
+    const KvCacheSpec& spec = manager_->group(static_cast<GroupId>(rows)).spec();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const KvCacheSpec& other = manager_->group(static_cast<GroupId>(g)).spec();
+      // Compressor states are windows, too, but of rows of another size.
+      if (groups[g].is_mla && groups[g].window > 0 && other.head_size() == spec.head_size()) {
+        joints.push_back({.window_group = g, .rows_group = rows, .sinks = SinkLogits()});
+        break;
+      }
+    }
+  }
+  return joints;
+}
+
+absl::Status VerifyingObserver::MakeMemory(attention::VerifierOptions* options) {
+  const KvCacheConfig& config = manager_->config();
+  layout_ = config.native ? PoolLayout::kNative : options_.layout;
+  std::vector<SmallGroup> small;
+  for (const attention::VerifiedGroup& group : options->groups) {
+    const attention::RowShape shape = attention::ShapeOf(group, *options);
+    const int64_t key_floats = shape.is_mla ? shape.key_size : shape.num_kv_heads * shape.key_size;
+    small.push_back({.num_layers = group.num_layers,
+                     .rows = group.is_state ? 1 : group.block_size / group.compress_ratio,
+                     .key_floats = key_floats,
+                     .value_floats = shape.floats() - key_floats});
+  }
+  auto memory =
+      PlannedMemory::Create(MakeSmallPlan(config, options->num_blocks, layout_, small), {});
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  options->memory.tensors = memory_->tensors();
+  for (const LayerMemory& layer : memory_->layers()) {
+    options->memory.layers.push_back(
+        {.tensor = static_cast<size_t>(layer.tensor), .place = layer.place});
+  }
+  return absl::OkStatus();
+}
+
 void VerifyingObserver::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
   trace_ = info.trace;
+  if (manager_->config().native && options_.tiers != nullptr) {
+    status_ = absl::InvalidArgumentError(
+        "tiers with the native layout: their slots have no pages of one size to verify; choose "
+        "another --layout");
+    return;
+  }
   attention::VerifierOptions options;
   const int64_t pool_blocks = options.num_blocks = manager_->pool().num_blocks();
   if (options_.tiers != nullptr) {
@@ -87,6 +140,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
     }
   }
   options.groups = MakeGroups();
+  options.joints = MakeJoints(options.groups);
   options.ops = options_.ops;
   options.threads = options_.threads;
   options.on_memory = options_.on_memory;
@@ -101,8 +155,11 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   options.tolerance = options_.tolerance;
   options.seed = options_.seed;
   options.num_heads = static_cast<int64_t>(SinkLogits().size());
-  if (num_layers_ == 0) {
-    status_ = absl::InvalidArgumentError("no group of the model holds keys: nothing to verify");
+  if (num_layers_ + num_state_layers_ > 0) status_ = MakeMemory(&options);
+  if (!status_.ok()) return;
+  if (num_layers_ + num_state_layers_ == 0) {
+    status_ = absl::InvalidArgumentError(
+        "no group of the model holds keys or states: nothing to verify");
     return;
   }
   auto verifier = attention::KvCacheVerifier::Create(std::move(options));
@@ -152,13 +209,17 @@ void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
   const size_t num_groups = static_cast<size_t>(manager_->num_groups());
   // Spans into it must not move.
   tables_.resize(step.scheduled.size() * num_groups);
+  checkpoints_.resize(step.scheduled.size());
   requests_.clear();
   for (size_t i = 0; i < step.scheduled.size(); ++i) {
     const ScheduledRecord& record = step.scheduled[i];
     const SimRequest& request = *record.request;
     const auto tables = absl::MakeSpan(tables_).subspan(i * num_groups, num_groups);
+    checkpoints_[i].clear();
     for (size_t g = 0; g < num_groups; ++g) {
       tables[g] = manager_->GetBlocks(*request.kv, static_cast<GroupId>(g));
+      const auto checkpoint = manager_->GetStateCheckpoint(*request.kv, static_cast<GroupId>(g));
+      if (checkpoint) checkpoints_[i].push_back({g, checkpoint->num_tokens, checkpoint->block});
     }
     attention::VerifiedRequest verified;
     verified.id = static_cast<uint64_t>(request.spec.row);
@@ -167,6 +228,7 @@ void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
     verified.num_scheduled = record.num_tokens;
     verified.tokens = TokensOf(request, record.num_context + record.num_tokens);
     verified.block_tables = tables;
+    verified.checkpoints = checkpoints_[i];
     requests_.push_back(verified);
   }
   status_ = verifier_->OnStep(requests_);

@@ -31,9 +31,11 @@
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/memory/planned_memory.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/tiers/tier_connector.h"
 #include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks::sim {
 
@@ -49,6 +51,9 @@ class VerifyingObserver final : public EngineObserver {
     int64_t max_rows_per_step = 0;  // 0: all
     double tolerance = 1e-5;
     uint64_t seed = 0;
+    // How the small layers lie in memory, kUniform or kSlab; where the manager's ids are those of
+    // chunks, they lie in chunks.
+    PoolLayout layout = PoolLayout::kUniform;
     // Tiers behind the device, whose slots are blocks of the verifier's behind those of the pool; null:
     // none. Not owned; they must be attached before the run, and not take what the device evicts.
     const TierConnector* tiers = nullptr;
@@ -60,10 +65,13 @@ class VerifyingObserver final : public EngineObserver {
   const absl::Status& status() const { return status_; }
   // Null until the run starts, or if it could not be made.
   const attention::KvCacheVerifier* verifier() const { return verifier_.get(); }
-  // Of each of the manager's groups what is verified, in words: "full_attention", "mamba (states:
-  // left out)".
+  // Of each of the manager's groups what is verified, in words: "full_attention", "ring (left
+  // out: a ring that old rows leave)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
-  int64_t num_layers() const { return num_layers_; }
+  int64_t num_layers() const { return num_layers_; }  // that queries attend to
+  int64_t num_state_layers() const { return num_state_layers_; }
+  // As the run has it.
+  PoolLayout layout() const { return layout_; }
 
   // For TierConnector::set_on_copies.
   void OnCopies(absl::Span<const KvCopy> copies);
@@ -82,15 +90,20 @@ class VerifyingObserver final : public EngineObserver {
   };
 
   std::vector<attention::VerifiedGroup> MakeGroups();
+  std::vector<attention::VerifiedJoint> MakeJoints(
+      const std::vector<attention::VerifiedGroup>& groups) const;
+  absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
 
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
   const TraceInfo* trace_ = nullptr;
+  PoolLayout layout_ = PoolLayout::kUniform;
+  std::optional<PlannedMemory> memory_;  // outlives the verifier
   std::unique_ptr<attention::KvCacheVerifier> verifier_;
   std::vector<std::string> group_texts_;
-  int64_t num_layers_ = 0;
+  int64_t num_layers_ = 0, num_state_layers_ = 0;
   absl::Status status_;
 
   std::vector<int64_t> first_blocks_;  // of the verifier's, by tier
@@ -99,6 +112,7 @@ class VerifyingObserver final : public EngineObserver {
   std::vector<absl::uint128> keys_;  // scratch
   std::vector<attention::VerifiedRequest> requests_;
   std::vector<absl::Span<const int32_t>> tables_;
+  std::vector<std::vector<attention::VerifiedCheckpoint>> checkpoints_;  // per request of a step
 };
 
 }  // namespace kvblocks::sim

@@ -31,10 +31,10 @@ constexpr double kOtherRanks = 2.1;
 
 }  // namespace
 
-MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t tensor_parallel) {
+MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks) {
   MeasuredReserves reserves{
       .activation_gb = (model.experts ? kExpertActivation : kDenseActivation) * kGbPerGib,
-      .other_gb = (tensor_parallel > 1 ? kOtherRanks : kOtherAlone) * kGbPerGib,
+      .other_gb = (num_ranks > 1 ? kOtherRanks : kOtherAlone) * kGbPerGib,
       .source = absl::StrCat("vLLM 0.19 on H100, ", model.experts ? "any with experts" : "any dense")};
   for (const ActivationRow& row : kActivations) {
     if (model.family != row.family) continue;
@@ -45,9 +45,19 @@ MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t tensor_para
 }
 
 void SetMeasuredReserves(PoolMemory* memory) {
-  const MeasuredReserves measured = MeasuredReservesOf(memory->model, memory->tensor_parallel);
+  const MeasuredReserves measured = MeasuredReservesOf(
+      memory->model, memory->tensor_parallel * (memory->model.experts ? memory->data_parallel : 1));
   memory->activation_gb = measured.activation_gb;
   memory->graph_gb = measured.other_gb;
+}
+
+double WeightGbPerDevice(const PoolMemory& memory) {
+  const ModelFacts& model = memory.model;
+  const double all = model.weight_bytes() / 1e9;
+  const auto ranks = static_cast<double>(memory.tensor_parallel);
+  if (memory.data_parallel == 1 || !model.experts) return all / ranks;
+  const double routed = model.routed_params_b() * model.experts->bytes_per_param;
+  return (all - routed + routed / static_cast<double>(memory.data_parallel)) / ranks;
 }
 
 absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory) {
@@ -56,6 +66,10 @@ absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory) {
   if (memory.tensor_parallel < 1 || memory.tensor_parallel > 1024) {
     return absl::InvalidArgumentError(
         absl::StrCat("pool.tensor_parallel is ", memory.tensor_parallel, ", expected 1 to 1024"));
+  }
+  if (memory.data_parallel < 1 || memory.data_parallel > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pool.data_parallel is ", memory.data_parallel, ", expected 1 to 1024"));
   }
   struct {
     absl::string_view field;
@@ -70,8 +84,9 @@ absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory) {
     return absl::InvalidArgumentError(
         absl::StrCat(f.field, " is ", f.value, ", expected ", f.low, " to ", f.high));
   }
-  const double weights_gb = (memory.model.weight_bytes() / 1e9 + memory.draft_weights_gb) /
-                            static_cast<double>(memory.tensor_parallel);
+  const double weights_gb =
+      WeightGbPerDevice(memory) +
+      memory.draft_weights_gb / static_cast<double>(memory.tensor_parallel);
   const double left_gb = memory.device.usable_gb() * memory.utilization - weights_gb -
                          memory.activation_gb - memory.graph_gb;
   if (!(left_gb > 0)) {

@@ -20,6 +20,8 @@ struct PoolMemory {
   DeviceFacts device;
   ModelFacts model;
   int64_t tensor_parallel = 1;
+  // Such groups of ranks, each with all of the weights but for the experts, which all of them divide.
+  int64_t data_parallel = 1;
   double utilization = 0.9;  // share of the device memory that may be used
   // Memory that is neither weights nor cache. Estimates, unless SetMeasuredReserves sets them.
   double activation_gb = 2.0;
@@ -35,9 +37,12 @@ struct MeasuredReserves {
   double other_gb = 0;
   std::string source;
 };
-MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t tensor_parallel);
+MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks);
 // Puts them in place of the estimates.
 void SetMeasuredReserves(PoolMemory* memory);
+
+// What the model's weights take on one device.
+double WeightGbPerDevice(const PoolMemory& memory);
 
 // On one device. InvalidArgument for bad fields; ResourceExhausted, with the sums, if nothing is
 // left.

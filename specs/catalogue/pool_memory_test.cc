@@ -31,6 +31,25 @@ TEST(PoolMemoryTest, IsWhatWeightsAndReservesLeave) {
   EXPECT_EQ(*CacheBytesInMemory(two) / (kBlockBytes / 2), 56238);
 }
 
+// D-6: ranks divide the experts, and each has all other weights.
+TEST(PoolMemoryTest, DataParallelRanksDivideTheExperts) {
+  PoolMemory memory = {.device = *Catalogue::BuiltIn().FindDevice("h200-sxm"),
+                       .model = *Catalogue::BuiltIn().FindModel("deepseek-v3"),
+                       .data_parallel = 8};
+  const double routed = 58 * 256 * 3 * 7168.0 * 2048 / 1e9;
+  EXPECT_NEAR(WeightGbPerDevice(memory), 671.03 - routed * 7 / 8, 1e-9);
+  memory.tensor_parallel = 2;
+  EXPECT_NEAR(WeightGbPerDevice(memory), (671.03 - routed * 7 / 8) / 2, 1e-9);
+  memory.data_parallel = 1;
+  EXPECT_NEAR(WeightGbPerDevice(memory), 671.03 / 2, 1e-9);
+  // Without experts each has all.
+  PoolMemory dense = Llama8bPool();
+  dense.data_parallel = 4;
+  EXPECT_EQ(*CacheBytesInMemory(dense), *CacheBytesInMemory(Llama8bPool()));
+  dense.data_parallel = 0;
+  EXPECT_THAT(CacheBytesInMemory(dense).status().message(), HasSubstr("data_parallel is 0"));
+}
+
 TEST(PoolMemoryTest, WhatADeviceReportsCounts) {
   // 79.19 GiB of the 80 GB: 0.9 x 85.03 - 16.06 - 2 - 1 = 57.47 GB.
   EXPECT_EQ(*CacheBytesInMemory(Llama8bPool()) / kBlockBytes, 27402);

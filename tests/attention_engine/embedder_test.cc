@@ -106,5 +106,58 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
   EXPECT_FALSE(verifier->failure().has_value());
 }
 
+// Two requests with encoders of their own, one after the other in a pool that holds one: what the first
+// left in the encoder's blocks is void for the second.
+TEST(EmbedderTest, CrossAttentionReadsTheBlocksOfItsOwnEncoder) {
+  const KvCacheConfig config{
+      .num_blocks = 8,
+      .groups = {{.spec = Full(4), .layer_names = {"own"}},
+                 {.spec = *CrossAttentionSpec::Create(
+                      {.block_size = 4, .num_kv_heads = 1, .head_size = 8}),
+                  .layer_names = {"cross"}}}};
+  auto manager =
+      KvCacheManager::Create(
+          config, {.max_model_len = 64, .enable_caching = false, .max_encoder_tokens = 16})
+          .value();
+  auto verifier = attention::KvCacheVerifier::Create(
+                      {.num_blocks = config.num_blocks,
+                       .groups = {{.name = "own", .block_size = 4},
+                                  {.name = "cross", .block_size = 4, .is_cross = true}},
+                       .ops = &attention::CpuReference(),
+                       .use_of_block = [&](int32_t block) { return UseOfBlock(*manager, block); }})
+                      .value();
+  for (uint64_t id = 1; id <= 2; ++id) {
+    std::vector<int64_t> encoder(9 + id, static_cast<int64_t>(id)), tokens(12, 7);
+    const std::vector<TokenId> prompt(6, 7);
+    auto request = manager->NewRequest({.id = "r", .content = {.token_ids = prompt}}).value();
+    for (int64_t computed = 0, n = 6; computed < 12; computed += n, n = 1) {
+      const TokenId sampled = 7;
+      if (computed > 0) {
+        ASSERT_TRUE(request->AppendOutputTokens({&sampled, 1}).ok());
+      }
+      const auto slots = manager->AllocateSlots(
+          *request, {.num_new_tokens = n,
+                     .num_encoder_tokens =
+                         computed == 0 ? static_cast<int64_t>(encoder.size()) : 0});
+      ASSERT_TRUE(slots.ok() && slots->has_value()) << slots.status();
+      const std::vector<absl::Span<const int32_t>> tables = {manager->GetBlocks(*request, 0),
+                                                             manager->GetBlocks(*request, 1)};
+      const absl::Status status = verifier->OnStep({{.id = id,
+                                                     .name = "r",
+                                                     .num_computed = computed,
+                                                     .num_scheduled = n,
+                                                     .tokens = tokens,
+                                                     .block_tables = tables,
+                                                     .encoder_tokens = encoder}});
+      ASSERT_TRUE(status.ok()) << status;
+      request->set_num_computed_tokens(computed + n);
+    }
+    ASSERT_TRUE(manager->Free(*request).ok());
+    ASSERT_TRUE(verifier->Release(id).ok());
+  }
+  EXPECT_EQ(verifier->stats().num_rows_attended, 2 * 24);
+  EXPECT_EQ(verifier->stats().num_rows_written, 24 + 10 + 11);
+}
+
 }  // namespace
 }  // namespace kvblocks::testing

@@ -112,7 +112,7 @@ class Checker:
             for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
                 flags[name] = values_of(unit)
                 flags["no-" + name] = None
-        flags["tp"] = flags["pp"] = None
+        flags["tp"] = flags["pp"] = flags["dp"] = None
         return {"": flags}
 
     def label_exists(self, label):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TARGETS = ["//:kv_cache", "//:planning", "//:attention", "//:kv_events_zmq", "//:offload", "//:kvblocks_c",
+TARGETS = ["//:kv_cache", "//:planning", "//:attention", "//:planned_memory", "//:kv_events_zmq", "//:offload", "//:kvblocks_c",
            "//sim:kvsim"]
 # Kernels for GPUs: the CMake build that this compares is configured without them.
 CUDA = "attention/cuda/"

@@ -248,6 +248,8 @@ class RowRun {
         any |= live[h];
       }
       if (any == 0) continue;
+      const float row_v_scale =
+          address.value_scale == nullptr ? v_scale : v_scale * *address.value_scale;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= num_heads_) continue;
@@ -261,7 +263,7 @@ class RowRun {
 #pragma unroll
           for (int i = 0; i < kSums; ++i) sums_[h][i] *= shrink;
         }
-        scratch_.tile->weight[h][lane_] = weight * v_scale;
+        scratch_.tile->weight[h][lane_] = weight * row_v_scale;
       }
       scratch_.tile->value[lane_] = address.value;
       scratch_.tile->scales[lane_] = address.scales;
@@ -308,6 +310,7 @@ class RowRun {
     float products[kHeads];
     KeyProducts<kHeads>(cache, params_.key_dim, params_.value_dim, scratch_.q,
                         QueryFloats(params_.key_dim), address, products);
+    if (address.key_scale != nullptr) k_scale *= *address.key_scale;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (scores[h] == -INFINITY) continue;

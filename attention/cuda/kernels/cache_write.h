@@ -41,6 +41,25 @@ struct CacheWriteParams {
 // V are converted differently or values of kPagedX are float32 or odd.
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
 
+// Rows [tokens, heads, dim] whose codes, int8 or e4m3, and float32 scales go to rows of a cache.
+struct QuantisedStore {
+  ConstRows from;
+  CacheTensor codes, scales;  // of outputs
+  int32_t dim = 0;
+};
+struct QuantisedWriteParams {
+  QuantisedStore stores[2];  // K, V
+  Element element = Element::kI8;
+  int32_t heads = 1;
+  const int64_t* slots = nullptr;
+  int64_t slot_stride = 1;
+  int64_t num_tokens = 0;
+  int64_t num_slots = 0;
+  int32_t block_size = 1;
+};
+// Vectors as cache/quantised_rows.h has them for kPerTokenHead, bit for bit. A warp per vector.
+Error LaunchQuantisedWrite(const LaunchContext& context, const QuantisedWriteParams& params);
+
 // Rows of kv_c and k_pe as fp8 records; see kv_cache_view.h for both forms.
 struct MlaFp8WriteParams {
   ConstRows kv_c, k_pe;  // [T, 512 or 448], [T, 64]

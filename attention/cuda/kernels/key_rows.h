@@ -20,7 +20,14 @@ struct KeyAddress {
   const unsigned char* tail = nullptr;    // kMlaSplit and fp8 rows: the rotary values
   const unsigned char* scales = nullptr;  // fp8 rows
   const unsigned char* value = nullptr;
+  // Of caches with a scale per row.
+  const float* key_scale = nullptr;
+  const float* value_scale = nullptr;
 };
+
+KVB_DEVICE int64_t RowOf(const CacheTensor& tensor, int64_t block, int64_t offset, int kv_head) {
+  return block * tensor.block_stride + offset * tensor.token_stride + kv_head * tensor.head_stride;
+}
 
 // REQUIRES: 0 <= block < num_blocks, 0 <= offset < block_size.
 KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offset, int kv_head) {
@@ -31,12 +38,14 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   switch (cache.layout) {
     case Layout::kNhd:
     case Layout::kHnd:
-      address.key = k + (block * cache.k.block_stride + offset * cache.k.token_stride +
-                         kv_head * cache.k.head_stride) *
-                            bytes;
-      address.value = v + (block * cache.v.block_stride + offset * cache.v.token_stride +
-                           kv_head * cache.v.head_stride) *
-                              bytes;
+      address.key = k + RowOf(cache.k, block, offset, kv_head) * bytes;
+      address.value = v + RowOf(cache.v, block, offset, kv_head) * bytes;
+      if (cache.has_row_scales()) {
+        address.key_scale = static_cast<const float*>(cache.k_row_scales.data) +
+                            RowOf(cache.k_row_scales, block, offset, kv_head);
+        address.value_scale = static_cast<const float*>(cache.v_row_scales.data) +
+                              RowOf(cache.v_row_scales, block, offset, kv_head);
+      }
       break;
     case Layout::kPagedX:
       address.key =

@@ -105,7 +105,9 @@ int ArrivalRowOf(const void* workspace) {
 bool TakesPagedDecode(const PagedDecodeParams& params) {
   const Cache& cache = params.keys.cache;
   const Scoring& scoring = params.scoring;
-  if (!IsStrided(cache.layout) || cache.element == Element::kF32) return false;
+  if (!IsStrided(cache.layout) || cache.element == Element::kF32 || cache.has_row_scales()) {
+    return false;
+  }
   if (params.kv_start_loc != nullptr || params.query_positions != nullptr ||
       params.out_scale > 0) {
     return false;

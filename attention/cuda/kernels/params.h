@@ -65,13 +65,17 @@ struct CacheTensor {
 
 // A paged cache. kPagedX is dense: K [NB, Hkv, D/x, BS, x], V [NB, Hkv, Dv, BS], and only the block
 // strides may differ from that. MLA layouts: k holds the rows (kMlaSplit: compressed values in k,
-// rotary ones in v), token_stride in elements, of bytes for the fp8 rows.
+// rotary ones in v), token_stride in elements, of bytes for the fp8 rows. Codes of the strided layouts
+// may have a float32 scale per row in the cache, next to or instead of k_scale and v_scale.
 struct Cache {
   Layout layout = Layout::kNhd;
   Element element = Element::kF32;
   CacheTensor k, v;
+  CacheTensor k_row_scales, v_row_scales;  // float32; both or none
   int32_t num_blocks = 0, block_size = 1;
   Scales k_scale, v_scale;
+
+  constexpr bool has_row_scales() const { return k_row_scales.data != nullptr; }
 };
 
 // The keys of a batch through its block tables.

@@ -414,6 +414,7 @@ bool TakesPrefill(const PrefillParams& params) {
   if (type != Element::kF16 && type != Element::kBF16) return false;
   const bool codes = HoldsCodes(cache);
   if ((cache.element != type && !codes) || !IsStrided(cache.layout)) return false;
+  if (cache.has_row_scales()) return false;
   if (scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 || scoring.mask.mode == 0) {
     return false;
   }

@@ -1,5 +1,5 @@
-// NaiveFleet: naive engines on one event list behind a naive router, with its queue and replicas that come and
-// go, to hold Fleet against.
+// NaiveFleet: naive engines on one event list behind a naive router, with its queue, replicas that come and
+// go and ranks that step together, to hold Fleet against.
 //
 // Everything is asked anew at every instant, contents are whole prefixes, and an index is a set. Steps of 1 s,
 // all times in seconds.
@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/sim/fleet/fleet.h"
+#include "kvblocks/sim/fleet/testing/naive_ranks.h"
 #include "kvblocks/sim/gen/philox.h"
 #include "kvblocks/sim/testing/naive_engine.h"
 
@@ -26,11 +27,33 @@ namespace kvblocks::sim {
 
 class NaiveFleet {
  public:
-  NaiveFleet(const NaiveOptions& engine, const FleetOptions& fleet, int64_t count)
-      : o_(engine), fleet_(fleet), sent_(static_cast<size_t>(count)) {
+  NaiveFleet(const NaiveOptions& engine, const FleetOptions& fleet, int64_t count,
+             const NaivePassTime& pass_time = {})
+      : o_(engine),
+        fleet_(fleet),
+        sent_(static_cast<size_t>(count)),
+        balancer_(fleet.router.stats_interval / kSecond) {
     for (int64_t i = 0; i < count; ++i) {
       engines.emplace_back(engine);
       states_.push_back(i < fleet.num_live ? "live" : "off");
+    }
+    balancer_.set_pool(engine.num_blocks - 1);
+    for (size_t e = 0; e < engines.size(); ++e) {
+      engines[e].on_counts = [this, e](int64_t now) {
+        balancer_.Tell(e,
+                       {.num_waiting = engines[e].num_waiting(),
+                        .num_running = engines[e].num_running(),
+                        .num_blocks_used = engines[e].num_used(),
+                        .num_blocks = o_.num_blocks - 1},
+                       now);
+      };
+    }
+    for (const RankGroup& ranks : fleet.ranks) {
+      if (!ranks.is_lockstep) continue;
+      LockstepOptions options = fleet.lockstep;
+      options.prefill_interval = engine.interval;
+      groups.push_back({static_cast<size_t>(ranks.first), static_cast<size_t>(ranks.count), options,
+                        engine.async, pass_time});
     }
     ups_.resize(engines.size());
     published_.resize(engines.size());
@@ -44,8 +67,7 @@ class NaiveFleet {
     for (int guard = 0; guard < 100000; ++guard) {
       for (size_t e = 0; e < engines.size(); ++e) {
         if (!engines[e].EndsStep(now)) continue;
-        engines[e].EndStep(now);
-        Publish(e, now);
+        if (engines[e].EndStep(now)) Publish(e, now);
       }
       for (size_t e = 0; e < engines.size(); ++e) SwitchOff(e);
       GiveUp(now);
@@ -55,9 +77,19 @@ class NaiveFleet {
       }
       Drain(now);
       for (size_t e = 0; e < engines.size(); ++e) {
+        if (IsCoupled(e)) {
+          engines[e].GiveUp(now);
+          continue;
+        }
         engines[e].Go(now);
         if (engines[e].idles()) Publish(e, now);
         SwitchOff(e);
+      }
+      for (NaiveLockstep& group : groups) {
+        group.Step(engines, now);
+        for (size_t e = group.first; e < group.first + group.count; ++e) {
+          if (engines[e].idles()) Publish(e, now);
+        }
       }
       int64_t next = next_request < requests.size() ? Due(requests[next_request]) : -1;
       for (const NaiveEngine& engine : engines) {
@@ -77,6 +109,7 @@ class NaiveFleet {
   }
 
   std::vector<NaiveEngine> engines;
+  std::vector<NaiveLockstep> groups;
   std::vector<std::string> decisions;
   int64_t num_lost = 0;
   bool has_held() const { return !queue_.empty(); }
@@ -87,6 +120,33 @@ class NaiveFleet {
 
   int64_t Due(const NaiveRequest& r) const {
     return r.arrival + fleet_.router_delay / kSecond;
+  }
+
+  bool IsCoupled(size_t e) const {
+    return std::any_of(groups.begin(), groups.end(), [&](const NaiveLockstep& group) {
+      return e >= group.first && e < group.first + group.count;
+    });
+  }
+
+  // Replicas in turn, and of one the rank with the lowest score.
+  size_t ChooseRank(const std::vector<size_t>& open, int64_t now) {
+    std::vector<std::pair<size_t, size_t>> units;
+    size_t next = 0;
+    for (const RankGroup& ranks : fleet_.ranks) {
+      for (; next < static_cast<size_t>(ranks.first); ++next) units.push_back({next, 1});
+      units.push_back({next, static_cast<size_t>(ranks.count)});
+      next += units.back().second;
+    }
+    for (; next < engines.size(); ++next) units.push_back({next, 1});
+    const auto has_room = [&](const std::pair<size_t, size_t>& unit) {
+      return std::any_of(open.begin(), open.end(), [&](size_t e) {
+        return e >= unit.first && e < unit.first + unit.second;
+      });
+    };
+    while (!has_room(units[turn_ % units.size()])) ++turn_;
+    const auto [first, count] = units[turn_++ % units.size()];
+    return balancer_.Choose(
+        first, count, open, [&](size_t e) { return Requests(e); }, num_sends_[first]++, now);
   }
 
   // --- Replicas that come and go ---
@@ -268,7 +328,7 @@ class NaiveFleet {
                              [&](size_t a, size_t b) { return measure(a) < measure(b); });
   }
 
-  size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
+  size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims, int64_t now) {
     const std::vector<size_t> live = Live();
     const auto count = static_cast<int64_t>(live.size());
     const auto by_requests = [&](size_t e) { return Requests(e); };
@@ -308,6 +368,8 @@ class NaiveFleet {
         if (Requests(home) + 1 > limit || !is_open(home)) home = Least(open, by_requests);
         return home;
       }
+      case RouterKind::kDataParallel:
+        return ChooseRank(open, now);
       default:
         break;
     }
@@ -331,7 +393,7 @@ class NaiveFleet {
       claims.push_back(fleet_.router.kind == RouterKind::kOracle ? held[e]
                                                                  : engines[e].Leading(*r, known));
     }
-    const size_t chosen = Choose(*r, claims);
+    const size_t chosen = Choose(*r, claims, now);
     if (fleet_.router.kind == RouterKind::kPrefixApproximate) Remember(*r, recent_[chosen]);
     decisions.push_back(absl::StrCat(now, " ", r->id, " to ", chosen, " held ",
                                      absl::StrJoin(held, ",")));
@@ -360,6 +422,8 @@ class NaiveFleet {
   std::vector<std::vector<Key>> recent_;
   std::map<uint64_t, size_t> homes_;
   size_t turn_ = 0;
+  NaiveBalancer balancer_;
+  std::map<size_t, int64_t> num_sends_;  // by the first rank of a replica
   std::vector<NaiveRequest*> queue_;
   std::vector<std::string> states_;
   std::vector<int64_t> ups_;  // when those that start are live

@@ -1,0 +1,143 @@
+// What sparse layers refuse, and what they leave alone. That they are right: tests/deepseek_v4.
+
+#include "kvblocks/attention/backends/sparse_mla_layer.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/testing/paged_case.h"
+
+namespace kvblocks::attention {
+namespace {
+
+using ::testing::HasSubstr;
+
+LayerConfig OfV32() {
+  LayerConfig config{.name = "l", .num_heads = 2, .latent_rank = 6, .rotary_dim = 2};
+  config.sparse = {.topk = 2, .index_heads = 1, .index_dim = 4};
+  return config;
+}
+
+TEST(SparseMlaLayerTest, ConfigsThatContradictThemselvesAreRefused) {
+  const auto refusal = [](auto change) {
+    LayerConfig config = OfV32();
+    change(config);
+    return std::string(CpuBackend().MakeImpl(config).status().message());
+  };
+  EXPECT_EQ(refusal([](LayerConfig&) {}), "");
+  EXPECT_THAT(refusal([](auto& c) { c.window = 8; }),
+              HasSubstr("layer l: window 8; a sparse layer"));
+  EXPECT_THAT(refusal([](auto& c) { c.sparse.compress_ratio = 4; }), HasSubstr("window 0"));
+  EXPECT_THAT(refusal([](auto& c) { c.window = 8, c.sparse.compress_ratio = 1; }),
+              HasSubstr("topk 2 with compress_ratio 1"));
+  EXPECT_THAT(refusal([](auto& c) { c.sparse.index_heads = 0; }), HasSubstr("0 heads of 4"));
+  EXPECT_THAT(refusal([](auto& c) { c.sparse.overlap = true; }), HasSubstr("overlap"));
+  EXPECT_THAT(refusal([](auto& c) { c.latent_rank = 0; }), HasSubstr("latent rank of 0"));
+  EXPECT_THAT(refusal([](auto& c) { c.sparse.topk = -1; }), HasSubstr("layer l: "));
+  EXPECT_THAT(refusal([](auto& c) { c.soft_cap = 1; }), HasSubstr("no other feature"));
+  EXPECT_THAT(refusal([](auto& c) { c.scale = -1; }), HasSubstr("scale -1"));
+}
+
+TEST(SparseMlaLayerTest, WorkIsWhatALayerNeeds) {
+  LayerConfig config = OfV32();
+  const SparseWorkBounds bounds{.max_tokens = 3, .max_seq_len = 100};
+  std::vector<std::byte> memory(2000);
+  const auto view = [&](int64_t bytes) {
+    return TensorView::Contiguous(memory.data(), DType::kU8, {bytes});
+  };
+  const auto v32 = MakeSparseWork(config, bounds, view(SparseWorkBytes(config, bounds)));
+  ASSERT_TRUE(v32.ok()) << v32.status();
+  EXPECT_EQ(v32->chosen_slots.DebugString(), "i32[3, 2]");
+  EXPECT_TRUE(v32->window_slots.absent() && v32->rows.absent() && v32->all_slots.absent());
+  const absl::Status little =
+      MakeSparseWork(config, bounds, view(SparseWorkBytes(config, bounds) - 1)).status();
+  EXPECT_EQ(little.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(little.message()), HasSubstr("works in 512 bytes; the memory has 511"));
+  config.window = 5;
+  config.sparse = {.compress_ratio = 8};
+  const auto c8 = MakeSparseWork(config, bounds, view(2000));
+  ASSERT_TRUE(c8.ok()) << c8.status();
+  EXPECT_EQ(c8->window_slots.DebugString(), "i32[3, 5]");
+  EXPECT_EQ(c8->all_slots.DebugString(), "i32[3, 12]");
+  EXPECT_EQ(c8->rows.DebugString(), "f32[3, 8]");
+  EXPECT_TRUE(c8->chosen_slots.absent() && c8->index_rows.absent());
+}
+
+TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
+  const LayerConfig config = OfV32();
+  const auto layer = CpuBackend().MakeImpl(config);
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  auto builder = AttentionMetadataBuilder::Create(
+      {.groups = {{.manager_block_size = 4, .kernel_block_size = 4, .num_blocks = 6}},
+       .max_num_reqs = 1,
+       .max_num_tokens = 4,
+       .max_seq_len = 8});
+  const std::vector<RequestInput> batch = {{.num_computed_tokens = 0, .num_scheduled_tokens = 3}};
+  const std::vector<int32_t> blocks = {2};
+  const std::vector<absl::Span<const int32_t>> tables = {blocks};
+  ASSERT_TRUE(builder->Build({.requests = batch, .block_ids = tables}).ok());
+
+  Tensor q(DType::kF32, {4, 2, 8}), k(DType::kF32, {4, 6}), v(DType::kF32, {4, 2});
+  Tensor cache(DType::kF32, {6, 4, 8}), out(DType::kF32, {4, 2, 6});
+  Tensor index_q(DType::kF32, {4, 1, 4}), weights(DType::kF32, {4, 1}),
+      index_k(DType::kF32, {4, 4});
+  Tensor index_cache(DType::kF32, {6, 4, 4});
+  for (Tensor* tensor : {&q, &k, &v, &index_q, &weights, &index_k}) {
+    tensor->Set(std::vector<double>(tensor->view.num_elements(), 1));
+  }
+  FillWithPoison(cache), FillWithPoison(index_cache), FillWithPoison(out);
+  const SparseWorkBounds bounds{.max_tokens = 4, .max_seq_len = 8};
+  std::vector<std::byte> memory(SparseWorkBytes(config, bounds));
+  SparseTensors sparse;
+  sparse.work = *MakeSparseWork(
+      config, bounds,
+      TensorView::Contiguous(memory.data(), DType::kU8, {static_cast<int64_t>(memory.size())}));
+  sparse.index_q = index_q.view, sparse.index_weights = weights.view;
+  sparse.index_k = index_k.view, sparse.index_cache = index_cache.view;
+  LayerTensors tensors;
+  tensors.q = q.view, tensors.k = k.view, tensors.v = v.view, tensors.out = out.view;
+  tensors.cache = *MakeMlaLatentView(cache.view, 6);
+
+  const std::vector<std::byte> before = cache.bytes, index_before = index_cache.bytes;
+  const auto refusal = [&](const LayerTensors& given, const CommonAttentionMetadata& metadata) {
+    const absl::Status status = (*layer)->Forward({}, given, &metadata);
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(cache.bytes, before);
+    EXPECT_EQ(index_cache.bytes, index_before);
+    return std::string(status.message());
+  };
+  const CommonAttentionMetadata& good = builder->metadata();
+  EXPECT_THAT(refusal(tensors, good), HasSubstr("layer l: sparse is null"));
+  tensors.sparse = &sparse;
+  LayerTensors bad = tensors;
+  bad.q = *q.view.Slice(0, 0, 2);
+  EXPECT_THAT(refusal(bad, good), HasSubstr("q is f32[2, 2, 8]; 3 dimensions and 3 rows"));
+  bad = tensors, bad.out_scale = 1;
+  EXPECT_THAT(refusal(bad, good), HasSubstr("quantised output"));
+  CommonAttentionMetadata metadata = good;
+  metadata.causal = false;
+  EXPECT_THAT(refusal(tensors, metadata), HasSubstr("causality"));
+  // A bad block, found by the indexer's check before the first store runs.
+  const std::vector<int32_t> table = {6};
+  metadata = good, metadata.block_table = ViewOf(absl::MakeConstSpan(table), {1, 1});
+  EXPECT_THAT(refusal(tensors, metadata), HasSubstr("block_table[0][0] is 6"));
+  SparseTensors without = sparse;
+  without.index_cache = {};
+  bad = tensors, bad.sparse = &without;
+  EXPECT_THAT(refusal(bad, good), HasSubstr("no index_cache"));
+
+  ASSERT_EQ((*layer)->Forward({}, tensors, &good), absl::OkStatus());
+  const std::vector<double> rows = out.Get();
+  for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(rows[i], i < 36 ? 1 : 0) << i;
+  // Profiling.
+  FillWithPoison(out);
+  ASSERT_EQ((*layer)->Forward({}, tensors, nullptr), absl::OkStatus());
+  EXPECT_EQ(out.Get(), std::vector<double>(48, 0));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

@@ -1,0 +1,183 @@
+#include "kvblocks/attention/cache/page_place.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+
+#include "absl/types/span.h"
+#include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+absl::Status CheckPlace(const PagePlace& place, int64_t num_blocks, int64_t split) {
+  if (num_blocks < 1 || num_blocks > kMaxInt32) {
+    return InvalidArgument("num_blocks is ", num_blocks, "; from 1 to ", kMaxInt32);
+  }
+  if (place.offset < 0 || place.page_bytes < 1 || place.block_stride < place.page_bytes) {
+    return InvalidArgument("pages of ", place.page_bytes, " bytes at ", place.offset, ", ",
+                           place.block_stride, " bytes apart; expected an offset of at least 0, a "
+                           "byte at least, and a stride of at least a page");
+  }
+  if (split < 1 || place.page_bytes % split != 0) {
+    return InvalidArgument("split is ", split, "; it must divide the ", place.page_bytes,
+                           " bytes of a page");
+  }
+  if (place.ids_per_chunk == 0) return absl::OkStatus();
+  if (place.ids_per_chunk < 1 || (num_blocks - 1) % place.ids_per_chunk != 0) {
+    return InvalidArgument("ids_per_chunk is ", place.ids_per_chunk, "; the ", num_blocks - 1,
+                           " ids behind the null block must be a multiple");
+  }
+  if (place.pages_per_chunk < 1 || place.pages_per_chunk > place.ids_per_chunk ||
+      place.pages_per_chunk > place.chunk_bytes / place.block_stride) {
+    return InvalidArgument("pages_per_chunk is ", place.pages_per_chunk, "; from 1 to the ",
+                           place.ids_per_chunk, " ids of a chunk, and within its ",
+                           place.chunk_bytes, " bytes of ", place.block_stride, " each");
+  }
+  if (place.null_offset < place.offset) {
+    return InvalidArgument("null_offset is ", place.null_offset, "; at least the offset, ",
+                           place.offset);
+  }
+  return absl::OkStatus();
+}
+
+// Where the last page begins.
+CheckedInt64 LastPage(const PagePlace& place, int64_t num_blocks) {
+  if (place.ids_per_chunk == 0) {
+    return CheckedInt64(num_blocks - 1) * place.block_stride + place.offset;
+  }
+  const int64_t num_chunks = (num_blocks - 1) / place.ids_per_chunk;
+  const CheckedInt64 last = CheckedInt64(std::max<int64_t>(num_chunks - 1, 0)) * place.chunk_bytes +
+                            (place.pages_per_chunk - 1) * place.block_stride + place.offset;
+  if (last.overflowed()) return last;
+  return CheckedInt64(std::max(*last.value(), place.null_offset));
+}
+
+absl::Status CheckElement(const PlacedPages& placed, DType dtype, int64_t offset) {
+  const int64_t element = ElementBytes(dtype);
+  if (placed.pages.stride[0] % element != 0 ||
+      (reinterpret_cast<uintptr_t>(placed.pages.data) + static_cast<uintptr_t>(offset)) %
+              static_cast<uintptr_t>(element) != 0) {
+    return InvalidArgument("pages ", placed.pages.stride[0], " bytes apart from byte ", offset,
+                           " on hold no ", Name(dtype), ": not all addresses are multiples of ",
+                           element, " bytes; align the memory, or pad pages to a multiple");
+  }
+  return absl::OkStatus();
+}
+
+// The view of one block as a view of all.
+void Spread(const TensorView& pages, TensorView* view) {
+  if (view->absent() || pages.extent[0] == 1) return;
+  view->extent[0] = pages.extent[0];
+  view->stride[0] = pages.stride[0] / ElementBytes(view->dtype);
+}
+
+}  // namespace
+
+absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_blocks, int64_t split,
+                                       const TensorView& memory) {
+  if (absl::Status status = CheckPlace(place, num_blocks, split); !status.ok()) return status;
+  const bool in_chunks = place.ids_per_chunk > 0;
+  const CheckedInt64 last = LastPage(place, num_blocks);
+  const CheckedInt64 end = last + place.page_bytes;
+  if (end.overflowed()) return InvalidArgument("the last page is beyond 2^63 bytes");
+  if (!memory.contiguous()) return InvalidArgument("the memory of pages must be contiguous");
+  const absl::StatusOr<int64_t> have = memory.SpanBytes();
+  if (!have.ok()) return have.status();
+  if (*end.value() > *have) {
+    return OutOfRange("pages end at byte ", *end.value(), " of the memory, which has ", *have);
+  }
+
+  const int64_t block_bytes = place.page_bytes / split;
+  int64_t step = place.block_stride;
+  if (split > 1) step = std::gcd(step, block_bytes);
+  if (in_chunks) {
+    step = std::gcd(std::gcd(step, place.chunk_bytes), place.null_offset - place.offset);
+  }
+  PlacedPages placed;
+  BlockMap& blocks = placed.blocks;
+  blocks.page_stride = place.block_stride / step;
+  blocks.block_stride = split > 1 ? block_bytes / step : 1;
+  if (in_chunks) {
+    blocks.ids_per_chunk = place.ids_per_chunk;
+    blocks.pages_per_chunk = place.pages_per_chunk;
+    blocks.chunk_stride = place.chunk_bytes / step;
+    blocks.null_number = (place.null_offset - place.offset) / step;
+  }
+  const int64_t count =
+      (*last.value() - place.offset) / step + (split - 1) * blocks.block_stride + 1;
+  if (count > kMaxInt32) {
+    return InvalidArgument("pages ", place.block_stride, " bytes apart",
+                           in_chunks ? " in chunks" : "", " have only steps of ", step,
+                           " bytes in common, so block numbers reach ", count, ", beyond ",
+                           kMaxInt32, "; pad pages (or chunks) to a larger common divisor");
+  }
+  auto pages = TensorView::Make(memory.data == nullptr ? nullptr : memory.data + place.offset,
+                                DType::kU8, {count, block_bytes}, {step, 1}, memory.device);
+  if (!pages.ok()) return pages.status();
+  placed.pages = *pages;
+  placed.overlapping = count > 1 && step < block_bytes;
+  return placed;
+}
+
+absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeometry geometry,
+                                          bool kv_in_one_row) {
+  const TensorView& pages = placed.pages;
+  geometry.num_blocks = 1;
+  geometry.placement = KvPlacement::kKThenV;  // the same for one block
+  geometry.block_padding_bytes = 0;
+  const absl::StatusOr<int64_t> needed = BytesPerBlock(geometry);
+  if (!needed.ok()) return needed.status();
+  if (*needed > pages.extent[1]) {
+    return InvalidArgument("a block of ", geometry.block_size, " ", Name(geometry.layout),
+                           " rows takes ", *needed, " bytes; pages have ", pages.extent[1],
+                           " for each");
+  }
+  if (absl::Status s = CheckElement(placed, geometry.dtype, 0); !s.ok()) return s;
+  absl::StatusOr<KvCacheView> view = MakeKvCacheView(
+      geometry,
+      TensorView::Contiguous(pages.data, DType::kU8, {pages.extent[1]}, pages.device));
+  if (!view.ok()) return view.status();
+  if (kv_in_one_row) {
+    if (geometry.layout != KvLayout::kNhd) {
+      return InvalidArgument("K and V of a head in one row is for nhd, not ",
+                             Name(geometry.layout));
+    }
+    const int64_t row = geometry.key_dim + geometry.value_dim;
+    for (TensorView* part : {&view->k, &view->v}) {
+      auto strided = TensorView::Make(pages.data, geometry.dtype,
+                                      absl::MakeConstSpan(part->extent.data(), 4),
+                                      {part->stride[0], geometry.num_kv_heads * row, row, 1},
+                                      pages.device);
+      if (!strided.ok()) return strided.status();
+      *part = *strided;
+    }
+    view->v.data += geometry.key_dim * ElementBytes(geometry.dtype);
+  }
+  Spread(pages, &view->k);
+  Spread(pages, &view->v);
+  view->overlapping_blocks = placed.overlapping;
+  return view;
+}
+
+absl::StatusOr<TensorView> PlacedTensor(const PlacedPages& placed, int64_t offset, DType dtype,
+                                        absl::Span<const int64_t> extents) {
+  const TensorView& pages = placed.pages;
+  if (offset < 0 || offset > pages.extent[1]) {
+    return OutOfRange("offset is ", offset, "; pages have ", pages.extent[1], " bytes");
+  }
+  if (absl::Status s = CheckElement(placed, dtype, offset); !s.ok()) return s;
+  std::vector<int64_t> shape = {1};
+  shape.insert(shape.end(), extents.begin(), extents.end());
+  auto view = TensorView::Make(pages.data + offset, dtype, shape, {}, pages.device);
+  if (!view.ok()) return view.status();
+  if (absl::Status s = view->Validate(pages.extent[1] - offset); !s.ok()) return s;
+  Spread(pages, &*view);
+  return *view;
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,163 @@
+// T-6 for caches whose vectors have scales of their own.
+
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/ops/block_checks.h"
+#include "kvblocks/attention/testing/refusals.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// The cache of valid arguments, of a format: 6 blocks of 4 tokens, 2 heads of 16 or, unpacked, 8.
+KvCacheView Cache(TensorStore& s, KvRowFormat format, bool output = false) {
+  const auto make = [&](DType dtype, absl::Span<const int64_t> extents) {
+    return output ? s.Output(dtype, extents) : s.Input(dtype, extents);
+  };
+  KvCacheView cache;
+  cache.format = format;
+  const bool packed = ValuesPerElement(format) > 1;
+  for (TensorView* codes : {&cache.k, &cache.v}) {
+    *codes = make(packed ? DType::kU8 : DType::kI8, {6, 4, 2, 8});
+  }
+  for (TensorView* scales : {&cache.k_scales, &cache.v_scales}) {
+    *scales = format == KvRowFormat::kNvfp4 ? make(DType::kF8E4M3, {6, 4, 2, 1})
+                                            : make(DType::kF32, {6, 4, 2});
+  }
+  return cache;
+}
+
+TEST(CacheFormatChecksTest, DecodeRefuses) {
+  using Args = PagedDecodeArgs;
+  using Format = KvRowFormat;
+  ExpectRefused<Args>(
+      "PagedDecode",
+      {{[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kPerTokenHead);
+          a.cache.layout = KvLayout::kPagedX;
+        },
+        kInvalid,
+        {"paged_x of format per_token_head", "nhd and hnd"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kPerTokenHead);
+          a.cache.k_scales = {};
+        },
+        kInvalid,
+        {"cache.k_scales is absent"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kPerTokenHead);
+          a.cache.v_scales = s.Input(DType::kF32, {6, 4, 3});
+        },
+        kInvalid,
+        {"cache.v_scales", "Hkv = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kPerTokenHead);
+          a.params.scales.k = s.Floats({2});
+        },
+        kInvalid,
+        {"scales are given", "per_token_head", "leave them absent"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kPerTokenHead);
+          a.cache.k = a.cache.v = s.Input(DType::kU8, {6, 4, 2, 8});
+        },
+        kInvalid,
+        {"cache.k is u8", "i8"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kInt4PerTokenHead);
+          a.cache.k = s.Input(DType::kI8, {6, 4, 2, 8});
+        },
+        kInvalid,
+        {"cache.k is i8", "u8"}},
+       {[](Args& a, TensorStore& s) { a.cache = Cache(s, Format::kInt4PerTokenHead); },
+        kInvalid,
+        {"q is f32[2, 4, 8]", "D = 16"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kNvfp4);
+          a.cache.k = s.Input(DType::kU8, {6, 4, 2, 12});
+        },
+        kInvalid,
+        {"nvfp4 with rows of 24 values", "multiple of 16"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, Format::kNvfp4);
+          a.cache.k_scales = s.Input(DType::kF8E4M3, {6, 4, 2, 2});
+        },
+        kInvalid,
+        {"cache.k_scales", "16 values per scale"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache.k_scales = s.Input(DType::kF32, {6, 4, 2});
+        },
+        kInvalid,
+        {"cache.k_scales", "set format"}},
+       {[](Args& a, TensorStore&) { a.cache.format = static_cast<Format>(4); },
+        kInvalid,
+        {"format number 4"}}});
+}
+
+TEST(CacheFormatChecksTest, WritersRefuse) {
+  using Args = ReshapeAndCacheArgs;
+  ExpectRefused<Args>(
+      "ReshapeAndCache",
+      {{[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
+          a.k = s.Input(DType::kI8, {3, 2, 8});
+        },
+        kInvalid,
+        {"k is i8"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
+          a.cache.v_scales = a.cache.k_scales;
+        },
+        kInvalid,
+        {"cache.v_scales", "cache.k_scales"}}});
+}
+
+// Codes and scales take turns within a token, tokens within a block, and blocks have gaps: that these
+// are apart is seen, and so is a single byte that two of them share.
+TEST(CacheFormatChecksTest, InterleavedCodesAndScalesAreApart) {
+  KvCacheGeometry geometry;
+  geometry.format = KvRowFormat::kPerTokenHead;
+  geometry.dtype = DType::kI8;
+  geometry.placement = KvPlacement::kInterleaved;
+  geometry.num_blocks = 6, geometry.block_size = 4, geometry.num_kv_heads = 2;
+  geometry.key_dim = geometry.value_dim = 8;
+  geometry.block_padding_bytes = 12;
+  const int64_t bytes = KvCacheBytes(geometry).value();
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
+    geometry.layout = layout;
+    const auto check = [&](auto change) {
+      TensorStore store;
+      ReshapeAndCacheArgs args = Valid<ReshapeAndCacheArgs>(store);
+      args.cache = MakeKvCacheView(geometry, store.Output(DType::kU8, {bytes})).value();
+      change(args.cache);
+      return Check({}, args);
+    };
+    EXPECT_EQ(check([](KvCacheView&) {}), absl::OkStatus());
+    for (const int bytes_off : {-4, 4}) {
+      const absl::Status status = check([&](KvCacheView& cache) { cache.k_scales.data += bytes_off; });
+      EXPECT_NE(status.message().find("shares memory"), std::string::npos) << status;
+    }
+  }
+}
+
+TEST(CacheFormatChecksTest, BlocksMoveWithTheirScales) {
+  TensorStore store;
+  const KvCacheView from = Cache(store, KvRowFormat::kNvfp4);
+  const KvCacheView to = Cache(store, KvRowFormat::kNvfp4, /*output=*/true);
+  ConstTensorView tensors[kMostCacheTensors];
+  EXPECT_EQ(CacheTensors(ConstKvCacheView(from), tensors).size(), 4u);
+  EXPECT_TRUE(CheckSwapBlocks({}, from, {}, to, {{1, 2}}).ok());
+  const absl::Status other = CheckSwapBlocks(
+      {}, from, {}, Cache(store, KvRowFormat::kInt4PerTokenHead, true), {{1, 2}});
+  EXPECT_NE(other.message().find("nvfp4, dst of int4_per_token_head"), std::string::npos) << other;
+  KvCacheView hnd = to;
+  hnd.layout = KvLayout::kHnd;
+  for (TensorView* view : {&hnd.k, &hnd.v, &hnd.k_scales, &hnd.v_scales}) {
+    *view = *view->Permute({0, 2, 1, 3});
+  }
+  LayoutConversion conversion;
+  const absl::Status converted = CheckConvertLayout({}, from, hnd, &conversion);
+  ASSERT_TRUE(converted.ok()) << converted;
+  EXPECT_EQ(conversion.num_tensors, 4);
+  EXPECT_EQ(conversion.to[3].DebugString(), to.v_scales.DebugString());
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

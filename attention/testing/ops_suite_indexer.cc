@@ -1,0 +1,389 @@
+// AT-66 and what an indexer does: writing its keys, choosing rows (ties to the lower one), and
+// DeepSeek V4's compressor against code that knows no blocks.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/ops_suite.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// --- Requests in scattered blocks ---
+
+// Requests of these lengths, of which the last q_lens are new, in blocks of `block_size` rows. Ids
+// are dealt backwards from the last block.
+struct Batch {
+  Batch(std::vector<int64_t> lengths, std::vector<int64_t> q_lens, int64_t rows_per_block,
+        int64_t num_columns)
+      : block_size(rows_per_block), columns(num_columns) {
+    const auto count = static_cast<int64_t>(lengths.size());
+    std::vector<double> starts = {0}, table, lens;
+    num_blocks = count * columns + 2;
+    for (int64_t b = 0; b < count; ++b) {
+      starts.push_back(starts.back() + static_cast<double>(q_lens[b]));
+      lens.push_back(static_cast<double>(lengths[b]));
+      for (int64_t i = 0; i < columns; ++i) {
+        table.push_back(static_cast<double>(num_blocks - 1 - b - i * count));
+      }
+    }
+    blocks = table;
+    num_tokens = static_cast<int64_t>(starts.back());
+    query_start_loc = IntTensor(starts, {count + 1});
+    seq_lens = IntTensor(lens, {count});
+    block_table = IntTensor(table, {count, columns});
+  }
+  int64_t SlotOf(int64_t b, int64_t row) const {
+    return static_cast<int64_t>(blocks[b * columns + row / block_size]) * block_size +
+           row % block_size;
+  }
+  template <typename Args>
+  void Fill(Args& args) const {
+    args.query_start_loc = query_start_loc.view;
+    args.seq_lens = seq_lens.view;
+    args.block_table = block_table.view;
+  }
+  int64_t num_blocks = 0, num_tokens = 0, block_size = 0, columns = 0;
+  std::vector<double> blocks;
+  Tensor query_start_loc, seq_lens, block_table;
+};
+
+Tensor SlotTensor(const std::vector<double>& slots) {
+  Tensor tensor(DType::kI64, {static_cast<int64_t>(slots.size())});
+  tensor.Set(slots);
+  return tensor;
+}
+
+void ExpectOk(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
+
+// --- Keys ---
+
+TEST(IndexerSuite, PlanarKeysAreCodesAndAScale) {
+  constexpr int64_t kDim = 16, kBlock = 4;
+  const int64_t bytes = IndexBlockBytes(kBlock, kDim) + 16;  // padded
+  for (const bool power_of_two : {true, false}) {
+    Tensor k(DType::kF32, {4, kDim}), rows(DType::kU8, {3, bytes});
+    std::vector<double> values;
+    for (int64_t t = 0; t < 4; ++t) {
+      for (int64_t d = 0; d < kDim; ++d) {
+        values.push_back(
+            t == 3 ? 0 : std::ldexp(static_cast<double>(d * d - 90 + t), -static_cast<int>(t)));
+      }
+    }
+    values[5] = kInfinity;  // saturates, and does not decide the scale
+    k.Set(values);
+    std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0x5A});
+    Tensor slots = SlotTensor({6, -1, 11, 0});
+    CacheIndexKeysArgs args;
+    args.k = k.view, args.slot_mapping = slots.view;
+    args.cache = {rows.view, kBlock};
+    args.power_of_two_scales = power_of_two;
+    std::vector<std::byte> expected = rows.bytes;
+    ExpectOk(OpsUnderTest().CacheIndexKeys({}, args));
+    for (const auto& [token, slot] : {std::pair<int64_t, int64_t>{0, 6}, {2, 11}, {3, 0}}) {
+      float amax = 1e-4f;
+      for (int64_t d = 0; d < kDim; ++d) {
+        const double magnitude = std::abs(values[token * kDim + d]);
+        if (magnitude < kInfinity) amax = std::max(amax, static_cast<float>(magnitude));
+      }
+      float scale = amax / 448.0f;
+      if (power_of_two) {
+        float power = 0x1p-60f;
+        while (power * 448.0f < amax) power *= 2;
+        scale = power;
+      }
+      const int64_t block = slot / kBlock * bytes, row = slot % kBlock;
+      for (int64_t d = 0; d < kDim; ++d) {
+        expected[block + row * kDim + d] =
+            std::byte{DoubleToE4M3(values[token * kDim + d] / scale)};
+      }
+      std::memcpy(&expected[block + kBlock * kDim + row * 4], &scale, 4);
+    }
+    EXPECT_EQ(rows.bytes, expected) << power_of_two;
+  }
+}
+
+TEST(IndexerSuite, PlainKeysAreRounded) {
+  Tensor k(DType::kF32, {2, 8}), rows(DType::kBF16, {2, 2, 8});
+  k.Set({1, 2, 3, 4, 5, 6, 7, 1.001, 9, 10, 11, 12, 13, 14, 15, 16});
+  rows.Set(std::vector<double>(32, 0.5));
+  Tensor slots = SlotTensor({3, 0});
+  CacheIndexKeysArgs args;
+  args.k = k.view, args.slot_mapping = slots.view, args.cache = {rows.view};
+  ExpectOk(OpsUnderTest().CacheIndexKeys({}, args));
+  std::vector<double> expected(32, 0.5);
+  for (int i = 0; i < 8; ++i) expected[i] = 9 + i, expected[24 + i] = 1 + i;
+  expected[31] = 1;
+  EXPECT_EQ(rows.Get(), expected);
+}
+
+// --- Choosing ---
+
+struct TopkCase {
+  int64_t ratio = 1, width = 8, block_size = 4, heads = 3, dim = 16;
+  DType q = DType::kF32, cache = DType::kF32;  // kU8: planar
+  bool as_slots = true;
+  int spread = 3;  // of values: the fewer, the more ties
+};
+
+// Small integers, whose sums are exact: scores of all backends are the same.
+void ExpectTopk(const TopkCase& c) {
+  SCOPED_TRACE(testing::Message() << "ratio " << c.ratio << ", K " << c.width << ", q " << Name(c.q)
+                                  << ", cache " << Name(c.cache) << ", spread " << c.spread);
+  std::mt19937_64 random(7 + c.ratio);
+  const std::vector<int64_t> lengths = {70, 1, 33}, q_lens = {5, 1, 33};
+  const Batch batch(lengths, q_lens, c.block_size, 70 / c.ratio / c.block_size + 1);
+  const int64_t slots = batch.num_blocks * c.block_size;
+  const auto draw = [&](int64_t count) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(static_cast<double>(IntegerDraw(random, -c.spread, c.spread)));
+    }
+    return values;
+  };
+  const std::vector<double> keys = draw(slots * c.dim);
+  const std::vector<double> queries = draw(batch.num_tokens * c.heads * c.dim);
+  std::vector<double> weights = draw(batch.num_tokens * c.heads);
+  // A token whose scores are all NaN or zero.
+  for (int64_t h = 0; h < c.heads; ++h) {
+    weights[c.heads + h] = h == 0 ? std::numeric_limits<double>::quiet_NaN() : 0;
+  }
+  Tensor q(c.q, {batch.num_tokens, c.heads, c.dim}), w(DType::kF32, {batch.num_tokens, c.heads});
+  q.Set(queries), w.Set(weights);
+  Tensor rows;
+  IndexTopkArgs args;
+  if (c.cache == DType::kU8) {
+    rows = Tensor(DType::kU8, {batch.num_blocks, IndexBlockBytes(c.block_size, c.dim)});
+    args.cache = IndexCacheView(rows.view, c.block_size);
+  } else {
+    rows = Tensor(c.cache, {batch.num_blocks, c.block_size, c.dim});
+    args.cache = IndexCacheView(rows.view);
+  }
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    WriteIndexRow({rows.view, c.cache == DType::kU8 ? c.block_size : 0}, slot, c.dim, true,
+                  &keys[slot * c.dim]);
+  }
+  Tensor indices(DType::kI32, {batch.num_tokens, c.width}), lens(DType::kI32, {batch.num_tokens});
+  indices.Set(std::vector<double>(batch.num_tokens * c.width, 77));
+  lens.Set(std::vector<double>(batch.num_tokens, 77));
+  args.q = q.view, args.weights = w.view;
+  batch.Fill(args);
+  args.max_seq_len = 72, args.ratio = c.ratio, args.as_slots = c.as_slots;
+  args.indices = indices.view, args.lens = lens.view;
+  ExpectOk(OpsUnderTest().IndexTopk({}, args));
+
+  std::vector<double> expected, counts;
+  int64_t t = 0;
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    for (int64_t i = 0; i < q_lens[b]; ++i, ++t) {
+      const int64_t visible = (lengths[b] - q_lens[b] + i + 1) / c.ratio;
+      std::vector<std::pair<double, int64_t>> scored;
+      for (int64_t row = 0; row < visible; ++row) {
+        double score = 0;
+        const double* key = &keys[batch.SlotOf(static_cast<int64_t>(b), row) * c.dim];
+        for (int64_t h = 0; h < c.heads; ++h) {
+          double product = 0;
+          for (int64_t d = 0; d < c.dim; ++d) {
+            product += queries[(t * c.heads + h) * c.dim + d] * key[d];
+          }
+          score += weights[t * c.heads + h] * std::max(product, 0.0);
+        }
+        scored.emplace_back(std::isnan(score) ? kInfinity : -score, row);
+      }
+      std::stable_sort(scored.begin(), scored.end(),
+                       [](const auto& x, const auto& y) { return x.first < y.first; });
+      scored.resize(std::min<size_t>(scored.size(), c.width));
+      std::vector<double> list;
+      for (const auto& [score, row] : scored) list.push_back(static_cast<double>(row));
+      std::sort(list.begin(), list.end());
+      for (double& row : list) {
+        if (c.as_slots) {
+          row =
+              static_cast<double>(batch.SlotOf(static_cast<int64_t>(b), static_cast<int64_t>(row)));
+        }
+      }
+      counts.push_back(static_cast<double>(list.size()));
+      list.resize(c.width, -1);
+      expected.insert(expected.end(), list.begin(), list.end());
+    }
+  }
+  EXPECT_EQ(indices.Get(), expected);
+  EXPECT_EQ(lens.Get(), counts);
+}
+
+TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
+  ExpectTopk({});
+  ExpectTopk({.width = 1, .spread = 1});
+  ExpectTopk({.ratio = 4, .width = 5, .spread = 1});
+  ExpectTopk({.width = 100});  // all
+  ExpectTopk({.width = 20, .heads = 11, .q = DType::kBF16, .cache = DType::kBF16});
+  ExpectTopk({.width = 20, .q = DType::kF8E4M3, .cache = DType::kU8});
+  ExpectTopk({.ratio = 4, .width = 6, .block_size = 1, .cache = DType::kU8, .as_slots = false});
+}
+
+// More rows than a block of threads takes at a time.
+TEST(IndexerSuite, RowsOfALongRequestAreChosen) {
+  constexpr int64_t kRows = 700;
+  const Batch batch({kRows}, {1}, 16, 44);
+  Tensor q(DType::kF32, {1, 1, 4}), w(DType::kF32, {1, 1});
+  Tensor rows(DType::kF32, {batch.num_blocks, 16, 4});
+  std::vector<double> keys(batch.num_blocks * 64, 0.0);
+  std::vector<double> expected;
+  for (int64_t row = 0; row < kRows; ++row) {
+    // 100 rows of score 5, the others below; then as many as fit of the equal ones at 4.
+    const double score = row % 7 == 3 ? 5 : row % 2 == 0 ? 4 : -2;
+    keys[batch.SlotOf(0, row) * 4] = score;
+  }
+  int64_t ties = 130 - 100;
+  for (int64_t row = 0; row < kRows; ++row) {
+    if (row % 7 == 3 || (row % 2 == 0 && ties-- > 0)) {
+      expected.push_back(static_cast<double>(row));
+    }
+  }
+  ASSERT_EQ(expected.size(), 130u);
+  q.Set({1, 0, 0, 0}), w.Set({1}), rows.Set(keys);
+  Tensor indices(DType::kI32, {1, 130}), lens(DType::kI32, {1});
+  IndexTopkArgs args;
+  args.q = q.view, args.weights = w.view, args.cache = IndexCacheView(rows.view);
+  batch.Fill(args);
+  args.max_seq_len = kRows, args.as_slots = false;
+  args.indices = indices.view, args.lens = lens.view;
+  ExpectOk(OpsUnderTest().IndexTopk({}, args));
+  EXPECT_EQ(indices.Get(), expected);
+}
+
+// --- Compressing ---
+
+TEST(IndexerSuite, CompressorExample) {  // EX-19
+  const Batch batch({8}, {8}, 4, 2);
+  Tensor kv(DType::kF32, {8, 2}), score(DType::kF32, {8, 2});
+  std::vector<double> halves, slots;
+  for (int64_t t = 0; t < 8; ++t) {
+    halves.push_back(static_cast<double>(t + 1)),
+        halves.push_back(static_cast<double>(10 * (t + 1)));
+    slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
+  }
+  kv.Set(halves), score.Set(std::vector<double>(16, 0.0));
+  Tensor states(DType::kF32, {batch.num_blocks, 4, 4}), out(DType::kF32, {8, 1});
+  FillWithPoison(states);
+  out.Set(std::vector<double>(8, -7));
+  Tensor mapping = SlotTensor(slots);
+  CompressTokensArgs args;
+  args.kv = kv.view, args.score = score.view, args.states = states.view;
+  args.slot_mapping = mapping.view;
+  batch.Fill(args);
+  args.out = out.view;
+  ExpectOk(OpsUnderTest().CompressTokens({}, args));
+  EXPECT_EQ(out.Get(), (std::vector<double>{-7, -7, -7, 25, -7, -7, -7, 33.75}));
+}
+
+// Two requests, a few tokens at a time; what is not stored by the operation is NaN.
+TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
+  for (const bool overlap : {true, false}) {
+    const int64_t ratio = overlap ? 4 : 8, parts = overlap ? 2 : 1, dim = 12, width = parts * dim;
+    constexpr int64_t kLength = 41, kRequests = 2, kBlock = 3, kRotary = 4;
+    std::mt19937_64 random(3);
+    const int64_t count = kRequests * kLength * width;
+    const std::vector<double> kv_all = NormalDraws(random, count);
+    const std::vector<double> score_all = NormalDraws(random, count);
+    Tensor bias(DType::kF32, {ratio, width}), norm = FloatTensor(NormalDraws(random, dim));
+    bias.Set(NormalDraws(random, ratio * width));
+    Tensor cos_sin(DType::kF32, {kLength, kRotary});
+    std::vector<double> angles;
+    for (int64_t p = 0; p < kLength; ++p) {
+      const auto at = static_cast<double>(p);
+      angles.insert(angles.end(),
+                    {std::cos(at), std::cos(0.3 * at), std::sin(at), std::sin(0.3 * at)});
+    }
+    cos_sin.Set(angles);
+    const std::vector<double> biases = bias.Get(), norms = norm.Get();
+    // The row of request b that token p completes.
+    const auto expected_row = [&](int64_t b, int64_t p) {
+      std::vector<double> row(dim);
+      for (int64_t d = 0; d < dim; ++d) {
+        double sum = 0, weighted = 0;
+        for (int64_t j = std::max<int64_t>(0, p + 1 - parts * ratio); j <= p; ++j) {
+          const int64_t column = overlap && j > p - ratio ? dim + d : d;
+          const int64_t at = (b * kLength + j) * width + column;
+          const double weight = std::exp(score_all[at] + biases[j % ratio * width + column]);
+          sum += weight, weighted += weight * kv_all[at];
+        }
+        row[d] = weighted / sum;
+      }
+      double squares = 0;
+      for (const double value : row) squares += value * value;
+      for (int64_t d = 0; d < dim; ++d) {
+        row[d] *= norms[d] / std::sqrt(squares / static_cast<double>(dim) + 1e-6);
+      }
+      for (int64_t i = 0; i < 2; ++i) {
+        const double angle = (i == 0 ? 1.0 : 0.3) * static_cast<double>(p + 1 - ratio);
+        const double x = row[dim - 4 + 2 * i], y = row[dim - 3 + 2 * i];
+        row[dim - 4 + 2 * i] = x * std::cos(angle) - y * std::sin(angle);
+        row[dim - 3 + 2 * i] = x * std::sin(angle) + y * std::cos(angle);
+      }
+      return row;
+    };
+    const int64_t columns = kLength / kBlock + 1;
+    Tensor states(DType::kF32, {kRequests * columns + 2, kBlock, 2 * width});
+    FillWithPoison(states);
+    std::vector<int64_t> done = {0, 0};
+    int64_t num_rows = 0;
+    for (int step = 0; done[0] < kLength || done[1] < kLength; ++step) {
+      std::vector<int64_t> lengths, q_lens;
+      for (int64_t b = 0; b < kRequests; ++b) {
+        q_lens.push_back(std::min(kLength - done[b], IntegerDraw(random, 0, step < 4 ? 9 : 3)));
+        lengths.push_back(done[b] + q_lens[b]);
+      }
+      const Batch batch(lengths, q_lens, kBlock, columns);
+      std::vector<double> kv_now, score_now, slots;
+      for (int64_t b = 0; b < kRequests; ++b) {
+        for (int64_t p = done[b]; p < lengths[b]; ++p) {
+          const auto at = (b * kLength + p) * width;
+          kv_now.insert(kv_now.end(), &kv_all[at], &kv_all[at] + width);
+          score_now.insert(score_now.end(), &score_all[at], &score_all[at] + width);
+          slots.push_back(static_cast<double>(batch.SlotOf(b, p)));
+        }
+      }
+      Tensor kv(DType::kF32, {batch.num_tokens, width}),
+          score(DType::kF32, {batch.num_tokens, width});
+      Tensor out(DType::kF32, {batch.num_tokens, dim});
+      kv.Set(kv_now), score.Set(score_now), FillWithPoison(out);
+      Tensor mapping = SlotTensor(slots);
+      CompressTokensArgs args;
+      args.kv = kv.view, args.score = score.view, args.bias = bias.view;
+      args.states = states.view, args.slot_mapping = mapping.view;
+      batch.Fill(args);
+      args.ratio = ratio, args.overlap = overlap;
+      args.norm_weight = norm.view, args.cos_sin = cos_sin.view;
+      args.out = out.view;
+      ExpectOk(OpsUnderTest().CompressTokens({}, args));
+      const std::vector<double> rows = out.Get();
+      int64_t t = 0;
+      for (int64_t b = 0; b < kRequests; ++b) {
+        for (int64_t p = done[b]; p < lengths[b]; ++p, ++t) {
+          if ((p + 1) % ratio != 0) {
+            EXPECT_TRUE(std::isnan(rows[t * dim]));
+            continue;
+          }
+          const std::vector<double> expected = expected_row(b, p);
+          for (int64_t d = 0; d < dim; ++d) {
+            EXPECT_NEAR(rows[t * dim + d], expected[d], 5e-6) << b << " " << p << " " << d;
+          }
+          ++num_rows;
+        }
+        done[b] = lengths[b];
+      }
+    }
+    EXPECT_EQ(num_rows, kRequests * (kLength / ratio));
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

@@ -1,0 +1,218 @@
+// KvCacheVerifier: queries that see a window and the rows of a compressed cache as one set of keys.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kvblocks/attention/metadata/compressed_indices.h"
+#include "kvblocks/attention/metadata/window_indices.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::attention {
+namespace {
+
+template <typename T>
+TensorView Writable(std::vector<T>& values, std::initializer_list<int64_t> extents) {
+  return ViewOf(absl::MakeSpan(values), extents);
+}
+
+}  // namespace
+
+absl::Status KvCacheVerifier::CheckJoints() const {
+  for (size_t i = 0; i < options_.joints.size(); ++i) {
+    const VerifiedJoint& joint = options_.joints[i];
+    const size_t num_groups = options_.groups.size();
+    const bool in_range = joint.window_group < num_groups && joint.rows_group < num_groups;
+    const auto is_latent = [&](size_t g) {
+      const VerifiedGroup& group = options_.groups[g];
+      return group.is_mla && group.sink_blocks.empty() && group.chunk == 0;
+    };
+    if (!in_range || !is_latent(joint.window_group) || !is_latent(joint.rows_group) ||
+        options_.groups[joint.window_group].window == 0 ||
+        options_.groups[joint.rows_group].window != 0) {
+      return InvalidArgument("joints[", i, "]: got groups ", joint.window_group, " and ",
+                             joint.rows_group, ", expected latent rows with a window and latent ",
+                             "rows without one");
+    }
+    if (!joint.sinks.empty() && static_cast<int64_t>(joint.sinks.size()) != options_.num_heads) {
+      return InvalidArgument("joints[", i, "].sinks: got ", joint.sinks.size(),
+                             ", expected one per head, or none");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void KvCacheVerifier::AppendTable(size_t g, const Query& query, int64_t columns) {
+  const ConstTensorView& all = builders_[g]->metadata().block_table;
+  const auto* table = reinterpret_cast<const int32_t*>(
+      all.At(batch_rows_[g][query.part->index], int64_t{0}));
+  piece_tables_.insert(piece_tables_.end(), table, table + columns);
+}
+
+absl::Status KvCacheVerifier::AttendJointly(size_t index) {
+  if (queries_.empty()) return absl::OkStatus();
+  const Joint& joint = joints_[index];
+  // Queries of their own, as the layers are that attend so.
+  const size_t query_layer = layers_.size() + index;
+  if (absl::Status status = RunJoint(joint, query_layer); !status.ok()) return status;
+  const RowShape shape = Shape(GroupOf(joint.window_layer));
+  const size_t floats = static_cast<size_t>(shape.num_heads * shape.value_size);
+  std::vector<double> expected(floats);
+  for (size_t i = 0; i < queries_.size(); ++i) {
+    const auto got = absl::MakeConstSpan(outputs_).subspan(i * floats, floats);
+    AttendReference(joint, query_layer, queries_[i], absl::MakeSpan(expected));
+    const double error = LargestError(got, expected);
+    if (error > options_.tolerance) return WrongJointOutput(joint, queries_[i], got, expected);
+    stats_.max_error = std::max(stats_.max_error, error);
+  }
+  stats_.num_joint_rows_attended += static_cast<int64_t>(queries_.size());
+  return absl::OkStatus();
+}
+
+// The paged side: lists of slots from the block tables, then one operation over both caches.
+absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
+  const VerifiedGroup &window = GroupOf(joint.window_layer), &rows = GroupOf(joint.rows_layer);
+  const size_t window_group = layers_[joint.window_layer].group;
+  const size_t rows_group = layers_[joint.rows_layer].group;
+  const RowShape shape = Shape(window);
+  const int64_t n = static_cast<int64_t>(queries_.size());
+  int64_t longest = 0;
+  piece_rows_.clear();
+  positions_.clear();
+  piece_starts_.assign(1, 0);
+  for (const Query& query : queries_) {
+    longest = std::max(longest, query.position + 1);
+    positions_.push_back(static_cast<int32_t>(query.position));
+    piece_rows_.push_back(static_cast<int32_t>(query.position + 1));
+    piece_starts_.push_back(piece_starts_.back() + 1);
+  }
+  const auto starts = ViewOf(absl::MakeConstSpan(piece_starts_));
+  const auto tables_of = [&](size_t g) {
+    const int64_t columns = CeilDiv(longest, options_.groups[g].block_size);
+    piece_tables_.clear();
+    for (const Query& query : queries_) AppendTable(g, query, columns);
+    return ViewOf(absl::MakeConstSpan(piece_tables_), {n, columns});
+  };
+
+  window_slots_.assign(static_cast<size_t>(n * window.window), 0);
+  window_counts_.assign(static_cast<size_t>(n), 0);
+  absl::Status status =
+      BuildSwaIndices({.window = window.window,
+                       .query_start_loc = starts,
+                       .seq_lens = ViewOf(absl::MakeConstSpan(piece_rows_)),
+                       .block_table = tables_of(window_group),
+                       .block_size = BlockRows(window),
+                       .indices = Writable(window_slots_, {n, window.window}),
+                       .lens = Writable(window_counts_, {n})});
+  if (!status.ok()) return FailedOperation(joint.window_layer, "BuildSwaIndices", status);
+  const int64_t most = longest / rows.compress_ratio;
+  row_slots_.assign(static_cast<size_t>(n * most), 0);
+  row_counts_.assign(static_cast<size_t>(n), 0);
+  if (most > 0) {
+    const TensorView slots = Writable(row_slots_, {n, most});
+    const TensorView counts = Writable(row_counts_, {n});
+    status = BuildDenseCompressedIndices({.ratio = rows.compress_ratio,
+                                          .query_start_loc = starts,
+                                          .positions = ViewOf(absl::MakeConstSpan(positions_)),
+                                          .indices = slots,
+                                          .lens = counts});
+    if (status.ok()) {
+      status = BuildTopkSlots({.query_start_loc = starts,
+                               .indices = slots,
+                               .block_table = tables_of(rows_group),
+                               .block_size = BlockRows(rows),
+                               .slots = slots,
+                               .counts = counts});
+    }
+    if (!status.ok()) return FailedOperation(joint.rows_layer, "the list of rows", status);
+  }
+
+  const int64_t query_floats = shape.num_heads * shape.key_size;
+  query_values_.resize(static_cast<size_t>(n * query_floats));
+  for (int64_t i = 0; i < n; ++i) {
+    const Query& query = queries_[static_cast<size_t>(i)];
+    values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
+                 static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
+                 absl::MakeSpan(query_values_.data() + i * query_floats,
+                                static_cast<size_t>(query_floats)));
+  }
+  outputs_.assign(static_cast<size_t>(n * shape.num_heads * shape.value_size), 0);
+  SparseMlaDecodeArgs args;
+  args.q = ViewOf(absl::MakeConstSpan(query_values_), {n, 1, shape.num_heads, shape.key_size});
+  args.main = {.cache = memory_.View(joint.window_layer),
+               .indices = ViewOf(absl::MakeConstSpan(window_slots_), {n, 1, window.window}),
+               .topk_len = ViewOf(absl::MakeConstSpan(window_counts_))};
+  if (most > 0) {
+    args.extra = {.cache = memory_.View(joint.rows_layer),
+                  .indices = ViewOf(absl::MakeConstSpan(row_slots_), {n, 1, most}),
+                  .topk_len = ViewOf(absl::MakeConstSpan(row_counts_))};
+  }
+  args.scale = static_cast<float>(Scale(shape));
+  const std::vector<float>& sinks = options_.joints[joint.index].sinks;
+  if (!sinks.empty()) args.sinks = ViewOf(absl::MakeConstSpan(sinks));
+  args.out = Writable(outputs_, {n, 1, shape.num_heads, shape.value_size});
+  ExecContext context;
+  context.threads = options_.threads;
+  return FailedOperation(joint.window_layer, "SparseMlaDecode",
+                         options_.ops->SparseMlaDecode(context, args));
+}
+
+void KvCacheVerifier::AttendReference(const Joint& joint, size_t query_layer, const Query& query,
+                                      absl::Span<double> out) const {
+  const VerifiedGroup &window = GroupOf(joint.window_layer), &rows = GroupOf(joint.rows_layer);
+  const RowShape shape = Shape(window);
+  const Held& held = *query.part->held;
+  std::vector<float> q(static_cast<size_t>(shape.num_heads * shape.key_size)), keys;
+  values_.Fill(held.prefixes[static_cast<size_t>(query.position)],
+               static_cast<int64_t>(query_layer), TokenValueKind::kQuery, absl::MakeSpan(q));
+  const int64_t first = FirstVisible(window, query.position);
+  const auto append = [&](size_t layer, int64_t begin, int64_t end) {
+    const float* from = PlainRow(layer, held, begin);
+    keys.insert(keys.end(), from, from + (end - begin) * shape.floats());
+  };
+  append(joint.window_layer, first, query.position + 1);
+  append(joint.rows_layer, 0, NumRows(rows, query.position + 1));
+  AttendPlainly(shape, Scale(shape), q, keys.data(),
+                static_cast<int64_t>(keys.size()) / shape.floats(),
+                options_.joints[joint.index].sinks, out);
+}
+
+absl::Status KvCacheVerifier::WrongJointOutput(const Joint& joint, const Query& query,
+                                               absl::Span<const float> got,
+                                               absl::Span<const double> expected) {
+  const Held& held = *query.part->held;
+  const int64_t first = FirstVisible(GroupOf(joint.window_layer), query.position);
+  const int64_t num_rows = NumRows(GroupOf(joint.rows_layer), query.position + 1);
+  VerifierFailure failure{.request = held.name,
+                          .layer = static_cast<int64_t>(joint.window_layer),
+                          .position = query.position};
+  size_t worst = 0;
+  while (std::abs(static_cast<double>(got[worst]) - expected[worst]) <= options_.tolerance) ++worst;
+  failure.text = absl::StrFormat(
+      "jointly with %s, value %d is %.9g, expected %.9g from %d tokens of the window and %d rows; ",
+      LayerName(joint.rows_layer), worst, got[worst], expected[worst], query.position + 1 - first,
+      num_rows);
+  const auto find = [&](size_t layer, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (IsAsWritten(layer, held, row)) continue;
+      failure.layer = static_cast<int64_t>(layer);
+      failure.key_position = TokenOfRow(GroupOf(layer), row);
+      failure.block = BlockOfRow(layers_[layer].group, held, row);
+      absl::StrAppend(&failure.text, DescribeRow(layer, held, row));
+      return true;
+    }
+    return false;
+  };
+  if (!find(joint.window_layer, first, query.position + 1) &&
+      !find(joint.rows_layer, 0, num_rows)) {
+    absl::StrAppend(&failure.text, "all rows are right, the attention over them is not");
+  }
+  return Fail(std::move(failure));
+}
+
+}  // namespace kvblocks::attention

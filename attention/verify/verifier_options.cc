@@ -1,0 +1,148 @@
+// KvCacheVerifier: its options, checked, and what is made of them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// Of heads, values, tokens per block and layers: the floats of a page fit into int64.
+constexpr int64_t kMaxSize = int64_t{1} << 20;
+
+absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
+  return InvalidArgument(field, ": got ", got, ", expected ", expected);
+}
+
+absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
+                        const VerifierOptions& options) {
+  if (group.block_size < 1 || group.block_size > kMaxSize) {
+    return Bad(field + ".block_size", group.block_size, "1 to 2^20");
+  }
+  if (group.num_layers < 0 || group.num_layers > kMaxSize) {
+    return Bad(field + ".num_layers", group.num_layers, "0 to 2^20");
+  }
+  if (group.compress_ratio < 1 || group.block_size % group.compress_ratio != 0) {
+    return Bad(field + ".compress_ratio", group.compress_ratio, "a divisor of the block size");
+  }
+  if (group.window < 0) return Bad(field + ".window", group.window, "at least 0");
+  if (group.chunk < 0 || group.chunk % group.block_size != 0) {
+    return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
+  }
+  if ((group.is_state || group.is_cross) &&
+      (group.is_state == group.is_cross || group.is_mla || group.window > 0 || group.chunk > 0 || group.compress_ratio > 1 ||
+       !group.sink_blocks.empty() || !group.sinks.empty())) {
+    return InvalidArgument(field, group.is_state ? ".is_state" : ".is_cross",
+                           ": expected no latent rows, window, chunk, compression or sinks, and ",
+                           "either states or an encoder's rows");
+  }
+  const bool is_local = group.window > 0 || group.chunk > 0;
+  if (group.window > 0 && group.chunk > 0)
+    return Bad(field + ".chunk", group.chunk, "no window, too");
+  if (is_local && group.compress_ratio > 1) {
+    return Bad(field + ".compress_ratio", group.compress_ratio, "1 with a window or chunks");
+  }
+  if (is_local && !group.sink_blocks.empty()) {
+    return Bad(field + ".sink_blocks", static_cast<int64_t>(group.sink_blocks.size()),
+               "none with a window or chunks");
+  }
+  if (!group.sinks.empty() && static_cast<int64_t>(group.sinks.size()) != options.num_heads) {
+    return Bad(field + ".sinks", static_cast<int64_t>(group.sinks.size()), "one per head, or none");
+  }
+  for (const int32_t block : group.sink_blocks) {
+    if (block <= kNullBlock || block >= options.num_blocks) {
+      return Bad(field + ".sink_blocks", block, "blocks of the pool");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options) {
+  const int64_t size = options.head_size;
+  if (group.is_state) return {.num_heads = 1, .num_kv_heads = 1, .key_size = size};
+  RowShape shape = {.is_mla = group.is_mla,
+                    .num_heads = options.num_heads,
+                    .num_kv_heads = group.is_mla ? 1 : options.num_kv_heads,
+                    .key_size = group.is_mla ? size + size / 2 : size,
+                    .value_size = size};
+  return shape;
+}
+
+absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
+  if (options.ops == nullptr) return InvalidArgument("ops is null, expected a backend");
+  if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
+    return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
+  }
+  if (options.groups.empty()) return Bad("groups", 0, "at least 1");
+  if (options.num_kv_heads < 1) return Bad("num_kv_heads", options.num_kv_heads, "at least 1");
+  if (options.num_heads < 1 || options.num_heads % options.num_kv_heads != 0) {
+    return Bad("num_heads", options.num_heads, "a multiple of num_kv_heads");
+  }
+  if (options.head_size < 2 || options.head_size % 2 != 0) {
+    return Bad("head_size", options.head_size, "an even number, at least 2");
+  }
+  if (options.max_rows_per_step < 0) {
+    return Bad("max_rows_per_step", options.max_rows_per_step, "at least 0");
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, int64_t>("num_heads", options.num_heads),
+        {"head_size", options.head_size}}) {
+    if (value > kMaxSize) return Bad(field, value, "at most 2^20");
+  }
+  if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
+    return InvalidArgument("tolerance: got ", options.tolerance,
+                           ", expected a finite number, at least 0");
+  }
+  for (size_t g = 0; g < options.groups.size(); ++g) {
+    const std::string field = absl::StrCat("groups[", g, "]");
+    if (absl::Status status = CheckGroup(options.groups[g], field, options); !status.ok()) {
+      return status;
+    }
+  }
+  std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
+  std::vector<PagedMemory::Layer> layers;
+  for (size_t g = 0; g < verifier->options_.groups.size(); ++g) {
+    const VerifiedGroup& group = verifier->options_.groups[g];
+    for (int64_t i = 0; i < group.num_layers; ++i) {
+      verifier->layers_.push_back({g, i});
+      layers.push_back(
+          {g, verifier->Shape(group), group.is_state ? 1 : verifier->BlockRows(group)});
+    }
+  }
+  if (absl::Status status = verifier->CheckJoints(); !status.ok()) return status;
+  for (size_t i = 0; i < verifier->options_.joints.size(); ++i) {
+    const VerifiedJoint& joint = verifier->options_.joints[i];
+    for (size_t a = 0; a < verifier->layers_.size(); ++a) {
+      for (size_t b = 0; b < verifier->layers_.size(); ++b) {
+        const Layer &window = verifier->layers_[a], &rows = verifier->layers_[b];
+        if (window.group == joint.window_group && rows.group == joint.rows_group &&
+            window.index == rows.index) {
+          verifier->joints_.push_back({a, b, i});
+        }
+      }
+    }
+  }
+  auto memory = PagedMemory::Create(verifier->options_.num_blocks, layers,
+                                    verifier->options_.memory);
+  if (!memory.ok()) return memory.status();
+  verifier->memory_ = *std::move(memory);
+  if (verifier->options_.on_memory) {
+    for (const absl::Span<std::byte> piece : verifier->memory_.allocations()) {
+      if (absl::Status status = verifier->options_.on_memory(piece); !status.ok()) return status;
+    }
+  }
+  if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
+  verifier->WriteSinkRows();
+  return verifier;
+}
+
+}  // namespace kvblocks::attention

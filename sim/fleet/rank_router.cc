@@ -1,0 +1,90 @@
+#include "kvblocks/sim/fleet/rank_router.h"
+
+#include <algorithm>
+
+namespace kvblocks::sim {
+namespace {
+
+// A score times `num_blocks`, so that it is a whole number.
+__int128 ScoreOf(const RankCounts& known, int64_t num_sent, int64_t num_blocks) {
+  const __int128 blocks = num_blocks;
+  __int128 score = std::max(num_sent, known.num_waiting + known.num_running) * blocks;
+  const __int128 above_half = 2 * __int128{known.num_blocks_used} - known.num_blocks;
+  if (known.num_waiting > 0 && above_half > 0 && known.num_blocks > 0) {
+    score += 3 * known.num_waiting * above_half * blocks / known.num_blocks;
+  }
+  return score;
+}
+
+}  // namespace
+
+RankRouter::RankRouter(const RouterOptions& options, int32_t num_replicas,
+                       const std::vector<RankGroup>& groups)
+    : interval_(options.stats_interval),
+      told_(static_cast<size_t>(num_replicas)),
+      known_(told_.size()) {
+  auto group = groups.begin();
+  for (int32_t r = 0; r < num_replicas;) {
+    const bool is_group = group != groups.end() && group->first == r;
+    const int32_t count = is_group ? (group++)->count : 1;
+    unit_of_.insert(unit_of_.end(), static_cast<size_t>(count), units_.size());
+    units_.push_back({.first = r, .count = count});
+    r += count;
+  }
+}
+
+// What was told before the report was due is in it, also if it is asked for later.
+void RankRouter::Report(Unit& unit, SimTime now) {
+  if (!unit.is_changed || unit.reported > now) return;
+  const auto begin = told_.begin() + unit.first;
+  std::copy(begin, begin + unit.count, known_.begin() + unit.first);
+  unit.is_changed = false;
+  unit.has_reported = true;
+}
+
+void RankRouter::OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
+  Unit& unit = units_[unit_of_[static_cast<size_t>(replica)]];
+  RankCounts& told = told_[static_cast<size_t>(replica)];
+  if (told == counts) return;
+  // Told at one instant, it is in one report.
+  if (unit.reported < now) Report(unit, now);
+  told = counts;
+  if (unit.is_changed) return;
+  unit.is_changed = true;
+  unit.reported = unit.has_reported ? std::max(unit.reported + interval_, now) : now;
+}
+
+int32_t RankRouter::Choose(Unit& unit, const RouteQuestion& question) {
+  int64_t num_blocks = 1;
+  for (int32_t i = 0; i < unit.count; ++i) {
+    num_blocks = std::max(num_blocks, known_[static_cast<size_t>(unit.first + i)].num_blocks);
+  }
+  int32_t chosen = -1;
+  __int128 least = 0;
+  for (int32_t i = 0; i < unit.count; ++i) {
+    const int32_t rank = unit.first + (unit.start + i) % unit.count;
+    const auto r = static_cast<size_t>(rank);
+    if (!MayHave(question, r)) continue;
+    const __int128 score = ScoreOf(known_[r], question.loads[r].num_requests, num_blocks);
+    if (chosen >= 0 && score >= least) continue;
+    chosen = rank;
+    least = score;
+  }
+  return chosen;
+}
+
+RouteAnswer RankRouter::Route(const RouteQuestion& question) {
+  // Somebody has room.
+  for (;; ++turn_) {
+    Unit& unit = units_[turn_ % units_.size()];
+    Report(unit, question.now);
+    const int32_t chosen = Choose(unit, question);
+    if (chosen < 0) continue;
+    ++turn_;
+    ++known_[static_cast<size_t>(chosen)].num_waiting;
+    unit.start = (unit.start + 1) % unit.count;
+    return {.replica = chosen};
+  }
+}
+
+}  // namespace kvblocks::sim
