@@ -71,7 +71,12 @@ class KVCache:
     uint8 memory such a type. A slot is block * BS + offset in the block.
     """
 
-    def __init__(self, k: Array, v: Array | None = None, *, layout: str = "nhd", latent_rank: int | None = None, block_size: int | None = None) -> None: ...
+    def __init__(self, k: Array, v: Array | None = None, *, layout: str = "nhd", latent_rank: int | None = None, block_size: int | None = None, row_format: str = "elements", k_scales: Array | None = None, v_scales: Array | None = None) -> None:
+        """
+        row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
+        "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
+        dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16.
+        """
 
     @property
     def k(self) -> Any: ...
@@ -390,6 +395,37 @@ def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Ar
     query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of request-local rows, negative kept
     -> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without topk and with ratio
     1 it is a layer with a window only.
+    """
+
+def cache_index_keys(k: Array, slot_mapping: Array, cache: Array, *, planar_block_size: int = 0, power_of_two_scales: bool = True, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    Stores keys of a sparse-attention indexer.
+
+    k [T, Di]; slot_mapping int64 [n], n <= T, below 0 is skipped; cache [NB, BS, Di] of floats, or with
+    planar_block_size = BS uint8 [NB, block bytes]: a block's float8_e4m3fn codes, then a float32 scale per row.
+    power_of_two_scales: those scales are rounded up to powers of two.
+    """
+
+def index_topk(q: Array, weights: Array, cache: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, max_seq_len: int | None = None, ratio: int = 1, as_slots: bool = True, planar_block_size: int = 0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    The rows of an indexer's cache that each token reads: the K with the largest sum of w_h * max(0, q_h . k).
+
+    q [T, Hi, Di], weights float32 [T, Hi]; cache as for cache_index_keys; query_start_loc int32 [R + 1], seq_lens
+    int32 [R] in tokens, block_table int32 [R, columns] in blocks of rows, of which each has `ratio` tokens -> indices
+    int32 [T, K], ascending, -1 behind the chosen ones, and lens int32 [T]. A token at p chooses among the complete rows
+    [0, (p + 1) // ratio); ties go to the lower row. as_slots: indices are slots, as sparse_mla_decode takes them;
+    otherwise rows of the request.
+    """
+
+def compress_tokens(kv: Array, score: Array, states: Array, slot_mapping: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, out: Array, *, ratio: int, overlap: bool = True, bias: Array | None = None, norm_weight: Array | None = None, norm_eps: float = 1e-06, cos_sin: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    DeepSeek V4's compressor: stores the states of new tokens, and combines those of each row that they complete.
+
+    kv and score [T, C * D], C being 2 with overlap, else 1; bias float32 [ratio, C * D]; states float32
+    [NB, BS, 2 * C * D], written at slot_mapping int64 [n], n <= T. query_start_loc int32 [R + 1], seq_lens int32 [R],
+    block_table int32 [R, columns] of states. A token with (p + 1) % ratio == 0 writes its row of out [T, D]: per column
+    the softmax of the last C * ratio scores over tokens weighs kv. Then RMS norm by norm_weight float32 [D] and norm_eps,
+    and rotation of the last columns by cos_sin float32 [P, columns], cosines first.
     """
 
 class KVGroup:

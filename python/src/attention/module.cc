@@ -17,5 +17,6 @@ NB_MODULE(_attention, module) {
   BindStateOps(module);
   BindMlaOps(module);
   BindIndexOps(module);
+  BindIndexerOps(module);
   BindMetadata(module);
 }

@@ -37,6 +37,16 @@ KvLayout LayoutByName(const char* name) {
   Raise("InvalidArgumentError", absl::StrCat("KVCache: layout is ", name, "; one of ", all));
 }
 
+attention::KvRowFormat RowFormatByName(const char* name) {
+  std::string all;
+  for (int i = 0; i < attention::kNumKvRowFormats; ++i) {
+    const auto format = static_cast<attention::KvRowFormat>(i);
+    if (std::string_view(name) == attention::Name(format)) return format;
+    absl::StrAppend(&all, all.empty() ? "" : ", ", attention::Name(format));
+  }
+  Raise("InvalidArgumentError", absl::StrCat("KVCache: row_format is ", name, "; one of ", all));
+}
+
 int RankOf(KvLayout layout, bool is_v) {
   if (layout == KvLayout::kPagedX && !is_v) return 5;
   if (layout == KvLayout::kMlaFp8_584) return 2;
@@ -93,8 +103,13 @@ void* StreamFrom(const char* op, nb::handle stream) {
 // --- KVCache ---
 
 PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name,
-                     std::optional<int64_t> latent_rank, std::optional<int64_t> block_size)
-    : k(nb::borrow(the_k)), v(nb::borrow(the_v)) {
+                     std::optional<int64_t> latent_rank, std::optional<int64_t> block_size,
+                     const char* row_format, nb::handle the_k_scales, nb::handle the_v_scales)
+    : k(nb::borrow(the_k)),
+      v(nb::borrow(the_v)),
+      k_scales(nb::borrow(the_k_scales)),
+      v_scales(nb::borrow(the_v_scales)) {
+  const attention::KvRowFormat format = RowFormatByName(row_format);
   const KvLayout layout = LayoutByName(layout_name);
   const bool has_v = !attention::IsMla(layout) || layout == KvLayout::kMlaSplit;
   const char* problem = nullptr;
@@ -109,6 +124,13 @@ PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name
     problem = block_size
                   ? "block_size is given; other layouts than mla_fp8_584 tell it by their shape"
                   : "block_size is None; mla_fp8_584 does not tell it by its shape";
+  }
+  const bool has_scales = format != attention::KvRowFormat::kElements;
+  if (has_scales && !attention::IsStrided(layout)) {
+    problem = "row_format is given; it is for nhd and hnd";
+  } else if (k_scales.is_none() == has_scales || v_scales.is_none() == has_scales) {
+    problem = has_scales ? "k_scales or v_scales is None; this row_format has scales of its own"
+                         : "k_scales or v_scales is given; row_format elements has none";
   }
   if (problem != nullptr) {
     Raise("InvalidArgumentError", absl::StrCat("KVCache(layout=\"", layout_name, "\"): ", problem));
@@ -125,6 +147,14 @@ PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name
       view.v = values.view;
     } else if (latent_rank) {
       view = Value(attention::MakeMlaLatentView(keys.view, *latent_rank));
+    }
+    if (has_scales) {
+      const ImportedArray of_k = Import("KVCache", "k_scales", k_scales, &held[2]);
+      const ImportedArray of_v = Import("KVCache", "v_scales", v_scales, &held[3]);
+      is_read_only = is_read_only || of_k.is_read_only || of_v.is_read_only;
+      view.format = format;
+      view.k_scales = of_k.view;
+      view.v_scales = of_v.view;
     }
   } catch (...) {
     for (Held& one : held) Release(&one);
@@ -384,13 +414,20 @@ With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one o
 Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do. Elements are
 float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8; Tensor(array, dtype) gives
 uint8 memory such a type. A slot is block * BS + offset in the block.)")
-      .def(nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
-                    std::optional<int64_t>>(),
-           nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
-           nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
-           nb::sig("def __init__(self, k: Array, v: Array | None = None, *, layout: str = \"nhd\", "
-                   "latent_rank: int | "
-                   "None = None, block_size: int | None = None) -> None"))
+      .def(
+          nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
+                   std::optional<int64_t>, const char*, nb::handle, nb::handle>(),
+          nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
+          nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
+          nb::arg("row_format") = "elements", nb::arg("k_scales") = nb::none(),
+          nb::arg("v_scales") = nb::none(),
+          nb::sig("def __init__(self, k: Array, v: Array | None = None, *, layout: str = \"nhd\", "
+                  "latent_rank: int | None = None, block_size: int | None = None, row_format: str "
+                  "= \"elements\", k_scales: Array | None = None, v_scales: Array | None = None) "
+                  "-> None"),
+          R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
+"nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
+dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16.)")
       .def_prop_ro(
           "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
       .def_prop_ro(
