@@ -11,6 +11,7 @@ NB_MODULE(_attention, module) {
   module.attr("has_cuda") = false;
 #endif
   BindTensor(module);
+  BindKvCache(module);
   BindOpCall(module);
   BindRowOps(module);
   BindDenseOps(module);

@@ -145,7 +145,8 @@ class OpCall {
   std::array<float, 4> numbers_;
 };
 
-void BindOpCall(nb::module_& module);  // KVCache, Workspace, ThreadPool
+void BindKvCache(nb::module_& module);
+void BindOpCall(nb::module_& module);  // Workspace, ThreadPool
 void BindDenseOps(nb::module_& module);
 void BindRowOps(nb::module_& module);
 void BindStateOps(nb::module_& module);
