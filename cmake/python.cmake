@@ -36,19 +36,22 @@ set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
 # its sources: half of the time that one takes is nanobind's headers. An archive, of which the module takes what it calls.
 file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/attention/*.cc")
 nanobind_add_module(kvblocks_python_attention STABLE_ABI NB_STATIC NOMINSIZE ${sources} python/src/errors.cc)
-set_target_properties(kvblocks_python_attention PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0
+set_target_properties(kvblocks_python_attention PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0 LINKER_LANGUAGE CXX
                       OUTPUT_NAME _attention LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
+target_compile_features(kvblocks_python_attention PRIVATE cxx_std_20)
+target_include_directories(kvblocks_python_attention PRIVATE ${kvblocks_include_directories})
 add_library(kvblocks_python_operations STATIC EXCLUDE_FROM_ALL
             $<TARGET_OBJECTS:kvblocks_checks_objects> $<TARGET_OBJECTS:kvblocks_attention_objects>)
 set_property(TARGET kvblocks_python_operations PROPERTY LINKER_LANGUAGE CXX)
-target_link_libraries(kvblocks_python_attention PRIVATE kvblocks_attention_objects kvblocks_python_operations
-                      Threads::Threads)
+# Not the object libraries: CMake would link all of their objects.
+target_link_libraries(kvblocks_python_operations PUBLIC ${kvblocks_absl_targets} ${kvblocks_hwy_targets})
+target_link_libraries(kvblocks_python_attention PRIVATE kvblocks_python_operations Threads::Threads)
 if(kvblocks_cuda)
   target_sources(kvblocks_python_operations PRIVATE $<TARGET_OBJECTS:kvblocks_cuda_objects>)
   foreach(objects IN LISTS kernels)
     target_sources(kvblocks_python_operations PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
-  target_link_libraries(kvblocks_python_attention PRIVATE kvblocks_cuda_objects)
+  target_link_libraries(kvblocks_python_operations PUBLIC ${kvblocks_cudart_targets})
   target_compile_definitions(kvblocks_python_attention PRIVATE KVBLOCKS_WITH_CUDA)
 endif()
 # Who builds the package builds both.

@@ -71,7 +71,12 @@ class KVCache:
     uint8 memory such a type. A slot is block * BS + offset in the block.
     """
 
-    def __init__(self, k: Array, v: Array | None = None, *, layout: str = "nhd", latent_rank: int | None = None, block_size: int | None = None) -> None: ...
+    def __init__(self, k: Array, v: Array | None = None, *, layout: str = "nhd", latent_rank: int | None = None, block_size: int | None = None, row_format: str = "elements", k_scales: Array | None = None, v_scales: Array | None = None) -> None:
+        """
+        row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
+        "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
+        dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16.
+        """
 
     @property
     def k(self) -> Any: ...
@@ -290,6 +295,14 @@ def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, 
     kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.
     """
 
+def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
+
+    With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],
+    divided by its exp_sum. A partition with nothing visible has -infinity, 0, 0.
+    """
+
 def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sinks: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One state of attention from n, each over other keys.
@@ -297,6 +310,12 @@ def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sin
     outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not negative) are
     the last state's. sinks float32 [H] are applied after the merge. out may be one of outs. Returns out [T, H, Dv],
     or (out, lse [T, H]).
+    """
+
+def reduce_splits(max_logits: Array, exp_sums: Array, tmp_out: Array, out: Array, *, sinks: Array | None = None, lse: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks float32 [H] count
+    here.
     """
 
 def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, seq_lens: Array | None = None, *, scale: float, q_pe: Array | None = None, query_start_loc: Array | None = None, kv_start_loc: Array | None = None, max_seq_len: int | None = None, soft_cap: float = 0.0, window_left: int = -1, sinks: Array | None = None, k_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
@@ -366,6 +385,47 @@ def build_dense_compressed_indices(query_start_loc: Array, positions: Array, ind
 
     query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity], lens int32
     [T or more].
+    """
+
+def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Array, lens: Array, *, window: int, rows_per_request: int, compressed_rows: int = 0, ratio: int = 1, topk: Array | None = None, stream: Stream = None, workspace: Workspace | None = None) -> None:
+    """
+    What each token of a prefill reads from a gathered buffer: chosen compressed rows, then its window.
+
+    The buffer has rows_per_request rows per request: compressed_rows of the compressed cache, then the newest tokens.
+    query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of request-local rows, negative kept
+    -> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without topk and with ratio
+    1 it is a layer with a window only.
+    """
+
+def cache_index_keys(k: Array, slot_mapping: Array, cache: Array, *, planar_block_size: int = 0, power_of_two_scales: bool = True, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    Stores keys of a sparse-attention indexer.
+
+    k [T, Di]; slot_mapping int64 [n], n <= T, below 0 is skipped; cache [NB, BS, Di] of floats, or with
+    planar_block_size = BS uint8 [NB, block bytes]: a block's float8_e4m3fn codes, then a float32 scale per row.
+    power_of_two_scales: those scales are rounded up to powers of two.
+    """
+
+def index_topk(q: Array, weights: Array, cache: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, max_seq_len: int | None = None, ratio: int = 1, as_slots: bool = True, planar_block_size: int = 0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    The rows of an indexer's cache that each token reads: the K with the largest sum of w_h * max(0, q_h . k).
+
+    q [T, Hi, Di], weights float32 [T, Hi]; cache as for cache_index_keys; query_start_loc int32 [R + 1], seq_lens
+    int32 [R] in tokens, block_table int32 [R, columns] in blocks of rows, of which each has `ratio` tokens -> indices
+    int32 [T, K], ascending, -1 behind the chosen ones, and lens int32 [T]. A token at p chooses among the complete rows
+    [0, (p + 1) // ratio); ties go to the lower row. as_slots: indices are slots, as sparse_mla_decode takes them;
+    otherwise rows of the request.
+    """
+
+def compress_tokens(kv: Array, score: Array, states: Array, slot_mapping: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, out: Array, *, ratio: int, overlap: bool = True, bias: Array | None = None, norm_weight: Array | None = None, norm_eps: float = 1e-06, cos_sin: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    DeepSeek V4's compressor: stores the states of new tokens, and combines those of each row that they complete.
+
+    kv and score [T, C * D], C being 2 with overlap, else 1; bias float32 [ratio, C * D]; states float32
+    [NB, BS, 2 * C * D], written at slot_mapping int64 [n], n <= T. query_start_loc int32 [R + 1], seq_lens int32 [R],
+    block_table int32 [R, columns] of states. A token with (p + 1) % ratio == 0 writes its row of out [T, D]: per column
+    the softmax of the last C * ratio scores over tokens weighs kv. Then RMS norm by norm_weight float32 [D] and norm_eps,
+    and rotation of the last columns by cos_sin float32 [P, columns], cosines first.
     """
 
 class KVGroup:

@@ -22,12 +22,13 @@ import sys
 from typing import Any
 
 from kvblocks._attention import (
-    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, DeviceMetadata, KVCache, KVGroup, Tensor, ThreadPool,
-    Workspace,
-    build_compressed_slots, build_dense_compressed_indices, build_swa_indices, build_topk_slots, cascade,
-    compute_kv_scales, compute_slot_mapping, concat_and_cache_mla, fuse_kv, gather_cache, has_cuda, hkvd_count,
-    merge_states, mla_decode, paged_decode, paged_prefill, plan_decode, reshape_and_cache, rotate_keys,
-    select_hkvd, sparse_mla_decode, sparse_mla_prefill, varlen_self_attention, workspace_bytes,
+    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, DeviceMetadata, KVCache, KVGroup, Tensor,
+    ThreadPool, Workspace, build_compressed_slots, build_dense_compressed_indices, build_swa_indices,
+    build_topk_slots, cache_index_keys, cascade, combine_prefill_indices, compress_tokens, compute_kv_scales,
+    compute_slot_mapping, concat_and_cache_mla, fuse_kv, gather_cache, has_cuda, hkvd_count, index_topk,
+    merge_states, mla_decode, paged_decode, paged_decode_partial, paged_prefill, plan_decode, reduce_splits,
+    reshape_and_cache, rotate_keys, select_hkvd, sparse_mla_decode, sparse_mla_prefill, varlen_self_attention,
+    workspace_bytes,
 )
 from kvblocks.errors import InvalidArgumentError
 
@@ -57,11 +58,11 @@ def _empty(op: str, name: str, like: Any, shape: tuple[int, ...], float32: bool)
 
 
 __all__ = [
-    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "DeviceMetadata", "KVCache", "KVGroup", "Tensor",
-    "ThreadPool",
-    "Workspace", "build_compressed_slots", "build_dense_compressed_indices", "build_swa_indices",
-    "build_topk_slots", "cascade", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla",
-    "fuse_kv", "gather_cache", "has_cuda", "hkvd_count", "merge_states", "mla_decode", "paged_decode",
-    "paged_prefill", "plan_decode", "reshape_and_cache", "rotate_keys", "select_hkvd", "sparse_mla_decode",
-    "sparse_mla_prefill", "varlen_self_attention", "workspace_bytes",
+    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "DeviceMetadata", "KVCache", "KVGroup",
+    "Tensor", "ThreadPool", "Workspace", "build_compressed_slots", "build_dense_compressed_indices",
+    "build_swa_indices", "build_topk_slots", "cache_index_keys", "cascade", "combine_prefill_indices",
+    "compress_tokens", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla", "fuse_kv",
+    "gather_cache", "has_cuda", "hkvd_count", "index_topk", "merge_states", "mla_decode", "paged_decode",
+    "paged_decode_partial", "paged_prefill", "plan_decode", "reduce_splits", "reshape_and_cache", "rotate_keys",
+    "select_hkvd", "sparse_mla_decode", "sparse_mla_prefill", "varlen_self_attention", "workspace_bytes",
 ]

@@ -169,6 +169,55 @@ def test_caches_in_codes_take_scales() -> None:
             np.testing.assert_allclose(out[0, head], expected, atol=2e-6)
 
 
+def test_caches_with_scales_of_their_own() -> None:
+    rng = np.random.default_rng(15)
+    k, v = rng.standard_normal((2, 8, 1, 16), np.float32)
+    codes, scales = np.zeros((2, 2, 4, 1, 16), np.int8), np.zeros((2, 2, 4, 1), np.float32)
+    cache = attention.KVCache(codes[0], codes[1], row_format="per_token_head", k_scales=scales[0], v_scales=scales[1])
+    attention.reshape_and_cache(k, v, np.arange(8), cache)
+    back = codes * scales[..., None]
+    np.testing.assert_allclose(back.reshape(2, 8, 1, 16), np.stack([k, v]), atol=abs(k).max() / 120)
+    q = rng.standard_normal((1, 2, 16), np.float32)
+    out = attention.paged_decode(q, cache, np.array([[0, 1]], np.int32), np.array([8], np.int32))
+    for head in range(2):
+        expected, _ = dense(q[0, head], back[0].reshape(8, 16), back[1].reshape(8, 16), scale=0.25, first=7)
+        np.testing.assert_allclose(out[0, head], expected, atol=2e-6)
+    refusal("k_scales or v_scales is None; this row_format has scales", lambda: attention.KVCache(
+        codes[0], codes[1], row_format="nvfp4", k_scales=scales[0]))
+    refusal("row_format is int3; one of elements", lambda: attention.KVCache(codes[0], codes[1], row_format="int3"))
+
+
+def test_an_indexer_chooses_rows() -> None:
+    rng = np.random.default_rng(16)
+    keys, q = rng.standard_normal((9, 8), np.float32), rng.standard_normal((2, 3, 8), np.float32)
+    weights = rng.standard_normal((2, 3)).astype(np.float32)
+    rows, table = np.zeros((4, 4, 8), np.float32), np.array([[2, 0, 3]], np.int32)
+    slots = table[0].repeat(4)[:9].astype(np.int64) * 4 + np.arange(9) % 4
+    attention.cache_index_keys(keys, slots, rows)
+    np.testing.assert_array_equal(rows.reshape(16, 8)[slots], keys)
+    indices, lens = np.zeros((2, 4), np.int32), np.zeros(2, np.int32)
+    attention.index_topk(q, weights, rows, np.array([0, 2], np.int32), np.array([9], np.int32), table, indices, lens)
+    for t in range(2):
+        scores = weights[t] @ np.maximum(0, q[t] @ keys[:8 + t].T)
+        assert indices[t].tolist() == slots[np.sort(np.argsort(-scores)[:4])].tolist() and lens[t] == 4
+    refusal("^index_topk: ratio is 0", lambda: attention.index_topk(
+        q, weights, rows, np.array([0, 2], np.int32), np.array([9], np.int32), table, indices, lens, ratio=0))
+
+
+def test_tokens_are_compressed() -> None:
+    rng = np.random.default_rng(17)
+    kv, score = rng.standard_normal((2, 4, 6), np.float32)
+    states, out = np.zeros((2, 4, 12), np.float32), np.full((4, 6), 7, np.float32)
+    attention.compress_tokens(kv, score, states, np.arange(4, 8), np.array([0, 4], np.int32), np.array([4], np.int32),
+                              np.array([[1]], np.int32), out, ratio=2, overlap=False)
+    np.testing.assert_array_equal(states[1], np.concatenate([kv, score], axis=1))
+    for last in (1, 3):
+        weights = np.exp(score[last - 1:last + 1])
+        expected = (weights * kv[last - 1:last + 1]).sum(0) / weights.sum(0)
+        np.testing.assert_allclose(out[last], expected, rtol=1e-5, atol=1e-6)
+    assert (out[[0, 2]] == 7).all()
+
+
 def test_bfloat16_as_bits() -> None:
     rng = np.random.default_rng(4)
     values = rng.standard_normal((1, 4, 1, 8), np.float32).view(np.uint32) >> 16
@@ -235,6 +284,23 @@ def test_cascades_and_merges_are_prefills() -> None:
     np.testing.assert_allclose(merged, whole, atol=2e-6)
     np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=2e-6)
     assert attention.merge_states(outs, lses, out=outs[0]) is not None
+
+
+def test_partitions_reduce_to_the_whole() -> None:
+    rng = np.random.default_rng(14)
+    case = Paged(rng, [3, 14])
+    q = rng.standard_normal((2, 4, 8), np.float32)
+    sinks = rng.standard_normal(4).astype(np.float32)
+    arguments = (q, case.cache, case.block_table, case.seq_lens)
+    whole, whole_lse = attention.paged_decode(*arguments, sinks=sinks, return_lse=True)
+    max_logits, exp_sums = np.zeros((2, 2, 4, 2), np.float32)
+    tmp_out = np.zeros((2, 4, 2, 8), np.float32)
+    attention.paged_decode_partial(*arguments, max_logits, exp_sums, tmp_out, partition_tokens=8)
+    assert (max_logits[0, :, 1] == -np.inf).all()
+    out, lse = np.zeros_like(q), np.zeros((2, 4), np.float32)
+    attention.reduce_splits(max_logits, exp_sums, tmp_out, out, sinks=sinks, lse=lse)
+    np.testing.assert_allclose(out, whole, atol=2e-6)
+    np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=2e-6)
 
 
 def test_self_attention_needs_no_cache() -> None:
@@ -340,6 +406,10 @@ def test_lists_of_slots() -> None:
     rows, lens = np.zeros((5, 3), np.int32), np.zeros(5, np.int32)
     attention.build_dense_compressed_indices(starts, positions, rows, lens, ratio=3)
     assert lens.tolist() == [0, 0, 1, 2, 3] and rows[4].tolist() == [0, 1, 2]
+    window, lens = np.zeros((5, 2), np.int32), np.zeros(5, np.int32)
+    attention.combine_prefill_indices(starts, lengths, window, lens, window=2, rows_per_request=6)
+    # Of the second request, whose 2 tokens see one before: rows 6 to 8 of the buffer.
+    assert window.tolist() == [[0, -1], [0, 1], [1, 2], [6, 7], [7, 8]] and lens.tolist() == [1, 2, 2, 2, 2]
     refusal("^build_swa_indices: window is 0", lambda: attention.build_swa_indices(
         starts, lengths, table, indices, lens, window=0, block_size=4))
 

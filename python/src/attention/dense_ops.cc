@@ -1,4 +1,4 @@
-// Attention over keys with heads, and merging of its states.
+// Attention over keys with heads.
 
 #include <nanobind/stl/optional.h>
 
@@ -288,30 +288,30 @@ nb::object VarlenSelfAttention(nb::handle q, nb::handle k, nb::handle v, nb::han
   return RunAttention(call, args, WorkOf(args.q, Extent(args.k, 0)), result, result_lse);
 }
 
-nb::object MergeStates(nb::handle outs, nb::handle lses, int64_t tokens_with_context,
-                       nb::handle sinks, double out_scale, nb::handle out, nb::handle lse,
-                       bool return_lse, nb::handle stream, PyWorkspace* workspace,
-                       PyThreadPool* threads) {
-  OpCall call("merge_states", {stream, workspace, threads});
-  attention::MergeStatesArgs args;
-  args.outs = call.In("outs", outs);
-  args.lses = call.In("lses", lses);
-  args.tokens_with_context = tokens_with_context;
-  args.sinks = call.In("sinks", sinks);
-  args.out_scale = static_cast<float>(out_scale);
-  const int64_t tokens = Extent(args.outs, 1), heads = Extent(args.outs, 2),
-                dim = Extent(args.outs, 3);
-  if (out_scale > 0 && out.is_none())
-    call.Refuse("out is None; with out_scale give an array of float8");
-  const nb::object result = call.Out("out", out, outs, {tokens, heads, dim}, &args.out);
-  nb::object result_lse;
-  if (return_lse) {
-    result_lse = call.Out("lse", lse, outs, {tokens, heads}, &args.lse, /*float32=*/true);
-  } else {
-    args.lse = call.Out("lse", lse);
-  }
-  return RunAttention(call, args, static_cast<double>(args.outs.num_elements()), result,
-                      result_lse);
+void PagedDecodePartial(nb::handle q, const PyKvCache& cache, nb::handle block_table,
+                        nb::handle seq_lens, nb::handle max_logits, nb::handle exp_sums,
+                        nb::handle tmp_out, std::optional<int64_t> max_seq_len,
+                        int64_t partition_tokens, std::optional<double> scale, double soft_cap,
+                        int64_t window_left, nb::handle alibi_slopes, nb::handle k_scale,
+                        nb::handle v_scale, nb::handle stream, PyWorkspace* workspace,
+                        PyThreadPool* threads) {
+  OpCall call("paged_decode_partial", {stream, workspace, threads});
+  const attention::PagedDecodeArgs decode = DecodeArgs(
+      call, q, cache, block_table, seq_lens, max_seq_len,
+      {scale, soft_cap, window_left, 0, alibi_slopes, nb::none()}, std::nullopt, std::nullopt);
+  attention::PagedDecodePartialArgs args;
+  args.q = decode.q;
+  args.cache = decode.cache;
+  args.block_table = decode.block_table;
+  args.seq_lens = decode.seq_lens;
+  args.max_seq_len = decode.max_seq_len;
+  args.params = decode.params;
+  args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
+  args.partition_tokens = partition_tokens;
+  args.max_logits = call.Out("max_logits", max_logits);
+  args.exp_sums = call.Out("exp_sums", exp_sums);
+  args.tmp_out = call.Out("tmp_out", tmp_out);
+  call.Run(args, WorkOf(args.q, args.max_seq_len));
 }
 
 }  // namespace
@@ -425,17 +425,23 @@ common_prefix_len: tokens, a multiple of the block size, before every query; blo
 q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]; query_start_loc int32 [R + 1]; kv_start_loc the same of keys, or
 kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.)");
   module.def(
-      "merge_states", &MergeStates, nb::arg("outs"), nb::arg("lses"), nb::kw_only(),
-      nb::arg("tokens_with_context") = -1, nb::arg("sinks") = nb::none(),
-      nb::arg("out_scale") = 0.0, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
-      nb::sig("def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sinks: "
-              "Array | None = "
-              "None, out_scale: float = 0.0, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
-      R"(One state of attention from n, each over other keys.
+      "paged_decode_partial", &PagedDecodePartial, nb::arg("q"), nb::arg("cache"),
+      nb::arg("block_table"), nb::arg("seq_lens"), nb::arg("max_logits"), nb::arg("exp_sums"),
+      nb::arg("tmp_out"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(),
+      nb::arg("partition_tokens") = 512, nb::arg("scale") = nb::none(), nb::arg("soft_cap") = 0.0,
+      nb::arg("window_left") = -1, nb::arg("alibi_slopes") = nb::none(), KVBLOCKS_CACHE_SCALE_ARGS,
+      KVBLOCKS_CALL_ARGS,
+      nb::sig("def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: "
+              "Array, max_logits: "
+              "Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, "
+              "partition_tokens: int = "
+              "512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, "
+              "alibi_slopes: Array | "
+              "None = None, " KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_CALL_SIG ") -> None"),
+      R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
 
-outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not negative) are
-the last state's. sinks float32 [H] are applied after the merge. out may be one of outs. Returns out [T, H, Dv],
-or (out, lse [T, H]).)");
+With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],
+divided by its exp_sum. A partition with nothing visible has -infinity, 0, 0.)");
 }
 
 }  // namespace kvblocks::python

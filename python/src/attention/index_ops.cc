@@ -115,6 +115,25 @@ void BuildDenseCompressedIndices(nb::handle query_start_loc, nb::handle position
              KVBLOCKS_ON_CUDA(BuildDenseCompressedIndices));
 }
 
+void CombinePrefillIndices(nb::handle query_start_loc, nb::handle seq_lens, nb::handle indices,
+                           nb::handle lens, int64_t window, int64_t rows_per_request,
+                           int64_t compressed_rows, int64_t ratio, nb::handle topk,
+                           nb::handle stream, PyWorkspace* workspace) {
+  OpCall call("combine_prefill_indices", {stream, workspace, nullptr});
+  attention::PrefillIndicesArgs args;
+  args.query_start_loc = call.In("query_start_loc", query_start_loc);
+  args.seq_lens = call.In("seq_lens", seq_lens);
+  args.topk = call.In("topk", topk);
+  args.indices = call.Out("indices", indices);
+  args.lens = call.Out("lens", lens);
+  args.ratio = ratio;
+  args.window = window;
+  args.rows_per_request = rows_per_request;
+  args.compressed_rows = compressed_rows;
+  RunIndexOp(call, args, &attention::CombinePrefillIndices,
+             KVBLOCKS_ON_CUDA(CombinePrefillIndices));
+}
+
 }  // namespace
 
 #define KVBLOCKS_INDEX_ARGS nb::arg("stream") = nb::none(), nb::arg("workspace") = nb::none()
@@ -176,6 +195,21 @@ int32 [T or more] of those that are there.)");
 
 query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity], lens int32
 [T or more].)");
+  module.def(
+      "combine_prefill_indices", &CombinePrefillIndices, nb::arg("query_start_loc"),
+      nb::arg("seq_lens"), nb::arg("indices"), nb::arg("lens"), nb::kw_only(), nb::arg("window"),
+      nb::arg("rows_per_request"), nb::arg("compressed_rows") = 0, nb::arg("ratio") = 1,
+      nb::arg("topk") = nb::none(), KVBLOCKS_INDEX_ARGS,
+      nb::sig(
+          "def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Array, "
+          "lens: Array, *, window: int, rows_per_request: int, compressed_rows: int = 0, ratio: "
+          "int = 1, topk: Array | None = None, " KVBLOCKS_INDEX_SIG),
+      R"(What each token of a prefill reads from a gathered buffer: chosen compressed rows, then its window.
+
+The buffer has rows_per_request rows per request: compressed_rows of the compressed cache, then the newest tokens.
+query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of request-local rows, negative kept
+-> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without topk and with ratio
+1 it is a layer with a window only.)");
 }
 
 }  // namespace kvblocks::python

@@ -11,10 +11,13 @@ NB_MODULE(_attention, module) {
   module.attr("has_cuda") = false;
 #endif
   BindTensor(module);
+  BindKvCache(module);
   BindOpCall(module);
   BindRowOps(module);
   BindDenseOps(module);
+  BindStateOps(module);
   BindMlaOps(module);
   BindIndexOps(module);
+  BindIndexerOps(module);
   BindMetadata(module);
 }

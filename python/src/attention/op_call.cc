@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "kvblocks/attention/backends/workspace.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/cpu/cpu_ops.h"
 #ifdef KVBLOCKS_WITH_CUDA
 #include "kvblocks/attention/cuda/cuda_ops.h"
@@ -19,37 +18,9 @@ namespace kvblocks::python {
 using attention::ConstTensorView;
 using attention::DeviceId;
 using attention::DType;
-using attention::KvLayout;
 using attention::TensorView;
 
 namespace {
-
-constexpr KvLayout kLayouts[] = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
-                                 KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
-                                 KvLayout::kMlaFp8_584};
-
-KvLayout LayoutByName(const char* name) {
-  std::string all;
-  for (const KvLayout layout : kLayouts) {
-    if (std::string_view(name) == attention::Name(layout)) return layout;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", attention::Name(layout));
-  }
-  Raise("InvalidArgumentError", absl::StrCat("KVCache: layout is ", name, "; one of ", all));
-}
-
-int RankOf(KvLayout layout, bool is_v) {
-  if (layout == KvLayout::kPagedX && !is_v) return 5;
-  if (layout == KvLayout::kMlaFp8_584) return 2;
-  return attention::IsMla(layout) ? 3 : 4;
-}
-
-void CheckRank(const char* name, const TensorView& view, KvLayout layout) {
-  const int rank = RankOf(layout, name[0] == 'v');
-  if (view.rank == rank) return;
-  Raise("InvalidArgumentError",
-        absl::StrCat("KVCache: ", name, " is ", view.DebugString(), "; layout ",
-                     attention::Name(layout), " has ", rank, " dimensions"));
-}
 
 // Scratch memory as one run of bytes.
 absl::Span<std::byte> BytesOf(const char* name, const ImportedArray& array) {
@@ -88,52 +59,6 @@ void* StreamFrom(const char* op, nb::handle stream) {
   void* pointer = PyLong_AsVoidPtr(value.ptr());
   if (pointer == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
   return pointer;
-}
-
-// --- KVCache ---
-
-PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name,
-                     std::optional<int64_t> latent_rank, std::optional<int64_t> block_size)
-    : k(nb::borrow(the_k)), v(nb::borrow(the_v)) {
-  const KvLayout layout = LayoutByName(layout_name);
-  const bool has_v = !attention::IsMla(layout) || layout == KvLayout::kMlaSplit;
-  const char* problem = nullptr;
-  if (has_v == v.is_none())
-    problem = has_v ? "v is None; this layout keeps V apart"
-                    : "v is given; this layout has rows of one tensor";
-  if ((layout == KvLayout::kMlaLatent) != latent_rank.has_value()) {
-    problem = latent_rank ? "latent_rank is given; it is for mla_latent only"
-                          : "latent_rank is None; mla_latent needs the columns that are V";
-  }
-  if ((layout == KvLayout::kMlaFp8_584) != block_size.has_value()) {
-    problem = block_size
-                  ? "block_size is given; other layouts than mla_fp8_584 tell it by their shape"
-                  : "block_size is None; mla_fp8_584 does not tell it by its shape";
-  }
-  if (problem != nullptr) {
-    Raise("InvalidArgumentError", absl::StrCat("KVCache(layout=\"", layout_name, "\"): ", problem));
-  }
-  try {
-    const ImportedArray keys = Import("KVCache", "k", k, &held[0]);
-    CheckRank("k", keys.view, layout);
-    is_read_only = keys.is_read_only;
-    view = {layout, keys.view, {}, block_size.value_or(0)};
-    if (has_v) {
-      const ImportedArray values = Import("KVCache", "v", v, &held[1]);
-      CheckRank("v", values.view, layout);
-      is_read_only = is_read_only || values.is_read_only;
-      view.v = values.view;
-    } else if (latent_rank) {
-      view = Value(attention::MakeMlaLatentView(keys.view, *latent_rank));
-    }
-  } catch (...) {
-    for (Held& one : held) Release(&one);
-    throw;
-  }
-}
-
-PyKvCache::~PyKvCache() {
-  for (Held& one : held) Release(&one);
 }
 
 // --- Workspace ---
@@ -367,53 +292,6 @@ int64_t WorkspaceBytes(const char* op, int64_t max_reqs, int64_t max_tokens, int
 }  // namespace
 
 void BindOpCall(nb::module_& module) {
-  nb::class_<PyKvCache>(
-      module, "KVCache",
-      R"(One layer's paged cache, over the caller's memory: made once per layer, passed to every call.
-
-With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one of
-
-  "nhd"          k and v [NB, BS, Hkv, D]
-  "hnd"          k and v [NB, Hkv, BS, D]
-  "paged_x"      k [NB, Hkv, D/x, BS, x] with x = 16 bytes / element size, v [NB, Hkv, Dv, BS]
-  "mla_latent"   k [NB, BS, R_kv + R_pe], of which the first `latent_rank` = R_kv columns are also V
-  "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe] apart
-  "mla_fp8_656"  k uint8 [NB, BS, 656]: DeepSeek V3.2's rows
-  "mla_fp8_584"  k uint8 [NB, bytes of a block], with `block_size` tokens: DeepSeek V4's blocks
-
-Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do. Elements are
-float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8; Tensor(array, dtype) gives
-uint8 memory such a type. A slot is block * BS + offset in the block.)")
-      .def(nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
-                    std::optional<int64_t>>(),
-           nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
-           nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
-           nb::sig("def __init__(self, k: Array, v: Array | None = None, *, layout: str = \"nhd\", "
-                   "latent_rank: int | "
-                   "None = None, block_size: int | None = None) -> None"))
-      .def_prop_ro(
-          "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
-      .def_prop_ro(
-          "v", [](const PyKvCache& c) { return c.v; }, nb::sig("def v(self) -> Any"),
-          "None for rows of one tensor.")
-      .def_prop_ro("layout", [](const PyKvCache& c) { return attention::Name(c.view.layout); })
-      .def_prop_ro("dtype", [](const PyKvCache& c) { return DTypeName(c.view.k.dtype); })
-      .def_prop_ro("device", [](const PyKvCache& c) { return attention::Name(c.view.k.device); })
-      .def_prop_ro("num_blocks", [](const PyKvCache& c) { return c.view.num_blocks(); })
-      .def_prop_ro(
-          "block_size", [](const PyKvCache& c) { return c.view.block_size(); }, "Tokens per block.")
-      .def_prop_ro("num_kv_heads", [](const PyKvCache& c) { return c.view.num_kv_heads(); })
-      .def_prop_ro(
-          "key_dim", [](const PyKvCache& c) { return c.view.key_dim(); }, "Values per row of K.")
-      .def_prop_ro(
-          "value_dim", [](const PyKvCache& c) { return c.view.value_dim(); },
-          "Values per row of V.")
-      .def("__repr__", [](const PyKvCache& c) {
-        return absl::StrCat("KVCache(", attention::Name(c.view.layout), ", ",
-                            DTypeName(c.view.k.dtype), ", ", c.view.num_blocks(), " blocks of ",
-                            c.view.block_size(), " on ", attention::Name(c.view.k.device), ")");
-      });
-
   nb::class_<PyWorkspace>(
       module, "Workspace",
       R"(Scratch memory of operations on a GPU, and where they report bad indices.

@@ -33,11 +33,12 @@ namespace kvblocks::python {
 struct PyKvCache {
   attention::KvCacheView view;
   bool is_read_only = false;
-  nb::object k, v;
-  Held held[2] = {};
+  nb::object k, v, k_scales, v_scales;
+  Held held[4] = {};
 
   PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout,
-            std::optional<int64_t> latent_rank, std::optional<int64_t> block_size);
+            std::optional<int64_t> latent_rank, std::optional<int64_t> block_size,
+            const char* row_format, nb::handle the_k_scales, nb::handle the_v_scales);
   PyKvCache(const PyKvCache&) = delete;
   PyKvCache& operator=(const PyKvCache&) = delete;
   ~PyKvCache();
@@ -144,11 +145,14 @@ class OpCall {
   std::array<float, 4> numbers_;
 };
 
-void BindOpCall(nb::module_& module);  // KVCache, Workspace, ThreadPool
+void BindKvCache(nb::module_& module);
+void BindOpCall(nb::module_& module);  // Workspace, ThreadPool
 void BindDenseOps(nb::module_& module);
 void BindRowOps(nb::module_& module);
+void BindStateOps(nb::module_& module);
 void BindMlaOps(nb::module_& module);
 void BindIndexOps(nb::module_& module);
+void BindIndexerOps(nb::module_& module);
 void BindMetadata(nb::module_& module);
 
 }  // namespace kvblocks::python
