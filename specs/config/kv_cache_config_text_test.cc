@@ -133,7 +133,7 @@ std::vector<BadField> BadFields() {
   rows.push_back({"\"fp8_per_tensor\"", "\"fp8\"",
                   "14:7: error: groups[1].spec.sliding_window.quant_mode: got \"fp8\", expected "
                   "one of none, fp8_per_tensor, int8_per_token_head, fp8_per_token_head, "
-                  "int4_per_token_head, nvfp4, fp8_ds_mla"});
+                  "int4_per_token_head, nvfp4, fp8_ds_mla, nvfp4_ds_mla"});
   rows.push_back({"      dtype: \"fp8_e4m3\"", "      page_size_padded: 7 dtype: \"fp8_e4m3\"",
                   "13:7: error: groups[1].spec.sliding_window.page_size_padded: got 7, expected "
                   "at least the unpadded page of 32768 bytes"});
