@@ -75,7 +75,8 @@ class KVCache:
         """
         row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
         "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
-        dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16.
+        dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16. Of mla_latent, "mla_v41_528",
+        "mla_v41_fp4_288" or "mla_nvfp4_352": k uint8 [NB, BS, bytes of a record], without latent_rank.
         """
 
     @property

@@ -184,7 +184,26 @@ def test_caches_with_scales_of_their_own() -> None:
         np.testing.assert_allclose(out[0, head], expected, atol=2e-6)
     refusal("k_scales or v_scales is None; this row_format has scales", lambda: attention.KVCache(
         codes[0], codes[1], row_format="nvfp4", k_scales=scales[0]))
+    refusal("this row_format is for mla_latent", lambda: attention.KVCache(
+        codes[0], codes[1], row_format="mla_nvfp4_352"))
     refusal("row_format is int3; one of elements", lambda: attention.KVCache(codes[0], codes[1], row_format="int3"))
+
+
+def test_latent_records() -> None:
+    rng = np.random.default_rng(18)
+    records = np.zeros((2, 4, 528), np.uint8)
+    cache = attention.KVCache(records, layout="mla_latent", row_format="mla_v41_528")
+    assert (cache.key_dim, cache.value_dim) == (512, 512)
+    kv = rng.standard_normal((5, 512), np.float32)
+    attention.concat_and_cache_mla(kv[:, :448], kv[:, 448:], np.arange(5), cache)
+    table, lengths = np.array([[0, 1]], np.int32), np.array([5], np.int32)
+    back = np.zeros((1, 5, 512), np.float32)
+    attention.gather_cache(cache, table, lengths, lengths, back)
+    np.testing.assert_allclose(back[0], kv, rtol=0.07, atol=0.02)
+    q = rng.standard_normal((1, 2, 512), np.float32)
+    out = attention.mla_decode(q, cache, table, lengths, scale=0.05)
+    expected, _ = dense(q[0, 1], back[0], back[0], scale=0.05, first=4)
+    np.testing.assert_allclose(out[0, 1], expected, atol=2e-6)
 
 
 def test_an_indexer_chooses_rows() -> None:

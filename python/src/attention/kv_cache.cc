@@ -70,21 +70,25 @@ PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name
   if (has_v == v.is_none())
     problem = has_v ? "v is None; this layout keeps V apart"
                     : "v is given; this layout has rows of one tensor";
-  if ((layout == KvLayout::kMlaLatent) != latent_rank.has_value()) {
-    problem = latent_rank ? "latent_rank is given; it is for mla_latent only"
-                          : "latent_rank is None; mla_latent needs the columns that are V";
+  const bool is_record = attention::IsMlaRecord(format);
+  if ((layout == KvLayout::kMlaLatent && !is_record) != latent_rank.has_value()) {
+    problem = latent_rank
+                  ? "latent_rank is given; it is for mla_latent only, and not for its records"
+                  : "latent_rank is None; mla_latent needs the columns that are V";
   }
   if ((layout == KvLayout::kMlaFp8_584) != block_size.has_value()) {
     problem = block_size
                   ? "block_size is given; other layouts than mla_fp8_584 tell it by their shape"
                   : "block_size is None; mla_fp8_584 does not tell it by its shape";
   }
-  const bool has_scales = format != attention::KvRowFormat::kElements;
-  if (has_scales && !attention::IsStrided(layout)) {
-    problem = "row_format is given; it is for nhd and hnd";
+  const bool has_scales = format != attention::KvRowFormat::kElements && !is_record;
+  if (is_record && layout != KvLayout::kMlaLatent) {
+    problem = "this row_format is for mla_latent";
+  } else if (has_scales && !attention::IsStrided(layout)) {
+    problem = "this row_format is for nhd and hnd";
   } else if (k_scales.is_none() == has_scales || v_scales.is_none() == has_scales) {
     problem = has_scales ? "k_scales or v_scales is None; this row_format has scales of its own"
-                         : "k_scales or v_scales is given; row_format elements has none";
+                         : "k_scales or v_scales is given; this row_format has none";
   }
   if (problem != nullptr) {
     Raise("InvalidArgumentError", absl::StrCat("KVCache(layout=\"", layout_name, "\"): ", problem));
@@ -102,11 +106,11 @@ PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name
     } else if (latent_rank) {
       view = Value(attention::MakeMlaLatentView(keys.view, *latent_rank));
     }
+    view.format = format;
     if (has_scales) {
       const ImportedArray of_k = Import("KVCache", "k_scales", k_scales, &held[2]);
       const ImportedArray of_v = Import("KVCache", "v_scales", v_scales, &held[3]);
       is_read_only = is_read_only || of_k.is_read_only || of_v.is_read_only;
-      view.format = format;
       view.k_scales = of_k.view;
       view.v_scales = of_v.view;
     }
@@ -151,7 +155,8 @@ uint8 memory such a type. A slot is block * BS + offset in the block.)")
                   "-> None"),
           R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
 "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
-dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16.)")
+dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16. Of mla_latent, "mla_v41_528",
+"mla_v41_fp4_288" or "mla_nvfp4_352": k uint8 [NB, BS, bytes of a record], without latent_rank.)")
       .def_prop_ro(
           "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
       .def_prop_ro(
