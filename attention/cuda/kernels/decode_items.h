@@ -101,17 +101,17 @@ struct DecodeShape {
   static constexpr int kMergedAtOnce = kBlocksPerMultiprocessor == 3 || kGroups == 2 ? 8 : 16;
 };
 
-// Where the first of a row's kChunks pieces of 16 bytes is; PieceOf finds the others from there.
-// Pieces change places by row, so that those of eight rows that are read at once share no bank.
+// Where the first of a row's kChunks chunks of 16 bytes is; ChunkAt finds the others from there.
+// Chunks change places by row, so that those of eight rows that are read at once share no bank.
 // Rows are not padded for that: where a copied line of the cache straddles two lines of shared
 // memory, the copy asks the L2 for half as many sectors again (docs/lab/decode.md).
 template <int kChunks>
-KVB_DEVICE uint32_t FirstPiece(int row) {
+KVB_DEVICE uint32_t FirstChunk(int row) {
   const int turn = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return static_cast<uint32_t>(row * kChunks * 16 + turn * 16);
 }
 // For an even index; for odd ones give `first` ^ 16 and the index before.
-KVB_DEVICE uint32_t PieceOf(uint32_t first, int index) {
+KVB_DEVICE uint32_t ChunkAt(uint32_t first, int index) {
   return (first ^ static_cast<uint32_t>(index % 8 * 16)) + static_cast<uint32_t>(index / 8 * 128);
 }
 

@@ -35,7 +35,7 @@ class DecodeLoader {
     const int chunk = lane_ % kChunks * 16, row = lane_ / kChunks;
     k_ = p.k + kv_head * p.k_head + row * p.k_token + chunk;
     v_ = p.v + kv_head * p.v_head + row * p.v_token + chunk;
-    own_ = PieceOf(FirstPiece<kChunks>(row), lane_ % kChunks);
+    own_ = ChunkAt(FirstChunk<kChunks>(row), lane_ % kChunks);
     k_has_chunk_ = chunk < p.key_dim * Code::kBytes;
     v_has_chunk_ = chunk < p.value_dim * Code::kBytes;
     policy_ = OnceInL2();

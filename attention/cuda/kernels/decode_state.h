@@ -226,11 +226,11 @@ class DecodeState {
       for (int i = 0; i < 4; ++i) s[n][i] = odd[n][i] = 0;
     }
     if constexpr (kCodes) {
-      const uint32_t row = at + (FirstPiece<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
+      const uint32_t row = at + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
-        LoadMatrices(codes, PieceOf(row, step));
+        LoadMatrices(codes, ChunkAt(row, step));
         CodePairs pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = Code::Neighbours(codes[i]);
@@ -245,11 +245,11 @@ class DecodeState {
         }
       }
     } else {
-      const uint32_t row = at + (FirstPiece<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
+      const uint32_t row = at + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t a[4];
-        LoadMatrices(a, PieceOf(row, 2 * step));
+        LoadMatrices(a, ChunkAt(row, 2 * step));
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
           MultiplyM16N8K16<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
@@ -325,11 +325,11 @@ class DecodeState {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const uint32_t values = at + Shape::kMatrixBytes;
     if constexpr (kCodes) {
-      const uint32_t row = values + (FirstPiece<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
+      const uint32_t row = values + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
-        LoadMatricesTransposed(codes, PieceOf(row, step));
+        LoadMatricesTransposed(codes, ChunkAt(row, step));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const CodePairs low = Code::EveryOther(codes[2 * half]);
@@ -346,11 +346,11 @@ class DecodeState {
       }
     } else {
       const uint32_t row =
-          values + (FirstPiece<Shape::kChunks>(lane % 8 + lane / 16 * 8) ^ lane / 8 % 2 * 16);
+          values + (FirstChunk<Shape::kChunks>(lane % 8 + lane / 16 * 8) ^ lane / 8 % 2 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t a[4];
-        LoadMatricesTransposed(a, PieceOf(row, 2 * step));
+        LoadMatricesTransposed(a, ChunkAt(row, 2 * step));
         if constexpr (kMasked) {
           a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
         }
