@@ -174,7 +174,6 @@ class ReplicaSet final : private Replica::Owner {
 
   int64_t num_skipped() const { return num_skipped_; }
   int64_t num_sent_ahead() const { return num_sent_ahead_; }
-  int64_t peak_live_requests() const { return store_.peak_live(); }
   // With the name of the replica before the message.
   absl::Status OfReplica(int32_t replica, const absl::Status& status) const;
 

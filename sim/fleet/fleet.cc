@@ -266,7 +266,6 @@ absl::Status Fleet::Run() {
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
   result_.num_sent_ahead = set_.num_sent_ahead();
-  result_.peak_live_requests = set_.peak_live_requests();
   return status;
 }
 

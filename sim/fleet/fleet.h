@@ -120,7 +120,6 @@ struct FleetResult {
   SimTime end_time = 0;
   int64_t num_skipped = 0;
   int64_t num_sent_ahead = 0;  // see CheckRunsAhead
-  int64_t peak_live_requests = 0;  // with those read ahead of the clock
   int64_t num_event_batches = 0;  // published to a router that wants them
   int64_t num_lost_batches = 0;
   // At the router, and of no replica.

@@ -261,8 +261,8 @@ void CompareWithNaive(uint64_t seed, Replicas replicas) {
   }
 }
 
-// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes to and why, and every schedule to the last
-// block id.
+// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes
+// to and why, and every schedule to the last block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, Replicas::kStay);
 }
