@@ -133,10 +133,11 @@ def compare(device):
         attention.reshape_and_cache(k, v, slots, batch.cache)
         batch.heads = 2
         starts = starts_of([40, 23], device)
+        space = workspace_of("paged_prefill", device, **bounds)
         from_cache = attention.paged_prefill(q, batch.cache, starts, batch.seq_lens, batch.block_table,
-                                             max_query_len=40, max_seq_len=48)
+                                             max_query_len=40, max_seq_len=48, workspace=space)
         check(f"{name} reshape_and_cache, then paged_prefill", from_cache, batch.expected(q, [40, 23]), limit)
-        check(f"{name} varlen_self_attention", attention.varlen_self_attention(q, k, v, starts),
+        check(f"{name} varlen_self_attention", attention.varlen_self_attention(q, k, v, starts, workspace=space),
               batch.expected(q, [40, 23]), limit)
 
         # Two halves and their merge.
@@ -146,7 +147,8 @@ def compare(device):
         half = torch.tensor([32], dtype=torch.int32, device=device)
         for i in range(2):
             blocks = batch.block_table[:, 2 * i:2 * i + 2].contiguous()
-            attention.paged_decode(q, batch.cache, blocks, half, out=outs[i], lse=lses[i], max_seq_len=32)
+            attention.paged_decode(q, batch.cache, blocks, half, out=outs[i], lse=lses[i], max_seq_len=32,
+                                   workspace=workspace_of("paged_decode", device, **bounds))
         check(f"{name} merge_states", attention.merge_states(outs, lses), batch.expected(q, [1]), 2 * limit)
 
         # MLA, dense and by lists.
@@ -181,10 +183,11 @@ def compare(device):
         caches["float8_e4m3fn"] = attention.KVCache(batch.k, batch.v)
     except Exception as error:  # an older torch, whose DLPack has no such type
         print(f"       {device}: torch does not hand out float8: {error}")
+    space = workspace_of("paged_decode", device, **bounds)
     for name, cache in caches.items():
         check(f"{device} paged_decode of {name}",
               attention.paged_decode(q, cache, batch.block_table, batch.seq_lens, k_scale=quarter, v_scale=quarter,
-                                     max_seq_len=batch.max_len), expected, 1e-2)
+                                     max_seq_len=batch.max_len, workspace=space), expected, 1e-2)
 
 
 def check_cuda():

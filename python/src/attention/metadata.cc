@@ -83,9 +83,10 @@ nb::object ArrayOfType(nb::handle owner, const ConstTensorView& view) {
   }
   const auto rank = static_cast<size_t>(view.rank);
   if (!view.device.on_host()) {
-    return nb::cast(nb::ndarray<T, nb::device::cuda>(const_cast<std::byte*>(view.data), rank, shape,
-                                                     owner, strides, nb::dtype<T>(),
-                                                     nb::device::cuda::value, view.device.ordinal));
+    // An object with __dlpack__: without a framework it would be a capsule, good for one reader.
+    return nb::cast(nb::ndarray<nb::array_api, T, nb::device::cuda>(
+        const_cast<std::byte*>(view.data), rank, shape, owner, strides, nb::dtype<T>(),
+        nb::device::cuda::value, view.device.ordinal));
   }
   return nb::cast(nb::ndarray<nb::numpy, const T>(view.data, rank, shape, owner, strides));
 }
