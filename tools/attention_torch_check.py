@@ -288,7 +288,7 @@ def check_cuda():
         half = Batch("cuda", torch.float16, [700, 20, 333, 512], max_len=1024)
         q16 = cupy.from_dlpack(half.queries(4))
         attention.paged_decode(q16, half.cache, cupy.from_dlpack(half.block_table), cupy.from_dlpack(half.seq_lens),
-                               max_seq_len=1024, out=for_cupy)
+                               max_seq_len=1024, out=for_cupy, workspace=space)
         torch.cuda.synchronize()
         check("cuda: arrays of CuPy", torch.from_dlpack(for_cupy), half.expected(torch.from_dlpack(q16), [1] * 4), 2e-3)
 
