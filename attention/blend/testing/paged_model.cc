@@ -25,8 +25,8 @@ PagedModel::PagedModel(const SmallTransformer& the_model, const PagedModelOption
   const std::vector<int64_t> extents = {options.num_blocks, options.block_size,
                                         config.num_kv_heads, config.head_dim};
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    FillWithPoison(k.emplace_back(DType::kF32, extents));
-    FillWithPoison(v.emplace_back(DType::kF32, extents));
+    FillWithPoison(k.emplace_back(options.dtype, extents));
+    FillWithPoison(v.emplace_back(options.dtype, extents));
   }
   for (int layer = 0; layer < config.num_layers; ++layer) {
     layers.push_back({KvCacheView(KvLayout::kNhd, k[layer].view, v[layer].view), {}});

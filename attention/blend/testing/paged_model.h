@@ -21,6 +21,7 @@ namespace kvblocks::attention {
 
 struct PagedModelOptions {
   int64_t block_size = 4, num_blocks = 64;
+  DType dtype = DType::kF32;  // of the caches; the model has f32
   uint64_t seed = 1;
 };
 
