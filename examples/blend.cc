@@ -75,10 +75,10 @@ class Engine {
  public:
   Engine() {
     const SmallTransformerConfig& config = model.config();
-    const auto spec = OrExit(kvblocks::FullAttentionSpec::Create(
-        {.block_size = kBlockSize,
-         .num_kv_heads = config.num_kv_heads,
-         .head_size = config.head_dim}));
+    const auto spec =
+        OrExit(kvblocks::FullAttentionSpec::Create({.block_size = kBlockSize,
+                                                    .num_kv_heads = config.num_kv_heads,
+                                                    .head_size = config.head_dim}));
     manager_ = OrExit(kvblocks::KvCacheManager::Create(
         {.num_blocks = kNumBlocks, .groups = {{.spec = spec}}}, {.max_model_len = kLongest}));
     builder_.emplace(
@@ -111,8 +111,8 @@ class Engine {
   using Look = std::function<void(absl::Span<const int32_t> blocks)>;
   Output Prefill(const AttentionOps& ops, const std::vector<int32_t>& ids, bool keep,
                  const MakeSession& make_session = {}, const Look& look = {}) {
-    auto request = OrExit(manager_->NewRequest({.id = "request " + std::to_string(++num_requests_),
-                                                .content = {.token_ids = ids}}));
+    auto request = OrExit(manager_->NewRequest(
+        {.id = "request " + std::to_string(++num_requests_), .content = {.token_ids = ids}}));
     const kvblocks::ComputedBlocks hits = OrExit(manager_->GetComputedBlocks(*request));
     const RequestInput input{
         .num_computed_tokens = hits.num_tokens(),
@@ -230,8 +230,8 @@ Measured Blend(Engine& engine, const AttentionOps& ops, const std::vector<int32_
                const Prompt& prompt, const std::vector<BlendCheck>& checks) {
   const SmallTransformerConfig& model = engine.model.config();
   Measured measured;
-  const Engine::Output output = engine.Prefill(
-      ops, prompt.ids, /*keep=*/false, [&](int64_t num_computed) {
+  const Engine::Output output =
+      engine.Prefill(ops, prompt.ids, /*keep=*/false, [&](int64_t num_computed) {
         BlendConfig config = engine.model.blend_config();
         config.check_layers = checks;
         BlendSession session = OrExit(BlendSession::Create(config, num_computed));
@@ -242,9 +242,9 @@ Measured Blend(Engine& engine, const AttentionOps& ops, const std::vector<int32_
           std::vector<ConstTensorView> k, v;
           for (int layer = 0; layer < model.num_layers; ++layer) {
             for (auto [views, values] : {std::pair(&k, &chunk.k), {&v, &chunk.v}}) {
-              views->push_back(ViewOf(absl::MakeConstSpan((*values)[layer]),
-                                      {static_cast<int64_t>(chunk.ids.size()), model.num_kv_heads,
-                                       model.head_dim}));
+              views->push_back(ViewOf(
+                  absl::MakeConstSpan((*values)[layer]),
+                  {static_cast<int64_t>(chunk.ids.size()), model.num_kv_heads, model.head_dim}));
             }
           }
           OrExit(session.AddChunk({.ids = chunk.ids,
@@ -292,16 +292,13 @@ int main() {
       static_cast<int>(kQuestionTokens), engine.model.config().num_layers);
   std::printf("The rows of the question against those of the full prefill, %.1f ms: relative L2\n",
               full_milliseconds);
-  std::printf("error, mean and largest deviation, and the error with as many tokens of any kind.\n");
+  std::printf(
+      "error, mean and largest deviation, and the error with as many tokens of any kind.\n");
   std::printf("%-12s %6s %6s %8s %8s %8s %10s %6s\n", "ratio", "hit", "rows", "error", "mean",
               "largest", "any error", "ms");
   const std::pair<const char*, std::vector<BlendCheck>> schedules[] = {
-      {"0.00", {{1, 0}}},
-      {"0.05", {{1, 0.05}}},
-      {"0.16", {{1, 0.16}}},
-      {"0.50", {{1, 0.5}}},
-      {"1.00", {{1, 1}}},
-      {"0.50-0.16", {{1, 0.5}, {3, 0.16}}}};
+      {"0.00", {{1, 0}}},   {"0.05", {{1, 0.05}}}, {"0.16", {{1, 0.16}}},
+      {"0.50", {{1, 0.5}}}, {"1.00", {{1, 1}}},    {"0.50-0.16", {{1, 0.5}, {3, 0.16}}}};
   for (const auto& [name, checks] : schedules) {
     Measured deviating, any;
     for (const Prompt& prompt : prompts) {

@@ -82,17 +82,16 @@ absl::Status CheckBlendStep(const ExecContext& context, const BlendConfig& confi
   const int64_t num_tokens = metadata.num_actual_tokens;
   if (metadata.host_query_start_loc[0] != 0 ||
       metadata.host_query_start_loc[requests] != num_tokens) {
-    return Refuse(absl::StrCat("the requests of the metadata have rows ",
-                               metadata.host_query_start_loc[0], " to ",
-                               metadata.host_query_start_loc[requests],
-                               "; num_actual_tokens is ", num_tokens));
+    return Refuse(absl::StrCat(
+        "the requests of the metadata have rows ", metadata.host_query_start_loc[0], " to ",
+        metadata.host_query_start_loc[requests], "; num_actual_tokens is ", num_tokens));
   }
   for (size_t b = 0; b < requests; ++b) {
-    const int64_t rows = int64_t{metadata.host_query_start_loc[b + 1]} -
-                         metadata.host_query_start_loc[b];
+    const int64_t rows =
+        int64_t{metadata.host_query_start_loc[b + 1]} - metadata.host_query_start_loc[b];
     if (rows < 0 || rows > metadata.host_seq_lens[b]) {
-      return Refuse(absl::StrCat("request ", b, " of the metadata has ", rows,
-                                 " new tokens of ", metadata.host_seq_lens[b]));
+      return Refuse(absl::StrCat("request ", b, " of the metadata has ", rows, " new tokens of ",
+                                 metadata.host_seq_lens[b]));
     }
     if (step.sessions[b] == nullptr) continue;
     absl::Status status = CheckSession(config, step, context.device, static_cast<int64_t>(b));

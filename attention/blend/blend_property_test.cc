@@ -148,9 +148,8 @@ NaiveResult NaiveBlend(const SmallTransformer& model, const NaivePrompt& prompt,
       for (const auto& [t, hidden] : result.hidden) {
         if (t >= prompt.chunk_end) continue;
         const Known &now = result.cache.at({layer, t}), &then = prompt.old.at({layer, t});
-        ranked.emplace_back(prompt.config.rank_by_keys ? -Distance(now.k, then.k)
-                                                       : -Distance(now.v, then.v),
-                            t);
+        ranked.emplace_back(
+            prompt.config.rank_by_keys ? -Distance(now.k, then.k) : -Distance(now.v, then.v), t);
       }
       std::sort(ranked.begin(), ranked.end());
       const auto kept = static_cast<size_t>(check.ratio * static_cast<double>(num_old) + 1e-6);
@@ -255,8 +254,8 @@ RandomRequest RandomSession(const SmallTransformer& model, std::mt19937_64& rand
         values.insert(values.end(), known.v.begin(), known.v.end());
         if (t < first) continue;
         const int64_t position = at + t - first;
-        made.prompt.old[{layer, position}] = {
-            Turned(known.k, static_cast<double>(position - t)), known.v};
+        made.prompt.old[{layer, position}] = {Turned(known.k, static_cast<double>(position - t)),
+                                              known.v};
       }
       k.push_back(ViewOf(absl::MakeConstSpan(keys), {n, kKvHeads, kDim}));
       v.push_back(ViewOf(absl::MakeConstSpan(values), {n, kKvHeads, kDim}));
@@ -328,8 +327,9 @@ std::string RandomBatch(const AttentionOps& ops, uint64_t seed, Tally* tally) {
       Preload(paged, request.blocks, prompts[i]);
     }
     if (request.num_computed == 0) continue;
-    before.push_back({.ids = {prompts[i].ids.begin(), prompts[i].ids.begin() + request.num_computed},
-                      .blocks = request.blocks});
+    before.push_back(
+        {.ids = {prompts[i].ids.begin(), prompts[i].ids.begin() + request.num_computed},
+         .blocks = request.blocks});
   }
   if (!before.empty()) {
     const auto computed = paged.Run(ops, {}, before);
@@ -341,8 +341,8 @@ std::string RandomBatch(const AttentionOps& ops, uint64_t seed, Tally* tally) {
   for (size_t i = 0; i < requests.size(); ++i) {
     ++tally->requests;
     const NaivePrompt& prompt = prompts[i];
-    const NaiveResult hit = NaivePrefill(
-        model, {prompt.ids.begin(), prompt.ids.begin() + prompt.num_computed});
+    const NaiveResult hit =
+        NaivePrefill(model, {prompt.ids.begin(), prompt.ids.begin() + prompt.num_computed});
     NaiveResult expected = NaiveBlend(model, prompt, hit.cache);
     if (expected.close) {
       ++tally->close;
@@ -386,9 +386,8 @@ std::string RandomBatch(const AttentionOps& ops, uint64_t seed, Tally* tally) {
 TEST(BlendPropertyTest, BatchesAreThoseOfADenseBlend) {
   for (const AttentionOps* ops : {&CpuReference(), &Cpu()}) {
     Tally tally;
-    property::CheckProperty(300, [&](uint64_t seed) {
-      RC_ASSERT(RandomBatch(*ops, seed, &tally) == "");
-    });
+    property::CheckProperty(
+        300, [&](uint64_t seed) { RC_ASSERT(RandomBatch(*ops, seed, &tally) == ""); });
     property::ExpectOccurred("rows compared", tally.rows, 3000);
     property::ExpectOccurred("requests behind a hit", tally.hits, 200);
     property::ExpectOccurred("requests with several checks", tally.checks, 200);

@@ -14,8 +14,8 @@ BlendRows::BlendRows(const BlendConfig& config, const CommonAttentionMetadata& m
   bounds_.max_num_tokens = num_tokens;
   for (int64_t b = 0; b < num_requests(); ++b) {
     bounds_.max_seq_len = std::max<int64_t>(bounds_.max_seq_len, metadata.host_seq_lens[b]);
-    has_compat_masks_ |= session(b) != nullptr &&
-                         session(b)->config().mask == BlendMask::kCompatBottomRight;
+    has_compat_masks_ |=
+        session(b) != nullptr && session(b)->config().mask == BlendMask::kCompatBottomRight;
   }
 
   starts_.assign(given.begin(), given.begin() + num_requests() + 1);

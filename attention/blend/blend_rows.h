@@ -36,7 +36,9 @@ class BlendRows {
 
   // Row at which a request begins, among those that a layer projects, or of those that attend in it;
   // b = num_requests: how many there are.
-  int32_t projected(int layer, int64_t b) const { return layer == 0 ? first(b) : attends(layer - 1, b); }
+  int32_t projected(int layer, int64_t b) const {
+    return layer == 0 ? first(b) : attends(layer - 1, b);
+  }
   int32_t attends(int layer, int64_t b) const { return starts_[Row(layer + 1) + b]; }
   // Before any layer.
   int32_t first(int64_t b) const { return starts_[b]; }
@@ -77,7 +79,7 @@ class BlendRows {
   std::vector<const BlendSession*> sessions_;
   BlendBounds bounds_;
   bool has_compat_masks_ = false;
-  std::vector<int32_t> starts_;  // [1 + layers, R + 1]
+  std::vector<int32_t> starts_;    // [1 + layers, R + 1]
   std::vector<int32_t> max_rows_;  // per layer
   int64_t num_numbers_ = 0;
   std::vector<int32_t> integers_;

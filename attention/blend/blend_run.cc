@@ -274,9 +274,8 @@ absl::Status Run::Layer(int layer, BlendLayerReport* report) {
   const int64_t projected = rows_.projected(layer, requests);
   const int64_t attending = rows_.attends(layer, requests);
   const TensorView k = Part(work_.k_new, 0, projected), v = Part(work_.v_new, 0, projected);
-  absl::Status status =
-      model_.project(layer, Part(work_.rows[place_].hidden, 0, projected),
-                     Part(work_.rows[place_].q, 0, projected), k, v);
+  absl::Status status = model_.project(layer, Part(work_.rows[place_].hidden, 0, projected),
+                                       Part(work_.rows[place_].q, 0, projected), k, v);
   if (status.ok()) status = Rotate(k, now_.positions, {}, k);
   report->projected_rows = projected;
   report->attended_rows = attending;
@@ -286,8 +285,7 @@ absl::Status Run::Layer(int layer, BlendLayerReport* report) {
     const BlendSession* const session = rows_.session(b);
     if (session == nullptr) continue;
     report->recomputed_rows += rows_.num_candidates(layer, b);
-    const bool stores =
-        rows_.ReusesIn(layer, b) && session->config().store == BlendStore::kAllRows;
+    const bool stores = rows_.ReusesIn(layer, b) && session->config().store == BlendStore::kAllRows;
     const bool compares = rows_.SelectsIn(layer, b) && session->config().rank_by_keys;
     if (stores || compares) status = TakeOldKeys(b, layer);
     if (stores && status.ok()) status = StoreOldRows(b, layer, report);

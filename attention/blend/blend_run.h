@@ -91,7 +91,7 @@ struct BlendLayerReport {
   int64_t attended_rows = 0;      // queries
   int64_t recomputed_rows = 0;    // projected, of tokens whose K and V a chunk has
   int64_t bytes_from_chunks = 0;  // K and V read from chunks, to compare and to store
-  int64_t bytes_stored = 0;       // K and V sent to the cache, before its own type: of chunks and new
+  int64_t bytes_stored = 0;  // K and V sent to the cache, before its own type: of chunks and new
   // By the host's clock, which on a device sees operations enqueued, not done.
   double selection_microseconds = 0;
   double ended_microseconds = 0;  // since the run began

@@ -50,8 +50,8 @@ absl::Status CheckChecks(const BlendConfig& config) {
     if (i == 0) continue;
     const BlendCheck& before = config.check_layers[i - 1];
     if (check.layer <= before.layer) {
-      return Refuse(absl::StrCat(name, ".layer is ", check.layer, "; it must be above that before, ",
-                                 before.layer));
+      return Refuse(absl::StrCat(name, ".layer is ", check.layer,
+                                 "; it must be above that before, ", before.layer));
     }
     if (check.ratio > before.ratio) {
       return Refuse(absl::StrCat(name, ".ratio is ", check.ratio,
@@ -143,8 +143,7 @@ absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
     }
     for (int64_t t = 0; t < num_ids; ++t) {
       if (chunk.rotated_for[t] >= 0) continue;
-      return Refuse(
-          absl::StrCat("rotated_for[", t, "] is ", chunk.rotated_for[t], "; at least 0"));
+      return Refuse(absl::StrCat("rotated_for[", t, "] is ", chunk.rotated_for[t], "; at least 0"));
     }
   }
 

@@ -200,10 +200,9 @@ TEST_P(BlendTest, ChunksPrefilledApartDifferAtRatioZeroAndAreMendedByRecomputing
   const auto error = [&](double ratio) {
     const BlendResult result = Run(Session(Config(ratio), {a, b}, suffix));
     const int64_t rows = result.hidden.extent[0];
-    const auto deviation =
-        CompareWithPrefill(*result.hidden.Slice(0, rows - 1, rows),
-                           *result.positions.Slice(0, rows - 1, rows),
-                           ViewOf(absl::MakeConstSpan(full.hidden), {20, width}));
+    const auto deviation = CompareWithPrefill(
+        *result.hidden.Slice(0, rows - 1, rows), *result.positions.Slice(0, rows - 1, rows),
+        ViewOf(absl::MakeConstSpan(full.hidden), {20, width}));
     EXPECT_TRUE(deviation.ok()) << deviation.status();
     return *deviation;
   };
@@ -456,8 +455,7 @@ TEST_P(BlendTest, CacheHasRowsOfTheChunksWithRecomputedOnesOverThem) {
       const int64_t slot = paged.SlotOf(request.blocks, t);
       const PrefilledPrompt& chunk = prefilled[t >= 10];
       const int row = t < 10 ? t : t - 9;
-      const bool fresh =
-          layer <= 1 || std::binary_search(computed.begin(), computed.end(), t);
+      const bool fresh = layer <= 1 || std::binary_search(computed.begin(), computed.end(), t);
       const auto same = [&](const std::byte* cached, const std::vector<float>& rows) {
         return std::memcmp(cached, rows.data() + row * 12, 12 * 4) == 0;
       };
@@ -495,8 +493,8 @@ TEST_P(BlendTest, WorkMemoryMayBeTheCallers) {
   PagedModel paged(transformer, {});
   const StepRequest request = Request(paged, session);
   const BlendResult expected = Run(paged, {request});
-  const auto bytes = BlendWorkBytes(
-      transformer.blend_config(), {.max_num_reqs = 3, .max_num_tokens = 40, .max_seq_len = 50});
+  const auto bytes = BlendWorkBytes(transformer.blend_config(),
+                                    {.max_num_reqs = 3, .max_num_tokens = 40, .max_seq_len = 50});
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   std::vector<std::byte> memory(*bytes, std::byte{0xFF});
   paged.Build({request});
@@ -691,15 +689,19 @@ TEST_P(BlendTest, BadStepsAreRefusedBeforeTheModelIsAsked) {
   refused([](auto&, auto& metadata, auto&) { metadata.num_actual_tokens = 9; },
           "rows 0 to 10; num_actual_tokens is 9");
   refused([](auto&, auto& metadata, auto&) { metadata.slot_mapping = {}; }, "slot_mapping");
-  refused([](auto& step, auto&, auto&) { step.layers = step.layers.first(3); }, "caches of 3 layers");
+  refused([](auto& step, auto&, auto&) { step.layers = step.layers.first(3); },
+          "caches of 3 layers");
   refused([](auto& step, auto&, auto&) { step.hidden = {}; }, "hidden is absent");
   refused([](auto& step, auto&, auto&) { step.hidden.extent[0] = 9; }, "f32[10, 24]");
   // Of the last layer: found before the first is stored.
   refused([](auto&, auto&, auto& layers) { layers[3].cache.k.extent[2] = 1; }, "cache");
   refused([](auto&, auto& metadata, auto&) { metadata.block_table.extent[1] = 1; }, "block_table",
           absl::StatusCode::kOutOfRange);
-  refused([](auto& step, auto&, auto&) { step.work.device = {DeviceKind::kCuda, 0}, step.work.rank = 1; },
-          "the work memory is on cuda:0");
+  refused(
+      [](auto& step, auto&, auto&) {
+        step.work.device = {DeviceKind::kCuda, 0}, step.work.rank = 1;
+      },
+      "the work memory is on cuda:0");
   model.finish = nullptr;
   refused([](auto&, auto&, auto&) {}, "the model lacks project, attend or finish");
 }
@@ -708,8 +710,8 @@ TEST_P(BlendTest, NoTokensAreNoWork) {
   PagedModel paged(transformer, {});
   BlendStep step = paged.step();
   step.hidden = ViewOf(absl::Span<const float>(), {0, 24});
-  const auto result = RunBlend(ops, context, transformer.blend_config(), step,
-                               transformer.Model(ops, context));
+  const auto result =
+      RunBlend(ops, context, transformer.blend_config(), step, transformer.Model(ops, context));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->layers.empty());
 }

@@ -36,13 +36,13 @@ struct BlendRowTensors {
 
 struct BlendWork {
   BlendRowTensors rows[2];
-  TensorView k_new, v_new;    // [T, Hkv, D], as projected
-  TensorView k_old, v_old;    // [T, Hkv, D], of chunks; requests begin where their rows do
-  TensorView picked;          // [T, Hkv, D], old rows of those that a later check selects among
-  TensorView attention;       // [T, H, D]
-  TensorView selected;        // i32 [T]
-  TensorView limits;          // i32 [T]: positions up to which rows see, where these are not their own
-  TensorView integers;        // i32, copied from the host
+  TensorView k_new, v_new;  // [T, Hkv, D], as projected
+  TensorView k_old, v_old;  // [T, Hkv, D], of chunks; requests begin where their rows do
+  TensorView picked;        // [T, Hkv, D], old rows of those that a later check selects among
+  TensorView attention;     // [T, H, D]
+  TensorView selected;      // i32 [T]
+  TensorView limits;    // i32 [T]: positions up to which rows see, where these are not their own
+  TensorView integers;  // i32, copied from the host
 };
 
 // `memory`: dense u8[n], aligned to 16 bytes, at least BlendWorkBytes. ResourceExhausted if it is less.

@@ -145,7 +145,8 @@ absl::Status HostOps::Run(const Checked<GatherRowsArgs>& call) const {
   const int64_t heads = args.in.rank == 3 ? args.in.extent[1] : 1;
   const int last = args.in.rank - 1;
   const int64_t dim = last == 0 ? 1 : args.in.extent[last];
-  const bool dense = last == 0 || dim == 1 || (args.in.stride[last] == 1 && args.out.stride[last] == 1);
+  const bool dense =
+      last == 0 || dim == 1 || (args.in.stride[last] == 1 && args.out.stride[last] == 1);
   ForTokens(context, args.index.extent[0], [&](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       for (int64_t head = 0; head < heads; ++head) {
@@ -160,8 +161,8 @@ absl::Status HostOps::Run(const Checked<GatherRowsArgs>& call) const {
           continue;
         }
         for (int64_t d = 0; d < dim; ++d) {
-          std::memcpy(to + d * args.out.stride[last] * bytes, from + d * args.in.stride[last] * bytes,
-                      bytes);
+          std::memcpy(to + d * args.out.stride[last] * bytes,
+                      from + d * args.in.stride[last] * bytes, bytes);
         }
       }
     }

@@ -249,7 +249,8 @@ TEST(GatherRowsTest, TakesRowsOfAnyTypeAndStride) {
   args.out = ViewOf(absl::MakeSpan(out), {3, 2});
   ASSERT_EQ(CpuReference().GatherRows({}, args), absl::OkStatus());
   EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[4]));
-  EXPECT_EQ((std::vector<float>{out[1], out[2], out[3], out[5]}), (std::vector<float>{11, 1, 3, 11}));
+  EXPECT_EQ((std::vector<float>{out[1], out[2], out[3], out[5]}),
+            (std::vector<float>{11, 1, 3, 11}));
   const std::vector<int64_t> slots = {70, 80, int64_t{9} << 40};
   std::vector<int64_t> taken(3);
   args.in = ViewOf(absl::MakeConstSpan(slots));

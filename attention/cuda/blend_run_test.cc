@@ -1,5 +1,7 @@
 // Blends with everything in device memory against the CPU's. Runs emulated and on GPUs.
 
+#include "kvblocks/attention/blend/blend_run.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/blend/blend_run.h"
 #include "kvblocks/attention/blend/blend_session.h"
 #include "kvblocks/attention/blend/testing/paged_model.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
@@ -55,9 +56,8 @@ BlendModel Model(const SmallTransformer& transformer, const AttentionOps& ops,
                       const TensorView& k, const TensorView& v) {
     std::vector<float> rows = Load(hidden);
     std::vector<float> queries(q.num_elements()), keys(k.num_elements()), values(v.num_elements());
-    const absl::Status status =
-        transformer.Project(layer, Floats(rows, hidden), Floats(queries, q), Floats(keys, k),
-                            Floats(values, v));
+    const absl::Status status = transformer.Project(layer, Floats(rows, hidden), Floats(queries, q),
+                                                    Floats(keys, k), Floats(values, v));
     Store(queries, q), Store(keys, k), Store(values, v);
     return status;
   };
@@ -102,9 +102,9 @@ class CudaBlendRunTest : public ::testing::TestWithParam<Precision> {
     for (int layer = 0; layer < kLayers; ++layer) {
       for (const bool key : {true, false}) {
         const std::vector<float>& rows = (key ? prefilled->k : prefilled->v)[layer];
-        Tensor& tensor = (key ? chunk.k : chunk.v)
-                             .emplace_back(GetParam().dtype,
-                                           std::vector<int64_t>{n, 2, GetParam().head_dim});
+        Tensor& tensor =
+            (key ? chunk.k : chunk.v)
+                .emplace_back(GetParam().dtype, std::vector<int64_t>{n, 2, GetParam().head_dim});
         tensor.Set({rows.begin(), rows.end()});
         if (!key || rotated_from < 0) continue;
         RotateKeysArgs rotate;
@@ -127,8 +127,8 @@ class CudaBlendRunTest : public ::testing::TestWithParam<Precision> {
       for (int layer = 0; layer < kLayers; ++layer) {
         k.push_back(place(chunk.k[layer])), v.push_back(place(chunk.v[layer]));
       }
-      const absl::Status added = session->AddChunk(
-          {.ids = chunk.ids, .k = k, .v = v, .rotated_for = chunk.rotated_for});
+      const absl::Status added =
+          session->AddChunk({.ids = chunk.ids, .k = k, .v = v, .rotated_for = chunk.rotated_for});
       EXPECT_TRUE(added.ok()) << added;
     }
     const absl::Status planned = session->Plan(suffix);
@@ -136,8 +136,7 @@ class CudaBlendRunTest : public ::testing::TestWithParam<Precision> {
     return *std::move(session);
   }
   Tensor Hidden(const PagedModel& paged) {
-    Tensor hidden(GetParam().dtype,
-                  {static_cast<int64_t>(paged.hidden.size()) / kWidth, kWidth});
+    Tensor hidden(GetParam().dtype, {static_cast<int64_t>(paged.hidden.size()) / kWidth, kWidth});
     hidden.Set({paged.hidden.begin(), paged.hidden.end()});
     return hidden;
   }
@@ -228,8 +227,8 @@ TEST_P(CudaBlendRunTest, IsThatOfTheCpu) {
   }
   device_step.layers = layers;
   device_step.hidden = on_device(hidden);
-  const auto bytes = BlendWorkBytes(
-      config, {.max_num_reqs = 4, .max_num_tokens = 64, .max_seq_len = 64});
+  const auto bytes =
+      BlendWorkBytes(config, {.max_num_reqs = 4, .max_num_tokens = 64, .max_seq_len = 64});
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   Tensor memory(DType::kU8, {*bytes});
   std::fill(memory.bytes.begin(), memory.bytes.end(), std::byte{0xFF});

@@ -477,8 +477,16 @@ TEST(ChecksTest, GatherRowsRefuses) {
   using Args = GatherRowsArgs;
   ExpectRefused<Args>(
       "GatherRows",
-      {{[](Args& a, TensorStore& s) { a.index = s.Ints({1, 5}); }, kRange, {"index[1] is 5", "n = 5"}},
-       {[](Args& a, TensorStore& s) { a.index = s.Ints({-1, 5}); }, kRange, {"index[0] is -1"}},
+      {{[](Args& a, TensorStore& s) {
+          a.index = s.Ints({1, 5});
+        },
+        kRange,
+        {"index[1] is 5", "n = 5"}},
+       {[](Args& a, TensorStore& s) {
+          a.index = s.Ints({-1, 5});
+        },
+        kRange,
+        {"index[0] is -1"}},
        {[](Args& a, TensorStore& s) { a.index = s.Ints({1}); }, kInvalid, {"out has 2", "M = 1"}},
        {[](Args& a, TensorStore& s) {
           a.index = s.Slots({1, 4});

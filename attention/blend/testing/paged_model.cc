@@ -9,12 +9,13 @@
 namespace kvblocks::attention {
 
 AttentionMetadataBuilder PagedModel::MakeBuilder(const PagedModelOptions& options) {
-  auto made = AttentionMetadataBuilder::Create({.groups = {{.manager_block_size = options.block_size,
-                                                            .kernel_block_size = options.block_size,
-                                                            .num_blocks = options.num_blocks}},
-                                                .max_num_reqs = 8,
-                                                .max_num_tokens = 512,
-                                                .max_seq_len = 512});
+  auto made =
+      AttentionMetadataBuilder::Create({.groups = {{.manager_block_size = options.block_size,
+                                                    .kernel_block_size = options.block_size,
+                                                    .num_blocks = options.num_blocks}},
+                                        .max_num_reqs = 8,
+                                        .max_num_tokens = 512,
+                                        .max_seq_len = 512});
   EXPECT_TRUE(made.ok()) << made.status();
   return *std::move(made);
 }
@@ -22,8 +23,8 @@ AttentionMetadataBuilder PagedModel::MakeBuilder(const PagedModelOptions& option
 PagedModel::PagedModel(const SmallTransformer& the_model, const PagedModelOptions& options)
     : model(the_model), builder(MakeBuilder(options)), options_(options) {
   const SmallTransformerConfig& config = model.config();
-  const std::vector<int64_t> extents = {options.num_blocks, options.block_size,
-                                        config.num_kv_heads, config.head_dim};
+  const std::vector<int64_t> extents = {options.num_blocks, options.block_size, config.num_kv_heads,
+                                        config.head_dim};
   for (int layer = 0; layer < config.num_layers; ++layer) {
     FillWithPoison(k.emplace_back(options.dtype, extents));
     FillWithPoison(v.emplace_back(options.dtype, extents));
@@ -55,10 +56,9 @@ void PagedModel::Build(const std::vector<StepRequest>& requests) {
                                       : request.session->token_ids();
   };
   for (const StepRequest& request : requests) {
-    inputs.push_back(
-        {.num_computed_tokens = request.num_computed,
-         .num_scheduled_tokens =
-             static_cast<int64_t>(ids_of(request).size()) - request.num_computed});
+    inputs.push_back({.num_computed_tokens = request.num_computed,
+                      .num_scheduled_tokens =
+                          static_cast<int64_t>(ids_of(request).size()) - request.num_computed});
     tables.push_back(request.blocks);
   }
   const absl::Status built = builder.Build({.requests = inputs, .block_ids = tables});
@@ -84,8 +84,8 @@ BlendStep PagedModel::step() {
   step.sessions = sessions;
   step.layers = layers;
   const int64_t width = model.config().hidden_size;
-  step.hidden = ViewOf(absl::MakeConstSpan(hidden),
-                       {static_cast<int64_t>(hidden.size()) / width, width});
+  step.hidden =
+      ViewOf(absl::MakeConstSpan(hidden), {static_cast<int64_t>(hidden.size()) / width, width});
   return step;
 }
 

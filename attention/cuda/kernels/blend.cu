@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 // Whether everything that a row of the parameters begins and ends with is a multiple of `bytes`.
 bool IsAlignedTo(uintptr_t bytes, const GatherRowsParams& params) {
-  const auto odd = reinterpret_cast<uintptr_t>(params.from) | reinterpret_cast<uintptr_t>(params.to) |
-                   static_cast<uintptr_t>(params.row_bytes) |
-                   static_cast<uintptr_t>(params.from_stride) |
-                   static_cast<uintptr_t>(params.to_stride);
+  const auto odd =
+      reinterpret_cast<uintptr_t>(params.from) | reinterpret_cast<uintptr_t>(params.to) |
+      static_cast<uintptr_t>(params.row_bytes) | static_cast<uintptr_t>(params.from_stride) |
+      static_cast<uintptr_t>(params.to_stride);
   return odd % bytes == 0;
 }
 
