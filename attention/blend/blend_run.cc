@@ -338,7 +338,7 @@ absl::Status Run::All(BlendResult* result) {
 absl::StatusOr<BlendResult> RunBlend(const AttentionOps& ops, const ExecContext& context,
                                      const BlendConfig& config, const BlendStep& step,
                                      const BlendModel& model) {
-  absl::Status status = CheckBlendConfig(config);
+  absl::Status status = CheckBlendModel(config);
   if (status.ok()) status = CheckBlendStep(context, config, step, model);
   if (!status.ok()) return status;
   BlendResult result;

@@ -13,7 +13,7 @@
 // rows one by one; with ratio 0 only the suffix is computed behind the check layer. Results of a
 // request do not depend on the others. What a blend leaves in the cache is not what a full prefill
 // would: blocks with such rows must not be given to other requests (AllocateSlots with
-// delay_cache_blocks).
+// delay_cache_blocks in every step of the request, decodes included).
 //
 // On a device everything stays there: nothing is read back, and one copy of integers goes to it before
 // the first layer. The run itself enqueues operations and calls the model; BlendStep says whose the

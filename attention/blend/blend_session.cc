@@ -15,6 +15,7 @@ namespace kvblocks::attention {
 namespace {
 
 absl::Status Refuse(const std::string& what) { return InvalidArgument("BlendSession: ", what); }
+absl::Status RefuseModel(const std::string& what) { return InvalidArgument("BlendConfig: ", what); }
 
 // On whichever device they are: a run looks whether it is its own.
 absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view, int64_t num_ids,
@@ -65,43 +66,48 @@ absl::Status CheckChecks(const BlendConfig& config) {
 
 }  // namespace
 
-absl::Status CheckBlendConfig(const BlendConfig& config) {
+absl::Status CheckBlendModel(const BlendConfig& config) {
   if (config.num_layers < 1) {
-    return Refuse(absl::StrCat("num_layers is ", config.num_layers, "; it must be at least 1"));
+    return RefuseModel(
+        absl::StrCat("num_layers is ", config.num_layers, "; it must be at least 1"));
   }
   if (config.num_kv_heads < 1 || config.num_heads < 1 ||
       config.num_heads % config.num_kv_heads != 0) {
-    return Refuse(absl::StrCat("num_heads is ", config.num_heads, ", num_kv_heads ",
-                               config.num_kv_heads, "; one must be a multiple of the other"));
+    return RefuseModel(absl::StrCat("num_heads is ", config.num_heads, ", num_kv_heads ",
+                                    config.num_kv_heads, "; one must be a multiple of the other"));
   }
   if (config.head_dim < 1 || config.hidden_size < 1) {
-    return Refuse(absl::StrCat("head_dim is ", config.head_dim, ", hidden_size ",
-                               config.hidden_size, "; both must be at least 1"));
+    return RefuseModel(absl::StrCat("head_dim is ", config.head_dim, ", hidden_size ",
+                                    config.hidden_size, "; both must be at least 1"));
   }
   for (int64_t size : {config.num_heads, config.head_dim, config.hidden_size}) {
     // Keeps the bytes of a row within int64.
     if (size > int64_t{1} << 28) {
-      return Refuse(absl::StrCat("num_heads, head_dim or hidden_size is ", size, "; at most 2^28"));
+      return RefuseModel(
+          absl::StrCat("num_heads, head_dim or hidden_size is ", size, "; at most 2^28"));
     }
   }
   const int64_t rotary_dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim;
   if (rotary_dim < 0 || rotary_dim > config.head_dim || rotary_dim % 2 != 0) {
-    return Refuse(absl::StrCat("rotary_dim is ", config.rotary_dim, " of head_dim ",
-                               config.head_dim, "; even, at most head_dim, or 0 for an even one"));
+    return RefuseModel(absl::StrCat("rotary_dim is ", config.rotary_dim, " of head_dim ",
+                                    config.head_dim,
+                                    "; even, at most head_dim, or 0 for an even one"));
   }
   if (!(config.theta > 0) || !std::isfinite(config.theta)) {
-    return Refuse(absl::StrCat("theta is ", config.theta, "; finite and above 0"));
+    return RefuseModel(absl::StrCat("theta is ", config.theta, "; finite and above 0"));
   }
   if (!IsComputeType(config.dtype)) {
-    return Refuse(
+    return RefuseModel(
         absl::StrCat("dtype is ", Name(config.dtype), "; it must be f16, bf16, f32 or f64"));
   }
-  return CheckChecks(config);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<BlendSession> BlendSession::Create(const BlendConfig& config,
                                                   int64_t num_computed_tokens) {
-  if (absl::Status status = CheckBlendConfig(config); !status.ok()) return status;
+  absl::Status status = CheckBlendModel(config);
+  if (status.ok()) status = CheckChecks(config);
+  if (!status.ok()) return status;
   if (num_computed_tokens < 0) {
     return Refuse(absl::StrCat("num_computed_tokens is ", num_computed_tokens, "; at least 0"));
   }

@@ -137,8 +137,8 @@ class BlendSession {
   std::vector<BlendPiece> pieces_;
 };
 
-// What BlendSession::Create refuses of a configuration.
-absl::Status CheckBlendConfig(const BlendConfig& config);
+// What is refused of the model that a configuration describes, whatever it says of blending.
+absl::Status CheckBlendModel(const BlendConfig& config);
 
 }  // namespace kvblocks::attention
 

@@ -488,6 +488,26 @@ TEST_P(BlendTest, NewRowsAloneAreStoredIfTheCacheHasTheChunks) {
   EXPECT_TRUE(std::isnan(RowsOf(Run(empty, {Request(empty, session)}), 0)[0]));
 }
 
+TEST_P(BlendTest, QuantisedCachesTakeTheirScales) {
+  const BlendSession session = Session(Config(0.4), {a, b}, suffix, 5);
+  PagedModel exact(transformer, {});
+  const std::vector<float> expected = RowsOf(Run(exact, {Request(exact, session)}), 0);
+  PagedModel codes(transformer, {.dtype = DType::kF8E4M3});
+  const std::vector<float> k_scale = {0.02f}, v_scale = {0.03f};
+  for (BlendLayer& layer : codes.layers) {
+    layer.scales = {ViewOf(absl::MakeConstSpan(k_scale)), ViewOf(absl::MakeConstSpan(v_scale))};
+  }
+  const std::vector<float> actual = RowsOf(Run(codes, {Request(codes, session)}), 0);
+  ASSERT_EQ(actual.size(), expected.size());
+  double off = 0, size = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    off += std::pow(actual[i] - expected[i], 2);
+    size += std::pow(expected[i], 2);
+  }
+  EXPECT_LT(off, 0.01 * size);
+  EXPECT_GT(off, 0);
+}
+
 TEST_P(BlendTest, WorkMemoryMayBeTheCallers) {
   const BlendSession session = Session(Config(0.25), {a, b}, suffix);
   PagedModel paged(transformer, {});
@@ -704,6 +724,18 @@ TEST_P(BlendTest, BadStepsAreRefusedBeforeTheModelIsAsked) {
       "the work memory is on cuda:0");
   model.finish = nullptr;
   refused([](auto&, auto&, auto&) {}, "the model lacks project, attend or finish");
+}
+
+TEST_P(BlendTest, RunsWithoutSessionsNeedNoLayerToCheck) {
+  const SmallTransformer one_layer({.num_layers = 1, .hidden_size = 24, .head_dim = 6});
+  EXPECT_FALSE(BlendSession::Create(one_layer.blend_config()).ok());
+  PagedModel paged(one_layer, {});
+  const BlendResult result = Run(paged, {{.ids = a, .blocks = paged.TakeBlocks(9)}});
+  EXPECT_EQ(RowsOf(result, 0), one_layer.Prefill(ops, context, a)->hidden);
+  BlendConfig config = one_layer.blend_config();
+  config.theta = -1;
+  EXPECT_EQ(RunBlend(ops, context, config, paged.step(), one_layer.Model(ops, context)).status(),
+            absl::InvalidArgumentError("BlendConfig: theta is -1; finite and above 0"));
 }
 
 TEST_P(BlendTest, NoTokensAreNoWork) {

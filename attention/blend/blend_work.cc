@@ -41,7 +41,7 @@ void VisitWork(const BlendConfig& config, const BlendBounds& bounds, BlendWork& 
 }  // namespace
 
 absl::StatusOr<int64_t> BlendWorkBytes(const BlendConfig& config, const BlendBounds& bounds) {
-  if (absl::Status status = CheckBlendConfig(config); !status.ok()) return status;
+  if (absl::Status status = CheckBlendModel(config); !status.ok()) return status;
   for (const int64_t bound : {bounds.max_num_reqs, bounds.max_num_tokens, bounds.max_seq_len}) {
     if (bound < 0 || bound > INT32_MAX) {
       return InvalidArgument("BlendWorkBytes: a bound is ", bound, "; 0 to 2^31 - 1");
