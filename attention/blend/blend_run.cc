@@ -3,323 +3,365 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <numeric>
-#include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention/blend/blend_checks.h"
+#include "kvblocks/attention/blend/blend_rows.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
 namespace {
 
-absl::Status Refuse(const std::string& what) { return InvalidArgument("RunBlend: ", what); }
-
-// Dense host memory of one shape per row.
-class RowBuffer {
- public:
-  RowBuffer(DType dtype, int64_t heads, int64_t dim) : dtype_(dtype), heads_(heads), dim_(dim) {}
-
-  // Of `rows` rows; contents are unspecified.
-  TensorView Resize(int64_t rows) {
-    bytes_.resize(rows * RowBytes());
-    return View(0, rows);
-  }
-  // Rows [begin, end).
-  TensorView View(int64_t begin, int64_t end) {
-    return TensorView::Contiguous(bytes_.data() + begin * RowBytes(), dtype_,
-                                  {end - begin, heads_, dim_});
-  }
-  int64_t RowBytes() const { return heads_ * dim_ * ElementBytes(dtype_); }
-  void CopyRow(int64_t from, int64_t to) {
-    if (from == to) return;
-    std::memcpy(bytes_.data() + to * RowBytes(), bytes_.data() + from * RowBytes(), RowBytes());
-  }
-
- private:
-  DType dtype_;
-  int64_t heads_, dim_;
-  std::vector<std::byte> bytes_;
-};
-
-// REQUIRES: both contiguous, of one shape and type.
-void CopyAll(const ConstTensorView& from, const TensorView& to) {
-  std::memcpy(to.data, from.data, from.num_elements() * ElementBytes(from.dtype));
+using Clock = std::chrono::steady_clock;
+double MicrosecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
 class Run {
  public:
-  Run(const AttentionOps& ops, const ExecContext& context,
-      absl::Span<const BlendSession* const> sessions, const BlendModel& model)
+  Run(const AttentionOps& ops, const ExecContext& context, const BlendConfig& config,
+      const BlendStep& step, const BlendModel& model, const BlendRows& rows, const BlendWork& work)
       : ops_(ops),
         context_(context),
-        sessions_(sessions),
+        config_(config),
+        step_(step),
         model_(model),
-        config_(sessions[0]->config()),
-        hidden_(config_.dtype, 1, config_.hidden_size),
-        q_(config_.dtype, config_.num_heads, config_.head_dim),
-        attention_(q_),
-        k_new_(config_.dtype, config_.num_kv_heads, config_.head_dim),
-        v_new_(k_new_),
-        k_(k_new_),
-        v_(k_new_) {}
+        rows_(rows),
+        work_(work) {}
 
-  absl::StatusOr<BlendResult> All(const ConstTensorView& hidden);
+  // Integers to the device, then what every layer's operations refuse.
+  absl::Status Prepare();
+  absl::Status All(BlendResult* result);
 
  private:
+  struct RowViews {
+    ConstTensorView positions, slots, origins;
+  };
+
   absl::Status Layer(int layer, BlendLayerReport* report);
-  // Selects the rows of a session that go on, and moves them together in hidden_ and q_.
-  absl::Status SelectRows(size_t s, int layer, BlendLayerReport* report);
-  // K (not rotated) and V of all keys of a session into k_ and v_.
-  absl::Status CollectKeys(size_t s, int layer, BlendLayerReport* report);
-  absl::Status Rotate(const TensorView& rows, absl::Span<const int32_t> positions) const;
-  absl::Status Attend(int layer);
-  TensorView HiddenView() {
-    const int64_t rows = row_start_.back();
-    return TensorView::Contiguous(hidden_.View(0, rows).data, config_.dtype,
-                                  {rows, config_.hidden_size});
+  // Old rows of chunks: K rotated into the work memory, both into the cache, V also to compare with.
+  absl::Status TakeOldKeys(int64_t b, int layer);
+  absl::Status StoreOldRows(int64_t b, int layer, BlendLayerReport* report);
+  absl::Status Select(int64_t b, int layer, BlendLayerReport* report);
+  // Rows that attend behind a selection into the other place, with all that travels with them.
+  absl::Status TakeAlong(int layer, const std::vector<BlendRun>& runs);
+  absl::Status FindLimits(int layer);
+
+  absl::Status Gather(const ConstTensorView& in, const ConstTensorView& index,
+                      const TensorView& out) const {
+    return ops_.GatherRows(context_, {in, index, out});
+  }
+  absl::Status Rotate(const ConstTensorView& in, const ConstTensorView& positions,
+                      const ConstTensorView& rotated_for, const TensorView& out) const;
+  ReshapeAndCacheArgs StoreArgs(int layer, const ConstTensorView& k, const ConstTensorView& v,
+                                const ConstTensorView& slots) const;
+  PagedPrefillArgs AttendArgs(int layer) const;
+  TensorView Part(const TensorView& view, int64_t begin, int64_t end) const {
+    return RowsOfView(view, begin, end);
+  }
+  int64_t KvRowBytes() const {
+    return 2 * config_.num_kv_heads * config_.head_dim * ElementBytes(config_.dtype);
+  }
+  void At(BlendMoment moment, int layer = -1) const {
+    if (model_.at != nullptr) model_.at(moment, layer);
   }
 
   const AttentionOps& ops_;
   const ExecContext& context_;
-  const absl::Span<const BlendSession* const> sessions_;
+  const BlendConfig& config_;
+  const BlendStep& step_;
   const BlendModel& model_;
-  const BlendConfig config_;
+  const BlendRows& rows_;
+  const BlendWork& work_;
 
-  RowBuffer hidden_, q_, attention_;
-  RowBuffer k_new_, v_new_;                      // as projected: rows of the layer
-  RowBuffer k_, v_;                              // all keys of all sessions
-  std::vector<std::vector<int32_t>> positions_;  // [session]: of its rows
-  std::vector<int32_t> row_start_, key_start_;   // [sessions + 1]
+  int place_ = 0;  // of work_.rows
+  RowViews now_;   // of the rows that are there
+  ConstTensorView limits_;
 };
 
-absl::Status Run::SelectRows(size_t s, int layer, BlendLayerReport* report) {
-  const BlendSession& session = *sessions_[s];
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<int32_t> imp(
-      HkvdCount(session.num_tokens(), session.suffix_len(), session.config().ratio) +
-      session.suffix_len());
-  SelectHkvdArgs args;
-  const bool by_keys = session.config().rank_by_keys;
-  args.v_new = (by_keys ? k_new_ : v_new_).View(row_start_[s], row_start_[s + 1]);
-  args.v_old = by_keys ? session.old_k(layer) : session.old_v(layer);
-  args.ratio = session.config().ratio;
-  args.suffix_len = session.suffix_len();
-  args.imp = ViewOf(absl::MakeSpan(imp));
-  if (absl::Status status = ops_.SelectHkvd(context_, args); !status.ok()) return status;
-  report->selection_microseconds +=
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  positions_[s] = std::move(imp);
-  return absl::OkStatus();
-}
-
-absl::Status Run::CollectKeys(size_t s, int layer, BlendLayerReport* report) {
-  const BlendSession& session = *sessions_[s];
-  const TensorView k = k_.View(key_start_[s], key_start_[s + 1]);
-  const TensorView v = v_.View(key_start_[s], key_start_[s + 1]);
-  const TensorView k_new = k_new_.View(row_start_[s], row_start_[s + 1]);
-  const TensorView v_new = v_new_.View(row_start_[s], row_start_[s + 1]);
-  if (session.StateOf(layer) != BlendState::kReuse) {
-    CopyAll(k_new, k);
-    CopyAll(v_new, v);
-    return absl::OkStatus();
-  }
-  CopyAll(session.old_k(layer), k);
-  CopyAll(session.old_v(layer), v);
-  report->bytes_moved +=
-      2 * k_.RowBytes() * (session.num_tokens() + static_cast<int64_t>(positions_[s].size()));
-  FuseKvArgs args;
-  args.imp = ViewOf(absl::MakeConstSpan(positions_[s]));
-  args.k_new = k_new;
-  args.v_new = v_new;
-  args.k_old = k;
-  args.v_old = v;
-  return ops_.FuseKv(context_, args);
-}
-
-absl::Status Run::Rotate(const TensorView& rows, absl::Span<const int32_t> positions) const {
+absl::Status Run::Rotate(const ConstTensorView& in, const ConstTensorView& positions,
+                         const ConstTensorView& rotated_for, const TensorView& out) const {
   RotateKeysArgs args;
-  args.in = rows;
-  args.positions = ViewOf(positions);
+  args.in = in;
+  args.positions = positions;
+  args.from_positions = rotated_for;
   args.theta = config_.theta;
   args.rotary_dim = config_.rotary_dim;
   args.pairs = config_.pairs;
-  args.out = rows;  // scratch: made anew for every layer
+  args.out = out;
   return ops_.RotateKeys(context_, args);
 }
 
-absl::Status Run::Attend(int layer) {
-  const int64_t rows = row_start_.back();
-  std::vector<int32_t> limits, positions;
-  for (size_t s = 0; s < sessions_.size(); ++s) {
-    // Before a selection all rows are there, and both masks are the same.
-    const auto of_session =
-        QueryLimits(positions_[s], sessions_[s]->num_tokens(), sessions_[s]->config().mask);
-    limits.insert(limits.end(), of_session.begin(), of_session.end());
-    positions.insert(positions.end(), positions_[s].begin(), positions_[s].end());
-  }
-  const TensorView q = q_.View(0, rows);
-  if (absl::Status status = Rotate(q, positions); !status.ok()) return status;
-  VarlenSelfAttentionArgs args;
-  args.q = q;
-  args.k = k_.View(0, key_start_.back());
-  args.v = v_.View(0, key_start_.back());
-  args.query_start_loc = ViewOf(absl::MakeConstSpan(row_start_));
-  args.kv_start_loc = ViewOf(absl::MakeConstSpan(key_start_));
-  args.query_positions = ViewOf(absl::MakeConstSpan(limits));
+ReshapeAndCacheArgs Run::StoreArgs(int layer, const ConstTensorView& k, const ConstTensorView& v,
+                                   const ConstTensorView& slots) const {
+  return {.k = k,
+          .v = v,
+          .slot_mapping = slots,
+          .cache = step_.layers[layer].cache,
+          .scales = step_.layers[layer].scales};
+}
+
+PagedPrefillArgs Run::AttendArgs(int layer) const {
+  const int64_t rows = rows_.attends(layer, rows_.num_requests());
+  PagedPrefillArgs args;
+  args.q = Part(work_.rows[place_].q, 0, rows);
+  args.cache = step_.layers[layer].cache;
+  args.query_start_loc = rows_.query_start_loc(work_.integers, layer);
+  args.seq_lens = step_.metadata->seq_lens;
+  args.block_table = step_.metadata->block_table;
+  args.max_query_len = rows_.max_attending(layer);
+  args.max_seq_len = step_.metadata->max_seq_len;
+  args.query_positions = limits_;
   args.params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim)));
-  args.out = attention_.Resize(rows);
-  return model_.attend(layer, args);
+  args.params.scales = step_.layers[layer].scales;
+  args.out = Part(work_.attention, 0, rows);
+  return args;
+}
+
+absl::Status Run::Prepare() {
+  const auto* const from = reinterpret_cast<const std::byte*>(rows_.integers().data());
+  const absl::Span<const std::byte> bytes(from, rows_.integers().size() * sizeof(int32_t));
+  if (context_.device.on_host()) {
+    std::memcpy(work_.integers.data, bytes.data(), bytes.size());
+  } else if (absl::Status status = step_.upload(work_.integers.data, bytes); !status.ok()) {
+    return status;
+  }
+  const int64_t num_tokens = rows_.bounds().max_num_tokens;
+  now_.positions = limits_ = rows_.positions(work_.integers);
+  now_.origins = rows_.origins(work_.integers);
+  now_.slots = RowsOfView(step_.metadata->slot_mapping, 0, num_tokens);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    absl::Status status =
+        ops_.Check(context_, StoreArgs(layer, work_.k_new, work_.v_new, now_.slots)).status();
+    // As if no row had been left behind: what is left is not known yet.
+    PagedPrefillArgs attend = AttendArgs(layer);
+    attend.q = work_.rows[0].q;
+    attend.out = work_.attention;
+    attend.query_start_loc = step_.metadata->query_start_loc;
+    attend.max_query_len = step_.metadata->max_query_len;
+    if (status.ok()) status = ops_.Check(context_, attend).status();
+    if (!status.ok()) return status;
+  }
+  return Gather(step_.hidden, RowsOfView(rows_.numbers(work_.integers), 0, num_tokens),
+                work_.rows[0].hidden);
+}
+
+absl::Status Run::TakeOldKeys(int64_t b, int layer) {
+  int64_t at = rows_.first(b);
+  for (const BlendPiece& piece : rows_.session(b)->pieces()) {
+    const int64_t end = at + piece.num_rows;
+    if (absl::Status status = Rotate(
+            piece.k[layer], RowsOfView(rows_.positions(work_.integers), at, end),
+            RowsOfView(rows_.rotated_for(work_.integers), at, end), Part(work_.k_old, at, end));
+        !status.ok()) {
+      return status;
+    }
+    at = end;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run::StoreOldRows(int64_t b, int layer, BlendLayerReport* report) {
+  int64_t at = rows_.first(b);
+  for (const BlendPiece& piece : rows_.session(b)->pieces()) {
+    const int64_t end = at + piece.num_rows;
+    if (absl::Status status = ops_.ReshapeAndCache(
+            context_, StoreArgs(layer, Part(work_.k_old, at, end), piece.v[layer],
+                                RowsOfView(step_.metadata->slot_mapping, at, end)));
+        !status.ok()) {
+      return status;
+    }
+    at = end;
+  }
+  const int64_t bytes = rows_.session(b)->num_old_rows() * KvRowBytes();
+  report->bytes_from_chunks += bytes;
+  report->bytes_stored += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status Run::Select(int64_t b, int layer, BlendLayerReport* report) {
+  const BlendSession& session = *rows_.session(b);
+  const bool by_keys = session.config().rank_by_keys;
+  const int64_t first = rows_.first(b), num_old = session.num_old_rows();
+  const int64_t candidates = rows_.num_candidates(layer, b);
+  if (!by_keys) {
+    int64_t at = first;
+    for (const BlendPiece& piece : session.pieces()) {
+      absl::Status status =
+          Gather(piece.v[layer], RowsOfView(rows_.numbers(work_.integers), 0, piece.num_rows),
+                 Part(work_.v_old, at, at + piece.num_rows));
+      if (!status.ok()) return status;
+      at += piece.num_rows;
+    }
+  }
+  report->bytes_from_chunks += num_old * KvRowBytes() / 2;
+  TensorView old = by_keys ? work_.k_old : work_.v_old;
+  const int64_t begin = rows_.projected(layer, b);
+  const int64_t num_rows = rows_.num_projected(layer, b);
+  if (candidates < num_old) {
+    absl::Status status = Gather(Part(old, first, first + num_old),
+                                 RowsOfView(now_.origins, begin, begin + candidates),
+                                 Part(work_.picked, first, first + candidates));
+    if (!status.ok()) return status;
+    old = work_.picked;
+  }
+  const int64_t to = rows_.attends(layer, b), attending = rows_.num_attending(layer, b);
+  const int64_t suffix = num_rows - candidates;
+  SelectHkvdArgs args;
+  args.v_new = Part(by_keys ? work_.k_new : work_.v_new, begin, begin + num_rows);
+  // Behind the old rows there is anything; it is not compared.
+  args.v_old = Part(old, first, first + num_rows);
+  // The share of these candidates that leaves as many as the ratio does of all.
+  args.ratio = static_cast<double>(attending - suffix) / static_cast<double>(candidates);
+  args.suffix_len = suffix;
+  args.imp = Part(work_.selected, to, to + attending);
+  return ops_.SelectHkvd(context_, args);
+}
+
+absl::Status Run::TakeAlong(int layer, const std::vector<BlendRun>& runs) {
+  const BlendRowTensors &from = work_.rows[place_], &to = work_.rows[1 - place_];
+  const std::pair<ConstTensorView, TensorView> travelling[] = {{from.hidden, to.hidden},
+                                                               {from.q, to.q},
+                                                               {now_.positions, to.positions},
+                                                               {now_.slots, to.slots},
+                                                               {now_.origins, to.origins}};
+  for (const BlendRun& run : runs) {
+    const int64_t begin = rows_.projected(layer, run.first_request);
+    const int64_t end = rows_.projected(layer, run.end_request);
+    const int64_t new_begin = rows_.attends(layer, run.first_request);
+    const int64_t new_end = rows_.attends(layer, run.end_request);
+    const ConstTensorView index =
+        run.selects ? ConstTensorView(Part(work_.selected, new_begin, new_end))
+                    : RowsOfView(rows_.numbers(work_.integers), 0, new_end - new_begin);
+    for (const auto& [in, out] : travelling) {
+      absl::Status status =
+          Gather(RowsOfView(in, begin, end), index, Part(out, new_begin, new_end));
+      if (!status.ok()) return status;
+    }
+  }
+  place_ = 1 - place_;
+  now_ = {to.positions, to.slots, to.origins};
+  return FindLimits(layer);
+}
+
+absl::Status Run::FindLimits(int layer) {
+  const int64_t num_rows = rows_.attends(layer, rows_.num_requests());
+  now_.positions = RowsOfView(now_.positions, 0, num_rows);
+  now_.slots = RowsOfView(now_.slots, 0, num_rows);
+  now_.origins = RowsOfView(now_.origins, 0, num_rows);
+  limits_ = now_.positions;
+  if (!rows_.has_compat_masks()) return absl::OkStatus();
+  const ConstTensorView numbers = rows_.numbers(work_.integers);
+  for (int64_t b = 0; b < rows_.num_requests(); ++b) {
+    const int64_t begin = rows_.attends(layer, b), end = rows_.attends(layer, b + 1);
+    const BlendSession* const session = rows_.session(b);
+    // r + n - M of the rows r of M.
+    const bool compat =
+        session != nullptr && session->config().mask == BlendMask::kCompatBottomRight;
+    const ConstTensorView in =
+        compat ? RowsOfView(numbers, session->num_tokens() - (end - begin), session->num_tokens())
+               : RowsOfView(now_.positions, begin, end);
+    absl::Status status =
+        Gather(in, RowsOfView(numbers, 0, end - begin), Part(work_.limits, begin, end));
+    if (!status.ok()) return status;
+  }
+  limits_ = RowsOfView(ConstTensorView(work_.limits), 0, num_rows);
+  return absl::OkStatus();
 }
 
 absl::Status Run::Layer(int layer, BlendLayerReport* report) {
-  const int64_t rows = row_start_.back();
-  report->projected_rows = rows;
-  absl::Status status = model_.project(layer, HiddenView(), q_.Resize(rows), k_new_.Resize(rows),
-                                       v_new_.Resize(rows));
+  const int64_t requests = rows_.num_requests();
+  const int64_t projected = rows_.projected(layer, requests);
+  const int64_t attending = rows_.attends(layer, requests);
+  const TensorView k = Part(work_.k_new, 0, projected), v = Part(work_.v_new, 0, projected);
+  absl::Status status = model_.project(layer, Part(work_.rows[place_].hidden, 0, projected),
+                                       Part(work_.rows[place_].q, 0, projected), k, v);
+  if (status.ok()) status = Rotate(k, now_.positions, {}, k);
+  report->projected_rows = projected;
+  report->attended_rows = attending;
+
+  // Old rows first: the new ones go over them.
+  for (int64_t b = 0; status.ok() && b < requests; ++b) {
+    const BlendSession* const session = rows_.session(b);
+    if (session == nullptr) continue;
+    report->recomputed_rows += rows_.num_candidates(layer, b);
+    const bool stores = rows_.ReusesIn(layer, b) && session->config().store == BlendStore::kAllRows;
+    const bool compares = rows_.SelectsIn(layer, b) && session->config().rank_by_keys;
+    if (stores || compares) status = TakeOldKeys(b, layer);
+    if (stores && status.ok()) status = StoreOldRows(b, layer, report);
+  }
+  if (status.ok()) status = ops_.ReshapeAndCache(context_, StoreArgs(layer, k, v, now_.slots));
   if (!status.ok()) return status;
+  report->bytes_stored += projected * KvRowBytes();
 
-  k_.Resize(key_start_.back());
-  v_.Resize(key_start_.back());
-  std::vector<std::vector<int32_t>> computed = positions_;
-  for (size_t s = 0; s < sessions_.size(); ++s) {
-    const BlendSession& session = *sessions_[s];
-    status = CollectKeys(s, layer, report);
-    if (status.ok() && session.StateOf(layer) == BlendState::kCheck) {
-      status = SelectRows(s, layer, report);
+  if (const std::vector<BlendRun> runs = rows_.RunsOf(layer); !runs.empty()) {
+    const auto start = Clock::now();
+    At(BlendMoment::kSelectionBegins, layer);
+    for (const BlendRun& run : runs) {
+      if (run.selects) status = Select(run.first_request, layer, report);
+      if (!status.ok()) return status;
     }
-    if (!status.ok()) return status;
-    std::vector<int32_t> all(session.num_tokens());
-    std::iota(all.begin(), all.end(), 0);
-    status = Rotate(k_.View(key_start_[s], key_start_[s + 1]), all);
-    if (!status.ok()) return status;
+    if (status = TakeAlong(layer, runs); !status.ok()) return status;
+    At(BlendMoment::kSelectionEnds, layer);
+    report->selection_microseconds = MicrosecondsSince(start);
   }
 
-  // Rows that go on move forward together; a session's position t was its row t if it selected.
-  std::vector<int32_t> next_start = {0};
-  for (size_t s = 0; s < sessions_.size(); ++s) {
-    const bool selected = sessions_[s]->StateOf(layer) == BlendState::kCheck;
-    for (size_t r = 0; r < positions_[s].size(); ++r) {
-      const int64_t from = row_start_[s] + (selected ? positions_[s][r] : static_cast<int64_t>(r));
-      const int64_t to = next_start.back() + static_cast<int64_t>(r);
-      hidden_.CopyRow(from, to);
-      q_.CopyRow(from, to);
-    }
-    next_start.push_back(next_start.back() + static_cast<int32_t>(positions_[s].size()));
-  }
-  row_start_ = std::move(next_start);
-  report->attended_rows = row_start_.back();
-
-  if (status = Attend(layer); !status.ok()) return status;
-  if (model_.store != nullptr) {
-    for (size_t s = 0; s < sessions_.size(); ++s) {
-      BlendedKv kv;
-      kv.layer = layer;
-      kv.session = static_cast<int64_t>(s);
-      kv.k = k_.View(key_start_[s], key_start_[s + 1]);
-      kv.v = v_.View(key_start_[s], key_start_[s + 1]);
-      kv.new_rows = computed[s];
-      if (status = model_.store(kv); !status.ok()) return status;
-    }
-  }
-  return model_.finish(layer, attention_.View(0, row_start_.back()), HiddenView());
+  const PagedPrefillArgs args = AttendArgs(layer);
+  const TensorView q = Part(work_.rows[place_].q, 0, attending);
+  status = Rotate(q, now_.positions, {}, q);
+  if (status.ok()) status = model_.attend(layer, args);
+  if (!status.ok()) return status;
+  return model_.finish(layer, args.out, Part(work_.rows[place_].hidden, 0, attending));
 }
 
-absl::StatusOr<BlendResult> Run::All(const ConstTensorView& hidden) {
-  row_start_ = {0};
-  for (const BlendSession* session : sessions_) {
-    std::vector<int32_t>& all = positions_.emplace_back(session->num_tokens());
-    std::iota(all.begin(), all.end(), 0);
-    row_start_.push_back(row_start_.back() + static_cast<int32_t>(all.size()));
-  }
-  key_start_ = row_start_;
-  hidden_.Resize(row_start_.back());
-  for (int64_t r = 0; r < row_start_.back(); ++r) {
-    for (int64_t e = 0; e < config_.hidden_size; ++e) {
-      std::memcpy(HiddenView().At(r, e), hidden.At(r, e), ElementBytes(config_.dtype));
-    }
-  }
-  BlendResult result;
+absl::Status Run::All(BlendResult* result) {
+  const auto start = Clock::now();
+  At(BlendMoment::kRunBegins);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    absl::Status status = Layer(layer, &result.layers.emplace_back());
-    if (!status.ok()) return status;
+    BlendLayerReport& report = result->layers.emplace_back();
+    if (absl::Status status = Layer(layer, &report); !status.ok()) return status;
+    At(BlendMoment::kLayerEnds, layer);
+    report.ended_microseconds = MicrosecondsSince(start);
   }
-  const TensorView rows = HiddenView();
-  result.bytes.assign(rows.data, rows.data + row_start_.back() * hidden_.RowBytes());
-  result.hidden = ConstTensorView::Contiguous(result.bytes.data(), config_.dtype,
-                                              {row_start_.back(), config_.hidden_size});
-  result.positions = std::move(positions_);
-  for (size_t s = 0; s < sessions_.size(); ++s) {
-    result.sampling_rows.push_back(row_start_[s + 1] - 1);
+  At(BlendMoment::kHiddenRowsAreThere);
+  const int last = config_.num_layers - 1;
+  for (int64_t b = 0; b <= rows_.num_requests(); ++b) {
+    result->row_start.push_back(rows_.attends(last, b));
   }
-  return result;
-}
-
-// That a batch can share the model's calls.
-absl::Status CheckBatch(absl::Span<const BlendSession* const> sessions) {
-  for (size_t s = 0; s < sessions.size(); ++s) {
-    if (sessions[s] == nullptr) return Refuse(absl::StrCat("session ", s, " is null"));
-    if (!sessions[s]->planned()) {
-      return FailedPrecondition("RunBlend: session ", s, " is not planned; call Plan first");
-    }
-    const BlendConfig &a = sessions[0]->config(), &b = sessions[s]->config();
-    if (a.num_layers != b.num_layers || a.num_heads != b.num_heads ||
-        a.num_kv_heads != b.num_kv_heads || a.head_dim != b.head_dim ||
-        a.hidden_size != b.hidden_size || a.dtype != b.dtype || a.theta != b.theta ||
-        a.rotary_dim != b.rotary_dim || a.pairs != b.pairs) {
-      return Refuse(
-          absl::StrCat("session ", s, " is of another model than session 0; run them apart"));
-    }
-  }
+  result->hidden = Part(work_.rows[place_].hidden, 0, result->row_start.back());
+  result->positions = now_.positions;
   return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<BlendResult> RunBlend(const AttentionOps& ops, const ExecContext& context,
-                                     absl::Span<const BlendSession* const> sessions,
-                                     const ConstTensorView& hidden, const BlendModel& model) {
-  if (sessions.empty()) return BlendResult{};
-  if (absl::Status status = CheckBatch(sessions); !status.ok()) return status;
-  if (model.project == nullptr || model.attend == nullptr || model.finish == nullptr) {
-    return Refuse("the model lacks project, attend or finish");
+                                     const BlendConfig& config, const BlendStep& step,
+                                     const BlendModel& model) {
+  absl::Status status = CheckBlendModel(config);
+  if (status.ok()) status = CheckBlendStep(context, config, step, model);
+  if (!status.ok()) return status;
+  BlendResult result;
+  if (step.metadata->num_actual_tokens == 0) return result;
+  const BlendRows rows(config, *step.metadata, step.sessions);
+  TensorView memory = step.work;
+  if (memory.absent()) {
+    const absl::StatusOr<int64_t> bytes = BlendWorkBytes(config, rows.bounds());
+    if (!bytes.ok()) return bytes.status();
+    result.memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(*bytes));
+    memory = TensorView::Contiguous(result.memory.get(), DType::kU8, {*bytes});
+  } else if (context.device.on_host() ? !memory.device.on_host()
+                                      : memory.device != context.device) {
+    return InvalidArgument("RunBlend: the work memory is on ", Name(memory.device),
+                           "; the run is on ", Name(context.device));
   }
-  const BlendConfig& config = sessions[0]->config();
-  int64_t num_tokens = 0;
-  for (const BlendSession* session : sessions) num_tokens += session->num_tokens();
-  const ExecContext on_host;
-  ArgChecker check(on_host, "RunBlend");
-  if (!check.View("hidden", hidden, config.dtype)) return check.status();
-  if (hidden.rank != 2 || hidden.extent[0] != num_tokens ||
-      hidden.extent[1] != config.hidden_size) {
-    return Refuse(absl::StrCat("hidden is ", hidden.DebugString(), "; it must be ",
-                               Name(config.dtype), "[", num_tokens, ", ", config.hidden_size, "]"));
-  }
-  return Run(ops, context, sessions, model).All(hidden);
-}
-
-absl::Status StoreBlendedKv(const AttentionOps& ops, const ExecContext& context,
-                            const BlendedKv& kv, absl::Span<const int64_t> slots,
-                            const KvCacheView& cache, BlendStore rows) {
-  if (static_cast<int64_t>(slots.size()) != kv.k.extent[0]) {
-    return InvalidArgument("StoreBlendedKv: ", slots.size(), " slots for ", kv.k.extent[0],
-                           " tokens");
-  }
-  ReshapeAndCacheArgs args;
-  args.k = kv.k;
-  args.v = kv.v;
-  args.cache = cache;
-  // A slot of -1 skips its row.
-  std::vector<int64_t> chosen(slots.size(), -1);
-  if (rows == BlendStore::kAllRows) {
-    chosen.assign(slots.begin(), slots.end());
-  } else {
-    for (const int32_t t : kv.new_rows) chosen[t] = slots[t];
-  }
-  args.slot_mapping = ViewOf(absl::MakeConstSpan(chosen));
-  return ops.ReshapeAndCache(context, args);
+  const absl::StatusOr<BlendWork> work = MakeBlendWork(config, rows.bounds(), memory);
+  if (!work.ok()) return work.status();
+  Run run(ops, context, config, step, model, rows, *work);
+  status = run.Prepare();
+  if (status.ok()) status = run.All(&result);
+  if (!status.ok()) return status;
+  return result;
 }
 
 }  // namespace kvblocks::attention

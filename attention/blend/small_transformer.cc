@@ -147,8 +147,8 @@ BlendModel SmallTransformer::Model(const AttentionOps& ops, const ExecContext& c
   model.project = [this](int layer, const ConstTensorView& hidden, const TensorView& q,
                          const TensorView& k,
                          const TensorView& v) { return Project(layer, hidden, q, k, v); };
-  model.attend = [&ops, &context](int, const VarlenSelfAttentionArgs& args) {
-    return ops.VarlenSelfAttention(context, args);
+  model.attend = [&ops, &context](int, const PagedPrefillArgs& args) {
+    return ops.PagedPrefill(context, args);
   };
   model.finish = [this](int layer, const ConstTensorView& attention, const TensorView& hidden) {
     return Finish(layer, attention, hidden);

@@ -45,7 +45,7 @@ class SmallTransformer {
   explicit SmallTransformer(const SmallTransformerConfig& config);
 
   const SmallTransformerConfig& config() const { return config_; }
-  // Shapes and rotary embedding filled in; check layer, ratio and mask at their defaults.
+  // Shapes and rotary embedding filled in; check layers, ranking and mask at their defaults.
   BlendConfig blend_config() const;
 
   std::vector<float> Embed(absl::Span<const int32_t> ids) const;  // [n, E]

@@ -137,6 +137,39 @@ absl::Status HostOps::Run(const Checked<FuseKvArgs>& call) const {
   return absl::OkStatus();
 }
 
+absl::Status HostOps::Run(const Checked<GatherRowsArgs>& call) const {
+  const ExecContext& context = call.context();
+  const GatherRowsArgs& args = call.args();
+  const int64_t bytes = ElementBytes(args.in.dtype);
+  // Up to the innermost dimension, which is copied at once if it is dense.
+  const int64_t heads = args.in.rank == 3 ? args.in.extent[1] : 1;
+  const int last = args.in.rank - 1;
+  const int64_t dim = last == 0 ? 1 : args.in.extent[last];
+  const bool dense =
+      last == 0 || dim == 1 || (args.in.stride[last] == 1 && args.out.stride[last] == 1);
+  ForTokens(context, args.index.extent[0], [&](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const std::byte* from = args.in.At(IndexAt(args.index, r));
+        std::byte* to = args.out.At(r);
+        if (last == 2) {
+          from += head * args.in.stride[1] * bytes;
+          to += head * args.out.stride[1] * bytes;
+        }
+        if (dense) {
+          std::memcpy(to, from, dim * bytes);
+          continue;
+        }
+        for (int64_t d = 0; d < dim; ++d) {
+          std::memcpy(to + d * args.out.stride[last] * bytes,
+                      from + d * args.in.stride[last] * bytes, bytes);
+        }
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
 absl::Status HostOps::Run(const Checked<RotateKeysArgs>& call) const {
   const ExecContext& context = call.context();
   const RotateKeysArgs& args = call.args();

@@ -238,6 +238,27 @@ TEST(RotateKeysTest, Ex32RopeDelta) {
   }
 }
 
+TEST(GatherRowsTest, TakesRowsOfAnyTypeAndStride) {
+  const std::vector<float> in = {0, 1, 2, 3, 4, 5, 6, 7, 8, kNan, -0.0f, 11};
+  const std::vector<int32_t> index = {2, 0, 2};
+  std::vector<float> out(6, -1);
+  GatherRowsArgs args;
+  args.index = ViewOf(absl::MakeConstSpan(index));
+  // Rows of two elements that lie two apart.
+  args.in = *ViewOf(absl::MakeConstSpan(in), {3, 2, 2}).Select(2, 1);
+  args.out = ViewOf(absl::MakeSpan(out), {3, 2});
+  ASSERT_EQ(CpuReference().GatherRows({}, args), absl::OkStatus());
+  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[4]));
+  EXPECT_EQ((std::vector<float>{out[1], out[2], out[3], out[5]}),
+            (std::vector<float>{11, 1, 3, 11}));
+  const std::vector<int64_t> slots = {70, 80, int64_t{9} << 40};
+  std::vector<int64_t> taken(3);
+  args.in = ViewOf(absl::MakeConstSpan(slots));
+  args.out = ViewOf(absl::MakeSpan(taken));
+  ASSERT_EQ(CpuReference().GatherRows({}, args), absl::OkStatus());
+  EXPECT_EQ(taken, (std::vector<int64_t>{int64_t{9} << 40, 70, int64_t{9} << 40}));
+}
+
 TEST(RotateKeysTest, PairLayoutsAndFrequencies) {
   // theta 100 and four columns: angles p and p / 10.
   const float c0 = std::cos(2.0), s0 = std::sin(2.0), c1 = std::cos(0.2), s1 = std::sin(0.2);

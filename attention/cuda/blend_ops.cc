@@ -1,10 +1,13 @@
 // The operations of CacheBlend.
 
+#include <utility>
+
 #include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/blend.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -56,6 +59,38 @@ absl::Status Enqueue(CudaCall& call, const Checked<FuseKvArgs>& checked) {
   params.dim[0] = static_cast<int32_t>(args.k_old.extent[2]);
   params.dim[1] = static_cast<int32_t>(args.v_old.extent[2]);
   return call.Launch(LaunchFuse, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const GatherRowsArgs& args) {
+  CudaChecker check("GatherRows", context, args);
+  for (const auto& [name, view] : {std::pair("in", args.in), {"out", ConstTensorView(args.out)}}) {
+    int64_t dense = 1;
+    for (int dim = view.rank - 1; dim >= 1; --dim) {
+      if (view.extent[dim] > 1 && view.stride[dim] != dense && !view.empty()) {
+        check.Take(InvalidArgument("GatherRows: ", name, " is ", view.DebugString(),
+                                   "; on CUDA the elements of a row follow each other"));
+      }
+      dense *= view.extent[dim];
+    }
+  }
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<GatherRowsArgs>& checked) {
+  const GatherRowsArgs& args = checked.args();
+  if (args.out.empty()) return absl::OkStatus();
+  const int64_t bytes = ElementBytes(args.in.dtype);
+  GatherRowsParams params;
+  params.index = args.index.as<int32_t>();
+  params.index_stride = args.index.stride[0];
+  params.num_rows = args.index.extent[0];
+  params.num_sources = args.in.extent[0];
+  params.row_bytes = args.out.num_elements() / args.out.extent[0] * bytes;
+  params.from = args.in.data;
+  params.from_stride = args.in.stride[0] * bytes;
+  params.to = args.out.data;
+  params.to_stride = args.out.stride[0] * bytes;
+  return call.Launch(LaunchGatherRows, params);
 }
 
 absl::Status CheckOnCuda(const ExecContext& context, const RotateKeysArgs& args) {

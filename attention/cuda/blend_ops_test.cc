@@ -1,5 +1,6 @@
 // CacheBlend's operations and GatherCache of CUDA against those of the CPU.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -126,6 +127,52 @@ TEST(CudaBlendOpsTest, TiesGoToTheLowerIndexAndNanComesFirst) {
     imp.Set(std::vector<double>(n, 0));
     ExpectSelectionOfTheCpu({now.view, then.view, ratio, 1, imp.view, diffs.view}, imp, diffs);
   }
+}
+
+TEST(CudaBlendOpsTest, GatheredRowsAreThoseOfTheCpuAndBadIndicesAreSkipped) {
+  std::mt19937_64 random(8);
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kI8}) {
+    // Rows of 16 bytes and more, of odd sizes, and single elements.
+    for (const std::vector<int64_t>& row : std::vector<std::vector<int64_t>>{{2, 24}, {37}, {}}) {
+      SCOPED_TRACE(testing::Message() << Name(type) << ", rank " << row.size());
+      std::vector<int64_t> from = {50}, to = {21};
+      from.insert(from.end(), row.begin(), row.end());
+      to.insert(to.end(), row.begin(), row.end());
+      Tensor in = Normal(type, from, random), index(DType::kI32, {21});
+      std::vector<double> rows;
+      for (int r = 0; r < 21; ++r) rows.push_back(static_cast<double>(random() % 50));
+      index.Set(rows);
+      Tensor expected(type, to), actual(type, to);
+      const GatherRowsArgs args{in.view, index.view, expected.view};
+      ASSERT_TRUE(CpuReference().GatherRows({}, args).ok());
+      Flagged cuda;
+      const absl::Status status =
+          RowsOnDevice().GatherRows(cuda.context, {in.view, index.view, actual.view});
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(actual.bytes, expected.bytes);
+      EXPECT_EQ(cuda.bits, 0u);
+      rows[3] = 50, rows[20] = -1;
+      index.Set(rows);
+      std::fill(actual.bytes.begin(), actual.bytes.end(), std::byte{0x5A});
+      ASSERT_TRUE(RowsOnDevice().GatherRows(cuda.context, {in.view, index.view, actual.view}).ok());
+      EXPECT_EQ(cuda.bits, kBadIndex);
+      const auto row_bytes = static_cast<int64_t>(actual.bytes.size()) / 21;
+      for (int64_t i = 0; i < 21 * row_bytes; ++i) {
+        const int64_t r = i / row_bytes;
+        EXPECT_EQ(actual.bytes[i], r == 3 || r == 20 ? std::byte{0x5A} : expected.bytes[i]);
+      }
+    }
+  }
+}
+
+TEST(CudaBlendOpsTest, RowsThatAreNotDenseAreRefused) {
+  Tensor in(DType::kF32, {4, 3, 2}), index(DType::kI32, {1}), out(DType::kF32, {1, 3});
+  index.Set({0});
+  const absl::Status status =
+      RowsOnDevice().GatherRows({}, {*in.view.Select(2, 0), index.view, out.view});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("the elements of a row follow each other"), std::string::npos)
+      << status;
 }
 
 TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {

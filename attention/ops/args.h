@@ -274,6 +274,13 @@ struct FuseKvArgs {
   TensorView k_old, v_old;
 };
 
+// out[r] = in[index[r]], bit by bit: rows of any type and of rank 0 to 2, which go on as queries or are
+// compared. in [n, ...], index i32 [M], out [M, ...] of the same type; a row may be taken repeatedly.
+struct GatherRowsArgs {
+  ConstTensorView in, index;
+  TensorView out;
+};
+
 enum class RotaryPairs : uint8_t { kHalves, kInterleaved };
 
 // Rotary embedding of in [n, Hkv, D], the first rotary_dim columns (0: D), by angle position *

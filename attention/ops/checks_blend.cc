@@ -68,6 +68,37 @@ absl::Status Check(const ExecContext& context, const FuseKvArgs& args) {
   return check.Finish();
 }
 
+absl::Status Check(const ExecContext& context, const GatherRowsArgs& args) {
+  ArgChecker check(context, "GatherRows");
+  Dim rows{"M"};
+  check.View("in", args.in, DTypeSet::All());
+  check.In("index", args.index, DType::kI32, {&rows});
+  if (!check.ok() || !check.View("out", args.out, args.in.dtype)) return check.status();
+  check.Reads("in", args.in);
+  check.Writes("out", args.out);
+  if (args.in.rank < 1 || args.in.rank > 3 || args.out.rank != args.in.rank) {
+    check.Invalid("in is ", args.in.DebugString(), ", out ", args.out.DebugString(),
+                  "; both of rank 1, 2 or 3");
+    return check.status();
+  }
+  if (args.out.extent[0] != rows.size) {
+    check.Invalid("out has ", args.out.extent[0], " rows; index has M = ", rows.size);
+  }
+  for (int dim = 1; dim < args.in.rank; ++dim) {
+    if (args.out.extent[dim] == args.in.extent[dim]) continue;
+    check.Invalid("out is ", args.out.DebugString(), "; its rows must be those of in, ",
+                  args.in.DebugString());
+  }
+  const HostArray<int32_t> index(args.index);
+  if (!check.ok() || !index.readable()) return check.Finish();
+  for (int64_t r = 0; r < index.size(); ++r) {
+    if (index[r] >= 0 && index[r] < args.in.extent[0]) continue;
+    check.OutOfRange("index[", r, "] is ", index[r], "; 0 to below n = ", args.in.extent[0]);
+    return check.status();
+  }
+  return check.Finish();
+}
+
 absl::Status Check(const ExecContext& context, const RotateKeysArgs& args) {
   ArgChecker check(context, "RotateKeys");
   Dim tokens{"n"}, heads{"Hkv"}, key{"D"};

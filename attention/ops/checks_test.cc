@@ -473,6 +473,51 @@ TEST(ChecksTest, FuseKvRefuses) {
                         {"k_old shares memory with k_new"}}});
 }
 
+TEST(ChecksTest, GatherRowsRefuses) {
+  using Args = GatherRowsArgs;
+  ExpectRefused<Args>(
+      "GatherRows",
+      {{[](Args& a, TensorStore& s) {
+          a.index = s.Ints({1, 5});
+        },
+        kRange,
+        {"index[1] is 5", "n = 5"}},
+       {[](Args& a, TensorStore& s) {
+          a.index = s.Ints({-1, 5});
+        },
+        kRange,
+        {"index[0] is -1"}},
+       {[](Args& a, TensorStore& s) { a.index = s.Ints({1}); }, kInvalid, {"out has 2", "M = 1"}},
+       {[](Args& a, TensorStore& s) {
+          a.index = s.Slots({1, 4});
+        },
+        kInvalid,
+        {"index is i64"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kI32, {2, 2, 8});
+        },
+        kInvalid,
+        {"out is i32"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF32, {2, 2, 7});
+        },
+        kInvalid,
+        {"out is f32[2, 2, 7]", "f32[5, 2, 8]"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF32, {2, 16});
+        },
+        kInvalid,
+        {"rank 1, 2 or 3"}},
+       {[](Args& a, TensorStore&) { a.in = *a.out.Slice(0, 0, 2); }, kRange, {"n = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.in = a.out;
+          a.index = s.Ints({1, 0});
+        },
+        kInvalid,
+        {"out shares memory with in"}}});
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) { a.index = s.Ints({3, 3}); });
+}
+
 TEST(ChecksTest, RotateKeysRefuses) {
   using Args = RotateKeysArgs;
   ExpectRefused<Args>(

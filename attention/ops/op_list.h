@@ -29,6 +29,7 @@
   X(GatherCache)               \
   X(SelectHkvd)                \
   X(FuseKv)                    \
+  X(GatherRows)                \
   X(RotateKeys)                \
   X(CacheIndexKeys)            \
   X(CompressTokens)

@@ -99,6 +99,10 @@ void VisitViews(FuseKvArgs& a, Visit visit) {
   VisitEach(visit, a.imp, a.k_new, a.v_new, a.k_old, a.v_old);
 }
 template <typename Visit>
+void VisitViews(GatherRowsArgs& a, Visit visit) {
+  VisitEach(visit, a.in, a.index, a.out);
+}
+template <typename Visit>
 void VisitViews(RotateKeysArgs& a, Visit visit) {
   VisitEach(visit, a.in, a.positions, a.from_positions, a.out);
 }

@@ -261,6 +261,12 @@ inline FuseKvArgs Valid(TensorStore& s) {
           .v_old = s.Output(DType::kF32, {5, 2, 8})};
 }
 template <>
+inline GatherRowsArgs Valid(TensorStore& s) {
+  return {.in = s.Input(DType::kF32, {5, 2, 8}),
+          .index = s.Ints({1, 4}),
+          .out = s.Output(DType::kF32, {2, 2, 8})};
+}
+template <>
 inline RotateKeysArgs Valid(TensorStore& s) {
   RotateKeysArgs args;
   args.in = s.Input(DType::kF32, {2, 2, 8});

@@ -11,7 +11,7 @@
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
 //   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks;
 //              SparseTensors: DeepSeek V3.2 and V4
-//   blending   RunBlend: prompts of chunks that were prefilled apart
+//   blending   RunBlend: steps with prompts of chunks that were prefilled apart
 //   verifier   KvCacheVerifier: replays an engine's steps with real numbers and names the first
 //              wrong one
 //
@@ -52,8 +52,10 @@
 #include "kvblocks/attention/backends/cpu_backends.h"
 #include "kvblocks/attention/backends/sparse_mla_layer.h"
 #include "kvblocks/attention/backends/unified_attention.h"
+#include "kvblocks/attention/blend/blend_quality.h"
 #include "kvblocks/attention/blend/blend_run.h"
 #include "kvblocks/attention/blend/blend_session.h"
+#include "kvblocks/attention/blend/blend_work.h"
 #include "kvblocks/attention/blend/small_transformer.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"

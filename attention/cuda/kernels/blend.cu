@@ -50,6 +50,40 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
+// --- Gathering ---
+
+// A warp per row.
+template <typename Unit>
+__global__ void __launch_bounds__(kWarps * 32)
+    GatherRowsKernel(const __grid_constant__ GatherRowsParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (row >= params.num_rows) return;
+  const int64_t source = params.index[row * params.index_stride];
+  if (source < 0 || source >= params.num_sources) {
+    if (lane == 0) Flag(flags, kBadIndex);
+    return;
+  }
+  const auto* from = reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(params.from) +
+                                                   source * params.from_stride);
+  auto* to =
+      reinterpret_cast<Unit*>(static_cast<unsigned char*>(params.to) + row * params.to_stride);
+  const int64_t units = params.row_bytes / static_cast<int64_t>(sizeof(Unit));
+#pragma unroll 4
+  for (int64_t i = lane; i < units; i += 32) to[i] = from[i];
+}
+
+// Whether everything that a row of the parameters begins and ends with is a multiple of `bytes`.
+bool IsAlignedTo(uintptr_t bytes, const GatherRowsParams& params) {
+  const auto odd =
+      reinterpret_cast<uintptr_t>(params.from) | reinterpret_cast<uintptr_t>(params.to) |
+      static_cast<uintptr_t>(params.row_bytes) | static_cast<uintptr_t>(params.from_stride) |
+      static_cast<uintptr_t>(params.to_stride);
+  return odd % bytes == 0;
+}
+
 // --- Rotation ---
 
 KVB_DEVICE int64_t PositionOf(const void* positions, int64_t stride, bool wide, int64_t token) {
@@ -122,6 +156,19 @@ Error LaunchFuse(const LaunchContext& context, const FuseParams& params) {
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
   return Launch(config, FuseKernel, params, context.error_flags);
+}
+
+Error LaunchGatherRows(const LaunchContext& context, const GatherRowsParams& params) {
+  if (params.num_rows == 0 || params.row_bytes == 0) return 0;
+  LaunchConfig config;
+  config.grid = dim3(Blocks(params.num_rows, kWarps));
+  config.block = dim3(kWarps * 32);
+  config.stream = context.stream;
+  config.overlap_previous = context.can_overlap();
+  auto* const kernel = IsAlignedTo(16, params)  ? GatherRowsKernel<uint4>
+                       : IsAlignedTo(4, params) ? GatherRowsKernel<uint32_t>
+                                                : GatherRowsKernel<unsigned char>;
+  return Launch(config, kernel, params, context.error_flags);
 }
 
 Error LaunchRotate(const LaunchContext& context, const RotateParams& params) {

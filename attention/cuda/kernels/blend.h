@@ -1,5 +1,5 @@
-// Kernels of CacheBlend: choosing the tokens to recompute, putting their rows in place, turning keys to
-// other positions.
+// Kernels of CacheBlend: choosing the tokens to recompute, taking their rows along, putting these in
+// place, turning keys to other positions.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_BLEND_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_BLEND_H_
@@ -38,6 +38,19 @@ struct FuseParams {
 };
 // Indices outside of [0, num_tokens) are skipped and flagged.
 Error LaunchFuse(const LaunchContext& context, const FuseParams& params);
+
+struct GatherRowsParams {
+  const int32_t* index = nullptr;
+  int64_t index_stride = 1;
+  int64_t num_rows = 0, num_sources = 0;
+  int64_t row_bytes = 0;
+  const void* from = nullptr;  // bytes, as all strides here
+  void* to = nullptr;
+  int64_t from_stride = 0, to_stride = 0;
+};
+// Dense rows of any type, by 16 bytes at a time where all is aligned to them, else by 4 or 1. Indices
+// outside of [0, num_sources) are skipped and flagged.
+Error LaunchGatherRows(const LaunchContext& context, const GatherRowsParams& params);
 
 struct RotateParams {
   ConstRows from;
