@@ -283,7 +283,9 @@ class Engine {
         append(1, kKvHeads, dense.k), append(2, kKvHeads, dense.v);
         if (p >= first) append(0, kHeads, dense.q);
       }
-      const attention::DenseResult expected = attention::DenseAttention(dense, {});
+      attention::DenseParams params;
+      params.scale = 1 / std::sqrt(static_cast<double>(kDim));
+      const attention::DenseResult expected = attention::DenseAttention(dense, params);
       const int64_t at = batch.host_query_start_loc[b] * kHeads * kDim;
       for (size_t i = 0; i < expected.out.size(); ++i) {
         ASSERT_NEAR(got[at + i], expected.out[i], 3e-5) << "request " << r.kv->id();
@@ -363,7 +365,7 @@ TEST(ContextParallelEngineTest, AnyNumberOfRanksAttendsAsOne) {
   EXPECT_GT(on_device, 200);
 }
 
-// KS-96, BM-70: the blocks that the manager takes for good hold the learned rows.
+// BM-70: the blocks that the manager takes for good hold the learned rows.
 TEST(ContextParallelEngineTest, SinkBlocksOfTheManagerAreSeenByAll) {
   Engine engine(7, 1, 1, 1, /*sink_length=*/2);
   engine.Run(60);
