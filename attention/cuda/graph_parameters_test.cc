@@ -31,7 +31,9 @@ class Replay {
     other.graph_ = nullptr;
   }
   ~Replay() {
-    if (graph_ != nullptr) EXPECT_EQ(DestroyGraph(graph_), 0);
+    if (graph_ != nullptr) {
+      EXPECT_EQ(DestroyGraph(graph_), 0);
+    }
   }
 
   void Capture(std::function<absl::Status()> call) {
