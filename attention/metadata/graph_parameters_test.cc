@@ -74,7 +74,8 @@ TEST(GraphParametersTest, AStepIsRewrittenInPlaceAndPadded) {
   GraphParameters graphs = Made({.sizes = {1, 2, 4, 8}});
   ASSERT_EQ(graphs.sets().size(), 4u);
   const std::vector<GraphParameterSet> before = graphs.sets();
-  const DecodeStep three({5, 11, 0}), two({1, 2});
+  const DecodeStep five({3, 3, 3, 3, 3}), three({5, 11, 0}), two({1, 2});
+  ASSERT_TRUE(graphs.Update(five.Input()).ok());  // leaves something to pad over
   for (const DecodeStep* step : {&three, &two, &three}) {
     const auto set = graphs.Update(step->Input());
     ASSERT_TRUE(set.ok()) << set.status();
