@@ -70,10 +70,10 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
     int64_t p = seq_lens[b] - (starts[b + 1] - starts[b]);
     for (; p < seq_lens[b]; ++p) {
       int64_t k = 0;
-      const auto list = [&](int64_t j, int64_t end) {
+      const auto list = [&, &blocks = table](int64_t j, int64_t end) {
         while (j < end) {
           const int64_t run_end = std::min(end, (j / args.block_size + 1) * args.block_size);
-          int64_t slot = table.Slot(b, j);
+          int64_t slot = blocks.Slot(b, j);
           for (; j < run_end; ++j) row[k++] = static_cast<int32_t>(slot++);
         }
       };
