@@ -34,12 +34,13 @@ struct SparseTensors;  // sparse_mla_layer.h
 // likewise v and out; rows past the batch's tokens are padding. k and v may be absent where nothing
 // is stored: cache sharing, and cross attention after its first step.
 struct LayerTensors {
-  ConstTensorView q, k, v;
-  KvCacheView cache;
-  TensorView out;
+  ConstTensorView q = {}, k = {}, v = {};
+  KvCacheView cache = {};
+  TensorView out = {};
   float out_scale = 0;          // > 0: out is e4m3 or e5m2
   LayerHooks* hooks = nullptr;  // of the step's KV connector; null: it has nothing to do
   const SparseTensors* sparse = nullptr;  // of sparse layers, which need it
+  TensorView lse = {};  // f32 [T, H] or absent: with out a state that MergeStates takes; no sinks
 };
 
 // A layer bound to a backend.

@@ -80,6 +80,8 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
                                    {"cache.v", tensors.cache.v},
                                    {"block_table", metadata.block_table},
                                    {"seq_lens", metadata.seq_lens},
+                                   {"local_context_lens", metadata.local_context_lens},
+                                   {"lse", tensors.lse},
                                    {"slot_mapping", metadata.slot_mapping}}) {
     if (!view.absent()) check.View(name, view, DTypeSet::All());
   }
@@ -100,6 +102,36 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
   if (check.ok()) return absl::OkStatus();
   return absl::Status(check.status().code(), absl::StrCat("layer ", layer.name, ": ",
                                                           std::string(check.status().message())));
+}
+
+// That states of a rank's rows, merged, are the layer's attention.
+absl::Status CheckContextParallel(const LayerConfig& layer, const LayerTensors& tensors,
+                                  const CommonAttentionMetadata& metadata) {
+  const int32_t ranks = metadata.context_parallel.num_ranks;
+  const char* what = nullptr;
+  if (layer.type != AttentionType::kDecoder) what = "attention of other types than decoder";
+  if (layer.window > 0) what = "a window";
+  if (layer.chunk > 0 || metadata.chunk > 0) what = "chunks";
+  if (!layer.alibi_slopes.absent()) what = "ALiBi";
+  if (layer.block_sparse.enabled()) what = "a block-sparse rule";
+  if (!metadata.attn_mask.null() || !metadata.custom_mask.null()) what = "a mask";
+  if (what != nullptr) {
+    return RefusedBy(layer, "the metadata is that of a rank of ", ranks, "; ", what,
+                     " cannot be spread over ranks; use one rank");
+  }
+  if (!layer.sinks.absent() || tensors.out_scale > 0) {
+    return RefusedBy(layer, "a rank of ", ranks, " has but a state, and there is ",
+                     layer.sinks.absent() ? "out_scale" : "a sink",
+                     "; give it to MergeStates, behind the merge");
+  }
+  if (tensors.lse.absent()) {
+    return RefusedBy(layer, "lse is absent; states of ", ranks, " ranks cannot be merged without");
+  }
+  if (metadata.host_local_context_lens.size() != metadata.host_seq_lens.size()) {
+    return RefusedBy(layer, "host_local_context_lens has ", metadata.host_local_context_lens.size(),
+                     " elements; as many as host_seq_lens, ", metadata.host_seq_lens.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status QuantizedMlaOutput(const LayerConfig& layer) {
@@ -123,7 +155,7 @@ struct AttentionLayer::Call {
   ConstTensorView q, k, v;  // k and v absent: nothing new to store
   ConstTensorView slots;
   KvCacheView cache;
-  TensorView out;      // of the tokens
+  TensorView out, lse;  // of the tokens; lse may be absent
   TensorView padding;  // rows of out behind them
   bool has_cache = false;
   float out_scale = 0;
@@ -180,6 +212,11 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
     status = TakeRows(config_, "out", tensors.out, config_.num_heads, out_dim, tokens, &call.out);
   }
   if (!status.ok()) return status;
+  if (!tensors.lse.absent()) {
+    const auto lse = FirstRows(config_, "lse", tensors.lse, tokens);
+    if (!lse.ok()) return lse.status();
+    call.lse = *lse;
+  }
   const auto whole_out = AsHeads(config_, "out", tensors.out, config_.num_heads, out_dim);
   call.padding = Rows(*whole_out, tokens, whole_out->extent[0]);
   if (tensors.k.absent() != tensors.v.absent()) {
@@ -242,6 +279,7 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const 
   if (!params.ok()) return params.status();
   args.params = *std::move(params);
   args.out = call.out;
+  args.lse = call.lse;
   const int64_t rank = config_.latent_rank, row = rank + config_.rotary_dim;
   if (config_.value_head_size != row || config_.rotary_dim == 0) {
     return backend_->ops().MlaDecode(context, args);
@@ -255,6 +293,7 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const 
   tail->q_lat = *call.q.Slice(2, rank, row);
   tail->q_pe = *call.q.Slice(2, 0, rank);
   tail->out = *call.out.Slice(2, rank, row);
+  tail->lse = {};  // as the head's
   OpsOfCall ops(backend_->ops(), context);
   const auto checked_head = ops.Check(head), checked_tail = ops.Check(tail);
   ops.Run(checked_head);
@@ -276,6 +315,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   if (!params.ok()) return params.status();
   args.params = *std::move(params);
   args.out = call.out;
+  args.lse = call.lse;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
   if (config_.type == AttentionType::kEncoderDecoder) {
@@ -314,6 +354,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     const int64_t end = first_row + part.num_actual_tokens;
     args.q = Rows(call.q, first_row, end);
     args.out = Rows(call.out, first_row, end);
+    if (!call.lse.absent()) args.lse = Rows(call.lse, first_row, end);
     args.cache = call.cache;
     args.query_start_loc = part.query_start_loc;
     args.seq_lens = part.seq_lens;
@@ -342,6 +383,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode.emplace();
     decode->q = Rows(call.q, 0, singles);
     decode->out = Rows(call.out, 0, singles);
+    if (!call.lse.absent()) decode->lse = Rows(call.lse, 0, singles);
     decode->cache = call.cache;
     auto table = FirstRows(config_, "block_table", metadata.block_table, singles);
     if (!table.ok()) return table.status();
@@ -396,6 +438,7 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   attend.params = *std::move(params);
   if (quantised) attend.params.scales.k = call.scales.k;
   attend.out = call.out;
+  attend.lse = call.lse;
 
   OpsOfCall ops(backend_->ops(), context);
   const auto checked_attend = ops.Check(latent);
@@ -407,7 +450,13 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
 
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
                                      const CommonAttentionMetadata* metadata) const {
-  if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
+  if (metadata == nullptr) {
+    if (!tensors.lse.absent()) {
+      absl::Status zeroed = backend_->FillZeros(context, tensors.lse);
+      if (!zeroed.ok()) return zeroed;
+    }
+    return backend_->FillZeros(context, tensors.out);
+  }
   LayerHooks* const hooks = tensors.hooks;
   if (hooks != nullptr) {
     if (absl::Status status = hooks->WaitForLayer(config_.name, context); !status.ok()) {
@@ -435,6 +484,19 @@ absl::Status AttentionLayer::Attend(const ExecContext& context, const LayerTenso
                     !tensors.cache.k.empty() && !metadata.block_table.absent() &&
                     !metadata.block_table.empty();
   absl::Status status;
+  CommonAttentionMetadata rank_context;
+  if (metadata.context_parallel.enabled()) {
+    status = CheckContextParallel(config_, tensors, metadata);
+    if (!status.ok()) return status;
+    if (call->has_cache) {
+      rank_context = metadata;
+      rank_context.seq_lens = metadata.local_context_lens;
+      rank_context.host_seq_lens = metadata.host_local_context_lens;
+      rank_context.max_seq_len = metadata.max_local_context_len;
+      rank_context.causal = false;
+      call->metadata = &rank_context;
+    }
+  }
   if (!call->has_cache) {
     status = SelfAttention(context, *call);
   } else {

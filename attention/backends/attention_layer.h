@@ -10,6 +10,10 @@
 // refused. A custom mask says all that a query sees: it replaces causality and the layer's window,
 // so for a group with a window it must hide what has left the cache. Templates narrow them.
 //
+// Metadata of a rank of context parallelism: with a cache the layer attends to the context that the
+// rank had before the step, without one to the step's own keys. out and lse of both are states that
+// MergeStates merges with those of the other ranks (metadata/context_parallel.h).
+//
 // Without cache or block table it is self-attention over the new keys alone, and nothing is stored;
 // without metadata (profiling) out is zeros. Output rows of padding are zeros.
 //

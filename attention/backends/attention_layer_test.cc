@@ -11,6 +11,7 @@
 #include "kvblocks/attention/masks/mask_builder.h"
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention/testing/batch_suite.h"
 #include "kvblocks/attention/testing/layer_fixture.h"
 #include "kvblocks/attention/testing/layer_suite.h"
 
@@ -476,5 +477,20 @@ TEST(AttentionLayerTest, MlaLayerWithoutACacheAttendsToTheNewRows) {
     ExpectMlaWithoutCache(*backend, {});
   }
 }
+// --- Batches that are not plain ---
+
+TEST(AttentionLayerTest, BatchesOverRanksWithSinksAndOfEncodersAreDense) {
+  for (const AttentionBackend* backend : {&CpuBackend(), &CpuReferenceBackend()}) {
+    SCOPED_TRACE(backend->name());
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      ExpectRanksMergeToTheWhole(*backend, {}, seed);
+      ExpectShardsAreThePrompt(*backend, {}, seed);
+      ExpectSinkRowsAreSeen(*backend, {}, seed);
+      ExpectEncodersAreSeenWithoutCache(*backend, {}, seed);
+    }
+    ExpectOtherRanksAndSinksAreRefused(*backend, {});
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks::attention

@@ -63,6 +63,21 @@ absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
     }
     params.chunk = 0;
   }
+  if (metadata.sink_rows > 0) {
+    if (!has_cache) {
+      return RefusedBy(layer, "the batch has ", metadata.sink_rows,
+                       " sink rows, which are in the cache; give cache and block table");
+    }
+    if (layer.chunk > 0 || params.block_sparse.enabled()) {
+      return RefusedBy(layer, "tables begin with ", metadata.sink_rows,
+                       " sink rows, which chunks and block-sparse rules do not know");
+    }
+    if (params.window_left >= 0 && metadata.custom_mask.null()) {
+      return RefusedBy(layer, "tables begin with ", metadata.sink_rows,
+                       " sink rows, which a window of ", layer.window,
+                       " hides; let AttachMasks give the metadata a mask that shows them");
+    }
+  }
   if (absl::Status status = AddMask(layer, metadata, has_cache, &params); !status.ok()) {
     return status;
   }

@@ -21,7 +21,7 @@ void VisitWork(const LayerConfig& layer, const SparseWorkBounds& bounds, Work& w
   const SparseConfig& sparse = layer.sparse;
   const int64_t tokens = bounds.max_tokens;
   if (sparse.compress_ratio > 0) {
-    place(work.window_slots, DType::kI32, {tokens, layer.window});
+    place(work.window_slots, DType::kI32, {tokens, bounds.sink_rows + layer.window});
     place(work.window_lens, DType::kI32, {tokens});
   }
   if (sparse.compresses() && sparse.topk == 0) {
@@ -104,6 +104,7 @@ absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext
   if (sparse.compress_ratio == 0) return absl::OkStatus();
   WindowIndicesArgs windows;
   windows.window = layer.window;
+  windows.sink_rows = window.sink_rows;
   windows.query_start_loc = window.query_start_loc;
   windows.seq_lens = window.seq_lens;
   windows.block_table = window.block_table;
@@ -198,6 +199,14 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   if (!metadata.causal || metadata.chunk != 0 || !metadata.attn_mask.null() ||
       !metadata.swa_mask.null() || !metadata.custom_mask.null()) {
     return RefusedBy(config_, "masks, chunks or batches without causality; sparse MLA has none");
+  }
+  if (metadata.context_parallel.enabled() || !tensors.lse.absent()) {
+    return RefusedBy(config_, "a rank of ", metadata.context_parallel.num_ranks,
+                     " or lse; sparse MLA has one rank and returns no states");
+  }
+  if (metadata.sink_rows > 0 && sparse.compress_ratio == 0) {
+    return RefusedBy(config_, "the batch has ", metadata.sink_rows,
+                     " sink rows; only layers with a window list them");
   }
   if (tensors.cache.absent() || metadata.block_table.absent()) {
     return RefusedBy(config_, "no cache or block table; sparse MLA reads its rows there");

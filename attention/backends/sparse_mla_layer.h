@@ -42,6 +42,7 @@ struct SparseWork {
 struct SparseWorkBounds {
   int64_t max_tokens = 0, max_seq_len = 0;
   DType row_dtype = DType::kF32;
+  int64_t sink_rows = 0;  // of the window's group: lists begin with them
 };
 int64_t SparseWorkBytes(const LayerConfig& layer, const SparseWorkBounds& bounds);
 // `memory`: u8, aligned to 16 bytes, at least SparseWorkBytes. ResourceExhausted if it is less.

@@ -139,5 +139,74 @@ TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
   EXPECT_EQ(out.Get(), std::vector<double>(48, 0));
 }
 
+// A layer with a window alone over tables that begin with sink rows. Queries of zeros weigh all rows
+// alike, so the output is the mean of those that a token sees.
+TEST(SparseMlaLayerTest, AWindowSeesTheSinkRowsBeforeIt) {
+  constexpr int64_t kWindow = 3, kSinks = 4;
+  LayerConfig config{.name = "l", .num_heads = 1, .latent_rank = 8};
+  config.window = kWindow;
+  config.sparse = {.compress_ratio = 1};
+  const auto layer = CpuBackend().MakeImpl(config);
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  auto builder = AttentionMetadataBuilder::Create({.groups = {{.manager_block_size = 4,
+                                                               .kernel_block_size = 4,
+                                                               .num_blocks = 6,
+                                                               .window = kWindow,
+                                                               .sink_blocks = {1}}},
+                                                   .max_num_reqs = 1,
+                                                   .max_num_tokens = 8,
+                                                   .max_seq_len = 12});
+  ASSERT_TRUE(builder.ok()) << builder.status();
+  Tensor cache(DType::kF32, {6, 4, 8}), sinks(DType::kF32, {kSinks, 8});
+  FillWithPoison(cache);
+  const KvCacheView view = *MakeMlaLatentView(cache.view, 8);
+  std::vector<double> learned;
+  for (int64_t i = 0; i < kSinks * 8; ++i) learned.push_back(1000 + i / 8);
+  sinks.Set(learned);
+  std::vector<int64_t> slots(kSinks);
+  FillSinkSlots(builder->config(0), slots.data());
+  ConcatAndCacheMlaArgs store;
+  store.kv_c = sinks.view, store.k_pe = *sinks.view.Slice(1, 8, 8);
+  store.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
+  store.cache = view;
+  ASSERT_EQ(CpuBackend().ops().ConcatAndCacheMla({}, store), absl::OkStatus());
+
+  const SparseWorkBounds bounds{.max_tokens = 8, .max_seq_len = 12, .sink_rows = kSinks};
+  std::vector<std::byte> memory(SparseWorkBytes(config, bounds));
+  SparseTensors sparse;
+  sparse.work = *MakeSparseWork(
+      config, bounds,
+      TensorView::Contiguous(memory.data(), DType::kU8, {static_cast<int64_t>(memory.size())}));
+  const std::vector<int32_t> blocks = {2, 3, 5};
+  const absl::Span<const int32_t> table = blocks;
+  for (const RequestInput& request : {RequestInput{0, 5}, {5, 1}, {6, 4}}) {
+    ASSERT_EQ(builder->Build({.requests = {&request, 1}, .block_ids = {&table, 1}}),
+              absl::OkStatus());
+    const CommonAttentionMetadata& metadata = builder->metadata();
+    ASSERT_EQ(BuildSparseLists(CpuBackend(), {}, config, metadata, nullptr, sparse.work),
+              absl::OkStatus());
+    const int64_t tokens = request.num_scheduled_tokens, first = request.num_computed_tokens;
+    Tensor q(DType::kF32, {tokens, 1, 8}), k(DType::kF32, {tokens, 8}), out(DType::kF32, {tokens, 1, 8});
+    q.Set(std::vector<double>(tokens * 8, 0));
+    std::vector<double> rows;
+    for (int64_t i = 0; i < tokens * 8; ++i) rows.push_back(first + i / 8);
+    k.Set(rows);
+    LayerTensors tensors;
+    tensors.q = q.view, tensors.k = k.view, tensors.out = out.view;
+    tensors.cache = view, tensors.sparse = &sparse;
+    ASSERT_EQ((*layer)->Forward({}, tensors, &metadata), absl::OkStatus());
+    const std::vector<double> got = out.Get();
+    for (int64_t t = 0; t < tokens; ++t) {
+      double sum = 1000 + 1001 + 1002 + 1003, count = kSinks;
+      for (int64_t p = first + t; p >= 0 && p > first + t - kWindow; --p) sum += p, ++count;
+      EXPECT_NEAR(got[t * 8], sum / count, 1e-3) << "token " << first + t;
+    }
+    Tensor lse(DType::kF32, {tokens, 1});
+    tensors.lse = lse.view;
+    EXPECT_THAT(std::string((*layer)->Forward({}, tensors, &metadata).message()),
+                HasSubstr("sparse MLA has one rank and returns no states"));
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks::attention

@@ -10,6 +10,7 @@
 #include "kvblocks/attention/backends/backend_selection.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
 #include "kvblocks/attention/cuda/cuda_backend.h"
+#include "kvblocks/attention/testing/batch_suite.h"
 #include "kvblocks/attention/testing/layer_suite.h"
 
 namespace kvblocks::attention {
@@ -91,6 +92,13 @@ TEST(CudaLayerTest, DoWhatLayersOfEveryBackendDo) {
   ExpectOtherMasksAreRefused(CudaBackend(), context);
   ExpectMlaWithoutCache(CudaBackend(), context);
   ExpectPiecesAreChunks(CudaBackend(), context);
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    ExpectRanksMergeToTheWhole(CudaBackend(), context, seed);
+    ExpectShardsAreThePrompt(CudaBackend(), context, seed);
+    ExpectSinkRowsAreSeen(CudaBackend(), context, seed);
+    ExpectEncodersAreSeenWithoutCache(CudaBackend(), context, seed);
+  }
+  ExpectOtherRanksAndSinksAreRefused(CudaBackend(), context);
 }
 
 TEST(CudaLayerTest, ListsAreThoseOfTheHost) {

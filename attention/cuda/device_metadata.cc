@@ -54,13 +54,12 @@ absl::Status DeviceMetadata::Upload(const ExecContext& context) {
   return absl::OkStatus();
 }
 
-CommonAttentionMetadata DeviceMetadata::metadata(int group) const {
-  CommonAttentionMetadata metadata = builder_->metadata(group);
+CommonAttentionMetadata DeviceMetadata::OnDevice(CommonAttentionMetadata metadata) const {
   const absl::Span<const std::byte> storage = builder_->storage();
   for (ConstTensorView* view :
        {&metadata.query_start_loc, &metadata.seq_lens, &metadata.block_table,
         &metadata.slot_mapping, &metadata.positions, &metadata.token_to_req,
-        &metadata.prefill_query_start_loc}) {
+        &metadata.prefill_query_start_loc, &metadata.local_context_lens}) {
     if (view->absent() || view->data < storage.data() ||
         view->data >= storage.data() + storage.size()) {
       continue;

@@ -34,7 +34,12 @@ class DeviceMetadata {
 
   // The builder's metadata of a group with views of device memory; host arrays stay the host's. Good
   // on the stream behind Upload.
-  CommonAttentionMetadata metadata(int group = 0) const;
+  CommonAttentionMetadata metadata(int group = 0) const {
+    return OnDevice(builder_->metadata(group));
+  }
+  // Any metadata of the builder's arrays with views of device memory: that of a GraphParameterSet,
+  // which a graph is captured with.
+  CommonAttentionMetadata OnDevice(CommonAttentionMetadata metadata) const;
 
  private:
   explicit DeviceMetadata(const AttentionMetadataBuilder* builder) : builder_(builder) {}

@@ -62,11 +62,52 @@ SlotParams SlotParamsOf(const Args& args) {
 
 }  // namespace
 
+absl::Status CudaGatherInputTokens(const ExecContext& context, const InputTokensArgs& args) {
+  if (absl::Status status = CheckTensors(context, args, 0, 0); !status.ok()) return status;
+  InputTokenParams params;
+  const int64_t num_ids = args.input_ids.extent[0];
+  const int64_t num_positions = args.positions.absent() ? 0 : args.positions.extent[0];
+  params.batch = BatchOf(args.query_start_loc,
+                         args.positions.absent() ? num_ids : std::min(num_ids, num_positions));
+  params.request_rows = args.request_rows.as<int32_t>();
+  params.num_computed = args.num_computed.as<int32_t>();
+  params.token_ids = args.token_ids.as<int32_t>();
+  params.num_rows = args.token_ids.extent[0];
+  params.max_len = args.token_ids.extent[1];
+  params.logits_start_loc = args.logits_start_loc.as<int32_t>();
+  params.last_rows = args.last_rows.as<int32_t>();
+  if (!args.sampled.absent()) {
+    params.sampled = args.sampled.as<int32_t>();
+    params.num_last_rows = args.sampled.extent[0];
+    params.sampled_width = args.sampled.extent[1];
+  }
+  if (!args.drafts.absent()) {
+    params.drafts = args.drafts.as<int32_t>();
+    params.num_last_rows = std::min(params.num_last_rows, args.drafts.extent[0]);
+    params.num_drafts = args.drafts.extent[1];
+  }
+  params.input_ids = args.input_ids.data;
+  params.wide_ids = args.input_ids.dtype == DType::kI64;
+  params.num_ids = num_ids;
+  params.positions = args.positions.data;
+  params.wide_positions = args.positions.dtype == DType::kI64;
+  params.num_positions = num_positions;
+  if (!args.logits_indices.absent()) {
+    params.logits_indices = args.logits_indices.as<int32_t>();
+    params.num_logits = args.logits_indices.extent[0];
+  }
+  return Run("GatherInputTokens", context, LaunchInputTokens, params);
+}
+
 absl::Status CudaComputeSlotMapping(const ExecContext& context, const SlotMappingArgs& args) {
   if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
   SlotParams params = SlotParamsOf(args);
   params.null_first = args.null_blocks.first;
   params.null_count = args.null_blocks.count;
+  params.sink_rows = args.sink_rows;
+  params.num_ranks = args.context_parallel.num_ranks;
+  params.rank = args.context_parallel.rank;
+  params.interleave = args.context_parallel.interleave;
   return Run("ComputeSlotMapping", context, LaunchSlots, params);
 }
 
@@ -83,6 +124,7 @@ absl::Status CudaBuildSwaIndices(const ExecContext& context, const WindowIndices
   params.batch = PagedBatchOf(args, args.indices.extent[0], kMaxInt32);
   params.seq_lens = args.seq_lens.as<int32_t>();
   params.window = args.window;
+  params.sink_rows = args.sink_rows;
   SetOutputs(args.indices, args.lens, &params);
   return Run("BuildSwaIndices", context, LaunchWindowLists, params);
 }

@@ -1,5 +1,6 @@
 // Slots and lists of slots on a GPU: what attention/metadata computes on the host, from tensors in
-// device memory, so that a captured step needs no host.
+// device memory, so that a captured step needs no host; and the tokens of a step, some of which only
+// the device knows.
 //
 // Arguments mean what they mean there. One launch each; nothing is read back, so that T is not
 // known: every tensor may have more rows, and all rows of outputs behind the last token are
@@ -12,12 +13,14 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/attention/metadata/compressed_indices.h"
+#include "kvblocks/attention/metadata/input_tokens.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/attention/metadata/window_indices.h"
 #include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 
+absl::Status CudaGatherInputTokens(const ExecContext& context, const InputTokensArgs& args);
 absl::Status CudaComputeSlotMapping(const ExecContext& context, const SlotMappingArgs& args);
 absl::Status CudaBuildSwaIndices(const ExecContext& context, const WindowIndicesArgs& args);
 absl::Status CudaBuildCompressedSlots(const ExecContext& context, const CompressedSlotsArgs& args);

@@ -382,6 +382,12 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
     };
     compare_slots(ComputeSlotMapping, CudaComputeSlotMapping,
                   SlotMappingArgs{.null_blocks = {7, 3}});
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      const auto interleave = static_cast<int32_t>(batch.block_size % 2 == 0 ? 2 : 1);
+      compare_slots(ComputeSlotMapping, CudaComputeSlotMapping,
+                    SlotMappingArgs{.null_blocks = {7, 3},
+                                    .context_parallel = {3, rank, interleave}});
+    }
     compare_slots(BuildCompressedSlots, CudaBuildCompressedSlots,
                   CompressedSlotsArgs{.ratio = ratio});
 
@@ -405,6 +411,20 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
     };
     compare_lists(BuildSwaIndices, CudaBuildSwaIndices, WindowIndicesArgs{.window = window},
                   window);
+    // Sink rows come before all queries, and slots are those of the rows behind them.
+    int64_t sink_rows = draw(0, 9);
+    for (int64_t b = 0; b < num_requests; ++b) {
+      const int64_t query_len = batch.starts[b + 1] - batch.starts[b];
+      if (query_len > 0) sink_rows = std::min<int64_t>(sink_rows, batch.lens[b] - query_len);
+    }
+    compare_lists(BuildSwaIndices, CudaBuildSwaIndices,
+                  WindowIndicesArgs{.window = window, .sink_rows = sink_rows}, sink_rows + window);
+    std::vector<int32_t> own_positions = batch.positions;
+    for (int32_t& position : own_positions) position -= static_cast<int32_t>(sink_rows);
+    std::swap(positions.values, own_positions);
+    compare_slots(ComputeSlotMapping, CudaComputeSlotMapping,
+                  SlotMappingArgs{.null_blocks = {7, 3}, .sink_rows = sink_rows});
+    std::swap(positions.values, own_positions);
     const std::vector<int32_t> dense =
         compare_lists(BuildDenseCompressedIndices, CudaBuildDenseCompressedIndices,
                       DenseCompressedIndicesArgs{.ratio = ratio}, capacity);
@@ -430,6 +450,114 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
     EXPECT_EQ(list.Fetch(), slots.values);
     EXPECT_EQ(actual_counts.Fetch(), counts.values);
   }
+}
+
+// --- Input tokens ---
+
+// A batch of requests, some of which the last step sampled, with drafts or without.
+TEST(CudaIndexOpsTest, RandomStepsGetTheInputTokensOfTheHost) {
+  std::mt19937_64 random(7);
+  const auto draw = [&](int64_t low, int64_t high) {
+    return static_cast<int32_t>(std::uniform_int_distribution<int64_t>(low, high)(random));
+  };
+  for (int round = 0; round < 60; ++round) {
+    SCOPED_TRACE(round);
+    const int64_t max_len = 30, table_rows = draw(1, 6), num_drafts = draw(0, 4);
+    const int32_t num_requests = round % 10 == 0 ? 0 : draw(1, round % 7 == 0 ? 600 : 6);
+    const int64_t last_rows = draw(1, 5);
+    const auto ids_of = [&](int64_t rows, int64_t width) {
+      std::vector<int32_t> ids(static_cast<size_t>(rows * width));
+      for (int32_t& id : ids) id = draw(1000, 1 << 20);
+      return Values<int32_t>(std::move(ids), rows);
+    };
+    Ints token_ids = ids_of(table_rows, max_len), sampled = ids_of(last_rows, draw(1, 3));
+    Ints drafts = ids_of(last_rows, num_drafts);
+    std::vector<int32_t> starts = {0}, logits_starts = {0}, rows, computed, last;
+    const bool with_logits = draw(0, 2) > 0;
+    for (int32_t b = 0; b < num_requests; ++b) {
+      const int32_t count = draw(with_logits ? 0 : 1, 7);
+      const int32_t logits = with_logits ? draw(0, std::min<int64_t>(count, num_drafts + 1)) : 1;
+      starts.push_back(starts.back() + count);
+      logits_starts.push_back(logits_starts.back() + logits);
+      rows.push_back(draw(0, table_rows - 1));
+      computed.push_back(draw(0, max_len - count));
+      last.push_back(draw(-1, last_rows - 1));
+    }
+    // Rows of a padded batch have no tokens.
+    const int32_t num_padded = draw(0, 2);
+    for (int32_t b = 0; b < num_padded; ++b) {
+      starts.push_back(starts.back());
+      logits_starts.push_back(logits_starts.back());
+      for (auto* list : {&rows, &computed, &last}) list->push_back(0);
+    }
+    const int32_t num_logits = logits_starts.back(), num_tokens = starts.back();
+    Ints starts_values(starts), logits_values(logits_starts), rows_values(rows);
+    Ints computed_values(computed), last_values(last);
+    const bool wide = draw(0, 1) == 1, with_last = draw(0, 3) > 0, with_drafts = draw(0, 1) == 1;
+    const int64_t num_ids = num_tokens + draw(0, 3);
+    Longs wide_ids = FreshSlots(num_ids), wide_expected = FreshSlots(num_ids);
+    Ints ids = Fresh(num_ids), expected_ids = Fresh(num_ids);
+    Ints positions = Fresh(num_tokens + draw(0, 3)), indices = Fresh(num_logits + draw(0, 3));
+    Ints expected_positions = Fresh(static_cast<int64_t>(positions.values.size()));
+    Ints expected_indices = Fresh(static_cast<int64_t>(indices.values.size()));
+    const auto args_of = [&](auto side, TensorView to, Ints& at, Ints& logits) {
+      InputTokensArgs args = {.query_start_loc = side(starts_values),
+                              .request_rows = side(rows_values),
+                              .num_computed = side(computed_values),
+                              .token_ids = side(token_ids),
+                              .input_ids = to,
+                              .positions = side(at),
+                              .logits_indices = side(logits)};
+      if (with_logits) args.logits_start_loc = side(logits_values);
+      if (with_last) args.last_rows = side(last_values), args.sampled = side(sampled);
+      if (with_last && with_drafts) args.drafts = side(drafts);
+      return args;
+    };
+    EXPECT_OK(GatherInputTokens(args_of([](auto& v) { return v.host(); },
+                                        wide ? wide_expected.host() : expected_ids.host(),
+                                        expected_positions, expected_indices)));
+    EXPECT_EQ(FlagsOf(CudaGatherInputTokens,
+                      args_of([](auto& v) { return v.device(); },
+                              wide ? wide_ids.device() : ids.device(), positions, indices)),
+              0u);
+    if (wide) {
+      EXPECT_EQ(wide_ids.Fetch(), wide_expected.values);
+    } else {
+      EXPECT_EQ(ids.Fetch(), expected_ids.values);
+    }
+    EXPECT_EQ(positions.Fetch(), expected_positions.values);
+    EXPECT_EQ(indices.Fetch(), expected_indices.values);
+  }
+}
+
+TEST(CudaIndexOpsTest, BadRowsPositionsAndDraftsGiveTokenZero) {
+  Ints starts({0, 1, 2, 3, 6}), rows({0, 5, 0, 0}), computed({0, 0, 4, 0}), last({-1, -1, -1, 0});
+  Ints token_ids({11, 12, 13, 14}, 1), logits({0, 1, 1, 1, 4}), sampled({50}, 1), drafts({60}, 1);
+  Ints ids = Fresh(6), indices = Fresh(5);
+  InputTokensArgs args = {.query_start_loc = starts.device(),
+                          .request_rows = rows.device(),
+                          .num_computed = computed.device(),
+                          .token_ids = token_ids.device(),
+                          .logits_start_loc = logits.device(),
+                          .last_rows = last.device(),
+                          .sampled = sampled.device(),
+                          .drafts = drafts.device(),
+                          .input_ids = ids.device(),
+                          .logits_indices = indices.device()};
+  EXPECT_EQ(FlagsOf(CudaGatherInputTokens, args), kBadIndex | kLengthClamped);
+  EXPECT_THAT(ids.Fetch(), ElementsAre(11, 0, 0, 50, 60, 0));
+  EXPECT_THAT(indices.Fetch(), ElementsAre(0, 3, 4, 5, 5));
+  // A row that the last step had not, more rows to sample behind than tokens, too few ids.
+  last.values[3] = 1;
+  args.last_rows = last.device();
+  logits.values = {0, 2, 2, 2, 4};
+  args.logits_start_loc = logits.device();
+  EXPECT_EQ(FlagsOf(CudaGatherInputTokens, args), kBadIndex | kLengthClamped);
+  EXPECT_THAT(ids.Fetch(), ElementsAre(11, 0, 0, 11, 0, 0));
+  EXPECT_THAT(indices.Fetch(), ElementsAre(0, 0, 4, 5, 5));
+  args.input_ids.extent[0] = 4;
+  args.logits_start_loc = {};
+  EXPECT_EQ(FlagsOf(CudaGatherInputTokens, args) & kLengthClamped, kLengthClamped);
 }
 
 }  // namespace

@@ -116,6 +116,16 @@ MaskRule WindowRule(int64_t window) {
   return {hides, bounds, ""};
 }
 
+MaskRule SinkWindowRule(int64_t num_sinks, int64_t window) {
+  const auto hides = [num_sinks, window](int64_t i, int64_t j, std::string_view) {
+    return j > i || (j >= num_sinks && HidesOutOfWindow(window, i, j));
+  };
+  const auto bounds = [num_sinks, window](int64_t i, std::string_view) {
+    return MaskRowBounds{0, i + 1, std::max<int64_t>(0, i - window + 1), i + 1};
+  };
+  return {hides, bounds, ""};
+}
+
 MaskRule StridedRule(int64_t stride) {
   const auto hides = [stride](int64_t i, int64_t j, std::string_view) {
     return HidesOffStride(stride, i, j);

@@ -87,6 +87,8 @@ struct MaskRule {
 };
 // Sees the last `window` keys, itself included; asks about none.
 MaskRule WindowRule(int64_t window);
+// The same, and the first `num_sinks` keys always. They do not count for the window.
+MaskRule SinkWindowRule(int64_t num_sinks, int64_t window);
 // Of the keys up to i, sees the last `stride` and of the earlier ones every stride-th.
 MaskRule StridedRule(int64_t stride);
 

@@ -114,6 +114,20 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
     if (!made.ok()) return made.status();
     custom = *std::move(made);
   }
+  if (metadata->sink_rows > 0) {
+    if (needs.custom.enabled && needs.custom.type != CustomMaskConfig::Type::kCustom) {
+      return InvalidArgument("AttachMasks: tables begin with ", metadata->sink_rows,
+                             " sink rows, which window and sparse masks hide; register a mask");
+    }
+    if (!needs.custom.enabled && needs.window > 0) {
+      const absl::StatusOr<std::vector<MaskRows>> rows = RowsOf(*metadata);
+      if (!rows.ok()) return rows.status();
+      absl::StatusOr<MaskRef> made =
+          builder.Bits(SinkWindowRule(metadata->sink_rows, needs.window), *rows);
+      if (!made.ok()) return made.status();
+      custom = *std::move(made);
+    }
+  }
   metadata->attn_mask = std::move(standard);
   metadata->swa_mask = std::move(window);
   metadata->custom_mask = std::move(custom);

@@ -22,6 +22,8 @@ struct BatchInput {
   // computed and scheduled tokens, or more. Blocks outside a group's window may be anything.
   absl::Span<const absl::Span<const int32_t>> block_ids = {};
   bool causal = true;
+  // Keys of each request's encoder, for layers of cross attention (cross_metadata()); empty: none.
+  absl::Span<const int32_t> encoder_lens = {};
   // Blocks of the manager that begin every request of the step, per group; empty: none.
   absl::Span<const int64_t> num_common_prefix_blocks = {};
   // What a captured graph wants, at least the actual counts; 0: no padding.

@@ -83,12 +83,16 @@ CommonAttentionMetadata DecodeView(const CommonAttentionMetadata& meta) {
   const int64_t rows = meta.num_decodes, tokens = meta.num_decode_tokens;
   view.query_start_loc = Rows(meta.query_start_loc, 0, rows + 1);
   view.seq_lens = Rows(meta.seq_lens, 0, rows);
+  view.local_context_lens = Rows(meta.local_context_lens, 0, rows);
   view.block_table = Rows(meta.block_table, 0, rows);
   view.slot_mapping = Rows(meta.slot_mapping, 0, tokens);
   view.positions = Rows(meta.positions, 0, tokens);
   view.token_to_req = Rows(meta.token_to_req, 0, tokens);
   view.host_query_start_loc = meta.host_query_start_loc.subspan(0, rows + 1);
   view.host_seq_lens = meta.host_seq_lens.subspan(0, rows);
+  if (meta.context_parallel.enabled()) {
+    view.host_local_context_lens = meta.host_local_context_lens.subspan(0, rows);
+  }
   view.prefill_query_start_loc = {};
   view.host_prefill_query_start_loc = {};
   view.num_reqs = meta.num_decodes;
@@ -119,12 +123,16 @@ absl::StatusOr<CommonAttentionMetadata> PrefillView(const CommonAttentionMetadat
   };
   view.query_start_loc = meta.prefill_query_start_loc;
   view.seq_lens = tail(meta.seq_lens, begin);
+  view.local_context_lens = tail(meta.local_context_lens, begin);
   view.block_table = tail(meta.block_table, begin);
   view.slot_mapping = tail(meta.slot_mapping, token);
   view.positions = tail(meta.positions, token);
   view.token_to_req = {};  // its entries count the rows of the whole batch
   view.host_query_start_loc = meta.host_prefill_query_start_loc;
   view.host_seq_lens = meta.host_seq_lens.subspan(begin);
+  if (meta.context_parallel.enabled()) {
+    view.host_local_context_lens = meta.host_local_context_lens.subspan(begin);
+  }
   view.prefill_query_start_loc = {};
   view.host_prefill_query_start_loc = {};
   view.num_reqs = meta.num_reqs - meta.num_decodes;
@@ -152,6 +160,11 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
       slot_mapping.extent[0] < meta.num_actual_tokens) {
     return InvalidArgument("WithBlockTable: slot_mapping is ", slot_mapping.DebugString(),
                            "; it must be i64 [at least ", meta.num_actual_tokens, "]");
+  }
+  if (meta.sink_rows > 0 || meta.context_parallel.enabled()) {
+    return InvalidArgument("WithBlockTable: the batch has ", meta.sink_rows, " sink rows and ",
+                           meta.context_parallel.num_ranks,
+                           " ranks, which its lengths tell of; build the group's own metadata");
   }
   CommonAttentionMetadata other = meta;
   other.block_table = block_table;

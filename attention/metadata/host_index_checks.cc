@@ -94,8 +94,12 @@ absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_st
 absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
                         std::initializer_list<NamedTensor> inputs) {
   ArgChecker check(ExecContext(), operation);
-  for (const NamedTensor& out : outputs) check.Writes(out.name, out.tensor);
-  for (const NamedTensor& in : inputs) check.Reads(in.name, in.tensor);
+  for (const NamedTensor& out : outputs) {
+    if (!out.tensor.absent()) check.Writes(out.name, out.tensor);
+  }
+  for (const NamedTensor& in : inputs) {
+    if (!in.tensor.absent()) check.Reads(in.name, in.tensor);
+  }
   return check.Finish();
 }
 

@@ -61,7 +61,7 @@ struct NamedTensor {
   ConstTensorView tensor;
 };
 // That outputs share no memory with each other or with inputs, which are read while they are
-// written. REQUIRES: checked tensors.
+// written. Absent tensors have none. REQUIRES: checked tensors.
 absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
                         std::initializer_list<NamedTensor> inputs);
 

@@ -79,8 +79,15 @@ struct Lists {
 RC_GTEST_PROP(IndexOpsPropertyTest, WindowListsAreTheVisibleKeys, ()) {
   const Batch batch;
   const int64_t window = Number(1, 12);
-  Lists lists(batch.num_padded, window);
+  // Sink rows come before all queries.
+  int64_t sink_rows = Number(0, 6);
+  for (int64_t b = 0; b < batch.num_reqs(); ++b) {
+    const int64_t query_len = batch.starts[b + 1] - batch.starts[b];
+    if (query_len > 0) sink_rows = std::min(sink_rows, batch.lens[b] - query_len);
+  }
+  Lists lists(batch.num_padded, sink_rows + window);
   const absl::Status status = BuildSwaIndices({.window = window,
+                                               .sink_rows = sink_rows,
                                                .query_start_loc = batch.starts_view(),
                                                .seq_lens = batch.lens_view(),
                                                .block_table = batch.table_view(),
@@ -94,7 +101,7 @@ RC_GTEST_PROP(IndexOpsPropertyTest, WindowListsAreTheVisibleKeys, ()) {
       std::vector<int64_t> visible;
       for (int64_t j = 0; j < batch.lens[b]; ++j) {
         const int64_t p = batch.positions[t];
-        if (j <= p && j >= p - (window - 1)) visible.push_back(batch.Slot(b, j));
+        if (j < sink_rows || (j <= p && j >= p - (window - 1))) visible.push_back(batch.Slot(b, j));
       }
       lists.Expect(t, visible);
     }

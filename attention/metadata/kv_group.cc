@@ -16,8 +16,8 @@ constexpr int64_t kMaxTableEntries = kMaxInt32;
 
 int64_t SlotOfRow(const KvGroupConfig& config, int32_t id, int64_t row) {
   const int64_t rows = config.kernel_block_size;
-  return (config.FirstKernelBlock(id) + row / rows * config.block_map->block_stride) * rows +
-         row % rows;
+  const int64_t stride = config.block_map ? config.block_map->block_stride : 1;
+  return (config.FirstKernelBlock(id) + row / rows * stride) * rows + row % rows;
 }
 
 }  // namespace
@@ -35,11 +35,30 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
     return InvalidArgument("compression_ratio is ", ratio, "; it must divide the manager's ",
                            config.manager_block_size, " tokens per block");
   }
-  const absl::StatusOr<int64_t> expansion =
-      BlockExpansion(config.manager_block_size / ratio, config.kernel_block_size);
+  const ContextParallel& parallel = config.context_parallel;
+  if (parallel != ContextParallel()) {
+    const bool whole =
+        parallel.num_ranks > 0 && config.manager_block_size % parallel.num_ranks == 0;
+    const absl::Status status = CheckContextParallel(
+        parallel, whole ? config.manager_block_size / parallel.num_ranks : parallel.interleave);
+    if (!status.ok()) return status;
+    if (!whole) {
+      return InvalidArgument("manager_block_size is ", config.manager_block_size, "; over ",
+                             parallel.num_ranks, " ranks it must be a multiple of their number");
+    }
+    if (config.window > 0 || ratio > 1 || !config.sink_blocks.empty()) {
+      return InvalidArgument(
+          "context_parallel has ", parallel.num_ranks, " ranks and the group ",
+          config.window > 0 ? "a window" : (ratio > 1 ? "compressed rows" : "sink blocks"),
+          ", which cannot be spread over ranks; use one rank");
+    }
+  }
+  const absl::StatusOr<int64_t> expansion = BlockExpansion(
+      config.manager_block_size / ratio / parallel.num_ranks, config.kernel_block_size);
   if (!expansion.ok()) {
     return InvalidArgument(std::string(expansion.status().message()).c_str(),
-                           ratio == 1 ? "" : " (in rows of the compressed cache)");
+                           ratio == 1 ? "" : " (in rows of the compressed cache)",
+                           parallel.enabled() ? " (in rows of a rank)" : "");
   }
   if (config.num_blocks < 1 || config.num_blocks > kMaxInt32 / *expansion) {
     return InvalidArgument("num_blocks is ", config.num_blocks, "; it must be from 1 to ",
@@ -72,8 +91,22 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
                              " and more; they must fit in int32");
     }
   }
+  if (!config.sink_blocks.empty() && ratio > 1) {
+    return InvalidArgument("sink_blocks has ", config.sink_blocks.size(),
+                           " blocks, and compression_ratio is ", ratio,
+                           "; a compressed cache has no sink rows");
+  }
+  for (auto at = config.sink_blocks.begin(); at != config.sink_blocks.end(); ++at) {
+    if (*at < 0 || *at >= config.num_blocks || *at == config.null_block || !config.IsPage(*at) ||
+        std::find(config.sink_blocks.begin(), at, *at) != at) {
+      return InvalidArgument("sink_blocks has ", *at, "; distinct ids from 0 to ",
+                             config.num_blocks - 1, ", but not the null block ", config.null_block);
+    }
+  }
+  const auto num_sinks = static_cast<int64_t>(config.sink_blocks.size());
   const int64_t max_columns = kMaxTableEntries / std::max<int64_t>(1, max_num_reqs) / *expansion;
-  if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns) {
+  if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns - num_sinks ||
+      max_seq_len > kMaxInt32 - config.num_sink_rows()) {
     return InvalidArgument("a table of max_num_reqs ", max_num_reqs, " times max_seq_len ",
                            max_seq_len, " in blocks of ", config.kernel_block_size,
                            " has more than ", kMaxTableEntries, " entries; lower a bound");
@@ -81,8 +114,25 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
   return absl::OkStatus();
 }
 
+void FillSinkSlots(const KvGroupConfig& config, int64_t* slots) {
+  for (const int32_t id : config.sink_blocks) {
+    for (int64_t row = 0; row < config.rows_per_block(); ++row) {
+      *slots++ = SlotOfRow(config, id, row);
+    }
+  }
+}
+
 void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
                const RequestInput& request, int64_t* slots) {
+  if (const ContextParallel& parallel = config.context_parallel; parallel.enabled()) {
+    const int64_t first = request.num_computed_tokens, rows = config.rows_per_block();
+    for (int64_t p = first; p < first + request.num_scheduled_tokens; ++p) {
+      const int32_t id = ids[p / config.manager_block_size];
+      const bool stored = parallel.IsLocal(p) && id != config.null_block;
+      *slots++ = stored ? SlotOfRow(config, id, parallel.LocalRow(p) % rows) : -1;
+    }
+    return;
+  }
   const int64_t block_size = config.manager_block_size, ratio = config.compression_ratio;
   const int64_t rows_per_block = config.rows_per_block();
   // Whether the rows of a page have successive slots.

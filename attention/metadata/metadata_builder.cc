@@ -33,13 +33,28 @@ class Pieces {
 
 // Of a group's block table.
 int64_t NumColumns(const KvGroupConfig& config, int64_t max_seq_len) {
-  return CeilDiv(max_seq_len, config.manager_block_size) * config.expansion();
+  return (CeilDiv(max_seq_len, config.manager_block_size) +
+          static_cast<int64_t>(config.sink_blocks.size())) *
+         config.expansion();
+}
+
+// Whether a group has lengths that others have not.
+bool HasOwnLens(const KvGroupConfig& config) {
+  return !config.sink_blocks.empty() || config.context_parallel.enabled();
 }
 
 template <typename T>
 ConstTensorView View(const T* data, std::initializer_list<int64_t> extents) {
   return ConstTensorView::Contiguous(reinterpret_cast<const std::byte*>(data), DTypeOf<T>(),
                                      extents);
+}
+
+void FillEntries(const KvGroupConfig& config, absl::Span<const int32_t> ids, int32_t* entries) {
+  if (config.block_map) {
+    MapBlockIds(*config.block_map, ids, config.expansion(), entries);
+  } else {
+    ExpandBlockIds(ids, config.expansion(), entries);
+  }
 }
 
 absl::Status CheckBound(const char* name, int64_t value) {
@@ -77,15 +92,21 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   const int64_t starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
   const int64_t prefill_starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
   const int64_t lens = pieces.Add<int32_t>(options.max_num_reqs);
+  const int64_t encoder_lens = pieces.Add<int32_t>(options.max_num_reqs);
   const int64_t permutation = pieces.Add<int32_t>(options.max_num_reqs);
   const int64_t positions = pieces.Add<int32_t>(options.max_num_tokens);
   const int64_t token_to_req = pieces.Add<int32_t>(options.max_num_tokens);
-  std::vector<std::pair<int64_t, int64_t>> of_group;  // slots, table
+  struct OfGroup {
+    int64_t slots, table, lens;
+  };
+  std::vector<OfGroup> of_group;
   int64_t scratch = options.max_num_reqs;             // bytes
   for (const KvGroupConfig& config : options.groups) {
     const int64_t slots = pieces.Add<int64_t>(options.max_num_tokens);
     const int64_t columns = NumColumns(config, options.max_seq_len);
-    of_group.emplace_back(slots, pieces.Add<int32_t>(options.max_num_reqs * columns));
+    const int64_t table = pieces.Add<int32_t>(options.max_num_reqs * columns);
+    of_group.push_back(
+        {slots, table, pieces.Add<int32_t>(HasOwnLens(config) ? options.max_num_reqs : 0)});
     scratch += (config.num_blocks + options.max_num_reqs) * static_cast<int64_t>(sizeof(int32_t));
   }
   // Refused here rather than by the kernel, half-way through filling the arrays.
@@ -112,6 +133,7 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   builder.query_start_loc_ = ints(starts);
   builder.prefill_query_start_loc_ = ints(prefill_starts);
   builder.seq_lens_ = ints(lens);
+  builder.encoder_lens_ = ints(encoder_lens);
   builder.permutation_ = ints(permutation);
   builder.positions_ = ints(positions);
   builder.token_to_req_ = ints(token_to_req);
@@ -124,9 +146,14 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
         static_cast<int32_t>(group.config.FirstKernelBlock(std::max(group.config.null_block, 0)));
     group.filled.assign(static_cast<size_t>(options.max_num_reqs), 0);
     group.writer.assign(static_cast<size_t>(group.config.num_blocks), 0);
-    group.slot_mapping = reinterpret_cast<int64_t*>(base + of_group[g].first);
-    group.block_table = ints(of_group[g].second);
+    group.slot_mapping = reinterpret_cast<int64_t*>(base + of_group[g].slots);
+    group.block_table = ints(of_group[g].table);
     std::fill_n(group.block_table, options.max_num_reqs * group.columns, group.null_kernel_block);
+    group.sink_columns = static_cast<int64_t>(group.config.sink_blocks.size()) * group.expansion;
+    for (int64_t b = 0; b < options.max_num_reqs && group.sink_columns > 0; ++b) {
+      FillEntries(group.config, group.config.sink_blocks, group.block_table + b * group.columns);
+    }
+    if (HasOwnLens(group.config)) group.own_lens = ints(of_group[g].lens);
   }
   builder.phase_.resize(static_cast<size_t>(options.max_num_reqs));
   builder.uniform_count_.resize(static_cast<size_t>(options.split.decode_threshold) + 1);
@@ -211,8 +238,14 @@ absl::Status AttentionMetadataBuilder::FetchMasks(const BatchInput& input,
     mask_query_start_loc_[b + 1] = mask_query_start_loc_[b] + scheduled;
     mask_seq_lens_[b] = static_cast<int32_t>(request.num_computed_tokens) + scheduled;
   }
+  int32_t sink_rows = 0;  // in mask_seq_lens_
   for (Group& group : groups_) {
     group.masks = scalars;
+    const auto own_sink_rows = static_cast<int32_t>(group.config.num_sink_rows());
+    for (size_t b = 0; b < num_reqs; ++b) mask_seq_lens_[b] += own_sink_rows - sink_rows;
+    sink_rows = own_sink_rows;
+    if (num_reqs > 0) group.masks.max_seq_len += sink_rows;
+    group.masks.sink_rows = sink_rows;
     group.masks.host_query_start_loc = {mask_query_start_loc_.data(), num_reqs + 1};
     group.masks.host_seq_lens = {mask_seq_lens_.data(), num_reqs};
     group.masks.block_size = group.config.kernel_block_size;
@@ -245,11 +278,13 @@ CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(
     num_tokens += scheduled;
     query_start_loc_[b + 1] = num_tokens;
     seq_lens_[b] = computed + scheduled;
+    encoder_lens_[b] = input.encoder_lens.empty() ? 0 : input.encoder_lens[permutation_[b]];
   }
   const int64_t rows = std::max(num_reqs, input.padded_num_reqs);
   const int64_t tokens = std::max<int64_t>(num_tokens, input.padded_num_tokens);
   std::fill(query_start_loc_ + num_reqs + 1, query_start_loc_ + rows + 1, num_tokens);
   std::fill(seq_lens_ + num_reqs, seq_lens_ + rows, 0);
+  std::fill(encoder_lens_ + num_reqs, encoder_lens_ + rows, 0);
   std::fill(positions_ + num_tokens, positions_ + tokens, 0);
   padded_reqs_ = rows;
   padded_tokens_ = tokens;
@@ -281,7 +316,7 @@ void AttentionMetadataBuilder::FillGroup(const BatchInput& input, size_t g) {
   const KvGroupConfig& config = group.config;
   const auto num_reqs = static_cast<int64_t>(input.requests.size());
   for (int64_t b = 0; b < padded_reqs_; ++b) {
-    int32_t* const row = group.block_table + b * group.columns;
+    int32_t* const row = group.block_table + b * group.columns + group.sink_columns;
     int64_t end = 0;
     if (b < num_reqs) {
       const size_t i = static_cast<size_t>(permutation_[b]);
@@ -291,12 +326,7 @@ void AttentionMetadataBuilder::FillGroup(const BatchInput& input, size_t g) {
       const int64_t num_blocks = CeilDiv(seq_lens_[b], config.manager_block_size);
       std::fill_n(row, first * group.expansion, group.null_kernel_block);
       const absl::Span<const int32_t> visible = ids.subspan(first, num_blocks - first);
-      int32_t* const entries = row + first * group.expansion;
-      if (config.block_map) {
-        MapBlockIds(*config.block_map, visible, group.expansion, entries);
-      } else {
-        ExpandBlockIds(visible, group.expansion, entries);
-      }
+      FillEntries(config, visible, row + first * group.expansion);
       end = num_blocks * group.expansion;
       FillSlots(config, ids, request, group.slot_mapping + query_start_loc_[b]);
     }
@@ -315,8 +345,27 @@ void AttentionMetadataBuilder::Publish(const BatchInput& input,
   meta.block_table = View(group.block_table, {padded_reqs_, group.columns});
   meta.slot_mapping = View(group.slot_mapping, {padded_tokens_});
   meta.block_size = group.config.kernel_block_size;
+  const int64_t sink_rows = group.config.num_sink_rows();
+  if (group.config.context_parallel.enabled()) {
+    PublishLocalContext(group);
+  } else if (sink_rows > 0) {
+    meta.sink_rows = sink_rows;
+    for (int64_t b = 0; b < padded_reqs_; ++b) {
+      group.own_lens[b] = seq_lens_[b] == 0 ? 0 : seq_lens_[b] + static_cast<int32_t>(sink_rows);
+    }
+    meta.seq_lens = View(group.own_lens, {padded_reqs_});
+    meta.host_seq_lens = {group.own_lens, static_cast<size_t>(padded_reqs_)};
+    if (meta.num_reqs > 0) meta.max_seq_len += static_cast<int32_t>(sink_rows);
+    // A request whose tokens are all new has sink rows before them, as if they were cached.
+    meta.num_extends = meta.num_prefills;
+    const BatchSplit split = {meta.num_decodes, meta.num_decode_tokens, meta.num_extends,
+                              meta.num_prefills, meta.num_prefill_tokens};
+    meta.attn_state =
+        StateOf(meta.host_query_start_loc, meta.host_seq_lens, split, split_.decode_threshold);
+  }
   if (!input.num_common_prefix_blocks.empty() && !input.requests.empty() &&
-      group.config.window == 0 && group.config.compression_ratio == 1) {
+      group.config.window == 0 && group.config.compression_ratio == 1 &&
+      !group.config.context_parallel.enabled()) {
     // Every query must see all of the prefix, so it ends where the first of them begins.
     int64_t common = max_seq_len_;
     for (const RequestInput& request : input.requests) {
@@ -325,7 +374,7 @@ void AttentionMetadataBuilder::Publish(const BatchInput& input,
     const int64_t num_blocks = std::min(input.num_common_prefix_blocks[g],
                                         CeilDiv(common, group.config.manager_block_size));
     common = std::min(common, num_blocks * group.config.manager_block_size);
-    meta.common_prefix_len = common / meta.block_size * meta.block_size;
+    meta.common_prefix_len = sink_rows + common / meta.block_size * meta.block_size;
   }
   if (attach_masks_) {
     meta.attn_mask = group.masks.attn_mask;
@@ -333,6 +382,20 @@ void AttentionMetadataBuilder::Publish(const BatchInput& input,
     meta.custom_mask = group.masks.custom_mask;
   }
   group.has_decode_view = group.has_prefill_view = false;
+}
+
+void AttentionMetadataBuilder::PublishLocalContext(Group& group) {
+  CommonAttentionMetadata& meta = group.meta;
+  meta.context_parallel = group.config.context_parallel;
+  for (int64_t b = 0; b < padded_reqs_; ++b) {
+    const int32_t context = seq_lens_[b] == 0
+                                ? 0
+                                : seq_lens_[b] - (query_start_loc_[b + 1] - query_start_loc_[b]);
+    group.own_lens[b] = static_cast<int32_t>(meta.context_parallel.LocalLength(context));
+    meta.max_local_context_len = std::max(meta.max_local_context_len, group.own_lens[b]);
+  }
+  meta.local_context_lens = View(group.own_lens, {padded_reqs_});
+  meta.host_local_context_lens = {group.own_lens, static_cast<size_t>(padded_reqs_)};
 }
 
 const CommonAttentionMetadata& AttentionMetadataBuilder::decode_view(int g) {
@@ -348,6 +411,24 @@ const CommonAttentionMetadata& AttentionMetadataBuilder::prefill_view(int g) {
   if (!group.has_prefill_view) group.prefill_view = *PrefillView(group.meta);
   group.has_prefill_view = true;
   return group.prefill_view;
+}
+
+CommonAttentionMetadata AttentionMetadataBuilder::cross_metadata() const {
+  CommonAttentionMetadata meta = groups_[0].meta;
+  meta.seq_lens = View(encoder_lens_, {padded_reqs_});
+  meta.host_seq_lens = {encoder_lens_, static_cast<size_t>(padded_reqs_)};
+  meta.max_seq_len = 0;
+  for (const int32_t length : meta.host_seq_lens) {
+    meta.max_seq_len = std::max(meta.max_seq_len, length);
+  }
+  meta.causal = false;
+  meta.block_table = meta.slot_mapping = meta.local_context_lens = {};
+  meta.host_local_context_lens = {};
+  meta.max_local_context_len = 0;
+  meta.context_parallel = {};
+  meta.sink_rows = meta.common_prefix_len = 0;
+  meta.attn_mask = meta.swa_mask = meta.custom_mask = {};
+  return meta;
 }
 
 ConstTensorView AttentionMetadataBuilder::token_to_req() {

@@ -10,7 +10,9 @@
 //   const CommonAttentionMetadata& meta = builder->metadata(/*group=*/0);
 //   // Row i of the batch is the step's request builder->permutation()[i]; lay queries out so.
 //
-// The result depends on the input alone. Lengths are computed + scheduled tokens. Table entries
+// The result depends on the input alone. Lengths are computed + scheduled tokens, and sink rows of
+// groups that have some (KvGroupConfig). Where a group is spread over ranks, slots of tokens that
+// other ranks keep are -1. Table entries
 // behind a request's last block, those of blocks outside a group's window and padded rows hold the
 // null block. Padded rows repeat T in query_start_loc, have length 0 and slot -1; padded positions
 // are 0, padded token_to_req -1. Views are good until the next Build that succeeds, and always at
@@ -71,6 +73,10 @@ class AttentionMetadataBuilder {
   // The phases of the last batch; made when first asked for.
   const CommonAttentionMetadata& decode_view(int group = 0);
   const CommonAttentionMetadata& prefill_view(int group = 0);
+  // The last batch as layers of cross attention without a cache see it: seq_lens are those of the
+  // encoders, whose keys lie one after another in the order of rows; nothing is causal, and there
+  // are no tables and slots. All lengths are 0 if the input had none.
+  CommonAttentionMetadata cross_metadata() const;
   // Row -> index of the request in the input.
   absl::Span<const int32_t> permutation() const { return {permutation_, num_reqs()}; }
 
@@ -90,9 +96,11 @@ class AttentionMetadataBuilder {
     KvGroupConfig config;
     int64_t expansion = 1;  // kernel blocks per manager block
     int64_t columns = 0;
+    int64_t sink_columns = 0;  // the first, which stay as Create fills them
     int32_t null_kernel_block = 0;
     int32_t* block_table = nullptr;  // [max_num_reqs, columns]
     int64_t* slot_mapping = nullptr;
+    int32_t* own_lens = nullptr;  // lengths with sink rows, or local context; null: neither
     std::vector<int32_t> filled;  // per row: entries behind it hold the null block
     // Per manager block: the check in which somebody wrote to it last.
     std::vector<uint32_t> writer;
@@ -115,6 +123,7 @@ class AttentionMetadataBuilder {
                                       const CommonAttentionMetadata& scalars);
   void FillGroup(const BatchInput& input, size_t g);
   void Publish(const BatchInput& input, const CommonAttentionMetadata& lengths, size_t g);
+  void PublishLocalContext(Group& group);
 
   SplitOptions split_;
   AttachMasksFunction attach_masks_;
@@ -125,6 +134,7 @@ class AttentionMetadataBuilder {
   int32_t* query_start_loc_ = nullptr;
   int32_t* prefill_query_start_loc_ = nullptr;
   int32_t* seq_lens_ = nullptr;
+  int32_t* encoder_lens_ = nullptr;
   int32_t* positions_ = nullptr;
   int32_t* token_to_req_ = nullptr;
   int32_t* permutation_ = nullptr;

@@ -1,6 +1,7 @@
 // What Build refuses, all of it before the first write.
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "kvblocks/attention/metadata/metadata_builder.h"
@@ -76,6 +77,19 @@ absl::Status AttentionMetadataBuilder::Check(const BatchInput& input) {
     return InvalidArgument("BuildMetadata: padded_num_tokens is ", input.padded_num_tokens,
                            ", less than the ", num_tokens, " scheduled tokens");
   }
+  if (!input.encoder_lens.empty() && input.encoder_lens.size() != input.requests.size()) {
+    return InvalidArgument("BuildMetadata: encoder_lens has ", input.encoder_lens.size(),
+                           " entries; it must have one for each of ", num_reqs,
+                           " requests, or none");
+  }
+  int64_t num_keys = 0;
+  for (size_t i = 0; i < input.encoder_lens.size(); ++i) {
+    num_keys += input.encoder_lens[i];
+    if (input.encoder_lens[i] >= 0 && num_keys <= std::numeric_limits<int32_t>::max()) continue;
+    return InvalidArgument("BuildMetadata: request ", i, ": encoder_lens is ",
+                           input.encoder_lens[i], ", together ", num_keys,
+                           "; at least 0, and together below 2^31");
+  }
   if (!input.num_common_prefix_blocks.empty() &&
       input.num_common_prefix_blocks.size() != groups_.size()) {
     return InvalidArgument(
@@ -103,6 +117,8 @@ absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size
     check_ = 1;
   }
   bool written_twice = false;
+  // Sink rows are nobody's to write.
+  for (const int32_t id : config.sink_blocks) group.writer[static_cast<size_t>(id)] = check_;
   for (size_t i = 0; i < input.requests.size(); ++i) {
     const RequestInput& request = input.requests[i];
     const absl::Span<const int32_t> ids = input.block_ids[i * groups_.size() + g];
@@ -151,6 +167,18 @@ absl::Status AttentionMetadataBuilder::FindDuplicateSlot(const BatchInput& input
   std::vector<std::pair<int64_t, int64_t>> slots;
   std::vector<int64_t> own;
   for (size_t i = 0; i < input.requests.size(); ++i) {
+    const absl::Span<const int32_t> ids = input.block_ids[i * groups_.size() + g];
+    const KvGroupConfig& config = group.config;
+    const int64_t length =
+        input.requests[i].num_computed_tokens + input.requests[i].num_scheduled_tokens;
+    for (int64_t k = input.requests[i].num_computed_tokens / config.manager_block_size;
+         k < CeilDiv(length, config.manager_block_size); ++k) {
+      if (std::find(config.sink_blocks.begin(), config.sink_blocks.end(), ids[k]) !=
+          config.sink_blocks.end()) {
+        return InvalidArgument("BuildMetadata: request ", i, ": block id ", k, " of KV group ", g,
+                               " is ", ids[k], ", a sink block, which no request writes to");
+      }
+    }
     own.resize(static_cast<size_t>(input.requests[i].num_scheduled_tokens));
     FillSlots(group.config, input.block_ids[i * groups_.size() + g], input.requests[i], own.data());
     for (const int64_t slot : own) {

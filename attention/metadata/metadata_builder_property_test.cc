@@ -22,7 +22,8 @@ int64_t Number(int64_t low, int64_t high) {
 
 constexpr int64_t kMaxSeqLen = 48, kNumBlocks = 400;
 
-KvGroupConfig AnyGroup() {
+// Sinks in groups behind the first, whose lengths are compared with the requests' own.
+KvGroupConfig AnyGroup(bool may_have_sinks) {
   KvGroupConfig config;
   config.compression_ratio = Number(0, 3) == 0 ? 4 : 1;
   config.kernel_block_size = Number(1, 4);
@@ -30,6 +31,17 @@ KvGroupConfig AnyGroup() {
   config.num_blocks = kNumBlocks;
   config.window = Number(0, 1) == 0 ? 0 : Number(1, 12);
   config.null_block = static_cast<int32_t>(Number(-1, 1));
+  if (may_have_sinks && config.compression_ratio == 1 && Number(0, 1) == 0) {
+    for (int32_t id = kNumBlocks - static_cast<int32_t>(Number(1, 2)); id < kNumBlocks; ++id) {
+      config.sink_blocks.push_back(id);
+    }
+  } else if (config.compression_ratio == 1 && config.window == 0 && Number(0, 1) == 0) {
+    const auto num_ranks = static_cast<int32_t>(Number(2, 3));
+    const auto interleave = static_cast<int32_t>(Number(0, 1) == 0 ? 1 : config.kernel_block_size);
+    config.context_parallel = {num_ranks, static_cast<int32_t>(Number(0, num_ranks - 1)),
+                               interleave};
+    config.manager_block_size *= num_ranks;
+  }
   if (Number(0, 2) > 0) return config;
   // Pages that do not lie end to end, of which no two share a number.
   BlockMap map;
@@ -116,14 +128,23 @@ int64_t SlotOf(const KvGroupConfig& config, absl::Span<const int32_t> table, int
   if ((p + 1) % config.compression_ratio != 0) return -1;
   const int32_t block = table[static_cast<size_t>(p / config.manager_block_size)];
   if (block == config.null_block) return -1;
-  const int64_t row = p % config.manager_block_size / config.compression_ratio;
+  int64_t row = p % config.manager_block_size / config.compression_ratio;
+  const ContextParallel& parallel = config.context_parallel;
+  if (parallel.enabled()) {
+    // Runs of `interleave` tokens go around the ranks.
+    if (row / parallel.interleave % parallel.num_ranks != parallel.rank) return -1;
+    row = row / parallel.interleave / parallel.num_ranks * parallel.interleave +
+          row % parallel.interleave;
+  }
   return NumberOf(config, block, row / config.kernel_block_size) * config.kernel_block_size +
          row % config.kernel_block_size;
 }
 
 RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
   MetadataBuilderOptions options;
-  for (int64_t g = Number(1, 3); g > 0; --g) options.groups.push_back(AnyGroup());
+  for (int64_t g = Number(1, 3); g > 0; --g) {
+    options.groups.push_back(AnyGroup(/*may_have_sinks=*/!options.groups.empty()));
+  }
   options.max_num_reqs = 10;
   options.max_num_tokens = 120;
   options.max_seq_len = kMaxSeqLen;
@@ -190,8 +211,12 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
     for (size_t g = 0; g < options.groups.size(); ++g) {
       const KvGroupConfig& config = options.groups[g];
       const CommonAttentionMetadata& group = builder->metadata(static_cast<int>(g));
-      const int64_t expansion =
-          config.manager_block_size / config.compression_ratio / config.kernel_block_size;
+      const ContextParallel& parallel = config.context_parallel;
+      const int64_t expansion = config.manager_block_size / config.compression_ratio /
+                                parallel.num_ranks / config.kernel_block_size;
+      const auto num_sinks = static_cast<int64_t>(config.sink_blocks.size());
+      const int64_t sink_rows = num_sinks * config.manager_block_size;
+      RC_ASSERT(group.sink_rows == sink_rows);
       const auto null =
           static_cast<int32_t>(NumberOf(config, std::max(config.null_block, 0), 0));
       const int64_t columns = group.block_table.extent[1];
@@ -212,7 +237,23 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
         const int64_t computed = lens[b] - (starts[b + 1] - starts[b]);
         const int64_t first_key =
             config.window == 0 ? 0 : std::max<int64_t>(0, computed - config.window + 1);
-        for (int64_t c = 0; c < columns; ++c) {
+        RC_ASSERT(group.host_seq_lens[b] == (lens[b] == 0 ? 0 : lens[b] + sink_rows));
+        RC_ASSERT(group.seq_lens.as<int32_t>()[b] == group.host_seq_lens[b]);
+        RC_ASSERT(group.max_seq_len >= group.host_seq_lens[b]);
+        if (parallel.enabled()) {
+          int32_t local = 0;
+          for (int64_t p = 0; p < computed; ++p) {
+            local += p / parallel.interleave % parallel.num_ranks == parallel.rank;
+          }
+          RC_ASSERT(group.host_local_context_lens[b] == local);
+          RC_ASSERT(group.local_context_lens.as<int32_t>()[b] == local);
+          RC_ASSERT(group.max_local_context_len >= local);
+        }
+        for (int64_t c = 0; c < num_sinks * expansion; ++c) {
+          RC_ASSERT(row[c] == NumberOf(config, config.sink_blocks[c / expansion], c % expansion));
+        }
+        row += num_sinks * expansion;
+        for (int64_t c = 0; c < columns - num_sinks * expansion; ++c) {
           const int64_t k = c / expansion;
           const bool visible = k * config.manager_block_size < lens[b] &&
                                (k + 1) * config.manager_block_size > first_key;
@@ -238,6 +279,8 @@ RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
                               .block_size = group.block_size,
                               .num_blocks = config.num_blocks * expansion,
                               .null_blocks = nulls,
+                              .sink_rows = sink_rows,
+                              .context_parallel = parallel,
                               .slot_mapping = ViewOf(absl::MakeSpan(again))});
       RC_ASSERT(status.ok());
       RC_ASSERT(again == std::vector<int64_t>(slots, slots + tokens));

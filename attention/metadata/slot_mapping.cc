@@ -11,6 +11,13 @@ namespace {
 
 constexpr char kOp[] = "ComputeSlotMapping";
 
+// The row of a position in the table, or -1: another rank's. Positions below 0 stay below it.
+int64_t RowOf(const SlotMappingArgs& args, int64_t position) {
+  if (position < 0) return position;
+  if (!args.context_parallel.enabled()) return args.sink_rows + position;
+  return args.context_parallel.IsLocal(position) ? args.context_parallel.LocalRow(position) : -1;
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> BlockExpansion(int64_t manager_block_size, int64_t kernel_block_size) {
@@ -53,6 +60,14 @@ absl::Status CheckTensors(const ExecContext& context, const SlotMappingArgs& arg
                          num_tokens)}) {
     if (!status.ok()) return status;
   }
+  const absl::Status parallel = CheckContextParallel(args.context_parallel, args.block_size);
+  if (!parallel.ok()) return InvalidArgument(kOp, ": ", std::string(parallel.message()).c_str());
+  if (args.sink_rows < 0 || args.sink_rows > std::numeric_limits<int32_t>::max() ||
+      (args.sink_rows > 0 && args.context_parallel.enabled())) {
+    return InvalidArgument(kOp, ": sink_rows is ", args.sink_rows, " with ",
+                           args.context_parallel.num_ranks,
+                           " ranks; at least 0, and 0 with more than one rank");
+  }
   return CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
                     {{"query_start_loc", args.query_start_loc},
                      {"positions", args.positions},
@@ -69,7 +84,9 @@ absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
   const auto* positions = args.positions.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-      const absl::Status status = table.CheckRows(b, positions[t], positions[t] + int64_t{1});
+      const int64_t row = RowOf(args, positions[t]);
+      if (row < 0 && positions[t] >= 0) continue;
+      const absl::Status status = table.CheckRows(b, row, row + 1);
       if (!status.ok()) return status;
     }
   }
@@ -77,9 +94,10 @@ absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
   auto* slots = args.slot_mapping.as<int64_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-      const bool is_null =
-          args.null_blocks.contains(table.Block(b, positions[t] / args.block_size));
-      slots[t] = is_null ? -1 : table.Slot(b, positions[t]);
+      const int64_t row = RowOf(args, positions[t]);
+      const bool nowhere =
+          row < 0 || args.null_blocks.contains(table.Block(b, row / args.block_size));
+      slots[t] = nowhere ? -1 : table.Slot(b, row);
     }
   }
   std::fill(slots + num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});

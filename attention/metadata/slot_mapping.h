@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/cache/page_place.h"
+#include "kvblocks/attention/metadata/context_parallel.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 
@@ -36,14 +37,17 @@ struct NullBlocks {
   bool contains(int32_t block) const { return block >= first && block - int64_t{first} < count; }
 };
 
-// slot_mapping[t] = block_table[b][p / BS] * BS + p % BS for the tokens t of request b, p their
-// positions; -1 behind the last token. Host tensors: query_start_loc i32 [R + 1], positions i32 [T
+// slot_mapping[t] = block_table[b][r / BS] * BS + r % BS for the tokens t of request b, r the rows of
+// their positions p: p behind the sink rows that begin the table, or p's on a rank of context
+// parallelism; -1 for tokens of other ranks and behind the last token. Host tensors: query_start_loc i32 [R + 1], positions i32 [T
 // or more], block_table i32 [R or more, columns], slot_mapping i64 [T or more].
 struct SlotMappingArgs {
   ConstTensorView query_start_loc = {}, positions = {}, block_table = {};
   int64_t block_size = 0;
   int64_t num_blocks = 0;  // of the cache: ids are below it; 0: unknown
   NullBlocks null_blocks = {};
+  int64_t sink_rows = 0;  // that block tables begin with
+  ContextParallel context_parallel = {};
   TensorView slot_mapping = {};
 };
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args);

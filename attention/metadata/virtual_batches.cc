@@ -30,6 +30,11 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
                            meta.host_seq_lens.size(), "; ", num_reqs, " requests need ",
                            num_reqs + 1, " and ", num_reqs);
   }
+  if (meta.sink_rows > 0 || meta.context_parallel.enabled()) {
+    return InvalidArgument("VirtualBatches: the batch has ", meta.sink_rows, " sink rows and ",
+                           meta.context_parallel.num_ranks,
+                           " ranks; chunks go with none and with one");
+  }
   if (meta.chunk > 0) {
     return InvalidArgument("VirtualBatches: the batch is cut at multiples of ", meta.chunk,
                            " already");

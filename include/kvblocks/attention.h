@@ -6,7 +6,8 @@
 //   operations AttentionOps: store, decode, prefill, cascade, MLA, merge; Cpu() runs them on the
 //              host, CpuReference() in float64
 //   metadata   AttentionMetadataBuilder: lengths, slots and tables of a batch; VirtualBatches cuts
-//              it into pieces for chunked local attention
+//              it into pieces for chunked local attention; GatherInputTokens; GraphParameters for
+//              captured graphs; ContextParallel and PrefillShard for caches spread over ranks
 //   masks      AttentionMaskBuilder: explicit and custom masks
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
 //   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks;
@@ -65,6 +66,9 @@
 #include "kvblocks/attention/masks/mask_builder.h"
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/context_parallel.h"
+#include "kvblocks/attention/metadata/graph_parameters.h"
+#include "kvblocks/attention/metadata/input_tokens.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
 #include "kvblocks/attention/metadata/virtual_batches.h"
 #include "kvblocks/attention/ops/args.h"

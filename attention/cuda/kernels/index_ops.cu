@@ -61,6 +61,17 @@ KVB_DEVICE int64_t SlotOf(const IndexBatch& batch, int32_t request, int64_t row,
   return int64_t{*block} * batch.block_size + offset;
 }
 
+// The row of a position in its table, or -1: another rank's. Positions are int32.
+KVB_DEVICE int64_t RowOf(const SlotParams& params, int64_t position) {
+  if (params.num_ranks == 1) return params.sink_rows + position / params.ratio;
+  const auto p = static_cast<uint32_t>(position);
+  const auto interleave = static_cast<uint32_t>(params.interleave);
+  const auto num_ranks = static_cast<uint32_t>(params.num_ranks);
+  const uint32_t run = p / interleave;
+  if (run % num_ranks != static_cast<uint32_t>(params.rank)) return -1;
+  return int64_t{run / num_ranks} * interleave + p % interleave;
+}
+
 __global__ void __launch_bounds__(kSlotThreads) SlotKernel(SlotParams params, uint32_t* flags) {
   AllowNextKernel();
   WaitForPreviousKernel();
@@ -72,14 +83,102 @@ __global__ void __launch_bounds__(kSlotThreads) SlotKernel(SlotParams params, ui
     if (position < 0) {
       Flag(flags, kLengthClamped);
     } else if (params.ratio == 1 || (position + 1) % params.ratio == 0) {
-      int32_t block = 0;
-      slot = SlotOf(params.batch, FindRequest(params.batch, token), position / params.ratio,
-                    kLengthClamped, &block, flags);
-      const int64_t from_null = int64_t{block} - params.null_first;
-      if (from_null >= 0 && from_null < params.null_count) slot = -1;
+      const int64_t row = RowOf(params, position);
+      if (row >= 0) {
+        int32_t block = 0;
+        slot = SlotOf(params.batch, FindRequest(params.batch, token), row, kLengthClamped, &block,
+                      flags);
+        const int64_t from_null = int64_t{block} - params.null_first;
+        if (from_null >= 0 && from_null < params.null_count) slot = -1;
+      }
     }
   }
   params.slots[token] = slot;
+}
+
+KVB_DEVICE void StoreId(void* to, bool wide, int64_t index, int64_t value) {
+  if (wide) {
+    static_cast<int64_t*>(to)[index] = value;
+  } else {
+    static_cast<int32_t*>(to)[index] = static_cast<int32_t>(value);
+  }
+}
+
+// Rows that a request is sampled behind.
+KVB_DEVICE int64_t NumLogits(const InputTokenParams& params, int32_t request) {
+  if (params.logits_start_loc == nullptr) return 1;
+  return int64_t{params.logits_start_loc[request + 1]} - params.logits_start_loc[request];
+}
+
+KVB_DEVICE int32_t InputId(const InputTokenParams& params, int32_t request, int64_t position,
+                           int64_t index, uint32_t* flags) {
+  const int64_t row = params.request_rows[request];
+  const int64_t last = params.last_rows == nullptr ? -1 : params.last_rows[request];
+  if (last >= 0 && index >= 0 && (index == 0 || params.drafts != nullptr)) {
+    if (last < params.num_last_rows && index <= params.num_drafts) {
+      return index == 0 ? params.sampled[last * params.sampled_width]
+                        : params.drafts[last * params.num_drafts + index - 1];
+    }
+    Flag(flags, kBadIndex);
+    return 0;
+  }
+  if (row < 0 || row >= params.num_rows) {
+    Flag(flags, kBadIndex);
+    return 0;
+  }
+  if (position < 0 || position >= params.max_len) {
+    Flag(flags, kLengthClamped);
+    return 0;
+  }
+  return params.token_ids[row * params.max_len + position];
+}
+
+// The row whose logits are the i-th; behind the last, the last once more.
+KVB_DEVICE int64_t LogitsRow(const InputTokenParams& params, int64_t i, int64_t num_tokens,
+                             uint32_t* flags) {
+  const IndexBatch& batch = params.batch;
+  if (batch.num_requests == 0 || num_tokens == 0) return 0;
+  if (params.logits_start_loc == nullptr) {
+    if (i >= batch.num_requests) return num_tokens - 1;
+    const int64_t begin = batch.query_start_loc[i], end = batch.query_start_loc[i + 1];
+    if (begin < end && end <= num_tokens) return end - 1;
+    if (begin < num_tokens) Flag(flags, kLengthClamped);  // others behind it have tokens
+    return num_tokens - 1;
+  }
+  const int64_t count = params.logits_start_loc[batch.num_requests];
+  if (count <= 0) return 0;
+  if (i >= count) i = count - 1;
+  int32_t begin = 0, end = batch.num_requests;
+  while (end - begin > 1) {
+    const int32_t middle = begin + (end - begin) / 2;
+    (params.logits_start_loc[middle] <= i ? begin : end) = middle;
+  }
+  const int64_t row = int64_t{batch.query_start_loc[begin + 1]} -
+                      params.logits_start_loc[begin + 1] + i;
+  if (row >= batch.query_start_loc[begin] && row < num_tokens) return row;
+  Flag(flags, kBadIndex);
+  return 0;
+}
+
+__global__ void __launch_bounds__(kSlotThreads)
+    InputTokenKernel(InputTokenParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int64_t i = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
+  const int64_t num_tokens = NumTokens(params.batch, i == 0, flags);
+  int64_t id = 0, position = 0;
+  if (i < num_tokens) {
+    const int32_t request = FindRequest(params.batch, i);
+    const int64_t begin = params.batch.query_start_loc[request];
+    const int64_t end = params.batch.query_start_loc[request + 1];
+    position = params.num_computed[request] + i - begin;
+    id = InputId(params, request, position, i - (end - NumLogits(params, request)), flags);
+  }
+  if (i < params.num_ids) StoreId(params.input_ids, params.wide_ids, i, id);
+  if (i < params.num_positions) StoreId(params.positions, params.wide_positions, i, position);
+  if (i < params.num_logits) {
+    params.logits_indices[i] = static_cast<int32_t>(LogitsRow(params, i, num_tokens, flags));
+  }
 }
 
 // What a warp needs to know of its token.
@@ -134,16 +233,20 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (at.is_token) {
     Window window = WindowOf(params, at);
     const int64_t covered = int64_t{params.batch.columns} * params.batch.block_size;
-    if ((window.seq_len > covered || window.position < 0) && at.lane == 0) {
+    if ((window.seq_len > covered || window.position < params.sink_rows) && at.lane == 0) {
       Flag(flags, kLengthClamped);
     }
     if (window.end > covered) window.end = covered;
-    length = window.end > window.first ? window.end - window.first : 0;
+    if (window.first < params.sink_rows) window.first = params.sink_rows;
+    const int64_t seen = window.end > window.first ? window.end - window.first : 0;
+    const int64_t sinks = params.sink_rows < covered ? params.sink_rows : covered;
+    length = seen == 0 ? 0 : sinks + seen;
     int32_t* out = params.indices + at.row * params.width;
     for (int64_t k = at.lane; k < length; k += 32) {
+      const int64_t row = k < sinks ? k : window.first + k - sinks;
       int32_t block = 0;
       out[k] = static_cast<int32_t>(
-          SlotOf(params.batch, window.request, window.first + k, kLengthClamped, &block, flags));
+          SlotOf(params.batch, window.request, row, kLengthClamped, &block, flags));
     }
   }
   FinishRow(params, at, length);
@@ -257,6 +360,18 @@ Error LaunchSlots(const LaunchContext& context, const SlotParams& params) {
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
   return Launch(config, SlotKernel, params, context.error_flags);
+}
+
+Error LaunchInputTokens(const LaunchContext& context, const InputTokenParams& params) {
+  int64_t threads = params.num_ids > params.num_positions ? params.num_ids : params.num_positions;
+  if (params.num_logits > threads) threads = params.num_logits;
+  if (threads == 0) return 0;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((threads + kSlotThreads - 1) / kSlotThreads));
+  config.block = dim3(kSlotThreads);
+  config.stream = context.stream;
+  config.overlap_previous = context.can_overlap();
+  return Launch(config, InputTokenKernel, params, context.error_flags);
 }
 
 Error LaunchWindowLists(const LaunchContext& context, const IndexListParams& params) {

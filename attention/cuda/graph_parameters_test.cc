@@ -1,0 +1,211 @@
+// Graphs that are captured once per padded size and replayed with new batches: their metadata is
+// rewritten in place. On a GPU they are graphs; emulated, where nothing can be captured, the same
+// calls with the same arguments, made again.
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/cuda_backend.h"
+#include "kvblocks/attention/cuda/device_metadata.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/testing/device_mirror.h"
+#include "kvblocks/attention/metadata/graph_parameters.h"
+#include "kvblocks/attention/testing/paged_case.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64, kBlockSize = 16, kBlocks = 40;
+
+// What was enqueued on a stream, again.
+class Replay {
+ public:
+  explicit Replay(void* stream) : stream_(stream) {}
+  Replay(Replay&& other) : stream_(other.stream_), graph_(other.graph_), call_(other.call_) {
+    other.graph_ = nullptr;
+  }
+  ~Replay() {
+    if (graph_ != nullptr) {
+      EXPECT_EQ(DestroyGraph(graph_), 0);
+    }
+  }
+
+  void Capture(std::function<absl::Status()> call) {
+    call_ = std::move(call);
+    if (IsEmulation()) return;
+    ASSERT_EQ(BeginCapture(stream_), 0);
+    const absl::Status status = call_();
+    ASSERT_EQ(EndCapture(stream_, &graph_), 0);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  void Run() const {
+    if (IsEmulation()) {
+      const absl::Status status = call_();
+      ASSERT_TRUE(status.ok()) << status;
+    } else {
+      ASSERT_EQ(LaunchGraph(graph_, stream_), 0);
+    }
+  }
+
+ private:
+  void* stream_;
+  void* graph_ = nullptr;
+  std::function<absl::Status()> call_;
+};
+
+LayerConfig Layer(int64_t head_size) {
+  return {
+      .name = "layer", .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_size = head_size};
+}
+
+// `query_len` 1: PagedDecode; more: PagedPrefill of decodes with drafts.
+void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
+  SCOPED_TRACE(testing::Message() << "queries of " << query_len << ", " << Name(dtype));
+  MetadataBuilderOptions options;
+  options.groups = {
+      {.manager_block_size = kBlockSize, .kernel_block_size = kBlockSize, .num_blocks = kBlocks}};
+  options.max_num_reqs = 8, options.max_num_tokens = 8 * query_len, options.max_seq_len = 64;
+  options.split.decode_threshold = static_cast<int32_t>(query_len);
+  GraphParameterOptions sizes{.uniform_query_len = query_len};
+  for (const int64_t size : GraphCaptureSizes(8)) sizes.sizes.push_back(size * query_len);
+  auto graphs = GraphParameters::Create(options, sizes);
+  ASSERT_TRUE(graphs.ok()) << graphs.status();
+
+  // Layers of two shapes share a stream, and so a workspace.
+  DeviceProperties device;
+  ASSERT_EQ(PropertiesOf(0, &device), 0);
+  for (const int64_t head_size : {kDim, kDim / 2}) {
+    const absl::Status status = graphs->RequireWorkspace(
+        [&](const GraphParameterSet& set) -> absl::StatusOr<int64_t> {
+          const auto bytes =
+              WorkspaceBytes(query_len == 1 ? OpKind::kPagedDecode : OpKind::kPagedPrefill,
+                             {.max_reqs = set.num_reqs,
+                              .max_tokens = set.num_tokens,
+                              .num_heads = kHeads,
+                              .num_kv_heads = kKvHeads,
+                              .value_head_size = head_size,
+                              .max_parts = 2 * device.num_multiprocessors});
+          if (!bytes.ok()) return bytes.status();
+          return bytes->device;
+        });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  const int64_t workspace_bytes = graphs->sets().back().workspace_bytes;
+  ASSERT_GT(workspace_bytes, 0);
+  const std::vector<std::byte> zeros(static_cast<size_t>(workspace_bytes));
+  const Mirror workspace_memory(zeros);
+  Workspace workspace;
+  workspace.device = absl::MakeSpan(workspace_memory.data(), zeros.size());
+  DeviceContext on;
+  ExecContext context = on.context;
+  context.workspace = &workspace;
+  ASSERT_EQ(CreateStream(&context.stream), 0);
+
+  const auto uploaded = DeviceMetadata::Create(context, &graphs->builder());
+  ASSERT_TRUE(uploaded.ok()) << uploaded.status();
+  const Reference reference;
+  const auto cpu = reference.MakeImpl(Layer(kDim));
+  const auto cuda = CudaBackend().MakeImpl(Layer(kDim));
+  ASSERT_TRUE(cpu.ok() && cuda.ok());
+  std::vector<Tensor> caches;
+  for (int i = 0; i < 2; ++i) {
+    caches.emplace_back(dtype, std::vector<int64_t>{kBlocks, kBlockSize, kKvHeads, kDim});
+    FillWithPoison(caches.back());
+  }
+  const Mirror k_cache(caches[0]), v_cache(caches[1]);
+  const int64_t most = options.max_num_tokens;
+  Tensor q(dtype, {most, kHeads, kDim}), k(dtype, {most, kKvHeads, kDim});
+  Tensor v(dtype, {most, kKvHeads, kDim}), out(dtype, {most, kHeads, kDim});
+  const Mirror q_copy(q), k_copy(k), v_copy(v), out_copy(out);
+
+  std::vector<Replay> replays;
+  for (const GraphParameterSet& set : graphs->sets()) {
+    const auto rows = [&](const TensorView& view) { return *view.Slice(0, 0, set.num_tokens); };
+    const LayerTensors tensors = {
+        .q = q_copy.Of(rows(q.view)),
+        .k = k_copy.Of(rows(k.view)),
+        .v = v_copy.Of(rows(v.view)),
+        .cache = {KvLayout::kNhd, k_cache.Of(caches[0].view), v_cache.Of(caches[1].view)},
+        .out = out_copy.Of(rows(out.view))};
+    replays.emplace_back(context.stream);
+    replays.back().Capture([&cuda, context, tensors,
+                            metadata = (*uploaded)->OnDevice(set.metadata[0])] {
+      return (*cuda)->Forward(context, tensors, &metadata);
+    });
+    if (testing::Test::HasFatalFailure()) return;
+  }
+
+  // Requests come and go; each has computed `lengths` tokens, all of which were stored by replays.
+  std::mt19937_64 random(11);
+  std::vector<int64_t> lengths(8, 0);
+  for (int step = 0; step < 9; ++step) {
+    SCOPED_TRACE(step);
+    std::vector<RequestInput> requests;
+    std::vector<std::vector<int32_t>> blocks;
+    std::vector<int64_t*> computed;
+    for (int32_t r = 0; r < 8; ++r) {
+      if (IntegerDraw(random, 0, 2) == 0 || lengths[r] + query_len > 64) continue;
+      requests.push_back({lengths[r], query_len});
+      blocks.push_back({4 * r + 1, 4 * r + 2, 4 * r + 3, 4 * r + 4});
+      computed.push_back(&lengths[r]);
+    }
+    const std::vector<absl::Span<const int32_t>> tables(blocks.begin(), blocks.end());
+    const auto set = graphs->Update({.requests = requests, .block_ids = tables});
+    ASSERT_TRUE(set.ok()) << set.status();
+    const auto index = static_cast<size_t>(*set - graphs->sets().data());
+    for (Tensor* tensor : {&q, &k, &v}) tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+    FillWithPoison(out);
+    for (const auto& [mirror, tensor] :
+         {std::pair<const Mirror&, const Tensor&>(q_copy, q), {k_copy, k}, {v_copy, v},
+          {out_copy, out}}) {
+      ASSERT_EQ(CopyAsync(mirror.data(), tensor.bytes.data(), tensor.bytes.size(), context.stream),
+                0);
+    }
+    ASSERT_EQ((*uploaded)->Upload(context), absl::OkStatus());
+    replays[index].Run();
+    ASSERT_EQ(Synchronize(context.stream), 0);
+
+    Tensor expected(dtype, {most, kHeads, kDim});
+    ASSERT_EQ((*cpu)->Forward({},
+                              {.q = q.view,
+                               .k = k.view,
+                               .v = v.view,
+                               .cache = {KvLayout::kNhd, caches[0].view, caches[1].view},
+                               .out = expected.view},
+                              &graphs->builder().metadata()),
+              absl::OkStatus());
+    EXPECT_EQ(k_cache.Bytes(), caches[0].bytes);
+    EXPECT_EQ(v_cache.Bytes(), caches[1].bytes);
+    const std::vector<double> wanted = expected.Get();
+    out_copy.CopyTo(out);
+    const std::vector<double> got = out.Get();
+    const auto tokens = static_cast<int64_t>(requests.size()) * query_len;
+    for (int64_t i = 0; i < tokens * kHeads * kDim; ++i) {
+      ASSERT_NEAR(got[i], wanted[i], limit) << i;
+    }
+    // Rows of padding, which have no keys, are zeros where a decode writes them.
+    for (int64_t i = tokens * kHeads * kDim; query_len == 1 && i < (*set)->num_tokens * kHeads * kDim;
+         ++i) {
+      ASSERT_EQ(got[i], 0) << i;
+    }
+    for (int64_t* length : computed) *length += query_len;
+  }
+  EXPECT_EQ(on.flags(), 0u);
+  replays.clear();
+  ASSERT_EQ(DestroyStream(context.stream), 0);
+}
+
+TEST(CudaGraphParametersTest, ReplaysFollowBatchesThatAreWrittenInPlace) {
+  ExpectReplaysFollow(1, DType::kF32, 1e-4);
+  ExpectReplaysFollow(1, DType::kBF16, 4e-2);
+  ExpectReplaysFollow(3, DType::kBF16, 4e-2);
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,93 @@
+#include "kvblocks/attention/metadata/context_parallel.h"
+
+#include <limits>
+
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int32_t kMaxRanks = 4096;  // as the block manager has it
+
+absl::Status CheckRank(const char* what, int32_t num_ranks, int32_t rank) {
+  if (num_ranks >= 1 && num_ranks <= kMaxRanks && rank >= 0 && rank < num_ranks) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(what, ": rank is ", rank, " of ", num_ranks, "; from 0 to below a number of ",
+                         "ranks of 1 to ", kMaxRanks);
+}
+
+}  // namespace
+
+absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_per_block) {
+  if (absl::Status s = CheckRank("context_parallel", parallel.num_ranks, parallel.rank); !s.ok()) {
+    return s;
+  }
+  if (parallel.interleave >= 1 && rows_per_block % parallel.interleave == 0) return absl::OkStatus();
+  return InvalidArgument("context_parallel.interleave is ", parallel.interleave,
+                         "; it must divide the ", rows_per_block, " rows that a block has on a rank");
+}
+
+absl::Status PrefillShard::Build(const CommonAttentionMetadata& meta, int32_t num_ranks,
+                                 int32_t rank) {
+  if (absl::Status status = CheckRank("PrefillShard", num_ranks, rank); !status.ok()) return status;
+  const absl::Span<const int32_t> starts = meta.host_query_start_loc;
+  const auto num_reqs = static_cast<int64_t>(starts.size()) - 1;
+  if (num_reqs < meta.num_reqs || meta.num_decodes < 0 || meta.num_decodes > meta.num_reqs) {
+    return InvalidArgument("PrefillShard: host_query_start_loc has ", starts.size(), " entries; ",
+                           meta.num_reqs, " requests, ", meta.num_decodes,
+                           " of them decodes, need at least one more than requests");
+  }
+  for (int64_t b = 0; b < num_reqs; ++b) {
+    if (starts[b] >= 0 && starts[b + 1] >= starts[b]) continue;
+    return InvalidArgument("PrefillShard: host_query_start_loc[", b + 1, "] is ", starts[b + 1],
+                           ", after ", starts[b], "; it must not decrease");
+  }
+  // Calls visit(rank, first, end) for the stretches of each request's rows, ascending per rank.
+  const int64_t num_chunks = 2 * int64_t{num_ranks};
+  const auto for_each_stretch = [&](int64_t b, auto visit) {
+    const int64_t count = int64_t{starts[b + 1]} - starts[b];
+    if (b < meta.num_decodes) {
+      visit(static_cast<int32_t>(b % num_ranks), 0, count);
+      return;
+    }
+    const int64_t length = CeilDiv(count, num_chunks);
+    for (int64_t chunk = 0; chunk < num_chunks && chunk * length < count; ++chunk) {
+      const int64_t owner = chunk < num_ranks ? chunk : num_chunks - 1 - chunk;
+      visit(static_cast<int32_t>(owner), chunk * length, std::min(count, (chunk + 1) * length));
+    }
+  };
+
+  std::vector<int64_t> used(static_cast<size_t>(num_ranks));
+  for (int64_t b = 0; b < num_reqs; ++b) {
+    for_each_stretch(b, [&](int32_t owner, int64_t first, int64_t end) { used[owner] += end - first; });
+  }
+  const int64_t num_rows = *std::max_element(used.begin(), used.end());
+  if (num_rows > std::numeric_limits<int32_t>::max() / num_ranks) {
+    return ResourceExhausted("PrefillShard: ", num_ranks, " ranks of ", num_rows,
+                             " rows each; together they must fit in int32; schedule fewer tokens");
+  }
+
+  rows_.assign(static_cast<size_t>(num_rows), -1);
+  query_positions_.clear();
+  query_start_loc_.assign(1, 0);
+  restore_.resize(static_cast<size_t>(starts[num_reqs]));
+  std::fill(used.begin(), used.end(), 0);
+  for (int64_t b = 0; b < num_reqs; ++b) {
+    for_each_stretch(b, [&](int32_t owner, int64_t first, int64_t end) {
+      for (int64_t i = first; i < end; ++i) {
+        const int64_t at = used[owner]++;
+        restore_[static_cast<size_t>(starts[b] + i)] = static_cast<int32_t>(owner * num_rows + at);
+        if (owner != rank) continue;
+        rows_[static_cast<size_t>(at)] = static_cast<int32_t>(starts[b] + i);
+        query_positions_.push_back(static_cast<int32_t>(i));
+      }
+    });
+    query_start_loc_.push_back(static_cast<int32_t>(query_positions_.size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention
