@@ -476,5 +476,14 @@ TEST(AttentionLayerTest, MlaLayerWithoutACacheAttendsToTheNewRows) {
     ExpectMlaWithoutCache(*backend, {});
   }
 }
+
+TEST(AttentionLayerTest, RowFormatsAreHonoured) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    SCOPED_TRACE(backend->name());
+    ExpectRowFormatsAreHonoured(*backend, {});
+    ExpectLatentRecordsAreHonoured(*backend, {});
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks::attention

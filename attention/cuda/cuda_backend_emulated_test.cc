@@ -91,6 +91,8 @@ TEST(CudaLayerTest, DoWhatLayersOfEveryBackendDo) {
   ExpectOtherMasksAreRefused(CudaBackend(), context);
   ExpectMlaWithoutCache(CudaBackend(), context);
   ExpectPiecesAreChunks(CudaBackend(), context);
+  ExpectRowFormatsAreHonoured(CudaBackend(), context);
+  ExpectLatentRecordsAreHonoured(CudaBackend(), context);
 }
 
 TEST(CudaLayerTest, ListsAreThoseOfTheHost) {
