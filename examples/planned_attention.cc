@@ -20,7 +20,7 @@ std::vector<float> Some(int64_t count, double seed) {  // stands for a projectio
 }
 
 // The sum of all outputs of a request of kTokens, or NaN; prints where the plan puts the layers.
-double Attend(const std::vector<LayerCache>& caches, PoolLayout layout) {
+double Attend(const std::vector<LayerCache>& caches, PoolLayout layout, bool prints) {
   const PlanResult planned = MakePlan(caches, {.layout = layout,
                                                .limits = {.max_model_len = 128,
                                                           .max_in_flight_tokens = 128},
@@ -31,6 +31,7 @@ double Attend(const std::vector<LayerCache>& caches, PoolLayout layout) {
   const auto manager = KvCacheManager::Create(plan.config, {.max_model_len = 128});
   if (!memory.ok() || !manager.ok()) return NAN;
   for (const LayerMemory& layer : memory->layers()) {
+    if (!prints) break;
     std::printf("  %-8s group %d, tensor %d, byte %lld, blocks %lld bytes apart\n", layer.name.c_str(),
                 layer.group, layer.tensor, (long long)layer.place.offset,
                 (long long)layer.place.block_stride);
@@ -80,25 +81,33 @@ double Attend(const std::vector<LayerCache>& caches, PoolLayout layout) {
   return sum;
 }
 
-int main() {
-  const auto full = FullAttentionSpec::Create({.block_size = 16,
-                                               .num_kv_heads = 2,
-                                               .head_size = kDim,
-                                               .dtype = DataType::kFloat32});
+// A layer of full attention and three with a window. Rows in a format with scales of its own are attended
+// to through the same calls.
+std::vector<LayerCache> Model(DataType dtype, QuantMode mode) {
+  const auto full = FullAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 2, .head_size = kDim, .dtype = dtype, .quant_mode = mode});
   const auto window = SlidingWindowSpec::Create({.block_size = 16,
                                                  .num_kv_heads = 1,
                                                  .head_size = kDim,
                                                  .sliding_window = 24,
-                                                 .dtype = DataType::kFloat32});
-  const std::vector<LayerCache> caches = {
-      {.name = "full", .spec = *full}, {.name = "window.0", .spec = *window},
-      {.name = "window.1", .spec = *window}, {.name = "window.2", .spec = *window}};
-  double first = 0;
+                                                 .dtype = dtype,
+                                                 .quant_mode = mode});
+  return {{.name = "full", .spec = *full},
+          {.name = "window.0", .spec = *window},
+          {.name = "window.1", .spec = *window},
+          {.name = "window.2", .spec = *window}};
+}
+
+int main() {
+  double sums[3][2];
   for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
     std::printf("%s\n", std::string(LayoutName(layout)).c_str());
-    const double sum = Attend(caches, layout);
-    if (layout == PoolLayout::kUniform) first = sum;
-    std::printf("  sum of outputs %.4f\n", sum);
-    if (!(std::abs(sum - first) < 1e-6)) return 1;
+    double* const sum = sums[static_cast<int>(layout)];
+    sum[0] = Attend(Model(DataType::kFloat32, QuantMode::kNone), layout, /*prints=*/true);
+    sum[1] = Attend(Model(DataType::kInt8, QuantMode::kInt8PerTokenHead), layout, false);
+    std::printf("  sum of outputs %.4f, with int8_per_token_head rows %.4f\n", sum[0], sum[1]);
+    for (const int rows : {0, 1}) {
+      if (!(std::abs(sum[rows] - sums[0][rows]) < 1e-6)) return 1;
+    }
   }
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -20,6 +20,7 @@ using attention::DType;
 using attention::KvCacheGeometry;
 using attention::KvGroupConfig;
 using attention::KvLayout;
+using attention::KvRowFormat;
 using attention::TensorView;
 
 constexpr size_t kAlignment = 256;  // of own memory
@@ -124,6 +125,66 @@ absl::Status CheckTensors(const WorkerPlan& worker, const std::vector<TensorView
   return absl::OkStatus();
 }
 
+// How vectors of heads are stored; empty for modes that only latent rows have.
+std::optional<KvRowFormat> HeadFormatOf(QuantMode mode) {
+  switch (mode) {
+    case QuantMode::kNone:
+    case QuantMode::kFp8PerTensor:
+      return KvRowFormat::kElements;
+    case QuantMode::kInt8PerTokenHead:
+    case QuantMode::kFp8PerTokenHead:
+      return KvRowFormat::kPerTokenHead;
+    case QuantMode::kInt4PerTokenHead:
+      return KvRowFormat::kInt4PerTokenHead;
+    case QuantMode::kNvfp4:
+      return KvRowFormat::kNvfp4;
+    case QuantMode::kFp8DsMla:
+    case QuantMode::kNvfp4DsMla:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// DeepSeek's own rows as a layout of u8 and, of kMlaLatent, a format of records; empty for rows that are
+// none: a window of another model has plain bytes.
+std::optional<std::pair<KvLayout, KvRowFormat>> LatentFormatOf(const KvCacheSpec& spec) {
+  const bool window = spec.kind() != KvCacheSpecKind::kMlaAttention;
+  const bool nvfp4 = spec.quant_mode() == QuantMode::kNvfp4DsMla;
+  switch (spec.options().model_version) {
+    case ModelVersion::kDeepseekV4:
+      return std::pair(KvLayout::kMlaFp8_584, KvRowFormat::kElements);
+    case ModelVersion::kDeepseekV41:
+      // Windows have 8 bits in either mode.
+      return std::pair(KvLayout::kMlaLatent, nvfp4 && !window ? KvRowFormat::kMlaV41Fp4
+                                                              : KvRowFormat::kMlaV41);
+    default:
+      if (window) return std::nullopt;
+      return nvfp4 ? std::pair(KvLayout::kMlaLatent, KvRowFormat::kMlaNvfp4)
+                   : std::pair(KvLayout::kMlaFp8_656, KvRowFormat::kElements);
+  }
+}
+
+// Why vectors of a format cannot be seen as codes and scales; empty if they can.
+std::string WhyNoVectors(const KvCacheSpec& spec, KvRowFormat format) {
+  if (format == KvRowFormat::kElements) return "";
+  if (spec.has_one_vector_per_row()) {
+    return absl::StrCat("no layout of attention/cache reads ",
+                        std::string(QuantModeName(spec.quant_mode())), " rows of ",
+                        std::string(spec.kind_name()));
+  }
+  if (format == KvRowFormat::kNvfp4) return "";  // specs take multiples of 16 values only
+  // Each vector's float32 scale lies behind its codes.
+  const int64_t multiple = 4 * attention::ValuesPerElement(format);
+  for (const int64_t values : {spec.head_size(), spec.head_size_v()}) {
+    if (values % multiple != 0) {
+      return absl::StrCat("vectors of ", values, " values put float32 scales at addresses that are "
+                          "no multiples of 4; ", std::string(QuantModeName(spec.quant_mode())),
+                          " is seen as tensors with multiples of ", multiple, " values");
+    }
+  }
+  return "";
+}
+
 // What a layer's pages hold, as views.
 absl::Status MakeViews(const KvCacheSpec& spec, int64_t kernel_rows, KvLayout layout,
                        LayerMemory* memory) {
@@ -151,18 +212,21 @@ absl::Status MakeViews(const KvCacheSpec& spec, int64_t kernel_rows, KvLayout la
   const QuantMode mode = spec.quant_mode();
   KvCacheGeometry geometry;
   geometry.block_size = kernel_rows;
-  if (mode == QuantMode::kFp8DsMla && spec.has_one_vector_per_row()) {
-    const bool v4 = spec.options().model_version == ModelVersion::kDeepseekV4;
-    if (v4 || spec.kind() == KvCacheSpecKind::kMlaAttention) {
-      geometry.layout = v4 ? KvLayout::kMlaFp8_584 : KvLayout::kMlaFp8_656;
+  const std::optional<KvRowFormat> format = HeadFormatOf(mode);
+  if (!format.has_value()) {
+    const auto latent = LatentFormatOf(spec);
+    if (latent.has_value()) {
+      std::tie(geometry.layout, geometry.format) = *latent;
       geometry.dtype = DType::kU8;
       return take(attention::PlacedKvCache(memory->placed, geometry), &memory->cache);
     }
-  }
-  if (mode != QuantMode::kNone && mode != QuantMode::kFp8PerTensor) {
     memory->opaque = absl::StrCat("no layout of attention/cache reads ",
                                   std::string(QuantModeName(mode)), " rows of ",
-                                  std::string(spec.kind_name()));
+                                  std::string(spec.kind_name()), " without a model_version");
+    return absl::OkStatus();
+  }
+  if (std::string why = WhyNoVectors(spec, *format); !why.empty()) {
+    memory->opaque = std::move(why);
     return absl::OkStatus();
   }
   const DType type = StoredType(spec);
@@ -171,11 +235,16 @@ absl::Status MakeViews(const KvCacheSpec& spec, int64_t kernel_rows, KvLayout la
                 &memory->rows);
   }
   geometry.layout = layout;
-  geometry.dtype = type;
+  geometry.format = *format;
+  geometry.dtype = mode == QuantMode::kFp8PerTokenHead    ? DType::kF8E4M3
+                   : mode == QuantMode::kInt8PerTokenHead ? DType::kI8
+                   : *format != KvRowFormat::kElements    ? DType::kU8
+                                                          : type;
   geometry.num_kv_heads = spec.num_kv_heads();
   geometry.key_dim = spec.head_size();
   geometry.value_dim = spec.head_size_v();
-  const bool one_row = layout == KvLayout::kNhd && geometry.key_dim != geometry.value_dim;
+  const bool one_row = layout == KvLayout::kNhd && *format == KvRowFormat::kElements &&
+                       geometry.key_dim != geometry.value_dim;
   return take(attention::PlacedKvCache(memory->placed, geometry, one_row), &memory->cache);
 }
 

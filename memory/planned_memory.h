@@ -19,8 +19,9 @@
 // the view (attention/cache/page_place.h): KvGroupOf tells the metadata builder how to make them.
 //
 // Inside a page: K of all tokens, then V (kNhd or kHnd); K and V of a head in one row where they
-// differ in size; latent and other vectors row by row; DeepSeek's fp8 rows as their layouts say;
-// states of Mamba layers one after another.
+// differ in size; vectors with scales of their own as their format has them (kv_cache_layout.h); latent
+// and other vectors row by row; DeepSeek's fp8 rows and records as their layouts say; states of Mamba
+// layers one after another.
 //
 // Always: a view reaches no byte outside its tensor; layers of one group share no byte. Layers of
 // different groups may share memory, since a block id belongs to one group at a time.
@@ -55,7 +56,7 @@ struct LayerMemory {
   attention::PagePlace place = {};
   // u8 [block numbers, bytes of a kernel block]; every layer has it.
   attention::PlacedPages placed = {};
-  // Keys and values, as operations take them: heads in plain or fp8 values, DeepSeek's fp8 rows.
+  // Keys and values, as operations take them: heads in any format, DeepSeek's rows.
   attention::KvCacheView cache = {};
   // [block numbers, rows, values]: kinds of one plain vector per row.
   attention::TensorView rows = {};

@@ -30,7 +30,7 @@ bool Coin() { return Number(0, 1) == 1; }
 KvCacheSpec AnySpec() {
   const int64_t block = Coin() ? 4 : 8;
   const int64_t heads = Number(1, 3);
-  switch (Number(0, 12)) {
+  switch (Number(0, 13)) {
     case 0:
       return FullSpec(block, heads, 16, Coin() ? QuantMode::kNone : QuantMode::kFp8PerTensor);
     case 1:
@@ -56,8 +56,25 @@ KvCacheSpec AnySpec() {
           {.block_size = block, .num_kv_heads = heads, .head_size = 16});
     case 9:
       return LatentSpec(block, Coin() ? QuantMode::kNone : QuantMode::kFp8DsMla);
-    case 10:
-      return FullSpec(block, heads, 16, QuantMode::kInt8PerTokenHead);
+    case 10: {
+      const QuantMode modes[] = {QuantMode::kInt8PerTokenHead, QuantMode::kFp8PerTokenHead,
+                                 QuantMode::kInt4PerTokenHead, QuantMode::kNvfp4};
+      return FullSpec(block, heads, 16, modes[Number(0, 3)]);
+    }
+    case 13: {
+      const bool fp4 = Coin();
+      KvCacheSpecOptions rows = {.block_size = block,
+                                 .head_size = 512,
+                                 .dtype = DataType::kUint8,
+                                 .quant_mode = fp4 ? QuantMode::kNvfp4DsMla : QuantMode::kFp8DsMla,
+                                 .model_version = ModelVersion::kDeepseekV41};
+      if (Coin()) {
+        if (fp4 && Coin()) rows.model_version = ModelVersion::kDeepseekV32, rows.head_size = 576;
+        return *MlaAttentionSpec::Create(rows);
+      }
+      rows.sliding_window = 8;
+      return *SlidingWindowMlaSpec::Create(rows);
+    }
     case 11:
       return *MlaAttentionSpec::Create(
           {.block_size = block, .head_size = 48, .dtype = DataType::kFloat32, .compress_ratio = 2});
@@ -101,6 +118,14 @@ struct Bytes {
   int64_t begin, size;
 };
 
+// Of one latent row; V4's lie in two pieces.
+int64_t RecordBytes(const KvCacheSpec& spec) {
+  const bool fp4 = spec.quant_mode() == QuantMode::kNvfp4DsMla;
+  const bool full = spec.kind() == KvCacheSpecKind::kMlaAttention;
+  if (spec.options().model_version == ModelVersion::kDeepseekV41) return fp4 && full ? 288 : 528;
+  return fp4 ? 352 : 656;
+}
+
 // What one block of a layer holds, by the spec alone: all rows and states, `split` kernel blocks.
 void AddNaive(const Plan& plan, const LayerDescriptor& d, int64_t block, int64_t split, bool hnd,
               std::vector<Bytes>* out) {
@@ -120,15 +145,36 @@ void AddNaive(const Plan& plan, const LayerDescriptor& d, int64_t block, int64_t
   const int64_t element =
       spec.quant_mode() == QuantMode::kFp8PerTensor ? 1 : ElementBytes(spec.dtype());
   const int64_t heads = spec.num_kv_heads(), d_k = spec.head_size(), d_v = spec.head_size_v();
+  const QuantMode mode = spec.quant_mode();
+  const bool packed = mode == QuantMode::kInt4PerTokenHead || mode == QuantMode::kNvfp4;
+  const int64_t codes_k = packed ? d_k / 2 : d_k, codes_v = packed ? d_v / 2 : d_v;
   for (int64_t s = 0; s < split; ++s) {
     const int64_t base = page + s * (spec.unpadded_page_bytes() / split);
     for (int64_t t = 0; t < rows; ++t) {
+      if (IsDsMla(mode)) {
+        const int64_t record = RecordBytes(spec);
+        out->push_back({d.tensor, base + t * record, record});
+        continue;
+      }
       if (spec.has_one_vector_per_row()) {
         out->push_back({d.tensor, base + t * d_k * element, d_k * element});
         continue;
       }
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t i = hnd ? h * rows + t : t * heads + h;
+        const auto add = [&](int64_t at, int64_t bytes) { out->push_back({d.tensor, base + at, bytes}); };
+        if (HasPerTokenHeadScales(mode)) {
+          const int64_t at = i * (codes_k + 4 + codes_v + 4);
+          add(at, codes_k), add(at + codes_k, 4);
+          add(at + codes_k + 4, codes_v), add(at + codes_k + 4 + codes_v, 4);
+          continue;
+        }
+        if (mode == QuantMode::kNvfp4) {
+          const int64_t n = rows * heads, k = codes_k + d_k / 16, of_k = d_k / 16, of_v = d_v / 16;
+          add(i * codes_k, codes_k), add(n * codes_k + i * of_k, of_k);
+          add(n * k + i * codes_v, codes_v), add(n * (k + codes_v) + i * of_v, of_v);
+          continue;
+        }
         if (d_k != d_v && !hnd) {
           out->push_back({d.tensor, base + i * (d_k + d_v) * element, d_k * element});
           out->push_back({d.tensor, base + (i * (d_k + d_v) + d_k) * element, d_v * element});
@@ -163,12 +209,20 @@ void AddFromViews(const PlannedMemory& memory, const LayerMemory& layer, int32_t
       }
     }
     const KvCacheView& cache = layer.cache;
-    if (cache.absent() || attention::IsMla(cache.layout)) continue;
+    if (cache.absent() || cache.layout == KvLayout::kMlaFp8_584) continue;
+    if (attention::IsMla(cache.layout)) {
+      for (int64_t t = 0; t < cache.block_size(); ++t) {
+        add(cache.k, cache.k.At(number, t), cache.k.extent[2]);
+      }
+      continue;
+    }
     for (int64_t t = 0; t < cache.block_size(); ++t) {
       for (int64_t h = 0; h < cache.num_kv_heads(); ++h) {
-        for (const TensorView* view : {&cache.k, &cache.v}) {
+        for (const TensorView* view : {&cache.k, &cache.k_scales, &cache.v, &cache.v_scales}) {
+          if (view->absent()) continue;
           const bool nhd = cache.layout == KvLayout::kNhd;
-          add(*view, view->At(number, nhd ? t : h, nhd ? h : t), view->extent[3]);
+          add(*view, view->At(number, nhd ? t : h, nhd ? h : t),
+              view->rank == 4 ? view->extent[3] : 1);
         }
       }
     }
@@ -216,7 +270,7 @@ TEST(PlannedMemoryPropertyTest, RowsLieWhereTheRulesPutThem) {
       for (const int l : plan.groups[g].layers) {
         const KvCacheSpec& spec = plan.layers[static_cast<size_t>(l)].stored;
         even &= spec.kind() != KvCacheSpecKind::kMamba && spec.storage_block_size() % 2 == 0 &&
-                spec.unpadded_page_bytes() % 2 == 0 && spec.quant_mode() != QuantMode::kFp8DsMla;
+                spec.unpadded_page_bytes() % 2 == 0 && !IsDsMla(spec.quant_mode());
       }
       options.kernel_blocks.push_back(even ? 2 : 1);
     }

@@ -13,6 +13,10 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/backends/backend_registry.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/mla_records.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
+#include "kvblocks/attention/cpu/block_ops.h"
 #include "kvblocks/attention/testing/dense_oracle.h"
 #include "kvblocks/specs/planning/testing/plan_test_helpers.h"
 
@@ -51,67 +55,58 @@ std::vector<LayerCache> Model(bool with_latent = false) {
   return caches;
 }
 
+// Heads, a window and vectors of V of another size in a mode with scales in the page; of the modes of
+// latent rows a full cache and, of V4.1, its window, of V3.2, a plain one.
+std::vector<LayerCache> QuantisedModel(QuantMode mode, ModelVersion version = ModelVersion::kNone) {
+  const DataType storage = mode == QuantMode::kInt8PerTokenHead  ? DataType::kInt8
+                           : mode == QuantMode::kFp8PerTokenHead ? DataType::kFp8E4m3
+                                                                 : DataType::kUint8;
+  if (IsDsMla(mode)) {
+    const bool v41 = version == ModelVersion::kDeepseekV41;
+    std::vector<LayerCache> caches = {
+        {.name = "latent",
+         .spec = *MlaAttentionSpec::Create({.block_size = 8,
+                                            .head_size = v41 ? 512 : 576,
+                                            .dtype = storage,
+                                            .quant_mode = mode,
+                                            .model_version = version})}};
+    if (v41) {
+      caches.push_back({.name = "latent_window",
+                        .spec = *SlidingWindowMlaSpec::Create({.block_size = 4,
+                                                               .head_size = 512,
+                                                               .sliding_window = 6,
+                                                               .dtype = storage,
+                                                               .quant_mode = mode,
+                                                               .model_version = version})});
+    } else {
+      caches.push_back({.name = "plain_window",
+                        .spec = *SlidingWindowSpec::Create({.block_size = 4,
+                                                            .num_kv_heads = 1,
+                                                            .head_size = kDim,
+                                                            .sliding_window = 6,
+                                                            .dtype = DataType::kFloat32})});
+    }
+    return caches;
+  }
+  const KvCacheSpecOptions full = {.block_size = 8,
+                                   .num_kv_heads = 2,
+                                   .head_size = 16,
+                                   .dtype = storage,
+                                   .quant_mode = mode};
+  KvCacheSpecOptions window = full;
+  window.num_kv_heads = 1, window.sliding_window = 6;
+  KvCacheSpecOptions values = full;
+  values.head_size = 32, values.head_size_v = 16;
+  return {{.name = "full", .spec = *FullAttentionSpec::Create(full)},
+          {.name = "window", .spec = *SlidingWindowSpec::Create(window)},
+          {.name = "values", .spec = *FullAttentionSpec::Create(values)}};
+}
+
 Plan PlanIn(PoolLayout layout, const std::vector<LayerCache>& caches, int64_t num_blocks = 61) {
   PlanOptions options = Exact(layout, 1 << 20, 64, 64);
   options.num_blocks_override = num_blocks;
   options.max_chunk_bytes = 5000;
   return PlanOf(caches, options);
-}
-
-// --- Addresses ---
-
-// The example of the header.
-TEST(PagePlaceTest, TheExampleOfTheHeader) {
-  attention::PagePlace place = {.page_bytes = 96,
-                                .block_stride = 96,
-                                .ids_per_chunk = 5,
-                                .pages_per_chunk = 2,
-                                .chunk_bytes = 200,
-                                .null_offset = 400};
-  std::vector<std::byte> bytes(496);
-  const TensorView memory = ViewOf(absl::MakeSpan(bytes));
-  for (const auto& [stride, pages, at] :
-       {std::tuple<int64_t, int64_t, int64_t>(96, 2, 296), {40, 5, 240}}) {
-    place.page_bytes = place.block_stride = stride;
-    place.pages_per_chunk = pages;
-    const auto placed = PlacePages(place, 11, 1, memory);
-    ASSERT_TRUE(placed.ok()) << placed.status();
-    EXPECT_EQ(place.PageOffset(7), at);
-    EXPECT_EQ(placed->pages.At(placed->blocks.First(7)) - bytes.data(), at);
-    EXPECT_EQ(placed->pages.At(placed->blocks.First(0)) - bytes.data(), 400);
-    EXPECT_TRUE(placed->overlapping == (stride == 96));
-    EXPECT_EQ(placed->blocks.IsPage(8), stride == 40);
-  }
-}
-
-TEST(PagePlaceTest, WhatContradictsItselfIsRefused) {
-  std::vector<std::byte> bytes(1000);
-  const auto message = [&](attention::PagePlace place, int64_t num_blocks = 11, int64_t split = 1) {
-    const auto placed = PlacePages(place, num_blocks, split, ViewOf(absl::MakeSpan(bytes)));
-    return std::string(placed.status().message());
-  };
-  const attention::PagePlace even = {.page_bytes = 90, .block_stride = 90};
-  EXPECT_EQ(message(even), "");
-  EXPECT_THAT(message(even, 0), HasSubstr("num_blocks is 0"));
-  EXPECT_THAT(message(even, 12), HasSubstr("end at byte 1080 of the memory, which has 1000"));
-  EXPECT_THAT(message(even, 11, 4), HasSubstr("split is 4; it must divide the 90"));
-  EXPECT_THAT(message({.page_bytes = 90, .block_stride = 89}), HasSubstr("89 bytes apart"));
-  EXPECT_THAT(message({.offset = INT64_MAX, .page_bytes = 1, .block_stride = 1}),
-              HasSubstr("beyond 2^63"));
-  const attention::PagePlace chunks = {.page_bytes = 40,
-                                       .block_stride = 40,
-                                       .ids_per_chunk = 5,
-                                       .pages_per_chunk = 4,
-                                       .chunk_bytes = 170,
-                                       .null_offset = 340};
-  EXPECT_EQ(message(chunks), "");
-  EXPECT_THAT(message(chunks, 12), HasSubstr("ids_per_chunk is 5; the 11 ids"));
-  attention::PagePlace bad = chunks;
-  bad.pages_per_chunk = 5;
-  EXPECT_THAT(message(bad), HasSubstr("pages_per_chunk is 5"));
-  bad = chunks;
-  bad.null_offset = 970;
-  EXPECT_THAT(message(bad), HasSubstr("end at byte 1010"));
 }
 
 TEST(PlannedMemoryTest, CallersMemoryIsUsedAndChecked) {
@@ -203,6 +198,27 @@ std::vector<int32_t> IdsOf(const Plan& plan, int group, int64_t count) {
   return ids;
 }
 
+// What a cache gives back of vectors of `dim` values.
+std::vector<double> Stored(const attention::KvCacheView& cache, const std::vector<float>& rows,
+                           int64_t dim) {
+  std::vector<double> values(rows.begin(), rows.end());
+  if (cache.format == attention::KvRowFormat::kElements) return values;
+  std::vector<std::byte> codes(1024), scales(1024);
+  for (size_t at = 0; at < values.size(); at += static_cast<size_t>(dim)) {
+    double* const row = values.data() + at;
+    if (attention::IsMlaRecord(cache.format)) {
+      attention::EncodeMlaRecord(cache.format, row, codes.data());
+      attention::DecodeMlaRecord(cache.format, codes.data(), row);
+    } else {
+      attention::EncodeQuantisedRow(cache.format, cache.k.dtype, row, dim, 1, codes.data(),
+                                    scales.data());
+      attention::DecodeQuantisedRow(cache.format, cache.k.dtype, codes.data(), scales.data(), dim,
+                                    row);
+    }
+  }
+  return values;
+}
+
 // A prompt in two parts and two decodes of two requests, through the layers of a plan.
 void ExpectLayersAttend(const Plan& plan, const PlannedMemoryOptions& options) {
   const auto memory = PlannedMemory::Create(plan, options);
@@ -220,15 +236,21 @@ void ExpectLayersAttend(const Plan& plan, const PlannedMemoryOptions& options) {
     for (const LayerMemory& layer : memory->layers()) {
       const PlannedLayer& planned = plan.layers[static_cast<size_t>(layer.layer)];
       const KvCacheSpec& spec = planned.stored;
-      const bool mla = spec.kind() == KvCacheSpecKind::kMlaAttention;
-      const int64_t rank = kDim, rotary = mla ? spec.head_size() - rank : 0;
-      const int64_t kv_heads = mla ? 1 : spec.num_kv_heads(), key = kDim + rotary;
+      const bool mla = spec.has_one_vector_per_row();
+      const attention::KvCacheView cache = layer.rows.absent() ? layer.cache
+                                                               : *layer.LatentCache(kDim);
+      const int64_t rank = !mla ? 0 : attention::CompressedValues(cache);
+      const int64_t rotary = mla ? cache.key_dim() - rank : 0;
+      const int64_t kv_heads = mla ? 1 : spec.num_kv_heads(), key = cache.key_dim();
+      const int64_t value = cache.value_dim();
       const int64_t window = planned.declared.sliding_window().value_or(0);
       attention::LayerConfig config = {.name = layer.name,
                                        .num_heads = kHeads,
                                        .num_kv_heads = kv_heads,
-                                       .head_size = kDim,
-                                       .window = window};
+                                       .head_size = mla ? kDim : key,
+                                       .value_head_size = value,
+                                       .window = window,
+                                       .row_format = cache.format};
       if (mla) config.latent_rank = rank, config.rotary_dim = rotary;
       const auto impl = backend.MakeImpl(config);
       ASSERT_TRUE(impl.ok()) << impl.status();
@@ -245,7 +267,8 @@ void ExpectLayersAttend(const Plan& plan, const PlannedMemoryOptions& options) {
       const auto append = [](std::vector<float>& to, const std::vector<float>& from) {
         to.insert(to.end(), from.begin(), from.end());
       };
-      const int64_t k_width = mla ? rank : kv_heads * kDim, v_width = mla ? rotary : kv_heads * kDim;
+      const int64_t k_width = mla ? rank : kv_heads * key;
+      const int64_t v_width = mla ? rotary : kv_heads * value;
       for (int64_t r = 0; r < kRequests; ++r) {
         requests.push_back({step.computed, step.tokens});
         tables.push_back(absl::MakeConstSpan(ids).subspan(static_cast<size_t>(r * per_request),
@@ -257,13 +280,13 @@ void ExpectLayersAttend(const Plan& plan, const PlannedMemoryOptions& options) {
       }
       ASSERT_TRUE(builder->Build({.requests = requests, .block_ids = tables}).ok());
       const int64_t n = kRequests * step.tokens;
-      std::vector<float> out(static_cast<size_t>(n * kHeads * kDim));
+      std::vector<float> out(static_cast<size_t>(n * kHeads * value));
       attention::LayerTensors tensors;
       tensors.q = ViewOf(absl::MakeConstSpan(q), {n, kHeads * key});
       tensors.k = ViewOf(absl::MakeConstSpan(k), {n, k_width});
       tensors.v = ViewOf(absl::MakeConstSpan(v), {n, v_width});
-      tensors.cache = mla ? *layer.LatentCache(rank) : layer.cache;
-      tensors.out = ViewOf(absl::MakeSpan(out), {n, kHeads * kDim});
+      tensors.cache = cache;
+      tensors.out = ViewOf(absl::MakeSpan(out), {n, kHeads * value});
       const absl::Status status = (*impl)->Forward({}, tensors, &builder->metadata());
       ASSERT_TRUE(status.ok()) << layer.name << ": " << status;
 
@@ -275,18 +298,23 @@ void ExpectLayersAttend(const Plan& plan, const PlannedMemoryOptions& options) {
         dense.num_heads = kHeads;
         dense.num_kv_heads = kv_heads;
         dense.key_dim = key;
-        dense.value_dim = kDim;
+        dense.value_dim = value;
         const auto queries = Rows(who, 0, step.computed, step.tokens, kHeads * key);
         dense.q.assign(queries.begin(), queries.end());
         for (int64_t t = 0; t < length; ++t) {
-          const auto one_k = Rows(who, 1, t, 1, k_width), one_v = Rows(who, 2, t, 1, v_width);
-          dense.k.insert(dense.k.end(), one_k.begin(), one_k.end());
-          if (mla) dense.k.insert(dense.k.end(), one_v.begin(), one_v.end());
-          const auto& value = mla ? one_k : one_v;
-          dense.v.insert(dense.v.end(), value.begin(), value.end());
+          auto one_k = Rows(who, 1, t, 1, k_width), one_v = Rows(who, 2, t, 1, v_width);
+          if (mla) {
+            one_k.insert(one_k.end(), one_v.begin(), one_v.end());
+            const std::vector<double> row = Stored(cache, one_k, key);
+            dense.k.insert(dense.k.end(), row.begin(), row.end());
+            dense.v.insert(dense.v.end(), row.begin(), row.begin() + value);
+            continue;
+          }
+          for (double x : Stored(cache, one_k, key)) dense.k.push_back(x);
+          for (double x : Stored(cache, one_v, value)) dense.v.push_back(x);
         }
         attention::DenseParams params;
-        params.scale = 1 / std::sqrt(double{kDim});
+        params.scale = 1 / std::sqrt(static_cast<double>(config.head_size));
         if (window > 0) params.window_left = window - 1;
         const auto expected = DenseAttention(dense, params);
         for (size_t i = 0; i < expected.out.size(); ++i) {
@@ -310,6 +338,126 @@ TEST(PlannedMemoryTest, LayersAttendInAllLayouts) {
       ExpectLayersAttend(plan, {.layout = KvLayout::kHnd});
       ExpectLayersAttend(plan,
                          {.kernel_blocks = std::vector<int64_t>(plan.groups.size(), 2)});
+    }
+  }
+}
+
+TEST(PlannedMemoryTest, QuantisedLayersAttendInAllLayouts) {
+  struct Case {
+    QuantMode mode;
+    ModelVersion version = ModelVersion::kNone;
+  };
+  const Case cases[] = {{QuantMode::kInt8PerTokenHead},
+                        {QuantMode::kFp8PerTokenHead},
+                        {QuantMode::kInt4PerTokenHead},
+                        {QuantMode::kNvfp4},
+                        {QuantMode::kFp8DsMla, ModelVersion::kDeepseekV41},
+                        {QuantMode::kNvfp4DsMla, ModelVersion::kDeepseekV41},
+                        {QuantMode::kNvfp4DsMla, ModelVersion::kDeepseekV32}};
+  for (const Case& of : cases) {
+    for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+      SCOPED_TRACE(std::string(LayoutName(layout)) + " " + std::string(QuantModeName(of.mode)) +
+                   " " + std::string(ModelVersionName(of.version)));
+      std::vector<LayerCache> caches = QuantisedModel(of.mode, of.version);
+      // Uniform pages are of one size, or of multiples.
+      if (layout == PoolLayout::kUniform) caches.erase(caches.begin() + 1, caches.end());
+      const Plan plan = PlanIn(layout, caches, 241);
+      ASSERT_EQ(plan.layout, layout);
+      ExpectLayersAttend(plan, {});
+      ExpectLayersAttend(plan, {.layout = KvLayout::kHnd});
+      ExpectLayersAttend(plan, {.kernel_blocks = std::vector<int64_t>(plan.groups.size(), 2)});
+    }
+  }
+}
+
+// What no operation reads says so, and is memory still.
+TEST(PlannedMemoryTest, RowsWithoutAViewSayWhy) {
+  const auto why = [](const KvCacheSpec& spec) {
+    const auto memory = PlannedMemory::Create(
+        PlanIn(PoolLayout::kSlab, {{.name = "l", .spec = spec}}), {});
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    EXPECT_TRUE(memory->layers()[0].cache.absent());
+    EXPECT_FALSE(memory->layers()[0].placed.pages.absent());
+    return memory->layers()[0].opaque;
+  };
+  EXPECT_THAT(why(*FullAttentionSpec::Create({.block_size = 4,
+                                              .num_kv_heads = 1,
+                                              .head_size = 6,
+                                              .dtype = DataType::kInt8,
+                                              .quant_mode = QuantMode::kInt8PerTokenHead})),
+              HasSubstr("vectors of 6 values"));
+  EXPECT_THAT(why(*MlaAttentionSpec::Create({.block_size = 4,
+                                             .head_size = 16,
+                                             .dtype = DataType::kInt8,
+                                             .quant_mode = QuantMode::kInt8PerTokenHead})),
+              HasSubstr("reads int8_per_token_head rows of mla_attention"));
+  EXPECT_THAT(why(*SlidingWindowMlaSpec::Create({.block_size = 4,
+                                                 .head_size = 512,
+                                                 .sliding_window = 8,
+                                                 .dtype = DataType::kUint8,
+                                                 .quant_mode = QuantMode::kFp8DsMla})),
+              HasSubstr("without a model_version"));
+}
+
+// Blocks of a native layout into a cache of another one, and back into other blocks.
+TEST(PlannedMemoryTest, BlocksOfPlannedViewsConvertByPairs) {
+  for (const auto& model : {Model(true), QuantisedModel(QuantMode::kInt4PerTokenHead)}) {
+    const Plan plan = PlanIn(PoolLayout::kNative, model, 241);
+    const auto memory = PlannedMemory::Create(plan, {});
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    for (const LayerMemory& layer : memory->layers()) {
+      const attention::KvCacheView& native = layer.cache;
+      if (native.absent()) continue;  // the latent rows
+      const std::vector<int32_t> ids = IdsOf(plan, layer.group, 3);
+      std::vector<int32_t> numbers;
+      for (const int32_t id : ids) {
+        numbers.push_back(static_cast<int32_t>(layer.placed.blocks.First(id)));
+      }
+      attention::KvCacheGeometry geometry;
+      geometry.layout = KvLayout::kHnd;
+      geometry.dtype = native.k.dtype, geometry.format = native.format;
+      geometry.placement = attention::KvPlacement::kInterleaved;
+      geometry.num_blocks = 3, geometry.block_size = native.block_size();
+      geometry.num_kv_heads = native.num_kv_heads();
+      geometry.key_dim = native.key_dim(), geometry.value_dim = native.value_dim();
+      std::vector<float> bytes(static_cast<size_t>(*KvCacheBytes(geometry)) / sizeof(float) + 1);
+      const attention::KvCacheView hnd = *MakeKvCacheView(geometry, ViewOf(absl::MakeSpan(bytes)));
+      // All bytes of the first block differ from those of others.
+      std::byte next{1};
+      const auto fill = [&](const TensorView& view, int64_t number) {
+        if (view.absent()) return;
+        std::byte* const at = view.At(number);
+        const int64_t n = *view.Select(0, number)->SpanBytes();
+        for (int64_t i = 0; i < n; ++i) at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
+      };
+      for (const int32_t number : numbers) {
+        for (const TensorView& view : {native.k, native.k_scales, native.v, native.v_scales}) {
+          fill(view, number);
+        }
+      }
+      const auto row = [&](const attention::KvCacheView& cache, int64_t block, int64_t slot,
+                           int64_t head) {
+        std::vector<double> values(static_cast<size_t>(cache.key_dim() + cache.value_dim()));
+        const int64_t at = block * cache.block_size() + slot;
+        ReadKeyRow(cache, at, head, values.data());
+        ReadValueRow(cache, at, head, values.data() + cache.key_dim());
+        return values;
+      };
+      const auto expect_same = [&](const attention::KvCacheView& a, int64_t block_a,
+                                   const attention::KvCacheView& b, int64_t block_b) {
+        for (int64_t slot = 0; slot < a.block_size(); ++slot) {
+          for (int64_t head = 0; head < a.num_kv_heads(); ++head) {
+            EXPECT_EQ(row(a, block_a, slot, head), row(b, block_b, slot, head)) << layer.name;
+          }
+        }
+      };
+      const attention::BlockPair out[] = {{numbers[0], 2}, {numbers[1], 0}};
+      ASSERT_EQ(attention::ConvertLayout({}, native, hnd, out), absl::OkStatus());
+      expect_same(native, numbers[0], hnd, 2);
+      expect_same(native, numbers[1], hnd, 0);
+      const attention::BlockPair back[] = {{2, numbers[2]}};
+      ASSERT_EQ(attention::ConvertLayout({}, hnd, native, back), absl::OkStatus());
+      expect_same(native, numbers[2], native, numbers[0]);
     }
   }
 }

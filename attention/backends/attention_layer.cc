@@ -191,6 +191,13 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   LayerConfig full = config;
   full.num_kv_heads = kv_heads;
   full.value_head_size = config.output_head_size();
+  const int64_t key_dim = config.is_mla() ? config.latent_rank + config.rotary_dim
+                                          : config.head_size;
+  if (absl::Status status = CheckDeclaredRows(full, backend->support(), config.row_format, key_dim,
+                                              full.value_head_size);
+      !status.ok()) {
+    return status;
+  }
   if (full.scale == 0) full.scale = static_cast<float>(1 / std::sqrt(double(full.head_size)));
   return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
 }
@@ -473,6 +480,11 @@ absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTens
 absl::Status AttentionLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
                                     const CommonAttentionMetadata& metadata) const {
   if (absl::Status status = CheckCall(config_, context, tensors, metadata); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
+      !status.ok()) {
     return status;
   }
   absl::StatusOr<Call> call = MakeCall(tensors, &metadata);

@@ -492,5 +492,13 @@ TEST(AttentionLayerTest, BatchesOverRanksWithSinksAndOfEncodersAreDense) {
   }
 }
 
+TEST(AttentionLayerTest, RowFormatsAreHonoured) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    SCOPED_TRACE(backend->name());
+    ExpectRowFormatsAreHonoured(*backend, {});
+    ExpectLatentRecordsAreHonoured(*backend, {});
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks::attention

@@ -67,6 +67,9 @@ std::string DebugString(const BackendConfig& config) {
   if (config.num_kv_heads != 0) absl::StrAppend(&text, ", Hkv=", config.num_kv_heads);
   absl::StrAppend(&text, ", BS=", config.block_size);
   if (config.layout.has_value()) absl::StrAppend(&text, ", layout=", Name(*config.layout));
+  if (config.row_format != KvRowFormat::kElements) {
+    absl::StrAppend(&text, ", rows=", Name(config.row_format));
+  }
   if (config.type != AttentionType::kDecoder) absl::StrAppend(&text, ", ", Name(config.type));
   for (int i = 0; i < kNumFeatures; ++i) {
     const auto feature = static_cast<Feature>(i);

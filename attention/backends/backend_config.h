@@ -110,6 +110,9 @@ struct BackendConfig {
   DType q_dtype = DType::kBF16;
   DType cache_dtype = DType::kBF16;
   std::optional<KvLayout> layout = {};  // absent: whichever the backend likes
+  // What the cache's vectors are; of formats with scales cache_dtype is that of the codes, of packed ones
+  // and of latent records kU8.
+  KvRowFormat row_format = KvRowFormat::kElements;
   int64_t head_size = 128;
   int64_t value_head_size = 0;              // 0: as head_size
   int64_t num_heads = 0, num_kv_heads = 0;  // 0: any
@@ -123,7 +126,7 @@ struct BackendConfig {
   friend bool operator==(const BackendConfig&, const BackendConfig&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const BackendConfig& c) {
-    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.head_size,
+    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.row_format, c.head_size,
                       c.value_head_size, c.num_heads, c.num_kv_heads, c.block_size, c.type,
                       c.features, c.graph_level, c.device.kind, c.device.ordinal,
                       c.compute_capability);
@@ -135,6 +138,7 @@ std::string DebugString(const BackendConfig& config);
 enum class ReasonKind : uint8_t {
   kDType,
   kCacheDType,
+  kRowFormat,
   kHeadSize,
   kBlockSize,
   kLayout,

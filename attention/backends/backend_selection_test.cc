@@ -154,6 +154,59 @@ TEST(BackendSelectionTest, OnlyRowsWithScalesInsideAreBytes) {
   }
 }
 
+TEST(BackendSelectionTest, RowFormatsAreAskedFor) {
+  const auto reasons = [](const AttentionBackend& backend, auto change) {
+    BackendConfig config;
+    config.cache_dtype = DType::kU8;
+    config.row_format = KvRowFormat::kNvfp4;
+    change(config);
+    return Texts(backend.Check(config));
+  };
+  const AttentionBackend& cpu = CpuBackend();
+  EXPECT_THAT(reasons(cpu, [](auto&) {}), IsEmpty());
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.layout = KvLayout::kHnd; }), IsEmpty());
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.layout = KvLayout::kPagedX; }),
+              ElementsAre("rows of nvfp4 with layout paged_x"));
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.head_size = 72; }),
+              ElementsAre("head size 72 no multiple of 16 for rows of nvfp4"));
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.cache_dtype = DType::kI8; }),
+              ElementsAre("rows of nvfp4 with cache dtype i8"));
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.features = {Feature::kMla}; }),
+              ElementsAre("rows of nvfp4 with mla"));
+  const auto per_token_head = [](auto& c) {
+    c.row_format = KvRowFormat::kPerTokenHead, c.cache_dtype = DType::kF8E4M3;
+  };
+  EXPECT_THAT(reasons(cpu, per_token_head), IsEmpty());
+  EXPECT_THAT(reasons(cpu, [](auto& c) { c.row_format = KvRowFormat::kPerTokenHead; }),
+              ElementsAre("rows of per_token_head with cache dtype u8"));
+  const auto record = [](auto& c) {
+    c.row_format = KvRowFormat::kMlaNvfp4, c.layout = KvLayout::kMlaLatent;
+    c.features = {Feature::kMla};
+    c.head_size = 576, c.value_head_size = 512;
+  };
+  EXPECT_THAT(reasons(cpu, record), IsEmpty());
+  EXPECT_THAT(reasons(cpu,
+                      [&](auto& c) {
+                        record(c);
+                        c.head_size = 512, c.row_format = KvRowFormat::kMlaNvfp4;
+                      }),
+              ElementsAre("head size 512 not the 576/512 of mla_nvfp4_352"));
+  // A backend that has none of them.
+  FakeBackend fake("FAKE");
+  fake.support_.cache_dtypes.push_back(DType::kU8);
+  fake.support_.on_cuda = false;
+  EXPECT_THAT(reasons(fake, [](auto&) {}), ElementsAre("rows of nvfp4 not in {elements}"));
+  BackendRegistry registry;
+  ASSERT_TRUE(registry.Register(&fake, kCudaHopperPriority).ok());
+  BackendConfig config;
+  config.cache_dtype = DType::kU8;
+  config.row_format = KvRowFormat::kNvfp4;
+  EXPECT_THAT(std::string(SelectBackend(registry, config).status().message()),
+              HasSubstr("rows=nvfp4, host}: FAKE: [rows of nvfp4 not in {elements}]"));
+  ASSERT_TRUE(registry.Register(&cpu, kCpuPriority).ok());
+  EXPECT_EQ(*SelectBackend(registry, config), &cpu);
+}
+
 TEST(BackendSelectionTest, MessageListsEveryBackendWithAllReasons) {
   FakeBackend hopper("CUDA_HOPPER"), portable("CUDA_PORTABLE");
   portable.support_.head_sizes = {{64, 64}};

@@ -1,6 +1,7 @@
 #include "kvblocks/attention/backends/backend_support.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -43,6 +44,52 @@ bool BlockSizes::contains(int64_t block_size) const {
   return Contains(exact, block_size) || (multiple_of > 0 && block_size % multiple_of == 0);
 }
 
+std::vector<Reason> CheckRowFormat(const BackendSupport& support, const BackendConfig& config) {
+  std::vector<Reason> reasons;
+  const auto refuse = [&](ReasonKind kind, auto... text) {
+    reasons.push_back({kind, absl::StrCat(text...)});
+  };
+  const KvRowFormat format = config.row_format;
+  if (!Contains(support.row_formats, format)) {
+    refuse(ReasonKind::kRowFormat, "rows of ", Name(format), " not in ",
+           Names(support.row_formats));
+  }
+  if (format == KvRowFormat::kElements) return reasons;
+  const bool record = IsMlaRecord(format), mla = config.features.contains(Feature::kMla);
+  const DType dtype = config.cache_dtype;
+  const bool codes = format == KvRowFormat::kPerTokenHead
+                         ? dtype == DType::kI8 || dtype == DType::kF8E4M3
+                         : dtype == DType::kU8;
+  if (!codes) {
+    refuse(ReasonKind::kCombination, "rows of ", Name(format), " with cache dtype ", Name(dtype));
+  }
+  if (record != mla) {
+    refuse(ReasonKind::kCombination, "rows of ", Name(format), mla ? " with mla" : " without mla");
+  }
+  if (config.layout.has_value() && (record ? config.layout != KvLayout::kMlaLatent
+                                           : !IsStrided(*config.layout))) {
+    refuse(ReasonKind::kCombination, "rows of ", Name(format), " with layout ",
+           Name(*config.layout));
+  }
+  const int64_t dim = config.head_size;
+  const int64_t value_dim = config.value_head_size == 0 ? dim : config.value_head_size;
+  if (record) {
+    const MlaRecordShape shape = ShapeOf(format);
+    if (dim != shape.key_dim || value_dim != shape.value_dim) {
+      refuse(ReasonKind::kHeadSize, "head size ", HeadSize(dim, value_dim), " not the ",
+             HeadSize(shape.key_dim, shape.value_dim), " of ", Name(format));
+    }
+    return reasons;
+  }
+  const int64_t multiple =
+      format == KvRowFormat::kNvfp4 ? kNvfp4GroupValues : ValuesPerElement(format);
+  if (dim % multiple != 0 || value_dim % multiple != 0) {
+    refuse(ReasonKind::kAlignment, "head size ", HeadSize(dim, value_dim), " no multiple of ",
+           multiple, " for rows of ", Name(format));
+  }
+  return reasons;
+}
+
 std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendConfig& config) {
   std::vector<Reason> reasons;
   const auto refuse = [&](ReasonKind kind, auto... text) {
@@ -69,6 +116,7 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
     refuse(ReasonKind::kCacheDType, "cache dtype ", Name(config.cache_dtype), " not in ",
            Names(support.cache_dtypes));
   }
+  for (Reason& reason : CheckRowFormat(support, config)) reasons.push_back(std::move(reason));
   if (config.layout.has_value()) {
     const KvLayout layout = *config.layout;
     if (!Contains(support.layouts, layout)) {
@@ -80,7 +128,8 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
     }
     // Rows that carry their own scales are bytes, and no others are.
     const bool bytes = layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
-    if (bytes != (config.cache_dtype == DType::kU8)) {
+    if (config.row_format == KvRowFormat::kElements &&
+        bytes != (config.cache_dtype == DType::kU8)) {
       refuse(ReasonKind::kCombination, "layout ", Name(layout), " with cache dtype ",
              Name(config.cache_dtype));
     }

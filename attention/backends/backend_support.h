@@ -26,6 +26,7 @@ struct BackendSupport {
   std::vector<OpKind> ops = {};
   std::vector<DType> q_dtypes = {}, cache_dtypes = {};
   std::vector<KvLayout> layouts = {};
+  std::vector<KvRowFormat> row_formats = {KvRowFormat::kElements};
   // (D, Dv) of what is built; empty: any.
   std::vector<std::pair<int64_t, int64_t>> head_sizes = {};
   int64_t most_head_size = INT64_MAX;  // of D and of Dv
@@ -39,6 +40,10 @@ struct BackendSupport {
   int32_t least_compute_capability = 0;
   int32_t end_compute_capability = INT32_MAX;  // below it
 };
+
+// The reasons against the row format of a configuration: that it is not built, or does not go with the
+// cache's type, layout or head sizes. Layers that declare a format are refused for them, too.
+std::vector<Reason> CheckRowFormat(const BackendSupport& support, const BackendConfig& config);
 
 // All reasons against a configuration, in the order of the members; none if it can be done.
 std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendConfig& config);

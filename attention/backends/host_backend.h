@@ -21,6 +21,10 @@ inline BackendSupport HostSupport(std::vector<DType> q_dtypes) {
   support.layouts = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
                      KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
                      KvLayout::kMlaFp8_584};
+  support.row_formats.clear();
+  for (int format = 0; format < kNumKvRowFormats; ++format) {
+    support.row_formats.push_back(static_cast<KvRowFormat>(format));
+  }
   support.block_sizes = {.multiple_of = 1};
   support.types = {AttentionType::kDecoder, AttentionType::kEncoder, AttentionType::kEncoderOnly,
                    AttentionType::kEncoderDecoder};

@@ -4,6 +4,7 @@
 #define KVBLOCKS_ATTENTION_BACKENDS_LAYER_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kvblocks/attention/backends/backend_config.h"
@@ -17,6 +18,13 @@ enum class CascadeChoice : uint8_t {
   kNever,
   kIfItPays,  // by UseCascade
   kAlways,
+};
+
+// A sparse layer has more caches than its own, which other groups may manage. Empty: it has none of these,
+// or nobody asks for it by name.
+struct SparseCacheNames {
+  std::string compressed = {}, index = {};    // V4's compressed rows, the indexer's keys
+  std::string states = {}, index_states = {};  // of the compressors of both
 };
 
 // MLA whose queries read lists of rows: those that an indexer chose among all (DeepSeek V3.2), or a
@@ -40,6 +48,11 @@ struct SparseConfig {
   bool enabled() const { return compress_ratio > 0 || topk > 0; }
   bool compresses() const { return compress_ratio > 1; }
   int64_t parts() const { return overlap ? 2 : 1; }
+
+  // As LayerConfig::row_format, of the compressed rows: V4.1's are of 4 bits where its window has 8.
+  std::optional<KvRowFormat> compressed_row_format = {};
+  // The layer's other caches as metadata and KV connectors know them, see SparseCacheNames.
+  SparseCacheNames names = {};
 };
 
 struct LayerConfig {
@@ -69,6 +82,10 @@ struct LayerConfig {
   // 64 of kMlaFp8_584; the whole row and 0 of plain rows) make up its rows, whose value_head_size is
   // all of them; `window` is required there.
   SparseConfig sparse = {};
+
+  // What the vectors of its cache are. Set: made only if the backend has it and the head sizes fit, and
+  // caches of another format are refused. Absent: whatever a call's cache says.
+  std::optional<KvRowFormat> row_format = {};
 
   // The layer whose cache this one reads; it then stores nothing itself. Empty: its own.
   std::string shares_cache_of = {};

@@ -1,5 +1,7 @@
 #include "kvblocks/attention/backends/layer_params.h"
 
+#include <vector>
+
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/split_rules.h"
 #include "kvblocks/attention/metadata/use_cascade.h"
@@ -36,6 +38,28 @@ absl::Status AddMask(const LayerConfig& layer, const CommonAttentionMetadata& me
 }
 
 }  // namespace
+
+absl::Status CheckDeclaredRows(const LayerConfig& layer, const BackendSupport& support,
+                               const std::optional<KvRowFormat>& row_format, int64_t key_dim,
+                               int64_t value_dim) {
+  if (!row_format.has_value()) return absl::OkStatus();
+  BackendConfig config;
+  config.row_format = *row_format;
+  config.cache_dtype = *row_format == KvRowFormat::kPerTokenHead ? DType::kI8 : DType::kU8;
+  config.head_size = key_dim, config.value_head_size = value_dim;
+  if (layer.is_mla()) config.features.Add(Feature::kMla);
+  const std::vector<Reason> reasons = CheckRowFormat(support, config);
+  return reasons.empty() ? absl::OkStatus() : RefusedBy(layer, reasons[0].text);
+}
+
+absl::Status CheckCacheRows(const LayerConfig& layer, const char* name,
+                            const std::optional<KvRowFormat>& row_format, const KvCacheView& cache) {
+  if (!row_format.has_value() || cache.absent() || cache.format == *row_format) {
+    return absl::OkStatus();
+  }
+  return RefusedBy(layer, name, " has rows of ", Name(cache.format), "; the layer was made for ",
+                   Name(*row_format));
+}
 
 absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
                                     const CommonAttentionMetadata& metadata, bool has_cache) {

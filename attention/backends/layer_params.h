@@ -4,10 +4,13 @@
 #define KVBLOCKS_ATTENTION_BACKENDS_LAYER_PARAMS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/attention/backends/backend_support.h"
 #include "kvblocks/attention/backends/layer_config.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/attention/ops/params.h"
 #include "kvblocks/checks/status_text.h"
@@ -19,6 +22,15 @@ template <typename... Text>
 absl::Status RefusedBy(const LayerConfig& layer, const Text&... text) {
   return InvalidArgument("layer ", layer.name, ": ", text...);
 }
+
+// That a backend has the rows that the layer declares (none: whatever). `row_format` and the sizes are of
+// one of its caches.
+absl::Status CheckDeclaredRows(const LayerConfig& layer, const BackendSupport& support,
+                               const std::optional<KvRowFormat>& row_format, int64_t key_dim,
+                               int64_t value_dim);
+// That a cache has them.
+absl::Status CheckCacheRows(const LayerConfig& layer, const char* name,
+                            const std::optional<KvRowFormat>& row_format, const KvCacheView& cache);
 
 // Without scales. `layer` is full: no member is left at 0 for a default. InvalidArgument where the
 // layer cannot honour a mask of the metadata, or the pieces that its requests are. Views of both

@@ -173,11 +173,20 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
   LayerConfig full = config;
   full.num_kv_heads = 1;
   const int64_t row = config.latent_rank + config.rotary_dim;
+  if (sparse.compressed_row_format.has_value() && !sparse.compresses()) {
+    return refuse("compressed_row_format with compress_ratio ", sparse.compress_ratio,
+                  "; at least 2");
+  }
   // V4's values are whole rows.
   if (full.value_head_size == 0) {
     full.value_head_size = sparse.compress_ratio > 0 ? row : config.latent_rank;
   }
   if (full.head_size == 0) full.head_size = row;
+  for (const auto& format : {config.row_format, sparse.compressed_row_format}) {
+    absl::Status status =
+        CheckDeclaredRows(full, backend->support(), format, row, full.value_head_size);
+    if (!status.ok()) return status;
+  }
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
   }
@@ -192,9 +201,9 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
     return RefusedBy(config_, "sparse is null; a sparse layer needs it");
   }
   const SparseTensors& more = *tensors.sparse;
-  if (tensors.hooks != nullptr || tensors.out_scale > 0) {
-    return Unimplemented("layer ", config_.name,
-                         ": a KV connector's hooks or a quantised output with sparse MLA");
+  if (tensors.out_scale > 0) {
+    return Unimplemented("layer ", config_.name, ": a quantised output with sparse MLA; leave "
+                         "out_scale at 0 and quantise out afterwards");
   }
   if (!metadata.causal || metadata.chunk != 0 || !metadata.attn_mask.null() ||
       !metadata.swa_mask.null() || !metadata.custom_mask.null()) {
@@ -210,6 +219,16 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   }
   if (tensors.cache.absent() || metadata.block_table.absent()) {
     return RefusedBy(config_, "no cache or block table; sparse MLA reads its rows there");
+  }
+  if (absl::Status status =
+          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckCacheRows(config_, "compressed_cache",
+                                           sparse.compressed_row_format, more.compressed_cache);
+      !status.ok()) {
+    return status;
   }
   const int64_t tokens = metadata.num_actual_tokens;
   const auto rows = [&](const char* name, const ConstTensorView& view, int rank) -> absl::Status {
@@ -275,11 +294,69 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
 absl::Status SparseMlaLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
                                      const CommonAttentionMetadata* metadata) const {
   if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
-  if (absl::Status status = CheckCall(tensors, *metadata); !status.ok()) return status;
+  if (tensors.hooks == nullptr) return Attend(context, tensors, *metadata);
+  absl::Status status = Wait(context, *tensors.hooks);
+  if (status.ok()) status = Attend(context, tensors, *metadata);
+  if (status.ok()) status = Save(context, tensors, *metadata);
+  return status;
+}
+
+absl::Status SparseMlaLayer::Wait(const ExecContext& context, LayerHooks& hooks) const {
+  const SparseConfig& sparse = config_.sparse;
+  struct Cache {
+    bool is_there;
+    const char* field;
+    const std::string& name;
+  };
+  const Cache caches[] = {
+      {sparse.compresses(), "compressed", sparse.names.compressed},
+      {sparse.topk > 0, "index", sparse.names.index},
+      {sparse.compresses(), "states", sparse.names.states},
+      {sparse.compresses() && sparse.topk > 0, "index_states", sparse.names.index_states}};
+  for (const Cache& cache : caches) {
+    if (cache.is_there && cache.name.empty()) {
+      return RefusedBy(config_, "sparse.names.", cache.field,
+                       " is empty; a KV connector's hooks need the names of all caches");
+    }
+  }
+  absl::Status status = hooks.WaitForLayer(config_.name, context);
+  for (const Cache& cache : caches) {
+    if (status.ok() && cache.is_there) status = hooks.WaitForLayer(cache.name, context);
+  }
+  return status;
+}
+
+absl::Status SparseMlaLayer::Save(const ExecContext& context, const LayerTensors& tensors,
+                                  const CommonAttentionMetadata& metadata) const {
+  const SparseConfig& sparse = config_.sparse;
+  const SparseTensors& more = *tensors.sparse;
+  LayerHooks& hooks = *tensors.hooks;
+  absl::Status status = hooks.SaveLayer(config_.name, tensors.cache, metadata, context);
+  if (status.ok() && sparse.compresses()) {
+    status = hooks.SaveLayer(sparse.names.compressed, more.compressed_cache, *more.compressed,
+                             context);
+  }
+  if (status.ok() && sparse.topk > 0) {
+    status = hooks.SaveBlocks(sparse.names.index, more.index_cache.rows,
+                              sparse.compresses() ? *more.compressed : metadata, context);
+  }
+  if (status.ok() && sparse.compresses()) {
+    status = hooks.SaveBlocks(sparse.names.states, more.compressor.states, *more.states, context);
+  }
+  if (status.ok() && sparse.compresses() && sparse.topk > 0) {
+    status = hooks.SaveBlocks(sparse.names.index_states, more.index_compressor.states,
+                              *more.states, context);
+  }
+  return status;
+}
+
+absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
+                                    const CommonAttentionMetadata& metadata) const {
+  if (absl::Status status = CheckCall(tensors, metadata); !status.ok()) return status;
   const SparseConfig& sparse = config_.sparse;
   const SparseTensors& more = *tensors.sparse;
   const SparseWork& work = more.work;
-  const int64_t tokens = metadata->num_actual_tokens;
+  const int64_t tokens = metadata.num_actual_tokens;
   const TensorView padding = *tensors.out.Slice(0, tokens, tensors.out.extent[0]);
 
   // The step's rows.
@@ -288,7 +365,7 @@ absl::Status SparseMlaLayer::Forward(const ExecContext& context, const LayerTens
   write->k_pe = config_.rotary_dim > 0
                     ? FirstRows(tensors.v, tokens)
                     : *write->kv_c.Slice(1, write->kv_c.extent[1], write->kv_c.extent[1]);
-  write->slot_mapping = FirstRows(metadata->slot_mapping, tokens);
+  write->slot_mapping = FirstRows(metadata.slot_mapping, tokens);
   write->cache = tensors.cache;
 
   // The rows that they complete.
@@ -320,7 +397,7 @@ absl::Status SparseMlaLayer::Forward(const ExecContext& context, const LayerTens
   // The indexer's keys and choice.
   std::optional<CacheIndexKeysArgs> write_index;
   std::optional<IndexTopkArgs> choose;
-  const CommonAttentionMetadata& indexed = sparse.compresses() ? *more.compressed : *metadata;
+  const CommonAttentionMetadata& indexed = sparse.compresses() ? *more.compressed : metadata;
   if (sparse.topk > 0) {
     write_index.emplace();
     if (sparse.compresses()) {

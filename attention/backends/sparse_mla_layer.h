@@ -11,9 +11,12 @@
 // ones lies in the caches and the states, so chunks may end anywhere, prefixes may be found computed,
 // and decodes are chunks of one. All operations are checked before the first runs.
 //
+// A KV connector's hooks are called for each of the layer's caches by SparseCacheNames (layer_hooks.h);
+// with hooks all that it has must be named. Caches may have latent records as rows, the window and the
+// compressed rows of different formats: V4.1's kMlaV41 and kMlaV41Fp4, V3.2's kMlaNvfp4.
+//
 // Queries are rotated by who calls, as keys are; V4's output is to be turned back there, too.
-// Hooks of KV connectors, masks, quantised outputs, and what else other layers can and this one cannot
-// is refused. Thread-compatible; nothing is allocated per step.
+// Masks, quantised outputs, and what else other layers can and this one cannot is refused. Thread-compatible; nothing is allocated per step.
 
 #ifndef KVBLOCKS_ATTENTION_BACKENDS_SPARSE_MLA_LAYER_H_
 #define KVBLOCKS_ATTENTION_BACKENDS_SPARSE_MLA_LAYER_H_
@@ -91,6 +94,11 @@ class SparseMlaLayer : public AttentionImpl {
       : config_(config), backend_(backend) {}
   absl::Status CheckCall(const LayerTensors& tensors,
                          const CommonAttentionMetadata& metadata) const;
+  absl::Status Attend(const ExecContext& context, const LayerTensors& tensors,
+                      const CommonAttentionMetadata& metadata) const;
+  absl::Status Wait(const ExecContext& context, LayerHooks& hooks) const;
+  absl::Status Save(const ExecContext& context, const LayerTensors& tensors,
+                    const CommonAttentionMetadata& metadata) const;
 
   LayerConfig config_;
   const AttentionBackend* backend_;

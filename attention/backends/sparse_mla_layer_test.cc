@@ -40,6 +40,10 @@ TEST(SparseMlaLayerTest, ConfigsThatContradictThemselvesAreRefused) {
   EXPECT_THAT(refusal([](auto& c) { c.sparse.topk = -1; }), HasSubstr("layer l: "));
   EXPECT_THAT(refusal([](auto& c) { c.soft_cap = 1; }), HasSubstr("no other feature"));
   EXPECT_THAT(refusal([](auto& c) { c.scale = -1; }), HasSubstr("scale -1"));
+  EXPECT_THAT(refusal([](auto& c) { c.row_format = KvRowFormat::kMlaNvfp4; }),
+              HasSubstr("head size 8/6 not the 576/512 of mla_nvfp4_352"));
+  EXPECT_THAT(refusal([](auto& c) { c.sparse.compressed_row_format = KvRowFormat::kElements; }),
+              HasSubstr("compressed_row_format with compress_ratio 0"));
 }
 
 TEST(SparseMlaLayerTest, WorkIsWhatALayerNeeds) {
@@ -129,6 +133,37 @@ TEST(SparseMlaLayerTest, RefusedCallsChangeNothingAndPaddingIsZero) {
   without.index_cache = {};
   bad = tensors, bad.sparse = &without;
   EXPECT_THAT(refusal(bad, good), HasSubstr("no index_cache"));
+
+  // A KV connector.
+  struct Hooks : LayerHooks {
+    absl::Status WaitForLayer(const std::string& name, const ExecContext&) override {
+      events += "wait " + name + ", ";
+      return name == fails_at ? absl::DeadlineExceededError("too long") : absl::OkStatus();
+    }
+    absl::Status SaveLayer(const std::string& name, const ConstKvCacheView&,
+                           const CommonAttentionMetadata&, const ExecContext&) override {
+      events += "save " + name + ", ";
+      return absl::OkStatus();
+    }
+    std::string events, fails_at;
+  } hooks;
+  bad = tensors, bad.hooks = &hooks;
+  EXPECT_THAT(refusal(bad, good), HasSubstr("layer l: sparse.names.index is empty"));
+  EXPECT_EQ(hooks.events, "");
+  LayerConfig named = config;
+  named.sparse.names.index = "l.index";
+  const auto with_names = CpuBackend().MakeImpl(named);
+  ASSERT_TRUE(with_names.ok()) << with_names.status();
+  hooks.fails_at = "l.index";
+  EXPECT_EQ((*with_names)->Forward({}, bad, &good), absl::DeadlineExceededError("too long"));
+  EXPECT_EQ(hooks.events, "wait l, wait l.index, ");
+  EXPECT_EQ(cache.bytes, before);
+  // These save keys and values only, which is said, and nothing is pretended.
+  hooks.events = hooks.fails_at = "";
+  const absl::Status unsaved = (*with_names)->Forward({}, bad, &good);
+  EXPECT_EQ(unsaved.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(unsaved.message()), HasSubstr("do not save l.index"));
+  EXPECT_EQ(hooks.events, "wait l, wait l.index, save l, ");
 
   ASSERT_EQ((*layer)->Forward({}, tensors, &good), absl::OkStatus());
   const std::vector<double> rows = out.Get();

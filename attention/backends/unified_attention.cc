@@ -1,5 +1,6 @@
 #include "kvblocks/attention/backends/unified_attention.h"
 
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,13 +9,14 @@
 
 namespace kvblocks::attention {
 
-absl::Status ForwardContext::AddLayer(std::unique_ptr<AttentionImpl> layer, KvCacheView cache) {
+absl::Status ForwardContext::AddLayer(std::unique_ptr<AttentionImpl> layer, KvCacheView cache,
+                                      const SparseTensors& sparse) {
   if (layer == nullptr) return InvalidArgument("AddLayer: a null layer");
   const std::string name = layer->config().name;
   if (layers_.contains(name)) {
     return absl::AlreadyExistsError(absl::StrCat("AddLayer: there is a layer ", name));
   }
-  layers_.emplace(name, Entry{std::move(layer), cache});
+  layers_.emplace(name, Entry{std::move(layer), cache, sparse});
   return absl::OkStatus();
 }
 
@@ -35,6 +37,30 @@ absl::StatusOr<const CommonAttentionMetadata*> ForwardContext::FindMetadata(
     return NotFound("UnifiedAttention: no metadata for layer ", name, "; give its group's");
   }
   return found->second;
+}
+
+absl::Status ForwardContext::FindSparseMetadata(const LayerConfig& layer,
+                                                SparseTensors* sparse) const {
+  if (!layer.sparse.compresses()) return absl::OkStatus();
+  if (const auto* one = std::get_if<const CommonAttentionMetadata*>(&metadata_)) {
+    if (*one == nullptr) return absl::OkStatus();  // profiling
+    return FailedPrecondition("UnifiedAttention: layer ", layer.name,
+                              " has caches of several groups, and one metadata is set for all; set "
+                              "it by the names of caches");
+  }
+  const SparseCacheNames& names = layer.sparse.names;
+  for (const auto& [field, name, metadata] :
+       {std::tuple("compressed", &names.compressed, &sparse->compressed),
+        std::tuple("states", &names.states, &sparse->states)}) {
+    if (name->empty()) {
+      return FailedPrecondition("UnifiedAttention: layer ", layer.name, " has no sparse.names.",
+                                field, ", by which metadata is found; make it with the name");
+    }
+    auto found = FindMetadata(*name);
+    if (!found.ok()) return found.status();
+    *metadata = *found;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& name) const {
@@ -61,17 +87,37 @@ absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& na
   auto metadata = FindMetadata(name);
   if (!metadata.ok()) return metadata.status();
   layer.metadata = *metadata;
+  layer.sparse = found->second.sparse;
+  if (absl::Status status = FindSparseMetadata(layer.impl->config(), &layer.sparse);
+      !status.ok()) {
+    return status;
+  }
   return layer;
 }
 
 absl::Status UnifiedAttention(const ExecContext& context, const ForwardContext& forward,
                               const std::string& layer_name, const ConstTensorView& q,
                               const ConstTensorView& k, const ConstTensorView& v,
-                              const TensorView& out, float out_scale) {
-  const auto layer = forward.Find(layer_name);
+                              const TensorView& out, float out_scale,
+                              const SparseInputs* sparse) {
+  auto layer = forward.Find(layer_name);
   if (!layer.ok()) return layer.status();
-  return layer->impl->Forward(context, {q, k, v, layer->cache, out, out_scale, forward.hooks()},
-                              layer->metadata);
+  LayerTensors tensors = {q, k, v, layer->cache, out, out_scale, forward.hooks()};
+  const bool is_sparse = layer->impl->config().sparse.enabled();
+  if (is_sparse != (sparse != nullptr)) {
+    return InvalidArgument("UnifiedAttention: layer ", layer_name, is_sparse ? " is" : " is not",
+                           " sparse; give SparseInputs to sparse layers and to no other");
+  }
+  if (is_sparse) {
+    SparseTensors& all = layer->sparse;
+    all.index_q = sparse->index_q, all.index_weights = sparse->index_weights;
+    all.index_k = sparse->index_k;
+    all.compressor.kv = sparse->compress_kv, all.compressor.score = sparse->compress_score;
+    all.index_compressor.kv = sparse->index_compress_kv;
+    all.index_compressor.score = sparse->index_compress_score;
+    tensors.sparse = &all;
+  }
+  return layer->impl->Forward(context, tensors, layer->metadata);
 }
 
 absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,

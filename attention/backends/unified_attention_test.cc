@@ -147,6 +147,39 @@ TEST_F(UnifiedAttentionTest, UnknownAndDoubleLayersAreNamed) {
   EXPECT_EQ(forward_.AddLayer(*std::move(again), {}).code(), absl::StatusCode::kAlreadyExists);
 }
 
+TEST_F(UnifiedAttentionTest, SparseLayersAreFoundWithTheMetadataOfTheirGroups) {
+  LayerConfig config{.name = "c4", .num_heads = 4, .window = 3, .latent_rank = 8};
+  config.sparse = {.compress_ratio = 4, .names = {.compressed = "c4.rows", .states = "c4.states"}};
+  ASSERT_EQ(forward_.AddLayer(*backend_.MakeImpl(config), fixture_.cache()), absl::OkStatus());
+  config.name = "nameless", config.sparse.names = {};
+  ASSERT_EQ(forward_.AddLayer(*backend_.MakeImpl(config), fixture_.cache()), absl::OkStatus());
+  const auto message = [&](const char* name) {
+    return std::string(forward_.Find(name).status().message());
+  };
+  EXPECT_THAT(message("c4"), HasSubstr("layer c4 has caches of several groups"));
+  CommonAttentionMetadata rows, states;
+  ForwardContext::MetadataByLayer by_name = {{"c4", &fixture_.metadata()},
+                                             {"nameless", &fixture_.metadata()},
+                                             {"c4.rows", &rows}};
+  forward_.SetMetadata(by_name);
+  EXPECT_THAT(message("c4"), HasSubstr("no metadata for layer c4.states"));
+  EXPECT_THAT(message("nameless"), HasSubstr("layer nameless has no sparse.names.compressed"));
+  by_name["c4.states"] = &states;
+  forward_.SetMetadata(by_name);
+  const auto found = forward_.Find("c4");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->metadata, &fixture_.metadata());
+  EXPECT_EQ(found->sparse.compressed, &rows);
+  EXPECT_EQ(found->sparse.states, &states);
+  EXPECT_THAT(std::string(Attend("c4").message()), HasSubstr("layer c4 is sparse; give"));
+  const SparseInputs none;
+  const LayerTensors t = fixture_.tensors();
+  forward_.SetMetadata(&fixture_.metadata());
+  EXPECT_THAT(std::string(UnifiedAttention({}, forward_, "layer0", t.q, t.k, t.v, t.out, 0, &none)
+                              .message()),
+              HasSubstr("layer layer0 is not sparse; give"));
+}
+
 TEST_F(UnifiedAttentionTest, InputsAreNotMutated) {
   const LayerTensors t = fixture_.tensors();
   const auto q = ValuesOf(t.q), k = ValuesOf(t.k), v = ValuesOf(t.v);

@@ -127,8 +127,10 @@ absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_block
 absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeometry geometry,
                                           bool kv_in_one_row) {
   const TensorView& pages = placed.pages;
+  const bool own_scales = geometry.format != KvRowFormat::kElements && !IsMlaRecord(geometry.format);
   geometry.num_blocks = 1;
-  geometry.placement = KvPlacement::kKThenV;  // the same for one block
+  // The same for one block, but formats with scales know one of the two.
+  geometry.placement = own_scales ? KvPlacement::kInterleaved : KvPlacement::kKThenV;
   geometry.block_padding_bytes = 0;
   const absl::StatusOr<int64_t> needed = BytesPerBlock(geometry);
   if (!needed.ok()) return needed.status();
@@ -137,15 +139,18 @@ absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeom
                            " rows takes ", *needed, " bytes; pages have ", pages.extent[1],
                            " for each");
   }
-  if (absl::Status s = CheckElement(placed, geometry.dtype, 0); !s.ok()) return s;
+  const bool float_scales = own_scales && geometry.format != KvRowFormat::kNvfp4;
+  const DType widest = float_scales ? DType::kF32 : geometry.dtype;
+  if (absl::Status s = CheckElement(placed, widest, 0); !s.ok()) return s;
   absl::StatusOr<KvCacheView> view = MakeKvCacheView(
       geometry,
       TensorView::Contiguous(pages.data, DType::kU8, {pages.extent[1]}, pages.device));
   if (!view.ok()) return view.status();
   if (kv_in_one_row) {
-    if (geometry.layout != KvLayout::kNhd) {
-      return InvalidArgument("K and V of a head in one row is for nhd, not ",
-                             Name(geometry.layout));
+    if (geometry.layout != KvLayout::kNhd || own_scales) {
+      return InvalidArgument("K and V of a head in one row is for nhd and elements, not ",
+                             Name(geometry.layout), " and ", Name(geometry.format),
+                             "; leave kv_in_one_row at false");
     }
     const int64_t row = geometry.key_dim + geometry.value_dim;
     for (TensorView* part : {&view->k, &view->v}) {
@@ -160,6 +165,8 @@ absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeom
   }
   Spread(pages, &view->k);
   Spread(pages, &view->v);
+  Spread(pages, &view->k_scales);
+  Spread(pages, &view->v_scales);
   view->overlapping_blocks = placed.overlapping;
   return view;
 }

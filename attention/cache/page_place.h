@@ -92,9 +92,9 @@ absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_block
                                        const TensorView& memory);
 
 // Keys and values in such pages; geometry.num_blocks is not read, block_size is the kernel's, each
-// kernel block holds its K, then its V (kInterleaved). `kv_in_one_row`: K and V of a head follow each
-// other, for kNhd with D != Dv. InvalidArgument if a kernel block does not fit, or if the step or an
-// address is no multiple of the element.
+// kernel block holds its K, then its V (kInterleaved), formats with scales as MakeKvCacheView places them.
+// `kv_in_one_row`: K and V of a head follow each other, for kNhd with D != Dv. InvalidArgument if a kernel
+// block does not fit, or if the step or an address is no multiple of the element, or of a float32 scale.
 absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeometry geometry,
                                           bool kv_in_one_row = false);
 

@@ -13,6 +13,12 @@ View Block(const View& tensor, int64_t id) {
   return *tensor.Select(0, id);
 }
 
+void ConvertBlock(const LayoutConversion& tensors, int64_t from, int64_t to) {
+  for (int i = 0; i < tensors.num_tensors; ++i) {
+    CopyStrided(Block(tensors.from[i], from), Block(tensors.to[i], to));
+  }
+}
+
 absl::Status CheckOnHost(const char* op, const ExecContext& context) {
   if (context.device.on_host()) return absl::OkStatus();
   return Unimplemented(op, ": the context is on ", Name(context.device), "; this is the host's");
@@ -58,12 +64,22 @@ absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& s
                            const KvCacheView& dst) {
   LayoutConversion tensors;
   absl::Status status = CheckOnHost("ConvertLayout", context);
-  if (status.ok()) status = CheckConvertLayout(context, src, dst, &tensors);
+  if (status.ok()) status = CheckConvertLayout(context, src, dst, nullptr, &tensors);
   if (!status.ok()) return status;
   ParallelFor(context.threads, src.num_blocks(), [&](int64_t block, int) {
-    for (int i = 0; i < tensors.num_tensors; ++i) {
-      CopyStrided(Block(tensors.from[i], block), Block(tensors.to[i], block));
-    }
+    ConvertBlock(tensors, block, block);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                           const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
+  LayoutConversion tensors;
+  absl::Status status = CheckOnHost("ConvertLayout", context);
+  if (status.ok()) status = CheckConvertLayout(context, src, dst, &pairs, &tensors);
+  if (!status.ok()) return status;
+  ParallelFor(context.threads, pairs.size(), [&](int64_t item, int) {
+    ConvertBlock(tensors, pairs[item].first, pairs[item].second);
   });
   return absl::OkStatus();
 }

@@ -127,6 +127,19 @@ TEST(BlockOpsPropertyTest, T20ConvertLayoutRoundTrips) {
     RC_ASSERT(ConvertLayout(DrawContext(), src.view(), dst.view()) == absl::OkStatus());
     RC_ASSERT(dst.memory() == image);
     RC_ASSERT(src.memory() == original);
+    // The same block by block, in any order, and no other blocks.
+    RandomCache some(shape, DrawSeed());
+    image = some.memory();
+    std::vector<BlockPair> pairs;
+    for (int64_t block = shape.num_blocks - 1; block >= 0; --block) {
+      if (Draw(0, 1) == 0) continue;
+      const auto id = static_cast<int32_t>(block);
+      pairs.push_back({id, id});
+      const auto from = BytesOfBlock(dst.view(), block), to = BytesOfBlock(some.view(), block);
+      for (size_t i = 0; i < to.size(); ++i) *RandomCache::In(image, some, to[i]) = *from[i];
+    }
+    RC_ASSERT(ConvertLayout(DrawContext(), src.view(), some.view(), pairs) == absl::OkStatus());
+    RC_ASSERT(some.memory() == image);
     for (int64_t block = 0; block < shape.num_blocks; ++block) {
       for (std::byte* byte : BytesOfBlock(src.view(), block)) *byte = std::byte{0x5A};
     }
@@ -236,6 +249,11 @@ TEST_F(BlockOpsTest, CachesThatDoNotFitAreRefused) {
   fp8.dtype = DType::kU8;
   const RandomCache records(fp8, 5);
   EXPECT_EQ(ConvertLayout({}, records.view(), cache_.view()).code(), invalid);
+  const BlockPair twice[] = {{0, 1}, {1, 1}}, beyond[] = {{0, 4}};
+  EXPECT_EQ(ConvertLayout({}, hnd.view(), cache_.view(), twice).code(), invalid);
+  EXPECT_EQ(ConvertLayout({}, hnd.view(), cache_.view(), beyond).code(),
+            absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(ConvertLayout({}, wide.view(), cache_.view(), {}).code(), invalid);
   ExecContext cuda;
   cuda.device = {DeviceKind::kCuda, 0};
   EXPECT_EQ(FillBlocks(cuda, cache_.view(), {}, std::byte{0}).code(),

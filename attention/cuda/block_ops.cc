@@ -182,7 +182,7 @@ absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheVie
                                const KvCacheView& dst) {
   constexpr char kName[] = "ConvertLayout";
   LayoutConversion tensors;
-  absl::Status status = CheckConvertLayout(context, src, dst, &tensors);
+  absl::Status status = CheckConvertLayout(context, src, dst, nullptr, &tensors);
   if (!status.ok()) return status;
   const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
   if (!call.ok()) return call.status();
@@ -197,6 +197,27 @@ absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheVie
       params.tensors[params.num_tensors++] = BytesOf(tensors.from[i], tensors.to[i], 0, 0);
     }
     status = call->Launch(LaunchBlocks, params);
+    if (!status.ok()) return status;
+  }
+  return status;
+}
+
+absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                               const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
+  constexpr char kName[] = "ConvertLayout";
+  LayoutConversion tensors;
+  absl::Status status = CheckConvertLayout(context, src, dst, &pairs, &tensors);
+  if (!status.ok() || pairs.empty()) return status;
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
+  for (int first = 0; first < tensors.num_tensors; first += kTensorsPerLaunch) {
+    BlockParams params;
+    params.num_tensors = 0;
+    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
+      if (tensors.to[i].empty()) continue;
+      params.tensors[params.num_tensors++] = BlocksOf(tensors.from[i], tensors.to[i]);
+    }
+    status = LaunchPairs(*call, pairs, &params);
     if (!status.ok()) return status;
   }
   return status;

@@ -34,6 +34,9 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
 // As ConvertLayout of the host, both caches on the context's device. One launch.
 absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                                const KvCacheView& dst);
+// Launches: one per 416 pairs and so many tensors as fit.
+absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                               const KvCacheView& dst, absl::Span<const BlockPair> pairs);
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
                             absl::Span<const int32_t> ids, std::byte byte);

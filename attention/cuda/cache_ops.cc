@@ -58,14 +58,16 @@ void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Pa
   params.block_size = static_cast<int32_t>(cache.block_size());
 }
 
-// K or V with a scale of its own in the cache.
-QuantisedStore QuantisedStoreOf(const ConstTensorView& from, const KvCacheView& cache, bool key) {
+// K or V with scales of its own in the cache.
+QuantisedStore QuantisedStoreOf(const ConstTensorView& from, const KvCacheView& cache,
+                                const KvScales& scales, bool key) {
   const Cache place = CacheOf(cache, {});
   QuantisedStore store;
   store.from = ConstRowsOf(from);
   store.codes = key ? place.k : place.v;
   store.scales = key ? place.k_row_scales : place.v_row_scales;
   store.dim = static_cast<int32_t>(from.extent[2]);
+  store.outer_scale = ScalesOf(key ? scales.k : scales.v);
   return store;
 }
 
@@ -73,7 +75,6 @@ QuantisedStore QuantisedStoreOf(const ConstTensorView& from, const KvCacheView& 
 
 absl::Status CheckOnCuda(const ExecContext& context, const ReshapeAndCacheArgs& args) {
   CudaChecker check("ReshapeAndCache", context, args);
-  check.Format(args.cache);
   return check.Moved("k", args.k).Moved("v", args.v).Moved("the cache", args.cache.k).status();
 }
 
@@ -82,8 +83,9 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   if (args.cache.format != KvRowFormat::kElements) {
     QuantisedWriteParams params;
-    params.stores[0] = QuantisedStoreOf(args.k, args.cache, true);
-    params.stores[1] = QuantisedStoreOf(args.v, args.cache, false);
+    params.stores[0] = QuantisedStoreOf(args.k, args.cache, args.scales, true);
+    params.stores[1] = QuantisedStoreOf(args.v, args.cache, args.scales, false);
+    params.format = args.cache.format;
     params.element = ElementOf(args.cache.k.dtype);
     params.heads = static_cast<int32_t>(args.cache.num_kv_heads());
     TakeSlots(args.slot_mapping, args.cache, params);
@@ -98,7 +100,6 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
 
 absl::Status CheckOnCuda(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
   CudaChecker check("ConcatAndCacheMla", context, args);
-  check.Format(args.cache);
   check.Moved("kv_c", args.kv_c).Moved("k_pe", args.k_pe).Moved("the cache", args.cache.k);
   return check.status();
 }
@@ -117,6 +118,18 @@ absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& check
     params.token_stride = params.planar ? 0 : cache.k.stride[1];
     TakeSlots(args.slot_mapping, cache, params);
     return call.Launch(LaunchMlaFp8Write, params);
+  }
+  if (IsMlaRecord(cache.format)) {
+    MlaRecordWriteParams params;
+    params.kv_c = ConstRowsOf(args.kv_c);
+    params.k_pe = ConstRowsOf(args.k_pe);
+    params.compressed = static_cast<int32_t>(args.kv_c.extent[1]);
+    params.format = cache.format;
+    params.to = cache.k.as<uint8_t>();
+    params.block_stride = cache.k.stride[0];
+    params.token_stride = cache.k.stride[1];
+    TakeSlots(args.slot_mapping, cache, params);
+    return call.Launch(LaunchMlaRecordWrite, params);
   }
   CacheWriteParams params;
   const bool split = cache.layout == KvLayout::kMlaSplit;
@@ -163,7 +176,6 @@ absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked
 
 absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {
   CudaChecker check("GatherCache", context, args);
-  check.Format(args.cache, /*per_token_head=*/false);
   check.Moved("the cache", args.cache.k).Moved("out", args.out).Moved("out_v", args.out_v);
   return check.status();
 }

@@ -22,6 +22,10 @@ BackendSupport CudaSupport() {
   support.layouts = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
                      KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
                      KvLayout::kMlaFp8_584};
+  support.row_formats.clear();
+  for (int format = 0; format < kNumKvRowFormats; ++format) {
+    support.row_formats.push_back(static_cast<KvRowFormat>(format));
+  }
   support.most_head_size = cuda::kMaxHeadDim;
   support.block_sizes = {.multiple_of = 1};
   support.types = {AttentionType::kDecoder, AttentionType::kEncoder, AttentionType::kEncoderOnly,

@@ -99,6 +99,8 @@ TEST(CudaLayerTest, DoWhatLayersOfEveryBackendDo) {
     ExpectEncodersAreSeenWithoutCache(CudaBackend(), context, seed);
   }
   ExpectOtherRanksAndSinksAreRefused(CudaBackend(), context);
+  ExpectRowFormatsAreHonoured(CudaBackend(), context);
+  ExpectLatentRecordsAreHonoured(CudaBackend(), context);
 }
 
 TEST(CudaLayerTest, ListsAreThoseOfTheHost) {

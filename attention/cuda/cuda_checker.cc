@@ -47,19 +47,8 @@ CudaChecker& CudaChecker::Dense(const char* name, const ConstTensorView& view) {
   return *this;
 }
 
-CudaChecker& CudaChecker::Format(const ConstKvCacheView& cache, bool per_token_head) {
-  if (!status_.ok() || cache.format == KvRowFormat::kElements ||
-      (per_token_head && cache.format == KvRowFormat::kPerTokenHead)) {
-    return *this;
-  }
-  NotBuilt("the cache has vectors of ", attention::Name(cache.format), "; CUDA is built for elements",
-           per_token_head ? " and per_token_head" : "");
-  return *this;
-}
-
 CudaChecker& CudaChecker::KvCache(const char* name, const ConstKvCacheView& cache) {
   if (cache.absent() || !status_.ok()) return *this;
-  Format(cache);
   Values(name, cache.k);
   Values(name, cache.v);
   if (cache.num_blocks() > kMaxRows || cache.block_size() > kMaxRows) {

@@ -32,8 +32,6 @@ class CudaChecker {
   CudaChecker& Values(const char* name, const ConstTensorView& view);
   // Index arrays, sinks, slopes: the innermost stride is 1.
   CudaChecker& Dense(const char* name, const ConstTensorView& view);
-  // That kernels know the vectors of the cache.
-  CudaChecker& Format(const ConstKvCacheView& cache, bool per_token_head = true);
   CudaChecker& KvCache(const char* name, const ConstKvCacheView& cache);
   CudaChecker& Params(const AttnParams& params);
   CudaChecker& HeadDims(int64_t key_dim, int64_t value_dim);

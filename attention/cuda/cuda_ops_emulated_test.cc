@@ -41,7 +41,7 @@ const AttentionOps& OpsUnderTest() {
   return ops;
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
-SuiteTraits TraitsUnderTest() { return {.packed_formats = false}; }
+SuiteTraits TraitsUnderTest() { return {}; }
 Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 namespace {

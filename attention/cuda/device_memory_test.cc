@@ -273,6 +273,14 @@ TEST(DeviceMemoryTest, LayoutsConvertAsOnTheHost) {
         for (size_t i = 0; i < actual.size(); ++i) {
           EXPECT_EQ(actual[i]->Bytes(), expected.tensors[i].bytes) << i;
         }
+        const BlockPair pairs[] = {{0, 3}, {8, 2}, {5, 5}, {5, 0}};
+        ASSERT_EQ(ConvertLayout({}, source.view, expected.view, pairs), absl::OkStatus());
+        ASSERT_EQ(CudaConvertLayout(context, on_device(source, source_copy),
+                                    on_device(expected, actual), pairs),
+                  absl::OkStatus());
+        for (size_t i = 0; i < actual.size(); ++i) {
+          EXPECT_EQ(actual[i]->Bytes(), expected.tensors[i].bytes) << i;
+        }
       }
     }
   }

@@ -81,6 +81,7 @@ Cache CacheOf(const ConstKvCacheView& view, const KvScales& scales) {
   cache.k_scale = ScalesOf(scales.k);
   cache.v_scale = ScalesOf(scales.v);
   cache.layout = view.layout;
+  cache.format = view.format;
   switch (view.layout) {
     case KvLayout::kNhd:
     case KvLayout::kHnd: {

@@ -41,7 +41,7 @@ bool TakesQueries(const AttendRowsParams& params) {
 bool IsFp8(Layout layout) { return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584; }
 
 bool TakesCache(const Cache& cache, const AttendRowsParams& params) {
-  if (!IsAligned(cache.k.data, 16)) return false;
+  if (cache.has_row_scales() || !IsAligned(cache.k.data, 16)) return false;
   switch (cache.layout) {
     case Layout::kMlaLatent:
       return cache.element == params.q.element && cache.k_scale.data == nullptr &&

@@ -108,6 +108,32 @@ absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
   return absl::OkStatus();
 }
 
+// That no two of the destinations share memory, where blocks may.
+absl::Status CheckTargetsApart(const char* op, const ConstKvCacheView& dst,
+                               absl::Span<const BlockPair> pairs) {
+  if (!dst.overlapping_blocks || pairs.empty()) return absl::OkStatus();
+  ConstTensorView storage[kMostCacheTensors];
+  const std::byte *first = nullptr, *last = nullptr;  // of block 0
+  for (ConstTensorView tensor : CacheTensors(dst, storage)) {
+    tensor.extent[0] = 1;
+    const std::byte* const end = tensor.data + *tensor.SpanBytes();
+    if (first == nullptr || tensor.data < first) first = tensor.data;
+    if (last == nullptr || end > last) last = end;
+  }
+  const int64_t step = dst.k.stride[0] * ElementBytes(dst.k.dtype), bytes = last - first;
+  std::vector<int32_t> targets;
+  for (const BlockPair& pair : pairs) targets.push_back(pair.second);
+  std::sort(targets.begin(), targets.end());
+  for (size_t i = 1; i < targets.size(); ++i) {
+    if ((int64_t{targets[i]} - targets[i - 1]) * step < bytes) {
+      return InvalidArgument(op, ": destination blocks ", targets[i - 1], " and ", targets[i],
+                             " of dst share memory: a block has ", bytes, " bytes, and numbers are ",
+                             step, " apart; give blocks that are in use together");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // That blocks of two tensors, the first dimension left out, have one shape and type.
 absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
                              const ConstTensorView& dst) {
@@ -162,14 +188,15 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
 }
 
 absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
-                                const KvCacheView& dst, LayoutConversion* conversion) {
+                                const KvCacheView& dst, const absl::Span<const BlockPair>* pairs,
+                                LayoutConversion* conversion) {
   constexpr char kOp[] = "ConvertLayout";
   if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
   if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
-  if (src.overlapping_blocks || dst.overlapping_blocks) {
+  if (pairs == nullptr && (src.overlapping_blocks || dst.overlapping_blocks)) {
     return InvalidArgument(kOp, ": ", src.overlapping_blocks ? "src" : "dst",
                            " has blocks that share memory, so not all of them are there to convert; "
-                           "copy the blocks in use with SwapBlocks first");
+                           "give pairs of the blocks in use");
   }
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
@@ -177,7 +204,7 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   const bool records = fp8(src.layout) || IsMlaRecord(src.format);
   const bool convertible = src.layout == dst.layout || (IsMla(src.layout) == IsMla(dst.layout) &&
                                                         !fp8(src.layout) && !fp8(dst.layout));
-  const bool same_shape = src.num_blocks() == dst.num_blocks() &&
+  const bool same_shape = (pairs != nullptr || src.num_blocks() == dst.num_blocks()) &&
                           src.block_size() == dst.block_size() &&
                           src.num_kv_heads() == dst.num_kv_heads() &&
                           src.key_dim() == dst.key_dim() && src.value_dim() == dst.value_dim() &&
@@ -187,7 +214,14 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
     return absl::InvalidArgumentError(
         absl::StrCat(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
                      " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
-                     "; blocks, block size, heads, dims and types must be equal"));
+                     "; ", pairs == nullptr ? "blocks, " : "",
+                     "block size, heads, dims and types must be equal"));
+  }
+  if (pairs != nullptr) {
+    if (auto s = CheckPairs(kOp, *pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) {
+      return s;
+    }
+    if (auto s = CheckTargetsApart(kOp, dst, *pairs); !s.ok()) return s;
   }
   if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
 

@@ -47,8 +47,10 @@ struct LayoutConversion {
   TensorView to[kMostCacheTensors];
   int num_tensors = 2;
 };
+// Null pairs: all blocks, each into that of its number.
 absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
-                                const KvCacheView& dst, LayoutConversion* conversion);
+                                const KvCacheView& dst, const absl::Span<const BlockPair>* pairs,
+                                LayoutConversion* conversion);
 
 }  // namespace kvblocks::attention
 

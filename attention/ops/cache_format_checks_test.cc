@@ -202,7 +202,7 @@ TEST(CacheFormatChecksTest, BlocksMoveWithTheirScales) {
     *view = *view->Permute({0, 2, 1, 3});
   }
   LayoutConversion conversion;
-  const absl::Status converted = CheckConvertLayout({}, from, hnd, &conversion);
+  const absl::Status converted = CheckConvertLayout({}, from, hnd, nullptr, &conversion);
   ASSERT_TRUE(converted.ok()) << converted;
   EXPECT_EQ(conversion.num_tensors, 4);
   EXPECT_EQ(conversion.to[3].DebugString(), to.v_scales.DebugString());

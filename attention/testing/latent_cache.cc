@@ -21,7 +21,7 @@ std::byte DrawCode(std::mt19937_64& random) {
 
 }  // namespace
 
-std::vector<LatentCacheOptions> EveryLatentLayout(bool records) {
+std::vector<LatentCacheOptions> EveryLatentLayout() {
   std::vector<LatentCacheOptions> all = {
       {KvLayout::kMlaLatent, DType::kF32},
           {KvLayout::kMlaLatent, DType::kBF16},
@@ -29,7 +29,6 @@ std::vector<LatentCacheOptions> EveryLatentLayout(bool records) {
           {KvLayout::kMlaSplit, DType::kBF16},
           {KvLayout::kMlaFp8_656, DType::kU8},
           {KvLayout::kMlaFp8_584, DType::kU8}};
-  if (!records) return all;
   for (const KvRowFormat format :
        {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
     all.push_back({.layout = KvLayout::kMlaLatent, .dtype = DType::kU8, .format = format});

@@ -26,9 +26,8 @@ struct LatentCacheOptions {
   uint64_t seed = 1;
 };
 
-// Small caches, one of each latent layout and element type that the operations read.
-// `records`: the formats of latent records, too.
-std::vector<LatentCacheOptions> EveryLatentLayout(bool records = false);
+// Small caches, one of each latent layout, element type and format of records that the operations read.
+std::vector<LatentCacheOptions> EveryLatentLayout();
 
 class LatentCache {
  public:

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention {
 
@@ -40,13 +42,26 @@ LayerFixture::LayerFixture(LayerConfig layer, const AttentionBackend* backend, D
   if (config_.num_heads == 0) config_.num_heads = 4, config_.num_kv_heads = 2;
   if (config_.head_size == 0) config_.head_size = 8;
   layer_ = std::move(backend->MakeImpl(config_)).value();
-  const std::vector<int64_t> shape = {kNumBlocks, kBlockSize, config_.num_kv_heads,
-                                      config_.head_size};
-  k_cache = Tensor(cache_dtype, shape);
-  v_cache = Tensor(cache_dtype, shape);
-  FillWithPoison(k_cache);
-  FillWithPoison(v_cache);
-  cache_ = {KvLayout::kNhd, k_cache.view, v_cache.view};
+  if (config_.row_format.value_or(KvRowFormat::kElements) == KvRowFormat::kElements) {
+    const std::vector<int64_t> shape = {kNumBlocks, kBlockSize, config_.num_kv_heads,
+                                        config_.head_size};
+    k_cache = Tensor(cache_dtype, shape);
+    v_cache = Tensor(cache_dtype, shape);
+    FillWithPoison(k_cache);
+    FillWithPoison(v_cache);
+    cache_ = {KvLayout::kNhd, k_cache.view, v_cache.view};
+  } else {
+    KvCacheGeometry geometry;
+    geometry.dtype = cache_dtype;
+    geometry.format = *config_.row_format;
+    geometry.placement = KvPlacement::kInterleaved;
+    geometry.num_blocks = kNumBlocks, geometry.block_size = kBlockSize;
+    geometry.num_kv_heads = config_.num_kv_heads;
+    geometry.key_dim = geometry.value_dim = config_.head_size;
+    k_cache = Tensor(DType::kU8, {KvCacheBytes(geometry).value()});
+    std::fill(k_cache.bytes.begin(), k_cache.bytes.end(), std::byte{0xFF});
+    cache_ = MakeKvCacheView(geometry, k_cache.view).value();
+  }
   MetadataBuilderOptions options;
   options.groups = {{.manager_block_size = kBlockSize,
                      .kernel_block_size = kBlockSize,
@@ -141,6 +156,23 @@ void LayerFixture::ContinueFrom(const LayerFixture& other) {
   }
 }
 
+std::vector<double> LayerFixture::Stored(std::vector<double> rows,
+                                         const ConstTensorView& scales) const {
+  if (cache_.format == KvRowFormat::kElements) return rows;
+  const std::vector<double> outer = scales.absent() ? std::vector<double>{1} : ValuesOf(scales);
+  const int64_t dim = config_.head_size;
+  std::vector<std::byte> codes(dim), row_scales(dim);
+  for (size_t row = 0; row * dim < rows.size(); ++row) {
+    double* const values = rows.data() + row * dim;
+    const double scale = outer[row % config_.num_kv_heads % outer.size()];
+    EncodeQuantisedRow(cache_.format, cache_.k.dtype, values, dim, scale, codes.data(),
+                       row_scales.data());
+    DecodeQuantisedRow(cache_.format, cache_.k.dtype, codes.data(), row_scales.data(), dim, values);
+    for (int64_t i = 0; i < dim; ++i) values[i] *= scale;
+  }
+  return rows;
+}
+
 std::string LayerFixture::Mismatch(double limit) const {
   const std::vector<double> out = out_.Get();
   DenseParams params;
@@ -164,8 +196,8 @@ std::string LayerFixture::Mismatch(double limit) const {
     dense.key_dim = dense.value_dim = config_.head_size;
     dense.q.assign(request.q.end() - tokens * config_.num_heads * config_.head_size,
                    request.q.end());
-    dense.k = request.k;
-    dense.v = request.v;
+    dense.k = Stored(request.k, config_.scales.k);
+    dense.v = Stored(request.v, config_.scales.v);
     if (hides) {
       const int64_t first = dense.kv_len - tokens;
       params.hide = [this, first](int64_t i, int64_t j, int64_t) { return hides(first + i, j); };

@@ -49,7 +49,8 @@ class LayerFixture {
   static constexpr int64_t kBlockSize = 4, kNumBlocks = 64;
 
   // Makes the layer; `layer` with num_heads 4, num_kv_heads 2, head_size 8 unless it says
-  // otherwise.
+  // otherwise. Of a row_format with scales cache_dtype is that of the codes; what the codes stand for
+  // then is what Mismatch compares with.
   LayerFixture(LayerConfig layer, const AttentionBackend* backend, DType cache_dtype = DType::kF32);
 
   // New tokens per request, in order; requests of none take no part. Returns the layer's status.
@@ -83,6 +84,8 @@ class LayerFixture {
     std::vector<int32_t> blocks;
   };
   RequestState& Request(int index);
+  // What the cache makes of k or v rows [tokens][heads][8].
+  std::vector<double> Stored(std::vector<double> rows, const ConstTensorView& scales) const;
   void Grow(RequestState& request, int64_t tokens);
 
   LayerConfig config_;

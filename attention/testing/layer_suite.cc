@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/masks/mask_builder.h"
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/virtual_batches.h"
@@ -235,6 +236,129 @@ void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& c
     const absl::Status status = other.layer().Forward(context, other.tensors(), &metadata);
     EXPECT_THAT(std::string(status.message()), HasSubstr("cut at multiples of 8"));
     EXPECT_EQ(pieces.Build(metadata, 8).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+void ExpectRowFormatsAreHonoured(const AttentionBackend& backend, const ExecContext& context) {
+  const std::vector<float> sinks = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0};
+  const std::vector<float> k_scales = {0.5f, 1.25f}, v_scale = {0.375f};
+  using Format = KvRowFormat;
+  for (const auto& [format, code] : {std::pair(Format::kPerTokenHead, DType::kI8),
+                                     {Format::kPerTokenHead, DType::kF8E4M3},
+                                     {Format::kInt4PerTokenHead, DType::kU8},
+                                     {Format::kNvfp4, DType::kU8}}) {
+    LayerConfig plain{.head_size = 16, .row_format = format};
+    if (format == Format::kNvfp4) {
+      plain.scales = {ViewOf(absl::MakeConstSpan(k_scales)), ViewOf(absl::MakeConstSpan(v_scale))};
+    }
+    LayerConfig window = plain;
+    window.window = 3, window.sinks = ViewOf(absl::MakeConstSpan(sinks));
+    LayerConfig chunk = plain;
+    chunk.chunk = 4, chunk.alibi_slopes = ViewOf(absl::MakeConstSpan(slopes));
+    LayerConfig capped = plain;
+    capped.soft_cap = 2, capped.split = SplitPolicy::Fixed(4);
+    for (const LayerConfig& layer : {plain, window, chunk, capped}) {
+      SCOPED_TRACE(testing::Message() << Name(format) << " of " << Name(code) << ", window "
+                                      << layer.window << ", chunk " << layer.chunk);
+      LayerFixture fixture(layer, &backend, code);
+      fixture.context = context;
+      for (const auto& step : kSteps) {
+        ASSERT_EQ(fixture.Step(step), absl::OkStatus());
+        EXPECT_EQ(fixture.Mismatch(), "");
+      }
+    }
+
+    LayerFixture other({.head_size = 16, .row_format = Format::kElements}, &backend);
+    LayerFixture made(plain, &backend, code);
+    made.Prepare({{0, 3}});
+    LayerTensors tensors = made.tensors();
+    tensors.cache = other.cache();
+    const std::vector<std::byte> before = other.k_cache.bytes;
+    const absl::Status status = made.layer().Forward(context, tensors, &made.metadata());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(std::string("the cache has rows of elements; the layer was made for ") +
+                          Name(format)));
+    EXPECT_EQ(other.k_cache.bytes, before);
+    for (double value : ValuesOf(made.tensors().out)) EXPECT_TRUE(std::isnan(value));
+  }
+  const auto refusal = [&](LayerConfig config) {
+    config.name = "l", config.num_heads = config.num_kv_heads = 1;
+    return std::string(backend.MakeImpl(config).status().message());
+  };
+  EXPECT_THAT(refusal({.head_size = 24, .row_format = Format::kNvfp4}),
+              HasSubstr("layer l: head size 24 no multiple of 16 for rows of nvfp4"));
+  EXPECT_THAT(refusal({.head_size = 16, .row_format = Format::kMlaV41}),
+              HasSubstr("rows of mla_v41_528 without mla"));
+}
+
+void ExpectLatentRecordsAreHonoured(const AttentionBackend& backend, const ExecContext& context) {
+  constexpr int64_t kHeads = 2, kBlocks = LayerFixture::kNumBlocks;
+  const std::vector<float> sinks = {0.5f, -1};
+  for (const KvRowFormat format :
+       {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
+    for (const int64_t window : {0, 3}) {
+      SCOPED_TRACE(testing::Message() << Name(format) << ", window " << window);
+      const MlaRecordShape shape = ShapeOf(format);
+      LayerConfig config{.name = "mla",
+                         .num_heads = kHeads,
+                         .head_size = shape.key_dim,
+                         .value_head_size = shape.value_dim,
+                         .window = window,
+                         .sinks = ViewOf(absl::MakeConstSpan(sinks)),
+                         .latent_rank = shape.compressed,
+                         .rotary_dim = 64,
+                         .row_format = format};
+      auto layer = backend.MakeImpl(config);
+      ASSERT_TRUE(layer.ok()) << layer.status();
+      Tensor rows(DType::kU8, {kBlocks, LayerFixture::kBlockSize, shape.bytes});
+      std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0xFF});
+      KvCacheView cache(KvLayout::kMlaLatent, rows.view);
+      cache.format = format;
+
+      LayerFixture lengths({}, &backend);  // for its metadata
+      std::mt19937_64 random(4);
+      std::vector<double> history;  // as stored
+      for (const int64_t tokens : {7, 1, 5}) {
+        lengths.Prepare({{0, tokens}});
+        Tensor q(DType::kF32, {tokens, kHeads, shape.key_dim});
+        Tensor kv_c(DType::kF32, {tokens, shape.compressed}), k_pe(DType::kF32, {tokens, 64});
+        Tensor out(DType::kF32, {tokens, kHeads, shape.value_dim});
+        for (Tensor* tensor : {&q, &kv_c, &k_pe}) {
+          tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+        }
+        FillWithPoison(out);
+        const LayerTensors tensors = {q.view, kv_c.view, k_pe.view, cache, out.view};
+        ASSERT_EQ((*layer)->Forward(context, tensors, &lengths.metadata()), absl::OkStatus());
+        lengths.Commit();
+        for (int64_t t = 0; t < tokens; ++t) {
+          std::vector<double> row = ValuesOf(*kv_c.view.Slice(0, t, t + 1));
+          const std::vector<double> rotary = ValuesOf(*k_pe.view.Slice(0, t, t + 1));
+          row.insert(row.end(), rotary.begin(), rotary.end());
+          std::vector<std::byte> record(shape.bytes);
+          EncodeMlaRecord(format, row.data(), record.data());
+          DecodeMlaRecord(format, record.data(), row.data());
+          history.insert(history.end(), row.begin(), row.end());
+        }
+        DenseRequest dense;
+        dense.q_len = tokens;
+        dense.kv_len = static_cast<int64_t>(history.size()) / shape.key_dim;
+        dense.num_heads = kHeads, dense.num_kv_heads = 1;
+        dense.key_dim = shape.key_dim, dense.value_dim = shape.value_dim;
+        dense.q = q.Get();
+        dense.k = history;
+        for (int64_t t = 0; t < dense.kv_len; ++t) {
+          const auto row = history.begin() + t * shape.key_dim;
+          dense.v.insert(dense.v.end(), row, row + shape.value_dim);
+        }
+        DenseParams params;
+        params.scale = 1 / std::sqrt(static_cast<double>(shape.key_dim));
+        params.window_left = window - 1;
+        params.sinks = {0.5, -1};
+        const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
+        for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 2e-5) << i;
+      }
+    }
   }
 }
 

@@ -19,6 +19,12 @@ void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& c
 // A layer with chunks gives the same by its kernel's rule and by VirtualBatches.
 void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& context);
 
+// Caches whose vectors have scales of their own, in every format and together with what else layers can;
+// other formats than the declared one are refused.
+void ExpectRowFormatsAreHonoured(const AttentionBackend& backend, const ExecContext& context);
+// MLA over latent records.
+void ExpectLatentRecordsAreHonoured(const AttentionBackend& backend, const ExecContext& context);
+
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_

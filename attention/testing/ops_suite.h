@@ -32,8 +32,6 @@ struct SuiteTraits {
   // Lengths and states are where the host sees them: plans for others, and an lse of +infinity, are
   // refused. Else they are skipped and flagged.
   bool host_sees_values = true;
-  // int4_per_token_head and nvfp4, and gathering vectors with scales; else they are Unimplemented.
-  bool packed_formats = true;
 };
 SuiteTraits TraitsUnderTest();
 

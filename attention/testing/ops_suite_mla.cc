@@ -123,7 +123,7 @@ struct DenseCase {
 
 TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
   const std::pair<int64_t, int64_t> kHeadsAndBlocks[] = {{1, 2}, {16, 61}, {64, 64}, {128, 16}};
-  for (const LatentCacheOptions& layout : EveryLatentLayout(TraitsUnderTest().packed_formats)) {
+  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
     for (const auto& [heads, block_size] : kHeadsAndBlocks) {
       SCOPED_TRACE(absl::StrCat(Name(layout.layout), " of ", Name(layout.dtype), ", ", heads,
                                 " heads, BS ", block_size));
@@ -139,7 +139,7 @@ TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
 }
 
 TEST(OpsMlaTest, QueriesMayComeInTwoParts) {
-  for (const LatentCacheOptions& layout : EveryLatentLayout(TraitsUnderTest().packed_formats)) {
+  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
     DenseCase whole(layout, {1, 40, 33}, {1, 1, 1}, 4, DType::kF32);
     MlaDecodeArgs args = whole.Args(false);
     const int64_t D = whole.cache.key_dim();

@@ -127,7 +127,7 @@ struct SparseCase {
 TEST(OpsMlaTest, T3SparseDecode) {
   const int64_t kEntries[] = {64, 576, 2048}, kBlockSizes[] = {2, 61, 64, 256};
   int n = 0;
-  for (const LatentCacheOptions& layout : EveryLatentLayout(TraitsUnderTest().packed_formats)) {
+  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
     for (int64_t block_size : kBlockSizes) {
       // Every other combination of the three, the rest with the next block size.
       for (int flags = n / 4 % 2; flags < 8; flags += 2, ++n) {
@@ -163,7 +163,6 @@ TEST(OpsMlaTest, T3SparseDecode) {
 
 // DeepSeek V4.1 keeps its window in 8 bits and its compressed tokens in 4.
 TEST(OpsMlaTest, SparseDecodeTakesTwoKindsOfRecords) {
-  if (!TraitsUnderTest().packed_formats) return;
   SparseCaseOptions options;
   options.cache.layout = KvLayout::kMlaLatent;
   options.cache.dtype = DType::kU8;

@@ -23,30 +23,40 @@ Tensor Holding(const std::vector<double>& values, std::vector<int64_t> extents) 
 
 }  // namespace
 
-Tensor PagedStack::MakeRows(LayerKind kind, int64_t blocks, int64_t block_size) const {
+Tensor PagedStack::MakeRows(LayerKind kind, bool compressed, int64_t blocks,
+                            int64_t block_size) const {
   const StackConfig& config = model_->config();
-  if (!config.fp8) return Poisoned(DType::kF32, {blocks, block_size, config.row()});
-  Tensor rows = kind == LayerKind::kV32
-                    ? Tensor(DType::kU8, {blocks, block_size, kMla656Bytes})
+  if (!config.has_codes()) return Poisoned(DType::kF32, {blocks, block_size, config.row()});
+  const bool records = config.stored_as == StoredAs::kRecords;
+  const int64_t bytes =
+      records ? ShapeOf(StackConfig::RecordOf(kind, compressed)).bytes : kMla656Bytes;
+  Tensor rows = records || kind == LayerKind::kV32
+                    ? Tensor(DType::kU8, {blocks, block_size, bytes})
                     : Tensor(DType::kU8, {blocks, MlaFp8_584BlockBytes(block_size)});
   std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0xFF});
   return rows;
 }
 Tensor PagedStack::MakeIndexRows(int64_t blocks) const {
   const StackConfig& config = model_->config();
-  if (!config.fp8) return Poisoned(DType::kF32, {blocks, 64, config.index_dim});
+  if (!config.has_codes()) return Poisoned(DType::kF32, {blocks, 64, config.index_dim});
   Tensor rows(DType::kU8, {blocks, IndexBlockBytes(64, config.index_dim)});
   std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0xFF});
   return rows;
 }
-KvCacheView PagedStack::RowsView(LayerKind kind, const Tensor& rows, int64_t block_size) const {
+KvCacheView PagedStack::RowsView(LayerKind kind, bool compressed, const Tensor& rows,
+                                 int64_t block_size) const {
   const StackConfig& config = model_->config();
-  if (!config.fp8) return MakeMlaLatentView(rows.view, config.Value(kind)).value();
+  if (!config.has_codes()) return MakeMlaLatentView(rows.view, config.Value(kind)).value();
+  if (config.stored_as == StoredAs::kRecords) {
+    KvCacheView view(KvLayout::kMlaLatent, rows.view);
+    view.format = StackConfig::RecordOf(kind, compressed);
+    return view;
+  }
   if (kind == LayerKind::kV32) return {KvLayout::kMlaFp8_656, rows.view};
   return {KvLayout::kMlaFp8_584, rows.view, {}, block_size};
 }
 IndexCacheView PagedStack::IndexView(const Tensor& rows) const {
-  return {rows.view, model_->config().fp8 ? 64 : 0};
+  return {rows.view, model_->config().has_codes() ? 64 : 0};
 }
 
 PagedStack::PagedStack(const StackModel* model, const AttentionBackend* backend,
@@ -87,6 +97,7 @@ PagedStack::PagedStack(const StackModel* model, const AttentionBackend* backend,
   cos_sin_ = Holding(angles, {options.max_len, config.rotary});
   layers_.resize(config.layers.size());
   for (size_t l = 0; l < layers_.size(); ++l) MakeLayer(l);
+  forward_.SetHooks(options.hooks, options.hooks != nullptr);
 }
 
 void PagedStack::MakeLayer(size_t l) {
@@ -99,16 +110,22 @@ void PagedStack::MakeLayer(size_t l) {
   made.name = "layer " + std::to_string(l);
   made.num_heads = config.heads;
   // V4's plain rows are keys and values as a whole.
-  made.latent_rank = config.fp8 ? config.latent : config.Value(kind);
+  made.latent_rank = config.has_codes() ? config.latent : config.Value(kind);
   made.rotary_dim = d - made.latent_rank;
   made.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   SparseConfig& sparse = made.sparse;
+  sparse.names = {made.name + ".compressed", made.name + ".index", made.name + ".states",
+                  made.name + ".index_states"};
+  if (config.stored_as == StoredAs::kRecords) {
+    made.row_format = StackConfig::RecordOf(kind, false);
+    if (ratio > 1) sparse.compressed_row_format = StackConfig::RecordOf(kind, true);
+  }
   if (StackConfig::HasIndexer(kind)) {
     sparse.topk = config.topk;
     sparse.index_heads = config.index_heads, sparse.index_dim = di;
   }
   if (kind == LayerKind::kV32) {
-    layer.cache = MakeRows(kind, blocks * 4, 64);
+    layer.cache = MakeRows(kind, false, blocks * 4, 64);
     layer.index_rows = MakeIndexRows(blocks * 4);
   } else {
     made.window = config.window;
@@ -116,12 +133,12 @@ void PagedStack::MakeLayer(size_t l) {
     made.sinks = layer.sinks.view;
     sparse.compress_ratio = ratio, sparse.overlap = parts == 2;
     sparse.cos_sin = cos_sin_.view;
-    layer.cache = MakeRows(kind, blocks, 64);
+    layer.cache = MakeRows(kind, false, blocks, 64);
   }
   if (ratio > 1) {
     const int64_t state_block =
         kTableBlocks[kind == LayerKind::kC4 ? kC4StatesTable : kC128StatesTable];
-    layer.rows = MakeRows(kind, blocks, 256 / ratio);
+    layer.rows = MakeRows(kind, true, blocks, 256 / ratio);
     layer.states = Poisoned(DType::kF32, {blocks, state_block, 2 * parts * d});
     layer.bias = Holding(model_->compressor(l).bias, {ratio, parts * d});
     layer.norm = Holding(model_->compressor(l).norm, {d});
@@ -134,13 +151,37 @@ void PagedStack::MakeLayer(size_t l) {
       sparse.index_compressor = {layer.index_bias.view, layer.index_norm.view};
     }
   }
-  layer.impl = backend_->MakeImpl(made).value();
+  auto impl = backend_->MakeImpl(made).value();
+  layer.impl = impl.get();
   const SparseWorkBounds bounds{.max_tokens = options_.max_tokens, .max_seq_len = options_.max_len};
   layer.memory.resize(SparseWorkBytes(layer.impl->config(), bounds), std::byte{0xFF});
   layer.work = MakeSparseWork(layer.impl->config(), bounds,
                               TensorView::Contiguous(layer.memory.data(), DType::kU8,
                                                      {static_cast<int64_t>(layer.memory.size())}))
                    .value();
+  SparseTensors tensors;
+  tensors.work = layer.work;
+  if (StackConfig::HasIndexer(kind)) tensors.index_cache = IndexView(layer.index_rows);
+  if (ratio > 1) {
+    tensors.compressed_cache = RowsView(kind, true, layer.rows, 256 / ratio);
+    tensors.compressor.states = layer.states.view;
+    if (kind == LayerKind::kC4) tensors.index_compressor.states = layer.index_states.view;
+  }
+  const absl::Status added =
+      forward_.AddLayer(std::move(impl), RowsView(kind, false, layer.cache, 64), tensors);
+  if (!added.ok()) std::abort();
+}
+
+void PagedStack::AddMetadata(size_t l, ForwardContext::MetadataByLayer* by_name) const {
+  const LayerKind kind = model_->config().layers[l];
+  const LayerConfig& config = layers_[l].impl->config();
+  const bool c4 = kind == LayerKind::kC4;
+  (*by_name)[config.name] =
+      &builder_->metadata(kind == LayerKind::kV32 ? kV32Group : kWindowGroup);
+  if (!config.sparse.compresses()) return;
+  (*by_name)[config.sparse.names.compressed] = &builder_->metadata(c4 ? kC4Group : kC128Group);
+  (*by_name)[config.sparse.names.states] =
+      &builder_->metadata(c4 ? kC4StatesGroup : kC128StatesGroup);
 }
 
 absl::StatusOr<std::vector<std::vector<double>>> PagedStack::Step(
@@ -159,6 +200,9 @@ absl::StatusOr<std::vector<std::vector<double>>> PagedStack::Step(
       !status.ok()) {
     return status;
   }
+  ForwardContext::MetadataByLayer by_name;
+  for (size_t l = 0; l < layers_.size(); ++l) AddMetadata(l, &by_name);
+  forward_.SetMetadata(std::move(by_name));
   std::vector<std::vector<double>> hidden;
   std::vector<int64_t> positions, first_row(requests.size());
   for (const int32_t index : builder_->permutation()) {
@@ -201,42 +245,35 @@ absl::Status PagedStack::RunLayer(size_t l, absl::Span<const int64_t> positions,
   const Tensor q = all(&TokenInputs::q, {config.heads, d}), kv = all(&TokenInputs::kv, {d});
   Tensor out = Poisoned(DType::kF32, {n, config.heads, value});
   Tensor compress_kv, compress_score, index_kv, index_score, index_q, index_weights, index_k;
-  LayerTensors tensors;
-  SparseTensors sparse;
-  tensors.q = q.view, tensors.out = out.view;
-  const int64_t latent = layer.impl->config().latent_rank;
-  tensors.k = *kv.view.Slice(1, 0, latent);
-  if (latent < d) tensors.v = *kv.view.Slice(1, latent, d);
-  tensors.cache = RowsView(kind, layer.cache, 64);
-  tensors.sparse = &sparse;
-  sparse.work = layer.work;
+  SparseInputs sparse;
   if (StackConfig::HasIndexer(kind)) {
     index_q = all(&TokenInputs::index_q, {config.index_heads, di});
     index_weights = all(&TokenInputs::index_weights, {config.index_heads});
     index_k = all(&TokenInputs::index_k, {di});
     sparse.index_q = index_q.view, sparse.index_weights = index_weights.view;
-    sparse.index_cache = IndexView(layer.index_rows);
     if (kind == LayerKind::kV32) sparse.index_k = index_k.view;
   }
-  const CommonAttentionMetadata* metadata =
-      &builder_->metadata(kind == LayerKind::kV32 ? kV32Group : kWindowGroup);
   if (ratio > 1) {
-    const bool c4 = kind == LayerKind::kC4;
     compress_kv = all(&TokenInputs::compress_kv, {parts * d});
     compress_score = all(&TokenInputs::compress_score, {parts * d});
-    sparse.compressor = {compress_kv.view, compress_score.view, layer.states.view};
-    sparse.compressed_cache = RowsView(kind, layer.rows, 256 / ratio);
-    sparse.compressed = &builder_->metadata(c4 ? kC4Group : kC128Group);
-    sparse.states = &builder_->metadata(c4 ? kC4StatesGroup : kC128StatesGroup);
-    if (c4) {
+    sparse.compress_kv = compress_kv.view, sparse.compress_score = compress_score.view;
+    if (kind == LayerKind::kC4) {
       index_kv = all(&TokenInputs::index_kv, {parts * di});
       index_score = all(&TokenInputs::index_score, {parts * di});
-      sparse.index_compressor = {index_kv.view, index_score.view, layer.index_states.view};
+      sparse.index_compress_kv = index_kv.view, sparse.index_compress_score = index_score.view;
     }
   }
-  absl::Status status = BuildSparseLists(*backend_, {}, layer.impl->config(), *metadata,
-                                         sparse.compressed, layer.work);
-  if (status.ok()) status = layer.impl->Forward({}, tensors, metadata);
+  const LayerConfig& made = layer.impl->config();
+  const int64_t latent = made.latent_rank;
+  const ConstTensorView k = *kv.view.Slice(1, 0, latent);
+  const ConstTensorView v = latent < d ? *kv.view.Slice(1, latent, d) : ConstTensorView();
+  const auto found = forward_.Find(made.name);
+  if (!found.ok()) return found.status();
+  absl::Status status = BuildSparseLists(*backend_, {}, made, *found->metadata,
+                                         found->sparse.compressed, layer.work);
+  if (status.ok()) {
+    status = UnifiedAttention({}, forward_, made.name, q.view, k, v, out.view, 0, &sparse);
+  }
   if (!status.ok()) return status;
   const std::vector<double> attended = out.Get();
   for (int64_t t = 0; t < n; ++t) {

@@ -1,5 +1,5 @@
 // PagedStack: a StackModel's layers over paged caches: what an engine's model runner does with a
-// step's block tables. Knows block ids, not managers.
+// step's block tables, by UnifiedAttention. Knows block ids, not managers.
 //
 // All memory begins as NaN. A group of the block manager is a Table; layers that read through one of
 // them share its metadata.
@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/attention/backends/attention_backend.h"
 #include "kvblocks/attention/backends/sparse_mla_layer.h"
+#include "kvblocks/attention/backends/unified_attention.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/tests/deepseek_v4/stack_model.h"
@@ -32,6 +33,7 @@ inline constexpr int64_t kC4StateWindow = 8, kC128StateWindow = 128;
 struct PagedStackOptions {
   int64_t num_blocks = 0;  // ids are below it
   int64_t max_requests = 8, max_tokens = 256, max_len = 1024;
+  LayerHooks* hooks = nullptr;
 };
 
 // A request's part of a step.
@@ -54,7 +56,7 @@ class PagedStack {
 
  private:
   struct Layer {
-    std::unique_ptr<AttentionImpl> impl;
+    const AttentionImpl* impl = nullptr;  // of forward_
     SparseWork work;
     Tensor cache, rows, index_rows, states, index_states;
     Tensor bias, norm, index_bias, index_norm, sinks;
@@ -64,9 +66,12 @@ class PagedStack {
   enum Group { kWindowGroup, kC4Group, kC128Group, kC4StatesGroup, kC128StatesGroup, kV32Group };
 
   void MakeLayer(size_t l);
-  Tensor MakeRows(LayerKind kind, int64_t blocks, int64_t block_size) const;
+  // The metadata of a layer's caches, by their names.
+  void AddMetadata(size_t l, ForwardContext::MetadataByLayer* by_name) const;
+  Tensor MakeRows(LayerKind kind, bool compressed, int64_t blocks, int64_t block_size) const;
   Tensor MakeIndexRows(int64_t blocks) const;  // of 64 rows
-  KvCacheView RowsView(LayerKind kind, const Tensor& rows, int64_t block_size) const;
+  KvCacheView RowsView(LayerKind kind, bool compressed, const Tensor& rows,
+                       int64_t block_size) const;
   IndexCacheView IndexView(const Tensor& rows) const;
   absl::Status RunLayer(size_t l, absl::Span<const int64_t> positions,
                         std::vector<std::vector<double>>& hidden);
@@ -77,6 +82,7 @@ class PagedStack {
   std::optional<AttentionMetadataBuilder> builder_;
   Tensor cos_sin_;
   std::vector<Layer> layers_;
+  ForwardContext forward_;
 };
 
 }  // namespace kvblocks::attention

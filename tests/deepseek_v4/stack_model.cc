@@ -7,6 +7,7 @@
 
 #include "kvblocks/attention/cache/index_cache.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -144,8 +145,17 @@ void StackModel::Finish(size_t l, std::vector<double> attended, int64_t position
 namespace {
 
 // What a cache of codes makes of a row.
-std::vector<double> StoredRow(const StackConfig& config, LayerKind kind, std::vector<double> row) {
-  if (!config.fp8) return row;
+std::vector<double> StoredRow(const StackConfig& config, LayerKind kind, bool compressed,
+                              std::vector<double> row) {
+  if (!config.has_codes()) return row;
+  if (config.stored_as == StoredAs::kRecords) {
+    const KvRowFormat format = StackConfig::RecordOf(kind, compressed);
+    for (double& value : row) value = static_cast<float>(value);
+    std::vector<std::byte> record(ShapeOf(format).bytes);
+    EncodeMlaRecord(format, row.data(), record.data());
+    DecodeMlaRecord(format, record.data(), row.data());
+    return row;
+  }
   uint16_t rotary[kMlaRotaryValues];
   for (int64_t i = 0; i < kMlaRotaryValues; ++i) {
     rotary[i] = DoubleToBF16(static_cast<float>(row[config.latent + i]));
@@ -163,7 +173,7 @@ std::vector<double> StoredRow(const StackConfig& config, LayerKind kind, std::ve
   return row;
 }
 std::vector<double> StoredKey(const StackConfig& config, std::vector<double> key) {
-  if (!config.fp8) return key;
+  if (!config.has_codes()) return key;
   double amax = 0;
   for (double& value : key) {
     value = static_cast<float>(value);
@@ -264,9 +274,9 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
         }
       }
     }
-    for (std::vector<double>& row : rows) row = StoredRow(config, kind, std::move(row));
+    for (std::vector<double>& row : rows) row = StoredRow(config, kind, true, std::move(row));
     for (std::vector<double>& key : keys) key = StoredKey(config, std::move(key));
-    for (TokenInputs& in : inputs) in.kv = StoredRow(config, kind, std::move(in.kv));
+    for (TokenInputs& in : inputs) in.kv = StoredRow(config, kind, false, std::move(in.kv));
     for (int64_t t = 0; t < n; ++t) {
       std::vector<const double*> seen;
       if (kind != LayerKind::kV32) {

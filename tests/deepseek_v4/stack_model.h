@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kvblocks/attention/tensor/kv_layout.h"
 
 namespace kvblocks::attention {
 
@@ -21,20 +22,31 @@ enum class LayerKind {
   kV32,     // V3.2: tokens chosen by an indexer
 };
 
+// How rows are stored. Rows of codes have a rotary part of 64, and index rows are codes and a scale, too.
+enum class StoredAs {
+  kFloat32,
+  kFp8,      // 584 bytes of V4 (latent 448), 656 of V3.2 (512)
+  kRecords,  // V4.1: windows of 528 bytes, compressed rows of 288 (latent 448); V3.2: nvfp4 of 352 (512)
+};
+
 struct StackConfig {
   std::vector<LayerKind> layers = {LayerKind::kWindow, LayerKind::kC4, LayerKind::kC128,
                                    LayerKind::kC4};
   int64_t hidden = 24, heads = 2, latent = 12, rotary = 4;
   int64_t index_heads = 2, index_dim = 8, topk = 6;
   int64_t window = 128;
-  // Rows as engines store them: 584 bytes of V4 (latent 448, rotary 64), 656 of V3.2 (512, 64), and
-  // index rows of codes and a scale. Else float32.
-  bool fp8 = false;
+  StoredAs stored_as = StoredAs::kFloat32;
   int64_t vocabulary = 64;
   double theta = 10000;
   uint64_t seed = 1;
 
   int64_t row() const { return latent + rotary; }
+  bool has_codes() const { return stored_as != StoredAs::kFloat32; }
+  // Of kRecords.
+  static KvRowFormat RecordOf(LayerKind kind, bool compressed) {
+    if (kind == LayerKind::kV32) return KvRowFormat::kMlaNvfp4;
+    return compressed ? KvRowFormat::kMlaV41Fp4 : KvRowFormat::kMlaV41;
+  }
   static int64_t Ratio(LayerKind kind) {
     return kind == LayerKind::kC4 ? 4 : kind == LayerKind::kC128 ? 128 : 1;
   }

@@ -33,7 +33,7 @@ const AttentionOps& OpsUnderTest() {
 }
 
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
-SuiteTraits TraitsUnderTest() { return {.alignment = 16, .host_sees_values = false, .packed_formats = false}; }
+SuiteTraits TraitsUnderTest() { return {.alignment = 16, .host_sees_values = false}; }
 Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention

@@ -200,6 +200,30 @@ KVB_DEVICE uint32_t EncodePair<Int8>(float lower, float upper) {
 }
 #endif
 
+// The value of a 4-bit code: 2 exponent bits and 1 of mantissa.
+KVB_DEVICE float E2m1ToFloat(uint32_t code) {
+  // As E4m3: the factor mends the bias.
+  const float magnitude = __uint_as_float((code & 7u) << 22) * 0x1p126f;
+  return __uint_as_float(__float_as_uint(magnitude) | (code & 8u) << 28);
+}
+// The code nearest to value / scale, ties to even, at most 6; of NaN and of a scale of 0 code 0. `Real` is
+// a type in which five times the scale is exact: then so are the middles between codes.
+template <typename Real>
+KVB_DEVICE uint32_t E2m1FromQuotient(float value, Real scale) {
+  if (!(value == value) || scale == 0) return 0;
+  const Real magnitude = static_cast<Real>(value < 0 ? -value : value);
+  const Real quarter = scale / 4;
+  uint32_t code = 0;
+  code += magnitude > quarter;
+  code += magnitude >= 3 * quarter;
+  code += magnitude > 5 * quarter;
+  code += magnitude >= 7 * quarter;
+  code += magnitude > 10 * quarter;
+  code += magnitude >= 14 * quarter;
+  code += magnitude > 20 * quarter;
+  return code | (__float_as_uint(value) >> 31) << 3;
+}
+
 // 2^(bits - 127).
 KVB_DEVICE float E8m0ToFloat(uint8_t bits) {
   if (bits == 0) return 0x1p-127f;

@@ -176,8 +176,8 @@ KVB_DEVICE void StoreStatistic(const AttendRowsParams& params, const RowStatisti
 }
 
 // The online softmax of one row, and up to kHeads heads of one group, over the keys of a piece:
-// each key is loaded once for all of them.
-template <int kHeads, int kSums>
+// each key is loaded once for all of them. kPackedRows: as of KeyProducts.
+template <int kHeads, int kSums, bool kPackedRows>
 class RowRun {
  public:
   // Heads [head, head + num_heads). `keys`: the row's; `sees`: what the first head sees.
@@ -248,8 +248,9 @@ class RowRun {
         any |= live[h];
       }
       if (any == 0) continue;
-      const float row_v_scale =
-          address.value_scale == nullptr ? v_scale : v_scale * *address.value_scale;
+      const float row_v_scale = address.value_scales == nullptr
+                                    ? v_scale
+                                    : v_scale * RowFactor(cache.format, address.value_scales);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= num_heads_) continue;
@@ -266,10 +267,10 @@ class RowRun {
         scratch_.tile->weight[h][lane_] = weight * row_v_scale;
       }
       scratch_.tile->value[lane_] = address.value;
-      scratch_.tile->scales[lane_] = address.scales;
+      scratch_.tile->scales[lane_] = address.value_scales;
       __syncwarp();
-      AddValues<kHeads, kSums>(cache, params_.value_dim, *scratch_.tile, live, num_heads_, lane_,
-                               sums_);
+      AddValues<kHeads, kSums, kPackedRows>(cache, params_.value_dim, *scratch_.tile, live,
+                                            num_heads_, lane_, sums_);
       __syncwarp();
     }
   }
@@ -308,9 +309,9 @@ class RowRun {
       return;
     }
     float products[kHeads];
-    KeyProducts<kHeads>(cache, params_.key_dim, params_.value_dim, scratch_.q,
-                        QueryFloats(params_.key_dim), address, products);
-    if (address.key_scale != nullptr) k_scale *= *address.key_scale;
+    KeyProducts<kHeads, kPackedRows>(cache, params_.key_dim, params_.value_dim, scratch_.q,
+                                     QueryFloats(params_.key_dim), address, products);
+    if (address.scales != nullptr) k_scale *= RowFactor(cache.format, address.scales);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (scores[h] == -INFINITY) continue;
@@ -377,7 +378,7 @@ KVB_HOST_DEVICE int WarpsPerGroup(const AttendRowsParams& params, int heads_per_
 // Blocks per multiprocessor that leave enough registers.
 constexpr int BlocksFor(int heads, int sums) { return heads == 1 ? 4 : sums <= 8 ? 3 : 2; }
 
-template <int kHeads, int kSums>
+template <int kHeads, int kSums, bool kPackedRows>
 __global__ void __launch_bounds__(kThreads, BlocksFor(kHeads, kSums))
     AttendRowsKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -404,8 +405,8 @@ __global__ void __launch_bounds__(kThreads, BlocksFor(kHeads, kSums))
   const int begin = static_cast<int>(MinOf(MaxOf(sees.lo, range.begin), sees.hi));
   const int end = static_cast<int>(MinOf(sees.hi, range.end));
 
-  RowRun<kHeads, kSums> run(params, keys, sees, ScratchOf<kHeads>(warp, params.key_dim), row, head,
-                            num_heads);
+  RowRun<kHeads, kSums, kPackedRows> run(
+      params, keys, sees, ScratchOf<kHeads>(warp, params.key_dim), row, head, num_heads);
   if (begin < end) {
     run.LoadQueries();
     const bool lists = params.source == KeySource::kLists;
@@ -434,7 +435,13 @@ Error LaunchKernel(const LaunchContext& context, const AttendRowsParams& params)
   config.block = dim3(kThreads);
   config.shared_bytes = static_cast<size_t>(kWarps) * ScratchBytes<kHeads>(params.key_dim);
   config.stream = context.stream;
-  return Launch(config, AttendRowsKernel<kHeads, kSums>, params, context.error_flags);
+  // Apart, so that what packed rows need costs the others no registers.
+  const auto packed = [&](const Cache& cache) { return IsPackedRow(cache.format); };
+  const bool lists = params.source == KeySource::kLists;
+  if (lists ? packed(params.main.cache) || packed(params.extra.cache) : packed(params.keys.cache)) {
+    return Launch(config, AttendRowsKernel<kHeads, kSums, true>, params, context.error_flags);
+  }
+  return Launch(config, AttendRowsKernel<kHeads, kSums, false>, params, context.error_flags);
 }
 
 }  // namespace

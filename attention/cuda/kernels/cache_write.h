@@ -41,15 +41,17 @@ struct CacheWriteParams {
 // V are converted differently or values of kPagedX are float32 or odd.
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
 
-// Rows [tokens, heads, dim] whose codes, int8 or e4m3, and float32 scales go to rows of a cache.
+// Rows [tokens, heads, dim] whose codes and scales go to rows of a cache, strides as in Cache.
 struct QuantisedStore {
   ConstRows from;
   CacheTensor codes, scales;  // of outputs
   int32_t dim = 0;
+  Scales outer_scale;  // of kNvfp4
 };
 struct QuantisedWriteParams {
   QuantisedStore stores[2];  // K, V
-  Element element = Element::kI8;
+  KvRowFormat format = KvRowFormat::kPerTokenHead;
+  Element element = Element::kI8;  // of kPerTokenHead
   int32_t heads = 1;
   const int64_t* slots = nullptr;
   int64_t slot_stride = 1;
@@ -57,7 +59,7 @@ struct QuantisedWriteParams {
   int64_t num_slots = 0;
   int32_t block_size = 1;
 };
-// Vectors as cache/quantised_rows.h has them for kPerTokenHead, bit for bit. A warp per vector.
+// Vectors as cache/quantised_rows.h has them, bit for bit. A warp per vector.
 Error LaunchQuantisedWrite(const LaunchContext& context, const QuantisedWriteParams& params);
 
 // Rows of kv_c and k_pe as fp8 records; see kv_cache_view.h for both forms.
@@ -73,6 +75,21 @@ struct MlaFp8WriteParams {
   int32_t block_size = 1;
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
+
+// The same as records of a format, as cache/mla_records.h has them, bit for bit. No alignment needed.
+struct MlaRecordWriteParams {
+  ConstRows kv_c, k_pe;  // [T, compressed], [T, 64]
+  int32_t compressed = 0;
+  KvRowFormat format = KvRowFormat::kMlaV41;
+  uint8_t* to = nullptr;
+  int64_t block_stride = 0, token_stride = 0;  // bytes
+  const int64_t* slots = nullptr;
+  int64_t slot_stride = 1;
+  int64_t num_tokens = 0;
+  int64_t num_slots = 0;
+  int32_t block_size = 1;
+};
+Error LaunchMlaRecordWrite(const LaunchContext& context, const MlaRecordWriteParams& params);
 
 }  // namespace kvblocks::attention::cuda
 

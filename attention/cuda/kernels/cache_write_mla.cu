@@ -4,12 +4,20 @@
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/row_formats.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+
+// Of a largest magnitude: the exponent byte of 2^ceil(log2(max(amax, 1e-4) / 448)). 448 = 1.75 * 2^8, so
+// mantissas up to 1.75 stay below.
+KVB_DEVICE uint8_t ScaleExponent(float amax) {
+  const uint32_t bits = __float_as_uint(amax < 1e-4f ? 1e-4f : amax);
+  return static_cast<uint8_t>(static_cast<int>(bits >> 23) - 8 + ((bits & 0x7fffffu) > 0x600000u));
+}
 
 // A warp per token, 16 values a lane; a tile of scales is 8 lanes (656) or 4 (584).
 __global__ void __launch_bounds__(kWarps * 32)
@@ -54,10 +62,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   float scale;
   uint8_t exponent = 0;
   if (params.planar) {
-    // 2^ceil(log2(max(amax, 1e-4) / 448)): 448 = 1.75 * 2^8, so mantissas up to 1.75 stay below.
-    const uint32_t bits = __float_as_uint(amax < 1e-4f ? 1e-4f : amax);
-    const int power = static_cast<int>(bits >> 23) - 127 - 8 + ((bits & 0x7fffffu) > 0x600000u);
-    exponent = static_cast<uint8_t>(power + 127);
+    exponent = ScaleExponent(amax);
     scale = E8m0ToFloat(exponent);
   } else {
     scale = __fdiv_rn(amax, 448.0f);
@@ -103,17 +108,81 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
-}  // namespace
+// A warp per token, 16 of the 512 values with a scale a lane.
+__global__ void __launch_bounds__(kWarps * 32)
+    MlaRecordWriteKernel(const __grid_constant__ MlaRecordWriteParams params, SlotDivision division,
+                         uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (token >= params.num_tokens) return;
+  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
+  if (slot < 0) return;
+  const auto [block, offset] = division.Of(slot);
+  uint8_t* const record =
+      params.to + block * params.block_stride + offset * params.token_stride;
 
-Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params) {
+  float values[16];
+  float amax = 0;  // of the finite ones
+  const ConstRows& rows = lane * 16 < params.compressed ? params.kv_c : params.k_pe;
+  const int64_t first = token * rows.row_stride + lane * 16 -
+                        (lane * 16 < params.compressed ? 0 : params.compressed);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    values[i] = LoadAsFloat(rows.element, rows.data, first + i);
+    const float magnitude = fabsf(values[i]);
+    if (magnitude <= 3.4028235e38f) amax = fmaxf(amax, magnitude);
+  }
+  uint8_t* const scales = record + ScalesAt(params.format);
+  if (params.format == KvRowFormat::kMlaV41) {
+    amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, 1));
+    const uint8_t exponent = ScaleExponent(amax);
+    // A power of two: products are exact, or too small to matter.
+    const float inverse = __fdiv_rn(1.0f, E8m0ToFloat(exponent));
+#pragma unroll
+    for (int i = 0; i < 16; ++i) record[lane * 16 + i] = E4m3::FromFloat(values[i] * inverse);
+    if (lane % 2 == 0) scales[lane / 2] = exponent;
+    return;
+  }
+  const float sixth = Divider(6.0f)(amax);
+  const uint8_t code = E4m3::FromFloat(fminf(fmaxf(sixth, 0x1p-9f), 448.0f));
+  const float scale = E4m3::ToFloat(code);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    record[lane * 8 + i] = static_cast<uint8_t>(E2m1FromQuotient(values[2 * i], scale) |
+                                                E2m1FromQuotient(values[2 * i + 1], scale) << 4);
+  }
+  scales[ScaleOfGroup(params.format, lane)] = code;
+  if (params.format == KvRowFormat::kMlaV41Fp4) return;
+  // Two rotary values a lane, without a scale.
+  for (int i = 2 * lane; i < 2 * lane + 2; ++i) {
+    record[kRotaryAtNvfp4Record + i] = E4m3::FromFloat(
+        LoadAsFloat(params.k_pe.element, params.k_pe.data, token * params.k_pe.row_stride + i));
+  }
+}
+
+template <typename Params>
+Error LaunchPerToken(const LaunchContext& context, const Params& params,
+                     void (*kernel)(Params, SlotDivision, uint32_t*)) {
   if (params.num_tokens == 0 || params.num_slots == 0) return 0;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>((params.num_tokens + kWarps - 1) / kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
-  return Launch(config, MlaFp8WriteKernel, params,
-                SlotDivision(params.block_size, params.num_slots), context.error_flags);
+  return Launch(config, kernel, params, SlotDivision(params.block_size, params.num_slots),
+                context.error_flags);
+}
+
+}  // namespace
+
+Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params) {
+  return LaunchPerToken(context, params, MlaFp8WriteKernel);
+}
+
+Error LaunchMlaRecordWrite(const LaunchContext& context, const MlaRecordWriteParams& params) {
+  return LaunchPerToken(context, params, MlaRecordWriteKernel);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -6,6 +6,8 @@
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 #include "kvblocks/attention/cuda/kernels/gather.h"
+#include "kvblocks/attention/cuda/kernels/key_rows.h"
+#include "kvblocks/attention/cuda/kernels/row_formats.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 
 namespace kvblocks::attention::cuda {
@@ -41,6 +43,21 @@ KVB_DEVICE void GatherRow(const GatherParams& params, bool key, int64_t request,
   const int dim = key ? params.key_dim : params.value_dim;
   const int64_t to =
       request * out.request_stride + to_row * out.row_stride + head * out.head_stride;
+  if (cache.has_row_scales()) {
+    const KeyAddress address = AddressOf(cache, block, offset, head);
+    const unsigned char* row = key ? address.key : address.value;
+    const unsigned char* scales = key ? address.scales : address.value_scales;
+    // Of nvfp4 the outer scale, else the row's own; the other one is 1.
+    const float factor = RowFactor(cache.format, scales) *
+                         ScaleOf(key ? cache.k_scale : cache.v_scale, request, head);
+    const int zero = ZeroPointOf(scales);
+    for (int d = lane; d < dim; d += 32) {
+      StoreFloat(out.element,
+                 FormatValue(cache.format, cache.element, row, scales, zero, d) * factor, out.data,
+                 to + d);
+    }
+    return;
+  }
   if (cache.layout == Layout::kMlaFp8_656 || cache.layout == Layout::kMlaFp8_584) {
     for (int d = lane; d < dim; d += 32) {
       StoreFloat(out.element, LoadFp8Record(cache, block, offset, d), out.data, to + d);
@@ -266,6 +283,7 @@ unsigned Blocks(int64_t count, int64_t per_block) {
 bool PlanGather(const GatherParams& params, GatherPlan* plan) {
   const Cache& cache = params.keys.cache;
   const bool split = cache.layout == Layout::kMlaSplit;
+  if (cache.has_row_scales()) return false;
   if (!split && !IsStrided(cache.layout) && cache.layout != Layout::kMlaLatent)
     return false;
   const bool codes = IsCode(cache.element);

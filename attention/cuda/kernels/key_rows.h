@@ -6,6 +6,7 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/kernels/params.h"
 #include "kvblocks/attention/cuda/kernels/row_elements.h"
+#include "kvblocks/attention/cuda/kernels/row_formats.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -18,11 +19,9 @@ inline constexpr int kValues584 = 448, kTile584 = 64, kRecord584 = 576, kScales5
 struct KeyAddress {
   const unsigned char* key = nullptr;
   const unsigned char* tail = nullptr;    // kMlaSplit and fp8 rows: the rotary values
-  const unsigned char* scales = nullptr;  // fp8 rows
+  const unsigned char* scales = nullptr;  // of the key: fp8 rows, and rows of a format
   const unsigned char* value = nullptr;
-  // Of caches with a scale per row.
-  const float* key_scale = nullptr;
-  const float* value_scale = nullptr;
+  const unsigned char* value_scales = nullptr;  // likewise
 };
 
 KVB_DEVICE int64_t RowOf(const CacheTensor& tensor, int64_t block, int64_t offset, int kv_head) {
@@ -34,17 +33,18 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   KeyAddress address;
   const auto* k = static_cast<const unsigned char*>(cache.k.data);
   const auto* v = static_cast<const unsigned char*>(cache.v.data);
-  const int bytes = BytesOf(cache.element);
+  const int bytes = cache.has_row_scales() ? 1 : BytesOf(cache.element);
   switch (cache.layout) {
     case Layout::kNhd:
     case Layout::kHnd:
       address.key = k + RowOf(cache.k, block, offset, kv_head) * bytes;
       address.value = v + RowOf(cache.v, block, offset, kv_head) * bytes;
       if (cache.has_row_scales()) {
-        address.key_scale = static_cast<const float*>(cache.k_row_scales.data) +
-                            RowOf(cache.k_row_scales, block, offset, kv_head);
-        address.value_scale = static_cast<const float*>(cache.v_row_scales.data) +
-                              RowOf(cache.v_row_scales, block, offset, kv_head);
+        const int scale_bytes = cache.format == KvRowFormat::kNvfp4 ? 1 : 4;
+        address.scales = static_cast<const unsigned char*>(cache.k_row_scales.data) +
+                         RowOf(cache.k_row_scales, block, offset, kv_head) * scale_bytes;
+        address.value_scales = static_cast<const unsigned char*>(cache.v_row_scales.data) +
+                               RowOf(cache.v_row_scales, block, offset, kv_head) * scale_bytes;
       }
       break;
     case Layout::kPagedX:
@@ -57,6 +57,9 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
     case Layout::kMlaSplit:
       address.key = k + (block * cache.k.block_stride + offset * cache.k.token_stride) * bytes;
       address.value = address.key;
+      if (cache.has_row_scales()) {
+        address.value_scales = address.scales = address.key + ScalesAt(cache.format);
+      }
       if (cache.layout == Layout::kMlaSplit) {
         address.tail = v + (block * cache.v.block_stride + offset * cache.v.token_stride) * bytes;
       }
@@ -64,14 +67,15 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
     case Layout::kMlaFp8_656:
       address.key = k + block * cache.k.block_stride + offset * cache.k.token_stride;
       address.value = address.key;
-      address.scales = address.key + kScalesAt656;
+      address.value_scales = address.scales = address.key + kScalesAt656;
       address.tail = address.key + kRotaryAt656;
       break;
     case Layout::kMlaFp8_584: {
       const unsigned char* base = k + block * cache.k.block_stride;
       address.key = base + offset * kRecord584;
       address.value = address.key;
-      address.scales = base + int64_t{cache.block_size} * kRecord584 + offset * kScales584;
+      address.value_scales = address.scales =
+          base + int64_t{cache.block_size} * kRecord584 + offset * kScales584;
       address.tail = address.key + kValues584;
       break;
     }
@@ -80,10 +84,17 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
 }
 
 // The products of queries, q_stride floats apart (a multiple of 4, q 16-byte aligned), with a key,
-// without the cache's scale: sums over segments of one element type and scale each.
-template <int kQueries>
+// without the cache's scale and the row's factor: sums over segments of one element type and scale each.
+// kPackedRows: the cache may be one of IsPackedRow.
+template <int kQueries, bool kPackedRows>
 KVB_DEVICE void KeyProducts(const Cache& cache, int key_dim, int value_dim, const float* q,
                             int q_stride, const KeyAddress& address, float (&products)[kQueries]) {
+  if constexpr (kPackedRows) {
+    if (IsPackedRow(cache.format)) {
+      return FormatProducts<kQueries>(cache.format, key_dim, q, q_stride, address.key,
+                                      address.scales, products);
+    }
+  }
   const bool is_656 = cache.layout == Layout::kMlaFp8_656;
   const bool is_fp8 = is_656 || cache.layout == Layout::kMlaFp8_584;
   const int tile = is_656                              ? kTile656
@@ -124,9 +135,10 @@ struct TileOfKeys {
   float weight[kHeads][32];
 };
 
+// Without the row's factor.
 // sums[h][i] += weight of head h * value (lane + 32 i), for the keys whose bits are set in live[h],
 // in order.
-template <int kHeads, int kSums>
+template <int kHeads, int kSums, bool kPackedRows>
 KVB_DEVICE void AddValues(const Cache& cache, int value_dim, const TileOfKeys<kHeads>& tile,
                           const unsigned (&live)[kHeads], int num_heads, int lane,
                           float (&sums)[kHeads][kSums]) {
@@ -146,6 +158,28 @@ KVB_DEVICE void AddValues(const Cache& cache, int value_dim, const TileOfKeys<kH
       for (int i = 0; i < kSums; ++i) sums[h][i] += weight * values[i];
     }
   };
+
+  if constexpr (kPackedRows) {
+    if (IsPackedRow(cache.format)) {
+#pragma unroll 1
+      for (unsigned rest = any; rest != 0; rest &= rest - 1) {
+        const int key = __ffs(static_cast<int>(rest)) - 1;
+        const unsigned char* row = tile.value[key];
+        const unsigned char* scales = tile.scales[key];
+        const int zero = ZeroPointOf(scales);
+        float values[kSums];
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const int d = lane + 32 * i;
+          values[i] = d < value_dim
+                          ? FormatValue(cache.format, cache.element, row, scales, zero, d)
+                          : 0.0f;
+        }
+        add(key, values);
+      }
+      return;
+    }
+  }
 
   if (cache.layout == Layout::kMlaFp8_656 || cache.layout == Layout::kMlaFp8_584) {
     const bool is_656 = cache.layout == Layout::kMlaFp8_656;

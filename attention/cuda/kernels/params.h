@@ -65,17 +65,21 @@ struct CacheTensor {
 
 // A paged cache. kPagedX is dense: K [NB, Hkv, D/x, BS, x], V [NB, Hkv, Dv, BS], and only the block
 // strides may differ from that. MLA layouts: k holds the rows (kMlaSplit: compressed values in k,
-// rotary ones in v), token_stride in elements, of bytes for the fp8 rows. Codes of the strided layouts
-// may have a float32 scale per row in the cache, next to or instead of k_scale and v_scale.
+// rotary ones in v), token_stride in elements, of bytes for the fp8 rows and for latent records
+// (`format`). Rows of the strided layouts may have scales of their own in the cache (`format`), next to or
+// instead of k_scale and v_scale; strides of packed codes count bytes, those of scales float32 or, of
+// kNvfp4, bytes.
 struct Cache {
   Layout layout = Layout::kNhd;
-  Element element = Element::kF32;
+  KvRowFormat format = KvRowFormat::kElements;
+  Element element = Element::kF32;  // not of packed codes and records
   CacheTensor k, v;
-  CacheTensor k_row_scales, v_row_scales;  // float32; both or none
+  CacheTensor k_row_scales, v_row_scales;  // both or none
   int32_t num_blocks = 0, block_size = 1;
   Scales k_scale, v_scale;
 
-  constexpr bool has_row_scales() const { return k_row_scales.data != nullptr; }
+  // Beside the codes or inside of a record.
+  constexpr bool has_row_scales() const { return format != KvRowFormat::kElements; }
 };
 
 // The keys of a batch through its block tables.
