@@ -40,6 +40,7 @@ struct LayerTensors {
   float out_scale = 0;          // > 0: out is e4m3 or e5m2
   LayerHooks* hooks = nullptr;  // of the step's KV connector; null: it has nothing to do
   const SparseTensors* sparse = nullptr;  // of sparse layers, which need it
+  TensorView q_codes = {};  // e4m3, shaped like q: for LayerConfig::quantize_queries
 };
 
 // A layer bound to a backend.
@@ -56,6 +57,7 @@ class AttentionImpl {
 
 struct BackendFlags {
   bool accepts_output_buffer = true;
+  // Operations over caches with heads take queries in e4m3.
   bool supports_quantized_query = false;
   bool writes_cache_in_forward = true;
   bool can_return_lse = true;

@@ -78,6 +78,7 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
                                    {"v", tensors.v},
                                    {"cache.k", tensors.cache.k},
                                    {"cache.v", tensors.cache.v},
+                                   {"q_codes", tensors.q_codes},
                                    {"block_table", metadata.block_table},
                                    {"seq_lens", metadata.seq_lens},
                                    {"slot_mapping", metadata.slot_mapping}}) {
@@ -121,6 +122,7 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
 struct AttentionLayer::Call {
   const CommonAttentionMetadata* metadata = nullptr;
   ConstTensorView q, k, v;  // k and v absent: nothing new to store
+  TensorView q_codes;       // absent: none is wanted
   ConstTensorView slots;
   KvCacheView cache;
   TensorView out;      // of the tokens
@@ -153,6 +155,9 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
   }
+  if (config.is_mla() && (config.quantize_queries || !config.scales.q.absent())) {
+    return refuse("quantised queries with MLA, whose operations take none; clear quantize_queries and scales.q");
+  }
   if (config.is_mla() && config.type != AttentionType::kDecoder) {
     return refuse("MLA of type ", Name(config.type), "; decoders only");
   }
@@ -178,6 +183,14 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
       TakeRows(config_, "q", tensors.q, config_.num_heads, query_dim, tokens, &call.q);
   if (status.ok()) {
     status = TakeRows(config_, "out", tensors.out, config_.num_heads, out_dim, tokens, &call.out);
+  }
+  if (status.ok() && QuantizesQueries(tensors)) {
+    if (tensors.q_codes.absent()) {
+      return RefusedBy(config_, "queries are to be quantised and q_codes is absent; give it, e4m3 [T, ",
+                       config_.num_heads, ", ", config_.head_size, "]");
+    }
+    status = TakeRows(config_, "q_codes", tensors.q_codes, config_.num_heads, query_dim, tokens,
+                      &call.q_codes);
   }
   if (!status.ok()) return status;
   const auto whole_out = AsHeads(config_, "out", tensors.out, config_.num_heads, out_dim);
@@ -207,6 +220,12 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   return call;
 }
 
+bool AttentionLayer::QuantizesQueries(const LayerTensors& tensors) const {
+  return config_.quantize_queries && backend_->flags().supports_quantized_query &&
+         !config_.is_mla() && tensors.cache.k.dtype == DType::kF8E4M3 &&
+         tensors.cache.takes_scale() && !IsQuantizedCode(tensors.q.dtype);
+}
+
 absl::Status AttentionLayer::ZeroPadding(const ExecContext& context, const Call& call) const {
   return call.padding.empty() ? absl::OkStatus() : backend_->FillZeros(context, call.padding);
 }
@@ -221,7 +240,8 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
       return absl::OkStatus();
     }
     ComputeKvScalesArgs args = config_.scale_divisors;
-    if (!config_.scale_state->q_scale().absent()) args.q = call.q;
+    const bool codes = IsQuantizedCode(call.q.dtype);
+    if (!codes && !config_.scale_state->q_scale().absent()) args.q = call.q;
     args.k = call.k, args.v = call.v;
     absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
     if (!status.ok()) return status;
@@ -275,6 +295,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
   if (!params.ok()) return params.status();
   args.params = *std::move(params);
+  if (IsQuantizedCode(args.q.dtype)) args.params.scales.q = call.scales.q;
   args.out = call.out;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
@@ -298,6 +319,13 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
   if (call.cache.takes_scale()) params.scales = call.scales;
+  params.scales.q = {};
+  std::optional<QuantizeQueriesArgs> quantize;
+  if (!call.q_codes.absent()) {
+    quantize = QuantizeQueriesArgs{call.q, call.scales.q, call.q_codes};
+    call.q = call.q_codes;
+  }
+  if (IsQuantizedCode(call.q.dtype)) params.scales.q = call.scales.q;
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
   std::optional<ReshapeAndCacheArgs> write;
@@ -307,6 +335,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     write->slot_mapping = call.slots;
     write->cache = call.cache;
     write->scales = params.scales;
+    write->scales.q = {};
   }
 
   const auto prefill_of = [&](const CommonAttentionMetadata& part, int64_t first_row) {
@@ -360,10 +389,12 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   }
 
   OpsOfCall ops(backend_->ops(), context);
+  const auto checked_quantize = ops.Check(quantize);
   const auto checked_write = ops.Check(write);
   const auto checked_decode = ops.Check(decode);
   const auto checked_prefill = ops.Check(prefill);
   const auto checked_cascade = ops.Check(cascade);
+  ops.Run(checked_quantize);
   ops.Run(checked_write);
   ops.Run(checked_decode);
   ops.Run(checked_prefill);

@@ -15,7 +15,8 @@ const char* Name(OpKind op) {
       "decode_partial", "reduce_splits",   "prefill",           "varlen",
       "cascade",        "mla_decode",      "sparse_mla_decode", "sparse_mla_prefill",
       "merge_states",   "gather_cache",    "select_hkvd",       "fuse_kv",
-      "rotate_keys", "index_topk", "cache_index_keys", "compress_tokens"};
+      "rotate_keys", "index_topk", "cache_index_keys", "compress_tokens",
+      "quantize_queries"};
   return static_cast<int>(op) < kNumOpKinds ? kNames[static_cast<int>(op)] : "?";
 }
 

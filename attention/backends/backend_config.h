@@ -40,8 +40,9 @@ enum class OpKind : uint8_t {
   kIndexTopk,
   kCacheIndexKeys,
   kCompressTokens,
+  kQuantizeQueries,
 };
-inline constexpr int kNumOpKinds = 20;
+inline constexpr int kNumOpKinds = 21;
 const char* Name(OpKind op);  // "decode", "prefill", "mla_decode", ...
 
 enum class AttentionType : uint8_t {

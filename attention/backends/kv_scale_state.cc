@@ -5,7 +5,7 @@ namespace kvblocks::attention {
 absl::Status KvScaleState::ComputeOnce(const AttentionOps& ops, const ExecContext& context,
                                        ComputeKvScalesArgs args) {
   if (frozen_ || args.k.empty()) return absl::OkStatus();
-  args.q_scale = q_scale_;
+  if (!args.q.absent()) args.q_scale = q_scale_;
   args.k_scale = k_scale_;
   args.v_scale = v_scale_;
   absl::Status status = ops.ComputeKvScales(context, args);

@@ -98,6 +98,7 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
     case OpKind::kRotateKeys:
     case OpKind::kCacheIndexKeys:
     case OpKind::kCompressTokens:
+    case OpKind::kQuantizeQueries:
       break;
     case OpKind::kIndexTopk:
       device.Add({bounds.max_tokens, bounds.max_rows, 4});  // scores

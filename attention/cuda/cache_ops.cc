@@ -161,6 +161,30 @@ absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked
   return status.ok() ? call.Launch(LaunchKvScales, params) : status;
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const QuantizeQueriesArgs& args) {
+  CudaChecker check("QuantizeQueries", context, args);
+  return check.Moved("q", args.q).Values("q", args.q).Values("codes", args.codes).status();
+}
+
+// The codes are a cache of one block, of which each token has a slot.
+absl::Status Enqueue(CudaCall& call, const Checked<QuantizeQueriesArgs>& checked) {
+  const QuantizeQueriesArgs& args = checked.args();
+  if (args.q.empty()) return absl::OkStatus();
+  CacheWriteParams params;
+  RowStore& store = params.stores[0];
+  store.from = ConstRowsOf(args.q);
+  store.to = args.codes.data;
+  store.element = ElementOf(args.codes.dtype);
+  store.token_stride = args.codes.stride[0];
+  store.head_stride = args.codes.stride[1];
+  store.heads = static_cast<int32_t>(args.q.extent[1]);
+  store.dim = static_cast<int32_t>(args.q.extent[2]);
+  store.scale = ScalesOf(args.scale);
+  params.num_tokens = params.num_slots = args.q.extent[0];
+  params.block_size = static_cast<int32_t>(args.q.extent[0]);
+  return call.Launch(LaunchCacheWrite, params);
+}
+
 absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {
   CudaChecker check("GatherCache", context, args);
   check.Format(args.cache, /*per_token_head=*/false);

@@ -149,6 +149,17 @@ absl::Status Check(const ExecContext& context, const ComputeKvScalesArgs& args) 
   return check.Finish();
 }
 
+absl::Status Check(const ExecContext& context, const QuantizeQueriesArgs& args) {
+  ArgChecker check(context, "QuantizeQueries");
+  Dim tokens{"T"}, heads{"H"}, dim{"D"};
+  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &dim});
+  check.Out("codes", args.codes, DType::kF8E4M3, {&tokens, &heads, &dim});
+  CheckScale(check, "scale", args.scale, DType::kF8E4M3, /*num_kv_heads=*/1, /*num_requests=*/-1);
+  check.Aligned("q", args.q);
+  check.Aligned("codes", args.codes);
+  return check.Finish();
+}
+
 absl::Status Check(const ExecContext& context, const GatherCacheArgs& args) {
   ArgChecker check(context, "GatherCache");
   CacheGeometry cache;

@@ -265,6 +265,25 @@ TEST(ChecksTest, ComputeKvScalesRefuses) {
         {"v_scale is on cuda:0"}}});
 }
 
+TEST(ChecksTest, QuantizeQueriesRefuses) {
+  using Args = QuantizeQueriesArgs;
+  ExpectAccepted<Args>([](Args& a, TensorStore&) { a.scale = {}; });
+  ExpectRefused<Args>(
+      "QuantizeQueries",
+      {{[](Args& a, TensorStore& s) { a.q = s.Input(DType::kF8E4M3, {3, 4, 8}); },
+        kInvalid,
+        {"q is f8e4m3"}},
+       {[](Args& a, TensorStore& s) { a.codes = s.Output(DType::kF8E5M2, {3, 4, 8}); },
+        kInvalid,
+        {"codes is f8e5m2"}},
+       {[](Args& a, TensorStore& s) { a.codes = s.Output(DType::kF8E4M3, {3, 2, 8}); },
+        kInvalid,
+        {"H = 4"}},
+       {[](Args& a, TensorStore& s) { a.scale = s.Floats({1, 1}); }, kInvalid, {"scale is f32[2]"}},
+       {[](Args& a, TensorStore& s) { a.scale = s.Floats({0}); }, kInvalid, {"scale[0] is 0"}},
+       {[](Args& a, TensorStore&) { a.q = OnCuda(a.q); }, kInvalid, {"q is on cuda:0"}}});
+}
+
 TEST(ChecksTest, ReduceSplitsRefuses) {
   using Args = ReduceSplitsArgs;
   ExpectRefused<Args>(

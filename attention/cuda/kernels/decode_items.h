@@ -32,7 +32,7 @@ struct DecodeKernelParams {
   uint32_t k_unit, k_block_units, k_token_units, v_unit, v_block_units, v_token_units;
   const int32_t* block_table;
   int64_t table_stride;
-  Scales k_scale, v_scale;
+  Scales k_scale, v_scale, q_scale;
   const float *alibi_slopes, *sinks;
   // Plan, and states of cut requests: [slot][kv head][row group][row][dim], and maximum and sum.
   int64_t plan_bytes;
@@ -47,7 +47,7 @@ struct DecodeKernelParams {
   int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
   uint32_t group_inverse;                                 // see TokenOf
   int32_t block_shift;                                    // log2 of block_size, or -1
-  bool causal, q_is_bf16, out_is_bf16;
+  bool causal, q_is_bf16, q_is_e4m3, out_is_bf16;  // e4m3: q is of bytes
   bool is_special;  // soft caps or ALiBi
   // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
   // of request n / kDecodeCluster's. Only without a plan.

@@ -44,6 +44,9 @@ class DecodeState {
       scale *=
           p.k_scale.data[item.request * p.k_scale.request_stride + kv_head * p.k_scale.head_stride];
     }
+    if (kCodes && p.q_scale.data != nullptr) {
+      scale *= p.q_scale.data[kv_head * p.q_scale.head_stride];
+    }
     int64_t first_row = item.request;
     if (p.query_start_loc != nullptr) first_row = p.query_start_loc[item.request];
 #pragma unroll
@@ -52,12 +55,20 @@ class DecodeState {
       const int token = TokenOf(p, row);
       const bool exists = token < item.q_len;
       const uint16_t* from = p.q;
+      int64_t at = 0;
       if (exists) {
-        from += (first_row + token) * p.q_row_stride +
-                (kv_head * p.group + row - token * p.group) * p.q_head_stride;
+        at = (first_row + token) * p.q_row_stride +
+             (kv_head * p.group + row - token * p.group) * p.q_head_stride;
       }
+      if constexpr (kCodes) {
+        if (p.q_is_e4m3) {
+          LoadCodes(reinterpret_cast<const unsigned char*>(p.q) + at, exists ? p.key_dim : 0, t, n);
+        }
+      }
+      from += at;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
+        if (kCodes && p.q_is_e4m3) break;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int d = 16 * step + (kCodes ? 4 * t + 2 * half : 2 * t + 8 * half);
@@ -147,6 +158,20 @@ class DecodeState {
   }
 
  private:
+  // A query of e4m3 codes as f16, exactly, in the order in which those of keys come.
+  KVB_DEVICE void LoadCodes(const unsigned char* from, int dim, int t, int n) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int d = 16 * step + 4 * t;
+      q[step][n][0] = q[step][n][1] = 0;
+      if (d >= dim) continue;
+      const CodePairs pairs =
+          E4m3Pairs::Neighbours(*reinterpret_cast<const uint32_t*>(from + d));
+      q[step][n][0] = pairs.first;
+      q[step][n][1] = pairs.second;
+    }
+  }
+
   // What few scores need: soft caps, ALiBi, keys that not all queries see.
   KVB_DEVICE void Adjust(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
                          int first, uint32_t missing, bool masked, float (&s)[kGroups][4]) const {

@@ -119,7 +119,9 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       scoring.mask.mode == 0) {
     return false;
   }
-  if (!Is16Bit(params.q.element) || !Is16Bit(params.out.element)) return false;
+  // Queries in codes are converted as those of keys are, once.
+  const bool q_codes = params.q.element == Element::kF8E4M3 && IsCode(cache.element);
+  if ((!Is16Bit(params.q.element) && !q_codes) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
   const int bytes = BytesOf(cache.element);
   const int unit = 16 / bytes;
@@ -133,9 +135,10 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
   }
   Units units;
   if (!UnitsOf(cache, cache.k, &units) || !UnitsOf(cache, cache.v, &units)) return false;
-  // Pairs of elements are read and written at once.
-  if (!IsAligned(params.q.data, 4) || params.q.row_stride % 2 != 0 ||
-      params.q.head_stride % 2 != 0 || !IsAligned(params.out.data, 4) ||
+  // Four bytes of elements are read and written at once.
+  const int q_unit = q_codes ? 4 : 2;
+  if (!IsAligned(params.q.data, 4) || params.q.row_stride % q_unit != 0 ||
+      params.q.head_stride % q_unit != 0 || !IsAligned(params.out.data, 4) ||
       params.out.row_stride % 2 != 0 || params.out.head_stride % 2 != 0) {
     return false;
   }
@@ -217,6 +220,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.q_row_stride = params.q.row_stride;
   p.q_head_stride = params.q.head_stride;
   p.q_is_bf16 = params.q.element == Element::kBF16;
+  p.q_is_e4m3 = params.q.element == Element::kF8E4M3;
   p.out = static_cast<uint16_t*>(params.out.data);
   p.out_row_stride = params.out.row_stride;
   p.out_head_stride = params.out.head_stride;
@@ -247,6 +251,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.query_start_loc = params.query_start_loc;
   p.k_scale = cache.k_scale;
   p.v_scale = cache.v_scale;
+  p.q_scale = params.q_scale;
   p.alibi_slopes = params.scoring.alibi_slopes;
   p.sinks = params.scoring.sinks;
   if (words != nullptr) {
