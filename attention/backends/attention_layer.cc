@@ -130,6 +130,16 @@ struct AttentionLayer::Call {
   bool has_cache = false;
   float out_scale = 0;
   KvScales scales;
+  // If given, scales are still to be made of these, by the operation that stores k and v.
+  std::optional<ComputeKvScalesArgs> makes_scales;
+
+  // Of what attends.
+  KvScales UsedScales() const {
+    KvScales used;
+    if (cache.takes_scale()) used = scales;
+    used.q = IsQuantizedCode(q.dtype) ? scales.q : ConstTensorView();
+    return used;
+  }
 };
 
 absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
@@ -243,6 +253,10 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
     const bool codes = IsQuantizedCode(call.q.dtype);
     if (!codes && !config_.scale_state->q_scale().absent()) args.q = call.q;
     args.k = call.k, args.v = call.v;
+    if (!config_.is_mla() && call.cache.format == KvRowFormat::kElements) {
+      call.makes_scales = args;
+      return absl::OkStatus();
+    }
     absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
     if (!status.ok()) return status;
   }
@@ -318,18 +332,16 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
-  if (call.cache.takes_scale()) params.scales = call.scales;
-  params.scales.q = {};
   std::optional<QuantizeQueriesArgs> quantize;
   if (!call.q_codes.absent()) {
     quantize = QuantizeQueriesArgs{call.q, call.scales.q, call.q_codes};
     call.q = call.q_codes;
   }
-  if (IsQuantizedCode(call.q.dtype)) params.scales.q = call.scales.q;
+  params.scales = call.UsedScales();
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
   std::optional<ReshapeAndCacheArgs> write;
-  if (!call.k.absent() && config_.shares_cache_of.empty()) {
+  if (!call.k.absent() && config_.shares_cache_of.empty() && !call.makes_scales.has_value()) {
     write.emplace();
     write->k = call.k, write->v = call.v;
     write->slot_mapping = call.slots;
@@ -389,6 +401,22 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   }
 
   OpsOfCall ops(backend_->ops(), context);
+  if (call.makes_scales.has_value()) {
+    // What attends is checked without scales first: they are not there yet.
+    ops.Check(decode);
+    ops.Check(prefill);
+    ops.Check(cascade);
+    if (!ops.status().ok()) return ops.status();
+    const ScaleAndCacheArgs store = {*call.makes_scales, call.slots, call.cache};
+    absl::Status status = config_.scale_state->ComputeAndStoreOnce(backend_->ops(), context, store);
+    if (!status.ok()) return status;
+    call.scales = config_.scale_state->scales();
+    const KvScales used = call.UsedScales();
+    if (quantize.has_value()) quantize->scale = used.q;
+    if (decode.has_value()) decode->params.scales = used;
+    if (prefill.has_value()) prefill->params.scales = used;
+    if (cascade.has_value()) cascade->prefill.params.scales = used;
+  }
   const auto checked_quantize = ops.Check(quantize);
   const auto checked_write = ops.Check(write);
   const auto checked_decode = ops.Check(decode);

@@ -265,7 +265,7 @@ TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
   layer.scale_divisors.k_divisor = layer.scale_divisors.v_divisor = 127;
   LayerFixture fixture(layer, &backend, DType::kI8);
   ASSERT_EQ(fixture.Step({{0, 9}}), absl::OkStatus());
-  EXPECT_THAT(backend.calls(), ElementsAre("ComputeKvScales", "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_THAT(backend.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
   EXPECT_EQ(fixture.Mismatch(/*limit=*/0.1), "");  // 8-bit keys and values of about 3
   const std::vector<double> first = k_scale.Get();
   backend.ClearCalls();
@@ -297,15 +297,14 @@ TEST(AttentionLayerTest, QueriesAreQuantisedWhereTheBackendCan) {
   };
   RecordingBackend plain, quantising, given, cannot;
   const std::vector<double> as_is = run(true, false, false, plain);
-  EXPECT_THAT(plain.calls(), ElementsAre("ComputeKvScales", "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_THAT(plain.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
   EXPECT_GT(q_scale.Get()[0], 0);
   const std::vector<double> quantised = run(true, true, false, quantising);
-  EXPECT_THAT(quantising.calls(), ElementsAre("ComputeKvScales", "QuantizeQueries",
-                                              "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_THAT(quantising.calls(), ElementsAre("ScaleAndCache", "QuantizeQueries", "PagedPrefill"));
   EXPECT_NE(quantised, as_is);
   EXPECT_EQ(run(true, false, true, given), quantised);
   EXPECT_EQ(run(false, true, false, cannot), as_is);
-  EXPECT_THAT(cannot.calls(), ElementsAre("ComputeKvScales", "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_THAT(cannot.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
 }
 
 TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {

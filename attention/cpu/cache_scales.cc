@@ -86,6 +86,12 @@ absl::Status HostOps::Run(const Checked<ComputeKvScalesArgs>& call) const {
   return absl::OkStatus();
 }
 
+absl::Status HostOps::Run(const Checked<ScaleAndCacheArgs>& call) const {
+  absl::Status status = ComputeKvScales(call.context(), call.args().scales);
+  if (!status.ok() || call.args().scales.k.empty()) return status;
+  return ReshapeAndCache(call.context(), call.args().write());
+}
+
 absl::Status HostOps::Run(const Checked<QuantizeQueriesArgs>& call) const {
   const QuantizeQueriesArgs& args = call.args();
   const int64_t heads = args.q.extent[1], dim = args.q.extent[2];

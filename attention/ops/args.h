@@ -49,6 +49,19 @@ struct ComputeKvScalesArgs {
   TensorView q_scale, k_scale, v_scale;
 };
 
+// ComputeKvScales, then ReshapeAndCache of its k and v by its k_scale and v_scale, in one operation: bit for
+// bit what both give one after the other. For caches that are given scales. Without tokens nothing changes.
+struct ScaleAndCacheArgs {
+  ComputeKvScalesArgs scales;
+  ConstTensorView slot_mapping;
+  KvCacheView cache;
+
+  // The second of the two.
+  ReshapeAndCacheArgs write() const {
+    return {scales.k, scales.v, slot_mapping, cache, {scales.k_scale, scales.v_scale}};
+  }
+};
+
 // Codes of queries for the operations below: codes [T, H, D] of e4m3 hold sat(q / scale), exactly
 // rounded; scale is one float32 or absent.
 struct QuantizeQueriesArgs {

@@ -26,6 +26,7 @@
   X(ReshapeAndCache)           \
   X(ConcatAndCacheMla)         \
   X(ComputeKvScales)           \
+  X(ScaleAndCache)             \
   X(QuantizeQueries)           \
   X(GatherCache)               \
   X(SelectHkvd)                \

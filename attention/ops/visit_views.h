@@ -31,6 +31,11 @@ void VisitViews(ComputeKvScalesArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.k, a.v, a.q_scale, a.k_scale, a.v_scale);
 }
 template <typename Visit>
+void VisitViews(ScaleAndCacheArgs& a, Visit visit) {
+  VisitViews(a.scales, visit);
+  VisitEach(visit, a.slot_mapping, a.cache.k, a.cache.v, a.cache.k_scales, a.cache.v_scales);
+}
+template <typename Visit>
 void VisitViews(QuantizeQueriesArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.scale, a.codes);
 }

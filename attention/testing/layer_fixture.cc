@@ -19,6 +19,7 @@ class RecordingBackend::Ops : public AttentionOps {
   KVBLOCKS_RECORDED_OP(ReshapeAndCache)
   KVBLOCKS_RECORDED_OP(ConcatAndCacheMla)
   KVBLOCKS_RECORDED_OP(ComputeKvScales)
+  KVBLOCKS_RECORDED_OP(ScaleAndCache)
   KVBLOCKS_RECORDED_OP(QuantizeQueries)
   KVBLOCKS_RECORDED_OP(PagedDecode)
   KVBLOCKS_RECORDED_OP(PagedPrefill)

@@ -5,6 +5,7 @@
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
 
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/arrival_rows.h"
 #include "kvblocks/attention/cuda/kernels/decode_deal.h"
 #include "kvblocks/attention/cuda/kernels/decode_lengths.h"
 #include "kvblocks/attention/cuda/kernels/params.h"
@@ -20,7 +21,7 @@ struct DecodeKernelParams {
   // Launches without a plan (header is null): each block plans its own part of at most
   // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
   int32_t num_requests, arrival_row;
-  const uint16_t* q;
+  const uint16_t* q;  // of Code::kQueriesToo bytes
   int64_t q_row_stride, q_head_stride;
   uint16_t* out;
   int64_t out_row_stride, out_head_stride;
@@ -47,7 +48,7 @@ struct DecodeKernelParams {
   int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
   uint32_t group_inverse;                                 // see TokenOf
   int32_t block_shift;                                    // log2 of block_size, or -1
-  bool causal, q_is_bf16, q_is_e4m3, out_is_bf16;  // e4m3: q is of bytes
+  bool causal, q_is_bf16, out_is_bf16;
   bool is_special;  // soft caps or ALiBi
   // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
   // of request n / kDecodeCluster's. Only without a plan.
@@ -56,7 +57,7 @@ struct DecodeKernelParams {
 
 // Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use
 // at a time.
-inline constexpr int kArrivalRows = 256, kArrivalCounters = 512;
+inline constexpr int kArrivalCounters = 512;
 namespace {
 __device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
 }  // namespace

@@ -1,6 +1,5 @@
-#include <atomic>
-
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/arrival_rows.h"
 #include "kvblocks/attention/cuda/kernels/paged_decode.h"
 #include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
 
@@ -86,20 +85,6 @@ bool InClusters(const PagedDecodeParams& params, const Shape& shape, const Launc
          clusters * kDecodeCluster <= context.num_multiprocessors;
 }
 
-// The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
-int ArrivalRowOf(const void* workspace) {
-  static std::atomic<const void*> owners[kArrivalRows];
-  const size_t hash =
-      reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
-  for (size_t i = 0; i < kArrivalRows; ++i) {
-    std::atomic<const void*>& owner = owners[(hash + i) % kArrivalRows];
-    const void* seen = owner.load(std::memory_order_relaxed);
-    if (seen == nullptr && owner.compare_exchange_strong(seen, workspace)) seen = workspace;
-    if (seen == workspace) return static_cast<int>((hash + i) % kArrivalRows);
-  }
-  return -1;
-}
-
 }  // namespace
 
 bool TakesPagedDecode(const PagedDecodeParams& params) {
@@ -120,7 +105,7 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
     return false;
   }
   // Queries in codes are converted as those of keys are, once.
-  const bool q_codes = params.q.element == Element::kF8E4M3 && IsCode(cache.element);
+  const bool q_codes = params.q.element == Element::kF8E4M3 && cache.element == Element::kF8E4M3;
   if ((!Is16Bit(params.q.element) && !q_codes) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
   const int bytes = BytesOf(cache.element);
@@ -220,7 +205,6 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.q_row_stride = params.q.row_stride;
   p.q_head_stride = params.q.head_stride;
   p.q_is_bf16 = params.q.element == Element::kBF16;
-  p.q_is_e4m3 = params.q.element == Element::kF8E4M3;
   p.out = static_cast<uint16_t*>(params.out.data);
   p.out_row_stride = params.out.row_stride;
   p.out_head_stride = params.out.head_stride;
