@@ -41,6 +41,7 @@ struct LayerTensors {
   LayerHooks* hooks = nullptr;  // of the step's KV connector; null: it has nothing to do
   const SparseTensors* sparse = nullptr;  // of sparse layers, which need it
   TensorView lse = {};  // f32 [T, H] or absent: with out a state that MergeStates takes; no sinks
+  TensorView q_codes = {};  // e4m3, shaped like q: for LayerConfig::quantize_queries
 };
 
 // A layer bound to a backend.
@@ -57,6 +58,7 @@ class AttentionImpl {
 
 struct BackendFlags {
   bool accepts_output_buffer = true;
+  // Operations over caches with heads take queries in e4m3.
   bool supports_quantized_query = false;
   bool writes_cache_in_forward = true;
   bool can_return_lse = true;

@@ -78,6 +78,7 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
                                    {"v", tensors.v},
                                    {"cache.k", tensors.cache.k},
                                    {"cache.v", tensors.cache.v},
+                                   {"q_codes", tensors.q_codes},
                                    {"block_table", metadata.block_table},
                                    {"seq_lens", metadata.seq_lens},
                                    {"local_context_lens", metadata.local_context_lens},
@@ -153,6 +154,7 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
 struct AttentionLayer::Call {
   const CommonAttentionMetadata* metadata = nullptr;
   ConstTensorView q, k, v;  // k and v absent: nothing new to store
+  TensorView q_codes;       // absent: none is wanted
   ConstTensorView slots;
   KvCacheView cache;
   TensorView out, lse;  // of the tokens; lse may be absent
@@ -160,6 +162,16 @@ struct AttentionLayer::Call {
   bool has_cache = false;
   float out_scale = 0;
   KvScales scales;
+  // If given, scales are still to be made of these, by the operation that stores k and v.
+  std::optional<ComputeKvScalesArgs> makes_scales;
+
+  // Of what attends.
+  KvScales UsedScales() const {
+    KvScales used;
+    if (cache.takes_scale()) used = scales;
+    used.q = IsQuantizedCode(q.dtype) ? scales.q : ConstTensorView();
+    return used;
+  }
 };
 
 absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
@@ -184,6 +196,9 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   }
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
+  }
+  if (config.is_mla() && (config.quantize_queries || !config.scales.q.absent())) {
+    return refuse("quantised queries with MLA, whose operations take none; clear quantize_queries and scales.q");
   }
   if (config.is_mla() && config.type != AttentionType::kDecoder) {
     return refuse("MLA of type ", Name(config.type), "; decoders only");
@@ -218,6 +233,14 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   if (status.ok()) {
     status = TakeRows(config_, "out", tensors.out, config_.num_heads, out_dim, tokens, &call.out);
   }
+  if (status.ok() && QuantizesQueries(tensors)) {
+    if (tensors.q_codes.absent()) {
+      return RefusedBy(config_, "queries are to be quantised and q_codes is absent; give it, e4m3 [T, ",
+                       config_.num_heads, ", ", config_.head_size, "]");
+    }
+    status = TakeRows(config_, "q_codes", tensors.q_codes, config_.num_heads, query_dim, tokens,
+                      &call.q_codes);
+  }
   if (!status.ok()) return status;
   if (!tensors.lse.absent()) {
     const auto lse = FirstRows(config_, "lse", tensors.lse, tokens);
@@ -251,6 +274,12 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   return call;
 }
 
+bool AttentionLayer::QuantizesQueries(const LayerTensors& tensors) const {
+  return config_.quantize_queries && backend_->flags().supports_quantized_query &&
+         !config_.is_mla() && tensors.cache.k.dtype == DType::kF8E4M3 &&
+         tensors.cache.takes_scale() && !IsQuantizedCode(tensors.q.dtype);
+}
+
 absl::Status AttentionLayer::ZeroPadding(const ExecContext& context, const Call& call) const {
   return call.padding.empty() ? absl::OkStatus() : backend_->FillZeros(context, call.padding);
 }
@@ -265,8 +294,13 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
       return absl::OkStatus();
     }
     ComputeKvScalesArgs args = config_.scale_divisors;
-    if (!config_.scale_state->q_scale().absent()) args.q = call.q;
+    const bool codes = IsQuantizedCode(call.q.dtype);
+    if (!codes && !config_.scale_state->q_scale().absent()) args.q = call.q;
     args.k = call.k, args.v = call.v;
+    if (!config_.is_mla() && call.cache.format == KvRowFormat::kElements) {
+      call.makes_scales = args;
+      return absl::OkStatus();
+    }
     absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
     if (!status.ok()) return status;
   }
@@ -321,6 +355,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
   if (!params.ok()) return params.status();
   args.params = *std::move(params);
+  if (IsQuantizedCode(args.q.dtype)) args.params.scales.q = call.scales.q;
   args.out = call.out;
   args.lse = call.lse;
   args.out_scale = call.out_scale;
@@ -344,16 +379,22 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
-  if (call.cache.takes_scale()) params.scales = call.scales;
+  std::optional<QuantizeQueriesArgs> quantize;
+  if (!call.q_codes.absent()) {
+    quantize = QuantizeQueriesArgs{call.q, call.scales.q, call.q_codes};
+    call.q = call.q_codes;
+  }
+  params.scales = call.UsedScales();
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
   std::optional<ReshapeAndCacheArgs> write;
-  if (!call.k.absent() && config_.shares_cache_of.empty()) {
+  if (!call.k.absent() && config_.shares_cache_of.empty() && !call.makes_scales.has_value()) {
     write.emplace();
     write->k = call.k, write->v = call.v;
     write->slot_mapping = call.slots;
     write->cache = call.cache;
     write->scales = params.scales;
+    write->scales.q = {};
   }
 
   const auto prefill_of = [&](const CommonAttentionMetadata& part, int64_t first_row) {
@@ -409,10 +450,28 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   }
 
   OpsOfCall ops(backend_->ops(), context);
+  if (call.makes_scales.has_value()) {
+    // What attends is checked without scales first: they are not there yet.
+    ops.Check(decode);
+    ops.Check(prefill);
+    ops.Check(cascade);
+    if (!ops.status().ok()) return ops.status();
+    const ScaleAndCacheArgs store = {*call.makes_scales, call.slots, call.cache};
+    absl::Status status = config_.scale_state->ComputeAndStoreOnce(backend_->ops(), context, store);
+    if (!status.ok()) return status;
+    call.scales = config_.scale_state->scales();
+    const KvScales used = call.UsedScales();
+    if (quantize.has_value()) quantize->scale = used.q;
+    if (decode.has_value()) decode->params.scales = used;
+    if (prefill.has_value()) prefill->params.scales = used;
+    if (cascade.has_value()) cascade->prefill.params.scales = used;
+  }
+  const auto checked_quantize = ops.Check(quantize);
   const auto checked_write = ops.Check(write);
   const auto checked_decode = ops.Check(decode);
   const auto checked_prefill = ops.Check(prefill);
   const auto checked_cascade = ops.Check(cascade);
+  ops.Run(checked_quantize);
   ops.Run(checked_write);
   ops.Run(checked_decode);
   ops.Run(checked_prefill);

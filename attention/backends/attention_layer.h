@@ -57,6 +57,7 @@ class AttentionLayer : public AttentionImpl {
   absl::Status DenseAttention(const ExecContext& context, Call& call) const;
   absl::Status MlaAttention(const ExecContext& context, Call& call) const;
   absl::Status SettleScales(const ExecContext& context, Call& call) const;
+  bool QuantizesQueries(const LayerTensors& tensors) const;
   absl::Status ZeroPadding(const ExecContext& context, const Call& call) const;
 
   LayerConfig config_;

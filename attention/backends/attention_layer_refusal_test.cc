@@ -127,6 +127,31 @@ TEST(AttentionLayerRefusalTest, SharedCacheKeepsItsScales) {
   for (double value : ValuesOf(fixture.tensors().out)) EXPECT_EQ(value, 1);
 }
 
+TEST(AttentionLayerRefusalTest, QuantisedQueriesNeedRoomForCodes) {
+  LayerFixture fixture({.quantize_queries = true}, &CpuReferenceBackend(), DType::kF8E4M3);
+  fixture.Prepare({{0, 5}});
+  LayerTensors tensors = fixture.tensors();
+  const auto forward = [&] {
+    return std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message());
+  };
+  EXPECT_THAT(forward(), HasSubstr("q_codes is absent; give it, e4m3 [T, 4, 8]"));
+  Tensor few(DType::kF8E4M3, {4, 32}), floats(DType::kF32, {5, 32});
+  tensors.q_codes = few.view;
+  EXPECT_THAT(forward(), HasSubstr("q_codes is f8e4m3[4, 4, 8]; the batch has 5 tokens"));
+  tensors.q_codes = floats.view;
+  EXPECT_THAT(forward(), HasSubstr("codes is f32"));
+  for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
+  const absl::Status mla = CpuReferenceBackend()
+                               .MakeImpl({.name = "a",
+                                          .num_heads = 4,
+                                          .head_size = 8,
+                                          .latent_rank = 6,
+                                          .rotary_dim = 2,
+                                          .quantize_queries = true})
+                               .status();
+  EXPECT_THAT(std::string(mla.message()), HasSubstr("quantised queries with MLA"));
+}
+
 TEST(AttentionLayerRefusalTest, BadLayersAreNamed) {
   const auto message = [](const LayerConfig& layer) {
     return std::string(CpuReferenceBackend().MakeImpl(layer).status().message());

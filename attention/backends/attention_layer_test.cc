@@ -266,7 +266,7 @@ TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
   layer.scale_divisors.k_divisor = layer.scale_divisors.v_divisor = 127;
   LayerFixture fixture(layer, &backend, DType::kI8);
   ASSERT_EQ(fixture.Step({{0, 9}}), absl::OkStatus());
-  EXPECT_THAT(backend.calls(), ElementsAre("ComputeKvScales", "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_THAT(backend.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
   EXPECT_EQ(fixture.Mismatch(/*limit=*/0.1), "");  // 8-bit keys and values of about 3
   const std::vector<double> first = k_scale.Get();
   backend.ClearCalls();
@@ -274,6 +274,38 @@ TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
   EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
   EXPECT_EQ(k_scale.Get(), first);
   EXPECT_EQ(fixture.Mismatch(0.1), "");
+}
+
+// By the state's scale, where the backend can and the layer wants it; codes that come in codes give the
+// same bits.
+TEST(AttentionLayerTest, QueriesAreQuantisedWhereTheBackendCan) {
+  Tensor q_scale(DType::kF32, {1}), k_scale(DType::kF32, {2}), v_scale(DType::kF32, {1});
+  Tensor codes(DType::kF8E4M3, {5, 4 * 8});
+  const auto run = [&](bool can, bool wants, bool in_codes, RecordingBackend& backend) {
+    KvScaleState state(q_scale.view, k_scale.view, v_scale.view);
+    backend.flags_.supports_quantized_query = can;
+    LayerFixture fixture({.scale_state = &state, .quantize_queries = wants}, &backend,
+                         DType::kF8E4M3);
+    fixture.Prepare({{0, 5}});
+    LayerTensors tensors = fixture.tensors();
+    if (wants) tensors.q_codes = codes.view;
+    if (in_codes) tensors.q = codes.view;
+    const absl::Status status = fixture.layer().Forward({}, tensors, &fixture.metadata());
+    EXPECT_EQ(status, absl::OkStatus());
+    fixture.Commit();
+    EXPECT_EQ(fixture.Mismatch(/*limit=*/0.4), "");
+    return ValuesOf(tensors.out);
+  };
+  RecordingBackend plain, quantising, given, cannot;
+  const std::vector<double> as_is = run(true, false, false, plain);
+  EXPECT_THAT(plain.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
+  EXPECT_GT(q_scale.Get()[0], 0);
+  const std::vector<double> quantised = run(true, true, false, quantising);
+  EXPECT_THAT(quantising.calls(), ElementsAre("ScaleAndCache", "QuantizeQueries", "PagedPrefill"));
+  EXPECT_NE(quantised, as_is);
+  EXPECT_EQ(run(true, false, true, given), quantised);
+  EXPECT_EQ(run(false, true, false, cannot), as_is);
+  EXPECT_THAT(cannot.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
 }
 
 TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {

@@ -16,7 +16,7 @@ const char* Name(OpKind op) {
       "cascade",        "mla_decode",      "sparse_mla_decode", "sparse_mla_prefill",
       "merge_states",   "gather_cache",    "select_hkvd",       "fuse_kv",
       "rotate_keys",    "index_topk",      "cache_index_keys",  "compress_tokens",
-      "gather_rows"};
+      "gather_rows",    "quantize_queries", "scale_and_cache"};
   return static_cast<int>(op) < kNumOpKinds ? kNames[static_cast<int>(op)] : "?";
 }
 

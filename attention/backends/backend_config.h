@@ -41,8 +41,10 @@ enum class OpKind : uint8_t {
   kCacheIndexKeys,
   kCompressTokens,
   kGatherRows,
+  kQuantizeQueries,
+  kScaleAndCache,
 };
-inline constexpr int kNumOpKinds = 21;
+inline constexpr int kNumOpKinds = 23;
 const char* Name(OpKind op);  // "decode", "prefill", "mla_decode", ...
 
 enum class AttentionType : uint8_t {

@@ -39,6 +39,7 @@ class HostBackend final : public AttentionBackend {
   const char* name() const override { return ops_.name(); }
   const AttentionOps& ops() const override { return ops_; }
   const BackendSupport& support() const override { return support_; }
+  BackendFlags flags() const override { return {.supports_quantized_query = true}; }
 
  private:
   Ops ops_;

@@ -19,7 +19,8 @@ namespace kvblocks::attention {
 
 class KvScaleState {
  public:
-  // Float32 buffers of one element, or [Hkv] for k and v; q_scale may be absent.
+  // Float32 buffers of one element, or [Hkv] for k and v; q_scale may be absent, and stays as it is
+  // where queries come in codes.
   KvScaleState(TensorView q_scale, TensorView k_scale, TensorView v_scale)
       : q_scale_(q_scale), k_scale_(k_scale), v_scale_(v_scale) {}
 
@@ -28,12 +29,19 @@ class KvScaleState {
   absl::Status ComputeOnce(const AttentionOps& ops, const ExecContext& context,
                            ComputeKvScalesArgs args);
 
+  // The same, and stores args.scales.k and v with these scales: ScaleAndCache.
+  absl::Status ComputeAndStoreOnce(const AttentionOps& ops, const ExecContext& context,
+                                   ScaleAndCacheArgs args);
+
   bool frozen() const { return frozen_; }
   // For the operations that read and write the cache. REQUIRES: frozen().
-  KvScales scales() const { return {k_scale_, v_scale_}; }
+  KvScales scales() const { return {k_scale_, v_scale_, q_scale_}; }
   ConstTensorView q_scale() const { return q_scale_; }
 
  private:
+  // Of a call to this state's buffers.
+  void SetOutputs(ComputeKvScalesArgs& args) const;
+
   TensorView q_scale_, k_scale_, v_scale_;
   bool frozen_ = false;
 };

@@ -94,6 +94,9 @@ struct LayerConfig {
   KvScales scales = {};
   KvScaleState* scale_state = nullptr;
   ComputeKvScalesArgs scale_divisors = {};  // only its divisors are read
+  // Over an e4m3 cache, and where the backend takes them, queries become e4m3 codes of scales.q, or of
+  // the state's, one element, in LayerTensors::q_codes. Queries that come in codes have that scale, too.
+  bool quantize_queries = false;
 
   // Batches whose metadata has a common prefix are computed as a cascade, if the layer's features
   // allow.

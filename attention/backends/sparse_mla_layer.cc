@@ -166,7 +166,8 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
   if (config.type != AttentionType::kDecoder || config.soft_cap != 0 || config.chunk != 0 ||
       !config.alibi_slopes.absent() || config.block_sparse.enabled() ||
       !config.shares_cache_of.empty() || config.scale_state != nullptr ||
-      !config.scales.k.absent() || !config.scales.v.absent() ||
+      !config.scales.k.absent() || !config.scales.v.absent() || !config.scales.q.absent() ||
+      config.quantize_queries ||
       config.cascade != CascadeChoice::kNever || config.split_as_vllm) {
     return refuse("a sparse layer is a decoder's and has sinks, a scale and no other feature");
   }

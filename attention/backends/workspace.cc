@@ -81,6 +81,7 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
       add_decode();
       break;
     case OpKind::kComputeKvScales:
+    case OpKind::kScaleAndCache:
       device.Add({bounds.max_tokens / kTokensPerPartial + 1, heads + 2 * bounds.num_kv_heads, 4});
       break;
     case OpKind::kSelectHkvd:
@@ -99,6 +100,7 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
     case OpKind::kCacheIndexKeys:
     case OpKind::kCompressTokens:
     case OpKind::kGatherRows:
+    case OpKind::kQuantizeQueries:
       break;
     case OpKind::kIndexTopk:
       device.Add({bounds.max_tokens, bounds.max_rows, 4});  // scores

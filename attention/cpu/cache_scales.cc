@@ -8,7 +8,9 @@
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cpu/error_flags.h"
 #include "kvblocks/attention/cpu/host_ops.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention {
@@ -81,6 +83,33 @@ absl::Status HostOps::Run(const Checked<ComputeKvScalesArgs>& call) const {
   compute(args.k, args.k_divisor, args.k_scale);
   compute(args.v, args.v_divisor, args.v_scale);
   if (!all_finite) Flag(context, kNonFiniteInput);
+  return absl::OkStatus();
+}
+
+absl::Status HostOps::Run(const Checked<ScaleAndCacheArgs>& call) const {
+  absl::Status status = ComputeKvScales(call.context(), call.args().scales);
+  if (!status.ok() || call.args().scales.k.empty()) return status;
+  return ReshapeAndCache(call.context(), call.args().write());
+}
+
+absl::Status HostOps::Run(const Checked<QuantizeQueriesArgs>& call) const {
+  const QuantizeQueriesArgs& args = call.args();
+  const int64_t heads = args.q.extent[1], dim = args.q.extent[2];
+  const double scale = ScaleAt(args.scale, 0, 0);
+  ParallelFor(call.context().threads, CeilDiv(args.q.extent[0], kTokensPerItem),
+              [&](int64_t item, int) {
+                std::vector<double> row(static_cast<size_t>(dim));
+                const int64_t end = std::min((item + 1) * kTokensPerItem, args.q.extent[0]);
+                for (int64_t token = item * kTokensPerItem; token < end; ++token) {
+                  for (int64_t head = 0; head < heads; ++head) {
+                    LoadElements(args.q.dtype, args.q.At(token, head), args.q.stride[2], dim,
+                                 row.data());
+                    for (int64_t d = 0; d < dim; ++d) {
+                      StoreElement(args.codes.dtype, row[d] / scale, args.codes.At(token, head, d));
+                    }
+                  }
+                }
+              });
   return absl::OkStatus();
 }
 

@@ -28,9 +28,10 @@ bool AnyF64(const View&... views) {
   return ((!views.absent() && views.dtype == DType::kF64) || ...);
 }
 
-// The scales that codes of this cache have.
+// The scales that codes of this cache, and of queries, have.
 KvScales ScalesOf(const ConstKvCacheView& cache, const KvScales& given) {
   KvScales scales;
+  scales.q = given.q;
   if (cache.layout == KvLayout::kMlaFp8_656 || cache.layout == KvLayout::kMlaFp8_584) return scales;
   if (cache.format != KvRowFormat::kElements) return cache.takes_scale() ? given : scales;
   if (IsQuantizedCode(cache.k.dtype)) scales.k = given.k;
@@ -239,7 +240,6 @@ absl::Status CpuOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
   batch.query = args.q;
   batch.cache = simd::AsCache(args.k, args.v);
   batch.params = args.params;
-  batch.params.scales = KvScales();
   batch.query_start = simd::IntegersOf(args.query_start_loc);
   if (batch.query_start.empty()) batch.query_start = {0};
   batch.query_positions = args.query_positions;

@@ -47,15 +47,20 @@ std::vector<AttendRequest> VarlenRequests(const ConstTensorView& query_start_loc
   return requests;
 }
 
-void LoadQuery(const ConstTensorView& q, int64_t row, int64_t head, double* out) {
+// Dequantised, if they are codes.
+void LoadQuery(const AttendBatch& batch, const ConstTensorView& q, int64_t row, int64_t head,
+               double* out) {
   LoadElements(q.dtype, q.At(row, head), q.stride[2], q.extent[2], out);
+  const int64_t kv_head = head / (batch.num_heads / batch.num_kv_heads);
+  const double scale = ScaleAt(batch.params->scales.q, 0, kv_head);
+  for (int64_t d = 0; scale != 1 && d < q.extent[2]; ++d) out[d] *= scale;
 }
 
 void AttendAndWrite(const ExecContext& context, const AttendBatch& batch, const ConstTensorView& q,
                     const RowWriter& writer) {
   Attend(
       context, batch,
-      [&](int64_t row, int64_t head, double* out) { LoadQuery(q, row, head, out); },
+      [&](int64_t row, int64_t head, double* out) { LoadQuery(batch, q, row, head, out); },
       [&](int64_t row, int64_t head, absl::Span<PieceState> pieces) {
         const double lse = MergePieces(pieces);
         writer.Write(row, head, pieces[0].values, lse);
@@ -106,7 +111,7 @@ absl::Status CpuReferenceOps::Run(const Checked<PagedDecodePartialArgs>& call) c
   }
   Attend(
       context, batch,
-      [&](int64_t row, int64_t head, double* out) { LoadQuery(args.q, row, head, out); },
+      [&](int64_t row, int64_t head, double* out) { LoadQuery(batch, args.q, row, head, out); },
       [&](int64_t row, int64_t head, absl::Span<PieceState> pieces) {
         const PieceState none;
         const int64_t num_pieces = static_cast<int64_t>(pieces.size());
@@ -154,7 +159,7 @@ absl::Status CpuReferenceOps::Run(const Checked<VarlenSelfAttentionArgs>& call) 
     first_row.push_back(kv_start[request.index]);
     request.kv_len = kv_start[request.index + 1] - first_row.back();
   }
-  const TensorRows keys(args.k, args.v, std::move(first_row));
+  const TensorRows keys(args.k, args.v, args.params.scales, std::move(first_row));
   batch.keys = &keys;
   AttendAndWrite(context, batch, args.q,
                  {args.params.sinks, args.out_scale, args.out, args.lse});

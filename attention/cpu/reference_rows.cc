@@ -59,10 +59,12 @@ void PagedRows::Value(int64_t request, int64_t kv_head, int64_t j, double* out) 
 
 void TensorRows::Key(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   LoadElements(k_.dtype, k_.At(first_row_[request] + j, kv_head), k_.stride[2], k_.extent[2], out);
+  Multiply(out, k_.extent[2], ScaleAt(scales_.k, request, kv_head));
 }
 
 void TensorRows::Value(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   LoadElements(v_.dtype, v_.At(first_row_[request] + j, kv_head), v_.stride[2], v_.extent[2], out);
+  Multiply(out, v_.extent[2], ScaleAt(scales_.v, request, kv_head));
 }
 
 void ListedRows::Key(int64_t request, int64_t, int64_t j, double* out) const {

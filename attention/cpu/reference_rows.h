@@ -39,17 +39,19 @@ class PagedRows final : public KeyRows {
   const int64_t shared_prefix_, block_size_, key_dim_, value_dim_;
 };
 
-// k [rows, Hkv, D] and v [rows, Hkv, Dv]; request b has rows from first_row[b] on.
+// k [rows, Hkv, D] and v [rows, Hkv, Dv], which may be codes; request b has rows from first_row[b] on.
 class TensorRows final : public KeyRows {
  public:
-  TensorRows(const ConstTensorView& k, const ConstTensorView& v, std::vector<int64_t> first_row)
-      : k_(k), v_(v), first_row_(std::move(first_row)) {}
+  TensorRows(const ConstTensorView& k, const ConstTensorView& v, const KvScales& scales,
+             std::vector<int64_t> first_row)
+      : k_(k), v_(v), scales_(scales), first_row_(std::move(first_row)) {}
 
   void Key(int64_t request, int64_t kv_head, int64_t j, double* out) const override;
   void Value(int64_t request, int64_t kv_head, int64_t j, double* out) const override;
 
  private:
   const ConstTensorView k_, v_;
+  const KvScales scales_;
   const std::vector<int64_t> first_row_;
 };
 

@@ -194,6 +194,7 @@ void Worker::LoadQueries() {
         ReadQuery(batch_->query, token, head, query);
       }
       rows_.factor(group, row) = static_cast<double>(params.scale) *
+                                 ScaleAt(params.scales.q, 0, kv_head) *
                                  ScaleAt(params.scales.k, request_of_[row / num_heads_], kv_head);
     }
   }

@@ -8,6 +8,7 @@
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/gather.h"
 #include "kvblocks/attention/cuda/kernels/kv_scales.h"
+#include "kvblocks/attention/cuda/kernels/scale_and_write.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -71,6 +72,37 @@ QuantisedStore QuantisedStoreOf(const ConstTensorView& from, const KvCacheView& 
   return store;
 }
 
+CacheWriteParams CacheWriteParamsOf(const ReshapeAndCacheArgs& args) {
+  CacheWriteParams params;
+  params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
+  params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
+  TakeSlots(args.slot_mapping, args.cache, params);
+  return params;
+}
+
+// Also how many scales the tensor with most of them has.
+KvScalesParams KvScalesParamsOf(const ComputeKvScalesArgs& args, int64_t* most_scales) {
+  KvScalesParams params;
+  *most_scales = 0;
+  const auto add = [&](int i, const ConstTensorView& from, float divisor, const TensorView& to) {
+    if (from.absent() || to.absent() || from.empty()) return;
+    ScaleTask& task = params.tasks[i];
+    task.from = ConstRowsOf(from);
+    task.tokens = from.extent[0];
+    task.heads = static_cast<int32_t>(from.extent[1]);
+    task.dim = static_cast<int32_t>(from.extent[2]);
+    task.divisor = divisor;
+    task.to = to.as<float>();
+    task.num_scales = static_cast<int32_t>(to.num_elements());
+    task.to_stride = task.num_scales > 1 ? to.stride[0] : 1;
+    *most_scales = std::max<int64_t>(*most_scales, task.num_scales);
+  };
+  add(0, args.q, args.q_divisor, args.q_scale);
+  add(1, args.k, args.k_divisor, args.k_scale);
+  add(2, args.v, args.v_divisor, args.v_scale);
+  return params;
+}
+
 }  // namespace
 
 absl::Status CheckOnCuda(const ExecContext& context, const ReshapeAndCacheArgs& args) {
@@ -91,11 +123,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
     TakeSlots(args.slot_mapping, args.cache, params);
     return call.Launch(LaunchQuantisedWrite, params);
   }
-  CacheWriteParams params;
-  params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
-  params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
-  TakeSlots(args.slot_mapping, args.cache, params);
-  return call.Launch(LaunchCacheWrite, params);
+  return call.Launch(LaunchCacheWrite, CacheWriteParamsOf(args));
 }
 
 absl::Status CheckOnCuda(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
@@ -150,28 +178,51 @@ absl::Status CheckOnCuda(const ExecContext& context, const ComputeKvScalesArgs& 
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked) {
-  const ComputeKvScalesArgs& args = checked.args();
-  KvScalesParams params;
   int64_t most_scales = 0;
-  const auto add = [&](int i, const ConstTensorView& from, float divisor, const TensorView& to) {
-    if (from.absent() || to.absent() || from.empty()) return;
-    ScaleTask& task = params.tasks[i];
-    task.from = ConstRowsOf(from);
-    task.tokens = from.extent[0];
-    task.heads = static_cast<int32_t>(from.extent[1]);
-    task.dim = static_cast<int32_t>(from.extent[2]);
-    task.divisor = divisor;
-    task.to = to.as<float>();
-    task.num_scales = static_cast<int32_t>(to.num_elements());
-    task.to_stride = task.num_scales > 1 ? to.stride[0] : 1;
-    most_scales = std::max<int64_t>(most_scales, task.num_scales);
-  };
-  add(0, args.q, args.q_divisor, args.q_scale);
-  add(1, args.k, args.k_divisor, args.k_scale);
-  add(2, args.v, args.v_divisor, args.v_scale);
+  const KvScalesParams params = KvScalesParamsOf(checked.args(), &most_scales);
   if (most_scales == 0) return absl::OkStatus();
   absl::Status status = call.RequireWorkspace(KvScalesWorkspaceBytes(most_scales));
   return status.ok() ? call.Launch(LaunchKvScales, params) : status;
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const ScaleAndCacheArgs& args) {
+  CudaChecker check("ScaleAndCache", context, args);
+  check.Moved("q", args.scales.q).Moved("k", args.scales.k).Moved("v", args.scales.v);
+  return check.Moved("the cache", args.cache.k).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<ScaleAndCacheArgs>& checked) {
+  int64_t most_scales = 0;
+  ScaleAndWriteParams params;
+  params.scales = KvScalesParamsOf(checked.args().scales, &most_scales);
+  if (checked.args().scales.k.empty()) return absl::OkStatus();
+  params.write = CacheWriteParamsOf(checked.args().write());
+  absl::Status status = call.RequireWorkspace(KvScalesWorkspaceBytes(most_scales));
+  return status.ok() ? call.Launch(LaunchScaleAndWrite, params) : status;
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const QuantizeQueriesArgs& args) {
+  CudaChecker check("QuantizeQueries", context, args);
+  return check.Moved("q", args.q).Values("q", args.q).Values("codes", args.codes).status();
+}
+
+// The codes are a cache of one block, of which each token has a slot.
+absl::Status Enqueue(CudaCall& call, const Checked<QuantizeQueriesArgs>& checked) {
+  const QuantizeQueriesArgs& args = checked.args();
+  if (args.q.empty()) return absl::OkStatus();
+  CacheWriteParams params;
+  RowStore& store = params.stores[0];
+  store.from = ConstRowsOf(args.q);
+  store.to = args.codes.data;
+  store.element = ElementOf(args.codes.dtype);
+  store.token_stride = args.codes.stride[0];
+  store.head_stride = args.codes.stride[1];
+  store.heads = static_cast<int32_t>(args.q.extent[1]);
+  store.dim = static_cast<int32_t>(args.q.extent[2]);
+  store.scale = ScalesOf(args.scale);
+  params.num_tokens = params.num_slots = args.q.extent[0];
+  params.block_size = static_cast<int32_t>(args.q.extent[0]);
+  return call.Launch(LaunchCacheWrite, params);
 }
 
 absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {

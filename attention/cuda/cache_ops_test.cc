@@ -325,6 +325,80 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
   }
 }
 
+// Bit for bit what scales and then a write give, in one launch or, where values are turned, in several.
+TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
+  std::mt19937_64 random(10);
+  struct Case {
+    DType from, code;
+    KvLayout layout;
+    int64_t tokens, heads, dim;
+    bool per_head, with_q;
+  };
+  const Case cases[] = {
+      {DType::kBF16, DType::kF8E4M3, KvLayout::kNhd, 50, 3, 64, false, true},
+      {DType::kBF16, DType::kF8E4M3, KvLayout::kHnd, 200, 2, 128, true, false},
+      {DType::kF16, DType::kI8, KvLayout::kNhd, 33, 4, 48, true, true},
+      {DType::kF32, DType::kF8E5M2, KvLayout::kHnd, 70, 1, 32, false, false},
+      {DType::kF16, DType::kF8E4M3, KvLayout::kPagedX, 40, 2, 64, true, false},
+      {DType::kBF16, DType::kI8, KvLayout::kNhd, 1, 2, 64, false, true},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(testing::Message() << Name(one.from) << " to " << Name(one.code) << ", tokens "
+                                    << one.tokens);
+    constexpr int64_t kBlockSize = 16;
+    const int64_t blocks = one.tokens / kBlockSize + 2, x = 16;
+    Tensor q(one.from, {one.tokens, 2 * one.heads, one.dim}),
+        k(one.from, {one.tokens, one.heads, one.dim}), v(one.from, {one.tokens, one.heads, one.dim});
+    for (Tensor* tensor : {&q, &k, &v}) FillRandom(*tensor, false, random);
+    const auto cache_of = [&](bool key) {
+      switch (one.layout) {
+        case KvLayout::kNhd:
+          return Tensor(one.code, {blocks, kBlockSize, one.heads, one.dim});
+        case KvLayout::kHnd:
+          return Tensor(one.code, {blocks, one.heads, kBlockSize, one.dim});
+        default:
+          return key ? Tensor(one.code, {blocks, one.heads, one.dim / x, kBlockSize, x})
+                     : Tensor(one.code, {blocks, one.heads, one.dim, kBlockSize});
+      }
+    };
+    Tensor k_cache = cache_of(true), v_cache = cache_of(false);
+    Tensor slots(DType::kI64, {one.tokens});
+    std::vector<double> places(static_cast<size_t>(blocks * kBlockSize));
+    std::iota(places.begin(), places.end(), 0);
+    std::shuffle(places.begin(), places.end(), random);
+    places.resize(static_cast<size_t>(one.tokens));
+    if (one.tokens > 1) places[1] = -1;
+    slots.Set(places);
+    Tensor q_scale(DType::kF32, {1}), k_scale(DType::kF32, {one.per_head ? one.heads : 1}),
+        v_scale(DType::kF32, {1});
+    ScaleAndCacheArgs args;
+    if (one.with_q) args.scales.q = q.view, args.scales.q_scale = q_scale.view;
+    args.scales.k = k.view, args.scales.v = v.view;
+    args.scales.k_scale = k_scale.view, args.scales.v_scale = v_scale.view;
+    args.slot_mapping = slots.view;
+    args.cache = KvCacheView(one.layout, k_cache.view, v_cache.view);
+    Tensor* const outputs[] = {&k_cache, &v_cache, &q_scale, &k_scale, &v_scale};
+    std::vector<std::vector<std::byte>> expected;
+    for (Tensor* tensor : outputs) FillWithPoison(*tensor);
+    ASSERT_EQ(CpuReference().ScaleAndCache({}, args), absl::OkStatus());
+    for (Tensor* tensor : outputs) expected.push_back(tensor->bytes);
+    const auto expect_same = [&](const char* what) {
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(outputs[i]->bytes == expected[i]) << what << ", output " << i;
+        FillWithPoison(*outputs[i]);
+      }
+    };
+    for (Tensor* tensor : outputs) FillWithPoison(*tensor);
+    ASSERT_EQ(RowsOnDevice().ComputeKvScales({}, args.scales), absl::OkStatus());
+    ASSERT_EQ(RowsOnDevice().ReshapeAndCache({}, args.write()), absl::OkStatus());
+    expect_same("apart");
+    for (int turn = 0; turn < 3; ++turn) {
+      ASSERT_EQ(RowsOnDevice().ScaleAndCache({}, args), absl::OkStatus());
+      expect_same("together");
+    }
+  }
+}
+
 TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
     Tensor k(DType::kBF16, {3, 1, 16}), v(DType::kBF16, {3, 1, 16});

@@ -85,6 +85,20 @@ TEST_F(CascadeTest, NewTokensSeeTheSuffixCausally) {
   ExpectExact(paged);
 }
 
+TEST_F(CascadeTest, QueriesMayBeCodes) {
+  for (const bool decodes : {true, false}) {
+    PagedCaseOptions options = decodes ? Options({1100, 1041}, {1, 1}) : Options({1100, 1041}, {40, 3});
+    options.q_dtype = options.cache_dtype = DType::kF8E4M3;
+    options.out_dtype = decodes ? DType::kBF16 : DType::kF16;
+    options.scales = PagedCaseOptions::Scales::kPerHead;
+    options.num_kv_heads = 2;
+    PagedCase paged(options);
+    SharePrefix(paged);
+    // Scales per KV head, not per request: the rows that requests share stay the same.
+    ExpectExact(paged);
+  }
+}
+
 TEST_F(CascadeTest, ThePrefixIsCutAsFarAsTheWorkspaceGoes) {
   PagedCase paged(Options({1030, 1041, 1050}, {1, 1, 1}));
   SharePrefix(paged);

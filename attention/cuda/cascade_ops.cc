@@ -25,7 +25,11 @@ PagedDecodeParams SuffixOf(const CascadeArgs& args) {
   suffix.scoring.sinks = nullptr;
   suffix.out_scale = 0;
   suffix.out.data = nullptr;
-  suffix.out.element = suffix.q.element;
+  if (suffix.q.element != Element::kF8E4M3) {
+    suffix.out.element = suffix.q.element;
+  } else if (suffix.out.element != Element::kBF16) {
+    suffix.out.element = Element::kF16;
+  }
   suffix.out.head_stride = suffix.value_dim;
   suffix.out.row_stride = int64_t{suffix.num_heads} * suffix.value_dim;
   suffix.lse_head_stride = 1;
@@ -97,7 +101,7 @@ absl::StatusOr<bool> RunCascadeInParts(const CudaCall& given, const CascadeArgs&
     merge.pieces = prefix.pieces;
     merge.other = suffix.out.data;
     merge.other_lses = suffix.lse;
-    merge.other_element = suffix.q.element;
+    merge.other_element = suffix.out.element;
     status = call.Launch(LaunchPrefillMerge, merge);
   }
   if (!status.ok()) return status;

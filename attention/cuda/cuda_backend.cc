@@ -42,6 +42,7 @@ class Backend final : public AttentionBackend {
   const char* name() const override { return ops().name(); }
   const AttentionOps& ops() const override { return Cuda(); }
   const BackendSupport& support() const override { return support_; }
+  BackendFlags flags() const override { return {.supports_quantized_query = true}; }
   int32_t num_multiprocessors(const ExecContext& context) const override {
     const auto call = cuda::CudaCall::Begin("num_multiprocessors", context);
     return call.ok() ? call->launch().num_multiprocessors : 1;

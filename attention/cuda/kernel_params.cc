@@ -25,6 +25,7 @@ template <typename Args>
 DenseAttention PagedAttentionOf(const ConstTensorView& q, const Args& args) {
   DenseAttention dense;
   dense.q = ConstRowsOf(q);
+  dense.q_scale = ScalesOf(args.params.scales.q);
   dense.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
   dense.scoring = ScoringOf(args.params);
   dense.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
@@ -199,10 +200,13 @@ DenseAttention DenseAttentionOf(const VarlenSelfAttentionArgs& args) {
   PlaceOutputs(args, &dense);
   dense.out_scale = args.out_scale;
   dense.q = ConstRowsOf(args.q);
+  dense.q_scale = ScalesOf(args.params.scales.q);
   Cache& cache = dense.keys.cache;
   cache.element = ElementOf(args.k.dtype);
   cache.k = {args.k.data, 0, args.k.stride[0], args.k.stride[1]};
   cache.v = {args.v.data, 0, args.v.stride[0], args.v.stride[1]};
+  cache.k_scale = ScalesOf(args.params.scales.k);
+  cache.v_scale = ScalesOf(args.params.scales.v);
   dense.query_start_loc = args.query_start_loc.as<int32_t>();
   dense.query_positions = args.query_positions.as<int32_t>();
   dense.kv_start_loc =
@@ -222,6 +226,7 @@ DenseAttention DenseAttentionOf(const VarlenSelfAttentionArgs& args) {
 AttendRowsParams AttendRowsParamsOf(const DenseAttention& dense) {
   AttendRowsParams params;
   params.q = dense.q;
+  params.q_scale = dense.q_scale;
   params.num_rows = dense.num_tokens;
   params.num_heads = dense.num_heads;
   params.num_kv_heads = dense.num_kv_heads;

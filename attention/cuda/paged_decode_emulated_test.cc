@@ -84,12 +84,12 @@ class Runner {
   void ExpectDecode(PagedCase& paged) {
     const absl::Status status = Decode(paged);
     ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
   }
   void ExpectPrefill(PagedCase& paged) {
     const absl::Status status = Prefill(paged);
     ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
   }
 
  private:
@@ -136,6 +136,7 @@ TEST_P(PagedDecodeGrid, AgreesWithTheOracle) {
   options.num_kv_heads = grid.kv_heads;
   options.block_size = grid.block_size;
   options.scales = static_cast<PagedCaseOptions::Scales>(grid.block_size / 16 % 3);
+  options.out_dtype = grid.heads == 4 ? DType::kBF16 : DType::kF16;
   PagedCase paged(options);
   Runner().ExpectDecode(paged);
 }
@@ -161,7 +162,13 @@ INSTANTIATE_TEST_SUITE_P(
                     GridCase{DType::kF16, DType::kF8E5M2, kNhd, false, 112, 96, 12, 1, 16},
                     GridCase{DType::kBF16, DType::kI8, kNhd, false, 128, 128, 4, 1, 16},
                     GridCase{DType::kF16, DType::kI8, kHnd, true, 64, 64, 16, 1, 128},
-                    GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32}));
+                    GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kNhd, false, 64, 64, 4, 2, 16},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kHnd, true, 128, 128, 16, 1, 32},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kNhd, false, 256, 256, 4, 2, 64},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kHnd, false, 112, 96, 12, 1, 8},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kNhd, false, 80, 80, 4, 2, 24},
+                    GridCase{DType::kF8E4M3, DType::kF8E4M3, kHnd, false, 192, 128, 2, 1, 16}));
 
 // --- Splits ---
 

@@ -152,6 +152,9 @@ TEST_P(PrefillTest, T21CodesWithScalesOfAllShapes) {
       {DType::kF16, DType::kF8E5M2, Scales::kOne, 64, KvLayout::kHnd},
       {DType::kF16, DType::kI8, Scales::kPerRequest, 80, KvLayout::kNhd},
       {DType::kBF16, DType::kI8, Scales::kPerHead, 128, KvLayout::kHnd},
+      {DType::kF8E4M3, DType::kF8E4M3, Scales::kPerHead, 128, KvLayout::kNhd},
+      {DType::kF8E4M3, DType::kF8E4M3, Scales::kOne, 80, KvLayout::kHnd},
+      {DType::kF8E4M3, DType::kI8, Scales::kPerRequest, 64, KvLayout::kNhd},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(absl::StrCat(Name(one.type), " over ", Name(one.code)));
@@ -160,11 +163,13 @@ TEST_P(PrefillTest, T21CodesWithScalesOfAllShapes) {
     options.scales = one.scales;
     options.key_dim = options.value_dim = one.dim;
     options.layout = one.layout;
+    options.out_dtype = one.dim == 80 ? DType::kBF16 : DType::kF16;
     options.lengths = {17, 100, 5};
     options.q_lens = {5, 20, 5};
     PagedCase paged(options);
     paged.params.soft_cap = one.code == DType::kF8E5M2 ? 3 : 0;
     ExpectPrefillIsExact(paged);
+    if (one.code == DType::kF8E4M3) ExpectVarlenIsExact(paged);
   }
 }
 

@@ -49,6 +49,27 @@ struct ComputeKvScalesArgs {
   TensorView q_scale, k_scale, v_scale;
 };
 
+// ComputeKvScales, then ReshapeAndCache of its k and v by its k_scale and v_scale, in one operation: bit for
+// bit what both give one after the other. For caches that are given scales. Without tokens nothing changes.
+struct ScaleAndCacheArgs {
+  ComputeKvScalesArgs scales;
+  ConstTensorView slot_mapping;
+  KvCacheView cache;
+
+  // The second of the two.
+  ReshapeAndCacheArgs write() const {
+    return {scales.k, scales.v, slot_mapping, cache, {scales.k_scale, scales.v_scale}};
+  }
+};
+
+// Codes of queries for the operations below: codes [T, H, D] of e4m3 hold sat(q / scale), exactly
+// rounded; scale is one float32 or absent.
+struct QuantizeQueriesArgs {
+  ConstTensorView q;  // [T, H, D]
+  ConstTensorView scale;
+  TensorView codes;
+};
+
 // --- Dense attention -----------------------------------------------------------------------------
 
 // Row offsets of a plan that cuts decode work into parts of equal size; see metadata/split_planner.h.
@@ -63,6 +84,9 @@ struct DeviceDecodePlan {
   int64_t block_size = 0, window_left = -1, table_columns = 0, max_seq_len = 0;
   SplitPolicy split;
 };
+
+// q may be of a float type or e4m3 codes with params.scales.q, whatever the keys are; results are floats
+// then, too.
 
 // One new token per request: q [R, H, D], block_table i32 [R, columns], seq_lens i32 [R] ->
 // out [R, H, Dv], lse [R, H] optional. A row of length 0 gives 0 and -infinity.
@@ -115,7 +139,7 @@ struct PagedPrefillArgs {
 // Keys and values from contiguous tensors: q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv], block-
 // diagonal by query_start_loc and kv_start_loc (absent: the same), or, where only lengths of keys are
 // known, kv_seq_lens i32 [R], whose keys lie one after another. Row i of request b stands at
-// p = kv_len - q_len + i.
+// p = kv_len - q_len + i. k and v may be e4m3, both of them, with params.scales as of a cache.
 struct VarlenSelfAttentionArgs {
   ConstTensorView q, k, v;
   ConstTensorView query_start_loc, kv_start_loc, kv_seq_lens;

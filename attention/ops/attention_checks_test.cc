@@ -58,7 +58,34 @@ TEST(ChecksTest, PagedDecodeRefuses) {
         },
         kInvalid,
         {"scales.k[3] is -1"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF8E5M2, {2, 4, 8});
+        },
+        kInvalid,
+        {"q is f8e5m2", "f8e4m3"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+          a.params.scales.q = s.Floats({1, 1, 1});
+        },
+        kInvalid,
+        {"scales.q is f32[3]", "[Hkv = 2]"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+          a.params.scales.q = s.Floats({1, -2});
+        },
+        kInvalid,
+        {"scales.q[1] is -2"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+          a.out = s.Output(DType::kF8E4M3, {2, 4, 8});
+        },
+        kInvalid,
+        {"out is f8e4m3"}},
        {[](Args& a, TensorStore&) { a.q.data += 1; }, kInvalid, {"q begins 1 bytes past", "f32"}}});
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+    a.params.scales.q = s.Floats({1, 2});
+  });
   // Entries that no query may see: outside the window, past the length; the length needs columns.
   const auto garbage_before = [](Args& a, TensorStore& s) {
     a.block_table = s.Values<int32_t>({2147480000, 2, 3, -7}, {2, 2});
@@ -199,6 +226,29 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
   using Args = VarlenSelfAttentionArgs;
   const auto at = [](Args& a) -> AttnParams& { return a.params; };
   ExpectRefused<Args>("VarlenSelfAttention", ParamRows<Args>(at, false));
+  const auto codes = [](Args& a, TensorStore& s) {
+    a.k = s.Input(DType::kF8E4M3, {9, 2, 8});
+    a.v = s.Input(DType::kF8E4M3, {9, 2, 8});
+  };
+  ExpectAccepted<Args>([&](Args& a, TensorStore& s) {
+    codes(a, s);
+    a.params.scales.k = s.Values<float>({1, 2, 3, 4}, {2, 2});
+    a.params.scales.v = s.Floats({1});
+  });
+  ExpectRefused<Args>("VarlenSelfAttention",
+                      {{[&](Args& a, TensorStore& s) {
+                          const ConstTensorView v = a.v;
+                          codes(a, s);
+                          a.v = v;
+                        },
+                        kInvalid,
+                        {"k is f8e4m3 and v f32"}},
+                       {[&](Args& a, TensorStore& s) {
+                          codes(a, s);
+                          a.params.scales.v = s.Floats({1, 1, 1});
+                        },
+                        kInvalid,
+                        {"scales.v is f32[3]"}}});
   ExpectRefused<Args>(
       "VarlenSelfAttention",
       {{[](Args& a, TensorStore& s) {

@@ -314,8 +314,28 @@ bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scal
   return true;
 }
 
+bool CheckQueryScale(ArgChecker& check, const ConstTensorView& scale, const ConstTensorView& q,
+                     int64_t num_kv_heads) {
+  if (check.ok() && !scale.absent() && q.dtype != DType::kF8E4M3) {
+    return check.Invalid("scales.q is given, but q is ", Name(q.dtype),
+                         ", which takes none; leave it absent");
+  }
+  return CheckScale(check, "scales.q", scale, DType::kF8E4M3, num_kv_heads, /*num_requests=*/-1);
+}
+
+bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+                 int64_t num_requests, const ConstTensorView& q) {
+  if (!CheckQueryScale(check, scales.q, q, cache.num_kv_heads)) return false;
+  KvScales of_cache = scales;
+  of_cache.q = {};
+  return CheckScales(check, of_cache, cache, num_requests);
+}
+
 bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
                  int64_t num_requests) {
+  if (check.ok() && !scales.q.absent()) {
+    return check.Invalid("scales.q is given; the operation takes no queries in codes, leave it absent");
+  }
   if (check.ok() && cache.format != KvRowFormat::kElements && !cache.takes_scale() &&
       !(scales.k.absent() && scales.v.absent())) {
     return check.Invalid("scales are given, but the vectors of the cache, ", Name(cache.format),

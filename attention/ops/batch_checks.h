@@ -41,8 +41,14 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
 // Scales of a cache: one element, [Hkv] or, if `num_requests` >= 0, [R, Hkv].
 bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scale,
                 DType cache_dtype, int64_t num_kv_heads, int64_t num_requests);
+// Those of an operation without queries that could be codes, which has none for them.
 bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
                  int64_t num_requests);
+// ... of one with queries q, which may be e4m3.
+bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+                 int64_t num_requests, const ConstTensorView& q);
+bool CheckQueryScale(ArgChecker& check, const ConstTensorView& scale, const ConstTensorView& q,
+                     int64_t num_kv_heads);
 // Slots of a cache that is written: each below its slots, no two non-negative ones the same.
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, const CacheGeometry& cache);
 // Float32 [H] or longer, no NaN if the host can tell; or absent.
@@ -51,6 +57,8 @@ bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_hea
 bool CheckGroups(ArgChecker& check, int64_t num_heads, int64_t num_kv_heads);
 // 0, or a factor of an output in e4m3 or e5m2.
 bool CheckOutScale(ArgChecker& check, float out_scale);
+// Of queries, and of contiguous keys and values.
+inline constexpr DTypeSet kAttendedTypes = kComputeTypes | DType::kF8E4M3;
 inline DTypeSet OutTypes(float out_scale) { return out_scale > 0 ? kFloatCodes : kComputeTypes; }
 
 // The lengths of a batch, as far as the host can read them.

@@ -19,6 +19,64 @@ bool CheckConversion(ArgChecker& check, const char* name, const ConstTensorView&
                        "; codes are stored in caches of their own type only");
 }
 
+bool CheckCacheWrite(ArgChecker& check, const ReshapeAndCacheArgs& args) {
+  CacheGeometry cache;
+  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/true, &cache)) {
+    return false;
+  }
+  Dim tokens{"T"}, heads{"Hkv", cache.num_kv_heads, "the cache"}, slots{"n"};
+  Dim key{"D", cache.key_dim, "the cache"}, value{"Dv", cache.value_dim, "the cache"};
+  check.In("k", args.k, kSourceTypes, {&tokens, &heads, &key});
+  check.In("v", args.v, kSourceTypes, {&tokens, &heads, &value});
+  check.In("slot_mapping", args.slot_mapping, DType::kI64, {&slots});
+  if (!check.ok()) return false;
+  if (slots.size > tokens.size) {
+    check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
+                  " tokens of k");
+  }
+  // Formats with scales of their own make codes and scales from values.
+  const bool values_only = cache.format != KvRowFormat::kElements;
+  CheckConversion(check, "k", args.k, values_only ? DType::kU8 : cache.dtype);
+  CheckConversion(check, "v", args.v, values_only ? DType::kU8 : cache.dtype);
+  CheckScales(check, args.scales, cache, /*num_requests=*/-1);
+  check.Aligned("k", args.k);
+  check.Aligned("v", args.v);
+  return CheckSlots(check, args.slot_mapping, cache);
+}
+
+bool CheckComputedScales(ArgChecker& check, const ComputeKvScalesArgs& args) {
+  Dim query_tokens{"T"}, tokens{"T"}, query_heads{"H"}, heads{"Hkv"}, key{"D"}, value{"Dv"};
+  check.InIf("q", args.q, kComputeTypes, {&query_tokens, &query_heads, &key});
+  check.In("k", args.k, kComputeTypes, {&tokens, &heads, &key});
+  check.In("v", args.v, kComputeTypes, {&tokens, &heads, &value});
+  check.Positive("q_divisor", args.q_divisor);
+  check.Positive("k_divisor", args.k_divisor);
+  check.Positive("v_divisor", args.v_divisor);
+  if (!check.ok()) return false;
+  if (args.q.absent() != args.q_scale.absent()) {
+    check.Invalid("q and q_scale go together; give both or neither");
+  }
+  struct Output {
+    const char* name;
+    const TensorView& view;
+    bool per_head;
+  };
+  for (const Output& out :
+       {Output{"q_scale", args.q_scale, false}, Output{"k_scale", args.k_scale, true},
+        Output{"v_scale", args.v_scale, true}}) {
+    if (!check.ok()) return false;
+    if (out.view.absent() && !out.per_head) continue;
+    if (!check.View(out.name, out.view, DType::kF32)) return false;
+    const bool one = out.view.rank <= 1 && out.view.num_elements() == 1;
+    if (!one && !(out.per_head && out.view.rank == 1 && out.view.extent[0] == heads.size)) {
+      return check.Invalid(out.name, " is ", out.view.DebugString(), "; one element",
+                           out.per_head ? " or [Hkv]" : "");
+    }
+    check.Writes(out.name, out.view);
+  }
+  return check.ok();
+}
+
 }  // namespace
 
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
@@ -57,29 +115,7 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
 
 absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args) {
   ArgChecker check(context, "ReshapeAndCache");
-  CacheGeometry cache;
-  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/true, &cache)) {
-    return check.status();
-  }
-  Dim tokens{"T"}, heads{"Hkv", cache.num_kv_heads, "the cache"}, slots{"n"};
-  Dim key{"D", cache.key_dim, "the cache"}, value{"Dv", cache.value_dim, "the cache"};
-  check.In("k", args.k, kSourceTypes, {&tokens, &heads, &key});
-  check.In("v", args.v, kSourceTypes, {&tokens, &heads, &value});
-  check.In("slot_mapping", args.slot_mapping, DType::kI64, {&slots});
-  if (!check.ok()) return check.status();
-  if (slots.size > tokens.size) {
-    check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
-                  " tokens of k");
-  }
-  // Formats with scales of their own make codes and scales from values.
-  const bool values_only = cache.format != KvRowFormat::kElements;
-  CheckConversion(check, "k", args.k, values_only ? DType::kU8 : cache.dtype);
-  CheckConversion(check, "v", args.v, values_only ? DType::kU8 : cache.dtype);
-  CheckScales(check, args.scales, cache, /*num_requests=*/-1);
-  check.Aligned("k", args.k);
-  check.Aligned("v", args.v);
-  CheckSlots(check, args.slot_mapping, cache);
-  return check.Finish();
+  return CheckCacheWrite(check, args) ? check.Finish() : check.status();
 }
 
 absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
@@ -116,36 +152,31 @@ absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args
 
 absl::Status Check(const ExecContext& context, const ComputeKvScalesArgs& args) {
   ArgChecker check(context, "ComputeKvScales");
-  Dim query_tokens{"T"}, tokens{"T"}, query_heads{"H"}, heads{"Hkv"}, key{"D"}, value{"Dv"};
-  check.InIf("q", args.q, kComputeTypes, {&query_tokens, &query_heads, &key});
-  check.In("k", args.k, kComputeTypes, {&tokens, &heads, &key});
-  check.In("v", args.v, kComputeTypes, {&tokens, &heads, &value});
-  check.Positive("q_divisor", args.q_divisor);
-  check.Positive("k_divisor", args.k_divisor);
-  check.Positive("v_divisor", args.v_divisor);
-  if (!check.ok()) return check.status();
-  if (args.q.absent() != args.q_scale.absent()) {
-    check.Invalid("q and q_scale go together; give both or neither");
+  return CheckComputedScales(check, args) ? check.Finish() : check.status();
+}
+
+absl::Status Check(const ExecContext& context, const ScaleAndCacheArgs& args) {
+  ArgChecker check(context, "ScaleAndCache");
+  ReshapeAndCacheArgs write = args.write();
+  write.scales = {};  // their values are still to come
+  if (!CheckComputedScales(check, args.scales) || !CheckCacheWrite(check, write)) {
+    return check.status();
   }
-  struct Output {
-    const char* name;
-    const TensorView& view;
-    bool per_head;
-  };
-  for (const Output& out :
-       {Output{"q_scale", args.q_scale, false}, Output{"k_scale", args.k_scale, true},
-        Output{"v_scale", args.v_scale, true}}) {
-    if (!check.ok()) return check.status();
-    if (out.view.absent() && !out.per_head) continue;
-    if (!check.View(out.name, out.view, DType::kF32)) return check.status();
-    const bool one = out.view.rank <= 1 && out.view.num_elements() == 1;
-    if (!one && !(out.per_head && out.view.rank == 1 && out.view.extent[0] == heads.size)) {
-      return check.Invalid(out.name, " is ", out.view.DebugString(), "; one element",
-                           out.per_head ? " or [Hkv]" : ""),
-             check.status();
-    }
-    check.Writes(out.name, out.view);
+  if (!args.cache.takes_scale() || args.cache.format != KvRowFormat::kElements) {
+    check.Invalid("the cache is ", Name(args.cache.k.dtype), " of ", Name(args.cache.format),
+                  ", which takes no scales; call ReshapeAndCache");
   }
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const QuantizeQueriesArgs& args) {
+  ArgChecker check(context, "QuantizeQueries");
+  Dim tokens{"T"}, heads{"H"}, dim{"D"};
+  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &dim});
+  check.Out("codes", args.codes, DType::kF8E4M3, {&tokens, &heads, &dim});
+  CheckScale(check, "scale", args.scale, DType::kF8E4M3, /*num_kv_heads=*/1, /*num_requests=*/-1);
+  check.Aligned("q", args.q);
+  check.Aligned("codes", args.codes);
   return check.Finish();
 }
 

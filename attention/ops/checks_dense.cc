@@ -25,7 +25,7 @@ bool CheckDecodeInputs(ArgChecker& check, const Args& args, Decode* decode) {
     return false;
   }
   Dim key{"D", cache.key_dim, "the cache"};
-  check.In("q", args.q, kComputeTypes, {&decode->requests, &decode->heads, &key});
+  check.In("q", args.q, kAttendedTypes, {&decode->requests, &decode->heads, &key});
   check.In("block_table", args.block_table, DType::kI32, {&decode->requests, &decode->columns});
   check.In("seq_lens", args.seq_lens, DType::kI32, {&decode->requests});
   check.AtLeast("max_seq_len", args.max_seq_len, 0);
@@ -39,7 +39,7 @@ bool CheckDecodeInputs(ArgChecker& check, const Args& args, Decode* decode) {
   batch.seq_lens = HostArray<int32_t>(args.seq_lens);
   batch.max_seq_len = args.max_seq_len;
   return CheckParams(check, args.params, batch, cache.block_size) &&
-         CheckScales(check, args.params.scales, cache, decode->requests.size) &&
+         CheckScales(check, args.params.scales, cache, decode->requests.size, args.q) &&
          CheckLengths(check, args.params, batch) &&
          CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
                          cache.block_size);
@@ -54,7 +54,7 @@ bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry
   }
   Dim tokens{"T"}, heads{"H"}, requests{"R"}, starts{"R + 1"}, columns{"columns"};
   Dim key{"D", cache.key_dim, "the cache"}, value{"Dv", cache.value_dim, "the cache"};
-  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &key});
+  check.In("q", args.q, kAttendedTypes, {&tokens, &heads, &key});
   check.In("seq_lens", args.seq_lens, DType::kI32, {&requests});
   check.In("block_table", args.block_table, DType::kI32, {&requests, &columns});
   if (!check.ok()) return false;
@@ -83,7 +83,7 @@ bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry
   *lengths = batch;
   return CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size) &&
          CheckParams(check, args.params, batch, cache.block_size) &&
-         CheckScales(check, args.params.scales, cache, requests.size) &&
+         CheckScales(check, args.params.scales, cache, requests.size, args.q) &&
          CheckLengths(check, args.params, batch) &&
          CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
                          cache.block_size);
@@ -268,9 +268,9 @@ absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& ar
   ArgChecker check(context, "VarlenSelfAttention");
   Dim tokens{"T"}, heads{"H"}, kv_heads{"Hkv"}, keys{"Tk"}, key{"D"}, value{"Dv"};
   Dim starts{"R + 1"}, requests{"R"};
-  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &key});
-  check.In("k", args.k, kComputeTypes, {&keys, &kv_heads, &key});
-  check.In("v", args.v, kComputeTypes, {&keys, &kv_heads, &value});
+  check.In("q", args.q, kAttendedTypes, {&tokens, &heads, &key});
+  check.In("k", args.k, kAttendedTypes, {&keys, &kv_heads, &key});
+  check.In("v", args.v, kAttendedTypes, {&keys, &kv_heads, &value});
   check.In("query_start_loc", args.query_start_loc, DType::kI32, {&starts});
   check.InIf("kv_start_loc", args.kv_start_loc, DType::kI32, {&starts});
   check.InIf("query_positions", args.query_positions, DType::kI32, {&tokens});
@@ -298,9 +298,17 @@ absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& ar
                   "; give kv_start_loc, kv_seq_lens or as many");
   }
   const KvScales& scales = args.params.scales;
-  if (!scales.k.absent() || !scales.v.absent()) {
+  const bool codes = args.k.dtype == DType::kF8E4M3;
+  if (codes != (args.v.dtype == DType::kF8E4M3)) {
+    check.Invalid("k is ", Name(args.k.dtype), " and v ", Name(args.v.dtype),
+                  "; give both in e4m3 or neither");
+  }
+  if (!codes && (!scales.k.absent() || !scales.v.absent())) {
     check.Invalid("params.scales is given; k and v are ", Name(args.k.dtype), " and take none");
   }
+  CheckScale(check, "scales.k", scales.k, args.k.dtype, kv_heads.size, requests.size);
+  CheckScale(check, "scales.v", scales.v, args.v.dtype, kv_heads.size, requests.size);
+  CheckQueryScale(check, scales.q, args.q, kv_heads.size);
   if (!check.ok()) return check.status();
   BatchLengths batch;
   batch.num_requests = requests.size;

@@ -265,6 +265,58 @@ TEST(ChecksTest, ComputeKvScalesRefuses) {
         {"v_scale is on cuda:0"}}});
 }
 
+TEST(ChecksTest, ScaleAndCacheRefuses) {
+  using Args = ScaleAndCacheArgs;
+  ExpectRefused<Args>(
+      "ScaleAndCache",
+      {{[](Args& a, TensorStore&) { a.scales.k = {}; }, kInvalid, {"k is absent"}},
+       {[](Args& a, TensorStore&) { a.scales.k_divisor = 0; }, kInvalid, {"k_divisor is 0"}},
+       {[](Args& a, TensorStore&) { a.scales.v_scale = {}; }, kInvalid, {"v_scale is absent"}},
+       {[](Args& a, TensorStore&) { a.scales.q = {}; }, kInvalid, {"q and q_scale go together"}},
+       {[](Args& a, TensorStore& s) { a.scales.k_scale = s.Output(DType::kF32, {3}); },
+        kInvalid,
+        {"k_scale is f32[3]"}},
+       {[](Args& a, TensorStore& s) { a.slot_mapping = s.Slots({9, 9, 3}); },
+        kInvalid,
+        {"slot_mapping has 9 twice"}},
+       {[](Args& a, TensorStore& s) { a.slot_mapping = s.Slots({1, 2, 24}); },
+        kRange,
+        {"slot_mapping[2] is 24"}},
+       {[](Args& a, TensorStore& s) { a.cache = NhdCache(s, DType::kF32, /*output=*/true); },
+        kInvalid,
+        {"the cache is f32", "takes no scales"}},
+       {[](Args& a, TensorStore&) { a.cache.v = a.cache.k; },
+        kInvalid,
+        {"cache.k shares memory with cache.v"}},
+       {[](Args& a, TensorStore&) {
+          a.scales.k_scale.data = a.cache.v.data;
+        },
+        kInvalid,
+        {"k_scale shares memory with cache.v"}},
+       {[](Args& a, TensorStore&) { a.cache.k = OnCuda(a.cache.k); },
+        kInvalid,
+        {"cache.k is on cuda:0"}}});
+}
+
+TEST(ChecksTest, QuantizeQueriesRefuses) {
+  using Args = QuantizeQueriesArgs;
+  ExpectAccepted<Args>([](Args& a, TensorStore&) { a.scale = {}; });
+  ExpectRefused<Args>(
+      "QuantizeQueries",
+      {{[](Args& a, TensorStore& s) { a.q = s.Input(DType::kF8E4M3, {3, 4, 8}); },
+        kInvalid,
+        {"q is f8e4m3"}},
+       {[](Args& a, TensorStore& s) { a.codes = s.Output(DType::kF8E5M2, {3, 4, 8}); },
+        kInvalid,
+        {"codes is f8e5m2"}},
+       {[](Args& a, TensorStore& s) { a.codes = s.Output(DType::kF8E4M3, {3, 2, 8}); },
+        kInvalid,
+        {"H = 4"}},
+       {[](Args& a, TensorStore& s) { a.scale = s.Floats({1, 1}); }, kInvalid, {"scale is f32[2]"}},
+       {[](Args& a, TensorStore& s) { a.scale = s.Floats({0}); }, kInvalid, {"scale[0] is 0"}},
+       {[](Args& a, TensorStore&) { a.q = OnCuda(a.q); }, kInvalid, {"q is on cuda:0"}}});
+}
+
 TEST(ChecksTest, ReduceSplitsRefuses) {
   using Args = ReduceSplitsArgs;
   ExpectRefused<Args>(

@@ -26,6 +26,8 @@
   X(ReshapeAndCache)           \
   X(ConcatAndCacheMla)         \
   X(ComputeKvScales)           \
+  X(ScaleAndCache)             \
+  X(QuantizeQueries)           \
   X(GatherCache)               \
   X(SelectHkvd)                \
   X(FuseKv)                    \

@@ -23,6 +23,9 @@ namespace kvblocks::attention {
 struct KvScales {
   // One element, or [Hkv], or (on reading) [R, Hkv], R being requests; expanded views are fine.
   ConstTensorView k, v;
+  // Of queries that are e4m3, where operations attend to K/V heads: one element, or [Hkv], all heads of
+  // a group sharing a scale.
+  ConstTensorView q = {};
 };
 
 // How decode cuts the keys of a request into pieces that are computed apart and then reduced.

@@ -13,7 +13,8 @@ void VisitEach(Visit visit, Views&... views) {
 }
 template <typename Visit>
 void VisitViews(AttnParams& p, Visit visit) {
-  VisitEach(visit, p.alibi_slopes, p.sinks, p.scales.k, p.scales.v, p.mask.tensor);
+  VisitEach(visit, p.alibi_slopes, p.sinks, p.scales.k, p.scales.v, p.scales.q,
+            p.mask.tensor);
 }
 
 template <typename Visit>
@@ -28,6 +29,15 @@ void VisitViews(ConcatAndCacheMlaArgs& a, Visit visit) {
 template <typename Visit>
 void VisitViews(ComputeKvScalesArgs& a, Visit visit) {
   VisitEach(visit, a.q, a.k, a.v, a.q_scale, a.k_scale, a.v_scale);
+}
+template <typename Visit>
+void VisitViews(ScaleAndCacheArgs& a, Visit visit) {
+  VisitViews(a.scales, visit);
+  VisitEach(visit, a.slot_mapping, a.cache.k, a.cache.v, a.cache.k_scales, a.cache.v_scales);
+}
+template <typename Visit>
+void VisitViews(QuantizeQueriesArgs& a, Visit visit) {
+  VisitEach(visit, a.q, a.scale, a.codes);
 }
 template <typename Visit>
 void VisitViews(PagedDecodeArgs& a, Visit visit) {

@@ -21,6 +21,8 @@ class RecordingBackend::Ops : public AttentionOps {
   KVBLOCKS_RECORDED_OP(ReshapeAndCache)
   KVBLOCKS_RECORDED_OP(ConcatAndCacheMla)
   KVBLOCKS_RECORDED_OP(ComputeKvScales)
+  KVBLOCKS_RECORDED_OP(ScaleAndCache)
+  KVBLOCKS_RECORDED_OP(QuantizeQueries)
   KVBLOCKS_RECORDED_OP(PagedDecode)
   KVBLOCKS_RECORDED_OP(PagedPrefill)
   KVBLOCKS_RECORDED_OP(VarlenSelfAttention)

@@ -104,17 +104,17 @@ void RunVarlen(PagedCase& paged) {
 
 void ExpectDecodeIsExact(PagedCase& paged) {
   RunDecode(paged);
-  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.out.view.dtype)), "");
 }
 
 void ExpectPrefillIsExact(PagedCase& paged) {
   RunPrefill(paged);
-  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.out.view.dtype)), "");
 }
 
 void ExpectVarlenIsExact(PagedCase& paged) {
   RunVarlen(paged);
-  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.out.view.dtype)), "");
 }
 
 void ExpectClose(const std::vector<double>& a, const std::vector<double>& b, DType out) {

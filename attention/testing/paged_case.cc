@@ -186,8 +186,19 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   q.view = q.view.Slice(1, 0, H).value();
   std::vector<double> queries = NormalDraws(random, T * H * D);
   for (double& value : queries) value *= options.q_factor;
+  if (options.q_dtype == DType::kF8E4M3) {
+    const bool one = options.scales == PagedCaseOptions::Scales::kOne;
+    q_scales = Tensor(DType::kF32, {one ? 1 : Hkv});
+    std::vector<double> values(q_scales.view.num_elements());
+    for (double& value : values) value = options.q_factor * (0.02 + 0.03 * UniformDraw(random));
+    q_scales.Set(values);
+    params.scales.q = q_scales.view;
+  }
+  const auto scale_of = [&](size_t i) { return QueryScaleOf(static_cast<int64_t>(i) / D % H); };
+  for (size_t i = 0; i < queries.size(); ++i) queries[i] /= scale_of(i);
   q.Set(queries);
   queries = q.Get();
+  for (size_t i = 0; i < queries.size(); ++i) queries[i] *= scale_of(i);
 
   requests_.resize(R);
   for (int64_t b = 0; b < R; ++b) {
@@ -207,7 +218,8 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
       }
     }
   }
-  out = Tensor(options.q_dtype, {T, H, Dv});
+  const bool codes = options.q_dtype == DType::kF8E4M3;
+  out = Tensor(codes ? options.out_dtype : options.q_dtype, {T, H, Dv});
   lse = Tensor(DType::kF32, {T, H});
   ClearOutputs();
 }
@@ -230,6 +242,13 @@ double PagedCase::ScaleOf(bool key, int64_t b, int64_t kv_head) const {
   const ConstTensorView scales = key ? k_scales.view : v_scales.view;
   if (scales.absent()) return 1;
   if (scales.rank == 2) return LoadElement(scales.dtype, scales.At(b, kv_head));
+  return LoadElement(scales.dtype, scales.At(scales.extent[0] == 1 ? 0 : kv_head));
+}
+
+double PagedCase::QueryScaleOf(int64_t head) const {
+  const ConstTensorView scales = q_scales.view;
+  if (scales.absent()) return 1;
+  const int64_t kv_head = head / (options_.num_heads / options_.num_kv_heads);
   return LoadElement(scales.dtype, scales.At(scales.extent[0] == 1 ? 0 : kv_head));
 }
 
@@ -333,9 +352,10 @@ void PagedCase::SetQuery(int64_t t, int64_t head, const std::vector<double>& row
       std::upper_bound(query_start_.begin(), query_start_.end(), t) - query_start_.begin() - 1;
   for (int64_t d = 0; d < options_.key_dim; ++d) {
     std::byte* at = q.view.At(t, head, d);
-    StoreElement(options_.q_dtype, row[d], at);
+    const double scale = QueryScaleOf(head);
+    StoreElement(options_.q_dtype, row[d] / scale, at);
     requests_[b].q[((t - query_start_[b]) * options_.num_heads + head) * options_.key_dim + d] =
-        LoadElement(options_.q_dtype, at);
+        LoadElement(options_.q_dtype, at) * scale;
   }
 }
 
@@ -381,10 +401,18 @@ PagedPrefillArgs PagedCase::PrefillArgs() {
 VarlenSelfAttentionArgs PagedCase::VarlenArgs() {
   const PagedPrefillArgs prefill = PrefillArgs();
   std::vector<double> starts = {0}, keys, values;
-  for (const DenseRequest& request : requests_) {
+  for (int64_t b = 0; b < num_requests(); ++b) {
+    const DenseRequest& request = requests_[b];
     starts.push_back(starts.back() + static_cast<double>(request.kv_len));
-    keys.insert(keys.end(), request.k.begin(), request.k.end());
-    values.insert(values.end(), request.v.begin(), request.v.end());
+    const auto append = [&](bool key, const std::vector<double>& from, std::vector<double>& to) {
+      const int64_t dim = key ? options_.key_dim : options_.value_dim;
+      for (size_t i = 0; i < from.size(); ++i) {
+        const int64_t kv_head = static_cast<int64_t>(i) / dim % options_.num_kv_heads;
+        to.push_back(from[i] / ScaleOf(key, b, kv_head));
+      }
+    };
+    append(true, request.k, keys);
+    append(false, request.v, values);
   }
   const int64_t rows = static_cast<int64_t>(starts.back());
   kv_start_loc = Tensor(DType::kI32, {num_requests() + 1});

@@ -54,11 +54,12 @@ struct PagedCaseOptions {
   int64_t key_dim = 16, value_dim = 16;
   int64_t block_size = 16;
   KvLayout layout = KvLayout::kNhd;
-  DType q_dtype = DType::kF32;      // of queries and outputs
+  DType q_dtype = DType::kF32;      // of queries and outputs; codes: kF8E4M3
+  DType out_dtype = DType::kF32;    // where queries are codes
   DType cache_dtype = DType::kF32;  // codes: kI8 or kF8E4M3, kU8 of two each
   KvRowFormat format = KvRowFormat::kElements;
   enum class Scales { kOne, kPerHead, kPerRequest };
-  Scales scales = Scales::kOne;     // of e4m3, e5m2, int8 caches
+  Scales scales = Scales::kOne;     // of e4m3, e5m2, int8 caches; of e4m3 queries one or per head
   bool interleave_kv = false;       // kNhd and kHnd: K and V in one allocation
   double q_factor = 1;              // queries are this times normal
   uint64_t seed = 1;
@@ -81,8 +82,8 @@ class PagedCase {
   // Arguments that write to out and lse. Decode needs q_lens of 1.
   PagedDecodeArgs DecodeArgs();
   PagedPrefillArgs PrefillArgs();
-  // The new tokens against all keys of their requests, from contiguous tensors; for cache types that
-  // need no scale.
+  // The new tokens against all keys of their requests, from contiguous tensors; for caches of floats
+  // and of e4m3.
   VarlenSelfAttentionArgs VarlenArgs();
 
   // The dense oracle on every request, rows one after another.
@@ -110,7 +111,7 @@ class PagedCase {
 
   Tensor q, k_bytes, v_bytes;
   Tensor block_table, seq_lens, query_start_loc, kv_start_loc;
-  Tensor k_scales, v_scales;
+  Tensor k_scales, v_scales, q_scales;
   Tensor k_rows, v_rows;  // contiguous, made by VarlenArgs
   Tensor positions;
   Tensor out, lse;
@@ -125,6 +126,7 @@ class PagedCase {
   // Rounds a row as the cache does, stores it, and writes the plain values to `plain`.
   void Store(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row);
   double ScaleOf(bool key, int64_t b, int64_t kv_head) const;
+  double QueryScaleOf(int64_t head) const;
   int64_t SlotOf(int64_t b, int64_t j) const;
 
   PagedCaseOptions options_;

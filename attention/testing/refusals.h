@@ -236,6 +236,9 @@ std::vector<Bad<Args>> ParamRows(At at, bool paged) {
   rows.push_back({[=](Args& a, TensorStore& s) { at(a).scales.k = s.Floats({1}); },
                   kInvalid,
                   {"scales.k is given", "f32"}});
+  rows.push_back({[=](Args& a, TensorStore& s) { at(a).scales.q = s.Floats({1}); },
+                  kInvalid,
+                  {"scales.q is given"}});
   return rows;
 }
 

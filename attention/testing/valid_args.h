@@ -136,6 +136,20 @@ inline ComputeKvScalesArgs Valid(TensorStore& s) {
   return args;
 }
 template <>
+inline ScaleAndCacheArgs Valid(TensorStore& s) {
+  ScaleAndCacheArgs args;
+  args.scales = Valid<ComputeKvScalesArgs>(s);
+  args.slot_mapping = s.Slots({9, -1, 3});
+  args.cache = NhdCache(s, DType::kI8, /*output=*/true);
+  return args;
+}
+template <>
+inline QuantizeQueriesArgs Valid(TensorStore& s) {
+  return {.q = s.Input(DType::kF32, {3, 4, 8}),
+          .scale = s.Floats({1}),
+          .codes = s.Output(DType::kF8E4M3, {3, 4, 8})};
+}
+template <>
 inline PagedDecodeArgs Valid(TensorStore& s) {
   PagedDecodeArgs args;
   FillDecode(s, args);

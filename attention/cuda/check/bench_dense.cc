@@ -19,6 +19,7 @@ struct Shape {
   std::vector<int64_t> lengths, q_lens;
   int64_t heads = 32, kv_heads = 8, dim = 128, block_size = 16;
   DType cache_dtype = DType::kBF16;
+  DType q_dtype = DType::kBF16;
   KvLayout layout = KvLayout::kNhd;
   int64_t shared_prefix = 0;  // keys that all requests have in the same blocks
 };
@@ -67,7 +68,7 @@ struct Batch {
             : std::vector<int64_t>{num_blocks + 1, 2, shape.block_size, shape.kv_heads, shape.dim});
     cache.FillNormal(seed);
     const int64_t tokens = starts.back();
-    q = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
+    q = DeviceTensor(shape.q_dtype, {tokens, shape.heads, shape.dim});
     q.FillNormal(seed + 1);
     out = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
     block_table = DeviceTensor(DType::kI32, {requests, columns});
@@ -112,7 +113,9 @@ std::string Tokens(int64_t count) {
 }
 
 std::string NameOf(const char* what, const Shape& shape, const std::string& lengths) {
-  return absl::StrCat(what, " ", Name(shape.cache_dtype), " ", Name(shape.layout), " ", lengths,
+  const std::string queries =
+      shape.q_dtype == DType::kBF16 ? "" : absl::StrCat("q ", Name(shape.q_dtype), " ");
+  return absl::StrCat(what, " ", queries, Name(shape.cache_dtype), " ", Name(shape.layout), " ", lengths,
                       " heads ", shape.heads, "/", shape.kv_heads, " block ", shape.block_size,
                       shape.dim == 128 ? std::string() : absl::StrCat(" D=", shape.dim));
 }
@@ -205,6 +208,9 @@ void BenchDecode(GpuBench& bench) {
       if (dtype != DType::kBF16 || layout != KvLayout::kNhd) RunDecode(bench, shape, "64x4k", 8);
     }
   }
+  Shape codes = DecodeShape(64, 4096);
+  codes.cache_dtype = codes.q_dtype = DType::kF8E4M3;
+  RunDecode(bench, codes, "64x4k", 8);
   for (const auto& [requests, length] :
        {std::pair<int64_t, int64_t>{1, 1024}, {1, 8192}, {8, 1024}, {1, 131072}}) {
     RunDecode(bench, DecodeShape(requests, length), absl::StrCat(requests, "x", Tokens(length)),
@@ -227,6 +233,13 @@ void BenchPrefill(GpuBench& bench) {
     Shape shape = DecodeShape(requests, length);
     shape.q_lens = shape.lengths;
     RunPrefill(bench, shape, absl::StrCat(requests, "x", Tokens(length)));
+  }
+  for (const DType query : {DType::kBF16, DType::kF8E4M3}) {
+    Shape codes = DecodeShape(1, 8192);
+    codes.q_lens = codes.lengths;
+    codes.cache_dtype = DType::kF8E4M3;
+    codes.q_dtype = query;
+    RunPrefill(bench, codes, "1x8k");
   }
   // New tokens on a long context: fewer row tiles than multiprocessors, but for 512.
   for (const auto& [queries, length] : {std::pair<int64_t, int64_t>{512, 32768},

@@ -180,6 +180,32 @@ void BenchStates(GpuBench& bench) {
     };
     bench.Run(both);
   }
+  BenchCase together;
+  together.name = "scales and write to f8_e4m3 at once, 8192 tokens";
+  if (bench.wants(together.name)) {
+    together.bytes = 2.0 * static_cast<double>(kTokens * 8 * kDim) * 3;
+    together.moves = true;
+    together.copies = CopiesFor(together.bytes, 20);
+    std::vector<std::unique_ptr<WriteCase>> cases;
+    std::vector<DeviceTensor> v_scales(together.copies);
+    for (int copy = 0; copy < together.copies; ++copy) {
+      cases.push_back(
+          std::make_unique<WriteCase>(kTokens, KvLayout::kNhd, DType::kF8E4M3, copy * 3 + 1));
+      v_scales[copy] = DeviceTensor(DType::kF32, {1});
+    }
+    together.enqueue = [&](const ExecContext& context, int copy) {
+      WriteCase& one = *cases[copy];
+      ScaleAndCacheArgs args;
+      args.scales.k = one.k.view;
+      args.scales.v = one.v.view;
+      args.scales.k_scale = one.scale.view;
+      args.scales.v_scale = v_scales[copy].view;
+      args.slot_mapping = one.slots.view;
+      args.cache = one.args.cache;
+      return Cuda().ScaleAndCache(context, args);
+    };
+    bench.Run(together);
+  }
   BenchCase select = scales;
   select.name = "select 16 % of 8192 tokens";
   if (bench.wants(select.name)) {

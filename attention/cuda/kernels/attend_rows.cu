@@ -226,8 +226,9 @@ class RowRun {
   // Keys [begin, end), all of one cache.
   KVB_DEVICE void Attend(const Cache& cache, bool extra, int begin, int end) {
     // A latent row is key and value at once and has the key's scale.
-    const float k_scale =
-        params_.scoring.scale * ScaleOf(cache.k_scale, keys_.row.request, kv_head_);
+    const float k_scale = params_.scoring.scale *
+                          ScaleOf(params_.q_scale, keys_.row.request, kv_head_) *
+                          ScaleOf(cache.k_scale, keys_.row.request, kv_head_);
     const float v_scale = ScaleOf(
         cache.layout == Layout::kMlaLatent || cache.layout == Layout::kMlaSplit ? cache.k_scale
                                                                                 : cache.v_scale,

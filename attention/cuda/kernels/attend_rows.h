@@ -69,6 +69,7 @@ struct AttendOutput {
 
 struct AttendRowsParams {
   ConstRows q;
+  Scales q_scale;  // of codes
   int64_t q_outer_stride = 0;
   ConstRows q_tail;  // if it has data: dimensions from q_dim on
   int32_t q_dim = 0;

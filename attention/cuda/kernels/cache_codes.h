@@ -16,6 +16,12 @@ namespace kvblocks::attention::cuda {
 
 struct SameType {
   static constexpr int kBytes = 2;
+  static constexpr bool kQueriesToo = false;
+};
+// What codes that queries do not have have in common.
+struct KeysOnly {
+  static constexpr int kBytes = 1;
+  static constexpr bool kQueriesToo = false;
 };
 
 namespace internal {
@@ -58,8 +64,7 @@ struct PairByPair {
   }
 };
 
-struct E4m3Pairs {
-  static constexpr int kBytes = 1;
+struct E4m3Pairs : KeysOnly {
   // The conversion takes either half of a word as it is.
   static KVB_DEVICE CodePairs Neighbours(uint32_t codes) {
 #if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -102,8 +107,12 @@ struct E4m3Pairs {
   }
 };
 
-struct E5m2Pairs : PairByPair<E5m2Pairs> {
-  static constexpr int kBytes = 1;
+// Of a cache and of the queries over it.
+struct E4m3PairsAndQueries : E4m3Pairs {
+  static constexpr bool kQueriesToo = true;
+};
+
+struct E5m2Pairs : KeysOnly, PairByPair<E5m2Pairs> {
   // The upper byte of an f16.
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {
@@ -111,8 +120,7 @@ struct E5m2Pairs : PairByPair<E5m2Pairs> {
   }
 };
 
-struct Int8Pairs : PairByPair<Int8Pairs> {
-  static constexpr int kBytes = 1;
+struct Int8Pairs : KeysOnly, PairByPair<Int8Pairs> {
   // 1024 + 128 + code is an f16 whose lower byte is code + 128.
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {

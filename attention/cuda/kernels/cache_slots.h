@@ -11,10 +11,10 @@
 
 namespace kvblocks::attention::cuda {
 
-// The slot of a token, or a negative number if it is to be skipped.
+// The slot of a token, or a negative number if it is to be skipped; without slots its own number.
 KVB_DEVICE int64_t SlotOf(const int64_t* slots, int64_t stride, int64_t token, int64_t num_slots,
                           uint32_t* flags) {
-  const int64_t slot = slots[token * stride];
+  const int64_t slot = slots == nullptr ? token : slots[token * stride];
   if (slot < num_slots) return slot;
   Flag(flags, kBadSlot);
   return -1;

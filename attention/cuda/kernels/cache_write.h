@@ -29,7 +29,7 @@ struct RowStore {
 
 struct CacheWriteParams {
   RowStore stores[2];  // dim 0: none
-  const int64_t* slots = nullptr;
+  const int64_t* slots = nullptr;  // null: of token n slot n
   int64_t slot_stride = 1;
   int64_t num_tokens = 0;  // slots
   int64_t num_slots = 0;   // of the cache

@@ -5,6 +5,7 @@
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
 
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/arrival_rows.h"
 #include "kvblocks/attention/cuda/kernels/decode_deal.h"
 #include "kvblocks/attention/cuda/kernels/decode_lengths.h"
 #include "kvblocks/attention/cuda/kernels/params.h"
@@ -20,7 +21,7 @@ struct DecodeKernelParams {
   // Launches without a plan (header is null): each block plans its own part of at most
   // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
   int32_t num_requests, arrival_row;
-  const uint16_t* q;
+  const uint16_t* q;  // of Code::kQueriesToo bytes
   int64_t q_row_stride, q_head_stride;
   uint16_t* out;
   int64_t out_row_stride, out_head_stride;
@@ -32,7 +33,7 @@ struct DecodeKernelParams {
   uint32_t k_unit, k_block_units, k_token_units, v_unit, v_block_units, v_token_units;
   const int32_t* block_table;
   int64_t table_stride;
-  Scales k_scale, v_scale;
+  Scales k_scale, v_scale, q_scale;
   const float *alibi_slopes, *sinks;
   // Plan, and states of cut requests: [slot][kv head][row group][row][dim], and maximum and sum.
   int64_t plan_bytes;
@@ -56,7 +57,7 @@ struct DecodeKernelParams {
 
 // Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use
 // at a time.
-inline constexpr int kArrivalRows = 256, kArrivalCounters = 512;
+inline constexpr int kArrivalCounters = 512;
 namespace {
 __device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
 }  // namespace

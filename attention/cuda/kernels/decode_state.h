@@ -13,6 +13,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_STATE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_STATE_H_
 
+#include <type_traits>
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
@@ -26,6 +28,7 @@ class DecodeState {
  public:
   using Shape = DecodeShape<Code, kDim, kGroups>;
   static constexpr bool kCodes = Code::kBytes == 1;
+  using Query = std::conditional_t<Code::kQueriesToo, unsigned char, uint16_t>;
   static constexpr int kSteps = kDim / 16;
   static constexpr float kLazy = 8;  // a power of two by which scores may exceed the maximum
 
@@ -44,6 +47,9 @@ class DecodeState {
       scale *=
           p.k_scale.data[item.request * p.k_scale.request_stride + kv_head * p.k_scale.head_stride];
     }
+    if constexpr (Code::kQueriesToo) {
+      if (p.q_scale.data != nullptr) scale *= p.q_scale.data[kv_head * p.q_scale.head_stride];
+    }
     int64_t first_row = item.request;
     if (p.query_start_loc != nullptr) first_row = p.query_start_loc[item.request];
 #pragma unroll
@@ -51,24 +57,34 @@ class DecodeState {
       const int row = row_group * Shape::kRows + 8 * n + g;
       const int token = TokenOf(p, row);
       const bool exists = token < item.q_len;
-      const uint16_t* from = p.q;
+      const auto* from = reinterpret_cast<const Query*>(p.q);
       if (exists) {
         from += (first_row + token) * p.q_row_stride +
                 (kv_head * p.group + row - token * p.group) * p.q_head_stride;
       }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
+        if constexpr (Code::kQueriesToo) {
+          // As f16, exactly, in the order in which those of keys come.
+          const int d = 16 * step + 4 * t;
+          uint32_t codes = 0;
+          if (exists && d < p.key_dim) codes = *reinterpret_cast<const uint32_t*>(from + d);
+          const CodePairs pairs = Code::Neighbours(codes);
+          q[step][n][0] = pairs.first;
+          q[step][n][1] = pairs.second;
+        } else {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int d = 16 * step + (kCodes ? 4 * t + 2 * half : 2 * t + 8 * half);
-          q[step][n][half] = 0;
-          if (exists && d < p.key_dim) {
-            q[step][n][half] = *reinterpret_cast<const uint32_t*>(from + d);
+          for (int half = 0; half < 2; ++half) {
+            const int d = 16 * step + (kCodes ? 4 * t + 2 * half : 2 * t + 8 * half);
+            q[step][n][half] = 0;
+            if (exists && d < p.key_dim) {
+              q[step][n][half] = *reinterpret_cast<const uint32_t*>(from + d);
+            }
           }
         }
       }
       float unit = 1;
-      if constexpr (kCodes) {
+      if constexpr (kCodes && !Code::kQueriesToo) {
         if (p.q_is_bf16) unit = ConvertQueries(n);
       }
 #pragma unroll

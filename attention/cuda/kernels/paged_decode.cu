@@ -1,6 +1,5 @@
-#include <atomic>
-
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/arrival_rows.h"
 #include "kvblocks/attention/cuda/kernels/paged_decode.h"
 #include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
 
@@ -86,20 +85,6 @@ bool InClusters(const PagedDecodeParams& params, const Shape& shape, const Launc
          clusters * kDecodeCluster <= context.num_multiprocessors;
 }
 
-// The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
-int ArrivalRowOf(const void* workspace) {
-  static std::atomic<const void*> owners[kArrivalRows];
-  const size_t hash =
-      reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
-  for (size_t i = 0; i < kArrivalRows; ++i) {
-    std::atomic<const void*>& owner = owners[(hash + i) % kArrivalRows];
-    const void* seen = owner.load(std::memory_order_relaxed);
-    if (seen == nullptr && owner.compare_exchange_strong(seen, workspace)) seen = workspace;
-    if (seen == workspace) return static_cast<int>((hash + i) % kArrivalRows);
-  }
-  return -1;
-}
-
 }  // namespace
 
 bool TakesPagedDecode(const PagedDecodeParams& params) {
@@ -119,7 +104,9 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       scoring.mask.mode == 0) {
     return false;
   }
-  if (!Is16Bit(params.q.element) || !Is16Bit(params.out.element)) return false;
+  // Queries in codes are converted as those of keys are, once.
+  const bool q_codes = params.q.element == Element::kF8E4M3 && cache.element == Element::kF8E4M3;
+  if ((!Is16Bit(params.q.element) && !q_codes) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
   const int bytes = BytesOf(cache.element);
   const int unit = 16 / bytes;
@@ -133,9 +120,10 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
   }
   Units units;
   if (!UnitsOf(cache, cache.k, &units) || !UnitsOf(cache, cache.v, &units)) return false;
-  // Pairs of elements are read and written at once.
-  if (!IsAligned(params.q.data, 4) || params.q.row_stride % 2 != 0 ||
-      params.q.head_stride % 2 != 0 || !IsAligned(params.out.data, 4) ||
+  // Four bytes of elements are read and written at once.
+  const int q_unit = q_codes ? 4 : 2;
+  if (!IsAligned(params.q.data, 4) || params.q.row_stride % q_unit != 0 ||
+      params.q.head_stride % q_unit != 0 || !IsAligned(params.out.data, 4) ||
       params.out.row_stride % 2 != 0 || params.out.head_stride % 2 != 0) {
     return false;
   }
@@ -247,6 +235,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.query_start_loc = params.query_start_loc;
   p.k_scale = cache.k_scale;
   p.v_scale = cache.v_scale;
+  p.q_scale = params.q_scale;
   p.alibi_slopes = params.scoring.alibi_slopes;
   p.sinks = params.scoring.sinks;
   if (words != nullptr) {

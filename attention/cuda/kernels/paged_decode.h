@@ -7,7 +7,7 @@
 // depend on timing. One launch, and one more if it has to plan for itself.
 //
 // Takes strided caches whose rows begin at multiples of 16 bytes, blocks of multiples of 8 keys,
-// head sizes of multiples of 8 up to 256, 16-bit queries and outputs; causal, windows, sinks, soft
+// head sizes of multiples of 8 up to 256, 16-bit queries (over e4m3 caches also e4m3 ones) and outputs; causal, windows, sinks, soft
 // caps, ALiBi; no query_positions, no out_scale. Anything else is for the general kernels.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_H_

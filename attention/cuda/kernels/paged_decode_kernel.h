@@ -69,7 +69,8 @@ __global__ __launch_bounds__(
   PrefetchLines(p.seq_lens, p.num_requests * int64_t{4}, own_thread, all_threads);
   if (!plans_itself) PrefetchLines(p.header, p.plan_bytes, own_thread, all_threads);
   PrefetchLines(p.block_table, p.num_requests * p.table_stride * 4, own_thread, all_threads);
-  PrefetchLines(p.q, p.num_requests * p.q_row_stride * 2, own_thread, all_threads);
+  PrefetchLines(p.q, p.num_requests * p.q_row_stride * (Code::kQueriesToo ? 1 : 2), own_thread,
+                all_threads);
   // A block that plans for itself does so before it may, by what lengths and the table are now:
   // that is what they will be unless the kernel before changes them. Keys it copies only when it
   // may, but before it knows that nothing has changed; else it drops them and begins again.
@@ -325,7 +326,9 @@ Error LaunchDecodeOf(const DecodeLaunch& launch) {
     case Element::kF16:
       return LaunchDecodeGroups<F16, SameType, kDim>(launch);
     case Element::kF8E4M3:
-      return LaunchDecodeGroups<F16, E4m3Pairs, kDim>(launch);
+      return launch.q_element == Element::kF8E4M3
+                 ? LaunchDecodeGroups<F16, E4m3PairsAndQueries, kDim>(launch)
+                 : LaunchDecodeGroups<F16, E4m3Pairs, kDim>(launch);
     case Element::kF8E5M2:
       return LaunchDecodeGroups<F16, E5m2Pairs, kDim>(launch);
     case Element::kI8:

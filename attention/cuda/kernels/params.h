@@ -134,6 +134,7 @@ struct Scoring {
 // Attention over K/V heads, whichever kernel does it.
 struct DenseAttention {
   ConstRows q;          // [T, H, D]
+  Scales q_scale;       // of codes, per KV head
   Rows out;             // [T, H, Dv]
   float out_scale = 0;  // > 0: out is divided by it, to fit codes
   float* lse = nullptr;

@@ -270,6 +270,9 @@ class Prefill {
 
   KVB_DEVICE void CopyQueries(uint32_t to) const {
     const int row0 = thread_ / 8, piece = thread_ % 8;
+    if constexpr (kCodes) {
+      if (params_.q.element == Element::kF8E4M3) return ConvertQueries();
+    }
     for (int row = row0; row < kRows; row += kThreads / 8) {
       const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
       const bool exists = row < tile_.num_rows;
@@ -282,6 +285,31 @@ class Prefill {
         const bool valid = exists && column * 64 + piece * 8 < params_.key_dim;
         CopyAsync16(to + (column * kRows + row) * kColumnBytes + ((piece ^ (row & 7)) << 4),
                     valid ? source + column * 128 + piece * 16 : source, valid);
+      }
+    }
+  }
+
+  // Queries in codes to where copies of others go.
+  KVB_DEVICE void ConvertQueries() const {
+    const int row0 = thread_ / 8, piece = thread_ % 8;
+#pragma unroll 1
+    for (int row = row0; row < kRows; row += kThreads / 8) {
+      const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
+      const bool exists = row < tile_.num_rows;
+      if (exists) {
+        source += (tile_.query_start + tile_.TokenOf(row)) * params_.q.row_stride +
+                  tile_.HeadOf(row) * params_.q.head_stride;
+      }
+#pragma unroll
+      for (int column = 0; column < kD / 64; ++column) {
+        const int d = column * 64 + piece * 8;
+        uint2 codes = make_uint2(0, 0);
+        if (exists && d < params_.key_dim) codes = *reinterpret_cast<const uint2*>(source + d);
+        *reinterpret_cast<uint4*>(shared_ + Shared::kQueries +
+                                  (column * kRows + row) * kColumnBytes +
+                                  ((piece ^ (row & 7)) << 4)) =
+            make_uint4(PairOf<E4m3Pairs, 0, 1>(codes.x), PairOf<E4m3Pairs, 2, 3>(codes.x),
+                       PairOf<E4m3Pairs, 0, 1>(codes.y), PairOf<E4m3Pairs, 2, 3>(codes.y));
       }
     }
   }
@@ -400,6 +428,12 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
   return LaunchOne<T, 256, 256, 1, 8>(context, params);
 }
 
+// What products are made of: the type of queries, or, where these are codes, of outputs.
+Element ProductsOf(const PrefillParams& params) {
+  if (params.q.element != Element::kF8E4M3) return params.q.element;
+  return params.out.element == Element::kBF16 ? Element::kBF16 : Element::kF16;
+}
+
 bool Aligned(const void* data, int64_t stride_a, int64_t stride_b, int64_t elements, int bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0 && stride_a % elements == 0 &&
          stride_b % elements == 0;
@@ -410,9 +444,10 @@ bool Aligned(const void* data, int64_t stride_a, int64_t stride_b, int64_t eleme
 bool TakesPrefill(const PrefillParams& params) {
   const Cache& cache = params.keys.cache;
   const Scoring& scoring = params.scoring;
-  const Element type = params.q.element;
+  const Element type = ProductsOf(params);
   if (type != Element::kF16 && type != Element::kBF16) return false;
-  const bool codes = HoldsCodes(cache);
+  const bool codes = HoldsCodes(cache), q_codes = params.q.element != type;
+  if (q_codes && !codes) return false;
   if ((cache.element != type && !codes) || !IsStrided(cache.layout)) return false;
   if (cache.has_row_scales()) return false;
   if (scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 || scoring.mask.mode == 0) {
@@ -421,7 +456,9 @@ bool TakesPrefill(const PrefillParams& params) {
   const int piece = codes ? 16 : 8, largest = codes ? 128 : 256;  // elements
   if (params.key_dim % piece != 0 || params.value_dim % piece != 0) return false;
   if (params.key_dim > largest || params.value_dim > largest) return false;
-  if (!Aligned(params.q.data, params.q.row_stride, params.q.head_stride, 8, 16)) return false;
+  if (!Aligned(params.q.data, params.q.row_stride, params.q.head_stride, 8, q_codes ? 8 : 16)) {
+    return false;
+  }
   for (const CacheTensor* tensor : {&cache.k, &cache.v}) {
     if (!Aligned(tensor->data, tensor->token_stride, tensor->head_stride, piece, 16) ||
         tensor->block_stride % piece != 0) {
@@ -480,8 +517,8 @@ Error LaunchPrefill(const LaunchContext& context, const PrefillParams& given) {
   if (context.compute_capability == 90 && TakesPrefillHopper(params)) {
     return LaunchPrefillHopper(context, params);
   }
-  return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
-                                            : LaunchOfType<F16>(context, params);
+  return ProductsOf(params) == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
+                                              : LaunchOfType<F16>(context, params);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -50,7 +50,7 @@ struct RowTile {
   FastDivisor by_group, by_block_size;
   int32_t kv_len = 0;
   int64_t kv_start = 0;            // row of key 0, without a block table
-  float k_scale = 1, v_scale = 1;  // of codes
+  float k_scale = 1, v_scale = 1;  // of codes; k_scale with that of queries
   KeyRange seen;                   // by some row, of this piece
   KeyRange seen_by_all;            // may be empty with begin > end
 
@@ -226,6 +226,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   if (HoldsCodes(params.keys.cache)) {
     tile.k_scale = ScaleAt(params.keys.cache.k_scale, low, tile.kv_head);
     tile.v_scale = ScaleAt(params.keys.cache.v_scale, low, tile.kv_head);
+    tile.k_scale *= ScaleAt(params.q_scale, low, tile.kv_head);
     const bool good = tile.k_scale > 0 && tile.k_scale < Infinity() && tile.v_scale > 0 &&
                       tile.v_scale < Infinity();
     if (!good && error_flags != nullptr && lane == 0) atomicOr(error_flags, kBadScale);
