@@ -226,6 +226,14 @@ TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
   ExpectTopk({.width = 20, .heads = 11, .q = DType::kBF16, .cache = DType::kBF16});
   ExpectTopk({.width = 20, .q = DType::kF8E4M3, .cache = DType::kU8});
   ExpectTopk({.ratio = 4, .width = 6, .block_size = 1, .cache = DType::kU8, .as_slots = false});
+  // DeepSeek's heads.
+  const TopkCase v32 = {
+      .width = 20, .heads = 64, .dim = 128, .q = DType::kF8E4M3, .cache = DType::kU8};
+  ExpectTopk(v32);
+  TopkCase v4 = v32;
+  v4.ratio = 4, v4.width = 6, v4.as_slots = false;
+  ExpectTopk(v4);
+  ExpectTopk({.width = 20, .heads = 11, .dim = 128, .q = DType::kBF16, .cache = DType::kBF16});
 }
 
 // More rows than a block of threads takes at a time.
