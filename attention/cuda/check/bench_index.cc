@@ -1,4 +1,5 @@
-// Benchmarks of what sparse attention keeps up: choosing rows, writing an indexer's keys, compressing.
+// Benchmarks of what sparse attention keeps up: choosing rows, writing an indexer's keys,
+// compressing.
 
 #include <algorithm>
 #include <cstdlib>

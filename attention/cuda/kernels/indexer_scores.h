@@ -1,5 +1,5 @@
-// The two halves of IndexTopk: scores of rows, and a selection over them. Scores lie in the workspace
-// as keys: numbers that are in the order of the scores, -infinity for a NaN.
+// The two halves of IndexTopk: scores of rows, and a selection over them. Scores lie in the
+// workspace as keys: numbers that are in the order of the scores, -infinity for a NaN.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
@@ -10,9 +10,9 @@
 
 namespace kvblocks::attention::cuda {
 
-// Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its key
-// at keys[i * key_stride + r]. What a token does not see is not written; nor is anything of a token
-// that sees no more rows than it may choose.
+// Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its
+// key at keys[i * key_stride + r]. What a token does not see is not written; nor is anything of a
+// token that sees no more rows than it may choose.
 struct IndexScoreParams {
   IndexTopkParams topk;
   FastDivisor block_size;

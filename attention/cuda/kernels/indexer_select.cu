@@ -11,10 +11,10 @@ namespace {
 
 // --- Selection ---
 //
-// A token's keys are dealt to the blocks of a cluster, a run of rows each. Three passes over the keys
-// find the least that is chosen, 11, 11 and 10 bits at a time: each counts the keys that begin with
-// the bits found so far by their next ones. A last pass writes what is chosen in the order of rows:
-// what is above the least, and the first of what equals it.
+// A token's keys are dealt to the blocks of a cluster, a run of rows each. Three passes over the
+// keys find the least that is chosen, 11, 11 and 10 bits at a time: each counts the keys that begin
+// with the bits found so far by their next ones. A last pass writes what is chosen in the order of
+// rows: what is above the least, and the first of what equals it.
 
 constexpr int kSelectThreads = 1024, kSelectWarps = kSelectThreads / 32;
 constexpr int kBins = 2 * kSelectThreads;  // two a thread
@@ -28,7 +28,8 @@ constexpr int kRowsPerLoad = 4 * kSelectThreads;
 struct SelectShared {
   uint32_t bins[kPasses][kBins];
   uint64_t warp_sums[2][kSelectWarps];
-  // Of this block's rows: how many are above the least chosen, and how many equal it. Others read it.
+  // Of this block's rows: how many are above the least chosen, and how many equal it. Others read
+  // it.
   alignas(8) uint32_t own[2];
   // What a pass found.
   uint32_t bin, needed, own_before, all_in_bin;
@@ -70,8 +71,8 @@ KVB_DEVICE void MeetRanks(int ranks) {
   }
 }
 
-// Calls function(first row, its keys) for neighbouring keys of [begin, end), four at a time; begin is a
-// multiple of 4.
+// Calls function(first row, its keys) for neighbouring keys of [begin, end), four at a time; begin
+// is a multiple of 4.
 template <typename Function>
 KVB_DEVICE void ForKeys(const uint32_t* keys, int32_t begin, int32_t end,
                         const Function& function) {
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(kSelectThreads)
       }
     });
     MeetRanks(ranks);
-    // The thread's two bins, the larger first: bins of larger keys are before those of smaller ones.
+    // The thread's two bins, the larger first: bins of larger keys are before those of smaller
+    // ones.
     const int low = kBins - 2 - 2 * thread;
     const uint32_t own_high = bins[low + 1], own_low = bins[low];
     uint32_t all_high = own_high, all_low = own_low;

@@ -1,18 +1,18 @@
 // Scores of an indexer's rows on tensor cores, and IndexTopk as a whole.
 //
-// A block of 8 warps scores a piece of a request's rows for 1, 2, 4 or 8 of its tokens. A warp has one
-// token: all 64 heads of its queries stay in registers, as the right operands of 64 products, so that
-// a key goes from shared memory to a register once and takes part in 64 dot products there. 16 keys
-// are the rows of a product. What is added up along a row is ReLU and weight of a head: three
-// quarters within a thread, the rest by two exchanges among four lanes. Products and sums are of f16
-// or bf16 values, which hold every code exactly, in float32: Hopper has no mma.sync for codes but by
-// converting both operands each time.
+// A block of 8 warps scores a piece of a request's rows for 1, 2, 4 or 8 of its tokens. A warp has
+// one token: all 64 heads of its queries stay in registers, as the right operands of 64 products,
+// so that a key goes from shared memory to a register once and takes part in 64 dot products there.
+// 16 keys are the rows of a product. What is added up along a row is ReLU and weight of a head:
+// three quarters within a thread, the rest by two exchanges among four lanes. Products and sums are
+// of f16 or bf16 values, which hold every code exactly, in float32: Hopper has no mma.sync for
+// codes but by converting both operands each time.
 //
 // Keys come 128 at a time, by asynchronous copies three such tiles ahead. A warp copies the 16 keys
 // of its turn; with one token it scores the same ones, and warps do not wait for each other.
 //
-// Order along k is free as long as both operands have the same: lane t of a group of four has values
-// 16 t to 16 t + 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
+// Order along k is free as long as both operands have the same: lane t of a group of four has
+// values 16 t to 16 t + 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
 
 #include <cstdint>
 
@@ -30,7 +30,7 @@ constexpr int kHeads = 64, kHeadTiles = kHeads / 8;
 constexpr int kTileKeys = 16 * kWarps;
 constexpr int kStages = 4;
 
-// A tile of keys: rows, their 16-byte pieces permuted so that reads meet no bank twice; then scales.
+// A tile of keys: rows, their 16-byte pieces permuted so that reads meet no bank twice; scales.
 template <bool kCodes>
 struct KeyTile {
   static constexpr int kRowBytes = kCodes ? kDim : 2 * kDim;
@@ -71,7 +71,7 @@ KVB_DEVICE Sixteen LoadKeyPart(const unsigned char* tile, int row, int part) {
   }
 }
 
-// Queries of one token as right operands, and weights of this lane's heads: 8 n + 2 t, + 1 of each n.
+// Queries of one token as right operands, and weights of this lane's heads: 8 n + 2 t and the next.
 struct Queries {
   uint32_t b[kHeadTiles][kSteps][2];
   float weights[kHeadTiles][2];

@@ -9,8 +9,9 @@
 
 namespace kvblocks::attention::cuda {
 
-// The last of `count` requests that begins at or before the token, 0 without requests; those without
-// tokens end where they begin. 32 probes at a time: two loads one after another up to 1024 requests.
+// The last of `count` requests that begins at or before the token, 0 without requests; those
+// without tokens end where they begin. 32 probes at a time: two loads one after another up to 1024
+// requests.
 KVB_DEVICE int32_t FindRequestByWarp(const int32_t* starts, int64_t stride, int32_t count,
                                      int64_t token, int lane) {
   int32_t begin = 0, end = count;
