@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     CompressKernel(const __grid_constant__ CompressParams params, uint32_t* flags) {
   __shared__ float squares[kWarps];
+  __shared__ const float* states[kThreads];
   auto* const row = reinterpret_cast<float*>(DynamicSharedMemory());
   AllowNextKernel();
   WaitForPreviousKernel();
@@ -115,21 +116,38 @@ __global__ void __launch_bounds__(kThreads)
            (position - column * params.block_size) * params.row_stride + half * params.dim;
   };
   const int64_t begin = first < 0 ? 0 : first;
+  const bool all_at_once = at.position - begin < kThreads;
   float own = 0;
-  for (int d = thread; d < params.dim; d += kThreads) {
-    float most = -INFINITY;
-    for (int64_t p = begin; p <= at.position; ++p) {
-      const float* state = state_of(p);
-      if (state != nullptr) most = fmaxf(most, state[width + d]);
+  for (int base = 0; base < params.dim; base += kThreads) {
+    const int d = base + thread;
+    // States in runs, each by its own maximum; almost always there is one.
+    float most = -INFINITY, sum = 0, weighted = 0;
+    for (int64_t from = begin; from <= at.position; from += kThreads) {
+      const auto count =
+          static_cast<int>(at.position - from < kThreads ? at.position - from + 1 : kThreads);
+      if (base == 0 || !all_at_once) {
+        __syncthreads();
+        if (thread < count) states[thread] = state_of(from + thread);
+        __syncthreads();
+      }
+      if (d >= params.dim) continue;
+      const float before = most;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        if (states[i] != nullptr) most = fmaxf(most, states[i][width + d]);
+      }
+      if (most == -INFINITY) continue;
+      const float kept = expf(before - most);
+      sum *= kept, weighted *= kept;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        if (states[i] == nullptr) continue;
+        const float weight = expf(states[i][width + d] - most);
+        sum += weight;
+        weighted += weight * states[i][d];
+      }
     }
-    float sum = 0, weighted = 0;
-    for (int64_t p = begin; p <= at.position; ++p) {
-      const float* state = state_of(p);
-      if (state == nullptr) continue;
-      const float weight = expf(state[width + d] - most);
-      sum += weight;
-      weighted += weight * state[d];
-    }
+    if (d >= params.dim) continue;
     row[d] = __fdiv_rn(weighted, sum);
     own += row[d] * row[d];
   }
