@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // A block of threads per token.
 __global__ void __launch_bounds__(kThreads)
-    StoreStatesKernel(const __grid_constant__ CompressParams params, uint32_t* flags) {
+    StoreStatesKernel(const __grid_constant__ CompressParams params, bool by_fours,
+                      uint32_t* flags) {
   AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t token = blockIdx.x;
@@ -84,6 +85,27 @@ __global__ void __launch_bounds__(kThreads)
   const float* const bias = params.bias == nullptr
                                 ? nullptr
                                 : params.bias + at.position % params.ratio * params.bias_stride;
+  if (by_fours) {
+    const auto four = [&](const ConstRows& rows, int d) {
+      float values[4];
+      LoadFloats<4>(rows.element,
+                    static_cast<const unsigned char*>(rows.data) +
+                        (token * rows.row_stride + d) * BytesOf(rows.element),
+                    values);
+      return make_float4(values[0], values[1], values[2], values[3]);
+    };
+    for (int d = 4 * static_cast<int>(threadIdx.x); d < width; d += 4 * kThreads) {
+      const float4 value = four(params.kv, d);
+      float4 score = four(params.score, d);
+      if (bias != nullptr) {
+        const float4 more = *reinterpret_cast<const float4*>(bias + d);
+        score.x += more.x, score.y += more.y, score.z += more.z, score.w += more.w;
+      }
+      *reinterpret_cast<float4*>(to + d) = value;
+      *reinterpret_cast<float4*>(to + width + d) = score;
+    }
+    return;
+  }
   for (int d = static_cast<int>(threadIdx.x); d < width; d += kThreads) {
     to[d] = LoadAsFloat(params.kv.element, params.kv.data, token * params.kv.row_stride + d);
     const float score =
@@ -194,6 +216,19 @@ LaunchConfig ConfigOf(const LaunchContext& context, unsigned blocks) {
   return config;
 }
 
+// Whether all rows that states are made of begin at multiples of four values.
+bool ByFours(const CompressParams& params) {
+  const auto fits = [](const void* data, int64_t stride, Element element) {
+    const auto unit = static_cast<uintptr_t>(4 * BytesOf(element));
+    return reinterpret_cast<uintptr_t>(data) % unit == 0 && stride % 4 == 0;
+  };
+  return params.parts * params.dim % 4 == 0 && params.block_stride % 4 == 0 &&
+         fits(params.kv.data, params.kv.row_stride, params.kv.element) &&
+         fits(params.score.data, params.score.row_stride, params.score.element) &&
+         fits(params.states, params.row_stride, Element::kF32) &&
+         fits(params.bias, params.bias_stride, Element::kF32);
+}
+
 }  // namespace
 
 Error LaunchIndexWrite(const LaunchContext& context, const IndexWriteParams& params) {
@@ -206,7 +241,7 @@ Error LaunchCompress(const LaunchContext& context, const CompressParams& params)
   if (params.num_tokens == 0) return 0;
   if (params.num_slots > 0) {
     const Error error = Launch(ConfigOf(context, static_cast<unsigned>(params.num_slots)),
-                               StoreStatesKernel, params, context.error_flags);
+                               StoreStatesKernel, params, ByFours(params), context.error_flags);
     if (error != 0) return error;
   }
   LaunchConfig config = ConfigOf(context, static_cast<unsigned>(params.num_tokens));

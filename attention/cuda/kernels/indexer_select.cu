@@ -320,19 +320,26 @@ __global__ void __launch_bounds__(kThreads)
 int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors) {
   // A block's beginning costs about as much as so many rows.
   constexpr int64_t kOverhead = 512;
+  constexpr int kMostWaves = 16;
+  const int64_t most = most_rows / kOverhead < 1 ? 1 : most_rows / kOverhead;
+  // As many as fill so many waves of blocks, and what they cost.
+  const auto pieces_of = [&](int64_t waves) {
+    const int64_t pieces = waves * num_multiprocessors / num_tiles;
+    return pieces < 1 ? 1 : pieces < most ? pieces : most;
+  };
   const auto cost_of = [&](int64_t pieces) {
     const int64_t waves = (num_tiles * pieces + num_multiprocessors - 1) / num_multiprocessors;
     return waves * (most_rows / pieces + kOverhead);
   };
   int64_t least = cost_of(1);
-  const int64_t most = most_rows / kOverhead < 1 ? 1 : most_rows / kOverhead;
-  for (int64_t pieces = 2; pieces <= most && pieces <= 1024; ++pieces) {
-    least = cost_of(pieces) < least ? cost_of(pieces) : least;
+  for (int waves = 1; waves <= kMostWaves; ++waves) {
+    const int64_t cost = cost_of(pieces_of(waves));
+    least = cost < least ? cost : least;
   }
   // Lengths differ: of the counts that cost about as little the largest evens out best.
   int64_t best = 1;
-  for (int64_t pieces = 1; pieces <= most && pieces <= 1024; ++pieces) {
-    if (cost_of(pieces) * 16 <= least * 17) best = pieces;
+  for (int waves = 1; waves <= kMostWaves; ++waves) {
+    if (cost_of(pieces_of(waves)) * 16 <= least * 17) best = pieces_of(waves);
   }
   return static_cast<int32_t>(best);
 }
