@@ -1,56 +1,17 @@
-// The operations of an indexer and a compressor.
+// What writes rows: keys of an indexer, and the compressor.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
+#include "kvblocks/attention/cuda/indexer_params.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/indexer.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int64_t kMostIndexDim = 512;
 constexpr int64_t kMostStateDim = 8192;  // a row in shared memory
-
-IndexRows IndexRowsOf(const ConstIndexCacheView& cache, int64_t dim) {
-  IndexRows rows;
-  rows.data = const_cast<unsigned char*>(cache.rows.as<unsigned char>());
-  rows.element = ElementOf(cache.rows.dtype);
-  rows.planar = cache.planar();
-  rows.block_stride = cache.rows.stride[0];
-  rows.row_stride = cache.planar() ? 0 : cache.rows.stride[1];
-  rows.num_blocks = static_cast<int32_t>(cache.num_blocks());
-  rows.block_size = static_cast<int32_t>(cache.block_size());
-  rows.dim = static_cast<int32_t>(dim);
-  return rows;
-}
-
-template <typename Args>
-RowBatch RowBatchOf(const Args& args) {
-  RowBatch batch;
-  batch.query_start_loc = args.query_start_loc.template as<int32_t>();
-  batch.seq_lens = args.seq_lens.template as<int32_t>();
-  batch.block_table = args.block_table.template as<int32_t>();
-  batch.starts_stride = args.query_start_loc.stride[0];
-  batch.lens_stride = args.seq_lens.stride[0];
-  batch.table_stride = args.block_table.stride[0];
-  batch.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
-  batch.columns = static_cast<int32_t>(std::min<int64_t>(args.block_table.extent[1], INT32_MAX));
-  return batch;
-}
-
-// Scales are read as floats.
-absl::Status PlanarAligned(const char* op, const ConstIndexCacheView& cache) {
-  const auto address = reinterpret_cast<uintptr_t>(cache.rows.data);
-  if (!cache.planar() || (address % 4 == 0 && cache.rows.stride[0] % 4 == 0)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat(op, ": cache.rows is ", cache.rows.DebugString(),
-                   "; on CUDA planar blocks begin at multiples of 4 bytes"));
-}
 
 }  // namespace
 
@@ -71,45 +32,6 @@ absl::Status Enqueue(CudaCall& call, const Checked<CacheIndexKeysArgs>& checked)
   params.num_tokens = args.slot_mapping.extent[0];
   params.power_of_two = args.power_of_two_scales;
   return call.Launch(LaunchIndexWrite, params);
-}
-
-absl::Status CheckOnCuda(const ExecContext& context, const IndexTopkArgs& args) {
-  CudaChecker check("IndexTopk", context, args);
-  check.Values("q", args.q).Values("cache.rows", args.cache.rows).Dense("weights", args.weights);
-  check.Dense("block_table", args.block_table).Dense("indices", args.indices);
-  check.Take(PlanarAligned("IndexTopk", args.cache));
-  if (check.status().ok() && args.q.extent[2] > kMostIndexDim) {
-    check.Take(absl::UnimplementedError(absl::StrCat("IndexTopk: keys of ", args.q.extent[2],
-                                                     " values; CUDA is built for at most ",
-                                                     kMostIndexDim)));
-  }
-  return check.status();
-}
-
-absl::Status Enqueue(CudaCall& call, const Checked<IndexTopkArgs>& checked) {
-  const IndexTopkArgs& args = checked.args();
-  if (args.q.extent[0] == 0) return absl::OkStatus();
-  IndexTopkParams params;
-  params.q = ConstRowsOf(args.q);
-  params.weights = args.weights.as<float>();
-  params.weight_stride = args.weights.stride[0];
-  params.rows = IndexRowsOf(args.cache, args.q.extent[2]);
-  params.batch = RowBatchOf(args);
-  params.num_tokens = static_cast<int32_t>(args.q.extent[0]);
-  params.heads = static_cast<int32_t>(args.q.extent[1]);
-  params.ratio = static_cast<int32_t>(args.ratio);
-  const int64_t covered = args.block_table.extent[1] * args.cache.block_size();
-  params.most_rows =
-      static_cast<int32_t>(std::min({args.max_seq_len / args.ratio, covered, int64_t{INT32_MAX}}));
-  params.as_slots = args.as_slots;
-  params.indices = args.indices.as<int32_t>();
-  params.index_stride = args.indices.stride[0];
-  params.width = static_cast<int32_t>(args.indices.extent[1]);
-  params.lens = args.lens.as<int32_t>();
-  params.lens_stride = args.lens.stride[0];
-  absl::Status status =
-      call.RequireWorkspace(IndexTopkWorkspaceBytes(params.num_tokens, params.most_rows));
-  return status.ok() ? call.Launch(LaunchIndexTopk, params) : status;
 }
 
 absl::Status CheckOnCuda(const ExecContext& context, const CompressTokensArgs& args) {

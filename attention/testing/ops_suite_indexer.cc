@@ -226,6 +226,14 @@ TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
   ExpectTopk({.width = 20, .heads = 11, .q = DType::kBF16, .cache = DType::kBF16});
   ExpectTopk({.width = 20, .q = DType::kF8E4M3, .cache = DType::kU8});
   ExpectTopk({.ratio = 4, .width = 6, .block_size = 1, .cache = DType::kU8, .as_slots = false});
+  // DeepSeek's heads.
+  const TopkCase v32 = {
+      .width = 20, .heads = 64, .dim = 128, .q = DType::kF8E4M3, .cache = DType::kU8};
+  ExpectTopk(v32);
+  TopkCase v4 = v32;
+  v4.ratio = 4, v4.width = 6, v4.as_slots = false;
+  ExpectTopk(v4);
+  ExpectTopk({.width = 20, .heads = 11, .dim = 128, .q = DType::kBF16, .cache = DType::kBF16});
 }
 
 // More rows than a block of threads takes at a time.
@@ -382,6 +390,39 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
       }
     }
     EXPECT_EQ(num_rows, kRequests * (kLength / ratio));
+  }
+}
+
+// More states than a block of threads takes at a time, the largest scores among the last or the first.
+TEST(IndexerSuite, ARowOfManyTokensIsCompressed) {
+  constexpr int64_t kTokens = 600, kDim = 5;
+  for (const double slope : {0.2, -0.2}) {
+    std::mt19937_64 random(4);
+    const std::vector<double> values = NormalDraws(random, kTokens * kDim);
+    std::vector<double> scores = NormalDraws(random, kTokens * kDim), slots;
+    const Batch batch({kTokens}, {kTokens}, 7, kTokens / 7 + 1);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t d = 0; d < kDim; ++d) scores[t * kDim + d] += slope * static_cast<double>(t);
+      slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
+    }
+    Tensor kv(DType::kF32, {kTokens, kDim}), score(DType::kF32, {kTokens, kDim});
+    Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * kDim}), out(DType::kF32, {kTokens, kDim});
+    kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
+    Tensor mapping = SlotTensor(slots);
+    CompressTokensArgs args;
+    args.kv = kv.view, args.score = score.view, args.states = states.view;
+    args.slot_mapping = mapping.view;
+    batch.Fill(args);
+    args.ratio = kTokens, args.overlap = false, args.out = out.view;
+    ExpectOk(OpsUnderTest().CompressTokens({}, args));
+    for (int64_t d = 0; d < kDim; ++d) {
+      double sum = 0, weighted = 0;
+      for (int64_t t = 0; t < kTokens; ++t) {
+        const double weight = std::exp(scores[t * kDim + d]);
+        sum += weight, weighted += weight * values[t * kDim + d];
+      }
+      EXPECT_NEAR(out.Get()[(kTokens - 1) * kDim + d], weighted / sum, 2e-5) << slope << " " << d;
+    }
   }
 }
 

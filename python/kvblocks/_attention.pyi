@@ -12,6 +12,8 @@ class DLPackArray(Protocol):
     def __dlpack_device__(self, *args: Any, **kwargs: Any) -> Any: ...
 Array: TypeAlias = DLPackArray | Tensor | memoryview
 Stream: TypeAlias = int | Any
+Pairs: TypeAlias = Sequence[tuple[int, int]] | NDArray[Any]
+Ids: TypeAlias = Sequence[int] | NDArray[Any]
 
 has_cuda: bool
 
@@ -152,13 +154,98 @@ class ThreadPool:
     @property
     def num_threads(self) -> int: ...
 
-def workspace_bytes(op: str, *, max_reqs: int = 0, max_tokens: int = 0, num_heads: int = 0, num_kv_heads: int = 0, value_head_size: int = 0, max_parts: int = 512) -> int:
+def workspace_bytes(op: str, *, max_reqs: int = 0, max_tokens: int = 0, num_heads: int = 0, num_kv_heads: int = 0, value_head_size: int = 0, max_parts: int = 512, max_rows: int = 0) -> int:
     """
     Bytes of a Workspace that serves a function of this module within these bounds on a GPU.
 
     They follow from bounds alone, never from lengths, so a captured graph finds room at every replay. max_parts: of
-    work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors.
+    work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors. max_rows: of an indexer's cache, that a
+    token sees.
     """
+
+def set_backend(name: str | None) -> str | None:
+    """Of this thread; returns the one before. use_backend is the interface."""
+
+class Mask:
+    """
+    How an array masks keys, where its dimensions and type do not say it.
+
+    form: "shared" [rows, keys], "per_request" [R, rows, keys], "per_head" [R or 1, H or 1, rows, keys]; "ragged_bits"
+    uint8 [bytes]: a bit per row and key of each request in turn, 1 hides (pack_mask makes them); "template": a causal
+    [N, N] from which sparse modes make masks of any length. None goes by the number of dimensions.
+    encoding: "marker" (not 0 hides), "additive" (added to scores) or "additive_finite" (float16, -10000 for hidden).
+    None goes by the type: floats are added.
+    """
+
+    def __init__(self, array: Array | None, *, form: str | None = None, encoding: str | None = None, sparse_mode: int = 1, pre_tokens: int | None = None, next_tokens: int | None = None, rows_are_absolute: bool = False) -> None:
+        """
+        sparse_mode, of S1 rows i over S2 keys j with o = S2 - S1: 0 the mask and the band
+        -pre_tokens <= j - i <= next_tokens, without an array everything; 1 the mask; of a template 2 is j <= i, 3 is
+        j <= i + o, 4 is i + o - pre_tokens <= j <= i + o + next_tokens. rows_are_absolute: rows are positions.
+        """
+
+    @property
+    def array(self) -> Any: ...
+
+class BlockSparse:
+    """
+    Which blocks of keys a head sees (Phi-3-small's rule).
+
+    With query block Q = p // block_size and key block B = j // block_size a key is seen if B > Q - local_blocks, or if
+    (B + offset) % vert_stride == 0. offset is (tp_rank * H + h) * head_sliding_step + 1 for steps of at least 0, else
+    (tp_rank * Hkv + KV head) * -head_sliding_step + 1.
+    """
+
+    def __init__(self, *, local_blocks: int, vert_stride: int, block_size: int = 64, head_sliding_step: int = 0, tp_rank: int = 0) -> None: ...
+
+    @property
+    def local_blocks(self) -> int: ...
+
+    @property
+    def vert_stride(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def head_sliding_step(self) -> int: ...
+
+    @property
+    def tp_rank(self) -> int: ...
+
+class SplitPlanner:
+    """
+    Cuts the keys of a decode batch into parts of equal work, on the host.
+
+    Keys are counted in tiles. A planner with a plan is an argument `plan` of paged_decode, for all layers of the step;
+    plan() makes the next one in the same memory, so not while a call uses the last. On CUDA the plan travels with the
+    call; DecodePlan is made there.
+    """
+
+    def __init__(self, max_num_reqs: int = 0, max_num_parts: int = 0) -> None:
+        """Memory for plans within these bounds; larger ones allocate."""
+
+    def plan(self, seq_lens: Array, *, block_size: int, window: int = 0, split_tokens: int | None = None, num_splits: int | None = None, tile: int = 64, overhead: int = 5, num_parts: int = 1) -> None:
+        """
+        seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query sees, itself
+        included, 0 is all. split_tokens and num_splits as in paged_decode; without them num_parts parts of about equal
+        work, in tiles of `tile` keys, beginning a request being worth `overhead` of them.
+        """
+
+    @property
+    def tile(self) -> int:
+        """Keys per tile."""
+
+    @property
+    def num_parts(self) -> int: ...
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """(request, first tile, last tile + 1) of each piece, requests in order."""
+
+    @property
+    def split_offsets(self) -> list[int]:
+        """Of R + 1: ranges of request b are [b] to [b + 1]."""
 
 def reshape_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, *, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
@@ -221,6 +308,31 @@ def fuse_kv(imp: Array, k_new: Array, v_new: Array, k_old: Array, v_old: Array, 
     imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].
     """
 
+def copy_blocks(caches: Sequence[KVCache], pairs: Pairs, *, stream: Stream = None, threads: ThreadPool | None = None) -> None:
+    """
+    Within each cache (one per layer), block pair[0] over block pair[1]: copy-on-write.
+
+    Refused before anything is moved: ids outside of the cache, a destination given twice or also a source, caches that
+    share memory. Pairs are read on the host; on CUDA they travel with the call.
+    """
+
+def swap_blocks(src: KVCache, dst: KVCache, pairs: Pairs, *, stream: Stream = None, threads: ThreadPool | None = None) -> None:
+    """
+    Block pair[0] of src over block pair[1] of dst, another cache with blocks of the same kind.
+
+    One may be in pinned host memory and the other on CUDA: how blocks are swapped out and back in.
+    """
+
+def convert_layout(src: KVCache, dst: KVCache, *, stream: Stream = None, threads: ThreadPool | None = None) -> None:
+    """
+    All slots of src into dst, of the same blocks, heads, dims and type, but maybe another layout.
+
+    "paged_x", "nhd" and "hnd" convert into each other, "mla_latent" and "mla_split" do. Bits are moved, not converted.
+    """
+
+def fill_blocks(cache: KVCache, block_ids: Ids, byte: int = 0, *, stream: Stream = None, threads: ThreadPool | None = None) -> None:
+    """Every byte of these blocks, and no other, becomes `byte`."""
+
 class DecodePlan:
     """
     How a decode on CUDA is cut into parts, in device memory of the caller.
@@ -244,7 +356,7 @@ def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, 
     The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is not written.
     """
 
-def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | SplitPlanner | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One new token per request, its key already in the cache.
 
@@ -253,11 +365,12 @@ def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, 
 
     max_seq_len: at least every length; on CUDA it must be given, and a captured graph serves lengths up to it.
     split_tokens: keys are cut at multiples of it, a multiple of the block size, so that results do not depend on
-    the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not at all.
+    the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not at all. plan: made by a
+    SplitPlanner, or on CUDA by plan_decode. A mask has one row per request.
     The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).
     """
 
-def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Any number of new tokens per request, whose keys are already in the cache.
 
@@ -271,7 +384,8 @@ def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Ar
     tokens is W - 1; -1 is all. window_right: the same behind it. chunk: keys from chunk * (p // chunk) on; 0 is off.
     alibi_slopes float32 [H]: adds slope * (j - p). sinks float32 [H]: one more term of the denominator.
     mask: of bytes (not 0 hides) or floats (added to scores), [rows, keys], [R, rows, keys] or [R or 1, H or 1,
-    rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions.
+    rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A Mask has other forms.
+    block_sparse: a BlockSparse.
     k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the host also a number.
     out_scale: above 0, out is float8 and holds the result / out_scale.
     out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
@@ -288,7 +402,7 @@ def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, b
     common_prefix_len: tokens, a multiple of the block size, before every query; block_table's row 0 names the blocks.
     """
 
-def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Attention without a cache, each request to itself: encoders, and prompts from their first token.
 
@@ -296,7 +410,7 @@ def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, 
     kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.
     """
 
-def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
 

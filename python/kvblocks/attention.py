@@ -18,16 +18,19 @@ docs/python.md and docs/attention.md go on from here.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvblocks._attention import (
-    AttentionMetadata, AttentionMetadataBuilder, DecodePlan, DeviceMetadata, KVCache, KVGroup, Tensor,
-    ThreadPool, Workspace, build_compressed_slots, build_dense_compressed_indices, build_swa_indices,
-    build_topk_slots, cache_index_keys, cascade, combine_prefill_indices, compress_tokens, compute_kv_scales,
-    compute_slot_mapping, concat_and_cache_mla, fuse_kv, gather_cache, has_cuda, hkvd_count, index_topk,
-    merge_states, mla_decode, paged_decode, paged_decode_partial, paged_prefill, plan_decode, reduce_splits,
-    reshape_and_cache, rotate_keys, select_hkvd, sparse_mla_decode, sparse_mla_prefill, varlen_self_attention,
+    AttentionMetadata, AttentionMetadataBuilder, BlockSparse, DecodePlan, DeviceMetadata, KVCache, KVGroup, Mask,
+    SplitPlanner, Tensor, ThreadPool, Workspace, build_compressed_slots,
+    build_dense_compressed_indices, build_swa_indices, build_topk_slots, cache_index_keys, cascade,
+    combine_prefill_indices, compress_tokens, compute_kv_scales, compute_slot_mapping, concat_and_cache_mla,
+    convert_layout, copy_blocks, fill_blocks, fuse_kv, gather_cache, has_cuda, hkvd_count, index_topk, merge_states,
+    mla_decode, paged_decode, paged_decode_partial, paged_prefill, plan_decode, reduce_splits, reshape_and_cache,
+    rotate_keys, select_hkvd, set_backend, sparse_mla_decode, sparse_mla_prefill, swap_blocks, varlen_self_attention,
     workspace_bytes,
 )
 from kvblocks.errors import InvalidArgumentError
@@ -57,12 +60,42 @@ def _empty(op: str, name: str, like: Any, shape: tuple[int, ...], float32: bool)
                                f"give an array for it")
 
 
+@contextlib.contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Within it, calls of this thread run on the backend of this name.
+
+    "cpu" and "cuda" are what arrays on the host and on a CUDA device take anyway, and refuse the others;
+    "cpu_reference" computes in float64, slowly: what the others are measured against. None goes by the arrays.
+    """
+    before = set_backend(name)
+    try:
+        yield
+    finally:
+        set_backend(before)
+
+
+def pack_mask(masks: Iterable[Any]) -> Any:
+    """Boolean masks of requests, [rows, keys] each and True where a key is hidden, as bits for
+    Mask(bits, form="ragged_bits"). Needs numpy; returns its uint8 [bytes]."""
+    import numpy
+
+    flat = []
+    for i, mask in enumerate(masks):
+        array = numpy.asarray(mask)
+        if array.dtype != numpy.bool_ or array.ndim != 2:
+            raise InvalidArgumentError(f"pack_mask: masks[{i}] is {array.dtype}{list(array.shape)}; bool [rows, keys]")
+        flat.append(array.reshape(-1))
+    return numpy.packbits(numpy.concatenate(flat) if flat else numpy.zeros(0, numpy.bool_), bitorder="little")
+
+
 __all__ = [
-    "AttentionMetadata", "AttentionMetadataBuilder", "DecodePlan", "DeviceMetadata", "KVCache", "KVGroup",
-    "Tensor", "ThreadPool", "Workspace", "build_compressed_slots", "build_dense_compressed_indices",
-    "build_swa_indices", "build_topk_slots", "cache_index_keys", "cascade", "combine_prefill_indices",
-    "compress_tokens", "compute_kv_scales", "compute_slot_mapping", "concat_and_cache_mla", "fuse_kv",
-    "gather_cache", "has_cuda", "hkvd_count", "index_topk", "merge_states", "mla_decode", "paged_decode",
+    "AttentionMetadata", "AttentionMetadataBuilder", "BlockSparse", "DecodePlan", "DeviceMetadata", "KVCache",
+    "KVGroup", "Mask", "SplitPlanner", "Tensor", "ThreadPool", "Workspace", "build_compressed_slots",
+    "build_dense_compressed_indices", "build_swa_indices", "build_topk_slots", "cache_index_keys", "cascade",
+    "combine_prefill_indices", "compress_tokens", "compute_kv_scales", "compute_slot_mapping",
+    "concat_and_cache_mla", "convert_layout", "copy_blocks", "fill_blocks", "fuse_kv", "gather_cache",
+    "has_cuda", "hkvd_count", "index_topk", "merge_states", "mla_decode", "pack_mask", "paged_decode",
     "paged_decode_partial", "paged_prefill", "plan_decode", "reduce_splits", "reshape_and_cache", "rotate_keys",
-    "select_hkvd", "sparse_mla_decode", "sparse_mla_prefill", "varlen_self_attention", "workspace_bytes",
+    "select_hkvd", "sparse_mla_decode", "sparse_mla_prefill", "swap_blocks", "use_backend",
+    "varlen_self_attention", "workspace_bytes",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -451,6 +452,205 @@ def test_block_tables_of_the_manager() -> None:
     attention.reshape_and_cache(k, v, meta.slot_mapping, cache)
     out = attention.paged_prefill(k, cache, meta.query_start_loc, meta.seq_lens, meta.block_table)
     np.testing.assert_allclose(out, attention.varlen_self_attention(k, k, v, meta.query_start_loc), atol=2e-6)
+
+
+def test_block_sparse_keys() -> None:
+    rng = np.random.default_rng(21)
+    case = Paged(rng, [40, 23], dim=4, value_dim=4)
+    q = rng.standard_normal((5 + 23, 4, 4), np.float32)
+    starts = np.array([0, 5, 28], np.int32)
+    for step, rank in ((1, 0), (2, 1), (-1, 0)):
+        rule = attention.BlockSparse(local_blocks=1, vert_stride=3, block_size=4, head_sliding_step=step, tp_rank=rank)
+        assert (rule.local_blocks, rule.vert_stride, rule.block_size) == (1, 3, 4)
+        out = attention.paged_prefill(q, case.cache, starts, case.seq_lens, case.block_table, block_sparse=rule)
+        last = np.array([4, 27])
+        decoded = attention.paged_decode(q[last], case.cache, case.block_table, case.seq_lens, block_sparse=rule)
+        np.testing.assert_allclose(decoded, out[last], atol=2e-6)
+        for request, length in enumerate(case.lengths):
+            count = starts[request + 1] - starts[request]
+            for i, head in itertools.product(range(count), range(4)):
+                k, v = case.rows(request, head // 2)
+                p, block = length - count + i, np.arange(length) // 4
+                offset = (rank * 4 + head) * step + 1 if step >= 0 else (rank * 2 + head // 2) * -step + 1
+                seen = (np.arange(length) <= p) & ((block > p // 4 - 1) | ((block + offset) % 3 == 0))
+                expected, _ = dense(q[starts[request] + i, head], k[seen], v[seen], scale=0.5, causal=False)
+                np.testing.assert_allclose(out[starts[request] + i, head], expected, atol=2e-6)
+    refusal("^BlockSparse: vert_stride is 1; at least 2", lambda: attention.BlockSparse(local_blocks=1, vert_stride=1))
+    refusal("^paged_decode: block_sparse.block_size is 0", lambda: attention.paged_decode(
+        q[:2], case.cache, case.block_table, case.seq_lens,
+        block_sparse=attention.BlockSparse(local_blocks=1, vert_stride=2, block_size=0)))
+
+
+def test_masks_of_every_form() -> None:
+    rng = np.random.default_rng(22)
+    lengths, counts = [9, 14], [3, 5]
+    case = Paged(rng, lengths, dim=4, value_dim=4)
+    starts = np.array([0, 3, 8], np.int32)
+    q = rng.standard_normal((8, 2, 4), np.float32)
+    hidden = rng.random((2, 2, 5, 16)) < 0.4  # requests, heads, rows, keys
+
+    def prefill(mask: Any, **options: Any) -> Array:
+        return attention.paged_prefill(q, case.cache, starts, case.seq_lens, case.block_table, mask=mask, causal=False,
+                                       **options)
+
+    def check(out: Array, hides: Any) -> None:
+        for request, length in enumerate(lengths):
+            for i, head in itertools.product(range(counts[request]), range(2)):
+                k, v = case.rows(request, head)
+                seen = ~np.array([hides(request, head, i, j) for j in range(length)])
+                expected, _ = dense(q[starts[request] + i, head], k[seen], v[seen], scale=0.5, causal=False)
+                np.testing.assert_allclose(out[starts[request] + i, head], expected, atol=2e-6)
+
+    check(prefill(hidden), lambda b, h, i, j: hidden[b, h, i, j])
+    check(prefill(attention.Mask(hidden[:, :1], form="per_head")), lambda b, h, i, j: hidden[b, 0, i, j])
+    check(prefill(attention.Mask(hidden[:, 1])), lambda b, h, i, j: hidden[b, 1, i, j])
+    added = np.where(hidden[0, 0], -np.inf, 0).astype(np.float32)
+    check(prefill(attention.Mask(added, form="shared", encoding="additive")), lambda b, h, i, j: hidden[0, 0, i, j])
+    # Bits of each request's own rows and keys, one after another.
+    bits = attention.pack_mask([hidden[b, 0, :counts[b], :lengths[b]] for b in range(2)])
+    assert bits.nbytes == -(-(3 * 9 + 5 * 14) // 8)
+    check(prefill(attention.Mask(bits, form="ragged_bits")), lambda b, h, i, j: hidden[b, 0, i, j])
+    # A template serves any length.
+    causal = np.triu(np.ones((64, 64), np.int8), 1)
+    offsets = [lengths[b] - counts[b] for b in range(2)]
+    check(prefill(attention.Mask(causal, form="template", sparse_mode=3)), lambda b, h, i, j: j > i + offsets[b])
+    check(prefill(attention.Mask(causal, form="template", sparse_mode=4, pre_tokens=2, next_tokens=0)),
+          lambda b, h, i, j: not offsets[b] + i - 2 <= j <= offsets[b] + i)
+    check(prefill(attention.Mask(None, sparse_mode=0)), lambda b, h, i, j: False)
+    by_position = rng.random((16, 16)) < 0.4
+    check(prefill(attention.Mask(by_position, rows_are_absolute=True)),
+          lambda b, h, i, j: by_position[offsets[b] + i, j])
+    # A decode has a row per request.
+    last = np.array([2, 7])
+    out = attention.paged_decode(q[last], case.cache, case.block_table, case.seq_lens, mask=hidden[:, 0, :1])
+    for request, length in enumerate(lengths):
+        k, v = case.rows(request, 0)
+        seen = ~hidden[request, 0, 0, :length]
+        expected, _ = dense(q[last[request], 0], k[seen], v[seen], scale=0.5, causal=False)
+        np.testing.assert_allclose(out[request, 0], expected, atol=2e-6)
+
+    refusal("^Mask: form is bits; one of shared, per_request", lambda: attention.Mask(bits, form="bits"))
+    refusal("^Mask: encoding is on; one of additive", lambda: attention.Mask(bits, encoding="on"))
+    refusal("^Mask: array is None; only sparse_mode=0", lambda: attention.Mask(None))
+    refusal("^paged_prefill: mask must have 2 .* or be a Mask with a form", lambda: prefill(bits))
+    refusal("^paged_prefill: mask_rows_are_absolute is given beside a Mask",
+            lambda: prefill(attention.Mask(by_position), mask_rows_are_absolute=True))
+    refusal("^paged_prefill: .*mask", lambda: prefill(attention.Mask(bits[:4], form="ragged_bits")))
+    refusal(r"^pack_mask: masks\[1\] is float64\[2, 2\]; bool",
+            lambda: attention.pack_mask([np.zeros((1, 1), bool), np.zeros((2, 2))]))
+
+
+def test_blocks_are_copied_swapped_and_filled() -> None:
+    rng = np.random.default_rng(23)
+    layers = [Paged(rng, [12]) for _ in range(2)]
+    before = [(layer.k.copy(), layer.v.copy()) for layer in layers]
+    attention.copy_blocks([layer.cache for layer in layers], [(0, 2), (1, 3)])
+    for layer, (k, v) in zip(layers, before, strict=True):
+        for now, then in ((layer.k, k), (layer.v, v)):
+            np.testing.assert_array_equal(now, then[[0, 1, 0, 1]])
+    other_k, other_v = np.zeros((2, 6, 4, 2, 8), np.float32)
+    other = attention.KVCache(other_k, other_v)
+    attention.swap_blocks(layers[0].cache, other, np.array([[3, 5], [0, 1]]), threads=attention.ThreadPool(2))
+    np.testing.assert_array_equal(other_k[[5, 1]], layers[0].k[[3, 0]])
+    np.testing.assert_array_equal(other_v[[5, 1]], layers[0].v[[3, 0]])
+    assert not other_k[[0, 2, 3, 4]].any()
+    turned = np.zeros((2, 6, 2, 4, 8), np.float32)
+    attention.convert_layout(other, attention.KVCache(turned[0], turned[1], layout="hnd"))
+    np.testing.assert_array_equal(turned[0], other_k.swapaxes(1, 2))
+    attention.fill_blocks(other, [5], 0xFF)
+    assert np.isnan(other_k[5]).all() and other_k[1].any() and not np.isnan(other_k[:5]).any()
+
+    kept = other_k.copy()
+    with pytest.raises(kvblocks.KVBlocksError, match="^swap_blocks: .*6"):
+        attention.swap_blocks(layers[0].cache, other, [(0, 0), (1, 6)])
+    refusal("^swap_blocks: ", lambda: attention.swap_blocks(layers[0].cache, other, [(0, 2), (1, 2)]))
+    refusal("^fill_blocks: byte is 256; 0 to 255", lambda: attention.fill_blocks(other, [0], 256))
+    caches: list[Any] = [other, None]
+    refusal(r"^copy_blocks: caches\[1\] is None", lambda: attention.copy_blocks(caches, [(0, 1)]))
+    refusal("^copy_blocks: stream is given", lambda: attention.copy_blocks([other], [(0, 1)], stream=1))
+    other_k.flags.writeable = False
+    refusal("^fill_blocks: cache is read-only", lambda: attention.fill_blocks(attention.KVCache(other_k, other_v), [0]))
+    np.testing.assert_array_equal(other_k, kept)
+    triple: Any = [(0, 1, 2)]
+    with pytest.raises(TypeError):
+        attention.copy_blocks([other], triple)
+
+
+def test_plans_of_the_host() -> None:
+    rng = np.random.default_rng(24)
+    lengths = [70, 3, 0, 41]
+    case = Paged(rng, lengths)
+    q = rng.standard_normal((4, 4, 8), np.float32)
+    planner = attention.SplitPlanner(max_num_reqs=4, max_num_parts=3)
+    refusal(r"^SplitPlanner: plan\(\) was not called", lambda: planner.ranges)
+    refusal("^paged_decode: plan is a SplitPlanner without a plan", lambda: attention.paged_decode(
+        q, case.cache, case.block_table, case.seq_lens, plan=planner))
+    whole = attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+    for options in ({"tile": 8, "overhead": 1, "num_parts": 3}, {"split_tokens": 16}, {"num_splits": 2}):
+        planner.plan(case.seq_lens, block_size=case.block_size, **options)
+        ranges, offsets = planner.ranges, planner.split_offsets
+        assert len(offsets) == 5 and offsets[-1] == len(ranges) > 4
+        for request, length in enumerate(lengths):
+            own = ranges[offsets[request]:offsets[request + 1]]
+            assert [piece[0] for piece in own] == [request] * len(own) and own[0][1] == 0
+            assert all(a[2] == b[1] for a, b in zip(own, own[1:], strict=False))
+            assert own[-1][2] == max(1, -(-length // planner.tile))
+        out = attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, plan=planner)
+        np.testing.assert_allclose(out, whole, atol=2e-6)
+    assert planner.num_parts >= 1
+    fixed = attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, split_tokens=16)
+    planner.plan(case.seq_lens, block_size=case.block_size, split_tokens=16)
+    np.testing.assert_array_equal(
+        attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, plan=planner), fixed)
+
+    kept = planner.ranges
+    refusal("^SplitPlanner.plan: seq_lens is i64", lambda: planner.plan(np.array([1]), block_size=4))
+    refusal("^SplitPlanner.plan: .*-1", lambda: planner.plan(np.array([-1], np.int32), block_size=4))
+    refusal("^SplitPlanner.plan: split_tokens and num_splits are given",
+            lambda: planner.plan(case.seq_lens, block_size=4, split_tokens=4, num_splits=2))
+    assert planner.ranges == kept
+    refusal("^paged_decode: plan is given beside split_tokens", lambda: attention.paged_decode(
+        q, case.cache, case.block_table, case.seq_lens, plan=planner, num_splits=2))
+    with pytest.raises(kvblocks.KVBlocksError, match="^paged_decode: the plan is for 4 requests"):
+        attention.paged_decode(q[:2], case.cache, case.block_table[:2], case.seq_lens[:2], plan=planner)
+    three: Any = 3
+    with pytest.raises(TypeError, match="plan must be a SplitPlanner or a DecodePlan"):
+        attention.paged_decode(q, case.cache, case.block_table, case.seq_lens, plan=three)
+
+
+def test_backends_by_name() -> None:
+    rng = np.random.default_rng(25)
+    case = Paged(rng, [50], dim=64, value_dim=64)
+    q = (3 * rng.standard_normal((1, 8, 64))).astype(np.float32)
+
+    def decode() -> Array:
+        return attention.paged_decode(q, case.cache, case.block_table, case.seq_lens)
+
+    exact = np.stack([dense(q[0, h], *case.rows(0, h // 4), scale=0.125, first=49)[0] for h in range(8)])
+    usual = decode()
+    with attention.use_backend("cpu_reference"):
+        reference = decode()
+        with attention.use_backend(None):
+            np.testing.assert_array_equal(decode(), usual)
+        # Another thread's calls are its own.
+        other: list[Array] = []
+        thread = threading.Thread(target=lambda: other.append(decode()))
+        thread.start()
+        thread.join()
+        np.testing.assert_array_equal(other[0], usual)
+        np.testing.assert_array_equal(decode(), reference)
+    # Rounded once.
+    np.testing.assert_array_equal(reference[0], exact.astype(np.float32))
+    with attention.use_backend("cpu"):
+        np.testing.assert_array_equal(decode(), usual)
+    with attention.use_backend("cuda"):
+        refusal("^paged_decode: the backend is cuda, the arrays are on host", decode)
+    np.testing.assert_array_equal(decode(), usual)
+    with pytest.raises(kvblocks.InvalidArgumentError, match="^use_backend: name is simd; one of cpu, cpu_reference, cuda"):
+        with attention.use_backend("simd"):
+            pass
+    np.testing.assert_array_equal(decode(), usual)
+    assert attention.workspace_bytes("index_topk", max_tokens=3, max_rows=64) == 768
 
 
 def refusal(match: str, call: Any) -> None:

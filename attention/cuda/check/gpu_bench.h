@@ -81,6 +81,7 @@ void BenchDecode(GpuBench& bench);
 void BenchPrefill(GpuBench& bench);
 void BenchCascade(GpuBench& bench);
 void BenchMla(GpuBench& bench);
+void BenchIndex(GpuBench& bench);
 void BenchCacheWrites(GpuBench& bench);
 void BenchStates(GpuBench& bench);
 void BenchBlocksAndLists(GpuBench& bench);

@@ -147,6 +147,7 @@ int main(int argc, char** argv) {
   BenchPrefill(gpu);
   BenchCascade(gpu);
   BenchMla(gpu);
+  BenchIndex(gpu);
   BenchCacheWrites(gpu);
   BenchStates(gpu);
   BenchBlocksAndLists(gpu);

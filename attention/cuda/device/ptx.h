@@ -183,6 +183,14 @@ KVB_DEVICE void CopyAsync8(uint32_t to, const void* from, bool valid = true) {
                : "memory");
 #endif
 }
+// 4 bytes, which are there: a float beside others that are not wanted.
+KVB_DEVICE void CopyAsync4(uint32_t to, const void* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::QueueCopy(internal::SharedPointer(to), from, 4, 0);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
 // The same of bytes that are read once: L2 keeps others rather than these. `policy` is OnceInL2().
 KVB_DEVICE uint64_t OnceInL2() {
 #ifdef KVBLOCKS_CUDA_EMULATION
@@ -266,6 +274,17 @@ KVB_DEVICE float Exp2(float x) {
 #endif
 }
 
+// The larger of x and 0; a NaN stays one.
+KVB_DEVICE float PositiveOrNan(float x) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return x < 0 ? 0.0f : x;
+#else
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
 // The larger of each of two unsigned 16-bit numbers.
 KVB_DEVICE uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
 #ifdef KVBLOCKS_CUDA_EMULATION
@@ -303,6 +322,20 @@ KVB_DEVICE float2 E4m3PairToFloat(uint32_t codes) {
                      E4m3::ToFloat(static_cast<uint8_t>(codes >> 8)));
 #endif
 }
+// The same as a pair of T (Bf16 or F16), which hold every value of a code.
+template <typename T>
+KVB_DEVICE uint32_t E4m3PairTo(uint32_t codes) {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (!T::kIsBf16) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
+    return pair;
+  }
+#endif
+  const float2 values = E4m3PairToFloat(codes);
+  return T::Pack(values.x, values.y);
+}
+
 // --- Matrix fragments ---
 
 // Four 8 x 8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i (16

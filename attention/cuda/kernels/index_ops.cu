@@ -2,6 +2,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/index_ops.h"
+#include "kvblocks/attention/cuda/kernels/request_search.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -25,20 +26,6 @@ KVB_DEVICE int32_t FindRequest(const IndexBatch& batch, int64_t token) {
   while (end - begin > 1) {
     const int32_t middle = begin + (end - begin) / 2;
     (batch.query_start_loc[middle] <= token ? begin : end) = middle;
-  }
-  return begin;
-}
-
-// The same by a warp, 32 probes at a time: two loads one after another up to 1024 requests.
-KVB_DEVICE int32_t FindRequestByWarp(const IndexBatch& batch, int64_t token, int lane) {
-  int32_t begin = 0, end = batch.num_requests;
-  while (end - begin > 1) {
-    const int32_t step = (end - begin + 31) / 32;
-    const int32_t probe = begin + lane * step;
-    const bool before = probe < end && batch.query_start_loc[probe] <= token;
-    const unsigned all = __ballot_sync(kFullWarp, before) | 1u;
-    begin += (31 - __clz(static_cast<int>(all))) * step;
-    end = begin + step < end ? begin + step : end;
   }
   return begin;
 }
@@ -212,7 +199,8 @@ struct Window {
 };
 KVB_DEVICE Window WindowOf(const IndexListParams& params, const ListRow& at) {
   Window window;
-  window.request = FindRequestByWarp(params.batch, at.row, at.lane);
+  window.request = FindRequestByWarp(params.batch.query_start_loc, 1, params.batch.num_requests,
+                                     at.row, at.lane);
   const int32_t* starts = params.batch.query_start_loc + window.request;
   const int64_t begin = starts[0], end = starts[1];
   window.query_len = end - begin;
@@ -260,7 +248,8 @@ __global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params
   if (at.row >= params.num_lens) return;
   int32_t count = 0;
   if (at.is_token) {
-    const int32_t request = FindRequestByWarp(params.batch, at.row, at.lane);
+    const int32_t request = FindRequestByWarp(params.batch.query_start_loc, 1,
+                                              params.batch.num_requests, at.row, at.lane);
     for (int64_t k = at.lane; k < params.width; k += 32) {
       const int32_t index = params.from[at.row * params.width + k];
       int32_t block = 0;

@@ -46,7 +46,7 @@ struct IndexTopkParams {
   IndexRows rows;
   RowBatch batch;
   int32_t num_tokens = 0, heads = 1, ratio = 1;
-  int32_t most_rows = 0;  // that a token may see: scores in the workspace
+  int32_t most_rows = 0;  // that a token may see
   bool as_slots = true;
   int32_t* indices = nullptr;
   int64_t index_stride = 0;
@@ -54,14 +54,17 @@ struct IndexTopkParams {
   int32_t* lens = nullptr;
   int64_t lens_stride = 1;
 };
-// A block of threads per token, as many at a time as the workspace has room for the scores of:
-// float32 sums, then a radix selection over their bits. Rows of blocks outside the cache are flagged
-// and score -infinity; lengths beyond most_rows and the table are flagged and cut.
-int64_t IndexTopkWorkspaceBytes(int64_t num_tokens, int64_t most_rows);
+// Two launches, scores and a selection, for as many tokens at a time as the workspace has room for
+// the scores of. Tensor cores score keys of 128 values, in planar blocks or of 16 bits, for up to
+// 64 heads of queries in codes or in the keys' 16-bit type (over planar keys in either) if all rows
+// begin at multiples of 16 bytes; a thread per row scores the rest. Rows of blocks outside the
+// cache are flagged and score -infinity; lengths beyond most_rows are flagged and cut. REQUIRES: at
+// most 512 values per key.
+int64_t IndexTopkWorkspaceBytes(int64_t num_tokens, int64_t most_rows);  // the least
 Error LaunchIndexTopk(const LaunchContext& context, const IndexTopkParams& params);
 
 struct CompressParams {
-  ConstRows kv, score;  // [tokens, width]
+  ConstRows kv, score;          // [tokens, width]
   const float* bias = nullptr;  // [ratio, width] or null
   int64_t bias_stride = 0;
   float* states = nullptr;

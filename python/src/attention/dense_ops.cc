@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/args.h"
+#include "kvblocks/python/src/attention/attention_rules.h"
 #include "kvblocks/python/src/attention/op_call.h"
 #include "kvblocks/python/src/attention/signatures.h"
 #ifdef KVBLOCKS_WITH_CUDA
@@ -30,6 +31,7 @@ struct PrefillRules {
   bool causal;
   int64_t window_right;
   nb::handle mask;
+  const attention::BlockSparse* block_sparse;
   bool mask_rows_are_absolute;
 };
 struct Outputs {
@@ -47,44 +49,11 @@ void Fill(OpCall& call, const Scores& scores, int64_t key_dim, AttnParams* param
   params->sinks = call.In("sinks", scores.sinks);
 }
 
-// A mask of bytes hides where it is not 0; one of floats is added. Its dimensions say for whom it is.
 void Fill(OpCall& call, const PrefillRules& rules, AttnParams* params) {
   params->causal = rules.causal;
   params->window_right = rules.window_right;
-  if (rules.mask.is_none()) {
-    if (rules.mask_rows_are_absolute) call.Refuse("mask_rows_are_absolute is given without mask");
-    return;
-  }
-  attention::ExplicitMask& mask = params->mask;
-  mask.tensor = call.In("mask", rules.mask);
-  mask.encoding = attention::IsComputeType(mask.tensor.dtype) ? attention::MaskEncoding::kAdditive
-                                                              : attention::MaskEncoding::kMarker;
-  switch (mask.tensor.rank) {
-    case 2:
-      mask.form = attention::MaskForm::kShared;
-      break;
-    case 3:
-      mask.form = attention::MaskForm::kPerRequest;
-      break;
-    case 4:
-      mask.form = attention::MaskForm::kPerHead;
-      break;
-    default:
-      call.Refuse(
-          "mask must have 2 (rows, keys), 3 (requests first) or 4 dimensions (requests, heads)");
-  }
-  mask.rows_are_absolute = rules.mask_rows_are_absolute;
-}
-
-void FillSplit(const OpCall& call, std::optional<int64_t> split_tokens,
-               std::optional<int64_t> num_splits, AttnParams* params) {
-  if (split_tokens && num_splits)
-    call.Refuse("split_tokens and num_splits are given; give one of them");
-  if (split_tokens) params->split = attention::SplitPolicy::Fixed(*split_tokens);
-  if (num_splits) {
-    params->split = *num_splits == 1 ? attention::SplitPolicy::None()
-                                     : attention::SplitPolicy::Count(*num_splits);
-  }
+  FillMask(call, rules.mask, rules.mask_rows_are_absolute, params);
+  if (rules.block_sparse != nullptr) params->block_sparse = *rules.block_sparse;
 }
 
 template <typename Args>
@@ -138,6 +107,7 @@ struct PyDecodePlan {
 attention::PagedDecodeArgs DecodeArgs(OpCall& call, nb::handle q, const PyKvCache& cache,
                                       nb::handle block_table, nb::handle seq_lens,
                                       std::optional<int64_t> max_seq_len, const Scores& scores,
+                                      nb::handle mask, const attention::BlockSparse* block_sparse,
                                       std::optional<int64_t> split_tokens,
                                       std::optional<int64_t> num_splits) {
   attention::PagedDecodeArgs args;
@@ -147,26 +117,41 @@ attention::PagedDecodeArgs DecodeArgs(OpCall& call, nb::handle q, const PyKvCach
   args.seq_lens = call.In("seq_lens", seq_lens);
   args.max_seq_len = call.MaxLength("max_seq_len", max_seq_len, args.seq_lens);
   Fill(call, scores, args.cache.key_dim(), &args.params);
-  FillSplit(call, split_tokens, num_splits, &args.params);
+  Fill(call, PrefillRules{true, -1, mask, block_sparse, false}, &args.params);
+  args.params.split = SplitFrom(call, split_tokens, num_splits);
   return args;
 }
 
 nb::object PagedDecode(nb::handle q, const PyKvCache& cache, nb::handle block_table,
                        nb::handle seq_lens, std::optional<int64_t> max_seq_len,
                        std::optional<double> scale, double soft_cap, int64_t window_left,
-                       int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, nb::handle k_scale,
+                       int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, nb::handle mask,
+                       const attention::BlockSparse* block_sparse, nb::handle k_scale,
                        nb::handle v_scale, std::optional<int64_t> split_tokens,
-                       std::optional<int64_t> num_splits, const PyDecodePlan* plan, nb::handle out,
+                       std::optional<int64_t> num_splits, nb::handle plan, nb::handle out,
                        nb::handle lse, bool return_lse, nb::handle stream, PyWorkspace* workspace,
                        PyThreadPool* threads) {
   OpCall call("paged_decode", {stream, workspace, threads});
-  attention::PagedDecodeArgs args = DecodeArgs(
-      call, q, cache, block_table, seq_lens, max_seq_len,
-      {scale, soft_cap, window_left, chunk, alibi_slopes, sinks}, split_tokens, num_splits);
+  attention::PagedDecodeArgs args =
+      DecodeArgs(call, q, cache, block_table, seq_lens, max_seq_len,
+                 {scale, soft_cap, window_left, chunk, alibi_slopes, sinks}, mask, block_sparse,
+                 split_tokens, num_splits);
   args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
-  if (plan != nullptr) {
-    if (args.q.device.on_host()) call.Refuse("plan is given; operations on host memory have none");
-    args.device_plan = &plan->core;
+  if (nb::isinstance<PySplitPlanner>(plan)) {
+    const auto* planner = nb::inst_ptr<PySplitPlanner>(plan);
+    if (!planner->has_plan) call.Refuse("plan is a SplitPlanner without a plan; call plan() first");
+    if (split_tokens || num_splits)
+      call.Refuse("plan is given beside split_tokens or num_splits; give them to the planner");
+    args.plan = &planner->core.plan();
+  } else if (nb::isinstance<PyDecodePlan>(plan)) {
+    if (args.q.device.on_host())
+      call.Refuse("plan is a DecodePlan; on host memory take a SplitPlanner");
+    args.device_plan = &nb::inst_ptr<PyDecodePlan>(plan)->core;
+  } else if (!plan.is_none()) {
+    PyErr_Format(PyExc_TypeError,
+                 "paged_decode: plan must be a SplitPlanner or a DecodePlan, got %S",
+                 reinterpret_cast<PyObject*>(Py_TYPE(plan.ptr())));
+    nb::raise_python_error();
   }
   auto [result, result_lse] =
       TakeOutputs(call, {out, lse, return_lse}, q, args.cache.value_dim(), &args);
@@ -178,9 +163,10 @@ void PlanDecode(PyDecodePlan& plan, nb::handle q, const PyKvCache& cache, nb::ha
                 std::optional<int64_t> split_tokens, std::optional<int64_t> num_splits,
                 nb::handle stream, PyWorkspace* workspace) {
   OpCall call("plan_decode", {stream, workspace, nullptr});
-  attention::PagedDecodeArgs args = DecodeArgs(
-      call, q, cache, block_table, seq_lens, max_seq_len,
-      {std::nullopt, 0, window_left, 0, nb::none(), nb::none()}, split_tokens, num_splits);
+  attention::PagedDecodeArgs args =
+      DecodeArgs(call, q, cache, block_table, seq_lens, max_seq_len,
+                 {std::nullopt, 0, window_left, 0, nb::none(), nb::none()}, nb::none(), nullptr,
+                 split_tokens, num_splits);
   args.out = call.Out("out", out);
   const attention::ExecContext context = call.Context();
   if (context.device.on_host()) call.Refuse("q is on the host; plans are made on CUDA");
@@ -224,7 +210,8 @@ nb::object PagedPrefill(nb::handle q, const PyKvCache& cache, nb::handle query_s
                         std::optional<int64_t> max_query_len, std::optional<int64_t> max_seq_len,
                         std::optional<double> scale, double soft_cap, int64_t window_left,
                         int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, bool causal,
-                        int64_t window_right, nb::handle mask, bool mask_rows_are_absolute,
+                        int64_t window_right, nb::handle mask,
+                        const attention::BlockSparse* block_sparse, bool mask_rows_are_absolute,
                         nb::handle query_positions, nb::handle k_scale, nb::handle v_scale,
                         double out_scale, nb::handle out, nb::handle lse, bool return_lse,
                         nb::handle stream, PyWorkspace* workspace, PyThreadPool* threads) {
@@ -232,8 +219,8 @@ nb::object PagedPrefill(nb::handle q, const PyKvCache& cache, nb::handle query_s
   attention::PagedPrefillArgs args =
       PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
                   max_seq_len, {scale, soft_cap, window_left, chunk, alibi_slopes, sinks},
-                  {causal, window_right, mask, mask_rows_are_absolute}, query_positions, k_scale,
-                  v_scale, out_scale);
+                  {causal, window_right, mask, block_sparse, mask_rows_are_absolute},
+                  query_positions, k_scale, v_scale, out_scale);
   if (out_scale > 0 && out.is_none())
     call.Refuse("out is None; with out_scale give an array of float8");
   auto [result, result_lse] =
@@ -250,9 +237,10 @@ nb::object Cascade(nb::handle q, const PyKvCache& cache, nb::handle query_start_
                    PyWorkspace* workspace, PyThreadPool* threads) {
   OpCall call("cascade", {stream, workspace, threads});
   attention::CascadeArgs args;
-  args.prefill = PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
-                             max_seq_len, {scale, soft_cap, -1, 0, alibi_slopes, sinks},
-                             {causal, -1, nb::none(), false}, nb::none(), k_scale, v_scale, 0);
+  args.prefill =
+      PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
+                  max_seq_len, {scale, soft_cap, -1, 0, alibi_slopes, sinks},
+                  {causal, -1, nb::none(), nullptr, false}, nb::none(), k_scale, v_scale, 0);
   args.common_prefix_len = common_prefix_len;
   auto [result, result_lse] =
       TakeOutputs(call, {out, lse, return_lse}, q, args.prefill.cache.value_dim(), &args.prefill);
@@ -265,6 +253,7 @@ nb::object VarlenSelfAttention(nb::handle q, nb::handle k, nb::handle v, nb::han
                                std::optional<double> scale, double soft_cap, int64_t window_left,
                                int64_t chunk, nb::handle alibi_slopes, nb::handle sinks,
                                bool causal, int64_t window_right, nb::handle mask,
+                               const attention::BlockSparse* block_sparse,
                                bool mask_rows_are_absolute, nb::handle query_positions,
                                double out_scale, nb::handle out, nb::handle lse, bool return_lse,
                                nb::handle stream, PyWorkspace* workspace, PyThreadPool* threads) {
@@ -279,7 +268,8 @@ nb::object VarlenSelfAttention(nb::handle q, nb::handle k, nb::handle v, nb::han
   args.query_positions = call.In("query_positions", query_positions);
   Fill(call, {scale, soft_cap, window_left, chunk, alibi_slopes, sinks},
        std::max<int64_t>(1, Extent(args.q, 2)), &args.params);
-  Fill(call, PrefillRules{causal, window_right, mask, mask_rows_are_absolute}, &args.params);
+  Fill(call, PrefillRules{causal, window_right, mask, block_sparse, mask_rows_are_absolute},
+       &args.params);
   args.out_scale = static_cast<float>(out_scale);
   if (out_scale > 0 && out.is_none())
     call.Refuse("out is None; with out_scale give an array of float8");
@@ -292,13 +282,15 @@ void PagedDecodePartial(nb::handle q, const PyKvCache& cache, nb::handle block_t
                         nb::handle seq_lens, nb::handle max_logits, nb::handle exp_sums,
                         nb::handle tmp_out, std::optional<int64_t> max_seq_len,
                         int64_t partition_tokens, std::optional<double> scale, double soft_cap,
-                        int64_t window_left, nb::handle alibi_slopes, nb::handle k_scale,
+                        int64_t window_left, nb::handle alibi_slopes, nb::handle mask,
+                        const attention::BlockSparse* block_sparse, nb::handle k_scale,
                         nb::handle v_scale, nb::handle stream, PyWorkspace* workspace,
                         PyThreadPool* threads) {
   OpCall call("paged_decode_partial", {stream, workspace, threads});
-  const attention::PagedDecodeArgs decode = DecodeArgs(
-      call, q, cache, block_table, seq_lens, max_seq_len,
-      {scale, soft_cap, window_left, 0, alibi_slopes, nb::none()}, std::nullopt, std::nullopt);
+  const attention::PagedDecodeArgs decode =
+      DecodeArgs(call, q, cache, block_table, seq_lens, max_seq_len,
+                 {scale, soft_cap, window_left, 0, alibi_slopes, nb::none()}, mask, block_sparse,
+                 std::nullopt, std::nullopt);
   attention::PagedDecodePartialArgs args;
   args.q = decode.q;
   args.cache = decode.cache;
@@ -346,12 +338,14 @@ The arguments are those of paged_decode, of which only shapes, lengths and the w
   module.def(
       "paged_decode", &PagedDecode, nb::arg("q"), nb::arg("cache"), nb::arg("block_table"),
       nb::arg("seq_lens"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(), KVBLOCKS_SCORE_ARGS,
-      KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS, nb::arg("plan") = nb::none(),
-      KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
+      KVBLOCKS_MASK_ARGS, KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS,
+      nb::arg("plan") = nb::none(), KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
       nb::sig("def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: "
               "Array, *, max_seq_len: int | "
-              "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_SPLIT_SIG
-              "plan: DecodePlan | None = None, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
+              "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_MASK_SIG KVBLOCKS_CACHE_SCALE_SIG
+                  KVBLOCKS_SPLIT_SIG
+              "plan: DecodePlan | SplitPlanner | None = None, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
+              ") -> Any"),
       R"(One new token per request, its key already in the cache.
 
 q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size) entries;
@@ -359,7 +353,8 @@ seq_lens int32 [R], the new token included. A request of length 0 gives 0 and -i
 
 max_seq_len: at least every length; on CUDA it must be given, and a captured graph serves lengths up to it.
 split_tokens: keys are cut at multiples of it, a multiple of the block size, so that results do not depend on
-the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not at all.
+the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not at all. plan: made by a
+SplitPlanner, or on CUDA by plan_decode. A mask has one row per request.
 The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).)");
   module.def("paged_prefill", &PagedPrefill, nb::arg("q"), nb::arg("cache"),
              nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::kw_only(),
@@ -383,7 +378,8 @@ causal: keys j <= p only. window_left: keys before the query that it sees, itsel
 tokens is W - 1; -1 is all. window_right: the same behind it. chunk: keys from chunk * (p // chunk) on; 0 is off.
 alibi_slopes float32 [H]: adds slope * (j - p). sinks float32 [H]: one more term of the denominator.
 mask: of bytes (not 0 hides) or floats (added to scores), [rows, keys], [R, rows, keys] or [R or 1, H or 1,
-rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions.
+rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A Mask has other forms.
+block_sparse: a BlockSparse.
 k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the host also a number.
 out_scale: above 0, out is float8 and holds the result / out_scale.
 out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
@@ -429,15 +425,16 @@ kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of 
       nb::arg("block_table"), nb::arg("seq_lens"), nb::arg("max_logits"), nb::arg("exp_sums"),
       nb::arg("tmp_out"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(),
       nb::arg("partition_tokens") = 512, nb::arg("scale") = nb::none(), nb::arg("soft_cap") = 0.0,
-      nb::arg("window_left") = -1, nb::arg("alibi_slopes") = nb::none(), KVBLOCKS_CACHE_SCALE_ARGS,
-      KVBLOCKS_CALL_ARGS,
+      nb::arg("window_left") = -1, nb::arg("alibi_slopes") = nb::none(), KVBLOCKS_MASK_ARGS,
+      KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_CALL_ARGS,
       nb::sig("def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: "
               "Array, max_logits: "
               "Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, "
               "partition_tokens: int = "
               "512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, "
               "alibi_slopes: Array | "
-              "None = None, " KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_CALL_SIG ") -> None"),
+              "None = None, " KVBLOCKS_MASK_SIG KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_CALL_SIG
+              ") -> None"),
       R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
 
 With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],

@@ -13,7 +13,9 @@ NB_MODULE(_attention, module) {
   BindTensor(module);
   BindKvCache(module);
   BindOpCall(module);
+  BindAttentionRules(module);
   BindRowOps(module);
+  BindBlockOps(module);
   BindDenseOps(module);
   BindStateOps(module);
   BindMlaOps(module);

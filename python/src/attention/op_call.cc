@@ -1,14 +1,18 @@
 #include "kvblocks/python/src/attention/op_call.h"
 
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "kvblocks/attention/backends/workspace.h"
 #include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #ifdef KVBLOCKS_WITH_CUDA
 #include "kvblocks/attention/cuda/cuda_ops.h"
 #endif
@@ -21,6 +25,38 @@ using attention::DType;
 using attention::TensorView;
 
 namespace {
+
+// A backend that use_backend chose for this thread; null: CPU on the host and CUDA there.
+enum class Backend : uint8_t { kByDevice, kCpu, kCpuReference, kCuda };
+struct BackendName {
+  const char* name;
+  Backend backend;
+};
+constexpr BackendName kBackends[] = {
+    {"cpu", Backend::kCpu}, {"cpu_reference", Backend::kCpuReference}, {"cuda", Backend::kCuda}};
+thread_local Backend chosen_backend = Backend::kByDevice;
+
+nb::object NameOf(Backend backend) {
+  for (const BackendName& one : kBackends) {
+    if (one.backend == backend) return nb::str(one.name);
+  }
+  return nb::none();
+}
+// Returns the name of the one before.
+nb::object SetBackend(std::optional<const char*> name) {
+  Backend next = Backend::kByDevice;
+  if (name) {
+    std::string all;
+    for (const BackendName& one : kBackends) {
+      if (std::string_view(*name) == one.name) next = one.backend;
+      absl::StrAppend(&all, all.empty() ? "" : ", ", one.name);
+    }
+    if (next == Backend::kByDevice) {
+      Raise("InvalidArgumentError", absl::StrCat("use_backend: name is ", *name, "; one of ", all));
+    }
+  }
+  return NameOf(std::exchange(chosen_backend, next));
+}
 
 // Scratch memory as one run of bytes.
 absl::Span<std::byte> BytesOf(const char* name, const ImportedArray& array) {
@@ -194,7 +230,14 @@ int64_t OpCall::MaxDifference(const char* name, std::optional<int64_t> given,
 }
 
 const attention::AttentionOps& OpCall::ops() const {
-  if (device_->on_host()) return attention::Cpu();
+  const bool on_host = device_->on_host();
+  if (chosen_backend != Backend::kByDevice && on_host == (chosen_backend == Backend::kCuda)) {
+    Refuse(absl::StrCat("the backend is ", nb::cast<const char*>(NameOf(chosen_backend)),
+                        ", the arrays are on ", attention::Name(*device_),
+                        "; use_backend(None) goes by the arrays"));
+  }
+  if (chosen_backend == Backend::kCpuReference) return attention::CpuReference();
+  if (on_host) return attention::Cpu();
 #ifdef KVBLOCKS_WITH_CUDA
   return attention::Cuda();
 #else
@@ -273,15 +316,18 @@ constexpr OpName kOpNames[] = {
     {"compute_kv_scales", attention::OpKind::kComputeKvScales},
     {"gather_cache", attention::OpKind::kGatherCache},
     {"rotate_keys", attention::OpKind::kRotateKeys},
+    {"index_topk", attention::OpKind::kIndexTopk},
 };
 
 int64_t WorkspaceBytes(const char* op, int64_t max_reqs, int64_t max_tokens, int64_t num_heads,
-                       int64_t num_kv_heads, int64_t value_head_size, int64_t max_parts) {
+                       int64_t num_kv_heads, int64_t value_head_size, int64_t max_parts,
+                       int64_t max_rows) {
   std::string all;
   for (const OpName& known : kOpNames) {
     if (std::string_view(op) == known.name) {
-      return Value(attention::WorkspaceBytes(known.op, {max_reqs, max_tokens, num_heads,
-                                                        num_kv_heads, value_head_size, max_parts}))
+      return Value(
+                 attention::WorkspaceBytes(known.op, {max_reqs, max_tokens, num_heads, num_kv_heads,
+                                                      value_head_size, max_parts, max_rows}))
           .device;
     }
     absl::StrAppend(&all, all.empty() ? "" : ", ", known.name);
@@ -335,11 +381,15 @@ Calls from several threads take turns. A child after fork has none of its thread
   module.def(
       "workspace_bytes", &WorkspaceBytes, nb::arg("op"), nb::kw_only(), nb::arg("max_reqs") = 0,
       nb::arg("max_tokens") = 0, nb::arg("num_heads") = 0, nb::arg("num_kv_heads") = 0,
-      nb::arg("value_head_size") = 0, nb::arg("max_parts") = 512,
+      nb::arg("value_head_size") = 0, nb::arg("max_parts") = 512, nb::arg("max_rows") = 0,
       R"(Bytes of a Workspace that serves a function of this module within these bounds on a GPU.
 
 They follow from bounds alone, never from lengths, so a captured graph finds room at every replay. max_parts: of
-work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors.)");
+work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors. max_rows: of an indexer's cache, that a
+token sees.)");
+  module.def("set_backend", &SetBackend, nb::arg("name").none(),
+             nb::sig("def set_backend(name: str | None) -> str | None"),
+             "Of this thread; returns the one before. use_backend is the interface.");
 }
 
 }  // namespace kvblocks::python

@@ -154,6 +154,8 @@ void BindMlaOps(nb::module_& module);
 void BindIndexOps(nb::module_& module);
 void BindIndexerOps(nb::module_& module);
 void BindMetadata(nb::module_& module);
+void BindAttentionRules(nb::module_& module);  // Mask, BlockSparse, SplitPlanner
+void BindBlockOps(nb::module_& module);
 
 }  // namespace kvblocks::python
 

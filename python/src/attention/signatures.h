@@ -25,12 +25,17 @@
   "scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, " \
   "alibi_slopes: Array | None = None, sinks: Array | None = None, "
 
+// Which keys are seen by a rule of their own.
+#define KVBLOCKS_MASK_ARGS nb::arg("mask") = nb::none(), nb::arg("block_sparse") = nb::none()
+#define KVBLOCKS_MASK_SIG \
+  "mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, "
+
 // Of a prefill, also.
-#define KVBLOCKS_PREFILL_ARGS                                                           \
-  nb::arg("causal") = true, nb::arg("window_right") = -1, nb::arg("mask") = nb::none(), \
+#define KVBLOCKS_PREFILL_ARGS                                                 \
+  nb::arg("causal") = true, nb::arg("window_right") = -1, KVBLOCKS_MASK_ARGS, \
   nb::arg("mask_rows_are_absolute") = false, nb::arg("query_positions") = nb::none()
-#define KVBLOCKS_PREFILL_SIG                                                 \
-  "causal: bool = True, window_right: int = -1, mask: Array | None = None, " \
+#define KVBLOCKS_PREFILL_SIG                                        \
+  "causal: bool = True, window_right: int = -1, " KVBLOCKS_MASK_SIG \
   "mask_rows_are_absolute: bool = False, query_positions: Array | None = None, "
 
 // Of caches in codes.

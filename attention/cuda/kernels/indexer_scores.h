@@ -1,0 +1,49 @@
+// The two halves of IndexTopk: scores of rows, and a selection over them. Scores lie in the
+// workspace as keys: numbers that are in the order of the scores, -infinity for a NaN.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
+
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/indexer_rows.h"
+
+namespace kvblocks::attention::cuda {
+
+// Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its
+// key at keys[i * key_stride + r]. What a token does not see is not written; nor is anything of a
+// token that sees no more rows than it may choose.
+struct IndexScoreParams {
+  IndexTopkParams topk;
+  FastDivisor block_size;
+  int32_t first_token = 0, num_tokens = 0;
+  uint32_t* keys = nullptr;  // at a multiple of 16 bytes
+  int64_t key_stride = 0;    // a multiple of 4
+};
+
+// indexer_topk.cu
+bool TakesIndexScores(const IndexTopkParams& params);
+Error LaunchIndexScores(const LaunchContext& context, const IndexScoreParams& params);
+// indexer_select.cu
+Error LaunchPortableIndexScores(const LaunchContext& context, const IndexScoreParams& params);
+Error LaunchIndexSelect(const LaunchContext& context, const IndexScoreParams& params);
+
+// Into how many pieces rows of `num_tiles` tiles of tokens are cut, a block of threads per piece.
+int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors);
+
+// Larger for larger scores; -0 is 0.
+KVB_DEVICE uint32_t KeyOfScore(float score) {
+  if (!(score == score)) score = -INFINITY;
+  const uint32_t bits = __float_as_uint(score + 0.0f);
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// Rows that the token at a position sees.
+KVB_DEVICE int32_t VisibleRows(const IndexTopkParams& params, int64_t position) {
+  const int64_t rows = position < 0 ? 0 : (position + 1) / params.ratio;
+  return static_cast<int32_t>(rows < params.most_rows ? rows : params.most_rows);
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
