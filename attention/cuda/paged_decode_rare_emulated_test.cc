@@ -21,6 +21,25 @@ namespace {
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 const double kInf = std::numeric_limits<double>::infinity();
 
+// Looks up an impossible block where `dead` says so, and expects that nobody looks there.
+template <typename Dead>
+void ExpectNotLookedUp(PagedCase& paged, const Dead& dead) {
+  const std::vector<std::byte> before = BytesOf(paged);
+  int32_t* table = paged.block_table.view.as<int32_t>();
+  const int64_t columns = paged.block_table.view.extent[1];
+  for (int64_t b = 0; b < paged.num_requests(); ++b) {
+    for (int64_t column = 0; column * paged.options().block_size < paged.options().lengths[b];
+         ++column) {
+      if (dead(b, column)) table[b * columns + column] = 1 << 29;
+    }
+  }
+  DecodeRunner runner;
+  paged.ClearOutputs();
+  ASSERT_TRUE(runner.Run(PagedDecodeParamsOf(paged.DecodeArgs())).ok());
+  EXPECT_EQ(BytesOf(paged), before);
+  EXPECT_EQ(runner.flags(), 0u);
+}
+
 // --- Chunks ---
 
 TEST(DecodeChunkTest, FirstKeysAreThoseOfANaiveWalk) {
@@ -102,17 +121,11 @@ TEST(DecodeChunkTest, ReadsNoBlockBefore) {
     options.q_lens.assign(5, 1);
     PagedCase paged(options);
     paged.params.chunk = chunk;
-    DecodeRunner runner;
-    runner.ExpectDecode(paged);
-    const std::vector<std::byte> before = BytesOf(paged);
-    paged.KillBlocks(
-        [&](int64_t b, int64_t column) {
-          return (column + 1) * 16 <= (options.lengths[b] - 1) / chunk * chunk;
-        },
-        false);
-    ASSERT_TRUE(runner.Decode(paged).ok());
-    EXPECT_EQ(BytesOf(paged), before) << chunk;
-    EXPECT_EQ(runner.flags(), 0u);
+    SCOPED_TRACE(chunk);
+    DecodeRunner().ExpectDecode(paged);
+    ExpectNotLookedUp(paged, [&](int64_t b, int64_t column) {
+      return (column + 1) * 16 <= (options.lengths[b] - 1) / chunk * chunk;
+    });
   }
 }
 
@@ -342,6 +355,39 @@ TEST(DecodeMaskTest, BiasesOfEveryHeadAreAdded) {
   }
 }
 
+TEST(DecodeMaskTest, LayersWithAndWithoutMasksShareAPlan) {
+  for (const bool plans_for_mask : {false, true}) {
+    PagedCaseOptions options = DecodeOptions();
+    options.num_heads = 16, options.num_kv_heads = 1;  // by 16 and by 8
+    options.lengths = {900, 3, 200};
+    options.q_lens = {1, 1, 1};
+    PagedCase paged(options);
+    Tensor mask(DType::kBool, {1, 1, 1, 900});
+    std::vector<double> hides(900);
+    for (size_t j = 0; j < hides.size(); ++j) hides[j] = j % 3 == 1;
+    mask.Set(hides);
+    PagedDecodeArgs plain = paged.DecodeArgs();
+    paged.params.mask.tensor = mask.view;
+    paged.params.mask.form = MaskForm::kPerHead;
+    PagedDecodeArgs masked = paged.DecodeArgs();
+    DecodeRunner runner;
+    DeviceMemory memory(1 << 16);
+    DeviceDecodePlan plan;
+    plan.memory = TensorView::Contiguous(memory.data.get(), DType::kI32, {1 << 14});
+    ASSERT_TRUE(
+        CudaPlanDecode(runner.context(), plans_for_mask ? masked : plain, &plan).ok());
+    plain.device_plan = masked.device_plan = &plan;
+    for (int layer = 0; layer < 2; ++layer) {
+      paged.hide = nullptr;
+      ASSERT_TRUE(runner.Decode(paged, plain).ok());
+      EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+      paged.hide = [](int64_t, int64_t, int64_t j, int64_t) { return j % 3 == 1; };
+      ASSERT_TRUE(runner.Decode(paged, masked).ok());
+      EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+    }
+  }
+}
+
 TEST(DecodeMaskTest, MasksTooSmallForALengthHideTheRestAndFlag) {
   PagedCase paged(DecodeOptions());
   Tensor mask(DType::kBool, {1, 1, 1, 150});
@@ -375,22 +421,15 @@ TEST(DecodeSparseTest, AgreesWithTheOracleAndReadsNoBlockThatNobodySees) {
       sparse.block_size = 16;
       sparse.head_sliding_step = step;
       SCOPED_TRACE(absl::StrCat(Name(layout), " step ", step));
-      DecodeRunner runner;
-      runner.ExpectDecode(paged);
-      const std::vector<std::byte> before = BytesOf(paged);
-      paged.KillBlocks(
-          [&](int64_t b, int64_t column) {
-            if (column > (options.lengths[b] - 1) / 16 - 2) return false;
-            for (int64_t h = 0; h < 4; ++h) {
-              const int64_t offset = step >= 0 ? h * step + 1 : h / 2 * -step + 1;
-              if ((column + offset) % 5 == 0) return false;
-            }
-            return true;
-          },
-          false);
-      ASSERT_TRUE(runner.Decode(paged).ok());
-      EXPECT_EQ(BytesOf(paged), before);
-      EXPECT_EQ(runner.flags(), 0u);
+      DecodeRunner().ExpectDecode(paged);
+      ExpectNotLookedUp(paged, [&](int64_t b, int64_t column) {
+        if (column > (options.lengths[b] - 1) / 16 - 2) return false;
+        for (int64_t h = 0; h < 4; ++h) {
+          const int64_t offset = step >= 0 ? h * step + 1 : h / 2 * -step + 1;
+          if ((column + offset) % 5 == 0) return false;
+        }
+        return true;
+      });
     }
   }
 }

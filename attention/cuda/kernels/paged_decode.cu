@@ -57,18 +57,19 @@ struct Shape {
   int row_groups = 1;  // blocks
   int rows = 1;        // queries of a block that may exist
 };
-Shape ShapeOf(const PagedDecodeParams& params) {
+Shape ShapeOf(const PagedDecodeParams& params, bool is_rare) {
   Shape shape;
   const int dim = MaxOf(params.key_dim, params.value_dim);
   shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
   // Of the largest heads 16 queries do not fit the registers.
-  shape.groups = queries <= 8 || shape.padded_dim == 256 || params.is_rare() ? 1 : 2;
+  shape.groups = queries <= 8 || shape.padded_dim == 256 || is_rare ? 1 : 2;
   const int rows = 8 * shape.groups;
   shape.row_groups = (queries + rows - 1) / rows;
   shape.rows = queries < rows ? queries : rows;
   return shape;
 }
+Shape ShapeOf(const PagedDecodeParams& params) { return ShapeOf(params, params.is_rare()); }
 
 constexpr size_t kAlignment = 256;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -155,7 +156,8 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
 }
 
 DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiprocessors) {
-  const Shape shape = ShapeOf(params);
+  // Layers of either shape may share a plan.
+  const Shape shape = ShapeOf(params, false);
   DecodePlanParams plan;
   plan.seq_lens = params.keys.seq_lens;
   plan.query_start_loc = params.query_start_loc;
@@ -177,7 +179,8 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
       shape.padded_dim, BytesOf(params.keys.cache.element), shape.groups);
   const int heads = params.num_kv_heads * shape.row_groups;
   plan.num_parts = MaxOf(1, num_multiprocessors * per_multiprocessor / heads);
-  plan.num_counters = params.num_requests * heads;
+  plan.num_counters =
+      params.num_requests * params.num_kv_heads * ShapeOf(params, true).row_groups;
   return plan;
 }
 
