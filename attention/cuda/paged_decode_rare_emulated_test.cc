@@ -161,7 +161,8 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
   const std::vector<std::byte> untouched = BytesOf(paged);
   const absl::Status status = Cuda().PagedDecode(runner.context(), args);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(std::string(status.message()).find("chunk = 256, this call has 128"), std::string::npos);
+  EXPECT_NE(std::string(status.message()).find("chunk = 256, this call has 128"),
+            std::string::npos);
   EXPECT_EQ(BytesOf(paged), untouched);
 
   // Pieces of the host know of no chunk.
@@ -290,7 +291,8 @@ TEST(DecodeMaskTest, TreesAsBitsMarkersAndBiases) {
     Tensor mask;
     if (dtype == DType::kU8) {
       int64_t bits = 0;
-      for (int64_t b = 0; b < 5; ++b) bits += paged.options().lengths[b] * paged.options().q_lens[b];
+      for (int64_t b = 0; b < 5; ++b)
+        bits += paged.options().lengths[b] * paged.options().q_lens[b];
       mask = Tensor(DType::kU8, {(bits + 7) / 8});
       std::vector<double> bytes((bits + 7) / 8);
       int64_t at = 0;
@@ -307,7 +309,8 @@ TEST(DecodeMaskTest, TreesAsBitsMarkersAndBiases) {
       mask = Tensor(dtype, {5, 8, 140});
       std::vector<double> values(5 * 8 * 140);
       for (size_t n = 0; n < values.size(); ++n) {
-        const int64_t b = static_cast<int64_t>(n) / (8 * 140), i = static_cast<int64_t>(n) / 140 % 8;
+        const int64_t b = static_cast<int64_t>(n) / (8 * 140),
+                      i = static_cast<int64_t>(n) / 140 % 8;
         const int64_t j = static_cast<int64_t>(n) % 140;
         if (i >= paged.options().q_lens[b] || j >= paged.options().lengths[b]) continue;
         if (hides(b, i, j, 0)) values[n] = dtype == DType::kF32 ? -kInf : 1;

@@ -66,7 +66,8 @@ class RareDecodeState : public DecodeState<T, Code, kDim, 1> {
       const RowSees& sees = sees_[i % 2];
       const int key = first + g + i / 2 * 8;
       float bias = 0;
-      bool visible = key >= sees.lo && key < sees.hi && key < item.limit && (missing >> i / 2 & 1) == 0;
+      bool visible =
+          key >= sees.lo && key < sees.hi && key < item.limit && (missing >> i / 2 & 1) == 0;
       if (visible && sees.needs_test) visible = IsVisible(p.scoring, sees, 0, key, bias, flags);
       s[0][i] = visible ? s[0][i] + bias * 1.4426950408889634f : -INFINITY;
       seen[i] = __ballot_sync(kFullWarp, visible);

@@ -51,7 +51,11 @@ class Rows16 {
 
  public:
   KVB_DEVICE Rows16(const AttendRowsParams& params, BlockState& state)
-      : params_(params), work_(state.work), sees_(state.sees), live_(state.live), code_scale_(state.code_scale) {
+      : params_(params),
+        work_(state.work),
+        sees_(state.sees),
+        live_(state.live),
+        code_scale_(state.code_scale) {
     thread_ = static_cast<int>(threadIdx.x);
     lane_ = thread_ % 32;
     warp_ = thread_ / 32;
