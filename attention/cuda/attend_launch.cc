@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
 #include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
@@ -23,18 +22,10 @@ int64_t StateBytes(const AttendRowsParams& params) {
 
 }  // namespace
 
-absl::Status PrepareMask(CudaCall& call, const AttnParams& attn, AttendRowsParams& params) {
-  if (attn.mask.form != MaskForm::kRaggedBits) return absl::OkStatus();
-  const absl::StatusOr<int64_t*> bits_before = call.Take<int64_t>(params.num_requests);
+absl::Status CountMaskBits(CudaCall& call, MaskBitsParams bits, MaskRule& mask) {
+  const absl::StatusOr<int64_t*> bits_before = call.Take<int64_t>(bits.num_requests);
   if (!bits_before.ok()) return bits_before.status();
-  MaskBitsParams bits;
-  bits.num_requests = params.num_requests;
-  bits.query_start_loc = params.query_start_loc;
-  bits.kv_start_loc = params.kv_start_loc;
-  if (params.source == KeySource::kPaged) bits.seq_lens = params.keys.seq_lens;
-  bits.bits_before = *bits_before;
-  params.scoring.mask.bits_before = *bits_before;
-  params.scoring.mask.columns = attn.mask.tensor.num_elements();
+  mask.bits_before = bits.bits_before = *bits_before;
   return call.Launch(LaunchMaskBits, bits);
 }
 

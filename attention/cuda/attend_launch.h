@@ -12,13 +12,28 @@
 #include "absl/status/statusor.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/key_lengths.h"
 #include "kvblocks/attention/cuda/kernels/merge_states.h"
 #include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
 
-// Fills what a mask of ragged bits needs; REQUIRES query_start_loc, lengths and starts in `params`.
-absl::Status PrepareMask(CudaCall& call, const AttnParams& attn, AttendRowsParams& params);
+// Enqueues the sums that a mask of ragged bits needs.
+absl::Status CountMaskBits(CudaCall& call, MaskBitsParams bits, MaskRule& mask);
+
+// The same where `params`, AttendRowsParams or DenseAttention, have such a mask; REQUIRES
+// query_start_loc, lengths and starts in them.
+template <typename Params>
+absl::Status PrepareMask(CudaCall& call, Params& params) {
+  MaskRule& mask = params.scoring.mask;
+  if (mask.form != static_cast<uint8_t>(MaskForm::kRaggedBits)) return absl::OkStatus();
+  MaskBitsParams bits;
+  bits.num_requests = params.num_requests;
+  bits.query_start_loc = params.query_start_loc;
+  bits.kv_start_loc = params.kv_start_loc;
+  if (bits.kv_start_loc == nullptr) bits.seq_lens = params.keys.seq_lens;
+  return CountMaskBits(call, bits, mask);
+}
 
 // How `split` cuts keys, with max_keys an upper bound of their number. Auto cuts as long as
 // multiprocessors would be idle, up to what the workspace holds.

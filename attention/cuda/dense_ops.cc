@@ -49,7 +49,7 @@ absl::Status RunPagedPrefill(CudaCall& call, const PagedPrefillArgs& args, int64
 
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.shared_prefix = static_cast<int32_t>(std::min<int64_t>(shared_prefix, INT32_MAX));
-  absl::Status status = PrepareMask(call, args.params, params);
+  absl::Status status = PrepareMask(call, params);
   return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
 }
 
@@ -68,7 +68,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodeArgs>& checked) {
   if (TakesPagedDecode(decode)) return RunPagedDecode(call, decode, args.plan);
 
   AttendRowsParams params = AttendRowsParamsOf(decode);
-  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
+  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
   const absl::StatusOr<Pieces> pieces = PiecesOf(call, PolicyOf(args), params, args.max_seq_len);
   if (!pieces.ok()) return pieces.status();
   params.pieces = *pieces;
@@ -83,7 +83,7 @@ absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodePartialArg
 absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodePartialArgs>& checked) {
   const PagedDecodePartialArgs& args = checked.args();
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
-  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
+  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
   const absl::StatusOr<Pieces> pieces =
       PiecesOf(call, SplitPolicy::Fixed(args.partition_tokens), params, args.max_seq_len);
   if (!pieces.ok()) return pieces.status();
@@ -170,7 +170,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<VarlenSelfAttentionArgs>& che
     return RunPrefill(call, args.params.split, prefill);
   }
   AttendRowsParams params = AttendRowsParamsOf(dense);
-  absl::Status status = PrepareMask(call, args.params, params);
+  absl::Status status = PrepareMask(call, params);
   return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
 }
 

@@ -148,7 +148,10 @@ Scoring ScoringOf(const AttnParams& params) {
   rule.element = ElementOf(tensor.dtype);
   rule.marker = mask.encoding == MaskEncoding::kMarker;
   rule.bytes = ElementBytes(tensor.dtype) == 1;
-  if (mask.form == MaskForm::kRaggedBits) return scoring;
+  if (mask.form == MaskForm::kRaggedBits) {
+    rule.columns = tensor.num_elements();
+    return scoring;
+  }
   const int rank = tensor.rank;
   rule.row_stride = tensor.stride[rank - 2];
   rule.column_stride = tensor.stride[rank - 1];

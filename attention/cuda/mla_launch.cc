@@ -44,6 +44,10 @@ bool TakesCache(const Cache& cache, const AttendRowsParams& params) {
   if (cache.has_row_scales() || !IsAligned(cache.k.data, 16)) return false;
   switch (cache.layout) {
     case Layout::kMlaLatent:
+      if (IsCode(cache.element)) {
+        return !cache.has_row_scales() &&
+               AllMultiplesOf(16, cache.k.block_stride, cache.k.token_stride);
+      }
       return cache.element == params.q.element && cache.k_scale.data == nullptr &&
              AllMultiplesOf(8, cache.k.block_stride, cache.k.token_stride);
     case Layout::kMlaSplit:
@@ -62,6 +66,12 @@ bool TakesCache(const Cache& cache, const AttendRowsParams& params) {
   }
 }
 
+// Whether keys are codes of 8 bits, for which there are tiles of 16 rows alone.
+bool HasCodes(const AttendRowsParams& params) {
+  const Cache& cache = params.source == KeySource::kLists ? params.main.cache : params.keys.cache;
+  return cache.layout == Layout::kMlaLatent && IsCode(cache.element);
+}
+
 bool TakesKeys(const AttendRowsParams& params) {
   if (params.source == KeySource::kPaged) {
     // fp8 rows by tables keep the precision of float32.
@@ -70,6 +80,8 @@ bool TakesKeys(const AttendRowsParams& params) {
   if (params.source != KeySource::kLists || params.main.slots == nullptr) return false;
   if (!TakesCache(params.main.cache, params)) return false;
   if (params.extra.slots == nullptr) return true;
+  // Codes have one type and scale.
+  if (HasCodes(params) || IsCode(params.extra.cache.element)) return false;
   const Layout main = params.main.cache.layout, extra = params.extra.cache.layout;
   if (IsFp8(main) ? extra != main : IsFp8(extra)) return false;
   return TakesCache(params.extra.cache, params);
@@ -130,7 +142,8 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
     rows *= CeilDiv(params.num_rows, std::max(1, params.num_requests));
   }
   // Emulation has all instructions and tries both.
-  const bool has_wgmma = capability == 90 || (IsEmulation() && rows > 16);
+  const bool has_wgmma =
+      !HasCodes(params) && (capability == 90 || (IsEmulation() && rows > 16));
   return has_wgmma ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 

@@ -40,7 +40,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<MlaDecodeArgs>& checked) {
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
   if (!args.q_pe.absent()) params.q_tail = ConstRowsOf(args.q_pe);
-  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
+  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
   return LaunchMla(call, args.params.split, args.max_seq_len, params);
 }
 

@@ -26,12 +26,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Requests over shuffled blocks; rows that are no key's are NaN, entries past them far out.
 struct DecodeCase {
   DecodeCase(LatentCacheOptions options, std::vector<int64_t> the_lengths,
-             std::vector<int64_t> the_q_lens, int64_t num_heads)
+             std::vector<int64_t> the_q_lens, int64_t num_heads, DType query = DType::kBF16)
       : lengths(std::move(the_lengths)),
         q_lens(std::move(the_q_lens)),
         heads(num_heads),
         block_size(options.block_size),
-        type(options.dtype),
+        type(IsQuantizedCode(options.dtype) ? query : options.dtype),
         cache(WithBlocks(options, lengths)) {
     std::mt19937_64 random(heads);
     const auto requests = static_cast<int64_t>(lengths.size());
@@ -162,6 +162,38 @@ TEST(CudaMlaTest, T3DenseDecode) {
     DecodeCase decode(CacheOptions(each.layout, each.type, each.block_size), each.lengths,
                       each.q_lens, each.heads);
     decode.ExpectExact(decode.Args());
+  }
+}
+
+// Rows of 8-bit codes with one scale, whose instances have tiles of 16 rows alone.
+TEST(CudaMlaTest, T3CodesOfLatentRows) {
+  const struct {
+    int64_t heads, block_size;
+    DType query, type;
+    std::vector<int64_t> lengths, q_lens;
+  } kCases[] = {
+      {16, 64, DType::kBF16, DType::kF8E4M3, {1, 0, 31, 33, 130}, {1, 1, 1, 1, 1}},
+      {17, 16, DType::kF16, DType::kF8E4M3, {64, 65}, {1, 1}},
+      {16, 32, DType::kBF16, DType::kI8, {97, 40}, {1, 1}},
+      {64, 16, DType::kF16, DType::kI8, {70}, {1}},
+      {3, 8, DType::kBF16, DType::kF8E4M3, {30, 0, 66, 9}, {7, 0, 12, 1}},
+  };
+  for (const auto& each : kCases) {
+    SCOPED_TRACE(absl::StrCat(each.heads, " heads, ", Name(each.type)));
+    LatentCacheOptions options = CacheOptions(KvLayout::kMlaLatent, each.type, each.block_size);
+    options.scale = each.type == DType::kI8 ? 0.01 : 0.25;
+    for (const int64_t rotary : {64, 0}) {
+      options.rotary_dim = rotary;
+      DecodeCase decode(options, each.lengths, each.q_lens, each.heads, each.query);
+      const Tensor scale = Floats({options.scale});
+      decode.params.scales.k = scale.view;
+      for (const SplitPolicy split : {SplitPolicy::Auto(), SplitPolicy::Fixed(64)}) {
+        decode.params.split = split;
+        decode.ExpectExact(decode.Args());
+      }
+      decode.params.window_left = 20;
+      decode.ExpectExact(decode.Args());
+    }
   }
 }
 

@@ -2,9 +2,7 @@
 
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,105 +10,15 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/cuda/testing/decode_runner.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-// 16-byte aligned memory of exactly so many bytes, full of garbage.
-struct DeviceMemory {
-  explicit DeviceMemory(size_t bytes) : size((bytes + 15) / 16 * 16) {
-    data.reset(static_cast<std::byte*>(std::aligned_alloc(16, std::max<size_t>(size, 16))));
-    std::fill_n(data.get(), size, std::byte{0xa5});
-  }
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
-  size_t size;
-  std::unique_ptr<std::byte, Free> data;
-};
-
-// PagedCase keeps its cache in vectors, which are 16-byte aligned by their allocator.
-PagedCaseOptions Options() {
-  PagedCaseOptions options;
-  options.lengths = {1, 63, 64, 65, 0, 150};
-  options.q_lens = {1, 1, 1, 1, 1, 1};
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.key_dim = options.value_dim = 64;
-  options.q_dtype = options.cache_dtype = DType::kBF16;
-  return options;
-}
-
-class Runner {
- public:
-  explicit Runner(size_t workspace_bytes = size_t{1} << 22) : memory_(workspace_bytes) {
-    workspace_.device = absl::MakeSpan(memory_.data.get(), memory_.size);
-    flags_.bits = &bits_;
-    context_.workspace = &workspace_;
-    context_.error_flags = &flags_;
-  }
-  const ExecContext& context() const { return context_; }
-  uint32_t flags() const { return bits_; }
-
-  // Expect the fast decode.
-  absl::Status Decode(PagedCase& paged) { return Decode(paged, paged.DecodeArgs()); }
-  absl::Status Decode(PagedCase& paged, const PagedDecodeArgs& args) {
-    paged.ClearOutputs();
-    EXPECT_TRUE(TakesPagedDecode(PagedDecodeParamsOf(args)));
-    return Cuda().PagedDecode(context_, args);
-  }
-  absl::Status Prefill(PagedCase& paged) {
-    paged.ClearOutputs();
-    EXPECT_TRUE(TakesPagedDecode(PagedDecodeParamsOf(paged.PrefillArgs())));
-    return Cuda().PagedPrefill(context_, paged.PrefillArgs());
-  }
-  absl::Status Run(const PagedDecodeParams& params) const {
-    absl::StatusOr<CudaCall> call = CudaCall::Begin("PagedDecode", context_);
-    return call.ok() ? RunPagedDecode(*call, params) : call.status();
-  }
-  // As on a GPU of so many multiprocessors that has clusters.
-  Error DecodeInClusters(PagedCase& paged, int num_multiprocessors) {
-    paged.ClearOutputs();
-    LaunchContext launch;
-    launch.error_flags = &bits_;
-    launch.workspace = reinterpret_cast<unsigned char*>(memory_.data.get());
-    launch.workspace_bytes = memory_.size;
-    launch.num_multiprocessors = num_multiprocessors;
-    launch.compute_capability = 90;
-    return LaunchPagedDecode(launch, PagedDecodeParamsOf(paged.DecodeArgs()));
-  }
-  void ExpectDecode(PagedCase& paged) {
-    const absl::Status status = Decode(paged);
-    ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
-  }
-  void ExpectPrefill(PagedCase& paged) {
-    const absl::Status status = Prefill(paged);
-    ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
-  }
-
- private:
-  DeviceMemory memory_;
-  Workspace workspace_;
-  uint32_t bits_ = 0;
-  DeviceErrorFlags flags_;
-  ExecContext context_;
-};
-
-std::vector<std::byte> BytesOf(const PagedCase& paged) {
-  std::vector<std::byte> bytes = paged.out.bytes;
-  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
-  return bytes;
-}
-
-Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
+constexpr auto Options = DecodeOptions;
+using Runner = DecodeRunner;
 
 // --- T-1: types, layouts, head sizes, groups, block sizes ---
 
@@ -447,19 +355,23 @@ TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
 TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
   PagedCaseOptions options = Options();
   options.block_size = 12;
-  PagedCase odd_blocks(options);
   const auto takes = [](PagedCase& paged) {
     return TakesPagedDecode(PagedDecodeParamsOf(paged.DecodeArgs()));
   };
-  EXPECT_FALSE(takes(odd_blocks));
-  options = Options();
-  options.layout = KvLayout::kPagedX;
-  PagedCase paged_x(options);
-  EXPECT_FALSE(takes(paged_x));
-  PagedCase whole(Options());
-  EXPECT_TRUE(takes(whole));
-  whole.params.chunk = 16;
-  EXPECT_FALSE(takes(whole));
+  for (const KvLayout layout : {kNhd, KvLayout::kPagedX}) {
+    options.layout = layout;
+    options.block_size = 12;
+    PagedCase odd_blocks(options);
+    EXPECT_FALSE(takes(odd_blocks));
+    options.block_size = 16;
+    PagedCase whole(options);
+    EXPECT_TRUE(takes(whole));
+    whole.params.chunk = 16;
+    EXPECT_TRUE(takes(whole));
+  }
+  options.q_dtype = options.cache_dtype = DType::kF32;
+  PagedCase wide(options);
+  EXPECT_FALSE(takes(wide));
 }
 
 // --- Workspace and plans ---

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/ops/split_planner.h"
@@ -37,6 +38,7 @@ std::string Difference(const DeviceDecodePlan& plan, const PagedDecodeArgs& args
              {"Dv =", plan.value_dim, args.cache.value_dim()},
              {"blocks of", plan.block_size, args.cache.block_size()},
              {"window_left =", plan.window_left, args.params.window_left},
+             {"chunk =", plan.chunk, args.params.chunk},
              {"table columns", plan.table_columns, args.block_table.extent[1]},
              {"max_seq_len =", plan.max_seq_len, args.max_seq_len}};
   for (const auto& [what, planned, given] : all) {
@@ -139,6 +141,7 @@ absl::Status RunPagedDecode(CudaCall& call, PagedDecodeParams params, const Spli
   const PagedDecodeWorkspace workspace = WorkspaceOf(params, multiprocessors);
   const auto memory = call.Take<std::byte>(static_cast<int64_t>(workspace.bytes));
   if (!memory.ok()) return memory.status();
+  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
   if (plan != nullptr && params.num_requests > 0) {
     params.plan = *memory + workspace.partial_bytes;
     absl::Status status =
@@ -174,6 +177,7 @@ absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& a
   plan->value_dim = args.cache.value_dim();
   plan->block_size = args.cache.block_size();
   plan->window_left = args.params.window_left;
+  plan->chunk = args.params.chunk;
   plan->table_columns = args.block_table.extent[1];
   plan->max_seq_len = args.max_seq_len;
   plan->split = args.params.split;

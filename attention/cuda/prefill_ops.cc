@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/cuda/kernels/prefill_merge.h"
 
 namespace kvblocks::attention::cuda {
@@ -19,6 +20,7 @@ bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params) {
 }
 
 absl::Status RunPrefill(CudaCall& call, const SplitPolicy& split, PrefillParams params) {
+  if (absl::Status prepared = PrepareMask(call, params); !prepared.ok()) return prepared;
   if (split.kind == SplitPolicy::Kind::kAuto) {
     const int32_t count = PiecesForPrefill(call.launch(), params);
     if (count > 1 && PlacePieces(call, count, &params) && params.pieces.count == 1) {

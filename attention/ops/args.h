@@ -81,7 +81,7 @@ struct SplitPlan;
 struct DeviceDecodePlan {
   TensorView memory;  // contiguous, aligned to 16 bytes
   int64_t num_requests = 0, num_heads = 0, num_kv_heads = 0, key_dim = 0, value_dim = 0;
-  int64_t block_size = 0, window_left = -1, table_columns = 0, max_seq_len = 0;
+  int64_t block_size = 0, window_left = -1, chunk = 0, table_columns = 0, max_seq_len = 0;
   SplitPolicy split;
 };
 

@@ -22,13 +22,24 @@ struct Shape {
   DType q_dtype = DType::kBF16;
   KvLayout layout = KvLayout::kNhd;
   int64_t shared_prefix = 0;  // keys that all requests have in the same blocks
+  int64_t chunk = 0;          // of local attention
+  bool is_sparse = false;     // blocks of 64 keys as Phi-3-small sees them: 16 local ones, each eighth
+  bool has_mask = false;      // one byte per query and key, none of which hides
+
+  // Keys that the last query sees, in one head.
+  int64_t SeenOf(int64_t length) const {
+    if (chunk > 0) return (length - 1) % chunk + 1;
+    const int64_t local = kLocalBlocks * kSparseBlock;
+    return is_sparse && length > local ? local + (length - local) / kSparseStride : length;
+  }
+  static constexpr int64_t kLocalBlocks = 16, kSparseBlock = 64, kSparseStride = 8;
 };
 
 // A batch over a paged cache whose blocks are in random order; K and V in one allocation, as
 // engines have them.
 struct Batch {
   Shape shape;
-  DeviceTensor cache, q, out, block_table, seq_lens, query_start_loc, k_scale, v_scale;
+  DeviceTensor cache, q, out, block_table, seq_lens, query_start_loc, k_scale, v_scale, mask;
   PagedPrefillArgs prefill;
   PagedDecodeArgs decode;
   double kv_bytes = 0, flops = 0;
@@ -45,8 +56,9 @@ struct Batch {
       longest = std::max(longest, shape.lengths[b]);
       longest_q = std::max(longest_q, shape.q_lens[b]);
       starts.push_back(starts.back() + shape.q_lens[b]);
-      const double seen = static_cast<double>(shape.lengths[b]) - (shape.q_lens[b] - 1) / 2.0;
-      kv_bytes += 2.0 * (shape.lengths[b] - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads *
+      const auto length = static_cast<double>(shape.SeenOf(shape.lengths[b]));
+      const double seen = length * (1 - (shape.q_lens[b] - 1) / 2.0 / shape.lengths[b]);
+      kv_bytes += 2.0 * (length - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads *
                   shape.dim * ElementBytes(shape.cache_dtype);
       flops += 4.0 * seen * shape.q_lens[b] * shape.heads * shape.dim;
     }
@@ -61,11 +73,11 @@ struct Batch {
         table[b * columns + c] = b > 0 && c < shared ? table[c] : ids[next++];
       }
     }
-    const bool hnd = shape.layout == KvLayout::kHnd;
+    const bool nhd = shape.layout == KvLayout::kNhd;
     cache = DeviceTensor(
         shape.cache_dtype,
-        hnd ? std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads, shape.block_size, shape.dim}
-            : std::vector<int64_t>{num_blocks + 1, 2, shape.block_size, shape.kv_heads, shape.dim});
+        nhd ? std::vector<int64_t>{num_blocks + 1, 2, shape.block_size, shape.kv_heads, shape.dim}
+            : std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads, shape.block_size, shape.dim});
     cache.FillNormal(seed);
     const int64_t tokens = starts.back();
     q = DeviceTensor(shape.q_dtype, {tokens, shape.heads, shape.dim});
@@ -80,8 +92,29 @@ struct Batch {
 
     AttnParams params;
     params.scale = 0.08838835f;
-    const ConstKvCacheView view(shape.layout, cache.view.Select(1, 0).value(),
-                                cache.view.Select(1, 1).value());
+    TensorView k = cache.view.Select(1, 0).value(), v = cache.view.Select(1, 1).value();
+    if (shape.layout == KvLayout::kPagedX) {
+      // The same bytes: [.., D / x, BS, x] and [.., D, BS].
+      const int64_t x = 16 / ElementBytes(shape.cache_dtype);
+      k.rank = 5;
+      k.extent[2] = shape.dim / x, k.extent[3] = shape.block_size, k.extent[4] = x;
+      k.stride[2] = shape.block_size * x, k.stride[3] = x, k.stride[4] = 1;
+      v.extent[2] = shape.dim, v.extent[3] = shape.block_size;
+      v.stride[2] = shape.block_size;
+    }
+    const ConstKvCacheView view(shape.layout, k, v);
+    params.chunk = shape.chunk;
+    if (shape.is_sparse) {
+      params.block_sparse.local_blocks = Shape::kLocalBlocks;
+      params.block_sparse.vert_stride = Shape::kSparseStride;
+      params.block_sparse.block_size = Shape::kSparseBlock;
+    }
+    if (shape.has_mask) {
+      mask = DeviceTensor(DType::kBool, {longest_q, longest});
+      mask.FillByte(0);
+      params.mask.tensor = mask.view;
+      params.mask.form = MaskForm::kShared;
+    }
     if (ElementBytes(shape.cache_dtype) == 1) {
       k_scale = DeviceTensor(DType::kF32, {1});
       v_scale = DeviceTensor(DType::kF32, {1});
@@ -117,7 +150,9 @@ std::string NameOf(const char* what, const Shape& shape, const std::string& leng
       shape.q_dtype == DType::kBF16 ? "" : absl::StrCat("q ", Name(shape.q_dtype), " ");
   return absl::StrCat(what, " ", queries, Name(shape.cache_dtype), " ", Name(shape.layout), " ", lengths,
                       " heads ", shape.heads, "/", shape.kv_heads, " block ", shape.block_size,
-                      shape.dim == 128 ? std::string() : absl::StrCat(" D=", shape.dim));
+                      shape.dim == 128 ? std::string() : absl::StrCat(" D=", shape.dim),
+                      shape.chunk > 0 ? absl::StrCat(" chunk ", shape.chunk) : std::string(),
+                      shape.is_sparse ? " sparse" : "", shape.has_mask ? " mask" : "");
 }
 
 void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, int most_copies) {
@@ -125,7 +160,8 @@ void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, 
   if (!bench.wants(name)) return;
   double bytes = 0;
   for (const int64_t length : shape.lengths) {
-    bytes += 2.0 * length * shape.kv_heads * shape.dim * ElementBytes(shape.cache_dtype);
+    bytes += 2.0 * shape.SeenOf(length) * shape.kv_heads * shape.dim *
+             ElementBytes(shape.cache_dtype);
   }
   BenchCase bench_case;
   bench_case.name = name;
@@ -219,6 +255,24 @@ void BenchDecode(GpuBench& bench) {
   Shape skewed = DecodeShape(64, 512);
   skewed.lengths[20] = 32768;
   RunDecode(bench, skewed, "63x512+1x32k", 20);
+  // Shapes that other instances take, or that leave keys out.
+  for (const auto& [requests, length] : {std::pair<int64_t, int64_t>{64, 4096}, {8, 32768}}) {
+    Shape chunked = DecodeShape(requests, length);
+    chunked.chunk = 8192;
+    RunDecode(bench, chunked, absl::StrCat(requests, "x", Tokens(length)), 8);
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+    Shape paged_x = DecodeShape(64, 4096);
+    paged_x.layout = KvLayout::kPagedX;
+    paged_x.cache_dtype = dtype;
+    RunDecode(bench, paged_x, "64x4k", 8);
+  }
+  Shape sparse = DecodeShape(8, 32768);
+  sparse.is_sparse = true;
+  RunDecode(bench, sparse, "8x32k", 8);
+  Shape masked = DecodeShape(64, 4096);
+  masked.has_mask = true;
+  RunDecode(bench, masked, "64x4k", 8);
 }
 
 void BenchCascade(GpuBench& bench) {
@@ -251,6 +305,14 @@ void BenchPrefill(GpuBench& bench) {
     chunk.q_lens = {queries};
     RunPrefill(bench, chunk, absl::StrCat(queries, " on ", Tokens(length)));
   }
+  Shape whole = DecodeShape(1, 8192);
+  whole.q_lens = whole.lengths;
+  Shape chunked = whole, sparse = whole, masked = whole, paged_x = whole;
+  chunked.chunk = 2048;
+  sparse.is_sparse = true;
+  masked.has_mask = true;
+  paged_x.layout = KvLayout::kPagedX;
+  for (const Shape& shape : {chunked, sparse, masked, paged_x}) RunPrefill(bench, shape, "1x8k");
 }
 
 }  // namespace kvblocks::attention::cuda

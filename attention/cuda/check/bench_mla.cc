@@ -19,10 +19,11 @@ constexpr float kScale = 0.0721688f;
 
 struct DenseShape {
   int64_t requests = 128, length = 4096, heads = 16, queries = 1, block_size = 64;
+  DType dtype = DType::kBF16;  // of the cache
 };
 
 struct DenseBatch {
-  DeviceTensor cache, q, out, lse, table, seq_lens, starts;
+  DeviceTensor cache, q, out, lse, table, seq_lens, starts, scale;
   MlaDecodeArgs args;
 
   DenseBatch(const DenseShape& shape, uint32_t seed) {
@@ -33,7 +34,7 @@ struct DenseBatch {
     std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
     for (int64_t b = 0; b <= shape.requests; ++b) offsets[b] = b * shape.queries;
     cache =
-        DeviceTensor(DType::kBF16, {shape.requests * columns, shape.block_size, kValues + kRotary});
+        DeviceTensor(shape.dtype, {shape.requests * columns, shape.block_size, kValues + kRotary});
     cache.FillNormal(seed);
     q = DeviceTensor(DType::kBF16, {tokens, shape.heads, kValues + kRotary});
     q.FillNormal(seed + 1);
@@ -54,6 +55,11 @@ struct DenseBatch {
     args.max_seq_len = shape.length;
     if (shape.queries > 1) args.query_start_loc = starts.view;
     args.params.scale = kScale;
+    if (shape.dtype != DType::kBF16) {
+      scale = DeviceTensor(DType::kF32, {1});
+      scale.SetInts({1});
+      args.params.scales = {scale.view, scale.view};
+    }
     args.out = out.view;
     args.lse = lse.view;
   }
@@ -63,13 +69,15 @@ void RunDense(GpuBench& bench, const DenseShape& shape) {
   const std::string name =
       absl::StrCat("mla ", shape.requests, "x", shape.length, " heads ", shape.heads,
                    shape.queries > 1 ? absl::StrCat(" queries ", shape.queries) : std::string(),
-                   " block ", shape.block_size);
+                   " block ", shape.block_size,
+                   shape.dtype == DType::kBF16 ? "" : absl::StrCat(" ", Name(shape.dtype)));
   if (!bench.wants(name)) return;
   const double keys = static_cast<double>(shape.requests) * shape.length;
   const double rows = static_cast<double>(shape.requests) * shape.queries * shape.heads;
   BenchCase bench_case;
   bench_case.name = name;
-  bench_case.bytes = 2 * (keys * (kValues + kRotary) + rows * (2 * kValues + kRotary));
+  bench_case.bytes = ElementBytes(shape.dtype) * keys * (kValues + kRotary) +
+                     2 * rows * (2 * kValues + kRotary);
   bench_case.flops = 2 * rows * shape.length * (2 * kValues + kRotary);
   bench_case.copies = CopiesFor(bench_case.bytes, 20);
   std::vector<std::unique_ptr<DenseBatch>> batches;
@@ -199,6 +207,7 @@ void BenchMla(GpuBench& bench) {
   for (const int64_t heads : {16, 32, 64, 128}) {
     RunDense(bench, {.heads = heads});
   }
+  RunDense(bench, {.heads = 16, .dtype = DType::kF8E4M3});
   RunDense(bench, {.heads = 16, .queries = 4});
   RunDense(bench, {.heads = 16, .block_size = 16});
   RunDense(bench, {.requests = 16, .length = 8192, .heads = 16});

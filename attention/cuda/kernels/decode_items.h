@@ -43,7 +43,8 @@ struct DecodeKernelParams {
   float2* partial_stats;
   uint32_t* error_flags;
   float scale, soft_cap;
-  int32_t max_keys, num_blocks, block_size, window;
+  int32_t max_keys, num_blocks, block_size;
+  KeyLimits limits;  // of the plan, which may know of none
   int32_t window_left, window_right;
   int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
   uint32_t group_inverse;                                 // see TokenOf
@@ -53,6 +54,12 @@ struct DecodeKernelParams {
   // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
   // of request n / kDecodeCluster's. Only without a plan.
   bool in_clusters;
+  // Of local attention; 0: none. Whole blocks of keys, and at most one chunk ends among the queries of a
+  // block.
+  int32_t chunk;
+  // For instances of rare shapes alone. Of kPagedX the units of tokens are those of eight.
+  bool is_paged_x;
+  Scoring scoring;
 };
 
 // Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use
@@ -142,6 +149,7 @@ struct DecodeItem {
   int first_token = 0, last_token = -1;  // of the row group, among its queries
   int q_len = 0;
   int open_begin = 0, open_last = -1;  // keys that all of them see, both inclusive
+  int turn = 0;                        // where the chunk of the last one begins; 0 without chunks
   uint32_t cut = 0;
 };
 
@@ -153,6 +161,7 @@ KVB_DEVICE DecodeVisible VisibleTo(const DecodeKernelParams& p, const DecodeItem
   const int at = item.position + token;
   DecodeVisible visible;
   visible.begin = p.window_left >= 0 && at > p.window_left ? at - p.window_left : 0;
+  if (at >= item.turn && item.turn > visible.begin) visible.begin = item.turn;
   int last = item.length - 1;
   if (p.causal && at < last) last = at;
   if (p.window_right >= 0 && int64_t{at} + p.window_right < last) last = at + p.window_right;
@@ -186,7 +195,7 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& wo
       threadIdx.x == 0) {
     atomicOr(p.error_flags, kLengthClamped);
   }
-  const int first = FirstKey(item.length, item.q_len, p.window, p.block_size);
+  const int first = FirstKey(item.length, item.q_len, p.limits, p.block_size);
   const int64_t limit = first + int64_t{piece.z} * work.tile;
   item.limit = limit < item.length ? static_cast<int>(limit) : item.length;
   item.begin = first + piece.y * work.tile;
@@ -198,9 +207,19 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& wo
     item.end = item.begin;
     return item;
   }
+  int chunk_begin = 0;
+  if (p.chunk > 0) {
+    const auto chunk_of = [&](int token) {
+      const int at = item.position + token;
+      return at > 0 ? at / p.chunk * p.chunk : 0;
+    };
+    chunk_begin = chunk_of(item.first_token);
+    item.turn = chunk_of(item.last_token);
+  }
   const DecodeVisible early = VisibleTo(p, item, item.first_token);
   const DecodeVisible late = VisibleTo(p, item, item.last_token);
   if ((early.begin & ~7) > item.begin) item.begin = early.begin & ~7;
+  if (chunk_begin > item.begin) item.begin = chunk_begin;
   item.end = late.last + 1 < item.limit ? late.last + 1 : item.limit;
   item.open_begin = late.begin;
   item.open_last = early.last < item.limit ? early.last : item.limit - 1;

@@ -13,12 +13,13 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "kvblocks/attention/cuda/kernels/row_visibility.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 
 // Copies a warp's keys, tile after tile, piece after piece.
-template <typename Code, int kDim, int kRows>
+template <typename Code, int kDim, int kRows, bool kRare>
 class DecodeLoader {
  public:
   static constexpr int kChunks = kDim * Code::kBytes / 16;
@@ -36,6 +37,10 @@ class DecodeLoader {
     k_ = p.k + kv_head * p.k_head + row * p.k_token + chunk;
     v_ = p.v + kv_head * p.v_head + row * p.v_token + chunk;
     own_ = ChunkAt(FirstChunk<kChunks>(row), lane_ % kChunks);
+    if constexpr (kRare) {
+      kv_head_ = kv_head;
+      if (p.is_paged_x) k_ = p.k + kv_head * p.k_head, v_ = p.v + kv_head * p.v_head;
+    }
     k_has_chunk_ = chunk < p.key_dim * Code::kBytes;
     v_has_chunk_ = chunk < p.value_dim * Code::kBytes;
     policy_ = OnceInL2();
@@ -84,6 +89,10 @@ class DecodeLoader {
     const int first = key_ + warp_ * kDecodeWarpTile;
     ++held_;
     key_ += kDecodeTile;
+    if constexpr (kRare) {
+      if (k0 == kNoBlock && k1 == kNoBlock) return 3;
+      if (p_.is_paged_x) return CopyPagedX(to, k0, k1, v0, v1, first);
+    }
     const uint32_t at = to + own_;
     if (Unlikely(first < lowest_ || first + kDecodeWarpTile > end_ || k0 == kNoBlock ||
                  k1 == kNoBlock)) {
@@ -113,6 +122,7 @@ class DecodeLoader {
     lowest_ = item.first_token <= item.last_token ? VisibleTo(p_, item, item.first_token).begin : 0;
     request_ = item.request;
     held_ = kUsedUp;
+    if constexpr (kRare) first_position_ = item.position + item.first_token;
   }
 
   // To the next tile and its blocks; false after the last.
@@ -142,6 +152,9 @@ class DecodeLoader {
     k_offset_ = v_offset_ = kNoBlock;
     if (first >= end_ || first + 8 <= lowest_) return;
     const int key = static_cast<int>(first), column = ColumnOf(key);
+    if constexpr (kRare) {
+      if (IsHiddenFromAll(key)) return;
+    }
     const int32_t* entry = p_.block_table + request_ * p_.table_stride + column;
     // Until FinishLookUp the block and the key's place in it.
     k_offset_ = static_cast<uint32_t>(kGuess ? LoadGuess(entry) : *entry);
@@ -149,7 +162,11 @@ class DecodeLoader {
   }
   KVB_DEVICE void FinishLookUp(bool reports) {
     held_ = 0;
-    const uint32_t id = k_offset_, in_block = v_offset_;
+    const uint32_t id = k_offset_;
+    uint32_t in_block = v_offset_;
+    if constexpr (kRare) {
+      if (p_.is_paged_x && in_block != kNoBlock) in_block /= 8;
+    }
     if (id < static_cast<uint32_t>(p_.num_blocks)) {
       k_offset_ = id * p_.k_block_units + in_block * p_.k_token_units;
       v_offset_ = id * p_.v_block_units + in_block * p_.v_token_units;
@@ -209,6 +226,57 @@ class DecodeLoader {
     return missing;
   }
 
+  // Whether the block-sparse rule hides the octet of keys that begins here from all queries: from the
+  // earliest, which sees most of it, in every head.
+  KVB_DEVICE bool IsHiddenFromAll(int key) const {
+    const BlockSparseRule& sparse = p_.scoring.block_sparse;
+    if (sparse.vert_stride <= 1 || sparse.block_size % 8 != 0) return false;
+    const int64_t k_block = key / sparse.block_size;
+    if (k_block > FloorDiv(first_position_, sparse.block_size) - sparse.local_blocks) return false;
+    for (int h = 0; h < p_.group; ++h) {
+      const int64_t offset = SparseOffsetOf(sparse, p_.group * p_.num_kv_heads, p_.num_kv_heads,
+                                            kv_head_ * p_.group + h);
+      if ((k_block + offset) % sparse.vert_stride == 0) return false;
+    }
+    return true;
+  }
+
+  // As CopySome, of the chunks that kPagedX has: of eight keys, those of the same dimensions are
+  // neighbours, and each dimension has the values of eight.
+  KVB_DEVICE uint32_t CopyPagedX(uint32_t to, uint32_t k0, uint32_t k1, uint32_t v0, uint32_t v1,
+                                 int first) {
+    if (first >= end_) return 0;
+    const uint32_t missing = (k0 == kNoBlock ? 1u : 0u) | (k1 == kNoBlock ? 2u : 0u);
+    const int begin = lowest_ - first, end = end_ - first;
+#pragma unroll
+    for (int octet = 0; octet < 2; ++octet) {
+      const bool exists = (missing >> octet & 1) == 0;
+      const int row = 8 * octet + lane_ % 8;
+      const bool has_key = exists && row >= begin && row < end;
+      const char* key = k_ + uint64_t{octet == 0 ? k0 : k1} * p_.k_unit + lane_ % 8 * 16;
+#pragma unroll
+      for (int chunk = lane_ / 8; chunk < kChunks; chunk += 4) {
+        const bool valid = has_key && chunk * 16 < p_.key_dim * Code::kBytes;
+        CopyChunk(to + ChunkAt(FirstChunk<kChunks>(row), chunk),
+                  valid ? key + int64_t{chunk} * p_.block_size * 16 : p_.k, valid);
+      }
+      const bool has_values = exists && 8 * octet + 8 > begin && 8 * octet < end;
+      const char* value = v_ + uint64_t{octet == 0 ? v0 : v1} * p_.v_unit;
+#pragma unroll
+      for (int dim = lane_; dim < kDim; dim += 32) {
+        const bool valid = has_values && dim < p_.value_dim;
+        const char* from = valid ? value + int64_t{dim} * p_.block_size * Code::kBytes : p_.v;
+        const uint32_t at = to + kMatrixBytes;
+        if constexpr (Code::kBytes == 2) {
+          CopyChunk(at + dim * 32 + ((octet ^ dim / 4 % 2) << 4), from, valid);
+        } else {
+          CopyAsync8(at + dim * 16 + octet * 8, from, valid);
+        }
+      }
+    }
+    return missing;
+  }
+
   const DecodeKernelParams& p_;
   DecodeWork work_ = {};
   int row_group_;
@@ -223,6 +291,7 @@ class DecodeLoader {
   uint32_t k_offset_ = kNoBlock, v_offset_ = kNoBlock;  // in units, of an octet
   bool has_guessed_ = false;
   uint32_t guessed_ = 0;  // block
+  int kv_head_ = 0, first_position_ = 0;  // with kRare
 };
 
 }  // namespace kvblocks::attention::cuda

@@ -13,7 +13,8 @@ constexpr int kWarps = kThreads / 32;
 struct KernelParams {
   const int32_t* seq_lens;
   const int32_t* query_start_loc;
-  int32_t num_requests, max_keys, block_size, window;
+  int32_t num_requests, max_keys, block_size;
+  KeyLimits limits;
   SplitKind kind;
   int32_t value, tile, overhead, num_parts, num_counters;
   int32_t *header, *part_begin, *split_offsets, *counters;
@@ -21,7 +22,7 @@ struct KernelParams {
 };
 
 KVB_DEVICE int TilesOf(const KernelParams& p, int b) {
-  return TilesOfRequest(p.seq_lens, p.query_start_loc, b, p.max_keys, p.window, p.block_size,
+  return TilesOfRequest(p.seq_lens, p.query_start_loc, b, p.max_keys, p.limits, p.block_size,
                         p.tile);
 }
 
@@ -180,7 +181,7 @@ Error LaunchDecodePlan(const LaunchContext& context, const DecodePlanParams& par
   p.num_requests = params.num_requests;
   p.max_keys = static_cast<int32_t>(MaxKeys(params));
   p.block_size = params.block_size;
-  p.window = params.window;
+  p.limits = {params.window, params.chunk};
   p.kind = params.kind;
   constexpr int64_t kLarge = 1 << 30;
   p.value = static_cast<int32_t>(params.value < kLarge ? params.value : kLarge);

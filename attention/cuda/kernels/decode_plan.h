@@ -49,7 +49,8 @@ struct DecodePlanParams {
   int64_t max_seq_len = 0;  // at least every length
   int64_t max_keys = 0;     // what the block table covers: longer ones are cut to that
   int32_t block_size = 1;
-  int32_t window = 0;  // 0: none; tile 0 begins at the block in which the first query's window does
+  // 0: none. Tile 0 begins at the block in which the keys that the first query sees do.
+  int32_t window = 0, chunk = 0;
   SplitKind kind = SplitKind::kAuto;
   int64_t value = 0;      // of Fixed and Count; Given: pieces
   int32_t tile = 64;      // Auto, None, Given

@@ -162,7 +162,7 @@ class DecodeState {
     }
   }
 
- private:
+ protected:
   // What few scores need: soft caps, ALiBi, keys that not all queries see.
   KVB_DEVICE void Adjust(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
                          int first, uint32_t missing, bool masked, float (&s)[kGroups][4]) const {
@@ -334,10 +334,9 @@ class DecodeState {
     }
   }
 
-  // O^T += V^T P^T. With kMasked only keys of which `keep` has bits, for the queries of `own`.
-  template <bool kMasked>
-  KVB_DEVICE void AddValues(uint32_t at, const uint32_t (&weights)[kGroups][2],
-                            const uint32_t (&keep)[2], uint32_t own) {
+  // Calls visit(step, a) with the fragments of V^T, 16 dimensions by 16 keys each.
+  template <typename Visit>
+  KVB_DEVICE void VisitValues(uint32_t at, const Visit& visit) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const uint32_t values = at + Shape::kMatrixBytes;
     if constexpr (kCodes) {
@@ -351,13 +350,7 @@ class DecodeState {
           const CodePairs low = Code::EveryOther(codes[2 * half]);
           const CodePairs high = Code::EveryOther(codes[2 * half + 1]);
           uint32_t a[4] = {low.first, low.second, high.first, high.second};
-          if constexpr (kMasked) {
-            a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
-          }
-#pragma unroll
-          for (int n = 0; n < kGroups; ++n) {
-            AddProduct<kMasked>(o[step + half][n], a, weights[n], own >> 2 * n);
-          }
+          visit(step + half, a);
         }
       }
     } else {
@@ -367,15 +360,24 @@ class DecodeState {
       for (int step = 0; step < kSteps; ++step) {
         uint32_t a[4];
         LoadMatricesTransposed(a, ChunkAt(row, 2 * step));
-        if constexpr (kMasked) {
-          a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
-        }
-#pragma unroll
-        for (int n = 0; n < kGroups; ++n) {
-          AddProduct<kMasked>(o[step][n], a, weights[n], own >> 2 * n);
-        }
+        visit(step, a);
       }
     }
+  }
+
+  // O^T += V^T P^T. With kMasked only keys of which `keep` has bits, for the queries of `own`.
+  template <bool kMasked>
+  KVB_DEVICE void AddValues(uint32_t at, const uint32_t (&weights)[kGroups][2],
+                            const uint32_t (&keep)[2], uint32_t own) {
+    VisitValues(at, [&](int step, uint32_t(&a)[4]) {
+      if constexpr (kMasked) {
+        a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
+      }
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        AddProduct<kMasked>(o[step][n], a, weights[n], own >> 2 * n);
+      }
+    });
   }
 };
 

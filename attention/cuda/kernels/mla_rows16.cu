@@ -6,9 +6,11 @@
 // in registers for good; halves meet in shared memory, from where every warp reads all scores as
 // the fragments it multiplies by its 64 columns of the values: probabilities never leave registers.
 //
-// fp8 rows go through a ring of their bytes and are decoded into one tile.
+// fp8 rows and rows of codes go through a ring of their bytes and are decoded into one tile. Codes become
+// the queries' type, exactly; their scale goes into the factors of scores and outputs.
 
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/cache_codes.h"
 #include "kvblocks/attention/cuda/kernels/mla_attend.h"
 #include "kvblocks/attention/cuda/kernels/mla_tile.h"
 
@@ -27,9 +29,12 @@ constexpr int kRawRow = 656, kRawScales584 = 576;
 constexpr int kRawBytes = kKeys * kRawRow;
 constexpr int kHalfSteps = kMlaKeyDim / 16 / 2;  // of 16 dimensions, per warp
 
-template <bool kFp8>
+// What rows of keys are: 16-bit elements, fp8 rows with their scales, or 8-bit codes.
+enum class Row16 { kElements, kFp8, kCodes };
+
+template <Row16 kRow>
 constexpr int SharedBytes() {
-  return kScoreBytes + (kFp8 ? kTileBytes + kStages * kRawBytes : kStages * kTileBytes);
+  return kScoreBytes + (kRow != Row16::kElements ? kTileBytes + kStages * kRawBytes : kStages * kTileBytes);
 }
 
 // What is not worth registers.
@@ -37,13 +42,20 @@ struct BlockState {
   MlaWork work;
   VisibleKeys sees[kRows];
   uint8_t live[kStages][kKeys];
+  float code_scale;
 };
 
-template <typename T, bool kFp8>
+template <typename T, Row16 kRow>
 class Rows16 {
+  static constexpr bool kDecodes = kRow != Row16::kElements;
+
  public:
   KVB_DEVICE Rows16(const AttendRowsParams& params, BlockState& state)
-      : params_(params), work_(state.work), sees_(state.sees), live_(state.live) {
+      : params_(params),
+        work_(state.work),
+        sees_(state.sees),
+        live_(state.live),
+        code_scale_(state.code_scale) {
     thread_ = static_cast<int>(threadIdx.x);
     lane_ = thread_ % 32;
     warp_ = thread_ / 32;
@@ -77,13 +89,12 @@ class Rows16 {
     for (int tile = first; tile <= last; ++tile) {
       WaitCopies<kStages - 2>();
       __syncthreads();
-      if constexpr (kFp8) {
-        Decode(stage, tile);
-        __syncthreads();
-      }
+      if constexpr (kRow == Row16::kFp8) Decode(stage, tile);
+      if constexpr (kRow == Row16::kCodes) DecodeCodes(stage);
+      if constexpr (kDecodes) __syncthreads();
       const int ahead = stage == 0 ? kStages - 1 : stage - 1;
       Issue(tile + kStages - 1, ahead, last);
-      const uint32_t at = SharedAddress(tiles_ + (kFp8 ? 0 : stage * kTileBytes));
+      const uint32_t at = SharedAddress(tiles_ + (kDecodes ? 0 : stage * kTileBytes));
       Scores(at);
       __syncthreads();
       uint32_t p[2][4];
@@ -121,7 +132,7 @@ class Rows16 {
 
   // Queries are 0 there; keys must not be NaN.
   KVB_DEVICE void ClearLastBoxes() {
-    for (int s = 0; s < (kFp8 ? 1 : kStages); ++s) {
+    for (int s = 0; s < (kDecodes ? 1 : kStages); ++s) {
       unsigned char* box = tiles_ + s * kTileBytes + (kMlaBoxes - 1) * kBoxBytes;
       StoreShared16(box + thread_ * 16, uint4{0, 0, 0, 0});
     }
@@ -137,7 +148,15 @@ class Rows16 {
       const int l = thread_ % 8;
       if (l == 0) live_[stage][key_] = valid;
       const auto* somewhere = static_cast<const unsigned char*>(params_.q.data);
-      if constexpr (kFp8) {
+      if constexpr (kRow == Row16::kCodes) {
+        const uint32_t to = SharedAddress(raw_ + stage * kRawBytes + key_ * kRawRow);
+#pragma unroll
+        for (int i = 0; i < 5; ++i) {
+          const int piece = l + 8 * i;
+          if (piece * 16 >= params_.key_dim) continue;
+          CopyAsync16(to + piece * 16, valid ? address.key + piece * 16 : somewhere, valid);
+        }
+      } else if constexpr (kRow == Row16::kFp8) {
         const bool is_656 = LayoutOf(params_, work_, j) == Layout::kMlaFp8_656;
         const uint32_t to = SharedAddress(raw_ + stage * kRawBytes + key_ * kRawRow);
         const int pieces = is_656 ? kRawRow / 16 : kRecord584 / 16;
@@ -195,6 +214,42 @@ class Rows16 {
                   *reinterpret_cast<const uint4*>(rotary));
   }
 
+  // The same of codes: up to five pieces of 16 each.
+  KVB_DEVICE void DecodeCodes(int stage) {
+    const Element element = params_.source == KeySource::kLists ? params_.main.cache.element
+                                                                : params_.keys.cache.element;
+    if (element == Element::kF8E4M3) return DecodeCodesOf<E4m3Pairs>(stage);
+    if (element == Element::kF8E5M2) return DecodeCodesOf<E5m2Pairs>(stage);
+    DecodeCodesOf<Int8Pairs>(stage);
+  }
+  template <typename Code>
+  KVB_DEVICE void DecodeCodesOf(int stage) {
+    const unsigned char* row = raw_ + stage * kRawBytes + key_ * kRawRow;
+    const int l = thread_ % 8, odd = l / 4;
+    const auto eight = [](uint32_t first, uint32_t second) {
+      const CodePairs low = Code::Neighbours(first), high = Code::Neighbours(second);
+      return uint4{Wide(low.first), Wide(low.second), Wide(high.first), Wide(high.second)};
+    };
+#pragma unroll 1
+    for (int piece = l; piece * 16 < params_.key_dim; piece += 8) {
+      const uint4 codes = *reinterpret_cast<const uint4*>(row + piece * 16);
+      const uint4 decoded[2] = {eight(codes.x, codes.y), eight(codes.z, codes.w)};
+      unsigned char* box = tiles_ + piece / 4 * kBoxBytes;
+      StoreShared16(box + PieceAt(key_, piece % 4 * 2 + odd), decoded[odd]);
+      StoreShared16(box + PieceAt(key_, piece % 4 * 2 + 1 - odd), decoded[1 - odd]);
+    }
+  }
+  // A pair of f16, which stands for two codes, as a pair of T.
+  static KVB_DEVICE uint32_t Wide(uint32_t pair) {
+    if constexpr (!T::kIsBf16) return pair;
+    const float2 both = F16::Unpack(pair);
+    return T::Pack(both.x, both.y);
+  }
+  KVB_DEVICE float ScoreScale() const {
+    const float scale = params_.scoring.scale;
+    return kRow == Row16::kCodes ? scale * code_scale_ : scale;
+  }
+
   // This warp's part of the scores into shared memory: half h multiplies boxes 4h to 4h + 3 and
   // half of the last box.
   KVB_DEVICE void Scores(uint32_t at) {
@@ -242,8 +297,8 @@ class Rows16 {
         const float2 low = *reinterpret_cast<const float2*>(at);
         const float2 high = *reinterpret_cast<const float2*>(at + kRows * kKeys);
         const auto live = *reinterpret_cast<const uint16_t*>(&live_[stage][key]);
-        s[pair][0] = (live & 0xff) != 0 ? (low.x + high.x) * params_.scoring.scale : -INFINITY;
-        s[pair][1] = (live >> 8) != 0 ? (low.y + high.y) * params_.scoring.scale : -INFINITY;
+        s[pair][0] = (live & 0xff) != 0 ? (low.x + high.x) * ScoreScale() : -INFINITY;
+        s[pair][1] = (live >> 8) != 0 ? (low.y + high.y) * ScoreScale() : -INFINITY;
         if constexpr (kMixed) {
           const VisibleKeys sees = sees_[lane_ / 4 + 8 * i];
           const int j = first_key + key;
@@ -328,7 +383,8 @@ class Rows16 {
       const int r = lane_ / 4 + 8 * i;
       if (r >= work_.rows) continue;
       const int head = (work_.m0 + r) % params_.num_heads;
-      const RowResult result = ResultOf(params_.scoring, head, max_[i], sum);
+      RowResult result = ResultOf(params_.scoring, head, max_[i], sum);
+      if constexpr (kRow == Row16::kCodes) result.factor *= code_scale_;
       if (warp_ == 0 && lane_ % 4 == 0) {
         StoreStatistics(params_, work_, r, piece, max_[i], sum, result.lse);
       }
@@ -348,6 +404,7 @@ class Rows16 {
   const MlaWork& work_;
   VisibleKeys* const sees_;
   uint8_t (&live_)[kStages][kKeys];
+  const float& code_scale_;
   float* scores_;
   unsigned char *tiles_, *raw_;
   int thread_, lane_, warp_, key_;
@@ -358,7 +415,18 @@ class Rows16 {
   uint32_t flags_ = 0;
 };
 
-template <typename T, bool kFp8>
+// The scale of the request's codes; flagged if it is none.
+KVB_DEVICE float CodeScaleOf(const AttendRowsParams& params, const MlaWork& work,
+                             uint32_t& flags) {
+  const bool lists = params.source == KeySource::kLists;
+  const Scales& scales = lists ? params.main.cache.k_scale : params.keys.cache.k_scale;
+  if (scales.data == nullptr || work.kv_len == 0) return 1;
+  const float scale = scales.data[lists ? 0 : work.request * scales.request_stride];
+  if (!(scale > 0 && scale < INFINITY)) flags |= kBadScale;
+  return scale;
+}
+
+template <typename T, Row16 kRow>
 __global__ void __launch_bounds__(kThreads, 2)
     MlaRows16Kernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
   // No constructor runs for shared memory.
@@ -370,8 +438,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int piece = static_cast<int>(blockIdx.y);
   FindKeys<kKeys>(params, piece, work, flags);
   if (threadIdx.x == 0) state.work = work;
+  if constexpr (kRow == Row16::kCodes) {
+    if (threadIdx.x == 0) state.code_scale = CodeScaleOf(params, work, flags);
+  }
   __syncthreads();
-  Rows16<T, kFp8> rows(params, state);
+  Rows16<T, kRow> rows(params, state);
   rows.Run(piece);
   flags |= rows.flags();
   if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
@@ -385,21 +456,29 @@ Error LaunchMlaRows16(const LaunchContext& context, const AttendRowsParams& para
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
   const int64_t tiles = MlaTilesOf(params, kRows);
   if (tiles > INT32_MAX || params.pieces.count > 65535) return cudaErrorInvalidConfiguration;
-  const Layout layout =
-      params.source == KeySource::kLists ? params.main.cache.layout : params.keys.cache.layout;
+  const Cache& cache =
+      params.source == KeySource::kLists ? params.main.cache : params.keys.cache;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(params.pieces.count));
   config.block = dim3(kThreads);
   config.stream = context.stream;
-  if (IsFp8(layout)) {
-    config.shared_bytes = SharedBytes<true>();
-    return Launch(config, MlaRows16Kernel<Bf16, true>, params, context.error_flags);
+  const bool is_f16 = params.q.element == Element::kF16;
+  if (IsFp8(cache.layout)) {
+    config.shared_bytes = SharedBytes<Row16::kFp8>();
+    return Launch(config, MlaRows16Kernel<Bf16, Row16::kFp8>, params, context.error_flags);
   }
-  config.shared_bytes = SharedBytes<false>();
-  if (params.q.element == Element::kF16) {
-    return Launch(config, MlaRows16Kernel<F16, false>, params, context.error_flags);
+  if (IsCode(cache.element)) {
+    config.shared_bytes = SharedBytes<Row16::kCodes>();
+    return Launch(config,
+                  is_f16 ? MlaRows16Kernel<F16, Row16::kCodes>
+                         : MlaRows16Kernel<Bf16, Row16::kCodes>,
+                  params, context.error_flags);
   }
-  return Launch(config, MlaRows16Kernel<Bf16, false>, params, context.error_flags);
+  config.shared_bytes = SharedBytes<Row16::kElements>();
+  return Launch(config,
+                is_f16 ? MlaRows16Kernel<F16, Row16::kElements>
+                       : MlaRows16Kernel<Bf16, Row16::kElements>,
+                params, context.error_flags);
 }
 
 }  // namespace kvblocks::attention::cuda

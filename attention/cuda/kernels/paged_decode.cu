@@ -23,19 +23,22 @@ bool Is16Bit(Element element) { return element == Element::kF16 || element == El
 
 int MaxOf(int a, int b) { return a > b ? a : b; }
 
-// Strides of blocks and tokens as multiples of a power of two, so that the offset of any key's
-// octet fits 32 bits and is not the largest, which means none.
+// Strides of blocks and tokens (of kPagedX: of eight tokens) as multiples of a power of two, so that the
+// offset of any key's octet fits 32 bits and is not the largest, which means none.
 struct Units {
   uint32_t unit = 0, block = 0, token = 0;
 };
-bool UnitsOf(const Cache& cache, const CacheTensor& tensor, Units* units) {
+bool UnitsOf(const Cache& cache, bool values, Units* units) {
+  const CacheTensor& tensor = values ? cache.v : cache.k;
   const int64_t bytes = BytesOf(cache.element);
-  const int64_t block = tensor.block_stride * bytes, token = tensor.token_stride * bytes;
+  const bool is_paged_x = cache.layout == Layout::kPagedX;
+  const int64_t block = tensor.block_stride * bytes;
+  const int64_t token = is_paged_x ? 8 * (values ? bytes : 16) : tensor.token_stride * bytes;
   if (block < 0 || token < 0 || token > int64_t{1} << 26) return false;
-  int64_t unit = 16;
+  int64_t unit = 8;
   while (unit < 1 << 20 && (block | token) % (2 * unit) == 0) unit *= 2;
   const int64_t most = (int64_t{1} << 32) - 2;
-  const int64_t tokens = int64_t{cache.block_size - 1} * (token / unit);
+  const int64_t tokens = int64_t{cache.block_size - 1} / (is_paged_x ? 8 : 1) * (token / unit);
   if (tokens > most || (block > 0 && cache.num_blocks > (most - tokens) / (block / unit))) {
     return false;
   }
@@ -44,6 +47,8 @@ bool UnitsOf(const Cache& cache, const CacheTensor& tensor, Units* units) {
   return true;
 }
 
+constexpr int kMostRows = 16;  // of a block: queries
+
 // How the queries of a KV head are dealt to blocks.
 struct Shape {
   int padded_dim = 0;  // 64, 128, 256
@@ -51,18 +56,19 @@ struct Shape {
   int row_groups = 1;  // blocks
   int rows = 1;        // queries of a block that may exist
 };
-Shape ShapeOf(const PagedDecodeParams& params) {
+Shape ShapeOf(const PagedDecodeParams& params, bool is_rare) {
   Shape shape;
   const int dim = MaxOf(params.key_dim, params.value_dim);
   shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
   // Of the largest heads 16 queries do not fit the registers.
-  shape.groups = queries <= 8 || shape.padded_dim == 256 ? 1 : 2;
+  shape.groups = queries <= 8 || shape.padded_dim == 256 || is_rare ? 1 : 2;
   const int rows = 8 * shape.groups;
   shape.row_groups = (queries + rows - 1) / rows;
   shape.rows = queries < rows ? queries : rows;
   return shape;
 }
+Shape ShapeOf(const PagedDecodeParams& params) { return ShapeOf(params, params.is_rare()); }
 
 constexpr size_t kAlignment = 256;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -89,23 +95,23 @@ bool InClusters(const PagedDecodeParams& params, const Shape& shape, const Launc
 
 bool TakesPagedDecode(const PagedDecodeParams& params) {
   const Cache& cache = params.keys.cache;
-  const Scoring& scoring = params.scoring;
-  if (!IsStrided(cache.layout) || cache.element == Element::kF32 || cache.has_row_scales()) {
+  if ((!IsStrided(cache.layout) && cache.layout != Layout::kPagedX) ||
+      cache.element == Element::kF32 || cache.has_row_scales()) {
     return false;
   }
   if (params.kv_start_loc != nullptr || params.query_positions != nullptr ||
       params.out_scale > 0) {
     return false;
   }
-  // More queries per request are for prefill.
+  // More queries per request are for prefill. Of rare shapes each eight queries read the keys again.
   const int group = params.num_heads / MaxOf(1, params.num_kv_heads);
-  if (params.query_start_loc != nullptr && int64_t{params.max_query_len} * group > 64) return false;
-  if (scoring.chunk > 0 || scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 ||
-      scoring.mask.mode == 0) {
+  const int most = params.is_rare() ? 16 : 64;
+  if (params.query_start_loc != nullptr && int64_t{params.max_query_len} * group > most) {
     return false;
   }
-  // Queries in codes are converted as those of keys are, once.
+  // Queries in codes are converted as those of keys are, once. Not built for rare shapes.
   const bool q_codes = params.q.element == Element::kF8E4M3 && cache.element == Element::kF8E4M3;
+  if (q_codes && params.is_rare()) return false;
   if ((!Is16Bit(params.q.element) && !q_codes) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
   const int bytes = BytesOf(cache.element);
@@ -119,13 +125,18 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
     return false;
   }
   Units units;
-  if (!UnitsOf(cache, cache.k, &units) || !UnitsOf(cache, cache.v, &units)) return false;
+  if (!UnitsOf(cache, false, &units) || !UnitsOf(cache, true, &units)) return false;
   // Four bytes of elements are read and written at once.
   const int q_unit = q_codes ? 4 : 2;
   if (!IsAligned(params.q.data, 4) || params.q.row_stride % q_unit != 0 ||
       params.q.head_stride % q_unit != 0 || !IsAligned(params.out.data, 4) ||
       params.out.row_stride % 2 != 0 || params.out.head_stride % 2 != 0) {
     return false;
+  }
+  const int chunk = params.scoring.chunk;
+  if (chunk > 0) {
+    if (chunk % 8 != 0) return false;
+    if (params.query_start_loc != nullptr && chunk < kMostRows) return false;
   }
   const Shape shape = ShapeOf(params);
   const int64_t rows = int64_t{8} * shape.groups * shape.row_groups;
@@ -134,7 +145,8 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
 }
 
 DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiprocessors) {
-  const Shape shape = ShapeOf(params);
+  // Layers of either shape may share a plan.
+  const Shape shape = ShapeOf(params, false);
   DecodePlanParams plan;
   plan.seq_lens = params.keys.seq_lens;
   plan.query_start_loc = params.query_start_loc;
@@ -148,6 +160,7 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
   plan.window = is_given                          ? params.given_window
                 : params.scoring.window_left >= 0 ? params.scoring.window_left + 1
                                                   : 0;
+  plan.chunk = is_given ? 0 : params.scoring.chunk;
   plan.kind = params.split;
   plan.value = params.split_value;
   plan.tile = is_given ? params.given_tile : kDecodeTile;
@@ -155,7 +168,8 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
       shape.padded_dim, BytesOf(params.keys.cache.element), shape.groups);
   const int heads = params.num_kv_heads * shape.row_groups;
   plan.num_parts = MaxOf(1, num_multiprocessors * per_multiprocessor / heads);
-  plan.num_counters = params.num_requests * heads;
+  plan.num_counters =
+      params.num_requests * params.num_kv_heads * ShapeOf(params, true).row_groups;
   return plan;
 }
 
@@ -216,14 +230,14 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   const int64_t bytes = BytesOf(cache.element);
   p.k = static_cast<const char*>(cache.k.data);
   Units units;
-  if (!UnitsOf(cache, cache.k, &units)) return kInvalidValue;
+  if (!UnitsOf(cache, false, &units)) return kInvalidValue;
   p.k_unit = units.unit;
   p.k_block_units = units.block;
   p.k_token_units = units.token;
   p.k_token = cache.k.token_stride * bytes;
   p.k_head = cache.k.head_stride * bytes;
   p.v = static_cast<const char*>(cache.v.data);
-  if (!UnitsOf(cache, cache.v, &units)) return kInvalidValue;
+  if (!UnitsOf(cache, true, &units)) return kInvalidValue;
   p.v_unit = units.unit;
   p.v_block_units = units.block;
   p.v_token_units = units.token;
@@ -258,7 +272,8 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
       static_cast<int32_t>(plan.max_seq_len < plan.max_keys ? plan.max_seq_len : plan.max_keys);
   p.num_blocks = cache.num_blocks;
   p.block_size = cache.block_size;
-  p.window = plan.window;
+  p.limits = {plan.window, plan.chunk};
+  p.chunk = params.scoring.chunk;
   p.window_left = params.scoring.window_left;
   p.window_right = params.scoring.window_right;
   p.group = params.num_heads / params.num_kv_heads;
@@ -276,6 +291,11 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   launch.cache_element = cache.element;
   launch.q_element = params.q.element;
   launch.groups = shape.groups;
+  launch.is_rare = params.is_rare();
+  if (launch.is_rare) {
+    p.is_paged_x = cache.layout == Layout::kPagedX;
+    p.scoring = params.scoring;
+  }
 
   // Pieces of other policies are dealt out to as many blocks as run at a time, several each.
   const int64_t blocks =
@@ -289,9 +309,13 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   launch.config.cluster = p.in_clusters ? kDecodeCluster : 1;
   launch.config.stream = context.stream;
   launch.config.overlap_previous = context.can_overlap();
-  if (shape.padded_dim == 64) return LaunchDecode64(launch);
-  if (shape.padded_dim == 128) return LaunchDecode128(launch);
-  return LaunchDecode256(launch);
+  if (shape.padded_dim == 64) {
+    return launch.is_rare ? LaunchRareDecode64(launch) : LaunchDecode64(launch);
+  }
+  if (shape.padded_dim == 128) {
+    return launch.is_rare ? LaunchRareDecode128(launch) : LaunchDecode128(launch);
+  }
+  return launch.is_rare ? LaunchRareDecode256(launch) : LaunchDecode256(launch);
 }
 
 }  // namespace kvblocks::attention::cuda

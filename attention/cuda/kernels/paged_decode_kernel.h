@@ -7,6 +7,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 
+#include <type_traits>
+
 #include "kvblocks/attention/cuda/device/cluster.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
@@ -16,6 +18,7 @@
 #include "kvblocks/attention/cuda/kernels/decode_loader.h"
 #include "kvblocks/attention/cuda/kernels/decode_merge.h"
 #include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention/cuda/kernels/decode_rare.h"
 #include "kvblocks/attention/cuda/kernels/decode_state.h"
 
 namespace kvblocks::attention::cuda {
@@ -28,7 +31,7 @@ KVB_DEVICE void PrefetchLines(const void* array, int64_t bytes, int thread, int 
   }
 }
 
-template <typename T, typename Code, int kDim, int kGroups>
+template <typename T, typename Code, int kDim, int kGroups, bool kRare = false>
 __global__ __launch_bounds__(
     kDecodeWarps * 32,
     (DecodeShape<Code, kDim,
@@ -77,7 +80,7 @@ __global__ __launch_bounds__(
   const uint32_t stages =
       SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
   DecodeWork work = {};
-  DecodeLoader<Code, kDim, kRows> loader(p, kv_head, row_group);
+  DecodeLoader<Code, kDim, kRows, kRare> loader(p, kv_head, row_group);
   uint32_t missing = 0;  // two bits per stage, of the next one to compute on lowest
   int filled = 0;        // stages
   static_assert(kMaxOwnRequests <= kDecodeWarps * 32);
@@ -95,7 +98,7 @@ __global__ __launch_bounds__(
     } else if (plans_itself) {
       __syncthreads();
       const auto tiles_of = [&](int b) {
-        return TilesOfRequest(lengths, p.query_start_loc, b, p.max_keys, p.window, p.block_size,
+        return TilesOfRequest(lengths, p.query_start_loc, b, p.max_keys, p.limits, p.block_size,
                               kDecodeTile);
       };
       if (p.in_clusters) {
@@ -155,7 +158,8 @@ __global__ __launch_bounds__(
   int stage = 0;
   for (; work.at < work.end; work.at += work.step) {
     const DecodeItem item = OpenItem<kRows, true>(p, work, row_group);
-    DecodeState<T, Code, kDim, kGroups> state;
+    std::conditional_t<kRare, RareDecodeState<T, Code, kDim>, DecodeState<T, Code, kDim, kGroups>>
+        state;
     state.LoadQueries(p, item, kv_head, row_group);
     state.Clear();
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
@@ -301,6 +305,7 @@ struct DecodeLaunch {
   DecodeKernelParams params;
   Element cache_element, q_element;
   int groups;
+  bool is_rare;  // groups are 1
 };
 
 template <typename T, typename Code, int kDim>
@@ -318,29 +323,54 @@ Error LaunchDecodeGroups(const DecodeLaunch& launch) {
   return 1;
 }
 
-template <int kDim>
-Error LaunchDecodeOf(const DecodeLaunch& launch) {
+template <typename T, typename Code, int kDim>
+Error LaunchRareDecode(const DecodeLaunch& launch) {
+  LaunchConfig config = launch.config;
+  config.block = dim3(kDecodeWarps * 32);
+  config.shared_bytes = DecodeShape<Code, kDim, 1>::kSharedBytes;
+  return Launch(config, PagedDecodeKernel<T, Code, kDim, 1, true>, launch.params);
+}
+
+// Calls launch(T, Code) with tags of the types that an instance is for.
+template <typename LaunchTypes>
+Error LaunchDecodeOf(const DecodeLaunch& launch, const LaunchTypes& launch_types) {
   switch (launch.cache_element) {
     case Element::kBF16:
-      return LaunchDecodeGroups<Bf16, SameType, kDim>(launch);
+      return launch_types(Bf16{}, SameType{});
     case Element::kF16:
-      return LaunchDecodeGroups<F16, SameType, kDim>(launch);
+      return launch_types(F16{}, SameType{});
     case Element::kF8E4M3:
-      return launch.q_element == Element::kF8E4M3
-                 ? LaunchDecodeGroups<F16, E4m3PairsAndQueries, kDim>(launch)
-                 : LaunchDecodeGroups<F16, E4m3Pairs, kDim>(launch);
+      return launch_types(F16{}, E4m3Pairs{});
     case Element::kF8E5M2:
-      return LaunchDecodeGroups<F16, E5m2Pairs, kDim>(launch);
+      return launch_types(F16{}, E5m2Pairs{});
     case Element::kI8:
-      return LaunchDecodeGroups<F16, Int8Pairs, kDim>(launch);
+      return launch_types(F16{}, Int8Pairs{});
     default:
       return 1;
   }
+}
+template <int kDim>
+Error LaunchDecodeOf(const DecodeLaunch& launch) {
+  if (launch.q_element == Element::kF8E4M3) {
+    return LaunchDecodeGroups<F16, E4m3PairsAndQueries, kDim>(launch);
+  }
+  return LaunchDecodeOf(launch, [&](auto type, auto code) {
+    return LaunchDecodeGroups<decltype(type), decltype(code), kDim>(launch);
+  });
+}
+template <int kDim>
+Error LaunchRareDecodeOf(const DecodeLaunch& launch) {
+  return LaunchDecodeOf(launch, [&](auto type, auto code) {
+    return LaunchRareDecode<decltype(type), decltype(code), kDim>(launch);
+  });
 }
 
 Error LaunchDecode64(const DecodeLaunch& launch);
 Error LaunchDecode128(const DecodeLaunch& launch);
 Error LaunchDecode256(const DecodeLaunch& launch);
+Error LaunchRareDecode64(const DecodeLaunch& launch);
+Error LaunchRareDecode128(const DecodeLaunch& launch);
+Error LaunchRareDecode256(const DecodeLaunch& launch);
 
 }  // namespace kvblocks::attention::cuda
 

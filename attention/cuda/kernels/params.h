@@ -125,6 +125,8 @@ struct Scoring {
   BlockSparseRule block_sparse;
   MaskRule mask;  // on if form != 0 or mode == 0
 
+  // Whether intervals do not say all that a query sees.
+  bool tests_keys() const { return block_sparse.vert_stride > 1 || mask.form != 0; }
   bool plain() const {
     return soft_cap == 0 && chunk == 0 && alibi_slopes == nullptr &&
            block_sparse.vert_stride <= 1 && mask.form == 0 && mask.mode != 0;
@@ -153,6 +155,9 @@ struct DenseAttention {
   int32_t max_query_len = 0;  // a bound; 0: not known
   // At least every length; of contiguous keys about so many.
   int64_t max_seq_len = 0;
+
+  // What kernels of tensor cores have instances of their own for.
+  bool is_rare() const { return keys.cache.layout == Layout::kPagedX || scoring.tests_keys(); }
 };
 
 }  // namespace kvblocks::attention::cuda

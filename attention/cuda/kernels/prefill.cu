@@ -16,6 +16,7 @@
 #include "kvblocks/attention/cuda/kernels/cache_codes.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
+#include "kvblocks/attention/cuda/kernels/prefill_rare.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 
@@ -41,13 +42,18 @@ struct SharedLayout {
   // Codes of K or V: uint8 [64 keys][kD].
   static constexpr int kCodeTile = kTile + (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBytes = kCodeTile + (kCodes ? kKeys * kD : 0);
+  // Of rare shapes: uint64 [2 tiles][kRows], uint32 [2 tiles][8 warps].
+  static constexpr int kVisible = kBytes;
+  static constexpr int kAnyVisible = kVisible + 2 * kRows * 8;
+  static constexpr int kRareBytes = kAnyVisible + 2 * 8 * 4;
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kRare>
 class Prefill {
  public:
   static constexpr int kThreads = 32 * kWarps;
   static_assert(16 * kMTiles * kWarps == kRows);
+  static constexpr int kElementBytes = kCodes ? 1 : 2;  // of keys and values
   static_assert(!kCodes || (kD == 128 && kDv == 128 && kWarps == 4));
   using Shared = SharedLayout<kD, kDv, kCodes>;
 
@@ -83,27 +89,37 @@ class Prefill {
         for (int i = 0; i < 4; ++i) out_[m][d][i] = 0;
       }
     }
-    const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr;
+    const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr ||
+                      (kRare && MaskIsAdded());
     const float log2_scale = rich ? kLog2E : params_.scoring.scale * tile_.k_scale * kLog2E;
 
-    WriteOffsets(0, PlaceOfThread(0));
-    KeyPlace next = PlaceOfThread(1);
+    int at = 0;  // the tile of keys that is the n-th
+    KeyPlace next;
+    if constexpr (kRare) {
+      at = FindTile(0, 0);
+    } else {
+      WriteOffsets(0, PlaceOfThread(0));
+      next = PlaceOfThread(1);
+    }
     CopyQueries(base + Shared::kQueries);
     __syncthreads();
-    if (num_tiles_ > 0) {
+    if (at < num_tiles_) {
       CopyTile<kD>(base + Shared::kKeyTile, params_.keys.cache.k.data, 0, false, params_.key_dim);
     }
     CommitCopies();
 
-    for (int n = 0; n < num_tiles_; ++n) {
+    for (int n = 0; (kRare ? at : n) < num_tiles_; ++n) {
       WaitCopies<0>();
-      if constexpr (kCodes) ConvertTile(Shared::kKeyTile);
+      if constexpr (kCodes) ConvertTile(Shared::kKeyTile, false);
       __syncthreads();  // K(n) is there, nobody needs V(n-1)
       CopyTile<kDv>(base + Shared::kValueTile, params_.keys.cache.v.data, n, true,
                     params_.value_dim);
       CommitCopies();
-      if (n + 1 < num_tiles_) {
-        WriteOffsets(n + 1, next);
+      int following = n + 1;
+      if constexpr (kRare) {
+        following = FindTile(at + 1, n + 1);
+      } else if (following < num_tiles_) {
+        WriteOffsets(following, next);
         next = PlaceOfThread(n + 2);
       }
 
@@ -136,30 +152,40 @@ class Prefill {
       }
 
       WaitCopies<0>();
-      if constexpr (kCodes) ConvertTile(Shared::kValueTile);
+      if constexpr (kCodes) ConvertTile(Shared::kValueTile, true);
       __syncthreads();  // V(n) is there, nobody needs K(n)
-      if (n + 1 < num_tiles_) {
+      if (following < num_tiles_) {
         CopyTile<kD>(base + Shared::kKeyTile, params_.keys.cache.k.data, n + 1, false,
                      params_.key_dim);
       }
       CommitCopies();
 
-      const int32_t key0 = first_key_ + n * kKeys;
+      const int32_t key0 = first_key_ + (kRare ? at : n) * kKeys;
       const uint32_t* bad_keys = BadKeys(n);
       const bool bad = (bad_keys[0] | bad_keys[1]) != 0;
       const bool edge = key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
         if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
-        if (edge || bad) {
+        if constexpr (kRare) {
+          MaskScores(params_, tile_, scores[m], RowOf(m), key0, Visible(n), BadBits(n),
+                     MaskIsAdded());
+        } else if (edge || bad) {
           HideScores(params_, tile_, scores[m], RowOf(m), key0, bad ? bad_keys : nullptr);
         }
       }
 
       uint32_t weights[kMTiles][kKeys / 16][4];
       Exponentiate(scores, weights, log2_scale);
-      if (edge) TakeNonFiniteValues(key0);
+      if (edge || (kRare && TestsKeys(params_.scoring))) TakeNonFiniteValues(n, key0);
 
+      if constexpr (kRare) {
+        at = following;
+        if (IsPagedX()) {
+          MultiplyValuesByDims(weights);
+          continue;
+        }
+      }
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
@@ -189,14 +215,30 @@ class Prefill {
   // Threads of the first two warps are keys of K, those of the next two of V.
   KVB_DEVICE KeyPlace PlaceOfThread(int n) const {
     if (thread_ >= 2 * kKeys) return {};
-    return PlaceOf(params_, tile_, first_key_ + n * kKeys + thread_ % kKeys);
+    int32_t key = first_key_ + n * kKeys + thread_ % kKeys;
+    if constexpr (kRare) {
+      // Values of eight keys are copied at once, if one of them is there.
+      if (IsPagedX() && thread_ >= kKeys) {
+        const int32_t octet = key & ~7;
+        key = octet < tile_.seen.begin ? tile_.seen.begin : octet;
+        if (key >= octet + 8) return {};
+      }
+    }
+    return PlaceOf(params_, tile_, key);
   }
   KVB_DEVICE void WriteOffsets(int n, const KeyPlace& place) {
     if (thread_ >= 2 * kKeys) return;
     const bool values = thread_ >= kKeys;
     const CacheTensor& tensor = values ? params_.keys.cache.v : params_.keys.cache.k;
-    reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
-        OffsetOf < kCodes ? 1 : 2 > (params_, tensor, tile_, place);
+    int64_t& offset =
+        reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_];
+    offset = OffsetOf<kElementBytes>(params_, tensor, tile_, place);
+    if constexpr (kRare) {
+      // Tokens have no stride of their own there.
+      if (IsPagedX() && offset >= 0) {
+        offset += values ? (place.offset & ~7) * kElementBytes : place.offset * 16;
+      }
+    }
     if (values) return;
     const uint32_t bad = __ballot_sync(kFullWarp, IsBad(params_, place));
     if (lane_ == 0) {
@@ -207,6 +249,14 @@ class Prefill {
 
   template <int kDim>
   KVB_DEVICE void CopyTile(uint32_t to, const void* from, int n, bool values, int dim) const {
+    // Between 16 bytes of a row.
+    int64_t step = 16;
+    if constexpr (kRare) {
+      if (IsPagedX()) {
+        if (values) return CopyValuesByDims(to, n);
+        step = int64_t{params_.keys.cache.block_size} * 16;
+      }
+    }
     const int64_t* offsets = reinterpret_cast<const int64_t*>(shared_ + Shared::kOffsets) +
                              n % 2 * 2 * kKeys + (values ? kKeys : 0);
     const int row = thread_ / 8, piece = thread_ % 8;
@@ -217,13 +267,13 @@ class Prefill {
       const unsigned char* source =
           static_cast<const unsigned char*>(from) + (offset < 0 ? 0 : offset);
       if constexpr (kCodes) {
-        CopyAsync16(SharedAddress(shared_) + CodesAt(pass), source + piece * 16,
+        CopyAsync16(SharedAddress(shared_) + CodesAt(pass), source + piece * step,
                     offset >= 0 && piece * 16 < dim);
       } else {
 #pragma unroll
         for (int column = 0; column < kDim / 64; ++column) {
           CopyAsync16(at + column * kKeys * kColumnBytes + pass * (kThreads / 8) * kColumnBytes,
-                      source + column * 128 + piece * 16,
+                      source + (column * 8 + piece) * step,
                       offset >= 0 && column * 64 + piece * 8 < dim);
         }
       }
@@ -234,18 +284,29 @@ class Prefill {
   KVB_DEVICE int CodesAt(int pass) const {
     return Shared::kCodeTile + (thread_ / 8 + pass * (kThreads / 8)) * kD + thread_ % 8 * 16;
   }
-  KVB_DEVICE void ConvertTile(int tile) const {
+  KVB_DEVICE void ConvertTile(int tile, bool values) const {
     switch (params_.keys.cache.element) {
       case Element::kF8E4M3:
-        return ConvertTileOf<E4m3Pairs>(tile);
+        return ConvertTileOf<E4m3Pairs>(tile, values);
       case Element::kF8E5M2:
-        return ConvertTileOf<E5m2Pairs>(tile);
+        return ConvertTileOf<E5m2Pairs>(tile, values);
       default:
-        return ConvertTileOf<Int8Pairs>(tile);
+        return ConvertTileOf<Int8Pairs>(tile, values);
     }
   }
   template <typename Code>
-  KVB_DEVICE void ConvertTileOf(int tile) const {
+  KVB_DEVICE void ConvertTileOf(int tile, bool values) const {
+    if constexpr (kRare) {
+      if (IsPagedX() && values) {
+        for (int dim = thread_ / 8; dim < kDv; dim += kThreads / 8) {
+          const uint2 codes = *reinterpret_cast<const uint2*>(shared_ + CodesByDimsAt(dim));
+          *reinterpret_cast<uint4*>(shared_ + tile + ByDimsAt(dim, thread_ % 8)) =
+              make_uint4(PairOf<Code, 0, 1>(codes.x), PairOf<Code, 2, 3>(codes.x),
+                         PairOf<Code, 0, 1>(codes.y), PairOf<Code, 2, 3>(codes.y));
+        }
+        return;
+      }
+    }
     const int row = thread_ / 8, piece = thread_ % 8;
 #pragma unroll
     for (int pass = 0; pass < kKeys * 8 / kThreads; ++pass) {
@@ -266,6 +327,90 @@ class Prefill {
     if constexpr (!T::kIsBf16) return pair;
     const float2 both = F16::Unpack(pair);
     return T::Pack(both.x, both.y);
+  }
+
+  // --- Of rare shapes (prefill_rare.h) ---
+
+  KVB_DEVICE bool IsPagedX() const { return params_.keys.cache.layout == Layout::kPagedX; }
+  KVB_DEVICE bool MaskIsAdded() const {
+    const MaskRule& mask = params_.scoring.mask;
+    return mask.form != kMaskNone && mask.form != kMaskRaggedBits && !mask.marker;
+  }
+  KVB_DEVICE uint64_t* Visible(int n) const {
+    return reinterpret_cast<uint64_t*>(shared_ + Shared::kVisible) + n % 2 * kRows;
+  }
+  KVB_DEVICE uint64_t BadBits(int n) const {
+    return BadKeys(n)[0] | uint64_t{BadKeys(n)[1]} << 32;
+  }
+
+  // The next tile from the m-th on that a row sees, or num_tiles_. What is known of it is written for
+  // step n. By all threads.
+  KVB_DEVICE int FindTile(int m, int n) {
+    uint32_t* any_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyVisible) + n % 2 * 8;
+    for (;; ++m) {
+      while (m < num_tiles_ && SparseHidesAll(params_, tile_, first_key_ + m * kKeys, kKeys)) ++m;
+      if (m >= num_tiles_) return num_tiles_;
+      uint64_t visible = 0;
+      if (thread_ < kRows) {
+        uint32_t flags = 0;
+        visible = VisibleBits(params_, tile_, thread_, first_key_ + m * kKeys, flags);
+        Visible(n)[thread_] = visible;
+        if (flags != 0 && error_flags_ != nullptr) atomicOr(error_flags_, flags);
+      }
+      if (!TestsKeys(params_.scoring)) break;
+      const bool any = __any_sync(kFullWarp, visible != 0);
+      if (lane_ == 0) any_by_warp[warp_] = any;
+      __syncthreads();
+      uint32_t found = 0;
+      for (int w = 0; w < kWarps; ++w) found |= any_by_warp[w];
+      if (found != 0) break;
+      __syncthreads();  // all have read
+    }
+    WriteOffsets(n, PlaceOfThread(m));
+    return m;
+  }
+
+  // Eight keys of a dimension, in a tile with a row per dimension.
+  static KVB_DEVICE int ByDimsAt(int dim, int octet) {
+    return dim * kColumnBytes + ((octet ^ (dim & 7)) << 4);
+  }
+  KVB_DEVICE int CodesByDimsAt(int dim) const {
+    return Shared::kCodeTile + dim * kKeys + thread_ % 8 * 8;
+  }
+  KVB_DEVICE void CopyValuesByDims(uint32_t to, int n) const {
+    const int octet = thread_ % 8;
+    const int64_t offset = reinterpret_cast<const int64_t*>(
+        shared_ + Shared::kOffsets)[(n % 2 * 2 + 1) * kKeys + octet * 8];
+    const auto* source = static_cast<const unsigned char*>(params_.keys.cache.v.data);
+    const int64_t step = int64_t{params_.keys.cache.block_size} * kElementBytes;
+#pragma unroll 4
+    for (int dim = thread_ / 8; dim < kDv; dim += kThreads / 8) {
+      const bool valid = offset >= 0 && dim < params_.value_dim;
+      const unsigned char* from = valid ? source + offset + dim * step : source;
+      if constexpr (kCodes) {
+        CopyAsync8(SharedAddress(shared_) + CodesByDimsAt(dim), from, valid);
+      } else {
+        CopyAsync16(to + ByDimsAt(dim, octet), from, valid);
+      }
+    }
+  }
+  KVB_DEVICE void MultiplyValuesByDims(const uint32_t (&weights)[kMTiles][kKeys / 16][4]) {
+    const uint32_t values = SharedAddress(shared_) + Shared::kValueTile +
+                            ((lane_ >> 4) * 8 + (lane_ & 7)) * kColumnBytes +
+                            (((lane_ >> 3 & 1) ^ (lane_ & 7)) << 4);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int d = 0; d < kDv / 16; ++d) {
+        uint32_t b[4];
+        LoadMatrices(b, (values ^ (k * 32)) + d * 16 * kColumnBytes);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          MultiplyM16N8K16<T>(out_[m][2 * d], weights[m][k], b[0], b[1]);
+          MultiplyM16N8K16<T>(out_[m][2 * d + 1], weights[m][k], b[2], b[3]);
+        }
+      }
+    }
   }
 
   KVB_DEVICE void CopyQueries(uint32_t to) const {
@@ -340,7 +485,7 @@ class Prefill {
   }
 
   // By all threads, V(n) being there.
-  KVB_DEVICE void TakeNonFiniteValues(int32_t key0) {
+  KVB_DEVICE void TakeNonFiniteValues(int n, int32_t key0) {
     unsigned char* values = shared_ + Shared::kValueTile;
     uint32_t* found_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite);
     constexpr int kBytes = kDv / 64 * kKeys * kColumnBytes;
@@ -353,7 +498,11 @@ class Prefill {
     if (found == 0) return;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      AddNonFinite<T, kKeys>(params_, tile_, values, out_[m], RowOf(m), key0);
+      if constexpr (kRare) {
+        AddNonFiniteByBits<T>(values, out_[m], RowOf(m), Visible(n), BadBits(n), IsPagedX());
+      } else {
+        AddNonFinite<T, kKeys>(params_, tile_, values, out_[m], RowOf(m), key0);
+      }
     }
     __syncthreads();
     ZeroNonFinite<T, kBytes>(values, thread_, kThreads);
@@ -389,7 +538,7 @@ class Prefill {
   float maximum_[kMTiles][2], sum_[kMTiles][2];  // sums of this lane's columns
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kRare>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                   uint32_t* error_flags) {
@@ -401,25 +550,40 @@ __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
         *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv, kCodes>::kTile);
     if (threadIdx.x == 0) tile = found;
     __syncthreads();
-    Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
+    Prefill<T, kD, kDv, kMTiles, kWarps, kCodes, kRare>(params, tile, error_flags).Run();
   }
   if (params.overlaps_previous) WaitForPreviousKernel();
 }
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false,
+          bool kRare = false>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
+  using Shared = SharedLayout<kD, kDv, kCodes>;
+  constexpr size_t kSharedBytes = kRare ? Shared::kRareBytes : Shared::kBytes;
   const TileOrder order = OrderTiles(params, kRows);
   return Launch({.grid = dim3(static_cast<unsigned>(order.items)),
                  .block = dim3(32 * kWarps),
-                 .shared_bytes = SharedLayout<kD, kDv, kCodes>::kBytes,
+                 .shared_bytes = kSharedBytes,
                  .stream = context.stream,
                  .overlap_previous = context.can_overlap()},
-                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order,
+                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes, kRare>, params, order,
                 context.error_flags);
 }
 
 template <typename T>
+Error LaunchRare(const LaunchContext& context, const PrefillParams& params) {
+  const int d = params.key_dim, dv = params.value_dim;
+  if (HoldsCodes(params.keys.cache)) {
+    return LaunchOne<T, 128, 128, 2, 4, true, true>(context, params);
+  }
+  if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64, 2, 4, false, true>(context, params);
+  if (d <= 128 && dv <= 128) return LaunchOne<T, 128, 128, 2, 4, false, true>(context, params);
+  return LaunchOne<T, 256, 256, 1, 8, false, true>(context, params);
+}
+
+template <typename T>
 Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
+  if (params.is_rare()) return LaunchRare<T>(context, params);
   const int d = params.key_dim, dv = params.value_dim;
   if (HoldsCodes(params.keys.cache)) return LaunchOne<T, 128, 128, 2, 4, true>(context, params);
   if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64, 2, 4>(context, params);
@@ -443,16 +607,14 @@ bool Aligned(const void* data, int64_t stride_a, int64_t stride_b, int64_t eleme
 
 bool TakesPrefill(const PrefillParams& params) {
   const Cache& cache = params.keys.cache;
-  const Scoring& scoring = params.scoring;
   const Element type = ProductsOf(params);
   if (type != Element::kF16 && type != Element::kBF16) return false;
   const bool codes = HoldsCodes(cache), q_codes = params.q.element != type;
   if (q_codes && !codes) return false;
-  if ((cache.element != type && !codes) || !IsStrided(cache.layout)) return false;
-  if (cache.has_row_scales()) return false;
-  if (scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 || scoring.mask.mode == 0) {
-    return false;
-  }
+  if ((cache.element != type && !codes) || cache.has_row_scales()) return false;
+  // Values of eight keys are copied at once.
+  const bool is_paged_x = cache.layout == Layout::kPagedX && cache.block_size % 8 == 0;
+  if (!IsStrided(cache.layout) && !is_paged_x) return false;
   const int piece = codes ? 16 : 8, largest = codes ? 128 : 256;  // elements
   if (params.key_dim % piece != 0 || params.value_dim % piece != 0) return false;
   if (params.key_dim > largest || params.value_dim > largest) return false;
@@ -482,7 +644,8 @@ int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& para
   constexpr double kPerItem = 4, kPerMerge = 3, kPerMegabyte = 0.45;
   if (params.num_tokens == 0 || params.num_requests == 0) return 1;
   const bool hopper = context.compute_capability == 90 && TakesPrefillHopper(params);
-  const bool pairs = !hopper && (params.key_dim <= 192 && params.value_dim <= 128);
+  const int widest = params.is_rare() ? 128 : 192;
+  const bool pairs = !hopper && (params.key_dim <= widest && params.value_dim <= 128);
   const int64_t slots = int64_t{context.num_multiprocessors} * (pairs ? 2 : 1);
   PrefillParams whole = params;
   whole.pieces.count = 1;

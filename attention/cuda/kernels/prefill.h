@@ -44,7 +44,8 @@ struct PrefillParams : DenseAttention {
 
 // Whether these kernels do it: queries of a 16-bit type; keys and values of the same, head sizes
 // that are multiples of 8 up to 256, or codes, multiples of 16 up to 128, with which queries may be
-// e4m3, too; rows at multiples of 16 bytes (queries in codes: 8); no explicit mask, no block-sparse rule.
+// e4m3, too; rows at multiples of 16 bytes (queries in codes: 8), or kPagedX in blocks of multiples of 8.
+// Masks, block-sparse rules and kPagedX are for mma.sync.
 bool TakesPrefill(const PrefillParams& params);
 
 // Of these bounds, how many pieces of keys take least time on a device with so many

@@ -364,6 +364,7 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
 bool TakesPrefillHopper(const PrefillParams& params) {
   const Cache& cache = params.keys.cache;
   return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(cache) &&
+         !params.is_rare() &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.k, params.key_dim)) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.v, params.value_dim));
 }

@@ -50,6 +50,16 @@ KVB_DEVICE int64_t FloorDiv(int64_t a, int64_t b) {
 KVB_DEVICE int64_t MinOf(int64_t a, int64_t b) { return a < b ? a : b; }
 KVB_DEVICE int64_t MaxOf(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// What is added to key blocks before the stride divides them.
+KVB_DEVICE int64_t SparseOffsetOf(const BlockSparseRule& sparse, int num_heads, int num_kv_heads,
+                                  int head) {
+  const int64_t step = sparse.head_sliding_step;
+  const int64_t kv_head = head / (num_heads / num_kv_heads);
+  return (step >= 0 ? (int64_t{sparse.tp_rank} * num_heads + head) * step
+                    : (int64_t{sparse.tp_rank} * num_kv_heads + kv_head) * -step) +
+         1;
+}
+
 KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_heads,
                           const QueryRow& row, int head) {
   RowSees sees;
@@ -63,11 +73,7 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
 
   const BlockSparseRule& sparse = scoring.block_sparse;
   if (sparse.vert_stride > 1) {
-    const int64_t step = sparse.head_sliding_step;
-    const int64_t kv_head = head / (num_heads / num_kv_heads);
-    sees.sparse_offset = (step >= 0 ? (int64_t{sparse.tp_rank} * num_heads + head) * step
-                                    : (int64_t{sparse.tp_rank} * num_kv_heads + kv_head) * -step) +
-                         1;
+    sees.sparse_offset = SparseOffsetOf(sparse, num_heads, num_kv_heads, head);
     sees.needs_test = true;
   }
 

@@ -1,0 +1,7 @@
+#include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
+
+namespace kvblocks::attention::cuda {
+
+Error LaunchRareDecode128(const DecodeLaunch& launch) { return LaunchRareDecodeOf<128>(launch); }
+
+}  // namespace kvblocks::attention::cuda
