@@ -23,7 +23,7 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int kRows = 128;  // of queries
+constexpr int kRows = kPrefillRows;
 constexpr int kKeys = 64;
 constexpr int kColumnBytes = 128;
 
@@ -610,7 +610,8 @@ bool TakesPrefill(const PrefillParams& params) {
   const Element type = ProductsOf(params);
   if (type != Element::kF16 && type != Element::kBF16) return false;
   const bool codes = HoldsCodes(cache), q_codes = params.q.element != type;
-  if (q_codes && !codes) return false;
+  // Rare instances do not convert queries.
+  if (q_codes && (!codes || params.is_rare())) return false;
   if ((cache.element != type && !codes) || cache.has_row_scales()) return false;
   // Values of eight keys are copied at once.
   const bool is_paged_x = cache.layout == Layout::kPagedX && cache.block_size % 8 == 0;
@@ -632,45 +633,6 @@ bool TakesPrefill(const PrefillParams& params) {
   }
   return params.out.element == type &&
          Aligned(params.out.data, params.out.row_stride, params.out.head_stride, 8, 16);
-}
-
-int64_t PrefillPieceBytes(const PrefillParams& params) {
-  return int64_t{params.num_tokens} * params.num_heads * (params.value_dim + 2) * 4;
-}
-
-int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params) {
-  // Of what multiprocessors do at a time, in tiles of 128 keys: a row tile's beginning and end, a
-  // launch that merges, and 2^20 bytes written and read.
-  constexpr double kPerItem = 4, kPerMerge = 3, kPerMegabyte = 0.45;
-  if (params.num_tokens == 0 || params.num_requests == 0) return 1;
-  const bool hopper = context.compute_capability == 90 && TakesPrefillHopper(params);
-  const int widest = params.is_rare() ? 128 : 192;
-  const bool pairs = !hopper && (params.key_dim <= widest && params.value_dim <= 128);
-  const int64_t slots = int64_t{context.num_multiprocessors} * (pairs ? 2 : 1);
-  PrefillParams whole = params;
-  whole.pieces.count = 1;
-  const int64_t items = OrderTiles(whole, kRows).items;
-  if (items >= 4 * slots) return 1;
-  int64_t keys = params.max_seq_len;
-  const Scoring& scoring = params.scoring;
-  if (scoring.window_left >= 0 && (scoring.causal || scoring.window_right >= 0)) {
-    const int64_t right = scoring.causal ? 0 : scoring.window_right;
-    const int64_t seen = scoring.window_left + right + kRows;
-    if (seen < keys) keys = seen;
-  }
-  if (scoring.chunk > 0 && scoring.chunk + kRows < keys) keys = scoring.chunk + kRows;
-  const int64_t tiles = (keys + kPieceKeys - 1) / kPieceKeys;
-  const double megabytes = static_cast<double>(PrefillPieceBytes(params)) / (1 << 20);
-  int32_t best = 1;
-  double least = 0;
-  for (int32_t pieces = 1; pieces <= kMostPrefillPieces && pieces <= tiles; ++pieces) {
-    const auto rounds = static_cast<double>((items * pieces + slots - 1) / slots);
-    const auto longest = static_cast<double>((tiles + pieces - 1) / pieces);
-    double time = rounds * (longest + kPerItem);
-    if (pieces > 1) time += kPerMerge + pieces * megabytes * kPerMegabyte;
-    if (pieces == 1 || time < least) best = pieces, least = time;
-  }
-  return best;
 }
 
 Error LaunchPrefill(const LaunchContext& context, const PrefillParams& given) {

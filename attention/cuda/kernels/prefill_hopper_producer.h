@@ -17,7 +17,7 @@
 
 namespace kvblocks::attention::cuda::prefill_hopper {
 
-inline constexpr int kRows = 128;  // of queries
+inline constexpr int kRows = kPrefillRows;
 inline constexpr int kKeys = 128;
 inline constexpr int kKeyStages = 2;
 inline constexpr int kMostValueStages = 3;

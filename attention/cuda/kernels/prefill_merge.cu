@@ -2,7 +2,9 @@
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
 #include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -147,6 +149,45 @@ Error LaunchPrefillMerge(const LaunchContext& context, const PrefillMergeParams&
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
   return Launch(config, PrefillMergeKernel, params);
+}
+
+int64_t PrefillPieceBytes(const PrefillParams& params) {
+  return int64_t{params.num_tokens} * params.num_heads * (params.value_dim + 2) * 4;
+}
+
+int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params) {
+  // Of what multiprocessors do at a time, in tiles of 128 keys: a row tile's beginning and end, a
+  // launch that merges, and 2^20 bytes written and read.
+  constexpr double kPerItem = 4, kPerMerge = 3, kPerMegabyte = 0.45;
+  if (params.num_tokens == 0 || params.num_requests == 0) return 1;
+  const bool hopper = context.compute_capability == 90 && TakesPrefillHopper(params);
+  const int widest = params.is_rare() ? 128 : 192;
+  const bool pairs = !hopper && (params.key_dim <= widest && params.value_dim <= 128);
+  const int64_t slots = int64_t{context.num_multiprocessors} * (pairs ? 2 : 1);
+  PrefillParams whole = params;
+  whole.pieces.count = 1;
+  const int64_t items = OrderTiles(whole, kPrefillRows).items;
+  if (items >= 4 * slots) return 1;
+  int64_t keys = params.max_seq_len;
+  const Scoring& scoring = params.scoring;
+  if (scoring.window_left >= 0 && (scoring.causal || scoring.window_right >= 0)) {
+    const int64_t right = scoring.causal ? 0 : scoring.window_right;
+    const int64_t seen = scoring.window_left + right + kPrefillRows;
+    if (seen < keys) keys = seen;
+  }
+  if (scoring.chunk > 0 && scoring.chunk + kPrefillRows < keys) keys = scoring.chunk + kPrefillRows;
+  const int64_t tiles = (keys + kPieceKeys - 1) / kPieceKeys;
+  const double megabytes = static_cast<double>(PrefillPieceBytes(params)) / (1 << 20);
+  int32_t best = 1;
+  double least = 0;
+  for (int32_t pieces = 1; pieces <= kMostPrefillPieces && pieces <= tiles; ++pieces) {
+    const auto rounds = static_cast<double>((items * pieces + slots - 1) / slots);
+    const auto longest = static_cast<double>((tiles + pieces - 1) / pieces);
+    double time = rounds * (longest + kPerItem);
+    if (pieces > 1) time += kPerMerge + pieces * megabytes * kPerMegabyte;
+    if (pieces == 1 || time < least) best = pieces, least = time;
+  }
+  return best;
 }
 
 }  // namespace kvblocks::attention::cuda

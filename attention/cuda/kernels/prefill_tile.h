@@ -89,6 +89,8 @@ struct TileOrder {
 
 // Pieces of keys begin at multiples of so many: all kernels' tiles of keys end there.
 inline constexpr int32_t kPieceKeys = 128;
+// Query rows of a row tile, in all kernels.
+inline constexpr int kPrefillRows = 128;
 
 inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   constexpr int64_t kBytesInL2 = int64_t{32} << 20;
