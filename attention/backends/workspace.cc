@@ -16,6 +16,9 @@ constexpr int64_t kPlanEntryBytes = 32;
 constexpr int64_t kTokensPerPartial = 64;
 // Query rows that a thread block attends with at a time.
 constexpr int64_t kRowsPerTile = 128;
+// Rows of queries that states of decode are kept of, where heads are fewer: both ends of a part have
+// a tile of up to 16.
+constexpr int64_t kLeastDecodeRows = 2 * 16;
 
 // Sum of pieces that Take hands out; -1 beyond int64.
 class Sum {
@@ -48,10 +51,11 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
   }
   const int64_t splits = bounds.max_reqs + bounds.max_parts;
   const int64_t heads = bounds.num_heads, dim = bounds.value_head_size;
+  const int64_t rows = heads == 0 ? 0 : std::max(heads, kLeastDecodeRows);
   Sum device, pinned;
   const auto add_decode = [&] {
-    device.Add({splits, heads, dim, 4});  // partial outputs
-    device.Add({splits, heads, 4});       // their LSEs
+    device.Add({splits, rows, dim, 4});  // partial outputs
+    device.Add({splits, rows, 2, 4});    // their maxima and sums
     device.Add({bounds.max_parts, kPlanEntryBytes});
     device.Add({bounds.max_reqs + 1, 4});  // split offsets
     device.Add({bounds.max_reqs, 8});      // where requests' bits of a ragged mask begin

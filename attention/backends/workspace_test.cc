@@ -17,9 +17,21 @@ TEST(WorkspaceTest, DecodeNeedsPartialsOfRequestsAndParts) {
                      {.max_reqs = 256, .num_heads = 32, .value_head_size = 128, .max_parts = 132});
   ASSERT_TRUE(size.ok());
   EXPECT_EQ(size->pinned, 0);
-  const int64_t partials = (256 + 132) * 32 * 128 * 4, lses = (256 + 132) * 32 * 4;
+  const int64_t partials = (256 + 132) * 32 * 128 * 4, statistics = (256 + 132) * 32 * 2 * 4;
   // Plan entries, offsets of splits and of mask bits, each rounded up.
-  EXPECT_EQ(size->device, partials + lses + 4352 + 1280 + 2048);
+  EXPECT_EQ(size->device, partials + statistics + 4352 + 1280 + 2048);
+}
+
+// Kernels keep states of whole tiles of rows, so few heads take as much as 32.
+TEST(WorkspaceTest, DecodeOfFewHeadsHasRoomForTilesOfRows) {
+  const auto bytes = [](int64_t heads) {
+    return WorkspaceBytes(
+               OpKind::kPagedDecode,
+               {.max_reqs = 8, .num_heads = heads, .value_head_size = 64, .max_parts = 264})
+        ->device;
+  };
+  EXPECT_EQ(bytes(1), bytes(32));
+  EXPECT_GE(bytes(4), 422400);  // what an H200 asked for, with two KV heads
 }
 
 TEST(WorkspaceTest, EveryOperationHasASizeThatGrowsWithTheBounds) {

@@ -38,9 +38,10 @@ struct WriteCase {
     const bool paged_x = layout == KvLayout::kPagedX;
     const std::vector<int64_t> nhd = {blocks, kBlock, kHeads, kDim};
     const std::vector<int64_t> hnd = {blocks, kHeads, kBlock, kDim};
-    k_cache = DeviceTensor(dtype, paged_x ? std::vector<int64_t>{blocks, kHeads, kDim / x, kBlock, x}
-                                  : layout == KvLayout::kNhd ? nhd
-                                                             : hnd);
+    k_cache =
+        DeviceTensor(dtype, paged_x ? std::vector<int64_t>{blocks, kHeads, kDim / x, kBlock, x}
+                            : layout == KvLayout::kNhd ? nhd
+                                                       : hnd);
     v_cache = DeviceTensor(dtype, paged_x ? std::vector<int64_t>{blocks, kHeads, kDim, kBlock}
                                   : layout == KvLayout::kNhd ? nhd
                                                              : hnd);
@@ -63,11 +64,11 @@ struct WriteCase {
 
 void RunWrites(GpuBench& bench, int64_t tokens, KvLayout layout, DType dtype) {
   BenchCase bench_case;
-  bench_case.name = absl::StrCat("cache write ", tokens, " tokens, bf16 to ", Name(dtype), " ",
-                                 Name(layout));
+  bench_case.name =
+      absl::StrCat("cache write ", tokens, " tokens, bf16 to ", Name(dtype), " ", Name(layout));
   if (!bench.wants(bench_case.name)) return;
-  bench_case.bytes = 2.0 * static_cast<double>(tokens) * 8 * 128 *
-                     static_cast<double>(2 + ElementBytes(dtype));
+  bench_case.bytes =
+      2.0 * static_cast<double>(tokens) * 8 * 128 * static_cast<double>(2 + ElementBytes(dtype));
   bench_case.moves = true;
   bench_case.copies = CopiesFor(bench_case.bytes, 20);
   std::vector<std::unique_ptr<WriteCase>> cases;
@@ -78,6 +79,42 @@ void RunWrites(GpuBench& bench, int64_t tokens, KvLayout layout, DType dtype) {
     return Cuda().ReshapeAndCache(context, cases[copy]->args);
   };
   bench.Run(bench_case);
+}
+
+// Two calls, of which the second reads from L2 what the first has left there, or one.
+void RunScalesAndWrite(GpuBench& bench, int64_t tokens, bool at_once) {
+  BenchCase both;
+  both.name = absl::StrCat(
+      "scales", at_once ? " and write to f8_e4m3 at once, " : ", then write to f8_e4m3, ", tokens,
+      " tokens");
+  if (!bench.wants(both.name)) return;
+  both.bytes = 2.0 * static_cast<double>(tokens * 8 * 128) * 3;  // heads of 128 values
+  both.moves = true;
+  both.copies = CopiesFor(both.bytes, 20);
+  std::vector<std::unique_ptr<WriteCase>> cases;
+  std::vector<DeviceTensor> v_scales(both.copies);
+  for (int copy = 0; copy < both.copies; ++copy) {
+    cases.push_back(
+        std::make_unique<WriteCase>(tokens, KvLayout::kNhd, DType::kF8E4M3, copy * 3 + 1));
+    v_scales[copy] = DeviceTensor(DType::kF32, {1});
+    cases[copy]->args.scales.v = v_scales[copy].view;
+  }
+  both.enqueue = [&](const ExecContext& context, int copy) {
+    WriteCase& one = *cases[copy];
+    ComputeKvScalesArgs scales;
+    scales.k = one.k.view;
+    scales.v = one.v.view;
+    scales.k_scale = one.scale.view;
+    scales.v_scale = v_scales[copy].view;
+    if (at_once) {
+      return Cuda().ScaleAndCache(
+          context, {.scales = scales, .slot_mapping = one.slots.view, .cache = one.args.cache});
+    }
+    absl::Status status = Cuda().ComputeKvScales(context, scales);
+    if (status.ok()) status = Cuda().ReshapeAndCache(context, one.args);
+    return status;
+  };
+  bench.Run(both);
 }
 
 }  // namespace
@@ -152,59 +189,9 @@ void BenchStates(GpuBench& bench) {
     };
     bench.Run(scales);
   }
-  // The second reads from L2 what the first has left there.
-  BenchCase both;
-  both.name = "scales, then write to f8_e4m3, 8192 tokens";
-  if (bench.wants(both.name)) {
-    both.bytes = 2.0 * static_cast<double>(kTokens * 8 * kDim) * 3;
-    both.moves = true;
-    both.copies = CopiesFor(both.bytes, 20);
-    std::vector<std::unique_ptr<WriteCase>> cases;
-    std::vector<DeviceTensor> v_scales(both.copies);
-    for (int copy = 0; copy < both.copies; ++copy) {
-      cases.push_back(
-          std::make_unique<WriteCase>(kTokens, KvLayout::kNhd, DType::kF8E4M3, copy * 3 + 1));
-      v_scales[copy] = DeviceTensor(DType::kF32, {1});
-      cases[copy]->args.scales.v = v_scales[copy].view;
-    }
-    both.enqueue = [&](const ExecContext& context, int copy) {
-      WriteCase& one = *cases[copy];
-      ComputeKvScalesArgs args;
-      args.k = one.k.view;
-      args.v = one.v.view;
-      args.k_scale = one.scale.view;
-      args.v_scale = v_scales[copy].view;
-      absl::Status status = Cuda().ComputeKvScales(context, args);
-      if (status.ok()) status = Cuda().ReshapeAndCache(context, one.args);
-      return status;
-    };
-    bench.Run(both);
-  }
-  BenchCase together;
-  together.name = "scales and write to f8_e4m3 at once, 8192 tokens";
-  if (bench.wants(together.name)) {
-    together.bytes = 2.0 * static_cast<double>(kTokens * 8 * kDim) * 3;
-    together.moves = true;
-    together.copies = CopiesFor(together.bytes, 20);
-    std::vector<std::unique_ptr<WriteCase>> cases;
-    std::vector<DeviceTensor> v_scales(together.copies);
-    for (int copy = 0; copy < together.copies; ++copy) {
-      cases.push_back(
-          std::make_unique<WriteCase>(kTokens, KvLayout::kNhd, DType::kF8E4M3, copy * 3 + 1));
-      v_scales[copy] = DeviceTensor(DType::kF32, {1});
-    }
-    together.enqueue = [&](const ExecContext& context, int copy) {
-      WriteCase& one = *cases[copy];
-      ScaleAndCacheArgs args;
-      args.scales.k = one.k.view;
-      args.scales.v = one.v.view;
-      args.scales.k_scale = one.scale.view;
-      args.scales.v_scale = v_scales[copy].view;
-      args.slot_mapping = one.slots.view;
-      args.cache = one.args.cache;
-      return Cuda().ScaleAndCache(context, args);
-    };
-    bench.Run(together);
+  for (const int64_t tokens : {int64_t{256}, int64_t{2048}, kTokens}) {
+    RunScalesAndWrite(bench, tokens, false);
+    RunScalesAndWrite(bench, tokens, true);
   }
   BenchCase select = scales;
   select.name = "select 16 % of 8192 tokens";
