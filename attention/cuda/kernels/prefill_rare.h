@@ -144,13 +144,16 @@ KVB_DEVICE void MaskScores(const PrefillParams& params, const RowTile& tile,
     if (biased && bits != 0) {
       const RowSees sees = SeesOfRow(params, tile, mine);
       uint32_t flags = 0;  // keys that are visible have an entry
+      // Finding a value is long code: it stands here once, and a score is picked by comparisons.
+#pragma unroll 1
+      for (int n = 0; n < 2 * kTiles; ++n) {
+        const int key = 8 * (n / 2) + n % 2;
+        if ((bits >> key & 1) == 0) continue;
+        const float value =
+            MaskValueOf(params.scoring.mask, sees, 0, int64_t{key0} + t2 + key, flags);
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if ((bits >> (8 * j + i) & 1) == 0) continue;
-          scores[j][2 * half + i] += MaskValueOf(params.scoring.mask, sees, 0,
-                                                 int64_t{key0} + t2 + 8 * j + i, flags);
+        for (int m = 0; m < 2 * kTiles; ++m) {
+          if (m == n) scores[m / 2][2 * half + m % 2] += value;
         }
       }
     }
