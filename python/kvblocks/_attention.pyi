@@ -272,6 +272,23 @@ def compute_kv_scales(k: Array, v: Array, k_scale: Array, v_scale: Array, *, q: 
     one. Nothing but zeros gives 1; what is not finite is left out and flagged. int8 caches use divisors of 127.
     """
 
+def scale_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = 200.0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the same.
+
+    k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D], slot_mapping int64 [n], n <= T; k_scale and v_scale, float32 of one
+    element or [Hkv], and q_scale of one are written. The cache is one in codes that is given scales. Without tokens
+    nothing changes.
+    """
+
+def quantize_queries(q: Array, codes: Array, *, scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+    """
+    Codes of queries, for operations that take a q_scale.
+
+    q [T, H, D] -> codes float8_e4m3fn [T, H, D]: q / scale, rounded to nearest even, at most 448 either way. scale:
+    float32 of one element, or on the host a number; None is 1.
+    """
+
 def gather_cache(cache: KVCache, block_table: Array, seq_lens: Array, lengths: Array, out: Array, out_v: Array | None = None, *, row_offset: int = 0, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Copies the last lengths[b] tokens of each request out of the cache, dequantised.
@@ -306,6 +323,14 @@ def fuse_kv(imp: Array, k_new: Array, v_new: Array, k_old: Array, v_old: Array, 
     old[imp[r]] = new[r] for keys and values.
 
     imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].
+    """
+
+def gather_rows(rows: Array, index: Array, out: Array | None = None, *, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+    """
+    out[r] = rows[index[r]], bit by bit; returns out.
+
+    rows [n, ...] of any type and of one to three dimensions, index int32 [M] -> out [M, ...] of the same type. A row may
+    be taken repeatedly.
     """
 
 def copy_blocks(caches: Sequence[KVCache], pairs: Pairs, *, stream: Stream = None, threads: ThreadPool | None = None) -> None:
@@ -356,7 +381,7 @@ def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, 
     The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is not written.
     """
 
-def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | SplitPlanner | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | SplitPlanner | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One new token per request, its key already in the cache.
 
@@ -370,7 +395,7 @@ def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, 
     The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).
     """
 
-def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Any number of new tokens per request, whose keys are already in the cache.
 
@@ -387,6 +412,8 @@ def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Ar
     rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A Mask has other forms.
     block_sparse: a BlockSparse.
     k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the host also a number.
+    q_scale: of q in codes, float8_e4m3fn as of quantize_queries: one or [Hkv], each for the heads of its group. Then
+    give out, of floats.
     out_scale: above 0, out is float8 and holds the result / out_scale.
     out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
     lse: float32 [T, H], natural logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too.
@@ -395,22 +422,23 @@ def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Ar
     Returns out [T, H, Dv], or (out, lse).
     """
 
-def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, common_prefix_len: int, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, k_scale: Array | float | None = None, v_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, common_prefix_len: int, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     paged_prefill of requests whose first common_prefix_len keys are the same blocks: read once for all.
 
     common_prefix_len: tokens, a multiple of the block size, before every query; block_table's row 0 names the blocks.
     """
 
-def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Attention without a cache, each request to itself: encoders, and prompts from their first token.
 
     q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]; query_start_loc int32 [R + 1]; kv_start_loc the same of keys, or
-    kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.
+    kv_seq_lens int32 [R], or neither: as queries. k and v may be float8_e4m3fn, both, with k_scale and v_scale. The
+    other arguments are those of paged_prefill.
     """
 
-def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
 

@@ -25,13 +25,13 @@ from typing import Any
 
 from kvblocks._attention import (
     AttentionMetadata, AttentionMetadataBuilder, BlockSparse, DecodePlan, DeviceMetadata, KVCache, KVGroup, Mask,
-    SplitPlanner, Tensor, ThreadPool, Workspace, build_compressed_slots,
-    build_dense_compressed_indices, build_swa_indices, build_topk_slots, cache_index_keys, cascade,
-    combine_prefill_indices, compress_tokens, compute_kv_scales, compute_slot_mapping, concat_and_cache_mla,
-    convert_layout, copy_blocks, fill_blocks, fuse_kv, gather_cache, has_cuda, hkvd_count, index_topk, merge_states,
-    mla_decode, paged_decode, paged_decode_partial, paged_prefill, plan_decode, reduce_splits, reshape_and_cache,
-    rotate_keys, select_hkvd, set_backend, sparse_mla_decode, sparse_mla_prefill, swap_blocks, varlen_self_attention,
-    workspace_bytes,
+    SplitPlanner, Tensor, ThreadPool, Workspace, build_compressed_slots, build_dense_compressed_indices,
+    build_swa_indices, build_topk_slots, cache_index_keys, cascade, combine_prefill_indices, compress_tokens,
+    compute_kv_scales, compute_slot_mapping, concat_and_cache_mla, convert_layout, copy_blocks, fill_blocks,
+    fuse_kv, gather_cache, gather_rows, has_cuda, hkvd_count, index_topk, merge_states, mla_decode, paged_decode,
+    paged_decode_partial, paged_prefill, plan_decode, quantize_queries, reduce_splits, reshape_and_cache,
+    rotate_keys, scale_and_cache, select_hkvd, set_backend, sparse_mla_decode, sparse_mla_prefill, swap_blocks,
+    varlen_self_attention, workspace_bytes,
 )
 from kvblocks.errors import InvalidArgumentError
 
@@ -94,8 +94,8 @@ __all__ = [
     "build_dense_compressed_indices", "build_swa_indices", "build_topk_slots", "cache_index_keys", "cascade",
     "combine_prefill_indices", "compress_tokens", "compute_kv_scales", "compute_slot_mapping",
     "concat_and_cache_mla", "convert_layout", "copy_blocks", "fill_blocks", "fuse_kv", "gather_cache",
-    "has_cuda", "hkvd_count", "index_topk", "merge_states", "mla_decode", "pack_mask", "paged_decode",
-    "paged_decode_partial", "paged_prefill", "plan_decode", "reduce_splits", "reshape_and_cache", "rotate_keys",
-    "select_hkvd", "sparse_mla_decode", "sparse_mla_prefill", "swap_blocks", "use_backend",
-    "varlen_self_attention", "workspace_bytes",
+    "gather_rows", "has_cuda", "hkvd_count", "index_topk", "merge_states", "mla_decode", "pack_mask",
+    "paged_decode", "paged_decode_partial", "paged_prefill", "plan_decode", "quantize_queries", "reduce_splits",
+    "reshape_and_cache", "rotate_keys", "scale_and_cache", "select_hkvd", "sparse_mla_decode",
+    "sparse_mla_prefill", "swap_blocks", "use_backend", "varlen_self_attention", "workspace_bytes",
 ]

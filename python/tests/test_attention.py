@@ -190,6 +190,203 @@ def test_caches_with_scales_of_their_own() -> None:
     refusal("row_format is int3; one of elements", lambda: attention.KVCache(codes[0], codes[1], row_format="int3"))
 
 
+def from_e4m3(codes: Array) -> Array:
+    """What codes of float8_e4m3fn stand for, in float64."""
+    exponent, mantissa = (codes >> 3 & 15).astype(np.int64), (codes & 7).astype(np.float64)
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    return np.where(codes >> 7, -magnitude, magnitude)
+
+
+def to_e4m3(values: Array) -> Array:
+    """The nearest codes, ties to the even one, at most 448."""
+    of = from_e4m3(np.arange(127, dtype=np.uint8))
+    distance = abs(np.minimum(abs(values), of[-1])[..., None] - of)
+    nearest = distance.min(-1, keepdims=True)
+    # Of two codes that are as near, neighbours both, the even one.
+    candidates = np.where(distance == nearest, np.arange(127) % 2, 2)
+    return (candidates.argmin(-1) | np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+
+
+def e4m3(codes: Array) -> attention.Tensor:
+    return attention.Tensor(codes, "float8_e4m3fn")
+
+
+def test_queries_become_codes() -> None:
+    rng = np.random.default_rng(31)
+    q = (50 * rng.standard_normal((5, 3, 16))).astype(np.float32)
+    q[0, 0, :6] = [0.0, -0.0, 17, 19, 1e6, -1e6]  # 17 and 19 lie between codes
+    codes = np.zeros((5, 3, 16), np.uint8)
+    attention.quantize_queries(q, e4m3(codes))
+    np.testing.assert_array_equal(codes, to_e4m3(q))
+    assert from_e4m3(codes[0, 0, :6]).tolist() == [0, 0, 16, 20, 448, -448]
+    for scale in (0.3, np.array([0.3], np.float32), np.array(0.3, np.float32)):
+        codes[:] = 0
+        attention.quantize_queries(q, e4m3(codes), scale=scale)
+        np.testing.assert_array_equal(codes, to_e4m3(q / np.float64(np.float32(0.3))))
+    kept = codes.copy()
+    refusal("^quantize_queries: codes is u8", lambda: attention.quantize_queries(q, codes))
+    refusal(r"^quantize_queries: scale\[0\] is -1", lambda: attention.quantize_queries(q, e4m3(codes), scale=-1.0))
+    refusal(r"^quantize_queries: scale is f32\[3\]; one element", lambda: attention.quantize_queries(
+        q, e4m3(codes), scale=np.ones(3, np.float32)))
+    np.testing.assert_array_equal(codes, kept)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cpu_reference"])
+@pytest.mark.parametrize("cache_in_codes", [False, True])
+def test_attention_of_queries_in_codes(cache_in_codes: bool, backend: str) -> None:
+    with attention.use_backend(backend):
+        check_queries_in_codes(cache_in_codes)
+
+
+def check_queries_in_codes(cache_in_codes: bool) -> None:
+    rng = np.random.default_rng(32)
+    case = Paged(rng, [14, 17])
+    case.block_table[1, :2] = case.block_table[0, :2]
+    cache = case.cache
+    scales: dict[str, Any] = {}
+    if cache_in_codes:
+        codes = np.stack([to_e4m3(case.k / 0.01), to_e4m3(case.v / 0.02)])
+        case.k, case.v = from_e4m3(codes[0]) * 0.01, from_e4m3(codes[1]) * 0.02
+        cache = attention.KVCache(e4m3(codes[0]), e4m3(codes[1]))
+        scales = {"k_scale": 0.01, "v_scale": 0.02}
+    starts = [0, 3, 7]
+    q_codes = to_e4m3(100 * rng.standard_normal((7, 4, 8)))
+    per_head = np.array([0.01, 0.03], np.float32)  # of KV heads, of two heads each
+    start_loc, last = np.array(starts, np.int32), [2, 6]
+    for q_scale, factor in ((per_head, per_head.repeat(2)[:, None]), (0.02, 0.02), (None, 1)):
+        q, scale = from_e4m3(q_codes) * factor, 0.3 if q_scale is not None else 0.003
+        codes_of_all = {**scales, "q_scale": q_scale, "scale": scale}
+        out, lse = np.zeros((7, 4, 8), np.float32), np.zeros((7, 4), np.float32)
+        arguments = (e4m3(q_codes), cache, start_loc, case.seq_lens, case.block_table)
+        assert attention.paged_prefill(*arguments, out=out, lse=lse, **codes_of_all) is out
+        check_rows(case, q, out, lse, starts, scale=scale)
+        shared = np.zeros_like(out)
+        attention.cascade(*arguments, 8, out=shared, **codes_of_all)
+        check_rows(case, q, shared, None, starts, scale=scale)
+        decoded = np.zeros((2, 4, 8), np.float32)
+        decode = (e4m3(q_codes[last]), cache, case.block_table, case.seq_lens)
+        attention.paged_decode(*decode, out=decoded, **codes_of_all)
+        check_rows(case, q[last], decoded, None, [0, 1, 2], scale=scale)
+        max_logits, exp_sums = np.zeros((2, 2, 4, 3), np.float32)
+        tmp_out, reduced = np.zeros((2, 4, 3, 8), np.float32), np.zeros_like(decoded)
+        attention.paged_decode_partial(*decode, max_logits, exp_sums, tmp_out, partition_tokens=8, **codes_of_all)
+        attention.reduce_splits(max_logits, exp_sums, tmp_out, reduced)
+        check_rows(case, q[last], reduced, None, [0, 1, 2], scale=scale)
+
+    out[:] = 3
+    floats = from_e4m3(q_codes).astype(np.float32)
+    paged = (cache, start_loc, case.seq_lens, case.block_table)
+    refusal(r"^paged_prefill: q_scale\[1\] is 0; it must be finite and above 0", lambda: attention.paged_prefill(
+        *arguments, out=out, q_scale=np.array([1, 0], np.float32), **scales))
+    refusal(r"^cascade: q_scale is f32\[3\]; one element, \[Hkv = 2\]", lambda: attention.cascade(
+        *arguments, 8, out=out, q_scale=np.ones(3, np.float32), **scales))
+    refusal("^cascade: out is None; with q in codes give an array of floats", lambda: attention.cascade(
+        *arguments, 8, q_scale=1.0, **scales))
+    refusal("^paged_decode: out is None; with q in codes give an array of floats", lambda: attention.paged_decode(
+        *decode, q_scale=1.0, **scales))
+    refusal("^paged_prefill: q_scale is given, but q is f32", lambda: attention.paged_prefill(
+        floats, *paged, out=out, q_scale=1.0, **scales))
+    refusal("^paged_decode: q_scale is given, but q is f32", lambda: attention.paged_decode(
+        floats[last], cache, case.block_table, case.seq_lens, q_scale=1.0, **scales))
+    refusal("^paged_decode_partial: q_scale is given, but q is f32", lambda: attention.paged_decode_partial(
+        floats[last], cache, case.block_table, case.seq_lens, max_logits, exp_sums, tmp_out, partition_tokens=8,
+        q_scale=1.0, **scales))
+    assert (out == 3).all()
+
+
+def test_self_attention_of_codes() -> None:
+    rng = np.random.default_rng(33)
+    q_codes, k_codes, v_codes = (to_e4m3(100 * rng.standard_normal((9, heads, 8))) for heads in (4, 2, 2))
+    k_scale, v_scale = np.array([0.01, 0.02], np.float32), np.array([0.005], np.float32)
+    k, v = from_e4m3(k_codes) * k_scale[:, None], from_e4m3(v_codes) * v_scale
+    starts = np.array([0, 4, 9], np.int32)
+    floats = rng.standard_normal((9, 4, 8)).astype(np.float32)
+    cases: list[tuple[Array, Array, dict[str, Any]]] = [
+        (from_e4m3(q_codes) * 0.01, e4m3(q_codes), {"q_scale": 0.01}), (floats, floats, {})]
+    for q, given, options in cases:
+        out = np.zeros((9, 4, 8), np.float32)
+        attention.varlen_self_attention(given, e4m3(k_codes), e4m3(v_codes), starts, k_scale=k_scale, v_scale=v_scale,
+                                        out=out, **options)
+        for begin, end in ((0, 4), (4, 9)):
+            for row, head in itertools.product(range(begin, end), range(4)):
+                expected, _ = dense(q[row, head], k[begin:end, head // 2], v[begin:end, head // 2], scale=8**-0.5,
+                                    first=row - begin)
+                np.testing.assert_allclose(out[row, head], expected, atol=2e-6)
+    kept = out.copy()
+    refusal("^varlen_self_attention: k_scale or v_scale is given; k and v are f32", lambda: attention.varlen_self_attention(
+        floats, floats[:, :2].copy(), floats[:, :2].copy(), starts, k_scale=1.0, out=out))
+    refusal("^varlen_self_attention: q_scale is given, but q is f32", lambda: attention.varlen_self_attention(
+        floats, e4m3(k_codes), e4m3(v_codes), starts, q_scale=1.0, out=out))
+    refusal("^varlen_self_attention: out is None; with q in codes", lambda: attention.varlen_self_attention(
+        e4m3(q_codes), e4m3(k_codes), e4m3(v_codes), starts))
+    np.testing.assert_array_equal(out, kept)
+
+
+def test_scales_and_codes_in_one_call() -> None:
+    rng = np.random.default_rng(34)
+    k, v = rng.standard_normal((2, 8, 2, 16), np.float32)
+    q = rng.standard_normal((8, 4, 16), np.float32)
+    slots = np.array([3, 7, 0, 1, -1, 2, 11], np.int64)
+    codes, again = np.full((2, 2, 3, 4, 2, 16), 9, np.uint8)
+    for shape in (1, 2):
+        k_scale, v_scale, k_again, v_again = np.zeros((4, shape), np.float32)
+        q_scale, q_again = np.zeros((2, 1), np.float32)
+        options: dict[str, Any] = {"k_divisor": 150.0, "v_divisor": 90.0, "q_divisor": 120.0}
+        attention.scale_and_cache(k, v, slots, attention.KVCache(e4m3(codes[0]), e4m3(codes[1])), k_scale, v_scale,
+                                  q=q, q_scale=q_scale, **options)
+        axis = None if shape == 1 else (0, 2)
+        cases: list[tuple[Array, float, Array]] = [(k, 150, k_scale), (v, 90, v_scale)]
+        for given, divisor, scale in cases:
+            np.testing.assert_allclose(scale, abs(given).max(axis) / divisor, rtol=1e-6)
+        np.testing.assert_allclose(q_scale, abs(q).max() / 120, rtol=1e-6)
+        attention.compute_kv_scales(k, v, k_again, v_again, q=q, q_scale=q_again, **options)
+        attention.reshape_and_cache(k, v, slots, attention.KVCache(e4m3(again[0]), e4m3(again[1])), k_scale=k_again,
+                                    v_scale=v_again)
+        for one, two in ((k_scale, k_again), (v_scale, v_again), (q_scale, q_again), (codes, again)):
+            np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(codes[0].reshape(12, 2, 16)[[3, 7, 0, 1, 2, 11]],
+                                      to_e4m3(k[[0, 1, 2, 3, 5, 6]] / k_scale.astype(np.float64)[:, None]))
+        assert (codes.reshape(2, 12, 32)[:, [4, 5, 6, 8, 9, 10]] == 9).all()
+    kept = codes.copy(), k_scale.copy()
+    refusal("^scale_and_cache: slot_mapping has 3 twice", lambda: attention.scale_and_cache(
+        2 * k, v, np.array([3, 3]), attention.KVCache(e4m3(codes[0]), e4m3(codes[1])), k_scale, v_scale))
+    refusal("^scale_and_cache: q and q_scale go together", lambda: attention.scale_and_cache(
+        2 * k, v, slots, attention.KVCache(e4m3(codes[0]), e4m3(codes[1])), k_scale, v_scale, q=q))
+    floats = np.zeros((2, 3, 4, 2, 16), np.float32)
+    refusal("^scale_and_cache: the cache is f32 .*; call reshape_and_cache", lambda: attention.scale_and_cache(
+        2 * k, v, slots, attention.KVCache(*floats), k_scale, v_scale))
+    np.testing.assert_array_equal(codes, kept[0])
+    np.testing.assert_array_equal(k_scale, kept[1])
+    assert not floats.any()
+    bounds = {"max_tokens": 640, "num_heads": 32, "num_kv_heads": 8}
+    assert (attention.workspace_bytes("scale_and_cache", **bounds) ==
+            attention.workspace_bytes("compute_kv_scales", **bounds) > 0)
+
+
+def test_rows_are_gathered() -> None:
+    rng = np.random.default_rng(35)
+    index = np.array([4, 0, 4, 2], np.int32)
+    for rows in (rng.standard_normal((5, 3, 4), np.float32), rng.integers(0, 99, (5, 6)), np.arange(5, dtype=np.int32),
+                 rng.standard_normal((5, 2, 4, 8), np.float32)[:, 1]):
+        out = attention.gather_rows(rows, index)
+        assert out.dtype == rows.dtype
+        np.testing.assert_array_equal(out, rows[index])
+    codes, out = rng.integers(0, 256, (5, 7), np.uint8), np.full((4, 7), 3, np.uint8)
+    given = e4m3(out)
+    assert attention.gather_rows(e4m3(codes), index, given) is given
+    np.testing.assert_array_equal(out, codes[index])
+    assert attention.gather_rows(codes, index[:0]).shape == (0, 7)
+    kept = out.copy()
+    with pytest.raises(kvblocks.KVBlocksError, match=r"^gather_rows: index\[1\] is 5"):
+        attention.gather_rows(codes, np.array([0, 5, 1, 1], np.int32), out)
+    refusal("^gather_rows: out has 4 rows; index has M = 3", lambda: attention.gather_rows(codes, index[:3], out))
+    refusal("^gather_rows: out is u8.*; its rows must be those of rows, u8", lambda: attention.gather_rows(
+        codes[:, :6].copy(), index, out))
+    refusal("^gather_rows: rows is .*; both of rank 1, 2 or 3", lambda: attention.gather_rows(
+        codes.reshape(5, 1, 1, 7), index))
+    np.testing.assert_array_equal(out, kept)
+
+
 def test_latent_records() -> None:
     rng = np.random.default_rng(18)
     records = np.zeros((2, 4, 528), np.uint8)

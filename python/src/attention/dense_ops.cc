@@ -34,6 +34,9 @@ struct PrefillRules {
   const attention::BlockSparse* block_sparse;
   bool mask_rows_are_absolute;
 };
+struct Scales {
+  nb::handle k, v, q;
+};
 struct Outputs {
   nb::handle out, lse;
   bool return_lse;
@@ -56,6 +59,11 @@ void Fill(OpCall& call, const PrefillRules& rules, AttnParams* params) {
   if (rules.block_sparse != nullptr) params->block_sparse = *rules.block_sparse;
 }
 
+void Fill(OpCall& call, const Scales& scales, AttnParams* params) {
+  params->scales = {call.Scale("k_scale", scales.k), call.Scale("v_scale", scales.v),
+                    call.Scale("q_scale", scales.q)};
+}
+
 template <typename Args>
 nb::object RunAttention(OpCall& call, const Args& args, double work, nb::object out,
                         nb::object lse) {
@@ -68,6 +76,8 @@ template <typename Args>
 std::pair<nb::object, nb::object> TakeOutputs(OpCall& call, const Outputs& outputs, nb::handle q,
                                               int64_t value_dim, Args* args) {
   const int64_t tokens = Extent(args->q, 0), heads = Extent(args->q, 1);
+  if (outputs.out.is_none() && attention::IsQuantizedCode(args->q.dtype))
+    call.Refuse("out is None; with q in codes give an array of floats");
   std::pair<nb::object, nb::object> result;
   result.first = call.Out("out", outputs.out, q, {tokens, heads, value_dim}, &args->out);
   if (outputs.return_lse) {
@@ -127,7 +137,7 @@ nb::object PagedDecode(nb::handle q, const PyKvCache& cache, nb::handle block_ta
                        std::optional<double> scale, double soft_cap, int64_t window_left,
                        int64_t chunk, nb::handle alibi_slopes, nb::handle sinks, nb::handle mask,
                        const attention::BlockSparse* block_sparse, nb::handle k_scale,
-                       nb::handle v_scale, std::optional<int64_t> split_tokens,
+                       nb::handle v_scale, nb::handle q_scale, std::optional<int64_t> split_tokens,
                        std::optional<int64_t> num_splits, nb::handle plan, nb::handle out,
                        nb::handle lse, bool return_lse, nb::handle stream, PyWorkspace* workspace,
                        PyThreadPool* threads) {
@@ -136,7 +146,7 @@ nb::object PagedDecode(nb::handle q, const PyKvCache& cache, nb::handle block_ta
       DecodeArgs(call, q, cache, block_table, seq_lens, max_seq_len,
                  {scale, soft_cap, window_left, chunk, alibi_slopes, sinks}, mask, block_sparse,
                  split_tokens, num_splits);
-  args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
+  Fill(call, Scales{k_scale, v_scale, q_scale}, &args.params);
   if (nb::isinstance<PySplitPlanner>(plan)) {
     const auto* planner = nb::inst_ptr<PySplitPlanner>(plan);
     if (!planner->has_plan) call.Refuse("plan is a SplitPlanner without a plan; call plan() first");
@@ -188,7 +198,7 @@ attention::PagedPrefillArgs PrefillArgs(OpCall& call, nb::handle q, const PyKvCa
                                         std::optional<int64_t> max_query_len,
                                         std::optional<int64_t> max_seq_len, const Scores& scores,
                                         const PrefillRules& rules, nb::handle query_positions,
-                                        nb::handle k_scale, nb::handle v_scale, double out_scale) {
+                                        const Scales& scales, double out_scale) {
   attention::PagedPrefillArgs args;
   args.q = call.In("q", q);
   args.cache = call.In(cache);
@@ -200,7 +210,7 @@ attention::PagedPrefillArgs PrefillArgs(OpCall& call, nb::handle q, const PyKvCa
   Fill(call, scores, args.cache.key_dim(), &args.params);
   Fill(call, rules, &args.params);
   args.query_positions = call.In("query_positions", query_positions);
-  args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
+  Fill(call, scales, &args.params);
   args.out_scale = static_cast<float>(out_scale);
   return args;
 }
@@ -213,14 +223,15 @@ nb::object PagedPrefill(nb::handle q, const PyKvCache& cache, nb::handle query_s
                         int64_t window_right, nb::handle mask,
                         const attention::BlockSparse* block_sparse, bool mask_rows_are_absolute,
                         nb::handle query_positions, nb::handle k_scale, nb::handle v_scale,
-                        double out_scale, nb::handle out, nb::handle lse, bool return_lse,
-                        nb::handle stream, PyWorkspace* workspace, PyThreadPool* threads) {
+                        nb::handle q_scale, double out_scale, nb::handle out, nb::handle lse,
+                        bool return_lse, nb::handle stream, PyWorkspace* workspace,
+                        PyThreadPool* threads) {
   OpCall call("paged_prefill", {stream, workspace, threads});
   attention::PagedPrefillArgs args =
       PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
                   max_seq_len, {scale, soft_cap, window_left, chunk, alibi_slopes, sinks},
                   {causal, window_right, mask, block_sparse, mask_rows_are_absolute},
-                  query_positions, k_scale, v_scale, out_scale);
+                  query_positions, {k_scale, v_scale, q_scale}, out_scale);
   if (out_scale > 0 && out.is_none())
     call.Refuse("out is None; with out_scale give an array of float8");
   auto [result, result_lse] =
@@ -233,14 +244,14 @@ nb::object Cascade(nb::handle q, const PyKvCache& cache, nb::handle query_start_
                    std::optional<int64_t> max_query_len, std::optional<int64_t> max_seq_len,
                    std::optional<double> scale, double soft_cap, nb::handle alibi_slopes,
                    nb::handle sinks, bool causal, nb::handle k_scale, nb::handle v_scale,
-                   nb::handle out, nb::handle lse, bool return_lse, nb::handle stream,
-                   PyWorkspace* workspace, PyThreadPool* threads) {
+                   nb::handle q_scale, nb::handle out, nb::handle lse, bool return_lse,
+                   nb::handle stream, PyWorkspace* workspace, PyThreadPool* threads) {
   OpCall call("cascade", {stream, workspace, threads});
   attention::CascadeArgs args;
-  args.prefill =
-      PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
-                  max_seq_len, {scale, soft_cap, -1, 0, alibi_slopes, sinks},
-                  {causal, -1, nb::none(), nullptr, false}, nb::none(), k_scale, v_scale, 0);
+  args.prefill = PrefillArgs(call, q, cache, query_start_loc, seq_lens, block_table, max_query_len,
+                             max_seq_len, {scale, soft_cap, -1, 0, alibi_slopes, sinks},
+                             {causal, -1, nb::none(), nullptr, false}, nb::none(),
+                             {k_scale, v_scale, q_scale}, 0);
   args.common_prefix_len = common_prefix_len;
   auto [result, result_lse] =
       TakeOutputs(call, {out, lse, return_lse}, q, args.prefill.cache.value_dim(), &args.prefill);
@@ -255,6 +266,7 @@ nb::object VarlenSelfAttention(nb::handle q, nb::handle k, nb::handle v, nb::han
                                bool causal, int64_t window_right, nb::handle mask,
                                const attention::BlockSparse* block_sparse,
                                bool mask_rows_are_absolute, nb::handle query_positions,
+                               nb::handle k_scale, nb::handle v_scale, nb::handle q_scale,
                                double out_scale, nb::handle out, nb::handle lse, bool return_lse,
                                nb::handle stream, PyWorkspace* workspace, PyThreadPool* threads) {
   OpCall call("varlen_self_attention", {stream, workspace, threads});
@@ -270,6 +282,7 @@ nb::object VarlenSelfAttention(nb::handle q, nb::handle k, nb::handle v, nb::han
        std::max<int64_t>(1, Extent(args.q, 2)), &args.params);
   Fill(call, PrefillRules{causal, window_right, mask, block_sparse, mask_rows_are_absolute},
        &args.params);
+  Fill(call, Scales{k_scale, v_scale, q_scale}, &args.params);
   args.out_scale = static_cast<float>(out_scale);
   if (out_scale > 0 && out.is_none())
     call.Refuse("out is None; with out_scale give an array of float8");
@@ -284,8 +297,8 @@ void PagedDecodePartial(nb::handle q, const PyKvCache& cache, nb::handle block_t
                         int64_t partition_tokens, std::optional<double> scale, double soft_cap,
                         int64_t window_left, nb::handle alibi_slopes, nb::handle mask,
                         const attention::BlockSparse* block_sparse, nb::handle k_scale,
-                        nb::handle v_scale, nb::handle stream, PyWorkspace* workspace,
-                        PyThreadPool* threads) {
+                        nb::handle v_scale, nb::handle q_scale, nb::handle stream,
+                        PyWorkspace* workspace, PyThreadPool* threads) {
   OpCall call("paged_decode_partial", {stream, workspace, threads});
   const attention::PagedDecodeArgs decode =
       DecodeArgs(call, q, cache, block_table, seq_lens, max_seq_len,
@@ -298,7 +311,7 @@ void PagedDecodePartial(nb::handle q, const PyKvCache& cache, nb::handle block_t
   args.seq_lens = decode.seq_lens;
   args.max_seq_len = decode.max_seq_len;
   args.params = decode.params;
-  args.params.scales = {call.Scale("k_scale", k_scale), call.Scale("v_scale", v_scale)};
+  Fill(call, Scales{k_scale, v_scale, q_scale}, &args.params);
   args.partition_tokens = partition_tokens;
   args.max_logits = call.Out("max_logits", max_logits);
   args.exp_sums = call.Out("exp_sums", exp_sums);
@@ -338,14 +351,14 @@ The arguments are those of paged_decode, of which only shapes, lengths and the w
   module.def(
       "paged_decode", &PagedDecode, nb::arg("q"), nb::arg("cache"), nb::arg("block_table"),
       nb::arg("seq_lens"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(), KVBLOCKS_SCORE_ARGS,
-      KVBLOCKS_MASK_ARGS, KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS,
-      nb::arg("plan") = nb::none(), KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
-      nb::sig("def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: "
-              "Array, *, max_seq_len: int | "
-              "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_MASK_SIG KVBLOCKS_CACHE_SCALE_SIG
-                  KVBLOCKS_SPLIT_SIG
-              "plan: DecodePlan | SplitPlanner | None = None, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
-              ") -> Any"),
+      KVBLOCKS_MASK_ARGS, KVBLOCKS_SCALE_ARGS, KVBLOCKS_SPLIT_ARGS, nb::arg("plan") = nb::none(),
+      KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
+      nb::sig(
+          "def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: "
+          "Array, *, max_seq_len: int | "
+          "None = None, " KVBLOCKS_SCORE_SIG KVBLOCKS_MASK_SIG KVBLOCKS_SCALE_SIG KVBLOCKS_SPLIT_SIG
+          "plan: DecodePlan | SplitPlanner | None = None, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
+          ") -> Any"),
       R"(One new token per request, its key already in the cache.
 
 q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size) entries;
@@ -359,12 +372,12 @@ The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out,
   module.def("paged_prefill", &PagedPrefill, nb::arg("q"), nb::arg("cache"),
              nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::kw_only(),
              nb::arg("max_query_len") = nb::none(), nb::arg("max_seq_len") = nb::none(),
-             KVBLOCKS_SCORE_ARGS, KVBLOCKS_PREFILL_ARGS, KVBLOCKS_CACHE_SCALE_ARGS,
+             KVBLOCKS_SCORE_ARGS, KVBLOCKS_PREFILL_ARGS, KVBLOCKS_SCALE_ARGS,
              nb::arg("out_scale") = 0.0, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
              nb::sig("def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, "
                      "seq_lens: Array, block_table: "
                      "Array, *, max_query_len: int | None = None, max_seq_len: int | None = "
-                     "None, " KVBLOCKS_SCORE_SIG KVBLOCKS_PREFILL_SIG KVBLOCKS_CACHE_SCALE_SIG
+                     "None, " KVBLOCKS_SCORE_SIG KVBLOCKS_PREFILL_SIG KVBLOCKS_SCALE_SIG
                      "out_scale: float = 0.0, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
              R"(Any number of new tokens per request, whose keys are already in the cache.
 
@@ -381,6 +394,8 @@ mask: of bytes (not 0 hides) or floats (added to scores), [rows, keys], [R, rows
 rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A Mask has other forms.
 block_sparse: a BlockSparse.
 k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the host also a number.
+q_scale: of q in codes, float8_e4m3fn as of quantize_queries: one or [Hkv], each for the heads of its group. Then
+give out, of floats.
 out_scale: above 0, out is float8 and holds the result / out_scale.
 out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
 lse: float32 [T, H], natural logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too.
@@ -393,7 +408,7 @@ Returns out [T, H, Dv], or (out, lse).)");
       nb::arg("max_query_len") = nb::none(), nb::arg("max_seq_len") = nb::none(),
       nb::arg("scale") = nb::none(), nb::arg("soft_cap") = 0.0,
       nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(), nb::arg("causal") = true,
-      KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
+      KVBLOCKS_SCALE_ARGS, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
       nb::sig(
           "def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, "
           "block_table: Array, "
@@ -401,7 +416,7 @@ Returns out [T, H, Dv], or (out, lse).)");
           "None, scale: "
           "float | None = None, soft_cap: float = 0.0, alibi_slopes: Array | None = None, sinks: "
           "Array | None = "
-          "None, causal: bool = True, " KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
+          "None, causal: bool = True, " KVBLOCKS_SCALE_SIG KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
           ") -> Any"),
       R"(paged_prefill of requests whose first common_prefix_len keys are the same blocks: read once for all.
 
@@ -410,31 +425,31 @@ common_prefix_len: tokens, a multiple of the block size, before every query; blo
       "varlen_self_attention", &VarlenSelfAttention, nb::arg("q"), nb::arg("k"), nb::arg("v"),
       nb::arg("query_start_loc"), nb::kw_only(), nb::arg("kv_start_loc") = nb::none(),
       nb::arg("kv_seq_lens") = nb::none(), KVBLOCKS_SCORE_ARGS, KVBLOCKS_PREFILL_ARGS,
-      nb::arg("out_scale") = 0.0, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
+      KVBLOCKS_SCALE_ARGS, nb::arg("out_scale") = 0.0, KVBLOCKS_OUT_ARGS, KVBLOCKS_CALL_ARGS,
       nb::sig("def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, "
               "kv_start_loc: Array "
               "| None = None, kv_seq_lens: Array | None = None, " KVBLOCKS_SCORE_SIG
-                  KVBLOCKS_PREFILL_SIG "out_scale: float = 0.0, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG
-              ") -> Any"),
+                  KVBLOCKS_PREFILL_SIG KVBLOCKS_SCALE_SIG
+              "out_scale: float = 0.0, " KVBLOCKS_OUT_SIG KVBLOCKS_CALL_SIG ") -> Any"),
       R"(Attention without a cache, each request to itself: encoders, and prompts from their first token.
 
 q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]; query_start_loc int32 [R + 1]; kv_start_loc the same of keys, or
-kv_seq_lens int32 [R], or neither: as queries. The other arguments are those of paged_prefill.)");
+kv_seq_lens int32 [R], or neither: as queries. k and v may be float8_e4m3fn, both, with k_scale and v_scale. The
+other arguments are those of paged_prefill.)");
   module.def(
       "paged_decode_partial", &PagedDecodePartial, nb::arg("q"), nb::arg("cache"),
       nb::arg("block_table"), nb::arg("seq_lens"), nb::arg("max_logits"), nb::arg("exp_sums"),
       nb::arg("tmp_out"), nb::kw_only(), nb::arg("max_seq_len") = nb::none(),
       nb::arg("partition_tokens") = 512, nb::arg("scale") = nb::none(), nb::arg("soft_cap") = 0.0,
       nb::arg("window_left") = -1, nb::arg("alibi_slopes") = nb::none(), KVBLOCKS_MASK_ARGS,
-      KVBLOCKS_CACHE_SCALE_ARGS, KVBLOCKS_CALL_ARGS,
+      KVBLOCKS_SCALE_ARGS, KVBLOCKS_CALL_ARGS,
       nb::sig("def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: "
               "Array, max_logits: "
               "Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, "
               "partition_tokens: int = "
               "512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, "
               "alibi_slopes: Array | "
-              "None = None, " KVBLOCKS_MASK_SIG KVBLOCKS_CACHE_SCALE_SIG KVBLOCKS_CALL_SIG
-              ") -> None"),
+              "None = None, " KVBLOCKS_MASK_SIG KVBLOCKS_SCALE_SIG KVBLOCKS_CALL_SIG ") -> None"),
       R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
 
 With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],

@@ -11,7 +11,7 @@ namespace {
 
 template <typename Args>
 nb::object RunMla(OpCall& call, Args& args, double work, nb::object out, nb::handle lse,
-                  bool return_lse, nb::handle q, std::initializer_list<int64_t> lse_shape) {
+                  bool return_lse, nb::handle q, absl::Span<const int64_t> lse_shape) {
   nb::object result_lse;
   if (return_lse) {
     result_lse = call.Out("lse", lse, q, lse_shape, &args.lse, /*float32=*/true);

@@ -169,7 +169,7 @@ TensorView OpCall::Out(const char* name, nb::handle array) {
 }
 
 nb::object OpCall::Out(const char* name, nb::handle array, nb::handle like,
-                       std::initializer_list<int64_t> shape, TensorView* view, bool float32) {
+                       absl::Span<const int64_t> shape, TensorView* view, bool float32) {
   nb::object out = nb::borrow(array);
   if (out.is_none()) {
     nb::list extents;
@@ -283,9 +283,14 @@ void OpCall::Refuse(const absl::Status& status) const {
                                           {"params.", ""},
                                           {"scales.k", "k_scale"},
                                           {"scales.v", "v_scale"},
+                                          {"scales.q", "q_scale"},
                                           {"main.cache", "cache"},
                                           {"extra.cache", "extra_cache"},
-                                          {"extra.indices", "extra_indices"}});
+                                          {"extra.indices", "extra_indices"},
+                                          {"GatherRows: in ", "GatherRows: rows "},
+                                          {"must be those of in, ", "must be those of rows, "},
+                                          {"params.scales is given", "k_scale or v_scale is given"},
+                                          {"call ReshapeAndCache", "call reshape_and_cache"}});
   if (const size_t colon = text.find(": "); colon != text.npos) text.erase(0, colon + 2);
   Raise(ErrorClass(status.code()), absl::StrCat(name_, ": ", text));
 }
@@ -314,7 +319,10 @@ constexpr OpName kOpNames[] = {
     {"reshape_and_cache", attention::OpKind::kReshapeAndCache},
     {"concat_and_cache_mla", attention::OpKind::kConcatAndCacheMla},
     {"compute_kv_scales", attention::OpKind::kComputeKvScales},
+    {"scale_and_cache", attention::OpKind::kScaleAndCache},
+    {"quantize_queries", attention::OpKind::kQuantizeQueries},
     {"gather_cache", attention::OpKind::kGatherCache},
+    {"gather_rows", attention::OpKind::kGatherRows},
     {"rotate_keys", attention::OpKind::kRotateKeys},
     {"index_topk", attention::OpKind::kIndexTopk},
 };

@@ -15,11 +15,11 @@
 
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/attention_ops.h"
@@ -97,7 +97,7 @@ class OpCall {
   // `array`, or if that is None a new one of this shape from the library of `like`: of its type, or
   // float32. Absent if an extent is negative: the operation's checks will say why.
   nb::object Out(const char* name, nb::handle array, nb::handle like,
-                 std::initializer_list<int64_t> shape, attention::TensorView* view,
+                 absl::Span<const int64_t> shape, attention::TensorView* view,
                  bool float32 = false);
   attention::ConstKvCacheView In(const PyKvCache& cache);
   attention::KvCacheView Out(const char* name, const PyKvCache& cache);

@@ -2,6 +2,10 @@
 
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
+#include <array>
+
+#include "absl/types/span.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
 #include "kvblocks/python/src/attention/op_call.h"
@@ -36,22 +40,58 @@ void ConcatAndCacheMla(nb::handle kv_c, nb::handle k_pe, nb::handle slot_mapping
   call.Run(args, static_cast<double>(args.kv_c.num_elements()));
 }
 
+// The largest magnitudes of k, v and q are divided by these.
+struct Divisors {
+  double k, v, q;
+};
+
+attention::ComputeKvScalesArgs ScalesArgs(OpCall& call, nb::handle k, nb::handle v,
+                                          nb::handle k_scale, nb::handle v_scale, nb::handle q,
+                                          nb::handle q_scale, const Divisors& divisors) {
+  attention::ComputeKvScalesArgs args;
+  args.k = call.In("k", k);
+  args.v = call.In("v", v);
+  args.q = call.In("q", q);
+  args.k_divisor = static_cast<float>(divisors.k);
+  args.v_divisor = static_cast<float>(divisors.v);
+  args.q_divisor = static_cast<float>(divisors.q);
+  args.k_scale = call.Out("k_scale", k_scale);
+  args.v_scale = call.Out("v_scale", v_scale);
+  args.q_scale = call.Out("q_scale", q_scale);
+  return args;
+}
+
 void ComputeKvScales(nb::handle k, nb::handle v, nb::handle k_scale, nb::handle v_scale,
                      nb::handle q, nb::handle q_scale, double k_divisor, double v_divisor,
                      double q_divisor, nb::handle stream, PyWorkspace* workspace,
                      PyThreadPool* threads) {
   OpCall call("compute_kv_scales", {stream, workspace, threads});
-  attention::ComputeKvScalesArgs args;
-  args.k = call.In("k", k);
-  args.v = call.In("v", v);
-  args.q = call.In("q", q);
-  args.k_divisor = static_cast<float>(k_divisor);
-  args.v_divisor = static_cast<float>(v_divisor);
-  args.q_divisor = static_cast<float>(q_divisor);
-  args.k_scale = call.Out("k_scale", k_scale);
-  args.v_scale = call.Out("v_scale", v_scale);
-  args.q_scale = call.Out("q_scale", q_scale);
+  const attention::ComputeKvScalesArgs args =
+      ScalesArgs(call, k, v, k_scale, v_scale, q, q_scale, {k_divisor, v_divisor, q_divisor});
   call.Run(args, static_cast<double>(args.k.num_elements()));
+}
+
+void ScaleAndCache(nb::handle k, nb::handle v, nb::handle slot_mapping, const PyKvCache& cache,
+                   nb::handle k_scale, nb::handle v_scale, nb::handle q, nb::handle q_scale,
+                   double k_divisor, double v_divisor, double q_divisor, nb::handle stream,
+                   PyWorkspace* workspace, PyThreadPool* threads) {
+  OpCall call("scale_and_cache", {stream, workspace, threads});
+  attention::ScaleAndCacheArgs args;
+  args.scales =
+      ScalesArgs(call, k, v, k_scale, v_scale, q, q_scale, {k_divisor, v_divisor, q_divisor});
+  args.slot_mapping = call.In("slot_mapping", slot_mapping);
+  args.cache = call.Out("cache", cache);
+  call.Run(args, 2.0 * static_cast<double>(args.scales.k.num_elements()));
+}
+
+void QuantizeQueries(nb::handle q, nb::handle codes, nb::handle scale, nb::handle stream,
+                     PyWorkspace* workspace, PyThreadPool* threads) {
+  OpCall call("quantize_queries", {stream, workspace, threads});
+  attention::QuantizeQueriesArgs args;
+  args.q = call.In("q", q);
+  args.scale = call.Scale("scale", scale);
+  args.codes = call.Out("codes", codes);
+  call.Run(args, static_cast<double>(args.q.num_elements()));
 }
 
 void GatherCache(const PyKvCache& cache, nb::handle block_table, nb::handle seq_lens,
@@ -114,6 +154,20 @@ void FuseKv(nb::handle imp, nb::handle k_new, nb::handle v_new, nb::handle k_old
   call.Run(args, static_cast<double>(args.k_new.num_elements()));
 }
 
+nb::object GatherRows(nb::handle rows, nb::handle index, nb::handle out, nb::handle stream,
+                      PyWorkspace* workspace, PyThreadPool* threads) {
+  OpCall call("gather_rows", {stream, workspace, threads});
+  attention::GatherRowsArgs args;
+  args.in = call.In("rows", rows);
+  args.index = call.In("index", index);
+  std::array<int64_t, attention::kMaxRank> shape = {Extent(args.index, 0)};
+  for (int dim = 1; dim < args.in.rank; ++dim) shape[dim] = args.in.extent[dim];
+  const auto rank = static_cast<size_t>(std::max(1, int{args.in.rank}));
+  nb::object result = call.Out("out", out, rows, absl::MakeConstSpan(shape).first(rank), &args.out);
+  call.Run(args, static_cast<double>(args.out.num_elements()));
+  return result;
+}
+
 }  // namespace
 
 void BindRowOps(nb::module_& module) {
@@ -151,6 +205,28 @@ tiles; an 8-bit mla_latent or mla_split cache takes `scale`, float32 of one elem
 
 k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D] -> k_scale and v_scale, float32 of one element or [Hkv], and q_scale of
 one. Nothing but zeros gives 1; what is not finite is left out and flagged. int8 caches use divisors of 127.)");
+  module.def(
+      "scale_and_cache", &ScaleAndCache, nb::arg("k"), nb::arg("v"), nb::arg("slot_mapping"),
+      nb::arg("cache"), nb::arg("k_scale"), nb::arg("v_scale"), nb::kw_only(),
+      nb::arg("q") = nb::none(), nb::arg("q_scale") = nb::none(), nb::arg("k_divisor") = 200.0,
+      nb::arg("v_divisor") = 100.0, nb::arg("q_divisor") = 200.0, KVBLOCKS_CALL_ARGS,
+      nb::sig("def scale_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, "
+              "k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = "
+              "None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = "
+              "200.0, " KVBLOCKS_CALL_SIG ") -> None"),
+      R"(compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the same.
+
+k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D], slot_mapping int64 [n], n <= T; k_scale and v_scale, float32 of one
+element or [Hkv], and q_scale of one are written. The cache is one in codes that is given scales. Without tokens
+nothing changes.)");
+  module.def("quantize_queries", &QuantizeQueries, nb::arg("q"), nb::arg("codes"), nb::kw_only(),
+             nb::arg("scale") = nb::none(), KVBLOCKS_CALL_ARGS,
+             nb::sig("def quantize_queries(q: Array, codes: Array, *, scale: Array | float | None "
+                     "= None, " KVBLOCKS_CALL_SIG ") -> None"),
+             R"(Codes of queries, for operations that take a q_scale.
+
+q [T, H, D] -> codes float8_e4m3fn [T, H, D]: q / scale, rounded to nearest even, at most 448 either way. scale:
+float32 of one element, or on the host a number; None is 1.)");
   module.def("gather_cache", &GatherCache, nb::arg("cache"), nb::arg("block_table"),
              nb::arg("seq_lens"), nb::arg("lengths"), nb::arg("out"), nb::arg("out_v") = nb::none(),
              nb::kw_only(), nb::arg("row_offset") = 0, KVBLOCKS_CACHE_SCALE_ARGS,
@@ -202,6 +278,14 @@ diffs float32 [n - suffix_len]: the squared deviations.)");
       R"(old[imp[r]] = new[r] for keys and values.
 
 imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].)");
+  module.def("gather_rows", &GatherRows, nb::arg("rows"), nb::arg("index"),
+             nb::arg("out") = nb::none(), nb::kw_only(), KVBLOCKS_CALL_ARGS,
+             nb::sig("def gather_rows(rows: Array, index: Array, out: Array | None = None, "
+                     "*, " KVBLOCKS_CALL_SIG ") -> Any"),
+             R"(out[r] = rows[index[r]], bit by bit; returns out.
+
+rows [n, ...] of any type and of one to three dimensions, index int32 [M] -> out [M, ...] of the same type. A row may
+be taken repeatedly.)");
 }
 
 }  // namespace kvblocks::python

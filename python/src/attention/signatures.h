@@ -43,6 +43,10 @@
 #define KVBLOCKS_CACHE_SCALE_SIG \
   "k_scale: Array | float | None = None, v_scale: Array | float | None = None, "
 
+// Of what attends to keys with heads, also queries in codes.
+#define KVBLOCKS_SCALE_ARGS KVBLOCKS_CACHE_SCALE_ARGS, nb::arg("q_scale") = nb::none()
+#define KVBLOCKS_SCALE_SIG KVBLOCKS_CACHE_SCALE_SIG "q_scale: Array | float | None = None, "
+
 // How keys are cut into pieces.
 #define KVBLOCKS_SPLIT_ARGS nb::arg("split_tokens") = nb::none(), nb::arg("num_splits") = nb::none()
 #define KVBLOCKS_SPLIT_SIG "split_tokens: int | None = None, num_splits: int | None = None, "
