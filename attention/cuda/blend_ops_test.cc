@@ -113,50 +113,6 @@ TEST(CudaBlendOpsTest, SelectionAmongSumsOfVeryDifferentSizesIsThatOfTheCpu) {
   }
 }
 
-// The same indices by one block and by a cluster of blocks, as on compute capability 9.0: sums that are alike
-// but for their last bits, that tie, and that are far apart; stretches of blocks that are short or empty.
-TEST(CudaBlendOpsTest, AClusterSelectsWhatOneBlockSelects) {
-  if (!IsEmulation()) GTEST_SKIP() << "launches as on another device";
-  std::mt19937_64 random(8);
-  for (const int64_t n : {2054, 3000, 8192}) {
-    for (int kind = 0; kind < 4; ++kind) {
-      Tensor now(DType::kF32, {n, 1, 2}), then(DType::kF32, {n, 1, 2});
-      std::vector<double> values(static_cast<size_t>(n * 2), 0.0);
-      for (int64_t t = 0; t < n; ++t) {
-        const auto draw = static_cast<double>(random() % 4096);
-        const double firsts[] = {NormalDraw(random), static_cast<double>(t * 7 % 3), 1,
-                                 t % 100 == 0 ? std::ldexp(1.0, t % 61) : 1 + draw / (1 << 20)};
-        values[2 * t] = firsts[kind];
-        values[2 * t + 1] = kind == 2 ? std::ldexp(draw, -36) : 0;
-      }
-      now.Set(values);
-      then.Set(std::vector<double>(static_cast<size_t>(n * 2), 0.0));
-      for (const double ratio : {n < 3000 ? 1.0 : 0.0004, 0.16, n < 3000 ? 0.0 : 0.95}) {
-        SCOPED_TRACE(testing::Message() << n << " tokens, kind " << kind << ", ratio " << ratio);
-        constexpr int64_t kSuffix = 5;
-        SelectParams params;
-        params.v_new = {now.view.data, 2, 2, DType::kF32};
-        params.v_old = {then.view.data, 2, 2, DType::kF32};
-        params.num_tokens = n - kSuffix, params.suffix_len = kSuffix;
-        params.heads = 1, params.dim = 2;
-        params.num_selected = static_cast<int64_t>(ratio * static_cast<double>(n - kSuffix));
-        std::vector<uint64_t> memory(static_cast<size_t>(SelectWorkspaceBytes(n) / 8 + 2));
-        LaunchContext context;
-        context.workspace = reinterpret_cast<unsigned char*>(memory.data());
-        context.num_multiprocessors = 4;
-        const auto select = [&](int compute_capability) {
-          std::vector<int32_t> chosen(static_cast<size_t>(n), -7);
-          params.imp = chosen.data();
-          context.compute_capability = compute_capability;
-          EXPECT_EQ(LaunchSelect(context, params), 0);
-          return chosen;
-        };
-        ASSERT_EQ(select(90), select(80));
-      }
-    }
-  }
-}
-
 TEST(CudaBlendOpsTest, TiesGoToTheLowerIndexAndNanComesFirst) {
   const int64_t n = 2500;
   Tensor now(DType::kF32, {n, 1, 8}), then(DType::kF32, {n, 1, 8});

@@ -8,7 +8,6 @@
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/gather.h"
 #include "kvblocks/attention/cuda/kernels/kv_scales.h"
-#include "kvblocks/attention/cuda/kernels/scale_and_write.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -193,12 +192,13 @@ absl::Status CheckOnCuda(const ExecContext& context, const ScaleAndCacheArgs& ar
 
 absl::Status Enqueue(CudaCall& call, const Checked<ScaleAndCacheArgs>& checked) {
   int64_t most_scales = 0;
-  ScaleAndWriteParams params;
-  params.scales = KvScalesParamsOf(checked.args().scales, &most_scales);
+  const KvScalesParams scales = KvScalesParamsOf(checked.args().scales, &most_scales);
   if (checked.args().scales.k.empty()) return absl::OkStatus();
-  params.write = CacheWriteParamsOf(checked.args().write());
   absl::Status status = call.RequireWorkspace(KvScalesWorkspaceBytes(most_scales));
-  return status.ok() ? call.Launch(LaunchScaleAndWrite, params) : status;
+  // Launches that overlap: one that waits for all of its blocks in between took longer.
+  if (status.ok()) status = call.Launch(LaunchKvScales, scales);
+  if (!status.ok() || checked.args().slot_mapping.empty()) return status;
+  return call.Launch(LaunchCacheWrite, CacheWriteParamsOf(checked.args().write()));
 }
 
 absl::Status CheckOnCuda(const ExecContext& context, const QuantizeQueriesArgs& args) {

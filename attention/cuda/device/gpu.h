@@ -47,8 +47,6 @@ struct LaunchConfig {
   bool overlap_previous = false;
   // Blocks of a cluster, neighbours along x; divides grid.x. Up to 16, on compute capability 9.
   unsigned cluster = 1;
-  // All blocks run at the same time and may meet (device/grid.h): a grid that does not fit is an error.
-  bool cooperative = false;
 };
 
 #ifdef KVBLOCKS_CUDA_EMULATION
@@ -57,7 +55,7 @@ template <typename... Params, typename... Args>
 cudaError_t Launch(const LaunchConfig& config, void (*kernel)(Params...), const Args&... args) {
   return emulation::RunGrid(
       config.grid, config.block, config.shared_bytes, [&] { kernel(static_cast<Params>(args)...); },
-      config.cooperative ? config.grid.x : config.cluster);
+      config.cluster);
 }
 
 // The start of the block's dynamic shared memory, aligned to 1024 bytes.
@@ -75,7 +73,7 @@ cudaError_t Launch(const LaunchConfig& config, void (*kernel)(Params...), const 
                              static_cast<int>(config.shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchAttribute attributes[2] = {};
   unsigned num_attributes = 0;
   if (config.overlap_previous) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
@@ -87,11 +85,6 @@ cudaError_t Launch(const LaunchConfig& config, void (*kernel)(Params...), const 
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = config.cluster;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  }
-  if (config.cooperative) {
-    cudaLaunchAttribute& attribute = attributes[num_attributes++];
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
   }
   if (config.cluster > 8) {
     const cudaError_t error = cudaFuncSetAttribute(

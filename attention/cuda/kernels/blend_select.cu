@@ -6,12 +6,17 @@
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
-#include "kvblocks/attention/cuda/kernels/select_cluster.h"
-#include "kvblocks/attention/cuda/kernels/select_search.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
+
+// Keys by words, so that the upper ones, which most often are enough, are read by themselves. There
+// are keys, of no token, up to a multiple of kWarps.
+template <typename Word>
+struct KeyWords {
+  Word *upper, *lower;
+};
 
 // --- Differences ---
 
@@ -101,10 +106,36 @@ __global__ void __launch_bounds__(kWarps * 32, 3)
 
 // --- Selection ---
 
+constexpr int kSelectThreads = 512, kSelectWarps = kSelectThreads / 32;
 constexpr int kMostKept = 8192;  // keys in shared memory
 constexpr size_t kSelectSharedBytes = kMostKept * 2 * sizeof(uint32_t);
+constexpr int kPartBits = 11, kParts = 1 << kPartBits;
+constexpr uint32_t kMostListed = 256;
 static_assert(kParts == 4 * kSelectThreads && kMostKept % (4 * kSelectThreads) == 0 &&
               kWarps % 4 == 0);
+
+// Of the lanes up to this one.
+KVB_DEVICE uint32_t SumUpTo(uint32_t value, int lane) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const uint32_t before = __shfl_up_sync(kFullWarp, value, lanes);
+    if (lane >= lanes) value += before;
+  }
+  return value;
+}
+KVB_DEVICE uint32_t SumOf(const uint4& four) { return four.x + four.y + four.z + four.w; }
+
+// What a search among counts has found, the same in all lanes: where the sum of all counts up to
+// there reaches what is needed, and the sum before.
+struct Found {
+  uint32_t at, before;
+};
+// REQUIRES: before < needed; the lanes' counts reach it.
+KVB_DEVICE Found FindLane(uint32_t count, uint32_t before, uint32_t needed, int lane) {
+  const uint32_t up_to = before + SumUpTo(count, lane);
+  const int at = __ffs(static_cast<int>(__ballot_sync(kFullWarp, up_to >= needed))) - 1;
+  return {static_cast<uint32_t>(at), __shfl_sync(kFullWarp, up_to - count, at)};
+}
 
 // One block. Selected are the keys above an interval, and of those in it as many as are then
 // needed, first tokens first. It begins with all keys, which are counted by equal parts of it; the
@@ -279,7 +310,17 @@ __global__ void __launch_bounds__(kSelectThreads)
     const uint32_t num_above = above_before + (before & 0xffffu);
     const uint32_t num_sharing = sharing_before + (before >> 16);
     const uint32_t taken = num_sharing < needed ? num_sharing : needed;
-    StoreSelected(params, above, sharing, num_above, taken, needed, first + lane * 32);
+    uint32_t selected = above;
+    for (uint32_t still = needed - taken; still > 0 && sharing != 0; --still) {
+      selected |= sharing & (~sharing + 1);
+      sharing &= sharing - 1;
+    }
+    int32_t* to = params.imp + (int64_t{num_above} + taken) * params.imp_stride;
+#pragma unroll 1
+    for (; selected != 0; selected &= selected - 1) {
+      *to = first + lane * 32 + __ffs(static_cast<int>(selected)) - 1;
+      to += params.imp_stride;
+    }
     above_before += all & 0xffffu;
     sharing_before += all >> 16;
     turn = 1 - turn;
@@ -313,20 +354,8 @@ Error LaunchSelect(const LaunchContext& context, const SelectParams& params) {
                units_per_head, KeyWords<uint32_t>{upper, lower}, context.error_flags);
     if (error != 0) return error;
   }
-  config.block = dim3(kSelectThreads);
-  // Built for 9.0 alone; of fewer tokens one block is done as soon.
-  constexpr int64_t kLeastInCluster = 2048;
-  if (context.compute_capability == 90 && params.num_tokens > kLeastInCluster &&
-      params.num_tokens <= kMostInCluster) {
-    const auto per_block = static_cast<int>(
-        Blocks(params.num_tokens, kSelectBlocks * kSelectThreads) * kSelectThreads);
-    config.grid = dim3(kSelectBlocks);
-    config.cluster = kSelectBlocks;
-    config.shared_bytes = ClusterSelectBytes(per_block);
-    return Launch(config, SelectInClusterKernel, params, KeyWords<const uint32_t>{upper, lower},
-                  per_block);
-  }
   config.grid = dim3(1);
+  config.block = dim3(kSelectThreads);
   const bool kept = params.num_tokens <= kMostKept;
   if (kept) config.shared_bytes = kSelectSharedBytes;
   return Launch(config, kept ? SelectKernel<true> : SelectKernel<false>, params,
