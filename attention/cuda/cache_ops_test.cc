@@ -325,7 +325,7 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
   }
 }
 
-// Bit for bit what scales and then a write give, in one launch or, where values are turned, in several.
+// Bit for bit what scales and then a write give.
 TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
   std::mt19937_64 random(10);
   struct Case {
