@@ -188,6 +188,28 @@ def compare(device):
         check(f"{device} paged_decode of {name}",
               attention.paged_decode(q, cache, batch.block_table, batch.seq_lens, k_scale=quarter, v_scale=quarter,
                                      max_seq_len=batch.max_len, workspace=space), expected, 1e-2)
+    codes = torch.empty(2, 8, 64, dtype=torch.float8_e4m3fn, device=device)
+    scale = torch.tensor([1 / 64], device=device)
+    of_codes = caches["uint8 as float8_e4m3fn"]
+    try:
+        attention.quantize_queries(q, codes, scale=scale)
+        check(f"{device} quantize_queries", codes, (q.float() * 64).to(codes.dtype), 0)
+        check(f"{device} paged_decode with queries in codes",
+              attention.paged_decode(codes, of_codes, batch.block_table, batch.seq_lens, q_scale=scale, k_scale=quarter,
+                                     v_scale=quarter, max_seq_len=batch.max_len, out=torch.empty_like(q), workspace=space),
+              batch.expected(codes.float() / 64, [1, 1], k_scale=0.25, v_scale=0.25), 1e-2)
+    except InvalidArgumentError as error:
+        print(f"       {device}: torch does not hand out float8: {error}")
+
+    # A mask that hides what causality would.
+    batch = Batch(device, torch.bfloat16, [90])
+    q = batch.queries(90)
+    hides = torch.triu(torch.ones(90, 90, dtype=torch.uint8, device=device), 1)
+    check(f"{device} paged_prefill with a mask",
+          attention.paged_prefill(q, batch.cache, starts_of([90], device), batch.seq_lens, batch.block_table, causal=False,
+                                  mask=hides, max_query_len=90, max_seq_len=batch.max_len,
+                                  workspace=workspace_of("paged_prefill", device, **bounds)),
+          batch.expected(q, [90]), 1e-2)
 
 
 def check_cuda():
