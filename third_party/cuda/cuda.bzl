@@ -5,7 +5,8 @@ nvcc on PATH; /usr/local/cuda; the folder that tools/cuda_toolkit.sh fills. Baze
 environment variables changes and when its server starts.
 
 The repository has
-  cuda.bzl   CUDA_ARCHS, from KVBLOCKS_CUDA_ARCHS=sm_90a,... : what kernels are compiled for instead of the default;
+  cuda.bzl   CUDA_ARCHS, from KVBLOCKS_CUDA_ARCHS=sm_90a,... : what kernels are compiled for instead of the default (PTX alone,
+             compute_90a, is not optimised: it is for seeing that kernels compile);
              CUDA_AVAILABLE; CUDA_NVCC, the compiler's path; CUDA_VERSION, such as "13.0"; CUDA_MISSING, why there is none
   :headers   the runtime's headers, for host code that includes cuda_runtime.h
   :cudart    these, and the runtime, linked statically
