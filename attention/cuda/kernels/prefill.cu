@@ -108,7 +108,8 @@ class Prefill {
     }
     CommitCopies();
 
-    for (int n = 0; (kRare ? at : n) < num_tiles_; ++n) {
+    int n = 0;
+    for (; (kRare ? at : n) < num_tiles_; ++n) {
       WaitCopies<0>();
       if constexpr (kCodes) ConvertTile(Shared::kKeyTile, false);
       __syncthreads();  // K(n) is there, nobody needs V(n-1)
@@ -201,7 +202,9 @@ class Prefill {
         }
       }
     }
-    WaitCopies<0>();  // queries, if there was no tile
+    // Without a tile nobody has waited for queries yet, and outputs are staged where they go.
+    WaitCopies<0>();
+    if (n == 0) __syncthreads();
     WriteOutputs(log2_scale);
   }
 
