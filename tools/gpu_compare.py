@@ -29,15 +29,16 @@ def tokens(text):
 
 def shape_of(case):
     """What a case of gpu_check is, for those that others may do; else None."""
-    dense = re.fullmatch(r"(decode|prefill) (bf16|f8e4m3) nhd (?:(\d+)x(\d+k?)|(\d+) on (\d+k?)) heads (\d+)/(\d+) block (\d+)",
-                         case)
+    dense = re.fullmatch(r"(decode|prefill) (?:q (f8e4m3) )?(bf16|f8e4m3) nhd (?:(\d+)x(\d+k?)|(\d+) on (\d+k?)) "
+                         r"heads (\d+)/(\d+) block (\d+)", case)
     if dense:
-        kind, element, requests, length, queries, context, heads, kv_heads, block = dense.groups()
+        kind, q_element, element, requests, length, queries, context, heads, kv_heads, block = dense.groups()
         requests = int(requests or 1)
         length = tokens(length or context)
         queries = 1 if kind == "decode" else tokens(queries) if queries else length
         return {"kind": kind, "requests": requests, "length": length, "queries": queries, "heads": int(heads),
-                "kv_heads": int(kv_heads), "block": int(block), "dim": 128, "fp8": element == "f8e4m3"}
+                "kv_heads": int(kv_heads), "block": int(block), "dim": 128, "fp8": element == "f8e4m3",
+                "q_fp8": q_element is not None}
     latent = re.fullmatch(r"mla (\d+)x(\d+) heads (\d+) block (\d+)", case)
     if latent:
         requests, length, heads, block = map(int, latent.groups())
@@ -104,6 +105,8 @@ class Data:
                 self.cache = self.cache.to(torch.float8_e4m3fn)
             self.q = normal(requests * shape["queries"], shape["heads"], shape["dim"])
             self.out = torch.empty_like(self.q)
+            if shape["q_fp8"]:
+                self.q = self.q.to(torch.float8_e4m3fn)
 
 
 class SparseData:
@@ -158,9 +161,14 @@ class FlashAttention3:
         self.torch, self.flash = torch, flash
 
     def takes(self, shape):
-        return shape["kind"] in ("decode", "prefill") and not shape["fp8"]
+        # Codes on both sides or on none.
+        return shape["kind"] in ("decode", "prefill") and shape["fp8"] == shape["q_fp8"]
 
     def call(self, shape, data):
+        scales = {}
+        if shape["fp8"]:
+            ones = self.torch.ones(shape["requests"], shape["kv_heads"], device="cuda")
+            scales = {"q_descale": ones, "k_descale": ones, "v_descale": ones}
         plan = self.flash.get_scheduler_metadata(
             batch_size=shape["requests"], max_seqlen_q=shape["queries"], max_seqlen_k=shape["length"],
             num_heads_q=shape["heads"], num_heads_kv=shape["kv_heads"], headdim=shape["dim"], cache_seqlens=data.lengths,
@@ -168,7 +176,7 @@ class FlashAttention3:
         return lambda: self.flash.flash_attn_varlen_func(
             q=data.q, k=data.cache[:, 0], v=data.cache[:, 1], max_seqlen_q=shape["queries"], cu_seqlens_q=data.starts,
             max_seqlen_k=shape["length"], seqused_k=data.lengths, causal=True, block_table=data.table, out=data.out,
-            scheduler_metadata=plan, fa_version=3)
+            scheduler_metadata=plan, fa_version=3, **scales)
 
 
 class FlashInfer:
@@ -187,7 +195,7 @@ class FlashInfer:
         indptr = torch.arange(0, requests + 1, dtype=torch.int32) * data.columns
         last = torch.full((requests,), (shape["length"] - 1) % shape["block"] + 1, dtype=torch.int32)
         pages = data.table.view(-1)
-        types = {"q_data_type": data.q.dtype, "kv_data_type": data.cache.dtype}
+        types = {"q_data_type": data.q.dtype, "kv_data_type": data.cache.dtype, "o_data_type": data.out.dtype}
         sizes = (shape["heads"], shape["kv_heads"], shape["dim"], shape["block"])
         if shape["kind"] == "decode":
             wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", use_tensor_cores=True)

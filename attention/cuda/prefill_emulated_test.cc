@@ -173,6 +173,43 @@ TEST_P(PrefillTest, T21CodesWithScalesOfAllShapes) {
   }
 }
 
+// More tiles of keys than there are stages, several row tiles, and what features make of scales.
+TEST_P(PrefillTest, T21CodesOfManyTiles) {
+  struct Case {
+    DType type, code;
+    int64_t dim, block_size;
+    KvLayout layout;
+  };
+  const Case cases[] = {
+      {DType::kBF16, DType::kF8E4M3, 128, 16, KvLayout::kNhd},
+      {DType::kF16, DType::kF8E5M2, 128, 8, KvLayout::kHnd},
+      {DType::kBF16, DType::kI8, 64, 64, KvLayout::kNhd},
+      {DType::kF8E4M3, DType::kF8E4M3, 128, 32, KvLayout::kHnd},
+      {DType::kF8E4M3, DType::kF8E4M3, 64, 16, KvLayout::kNhd},
+      {DType::kF8E4M3, DType::kF8E4M3, 112, 48, KvLayout::kNhd},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(absl::StrCat(Name(one.type), " over ", Name(one.code), ", D ", one.dim));
+    PagedCaseOptions options = Options(one.type);
+    options.cache_dtype = one.code;
+    options.scales = PagedCaseOptions::Scales::kPerHead;
+    options.key_dim = options.value_dim = one.dim;
+    options.num_heads = 4, options.num_kv_heads = 2;
+    options.block_size = one.block_size;
+    options.layout = one.layout;
+    options.out_dtype = one.type == DType::kF16 ? DType::kF16 : DType::kBF16;
+    options.lengths = {700, 0, 130};
+    options.q_lens = {90, 0, 1};
+    PagedCase paged(options);
+    const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
+    EXPECT_TRUE(TakesPrefillHopper(params));
+    ExpectPrefillIsExact(paged);
+    paged.params.window_left = 200;
+    paged.params.soft_cap = one.dim == 64 ? 3 : 0;
+    ExpectPrefillIsExact(paged);
+  }
+}
+
 TEST_P(PrefillTest, ContiguousKeysOfOtherLengths) {
   PagedCaseOptions options = Options(DType::kF16);
   options.key_dim = 192, options.value_dim = 128;
@@ -252,8 +289,14 @@ TEST_P(PrefillTest, T5HiddenKeysOfPagesThatAreReadDoNotCount) {
 }
 
 TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
-  for (const DType type : {DType::kBF16, DType::kF16}) {
+  for (const auto& [type, cached] : {std::pair{DType::kBF16, DType::kBF16},
+                                     {DType::kF16, DType::kF16},
+                                     {DType::kBF16, DType::kF8E5M2},
+                                     {DType::kF8E4M3, DType::kF8E4M3}}) {
+    SCOPED_TRACE(absl::StrCat(Name(type), " over ", Name(cached)));
     PagedCaseOptions options = Options(type);
+    options.cache_dtype = cached;
+    if (type == DType::kF8E4M3) options.out_dtype = DType::kBF16;
     options.num_heads = 2, options.num_kv_heads = 1;
     options.lengths = {90, 30};
     options.q_lens = {80, 30};
@@ -286,6 +329,7 @@ TEST_P(PrefillTest, NonFiniteKeysReachRowsThatSeeThemAlone) {
 TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
   for (const int32_t bad : {-1, 2147480000}) {
     PagedCaseOptions options = Options();
+    if (bad == -1) options.cache_dtype = DType::kF8E4M3;
     options.num_heads = options.num_kv_heads = 1;
     options.lengths = {150, 20};
     options.q_lens = {20, 20};

@@ -23,8 +23,8 @@ struct Shape {
   KvLayout layout = KvLayout::kNhd;
   int64_t shared_prefix = 0;  // keys that all requests have in the same blocks
   int64_t chunk = 0;          // of local attention
-  bool is_sparse = false;     // blocks of 64 keys as Phi-3-small sees them: 16 local ones, each eighth
-  bool has_mask = false;      // one byte per query and key, none of which hides
+  bool is_sparse = false;  // blocks of 64 keys as Phi-3-small sees them: 16 local ones, each eighth
+  bool has_mask = false;   // one byte per query and key, none of which hides
 
   // Keys that the last query sees, in one head.
   int64_t SeenOf(int64_t length) const {
@@ -58,8 +58,8 @@ struct Batch {
       starts.push_back(starts.back() + shape.q_lens[b]);
       const auto length = static_cast<double>(shape.SeenOf(shape.lengths[b]));
       const double seen = length * (1 - (shape.q_lens[b] - 1) / 2.0 / shape.lengths[b]);
-      kv_bytes += 2.0 * (length - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads *
-                  shape.dim * ElementBytes(shape.cache_dtype);
+      kv_bytes += 2.0 * (length - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads * shape.dim *
+                  ElementBytes(shape.cache_dtype);
       flops += 4.0 * seen * shape.q_lens[b] * shape.heads * shape.dim;
     }
     std::vector<int64_t> ids(num_blocks);
@@ -148,8 +148,9 @@ std::string Tokens(int64_t count) {
 std::string NameOf(const char* what, const Shape& shape, const std::string& lengths) {
   const std::string queries =
       shape.q_dtype == DType::kBF16 ? "" : absl::StrCat("q ", Name(shape.q_dtype), " ");
-  return absl::StrCat(what, " ", queries, Name(shape.cache_dtype), " ", Name(shape.layout), " ", lengths,
-                      " heads ", shape.heads, "/", shape.kv_heads, " block ", shape.block_size,
+  return absl::StrCat(what, " ", queries, Name(shape.cache_dtype), " ", Name(shape.layout), " ",
+                      lengths, " heads ", shape.heads, "/", shape.kv_heads, " block ",
+                      shape.block_size,
                       shape.dim == 128 ? std::string() : absl::StrCat(" D=", shape.dim),
                       shape.chunk > 0 ? absl::StrCat(" chunk ", shape.chunk) : std::string(),
                       shape.is_sparse ? " sparse" : "", shape.has_mask ? " mask" : "");
@@ -160,8 +161,8 @@ void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, 
   if (!bench.wants(name)) return;
   double bytes = 0;
   for (const int64_t length : shape.lengths) {
-    bytes += 2.0 * shape.SeenOf(length) * shape.kv_heads * shape.dim *
-             ElementBytes(shape.cache_dtype);
+    bytes +=
+        2.0 * shape.SeenOf(length) * shape.kv_heads * shape.dim * ElementBytes(shape.cache_dtype);
   }
   BenchCase bench_case;
   bench_case.name = name;
@@ -289,11 +290,19 @@ void BenchPrefill(GpuBench& bench) {
     RunPrefill(bench, shape, absl::StrCat(requests, "x", Tokens(length)));
   }
   for (const DType query : {DType::kBF16, DType::kF8E4M3}) {
-    Shape codes = DecodeShape(1, 8192);
-    codes.q_lens = codes.lengths;
-    codes.cache_dtype = DType::kF8E4M3;
-    codes.q_dtype = query;
-    RunPrefill(bench, codes, "1x8k");
+    for (const auto& [requests, length] :
+         {std::pair<int64_t, int64_t>{8, 2048}, {1, 8192}, {1, 32768}}) {
+      Shape codes = DecodeShape(requests, length);
+      codes.q_lens = codes.lengths;
+      codes.cache_dtype = DType::kF8E4M3;
+      codes.q_dtype = query;
+      RunPrefill(bench, codes, absl::StrCat(requests, "x", Tokens(length)));
+    }
+    Shape chunk = DecodeShape(1, 32768);
+    chunk.q_lens = {512};
+    chunk.cache_dtype = DType::kF8E4M3;
+    chunk.q_dtype = query;
+    RunPrefill(bench, chunk, "512 on 32k");
   }
   // New tokens on a long context: fewer row tiles than multiprocessors, but for 512.
   for (const auto& [queries, length] : {std::pair<int64_t, int64_t>{512, 32768},

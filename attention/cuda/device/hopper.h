@@ -147,10 +147,10 @@ KVB_DEVICE uint32_t MultiplyBf16Pairs(uint32_t a, uint32_t b) {
 
 // --- Products of a warpgroup ---
 
-// Matrices in shared memory are made of columns of 64 16-bit elements: rows of 128 bytes, the
-// 16-byte pieces of row r permuted by piece ^ r % 8, columns from multiples of 1024 bytes.
+// Matrices in shared memory are made of columns of 64 16-bit elements, or 128 codes: rows of 128
+// bytes, the 16-byte pieces of row r permuted by piece ^ r % 8, columns from multiples of 1024 bytes.
 //
-// A matrix whose rows are contiguous along k: `at` is the first row at the first of 16 elements.
+// A matrix whose rows are contiguous along k: `at` is the first row at the first of 32 bytes.
 KVB_DEVICE uint64_t RowsAlongK(uint32_t at) {
   return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
@@ -212,27 +212,32 @@ struct Descriptor {
       : start((bits & 0x3fff) << 4),
         leading((bits >> 16 & 0x3fff) << 4),
         stride((bits >> 32 & 0x3fff) << 4) {}
-  static uint16_t Load(uint32_t at) {
-    uint16_t value;
-    std::memcpy(&value, SharedPointer(at ^ (at >> 7 & 7) << 4), 2);
-    return value;
+  template <typename T>
+  static float Load(uint32_t at) {
+    typename T::Bits value;
+    std::memcpy(&value, SharedPointer(at ^ (at >> 7 & 7) << 4), sizeof(value));
+    return T::ToFloat(value);
   }
-  uint16_t AlongK(unsigned row, unsigned k) const {
-    return Load(start + row / 8 * stride + row % 8 * 128 + 2 * k);
+  template <typename T>
+  float AlongK(unsigned row, unsigned k) const {
+    constexpr unsigned kBytes = sizeof(typename T::Bits);
+    return Load<T>(start + row / 8 * stride + row % 8 * 128 + kBytes * k);
   }
-  uint16_t AcrossK(unsigned k, unsigned column) const {
-    return Load(start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + 2 * (column % 64));
+  template <typename T>
+  float AcrossK(unsigned k, unsigned column) const {
+    return Load<T>(start + column / 64 * leading + k / 8 * stride + k % 8 * 128 +
+                   2 * (column % 64));
   }
 };
 
-// a: this thread's two rows of 16; b(k, column).
-template <int kTiles, typename B>
-void MultiplyRows(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, bool accumulate) {
+// a: this thread's two rows; b(k, column).
+template <int kTiles, unsigned kDepth, typename B>
+void MultiplyRows(float (&d)[kTiles][4], const float (&a)[2][kDepth], const B& b, bool accumulate) {
   const unsigned t = emulation::Lane() % 4;
   for (unsigned j = 0; j < kTiles; ++j) {
     for (unsigned i = 0; i < 2; ++i) {
       float low = accumulate ? d[j][i] : 0, high = accumulate ? d[j][2 + i] : 0;
-      for (unsigned k = 0; k < 16; ++k) {
+      for (unsigned k = 0; k < kDepth; ++k) {
         const float value = b(k, 8 * j + 2 * t + i);
         low += a[0][k] * value;
         high += a[1][k] * value;
@@ -252,21 +257,23 @@ void QueueProduct(float (&d)[kTiles][4], const Multiply& multiply) {
 }  // namespace internal
 
 // d = A B or d += A B; A 64 x 16 with rows along k, B 16 x 8 kTiles, both in shared memory, B as
-// rows of its columns along k.
+// rows of its columns along k. Of T = E4m3 both have 32 values of k; its sums are of some 14 bits,
+// which the emulation does not show.
 template <typename T, int kTiles>
 void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool accumulate) {
   emulation::MeetWarpgroup("MultiplyGroupShared", &a, sizeof(a));
   internal::QueueProduct(d, [=](float(&later)[kTiles][4]) {
     const internal::Descriptor rows(a), columns(b);
     const unsigned first = emulation::LinearThread() / 32 % 4 * 16 + emulation::Lane() / 4;
-    float values[2][16];
-    for (unsigned k = 0; k < 16; ++k) {
-      values[0][k] = T::ToFloat(rows.AlongK(first, k));
-      values[1][k] = T::ToFloat(rows.AlongK(first + 8, k));
+    constexpr unsigned kDepth = 32 / sizeof(typename T::Bits);
+    float values[2][kDepth];
+    for (unsigned k = 0; k < kDepth; ++k) {
+      values[0][k] = rows.template AlongK<T>(first, k);
+      values[1][k] = rows.template AlongK<T>(first + 8, k);
     }
     internal::MultiplyRows(
         later, values,
-        [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
+        [&](unsigned k, unsigned column) { return columns.template AlongK<T>(column, k); },
         accumulate);
   });
 }
@@ -296,7 +303,7 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
     const internal::Descriptor rows(b);
     internal::MultiplyRows(
         later, values,
-        [&](unsigned k, unsigned column) { return T::ToFloat(rows.AcrossK(k, column)); }, true);
+        [&](unsigned k, unsigned column) { return rows.template AcrossK<T>(k, column); }, true);
   });
 }
 
@@ -332,7 +339,15 @@ KVB_DEVICE void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t 
       "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                   \
       : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-  if constexpr (kTiles == 8) {
+  if constexpr (sizeof(typename T::Bits) == 1) {
+    static_assert(kTiles == 16);
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" KVB_REGISTERS_64
+        "}, %64, %65, p, 1, 1;\n}"
+        : KVB_TILES_8(0), KVB_TILES_8(8)
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  } else if constexpr (kTiles == 8) {
     if constexpr (T::kIsBf16) {
       KVB_PRODUCT_64("bf16");
     } else {

@@ -130,6 +130,14 @@ struct Int8Pairs : KeysOnly, PairByPair<Int8Pairs> {
   }
 };
 
+// A pair of f16 that codes are as one of T, which holds them, too.
+template <typename T>
+KVB_DEVICE uint32_t PairAs(uint32_t pair) {
+  if constexpr (!T::kIsBf16) return pair;
+  const float2 both = F16::Unpack(pair);
+  return T::Pack(both.x, both.y);
+}
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_

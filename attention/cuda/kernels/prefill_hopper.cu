@@ -1,377 +1,47 @@
-// Prefill with wgmma, for compute capability 9.0.
-//
-// A block stays on its multiprocessor and does one row tile after another. Of its three warpgroups
-// one produces: it finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
-// copy engine bring K and V, 128 keys at a time; completion arrives at barriers in shared memory.
-// Two consume,
-// 64 rows each. While a consumer makes weights of tile n, its product with V(n-1) still runs, and
-// the other consumer multiplies: they take turns at issuing products. Weights stay in registers as
-// the left operand. The producer gives registers to the consumers.
+// Prefill with wgmma over 16-bit caches, for compute capability 9.0; and what of prefill wgmma takes.
 
-#include "kvblocks/attention/cuda/device/bulk.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
+#include <cstdint>
+
 #include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper_producer.h"
-#include "kvblocks/attention/cuda/kernels/prefill_rows.h"
-#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
+#include "kvblocks/attention/cuda/kernels/prefill_hopper_kernel.h"
 
 namespace kvblocks::attention::cuda {
-namespace prefill_hopper {
 namespace {
-
-// --- A consumer ---
-
-template <typename T, int kD, int kDv>
-class Consumer {
- public:
-  using Shared = SharedLayout<kD, kDv>;
-
-  KVB_DEVICE Consumer(const PrefillParams& params, const Barriers& barriers)
-      : params_(params),
-        barriers_(barriers),
-        shared_(DynamicSharedMemory()),
-        base_(SharedAddress(shared_)),
-        thread_(static_cast<int>(threadIdx.x) - kGroupThreads),
-        lane_(thread_ % 32),
-        group_(thread_ / kGroupThreads),
-        row_(thread_ / 32 * 16 + lane_ / 4) {}
-
-  KVB_DEVICE void Run() {
-    const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr;
-    const float log2_scale = rich ? kLog2E : params_.scoring.scale * kLog2E;
-    if (group_ == 1) NamedBarrierArrive(kTurnBarrier, 2 * kGroupThreads);  // the other one begins
-    for (uint32_t tiles = 0;; ++tiles) {
-      const uint32_t slot = tiles % kTileSlots;
-      WaitAtBarrier(barriers_.TileFull(slot), tiles / kTileSlots & 1);
-      const RowTile& tile =
-          *reinterpret_cast<const RowTile*>(shared_ + Shared::kTiles + slot * Shared::kTileBytes);
-      if (!tile.valid) break;
-      WaitAtBarrier(barriers_.QueriesFull(), tiles & 1);
-      Attend(tile, rich, log2_scale);
-      WriteOutputs(tile, log2_scale);
-    }
-    WaitStoresHaveRead();
-  }
-
- private:
-  // Of a warp, once it is done with something.
-  KVB_DEVICE void Release(uint32_t barrier) const {
-    __syncwarp();
-    if (lane_ == 0) ArriveAtBarrier(barrier);
-  }
-
-  KVB_DEVICE void Attend(const RowTile& tile, bool rich, float log2_scale) {
-    maximum_[0] = maximum_[1] = -Infinity();
-    sum_[0] = sum_[1] = 0;
-#pragma unroll
-    for (int d = 0; d < kDv / 8; ++d) {
-      for (int i = 0; i < 4; ++i) out_[d][i] = 0;
-    }
-    const int num_tiles = NumKeyTilesOf(tile);
-    if (num_tiles == 0) {
-      if (!Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
-      return;
-    }
-    int32_t key0 = FirstKeyOf(tile);
-    const KeyRange whole = tile.seen_by_all;
-    float scores[kKeys / 8][4];
-    uint32_t weights[kKeys / 16][4];
-
-    uint32_t stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
-    WaitAtBarrier(barriers_.KeysFull(stage), parity);
-    bool bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
-    FenceForAsyncProxy();  // queries were gathered
-    BeginProducts();
-    MultiplyQueries(scores, stage);
-    CommitProducts();
-    WaitProducts<0>();
-    PinAccumulators(scores);
-    if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
-    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
-    float shrink[2];
-    ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
-    PackWeights(scores, weights);
-
-    for (int n = 1; n < num_tiles; ++n) {
-      const uint32_t last_stage = step_ % Shared::kValueStages;
-      const uint32_t last_parity = step_ / Shared::kValueStages & 1;
-      ++step_;
-      stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
-      WaitAtBarrier(barriers_.KeysFull(stage), parity);
-      bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
-      WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
-      if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
-      key0 += kKeys;
-      NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
-      PinAccumulators(out_);
-      BeginProducts();
-      MultiplyQueries(scores, stage);
-      CommitProducts();
-      MultiplyValues(weights, last_stage);
-      CommitProducts();
-      NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
-      WaitProducts<1>();
-      PinAccumulators(scores);
-      if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
-      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
-      const bool grown = ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
-      WaitProducts<0>();
-      PinAccumulators(out_);
-      Release(barriers_.ValuesEmpty(last_stage));
-      PackWeights(scores, weights);
-      if (grown) {
-#pragma unroll
-        for (int d = 0; d < kDv / 8; ++d) {
-          for (int i = 0; i < 4; ++i) out_[d][i] *= shrink[i / 2];
-        }
-      }
-    }
-
-    const uint32_t last_stage = step_ % Shared::kValueStages;
-    WaitAtBarrier(barriers_.ValuesFull(last_stage), step_ / Shared::kValueStages & 1);
-    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
-    PinAccumulators(out_);
-    BeginProducts();
-    MultiplyValues(weights, last_stage);
-    CommitProducts();
-    WaitProducts<0>();
-    PinAccumulators(out_);
-    Release(barriers_.ValuesEmpty(last_stage));
-    ++step_;
-  }
-
-  KVB_DEVICE void MultiplyQueries(float (&scores)[kKeys / 8][4], uint32_t stage) const {
-    const uint64_t queries = RowsAlongK(base_ + Shared::kQueries + group_ * 64 * kColumnBytes);
-    const uint64_t keys = RowsAlongK(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes);
-#pragma unroll
-    for (int k = 0; k < kD / 16; ++k) {
-      // Descriptors count 16 bytes.
-      const int in_column = k % 4 * 2;
-      MultiplyGroupShared<T>(scores, queries + k / 4 * (kRows * kColumnBytes / 16) + in_column,
-                             keys + k / 4 * (Shared::kColumnOfTile / 16) + in_column, k > 0);
-    }
-  }
-  KVB_DEVICE void MultiplyValues(const uint32_t (&weights)[kKeys / 16][4], uint32_t stage) {
-    const uint64_t values = RowsAcrossK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
-                                        Shared::kColumnOfTile);
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      MultiplyGroupRegisters<T>(out_, weights[k], values + k * (16 * kColumnBytes / 16));
-    }
-  }
-
-  // Scores as softmax wants them; the stage of K is free after.
-  KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
-                               uint32_t stage, bool rich, bool edge, bool bad) const {
-    Release(barriers_.KeysEmpty(stage));
-    // Out of the way of what is always executed.
-    if (rich) [[unlikely]]
-      ModifyScores(params_, tile, scores, row_, key0);
-    if (edge || bad) [[unlikely]] {
-      HideScores(params_, tile, scores, row_, key0, bad ? BadKeys() : nullptr);
-    }
-  }
-
-  KVB_DEVICE static void PackWeights(const float (&scores)[kKeys / 8][4],
-                                     uint32_t (&weights)[kKeys / 16][4]) {
-#pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
-      weights[j / 2][j % 2 * 2] = T::Pack(scores[j][0], scores[j][1]);
-      weights[j / 2][j % 2 * 2 + 1] = T::Pack(scores[j][2], scores[j][3]);
-    }
-  }
-
-  // A bit per key of this step's tile.
-  KVB_DEVICE const uint32_t* BadKeys() const {
-    return reinterpret_cast<const uint32_t*>(shared_ + Shared::kBadKeys) +
-           step_ % kBadSlots * kProducerWarps;
-  }
-
-  // By both consumers, V being there.
-  KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
-    words += stage * kProducerWarps;
-    if (!__any_sync(kFullWarp, words[lane_ % kProducerWarps] != 0)) [[likely]]
-      return;
-    unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
-    constexpr int kConsumerThreads = kConsumers * kGroupThreads;
-    AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);
-    NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
-    ZeroNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
-    FenceForAsyncProxy();
-    NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
-  }
-
-  KVB_DEVICE void WriteOutputs(const RowTile& tile, float log2_scale) {
-    if constexpr (Shared::kOutInQueries) {
-      // The other warps still multiplied with the queries there.
-      NamedBarrierSync(kConsumersBarrier, kConsumers * kGroupThreads);
-    }
-    if (params_.pieces.outs != nullptr) {
-      LeaveStates<false>(params_, tile, out_, row_, maximum_, sum_, log2_scale);
-    } else if (params_.out_scale > 0) {
-      FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, nullptr);
-    } else {
-      StoreRows(tile, log2_scale);
-      if constexpr (Shared::kOutInQueries) WaitStoresHaveRead();
-    }
-    if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
-  }
-
-  // Rows of 16-bit outputs: staged by this warp, then a copy of the bulk engine each.
-  KVB_DEVICE void StoreRows(const RowTile& tile, float log2_scale) {
-    float factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
-      sum += __shfl_xor_sync(kFullWarp, sum, 1);
-      sum += __shfl_xor_sync(kFullWarp, sum, 2);
-      const int mine = row_ + 8 * half;
-      factor[half] = sum == 0 ? 0 : __fdividef(1, sum);
-      if (params_.lse != nullptr || params_.scoring.sinks != nullptr) [[unlikely]] {
-        if (mine >= tile.num_rows) continue;
-        const RowEnd end = EndRow(params_, tile, mine, maximum_[half], sum, log2_scale);
-        if (lane_ % 4 == 0 && params_.lse != nullptr) {
-          const int64_t token = tile.query_start + tile.TokenOf(mine);
-          const int64_t head = tile.HeadOf(mine);
-          params_.lse[token * params_.lse_row_stride + head * params_.lse_head_stride] = end.lse;
-        }
-        factor[half] = end.factor;
-      }
-      if (factor[half] == 0) [[unlikely]] {
-        // +0, whatever was accumulated.
-#pragma unroll
-        for (int d = 0; d < kDv / 8; ++d) out_[d][2 * half] = out_[d][2 * half + 1] = 0;
-      }
-    }
-    WaitStoresHaveRead();  // of the row tile before
-    __syncwarp();
-    unsigned char* const to = shared_ + Shared::kOut + row_ * Shared::kOutPitch + lane_ % 4 * 4;
-#pragma unroll
-    for (int d = 0; d < kDv / 8; ++d) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<uint32_t*>(to + 8 * half * Shared::kOutPitch + 16 * d) =
-            T::Pack(out_[d][2 * half] * factor[half], out_[d][2 * half + 1] * factor[half]);
-      }
-    }
-    FenceForAsyncProxy();
-    __syncwarp();
-    const int row = thread_ / 32 * 16 + lane_;
-    if (lane_ >= 16 || row >= tile.num_rows) return;
-    uint16_t* const out = static_cast<uint16_t*>(params_.out.data) +
-                          (tile.query_start + tile.TokenOf(row)) * params_.out.row_stride +
-                          tile.HeadOf(row) * params_.out.head_stride;
-    StoreBulk(out, base_ + Shared::kOut + row * Shared::kOutPitch,
-              static_cast<uint32_t>(params_.value_dim) * 2);
-    CommitStores();
-  }
-
-  const PrefillParams& params_;
-  const Barriers barriers_;
-  unsigned char* const shared_;
-  const uint32_t base_;
-  const int thread_, lane_, group_, row_;
-  uint32_t step_ = 0;  // tiles of keys so far
-  float out_[kDv / 8][4];
-  float maximum_[2], sum_[2];  // sums of this lane's columns
-};
-
-template <typename T, int kD, int kDv>
-__global__ void __launch_bounds__(kThreads, 1)
-    PrefillHopperKernel(const __grid_constant__ PrefillParams params,
-                        const __grid_constant__ TileOrder order,
-                        const __grid_constant__ KeyBoxes boxes, uint32_t* error_flags) {
-  const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
-  if (threadIdx.x == 0) {
-    barriers.Init();
-    *reinterpret_cast<uint32_t*>(DynamicSharedMemory() + SharedLayout<kD, kDv>::kAnyBad) = 0;
-  }
-  if (!params.overlaps_previous) WaitForPreviousKernel();
-  AllowNextKernel();
-  __syncthreads();
-  if (threadIdx.x < kGroupThreads) {
-    ShrinkRegisters<kProducerRegisters>();
-    Producer<kD, kDv>(params, boxes, error_flags, barriers, order).Run(order);
-    if (params.overlaps_previous) WaitForPreviousKernel();
-  } else {
-    GrowRegisters<kConsumerRegisters>();
-    Consumer<T, kD, kDv>(params, barriers).Run();
-  }
-}
-
-// Keys that a box has: of contiguous ones as many as a producing warp copies; 0 if blocks cannot be
-// made of boxes.
-int32_t RowsOfBoxes(const PrefillParams& params) {
-  if (params.keys.block_table == nullptr) return kWarpKeys;
-  int32_t rows = kWarpKeys;
-  while (params.keys.cache.block_size % rows != 0) rows /= 2;
-  return rows >= 8 ? rows : 0;
-}
-
-// K or V as it is to be copied.
-BoxedTensor BoxedKeys(const PrefillParams& params, const CacheTensor& tensor, int32_t dim) {
-  const Cache& cache = params.keys.cache;
-  BoxedTensor boxed;
-  boxed.data = tensor.data;
-  boxed.extents = {dim, params.num_kv_heads, cache.block_size, cache.num_blocks};
-  boxed.strides = {tensor.head_stride, tensor.token_stride, tensor.block_stride};
-  if (params.keys.block_table == nullptr) {
-    boxed.extents[2] = params.num_key_rows, boxed.extents[3] = 1;
-  }
-  for (int i = 0; i < 3; ++i) {
-    if (boxed.extents[i + 1] == 1) boxed.strides[i] = 8;  // nobody looks at it
-  }
-  boxed.box = {64, 1, RowsOfBoxes(params), 1};
-  return boxed;
-}
-
-template <typename T, int kD, int kDv>
-Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
-  KeyBoxes boxes;
-  const Cache& cache = params.keys.cache;
-  boxes.rows = RowsOfBoxes(params);
-  boxes.whole = params.keys.block_table != nullptr && boxes.rows == cache.block_size;
-  Error error = MakeTensorMap(BoxedKeys(params, cache.k, params.key_dim), &boxes.keys);
-  if (error != 0) return error;
-  error = MakeTensorMap(BoxedKeys(params, cache.v, params.value_dim), &boxes.values);
-  if (error != 0) return error;
-  const TileOrder order = OrderTiles(params, kRows);
-  const int64_t blocks =
-      order.items < context.num_multiprocessors ? order.items : context.num_multiprocessors;
-  return Launch({.grid = dim3(static_cast<unsigned>(blocks)),
-                 .block = dim3(kThreads),
-                 .shared_bytes = SharedLayout<kD, kDv>::kBytes,
-                 .stream = context.stream,
-                 .overlap_previous = context.can_overlap()},
-                PrefillHopperKernel<T, kD, kDv>, params, order, boxes, context.error_flags);
-}
 
 template <typename T>
 Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
+  using prefill_hopper::LaunchOne;
+  using Kind = prefill_hopper::SameTypes<T>;
   const int d = params.key_dim, dv = params.value_dim;
-  if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64>(context, params);
-  if (d <= 128 && dv <= 128) return LaunchOne<T, 128, 128>(context, params);
-  return LaunchOne<T, 192, 128>(context, params);
+  if (d <= 64 && dv <= 64) return LaunchOne<Kind, 64, 64>(context, params);
+  if (d <= 128 && dv <= 128) return LaunchOne<Kind, 128, 128>(context, params);
+  return LaunchOne<Kind, 192, 128>(context, params);
+}
+
+// Rows of codes are copied by 16 bytes.
+bool TakesQueries(const PrefillParams& params) {
+  const ConstRows& q = params.q;
+  if (q.element != Element::kF8E4M3) return true;
+  return params.keys.cache.element == Element::kF8E4M3 &&
+         reinterpret_cast<uintptr_t>(q.data) % 16 == 0 && q.row_stride % 16 == 0 &&
+         q.head_stride % 16 == 0;
 }
 
 }  // namespace
-}  // namespace prefill_hopper
 
 bool TakesPrefillHopper(const PrefillParams& params) {
   const Cache& cache = params.keys.cache;
-  return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(cache) &&
-         !params.is_rare() &&
+  return params.key_dim <= (HoldsCodes(cache) ? 128 : 192) && params.value_dim <= 128 &&
+         !params.is_rare() && TakesQueries(params) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.k, params.key_dim)) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.v, params.value_dim));
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {
-  return params.q.element == Element::kBF16 ? prefill_hopper::LaunchOfType<Bf16>(context, params)
-                                            : prefill_hopper::LaunchOfType<F16>(context, params);
+  if (HoldsCodes(params.keys.cache)) return LaunchPrefillHopperCodes(context, params);
+  return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
+                                            : LaunchOfType<F16>(context, params);
 }
 
 }  // namespace kvblocks::attention::cuda

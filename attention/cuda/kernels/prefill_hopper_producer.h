@@ -1,9 +1,12 @@
 // The producing half of the wgmma prefill kernel, and what both halves agree on: shared memory and
 // the barriers in it.
 //
-// The producer finds row tiles and copies queries, K and V to shared memory, two tiles of K and up
-// to three of V ahead of the consumers (prefill_hopper.cu). K and V come as boxes of tensors: keys
-// of one block, 64 of their elements. Device code of that one source.
+// The producer finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
+// copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V ahead of the
+// consumers (prefill_hopper_kernel.h); completion arrives at barriers in shared memory. K and V come
+// as boxes of tensors: keys of one block, 128 bytes of each. Codes are made into 16-bit elements by
+// the producing warp that copied them, where they are: a row's codes are the last 128 bytes of what
+// becomes of it. Only K that codes are multiplied with stays as it is. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
@@ -11,7 +14,9 @@
 #include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/hopper.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/expand_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 
@@ -19,10 +24,9 @@ namespace kvblocks::attention::cuda::prefill_hopper {
 
 inline constexpr int kRows = kPrefillRows;
 inline constexpr int kKeys = 128;
-inline constexpr int kKeyStages = 2;
-inline constexpr int kMostValueStages = 3;
+inline constexpr int kMostKeyStages = 3, kMostValueStages = 3;
 // Of what is known of keys: the producer writes it before the stage is free.
-inline constexpr int kBadSlots = 4;
+inline constexpr int kBadSlots = 8;
 inline constexpr int kMostSharedBytes = 227 * 1024;
 // Row tiles known: what is computed, what comes next, and what consumers may not have left yet.
 inline constexpr int kTileSlots = 3;
@@ -32,23 +36,58 @@ inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kProducerWarps = 4, kWarpKeys = kKeys / kProducerWarps;
-inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 // Named barriers.
 inline constexpr int kTurnBarrier = 1;  // and 2: whose turn it is to issue products
 inline constexpr int kConsumersBarrier = 3;
 
-template <int kD, int kDv>
+// What is multiplied: queries with K, weights with V; and what outputs are, in 16 bits.
+template <typename T>
+struct SameTypes {
+  using Query = T;
+  using Value = T;
+  using Out = T;
+  static constexpr bool kCodes = false;  // in the cache
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+};
+// Codes as what they are exact in: K as the queries' type, V as f16, in which weights are most
+// exact.
+template <typename T>
+struct OverCodes {
+  using Query = T;
+  using Value = F16;
+  using Out = T;
+  static constexpr bool kCodes = true;
+  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+};
+// Codes on both sides of Q K.
+template <typename T>
+struct CodesOverCodes {
+  using Query = E4m3;
+  using Value = F16;
+  using Out = T;
+  static constexpr bool kCodes = true;
+  static constexpr int kProducerRegisters = 64, kConsumerRegisters = 216;
+};
+
+template <typename Kind, int kD, int kDv>
 struct SharedLayout {
+  // K is multiplied as it comes.
+  static constexpr bool kPlainKeys = !Kind::kCodes || sizeof(typename Kind::Query::Bits) == 1;
   static constexpr int kColumnOfTile = kKeys * kColumnBytes;
-  static constexpr int kKeyBytes = kD / 64 * kColumnOfTile;
+  // Columns of 128 bytes of a row of queries and of K.
+  static constexpr int kKeyColumns = sizeof(typename Kind::Query::Bits) == 1 ? 1 : kD / 64;
+  static constexpr int kKeyBytes = kKeyColumns * kColumnOfTile;
   static constexpr int kValueBytes = kDv / 64 * kColumnOfTile;
-  static constexpr int kQueryBytes = kD / 64 * kRows * kColumnBytes;
+  static constexpr int kQueryBytes = kKeyColumns * kRows * kColumnBytes;
+  static_assert(!Kind::kCodes || (kD <= 128 && kDv <= 128));
   // Rows of outputs, padded so that the eight rows that a warp writes at a time have banks of their
   // own.
   static constexpr int kOutPitch = 2 * kDv + 16;
   static constexpr int kOutBytes = kRows * kOutPitch;
   static constexpr int kSmallBytes = 1024;  // at most, of what is not a tile
+  // Of codes, the producer is busy with another tile when one is released.
+  static constexpr int kKeyStages = Kind::kCodes && kPlainKeys ? kMostKeyStages : 2;
   static constexpr int Room(int value_stages, bool out) {
     return kQueryBytes + kKeyStages * kKeyBytes + value_stages * kValueBytes +
            (out ? kOutBytes : 0) + kSmallBytes;
@@ -75,7 +114,7 @@ struct SharedLayout {
   static constexpr int kTiles = kAnyBad + 16;
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
-  static constexpr int kBytes = kBarriers + 20 * 8;
+  static constexpr int kBytes = kBarriers + 33 * 8;
   static_assert(kBytes - kBadKeys <= kSmallBytes && kBytes <= kMostSharedBytes);
 };
 
@@ -84,17 +123,23 @@ struct Barriers {
   uint32_t base;
   KVB_DEVICE uint32_t TileFull(int slot) const { return base + 8 * slot; }
   KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 24 + 8 * stage; }
-  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 40 + 8 * stage; }
-  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 56 + 8 * stage; }
-  KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 80 + 8 * stage; }
-  KVB_DEVICE uint32_t QueriesFull() const { return base + 104; }
-  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 112; }
-  // Of a producing warp: its boxes of V are there, and it is to look at them first.
-  KVB_DEVICE uint32_t ValuesLanded(int warp) const { return base + 120 + 8 * warp; }
+  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 48 + 8 * stage; }
+  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 72 + 8 * stage; }
+  KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 96 + 8 * stage; }
+  KVB_DEVICE uint32_t QueriesFull() const { return base + 120; }
+  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 128; }
+  // Of a producing warp: its boxes are there, and it is to look at them first. Those of two tiles may
+  // be under way.
+  KVB_DEVICE uint32_t ValuesLanded(int warp, uint32_t n) const {
+    return base + 136 + 16 * warp + 8 * (n & 1);
+  }
+  KVB_DEVICE uint32_t KeysLanded(int warp, uint32_t n) const {
+    return base + 200 + 16 * warp + 8 * (n & 1);
+  }
 
   KVB_DEVICE void Init() const {
     for (int i = 0; i < kTileSlots; ++i) InitBarrier(TileFull(i), 1);
-    for (int i = 0; i < kKeyStages; ++i) {
+    for (int i = 0; i < kMostKeyStages; ++i) {
       InitBarrier(KeysFull(i), kProducerWarps);
       InitBarrier(KeysEmpty(i), kConsumerWarps);
     }
@@ -102,7 +147,12 @@ struct Barriers {
       InitBarrier(ValuesFull(i), kProducerWarps);
       InitBarrier(ValuesEmpty(i), kConsumerWarps);
     }
-    for (int i = 0; i < kProducerWarps; ++i) InitBarrier(ValuesLanded(i), 1);
+    for (int i = 0; i < kProducerWarps; ++i) {
+      for (uint32_t n = 0; n < 2; ++n) {
+        InitBarrier(ValuesLanded(i, n), 1);
+        InitBarrier(KeysLanded(i, n), 1);
+      }
+    }
     InitBarrier(QueriesFull(), kGroupThreads);
     InitBarrier(QueriesEmpty(), kConsumerWarps);
     FenceForAsyncProxy();
@@ -131,10 +181,10 @@ inline constexpr int kMostBoxes = kWarpKeys / 8;  // of a warp and a tile
 
 // --- The producer ---
 
-template <int kD, int kDv>
+template <typename Kind, int kD, int kDv>
 class Producer {
  public:
-  using Shared = SharedLayout<kD, kDv>;
+  using Shared = SharedLayout<Kind, kD, kDv>;
 
   KVB_DEVICE Producer(const PrefillParams& params, const KeyBoxes& boxes, uint32_t* error_flags,
                       const Barriers& barriers, const TileOrder& order)
@@ -175,6 +225,14 @@ class Producer {
       }
       if (n < num_tiles) CopyValues(values, n);
       if (n == 0) PublishNext(order);
+      if constexpr (Kind::kCodes) {
+        // What was copied a step ago, while this step's copies are under way.
+        if constexpr (!Shared::kPlainKeys) {
+          if (n < num_tiles) ExpandKeys(step_ + n);
+        }
+        if (n > 0 && n <= num_tiles) TakeValues(n - 1);
+        if (n < num_tiles) continue;
+      }
       if (n + 1 < num_tiles) continue;
       step_ += num_tiles;
       tile_ = &SlotOf(published_ - 1);
@@ -222,13 +280,14 @@ class Producer {
     for (int row = thread_ / 8; row < kRows; row += kGroupThreads / 8) {
       const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
       const bool exists = row < tile.num_rows;
+      constexpr int kBytes = sizeof(typename Kind::Query::Bits);
       if (exists) {
-        source += 2 * ((tile.query_start + tile.TokenOf(row)) * params_.q.row_stride +
-                       tile.HeadOf(row) * params_.q.head_stride);
+        source += kBytes * ((tile.query_start + tile.TokenOf(row)) * params_.q.row_stride +
+                            tile.HeadOf(row) * params_.q.head_stride);
       }
 #pragma unroll
-      for (int column = 0; column < kD / 64; ++column) {
-        const bool valid = exists && column * 64 + piece * 8 < params_.key_dim;
+      for (int column = 0; column < Shared::kKeyColumns; ++column) {
+        const bool valid = exists && column * 128 + piece * 16 < params_.key_dim * kBytes;
         CopyAsync16(base_ + Shared::kQueries + (column * kRows + row) * kColumnBytes +
                         ((piece ^ (row & 7)) << 4),
                     valid ? source + column * 128 + piece * 16 : source, valid);
@@ -280,7 +339,7 @@ class Producer {
 
   // Once a stage is free little time is left to fill it: all else comes before.
   KVB_DEVICE void CopyKeys(const Boxes& boxes, const KeyPlace& place, uint32_t step) const {
-    const uint32_t stage = step % kKeyStages;
+    const uint32_t stage = step % Shared::kKeyStages;
     const uint32_t bad = __ballot_sync(kFullWarp, IsBad(params_, place));
     if (lane_ == 0) {
       WordOf(Shared::kBadKeys, step % kBadSlots) = bad;
@@ -290,25 +349,53 @@ class Producer {
       }
     }
     __syncwarp();
-    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kKeyStages & 1) ^ 1);
-    CopyBoxes<kD>(boxes_.keys, Shared::kKeyTiles + stage * Shared::kKeyBytes, boxes,
-                  barriers_.KeysFull(stage));
+    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / Shared::kKeyStages & 1) ^ 1);
+    if constexpr (Shared::kPlainKeys) {
+      CopyBoxes<Shared::kKeyColumns>(boxes_.keys, Shared::kKeyTiles + stage * Shared::kKeyBytes,
+                                     boxes, barriers_.KeysFull(stage));
+    } else {
+      CopyBoxes<1>(boxes_.keys, Shared::kKeyTiles + stage * Shared::kKeyBytes + kCodesOf<kD, kKeys>,
+                   boxes, barriers_.KeysLanded(warp_, step));
+    }
   }
 
   KVB_DEVICE void CopyValues(const Boxes& boxes, int n) {
     const uint32_t step = step_ + n, stage = step % Shared::kValueStages;
-    const uint32_t full = barriers_.ValuesFull(stage), landed = barriers_.ValuesLanded(warp_);
+    const uint32_t full = barriers_.ValuesFull(stage);
+    const uint32_t landed = barriers_.ValuesLanded(warp_, Kind::kCodes ? step : landed_);
     const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
-    const bool edge = IsEdge(tile_->seen_by_all, now_.TileKey(n));
     WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / Shared::kValueStages & 1) ^ 1);
-    CopyBoxes<kDv>(boxes_.values, to, boxes, edge ? landed : full);
-    if (!edge) return;
+    if constexpr (Kind::kCodes) {
+      CopyBoxes<1>(boxes_.values, to + kCodesOf<kDv, kKeys>, boxes, landed);
+    } else {
+      const bool edge = IsEdge(tile_->seen_by_all, now_.TileKey(n));
+      CopyBoxes<kDv / 64>(boxes_.values, to, boxes, edge ? landed : full);
+      if (edge) TakeValues(n);
+    }
+  }
 
-    WaitAtBarrier(landed, edges_++ & 1);
+  // V once it has landed: made of codes, and looked at where some rows see less of the tile than
+  // others.
+  KVB_DEVICE void TakeValues(int n) {
+    const uint32_t stage = (step_ + n) % Shared::kValueStages;
+    const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
+    const uint32_t number = Kind::kCodes ? step_ + n : landed_++;
+    WaitAtBarrier(barriers_.ValuesLanded(warp_, number), number >> 1 & 1);
+    if constexpr (Kind::kCodes) {
+      ExpandRows<typename Kind::Value, kDv, kKeys>(params_.keys.cache.element, shared_ + to,
+                                                   warp_ * kWarpKeys, lane_);
+      FenceForAsyncProxy();
+      __syncwarp();
+    }
+    const bool edge = !Kind::kCodes || IsEdge(tile_->seen_by_all, now_.TileKey(n));
+    if (edge) LookAtValues(n, stage, shared_ + to + thread_ * kColumnBytes);
+    __syncwarp();
+    if (lane_ == 0) ArriveAtBarrier(barriers_.ValuesFull(stage));
+  }
+  KVB_DEVICE void LookAtValues(int n, uint32_t stage, unsigned char* row) const {
     const int32_t key = now_.TileKey(n) + thread_;
     const bool bf16 = params_.keys.cache.element == Element::kBF16;
     // A row of V, its pieces in an order in which eight lanes have all banks.
-    unsigned char* const row = shared_ + to + thread_ * kColumnBytes;
     const auto piece = [&](int i) -> uint4& {
       return *reinterpret_cast<uint4*>(row + i / 8 * Shared::kColumnOfTile +
                                        ((i ^ thread_) % 8 << 4));
@@ -324,11 +411,18 @@ class Producer {
       FenceForAsyncProxy();
     }
     const uint32_t any = __ballot_sync(kFullWarp, found != 0 && seen);
+    if (lane_ == 0) WordOf(Shared::kNonFinite, stage) = any;
+  }
+
+  KVB_DEVICE void ExpandKeys(uint32_t step) {
+    const uint32_t stage = step % Shared::kKeyStages;
+    WaitAtBarrier(barriers_.KeysLanded(warp_, step), step >> 1 & 1);
+    ExpandRows<typename Kind::Query, kD, kKeys>(
+        params_.keys.cache.element, shared_ + Shared::kKeyTiles + stage * Shared::kKeyBytes,
+        warp_ * kWarpKeys, lane_);
+    FenceForAsyncProxy();
     __syncwarp();
-    if (lane_ == 0) {
-      WordOf(Shared::kNonFinite, stage) = any;
-      ArriveAtBarrier(full);
-    }
+    if (lane_ == 0) ArriveAtBarrier(barriers_.KeysFull(stage));
   }
 
   // This warp's, of arrays by slot and warp.
@@ -338,17 +432,17 @@ class Producer {
 
   // This warp's keys of a tile at `to`. Each warp copies a quarter: what one lane has to do for all
   // boxes takes longer than there is time for a tile.
-  template <int kDim>
+  template <int kColumns>
   KVB_DEVICE void CopyBoxes(const TensorMap& map, uint32_t to, const Boxes& boxes,
                             uint32_t barrier) const {
     if (ElectOne()) {
-      ArriveExpecting(barrier, kDim / 64 * kWarpKeys * kColumnBytes);
+      ArriveExpecting(barrier, kColumns * kWarpKeys * kColumnBytes);
 #pragma unroll
       for (int i = 0; i < kMostBoxes; ++i) {
         if (i * boxes_.rows >= kWarpKeys) break;
         const uint32_t at = base_ + to + (warp_ * kWarpKeys + i * boxes_.rows) * kColumnBytes;
 #pragma unroll
-        for (int column = 0; column < kDim / 64; ++column) {
+        for (int column = 0; column < kColumns; ++column) {
           CopyBox(at + column * Shared::kColumnOfTile, map, column * 64, now_.kv_head,
                   boxes.offset[i], boxes.block[i], barrier);
         }
@@ -366,7 +460,7 @@ class Producer {
   const FastDivisor& by_block_size_;
   const int thread_, lane_, warp_;
   uint32_t step_ = 0;              // tiles of keys so far
-  uint32_t edges_ = 0;             // of them, those at an edge
+  uint32_t landed_ = 0;            // tiles of 16-bit V that this warp looked at
   uint32_t round_ = 0;             // of items
   uint32_t published_ = 0;         // row tiles
   const RowTile* tile_ = nullptr;  // whose keys are copied
