@@ -232,30 +232,38 @@ void ExpectExact(const TopkShape& shape) {
   EXPECT_EQ(TopkBatch(shape, random).ExpectExact(), 0u);
 }
 
+// With wgmma and with mma.sync.
+void ExpectExactByBoth(TopkShape shape) {
+  for (const int capability : {80, 90}) {
+    shape.capability = capability;
+    ExpectExact(shape);
+  }
+}
+
 TEST(IndexTopkEmulatedTest, TensorCoresScoreEveryTypeAndShape) {
-  ExpectExact({});
-  ExpectExact({.lengths = {517, 3, 130}, .q_lens = {1, 1, 1}, .block_size = 64, .heads = 5});
-  ExpectExact({.q = DType::kBF16, .spread = 1});
-  ExpectExact({.q = DType::kF16});
-  ExpectExact({.q = DType::kF16, .cache = DType::kF16});
-  ExpectExact({.block_size = 3, .q = DType::kBF16, .cache = DType::kBF16});
-  ExpectExact({.q = DType::kF8E4M3, .cache = DType::kBF16});
-  ExpectExact({.lengths = {1300}, .width = 5, .ratio = 4, .as_slots = false});
-  ExpectExact({.lengths = {300}, .width = 300});  // all
-  ExpectExact({.lengths = {300}, .width = 299});
+  ExpectExactByBoth({});
+  ExpectExactByBoth({.lengths = {517, 3, 130}, .q_lens = {1, 1, 1}, .block_size = 64, .heads = 5});
+  ExpectExactByBoth({.q = DType::kBF16, .spread = 1});
+  ExpectExactByBoth({.q = DType::kF16});
+  ExpectExactByBoth({.q = DType::kF16, .cache = DType::kF16});
+  ExpectExactByBoth({.block_size = 3, .q = DType::kBF16, .cache = DType::kBF16});
+  ExpectExactByBoth({.q = DType::kF8E4M3, .cache = DType::kBF16});
+  ExpectExactByBoth({.lengths = {1300}, .width = 5, .ratio = 4, .as_slots = false});
+  ExpectExactByBoth({.lengths = {300}, .width = 300});  // all
+  ExpectExactByBoth({.lengths = {300}, .width = 299});
 }
 
 // Tokens of a block share keys; blocks hold tokens of several requests, and padding.
 TEST(IndexTopkEmulatedTest, TokensOfARequestShareKeys) {
-  ExpectExact({.lengths = {290}, .q_lens = {8}, .width = 20});
-  ExpectExact({.lengths = {290}, .q_lens = {2}, .width = 20});
-  ExpectExact({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
-  ExpectExact({.lengths = {140, 7, 0, 160},
-               .q_lens = {5, 7, 0, 11},
-               .padding = 9,
-               .width = 3,
-               .ratio = 4,
-               .multiprocessors = 1});
+  ExpectExactByBoth({.lengths = {290}, .q_lens = {8}, .width = 20});
+  ExpectExactByBoth({.lengths = {290}, .q_lens = {2}, .width = 20});
+  ExpectExactByBoth({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
+  ExpectExactByBoth({.lengths = {140, 7, 0, 160},
+                     .q_lens = {5, 7, 0, 11},
+                     .padding = 9,
+                     .width = 3,
+                     .ratio = 4,
+                     .multiprocessors = 1});
 }
 
 TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
@@ -269,7 +277,8 @@ TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
 TEST(IndexTopkEmulatedTest, ASmallWorkspaceTakesMoreLaunches) {
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8, .workspace_bytes = 152 * 4});
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8, .workspace_bytes = 152 * 12});
-  ExpectExact({.lengths = {150}, .q_lens = {20}, .heads = 8, .workspace_bytes = 152 * 4 * 11});
+  ExpectExactByBoth(
+      {.lengths = {150}, .q_lens = {20}, .heads = 8, .workspace_bytes = 152 * 4 * 11});
 }
 
 // Blocks of a cluster select together, and without clusters one does.
@@ -297,9 +306,11 @@ TEST(IndexTopkEmulatedTest, LongListsAreSelectedByClusters) {
 
 TEST(IndexTopkEmulatedTest, WhatIsNotANumberAndBadBlocksComeLast) {
   std::mt19937_64 random(3);
-  for (const int64_t heads : {64, 65}) {
+  const std::pair<int64_t, int> cases[] = {{64, 80}, {64, 90}, {65, 90}};
+  for (const auto& [heads, capability] : cases) {
     TopkShape shape;
     shape.heads = heads;
+    shape.capability = capability;
     shape.lengths = {200, 90}, shape.q_lens = {2, 1};
     shape.width = heads == 64 ? 60 : 180;
     TopkBatch batch(shape, random);
@@ -333,6 +344,7 @@ TEST(IndexTopkEmulatedTest, RandomBatches) {
     shape.q = types[Draw(random, 0, 2)];
     shape.cache = Draw(random, 0, 2) > 0 ? DType::kU8 : types[Draw(random, 1, 2)];
     shape.spread = static_cast<int>(Draw(random, 1, 5));
+    shape.capability = Draw(random, 0, 1) == 0 ? 80 : 90;
     shape.multiprocessors = static_cast<int>(Draw(random, 1, 8));
     shape.workspace_bytes = 1200 * Draw(random, 1, 20);
     SCOPED_TRACE(shape.DebugString());

@@ -16,6 +16,7 @@ namespace kvblocks::attention::cuda {
 struct IndexScoreParams {
   IndexTopkParams topk;
   FastDivisor block_size;
+  int64_t codes_bytes = 0;  // of a block, in front of its scales
   int32_t first_token = 0, num_tokens = 0;
   uint32_t* keys = nullptr;  // at a multiple of 16 bytes
   int64_t key_stride = 0;    // a multiple of 4
@@ -24,12 +25,16 @@ struct IndexScoreParams {
 // indexer_topk.cu
 bool TakesIndexScores(const IndexTopkParams& params);
 Error LaunchIndexScores(const LaunchContext& context, const IndexScoreParams& params);
+// indexer_topk_hopper.cu: what TakesIndexScores takes, on a device of compute capability 9.0.
+Error LaunchIndexScoresHopper(const LaunchContext& context, const IndexScoreParams& params);
 // indexer_select.cu
 Error LaunchPortableIndexScores(const LaunchContext& context, const IndexScoreParams& params);
 Error LaunchIndexSelect(const LaunchContext& context, const IndexScoreParams& params);
 
-// Into how many pieces rows of `num_tiles` tiles of tokens are cut, a block of threads per piece.
-int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors);
+// Into how many pieces rows of `num_tiles` tiles of tokens are cut, a block of threads per piece,
+// whose beginning costs about as much as `overhead` rows.
+int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors,
+                    int64_t overhead = 512);
 
 // Larger for larger scores; -0 is 0.
 KVB_DEVICE uint32_t KeyOfScore(float score) {

@@ -317,11 +317,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors) {
-  // A block's beginning costs about as much as so many rows.
-  constexpr int64_t kOverhead = 512;
+int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors,
+                    int64_t overhead) {
+  constexpr int64_t kLeastRows = 512;  // of a piece
   constexpr int kMostWaves = 16;
-  const int64_t most = most_rows / kOverhead < 1 ? 1 : most_rows / kOverhead;
+  const int64_t most = most_rows / kLeastRows < 1 ? 1 : most_rows / kLeastRows;
   // As many as fill so many waves of blocks, and what they cost.
   const auto pieces_of = [&](int64_t waves) {
     const int64_t pieces = waves * num_multiprocessors / num_tiles;
@@ -329,7 +329,7 @@ int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessor
   };
   const auto cost_of = [&](int64_t pieces) {
     const int64_t waves = (num_tiles * pieces + num_multiprocessors - 1) / num_multiprocessors;
-    return waves * (most_rows / pieces + kOverhead);
+    return waves * (most_rows / pieces + overhead);
   };
   int64_t least = cost_of(1);
   for (int waves = 1; waves <= kMostWaves; ++waves) {
