@@ -304,6 +304,33 @@ TEST(IndexTopkEmulatedTest, LongListsAreSelectedByClusters) {
                .width = 512});
 }
 
+// Blocks of few threads where tokens are many, up to the rows that their warps hold, and beyond.
+TEST(IndexTopkEmulatedTest, ManyTokensAreSelectedByBlocksOfFewThreads) {
+  for (const int64_t length : {1'025, 8'192, 8'193}) {
+    for (const int spread : {1, 4}) {
+      ExpectExact({.lengths = {length, 600},
+                   .q_lens = {2, 1},
+                   .block_size = 64,
+                   .heads = 1,
+                   .dim = 4,
+                   .width = 512,
+                   .spread = spread,
+                   .multiprocessors = 2});
+    }
+  }
+}
+
+// Warps hold some of their keys, and load the others again in every pass.
+TEST(IndexTopkEmulatedTest, MoreRowsThanWarpsHoldAreSelected) {
+  ExpectExact({.lengths = {67'001},
+               .block_size = 64,
+               .heads = 1,
+               .dim = 4,
+               .width = 2048,
+               .spread = 9,
+               .multiprocessors = 1});
+}
+
 TEST(IndexTopkEmulatedTest, WhatIsNotANumberAndBadBlocksComeLast) {
   std::mt19937_64 random(3);
   const std::pair<int64_t, int> cases[] = {{64, 80}, {64, 90}, {65, 90}};
