@@ -232,7 +232,7 @@ void ExpectExact(const TopkShape& shape) {
   EXPECT_EQ(TopkBatch(shape, random).ExpectExact(), 0u);
 }
 
-// With wgmma and with mma.sync.
+// Once with mma.sync, once with wgmma.
 void ExpectExactByBoth(TopkShape shape) {
   for (const int capability : {80, 90}) {
     shape.capability = capability;
@@ -257,6 +257,9 @@ TEST(IndexTopkEmulatedTest, TensorCoresScoreEveryTypeAndShape) {
 TEST(IndexTopkEmulatedTest, TokensOfARequestShareKeys) {
   ExpectExactByBoth({.lengths = {290}, .q_lens = {8}, .width = 20});
   ExpectExactByBoth({.lengths = {290}, .q_lens = {2}, .width = 20});
+  // The last row that some see is the first of a warpgroup's.
+  ExpectExactByBoth({.lengths = {262}, .q_lens = {8}, .width = 20});
+  ExpectExactByBoth({.lengths = {131, 521}, .q_lens = {4, 7}, .width = 20, .ratio = 4});
   ExpectExactByBoth({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
   ExpectExactByBoth({.lengths = {140, 7, 0, 160},
                      .q_lens = {5, 7, 0, 11},
@@ -311,7 +314,7 @@ TEST(IndexTopkEmulatedTest, ManyTokensAreSelectedByBlocksOfFewThreads) {
       ExpectExact({.lengths = {length, 600},
                    .q_lens = {2, 1},
                    .block_size = 64,
-                   .heads = 1,
+                   .heads = 3,
                    .dim = 4,
                    .width = 512,
                    .spread = spread,
@@ -324,7 +327,7 @@ TEST(IndexTopkEmulatedTest, ManyTokensAreSelectedByBlocksOfFewThreads) {
 TEST(IndexTopkEmulatedTest, MoreRowsThanWarpsHoldAreSelected) {
   ExpectExact({.lengths = {67'001},
                .block_size = 64,
-               .heads = 1,
+               .heads = 3,
                .dim = 4,
                .width = 2048,
                .spread = 9,

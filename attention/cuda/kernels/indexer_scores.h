@@ -11,12 +11,14 @@
 namespace kvblocks::attention::cuda {
 
 // Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its
-// key at keys[i * key_stride + r]. What a token does not see is not written; nor is anything of a
-// token that sees no more rows than it may choose.
+// key at keys[i * key_stride + r]. What is there of rows that a token does not see means nothing, and
+// nor does anything of a token that sees no more rows than it may choose.
 struct IndexScoreParams {
   IndexTopkParams topk;
   FastDivisor block_size;
-  int64_t codes_bytes = 0;  // of a block, in front of its scales
+  // In units of 16 bytes: from block to block, from row to row, and a block's codes, which are in
+  // front of its scales.
+  uint32_t block_units = 0, row_units = 0, codes_units = 0;
   int32_t first_token = 0, num_tokens = 0;
   uint32_t* keys = nullptr;  // at a multiple of 16 bytes
   int64_t key_stride = 0;    // a multiple of 4

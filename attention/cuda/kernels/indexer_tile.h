@@ -1,11 +1,9 @@
-// Tiles of an indexer's keys in shared memory, what is made of their products,
-// and which rows and tokens a block of threads has: for the kernels that score
-// with tensor cores. Device code.
+// Tiles of an indexer's keys in shared memory, what is made of their products, and which rows and
+// tokens a block of threads has: for the kernels that score with tensor cores. Device code.
 //
-// Every warp of a block has 16 keys of a tile: it alone copies them. Order
-// along k is free as long as both operands of a product have the same: lane t
-// of a group of four has values 16 t to 16 t + 15 and 64 + 16 t to 64 + 16 t +
-// 15, so that it reads 16 bytes at a time.
+// Every warp of a block has 16 keys of a tile: it alone copies them. Order along k is free as long
+// as both operands of a product have the same: lane t of a group of four has values 16 t to 16 t +
+// 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
@@ -20,8 +18,7 @@ namespace kvblocks::attention::cuda {
 inline constexpr int kIndexDim = 128, kIndexSteps = kIndexDim / 16;
 inline constexpr int kIndexHeads = 64, kIndexHeadTiles = kIndexHeads / 8;
 
-// A tile of keys: rows, their 16-byte pieces permuted so that reads meet no
-// bank twice; scales.
+// A tile of keys: rows, their 16-byte pieces permuted so that reads meet no bank twice; scales.
 template <bool kCodes, int kWarps>
 struct KeyTile {
   static constexpr bool kOfCodes = kCodes;
@@ -66,8 +63,7 @@ KVB_DEVICE Sixteen LoadKeyPart(const unsigned char* tile, int row, int part) {
   }
 }
 
-// 16 values of a query, from value `first` on; of heads that there are not
-// zeros.
+// 16 values of a query, from value `first` on; of heads that there are not zeros.
 template <typename T>
 KVB_DEVICE Sixteen LoadQueryPart(const IndexTopkParams& params, int64_t token, int head,
                                  int first) {
@@ -91,11 +87,11 @@ KVB_DEVICE TwoScales LoadScales(const unsigned char* tile, int row) {
   return {low, high, __any_sync(kFullWarp, low < 0 || high < 0) != 0};
 }
 
-// Sums of this group's rows g and g + 8 over all heads; every lane of four has
-// both. weights(m) are those of this lane's heads 16 m + 2 t, the next, 8
-// behind both.
+// Sums of this group's rows g and g + 8 over all heads; every lane of four has both. weights(m) are
+// those of this lane's heads 16 m + 2 t, the next, 8 behind both.
 struct TwoScores {
   float low, high;
+  KVB_DEVICE float Own(int lane) const { return lane % 4 == 0 ? low : high; }
 };
 template <typename Weights>
 KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weights& weights,
@@ -129,23 +125,17 @@ KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weigh
   return {low * fabsf(scales.low), high * fabsf(scales.high)};
 }
 
-// Two lanes of four write a row each, of those behind `row` that a token sees.
-KVB_DEVICE void StoreScores(uint32_t* keys, int32_t row, int32_t own_rows, int lane,
-                            const TwoScores& scores) {
-  const int32_t own = row + lane / 4 + 8 * (lane % 4);
-  if (lane % 4 < 2 && own < own_rows) {
-    keys[own] = KeyOfScore(lane % 4 == 0 ? scores.low : scores.high);
-  }
-}
+// The key whose score a lane writes, of 16 from `first` on: two lanes of four have one each.
+KVB_DEVICE int32_t OwnKey(int32_t first, int lane) { return first + lane / 4 + 8 * (lane % 4); }
 
 // Whether rows can be told by 32 bits, in units of 16 bytes from the first.
 inline bool TakesKeyCopies(const IndexRows& rows) {
-  const int64_t bytes = rows.block_stride * (rows.planar ? 1 : 2);
-  return bytes >= 0 && rows.row_stride >= 0 && bytes * rows.num_blocks < int64_t{1} << 36;
+  const int64_t bytes = rows.planar ? 1 : 2;
+  const int64_t all = rows.num_blocks * rows.block_stride + rows.block_size * rows.row_stride;
+  return rows.block_stride >= 0 && rows.row_stride >= 0 && all * bytes < int64_t{1} << 36;
 }
 
-// Copies of keys of one request to tiles, by one warp its 16 of each. REQUIRES:
-// TakesKeyCopies().
+// Copies of keys of one request to tiles, by one warp its 16 of each. REQUIRES: TakesKeyCopies().
 template <typename Tile>
 class KeyCopies {
  public:
@@ -171,19 +161,13 @@ class KeyCopies {
   KVB_DEVICE void Copy(unsigned char* to) const {
     const IndexRows& rows = params_.topk.rows;
     constexpr uint32_t kNone = ~0u;
-    // In units of 16 bytes; a row of codes is 8.
-    constexpr int kElement = kCodes ? 1 : 2;
-    const auto block_units = static_cast<uint32_t>(rows.block_stride * kElement / 16);
-    const auto row_units =
-        kCodes ? uint32_t{kIndexDim / 16} : static_cast<uint32_t>(rows.row_stride * kElement / 16);
-    const bool bad = static_cast<uint32_t>(block_) >= static_cast<uint32_t>(rows.num_blocks);
-    uint32_t from = kNone;
+    uint32_t from = kNone;  // in units of 16 bytes
     if (in_block_ >= 0) {
-      if (bad) {
-        if (Lane() < 16) Flag(flags_, kBadBlock);
-      } else {
-        from = static_cast<uint32_t>(block_) * block_units +
-               static_cast<uint32_t>(in_block_) * row_units;
+      if (static_cast<uint32_t>(block_) < static_cast<uint32_t>(rows.num_blocks)) [[likely]] {
+        from = static_cast<uint32_t>(block_) * params_.block_units +
+               static_cast<uint32_t>(in_block_) * params_.row_units;
+      } else if (Lane() < 16) {
+        Flag(flags_, kBadBlock);
       }
     }
     const int piece = Lane() % Tile::kPieces;
@@ -200,9 +184,10 @@ class KeyCopies {
     float* const scale = reinterpret_cast<float*>(to + Tile::kScalesAt) + 16 * Warp() + Lane();
     if (kCodes && from != kNone) {
       // Behind the codes of the block.
-      const uint64_t block = uint64_t{from - static_cast<uint32_t>(in_block_) * row_units} * 16;
+      const uint32_t scales =
+          static_cast<uint32_t>(block_) * params_.block_units + params_.codes_units;
       CopyAsync4(SharedAddress(scale),
-                 rows.data + params_.codes_bytes + block + 4 * static_cast<uint32_t>(in_block_));
+                 rows.data + uint64_t{scales} * 16 + 4 * static_cast<uint32_t>(in_block_));
     } else {
       *scale = from != kNone ? 1.0f : NAN;
     }
@@ -219,16 +204,22 @@ class KeyCopies {
   int32_t block_ = 0, in_block_ = -1;  // no row
 };
 
-// Tokens [token, last) of a request, the first at `position`, and the tiles of
-// its rows that a block scores for them.
+// Tokens [token, last) of a request, the first at `position`, and the tiles of its rows that a
+// block scores for them.
 struct IndexPiece {
   int32_t request, position, token, last;
   int32_t num_rows;  // that the last token sees
   int32_t begin, end;
 };
-// Calls function(piece) for the pieces of this block of threads: of `pieces`
-// pieces of the rows of up to `tokens` tokens, which may be of several
-// requests. Blocks are `pieces` for each so many tokens.
+// The first token of a piece, counted from 0, that sees a row. REQUIRES: the last one does.
+KVB_DEVICE int32_t FirstThatSees(const IndexPiece& piece, int32_t ratio, int32_t row) {
+  const int32_t first = (row + 1) * ratio - 1 - piece.position;
+  return first > 0 ? first : 0;
+}
+
+// Calls function(piece) for the pieces of this block of threads: of `pieces` pieces of the rows of
+// up to `tokens` tokens, which may be of several requests. Blocks are `pieces` for each so many
+// tokens.
 template <int kTileKeys, typename Function>
 KVB_DEVICE void ForPieces(const IndexScoreParams& params, int32_t tokens, int32_t pieces,
                           const Function& function) {
@@ -250,8 +241,7 @@ KVB_DEVICE void ForPieces(const IndexScoreParams& params, int32_t tokens, int32_
   }
 }
 
-// How many tokens a block takes, a power of two: as many as `most`, or as
-// requests have on average.
+// How many tokens a block takes, a power of two: as many as `most`, or as requests have on average.
 inline int32_t IndexTokensPerBlock(const IndexTopkParams& params, int32_t most) {
   int32_t tokens = 1;
   while (tokens < most && int64_t{tokens} * 2 * params.batch.num_requests <= params.num_tokens) {

@@ -1,18 +1,15 @@
-// Scores of an indexer's rows on tensor cores (mma.sync), and IndexTopk as a
-// whole. Compute capability 9.0 has indexer_topk_hopper.cu.
+// Scores of an indexer's rows on tensor cores (mma.sync), and IndexTopk as a whole. Compute
+// capability 9.0 has indexer_topk_hopper.cu.
 //
-// A block of 8 warps scores a piece of a request's rows for 1, 2, 4 or 8 of its
-// tokens. A warp has one token: all 64 heads of its queries stay in registers,
-// as the right operands of 64 products, so that a key goes from shared memory
-// to a register once and takes part in 64 dot products there. 16 keys are the
-// rows of a product. What is added up along a row is ReLU and weight of a head:
-// three quarters within a thread, the rest by two exchanges among four lanes.
-// Products and sums are of f16 or bf16 values, which hold every code exactly,
-// in float32.
+// A block of 8 warps scores a piece of a request's rows for 1, 2, 4 or 8 of its tokens. A warp has
+// one token: all 64 heads of its queries stay in registers, as the right operands of 64 products,
+// so that a key goes from shared memory to a register once and takes part in 64 dot products there.
+// 16 keys are the rows of a product. What is added up along a row is ReLU and weight of a head:
+// three quarters within a thread, the rest by two exchanges among four lanes. Products and sums are
+// of f16 or bf16 values, which hold every code exactly, in float32.
 //
-// Keys come 128 at a time, by asynchronous copies three such tiles ahead. A
-// warp copies the 16 keys of its turn; with one token it scores the same ones,
-// and warps do not wait for each other.
+// Keys come 128 at a time, by asynchronous copies three such tiles ahead. A warp copies the 16 keys
+// of its turn; with one token it scores the same ones, and warps do not wait for each other.
 
 #include <cstdint>
 
@@ -27,8 +24,7 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kStages = 4;
 
-// Queries of one token as right operands, and weights of this lane's heads: 8 n
-// + 2 t and the next.
+// Queries of one token as right operands, and weights of this lane's heads: 8 n + 2 t and the next.
 struct Queries {
   uint32_t b[kIndexHeadTiles][kIndexSteps][2];
   float weights[kIndexHeadTiles][2];
@@ -96,8 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   WaitForPreviousKernel();
   const IndexTopkParams& topk = params.topk;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  // This warp's token, and which 16 keys of each tile, of every `tokens` that
-  // follow.
+  // This warp's token, and which 16 keys of each tile, of every `tokens` that follow.
   const int64_t own_token = params.first_token +
                             int64_t{blockIdx.x / static_cast<unsigned>(pieces)} * tokens +
                             warp % tokens;
@@ -138,7 +133,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int32_t row = tile * Tile::kKeys + key;
         if (row >= own_rows) break;
         const TwoScores scores = ScoreSixteen<T, Tile>(queries, at_tile, key, lane);
-        StoreScores(keys, row, own_rows, lane, scores);
+        const int32_t own = OwnKey(row, lane);
+        if (lane % 4 < 2 && own < own_rows) keys[own] = KeyOfScore(scores.Own(lane));
       }
     }
     WaitCopies<0>();
@@ -159,6 +155,15 @@ Error LaunchScores(const LaunchContext& context, const IndexScoreParams& params)
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
   return Launch(config, IndexScoresKernel<T, kCodes>, params, tokens, pieces, context.error_flags);
+}
+
+void SetUnits(IndexScoreParams& params) {
+  const IndexRows& rows = params.topk.rows;
+  const int bytes = rows.planar ? 1 : 2;
+  params.block_units = static_cast<uint32_t>(rows.block_stride * bytes / 16);
+  params.row_units =
+      static_cast<uint32_t>((rows.planar ? int64_t{rows.dim} : rows.row_stride * bytes) / 16);
+  params.codes_units = static_cast<uint32_t>(int64_t{rows.block_size} * rows.dim / 16);
 }
 
 int64_t KeyStride(int64_t most_rows) { return (most_rows + 3) / 4 * 4; }
@@ -206,7 +211,6 @@ Error LaunchIndexTopk(const LaunchContext& context, const IndexTopkParams& param
   IndexScoreParams part;
   part.topk = params;
   part.block_size = FastDivisor(params.rows.block_size);
-  part.codes_bytes = int64_t{params.rows.block_size} * params.rows.dim;
   part.keys = reinterpret_cast<uint32_t*>(context.workspace);
   part.key_stride = KeyStride(params.most_rows);
   // Tokens that see no more rows than they may choose need no scores.
@@ -221,6 +225,7 @@ Error LaunchIndexTopk(const LaunchContext& context, const IndexTopkParams& param
     if (at_once < params.num_tokens && at_once > kWarps) at_once = at_once / kWarps * kWarps;
   }
   const bool fast = TakesIndexScores(params);
+  if (fast) SetUnits(part);
   for (int64_t first = 0; first < params.num_tokens; first += at_once) {
     part.first_token = static_cast<int32_t>(first);
     part.num_tokens = static_cast<int32_t>(
