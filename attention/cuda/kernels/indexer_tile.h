@@ -148,9 +148,9 @@ class KeyCopies {
         num_rows_(num_rows),
         flags_(flags) {}
 
-  // Asks for the block of this lane's key of a tile.
+  // Asks for the block of this lane's key of a tile, or where all are of one of the first's.
   KVB_DEVICE void LookUp(int32_t tile) {
-    const int32_t row = tile * Tile::kKeys + 16 * Warp() + Lane() % 16;
+    const int32_t row = tile * Tile::kKeys + 16 * Warp() + (params_.by_sixteen ? 0 : Lane() % 16);
     in_block_ = -1;
     if (row >= num_rows_) return;
     const uint32_t column = params_.block_size.Quotient(static_cast<uint32_t>(row));
@@ -159,17 +159,70 @@ class KeyCopies {
   }
   // Starts the copies of the tile that was last looked up.
   KVB_DEVICE void Copy(unsigned char* to) const {
+    if (params_.by_sixteen) {
+      CopyNeighbours(to);
+    } else {
+      CopyEach(to);
+    }
+  }
+
+ private:
+  static KVB_DEVICE int Warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static KVB_DEVICE int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static KVB_DEVICE float* ScaleOfLane(unsigned char* to) {
+    return reinterpret_cast<float*>(to + Tile::kScalesAt) + 16 * Warp() + Lane();
+  }
+
+  KVB_DEVICE bool HasBlock() const {
+    if (in_block_ < 0) return false;
+    const auto num_blocks = static_cast<uint32_t>(params_.topk.rows.num_blocks);
+    if (static_cast<uint32_t>(block_) < num_blocks) [[likely]]
+      return true;
+    Flag(flags_, kBadBlock);
+    return false;
+  }
+  // The row that was looked up, in units of 16 bytes, and its scale, behind the codes of its block.
+  KVB_DEVICE uint32_t First() const {
+    return static_cast<uint32_t>(block_) * params_.block_units +
+           static_cast<uint32_t>(in_block_) * RowUnits();
+  }
+  KVB_DEVICE uint32_t RowUnits() const { return kCodes ? kIndexDim / 16 : params_.row_units; }
+  KVB_DEVICE const unsigned char* ScaleOfFirst() const {
+    const uint32_t scales =
+        static_cast<uint32_t>(block_) * params_.block_units + params_.codes_units;
+    return params_.topk.rows.data + uint64_t{scales} * 16 + 4 * static_cast<uint32_t>(in_block_);
+  }
+
+  // 16 rows of one block, also those behind the last that is seen: nobody looks at their scores.
+  // Without a block what is there stays; no scale makes a number of it.
+  KVB_DEVICE void CopyNeighbours(unsigned char* to) const {
+    float* const scale = ScaleOfLane(to);
+    if (!HasBlock()) [[unlikely]] {
+      if (Lane() < 16) *scale = NAN;
+      return;
+    }
+    constexpr int kRowsAtOnce = 32 / Tile::kPieces;
+    const int key = Lane() / Tile::kPieces, piece = Lane() % Tile::kPieces;
+    const uint32_t first = First() + static_cast<uint32_t>(key) * RowUnits();
+    const unsigned char* const from =
+        params_.topk.rows.data + uint64_t{first + static_cast<uint32_t>(piece)} * 16;
+#pragma unroll
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      CopyAsync16(SharedAddress(to) + Tile::PieceAt(16 * Warp() + i + key, piece),
+                  from + static_cast<uint64_t>(i) * (RowUnits() * 16));
+    }
+    if (Lane() >= 16) return;
+    if (kCodes) {
+      CopyAsync4(SharedAddress(scale), ScaleOfFirst() + 4 * Lane());
+    } else {
+      *scale = 1;
+    }
+  }
+
+  KVB_DEVICE void CopyEach(unsigned char* to) const {
     const IndexRows& rows = params_.topk.rows;
     constexpr uint32_t kNone = ~0u;
-    uint32_t from = kNone;  // in units of 16 bytes
-    if (in_block_ >= 0) {
-      if (static_cast<uint32_t>(block_) < static_cast<uint32_t>(rows.num_blocks)) [[likely]] {
-        from = static_cast<uint32_t>(block_) * params_.block_units +
-               static_cast<uint32_t>(in_block_) * params_.row_units;
-      } else if (Lane() < 16) {
-        Flag(flags_, kBadBlock);
-      }
-    }
+    const uint32_t from = HasBlock() ? First() : kNone;
     const int piece = Lane() % Tile::kPieces;
     constexpr int kRowsAtOnce = 32 / Tile::kPieces;
 #pragma unroll
@@ -181,21 +234,13 @@ class KeyCopies {
                   rows.data + piece * 16 + offset, its != kNone);
     }
     if (Lane() >= 16) return;
-    float* const scale = reinterpret_cast<float*>(to + Tile::kScalesAt) + 16 * Warp() + Lane();
+    float* const scale = ScaleOfLane(to);
     if (kCodes && from != kNone) {
-      // Behind the codes of the block.
-      const uint32_t scales =
-          static_cast<uint32_t>(block_) * params_.block_units + params_.codes_units;
-      CopyAsync4(SharedAddress(scale),
-                 rows.data + uint64_t{scales} * 16 + 4 * static_cast<uint32_t>(in_block_));
+      CopyAsync4(SharedAddress(scale), ScaleOfFirst());
     } else {
       *scale = from != kNone ? 1.0f : NAN;
     }
   }
-
- private:
-  static KVB_DEVICE int Warp() { return static_cast<int>(threadIdx.x) / 32; }
-  static KVB_DEVICE int Lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   const IndexScoreParams& params_;
   const int32_t* const table_;

@@ -163,6 +163,7 @@ void SetUnits(IndexScoreParams& params) {
   params.block_units = static_cast<uint32_t>(rows.block_stride * bytes / 16);
   params.row_units =
       static_cast<uint32_t>((rows.planar ? int64_t{rows.dim} : rows.row_stride * bytes) / 16);
+  params.by_sixteen = rows.block_size % 16 == 0;
   params.codes_units = static_cast<uint32_t>(int64_t{rows.block_size} * rows.dim / 16);
 }
 
