@@ -355,6 +355,23 @@ TEST(IndexTopkEmulatedTest, WhatIsNotANumberAndBadBlocksComeLast) {
   }
 }
 
+// Where keys of other tiles were before.
+TEST(IndexTopkEmulatedTest, BadBlocksBehindManyTilesComeLast) {
+  std::mt19937_64 random(5);
+  for (const int capability : {80, 90}) {
+    for (const int64_t block_size : {5, 16}) {
+      TopkShape shape;
+      shape.capability = capability, shape.block_size = block_size;
+      shape.lengths = {1'200}, shape.q_lens = {2}, shape.heads = 9;
+      shape.width = 1'170, shape.multiprocessors = 1;
+      SCOPED_TRACE(shape.DebugString());
+      TopkBatch batch(shape, random);
+      for (const int64_t row : {0, 300, 790, 1'100}) batch.table(0, row / block_size) = -1;
+      EXPECT_EQ(batch.ExpectExact(), uint32_t{kBadBlock});
+    }
+  }
+}
+
 TEST(IndexTopkEmulatedTest, RandomBatches) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 40; ++i) {
