@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernels/indexer.h"
+#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
@@ -274,6 +275,38 @@ TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
   ExpectExact({.lengths = {200, 40}, .q_lens = {3, 2}, .heads = 3, .dim = 64});
   ExpectExact({.lengths = {600}, .heads = 2, .q = DType::kF32, .multiprocessors = 1});
   ExpectExact({.lengths = {100}, .heads = 2, .cache = DType::kF32});
+}
+
+// Which kernel takes rows; those of tensor cores tell them by 32 bits in units of 16 bytes.
+TEST(IndexTopkEmulatedTest, CachesOf64GiBAreScoredPortably) {
+  alignas(16) unsigned char data[16] = {};
+  IndexTopkParams good;
+  good.q = {data, 64 * 128, 128, DType::kF8E4M3};
+  good.heads = 64;
+  good.rows.data = data, good.rows.dim = 128;
+  good.rows.planar = true, good.rows.block_size = 64, good.rows.block_stride = 64 * 132;
+  good.rows.num_blocks = (int64_t{1} << 36) / (64 * 132);
+  EXPECT_TRUE(TakesIndexScores(good));
+  const auto takes = [&](const auto& change) {
+    IndexTopkParams params = good;
+    change(params);
+    return TakesIndexScores(params);
+  };
+  EXPECT_FALSE(takes([](auto& p) { ++p.rows.num_blocks; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.block_stride = -64 * 132; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.block_stride += 4; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.dim = 64; }));
+  EXPECT_FALSE(takes([](auto& p) { p.heads = 65; }));
+  EXPECT_FALSE(takes([](auto& p) { p.q.element = DType::kF32; }));
+  const auto plain = [](auto& p) {
+    p.rows.planar = false, p.rows.element = p.q.element = DType::kBF16;
+    p.rows.row_stride = 128, p.rows.block_stride = 64 * 128, p.rows.num_blocks = 1000;
+  };
+  EXPECT_TRUE(takes([&](auto& p) { plain(p); }));
+  EXPECT_FALSE(takes([&](auto& p) {
+    plain(p);
+    p.rows.row_stride = int64_t{1} << 30;  // rows of 64 blocks in turn
+  }));
 }
 
 // As many tokens at a time as there is room for.
