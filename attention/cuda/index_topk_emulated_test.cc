@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernels/indexer.h"
+#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
@@ -232,30 +233,41 @@ void ExpectExact(const TopkShape& shape) {
   EXPECT_EQ(TopkBatch(shape, random).ExpectExact(), 0u);
 }
 
+// Once with mma.sync, once with wgmma.
+void ExpectExactByBoth(TopkShape shape) {
+  for (const int capability : {80, 90}) {
+    shape.capability = capability;
+    ExpectExact(shape);
+  }
+}
+
 TEST(IndexTopkEmulatedTest, TensorCoresScoreEveryTypeAndShape) {
-  ExpectExact({});
-  ExpectExact({.lengths = {517, 3, 130}, .q_lens = {1, 1, 1}, .block_size = 64, .heads = 5});
-  ExpectExact({.q = DType::kBF16, .spread = 1});
-  ExpectExact({.q = DType::kF16});
-  ExpectExact({.q = DType::kF16, .cache = DType::kF16});
-  ExpectExact({.block_size = 3, .q = DType::kBF16, .cache = DType::kBF16});
-  ExpectExact({.q = DType::kF8E4M3, .cache = DType::kBF16});
-  ExpectExact({.lengths = {1300}, .width = 5, .ratio = 4, .as_slots = false});
-  ExpectExact({.lengths = {300}, .width = 300});  // all
-  ExpectExact({.lengths = {300}, .width = 299});
+  ExpectExactByBoth({});
+  ExpectExactByBoth({.lengths = {517, 3, 130}, .q_lens = {1, 1, 1}, .block_size = 64, .heads = 5});
+  ExpectExactByBoth({.q = DType::kBF16, .spread = 1});
+  ExpectExactByBoth({.q = DType::kF16});
+  ExpectExactByBoth({.q = DType::kF16, .cache = DType::kF16});
+  ExpectExactByBoth({.block_size = 3, .q = DType::kBF16, .cache = DType::kBF16});
+  ExpectExactByBoth({.q = DType::kF8E4M3, .cache = DType::kBF16});
+  ExpectExactByBoth({.lengths = {1300}, .width = 5, .ratio = 4, .as_slots = false});
+  ExpectExactByBoth({.lengths = {300}, .width = 300});  // all
+  ExpectExactByBoth({.lengths = {300}, .width = 299});
 }
 
 // Tokens of a block share keys; blocks hold tokens of several requests, and padding.
 TEST(IndexTopkEmulatedTest, TokensOfARequestShareKeys) {
-  ExpectExact({.lengths = {290}, .q_lens = {8}, .width = 20});
-  ExpectExact({.lengths = {290}, .q_lens = {2}, .width = 20});
-  ExpectExact({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
-  ExpectExact({.lengths = {140, 7, 0, 160},
-               .q_lens = {5, 7, 0, 11},
-               .padding = 9,
-               .width = 3,
-               .ratio = 4,
-               .multiprocessors = 1});
+  ExpectExactByBoth({.lengths = {290}, .q_lens = {8}, .width = 20});
+  ExpectExactByBoth({.lengths = {290}, .q_lens = {2}, .width = 20});
+  // The last row that some see is the first of a warpgroup's.
+  ExpectExactByBoth({.lengths = {262}, .q_lens = {8}, .width = 20});
+  ExpectExactByBoth({.lengths = {131, 521}, .q_lens = {4, 7}, .width = 20, .ratio = 4});
+  ExpectExactByBoth({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
+  ExpectExactByBoth({.lengths = {140, 7, 0, 160},
+                     .q_lens = {5, 7, 0, 11},
+                     .padding = 9,
+                     .width = 3,
+                     .ratio = 4,
+                     .multiprocessors = 1});
 }
 
 TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
@@ -265,11 +277,44 @@ TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
   ExpectExact({.lengths = {100}, .heads = 2, .cache = DType::kF32});
 }
 
+// Which kernel takes rows; those of tensor cores tell them by 32 bits in units of 16 bytes.
+TEST(IndexTopkEmulatedTest, CachesOf64GiBAreScoredPortably) {
+  alignas(16) unsigned char data[16] = {};
+  IndexTopkParams good;
+  good.q = {data, 64 * 128, 128, DType::kF8E4M3};
+  good.heads = 64;
+  good.rows.data = data, good.rows.dim = 128;
+  good.rows.planar = true, good.rows.block_size = 64, good.rows.block_stride = 64 * 132;
+  good.rows.num_blocks = (int64_t{1} << 36) / (64 * 132);
+  EXPECT_TRUE(TakesIndexScores(good));
+  const auto takes = [&](const auto& change) {
+    IndexTopkParams params = good;
+    change(params);
+    return TakesIndexScores(params);
+  };
+  EXPECT_FALSE(takes([](auto& p) { ++p.rows.num_blocks; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.block_stride = -64 * 132; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.block_stride += 4; }));
+  EXPECT_FALSE(takes([](auto& p) { p.rows.dim = 64; }));
+  EXPECT_FALSE(takes([](auto& p) { p.heads = 65; }));
+  EXPECT_FALSE(takes([](auto& p) { p.q.element = DType::kF32; }));
+  const auto plain = [](auto& p) {
+    p.rows.planar = false, p.rows.element = p.q.element = DType::kBF16;
+    p.rows.row_stride = 128, p.rows.block_stride = 64 * 128, p.rows.num_blocks = 1000;
+  };
+  EXPECT_TRUE(takes([&](auto& p) { plain(p); }));
+  EXPECT_FALSE(takes([&](auto& p) {
+    plain(p);
+    p.rows.row_stride = int64_t{1} << 30;  // rows of 64 blocks in turn
+  }));
+}
+
 // As many tokens at a time as there is room for.
 TEST(IndexTopkEmulatedTest, ASmallWorkspaceTakesMoreLaunches) {
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8, .workspace_bytes = 152 * 4});
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8, .workspace_bytes = 152 * 12});
-  ExpectExact({.lengths = {150}, .q_lens = {20}, .heads = 8, .workspace_bytes = 152 * 4 * 11});
+  ExpectExactByBoth(
+      {.lengths = {150}, .q_lens = {20}, .heads = 8, .workspace_bytes = 152 * 4 * 11});
 }
 
 // Blocks of a cluster select together, and without clusters one does.
@@ -295,11 +340,40 @@ TEST(IndexTopkEmulatedTest, LongListsAreSelectedByClusters) {
                .width = 512});
 }
 
+// Blocks of few threads where tokens are many, up to the rows that their warps hold, and beyond.
+TEST(IndexTopkEmulatedTest, ManyTokensAreSelectedByBlocksOfFewThreads) {
+  for (const int64_t length : {1'025, 8'192, 8'193}) {
+    for (const int spread : {1, 4}) {
+      ExpectExact({.lengths = {length, 600},
+                   .q_lens = {2, 1},
+                   .block_size = 64,
+                   .heads = 3,
+                   .dim = 4,
+                   .width = 512,
+                   .spread = spread,
+                   .multiprocessors = 2});
+    }
+  }
+}
+
+// Warps hold some of their keys, and load the others again in every pass.
+TEST(IndexTopkEmulatedTest, MoreRowsThanWarpsHoldAreSelected) {
+  ExpectExact({.lengths = {67'001},
+               .block_size = 64,
+               .heads = 3,
+               .dim = 4,
+               .width = 2048,
+               .spread = 9,
+               .multiprocessors = 1});
+}
+
 TEST(IndexTopkEmulatedTest, WhatIsNotANumberAndBadBlocksComeLast) {
   std::mt19937_64 random(3);
-  for (const int64_t heads : {64, 65}) {
+  const std::pair<int64_t, int> cases[] = {{64, 80}, {64, 90}, {65, 90}};
+  for (const auto& [heads, capability] : cases) {
     TopkShape shape;
     shape.heads = heads;
+    shape.capability = capability;
     shape.lengths = {200, 90}, shape.q_lens = {2, 1};
     shape.width = heads == 64 ? 60 : 180;
     TopkBatch batch(shape, random);
@@ -311,6 +385,23 @@ TEST(IndexTopkEmulatedTest, WhatIsNotANumberAndBadBlocksComeLast) {
     batch.table(0, 3) = 1000;
     batch.table(0, 4) = std::numeric_limits<int32_t>::min();
     EXPECT_EQ(batch.ExpectExact(), uint32_t{kBadBlock});
+  }
+}
+
+// Where keys of other tiles were before.
+TEST(IndexTopkEmulatedTest, BadBlocksBehindManyTilesComeLast) {
+  std::mt19937_64 random(5);
+  for (const int capability : {80, 90}) {
+    for (const int64_t block_size : {5, 16}) {
+      TopkShape shape;
+      shape.capability = capability, shape.block_size = block_size;
+      shape.lengths = {1'200}, shape.q_lens = {2}, shape.heads = 9;
+      shape.width = 1'170, shape.multiprocessors = 1;
+      SCOPED_TRACE(shape.DebugString());
+      TopkBatch batch(shape, random);
+      for (const int64_t row : {0, 300, 790, 1'100}) batch.table(0, row / block_size) = -1;
+      EXPECT_EQ(batch.ExpectExact(), uint32_t{kBadBlock});
+    }
   }
 }
 
@@ -333,6 +424,7 @@ TEST(IndexTopkEmulatedTest, RandomBatches) {
     shape.q = types[Draw(random, 0, 2)];
     shape.cache = Draw(random, 0, 2) > 0 ? DType::kU8 : types[Draw(random, 1, 2)];
     shape.spread = static_cast<int>(Draw(random, 1, 5));
+    shape.capability = Draw(random, 0, 1) == 0 ? 80 : 90;
     shape.multiprocessors = static_cast<int>(Draw(random, 1, 8));
     shape.workspace_bytes = 1200 * Draw(random, 1, 20);
     SCOPED_TRACE(shape.DebugString());

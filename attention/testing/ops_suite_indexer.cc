@@ -362,7 +362,8 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
       Tensor kv(DType::kF32, {batch.num_tokens, width}),
           score(DType::kF32, {batch.num_tokens, width});
       Tensor out(DType::kF32, {batch.num_tokens, dim});
-      kv.Set(kv_now), score.Set(score_now), FillWithPoison(out);
+      kv.Set(kv_now), score.Set(score_now),
+          out.Set(std::vector<double>(batch.num_tokens * dim, -7));
       Tensor mapping = SlotTensor(slots);
       CompressTokensArgs args;
       args.kv = kv.view, args.score = score.view, args.bias = bias.view;
@@ -377,7 +378,7 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
       for (int64_t b = 0; b < kRequests; ++b) {
         for (int64_t p = done[b]; p < lengths[b]; ++p, ++t) {
           if ((p + 1) % ratio != 0) {
-            EXPECT_TRUE(std::isnan(rows[t * dim]));
+            EXPECT_EQ(rows[t * dim], -7) << b << " " << p;
             continue;
           }
           const std::vector<double> expected = expected_row(b, p);
@@ -393,36 +394,85 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
   }
 }
 
-// More states than a block of threads takes at a time, the largest scores among the last or the first.
-TEST(IndexerSuite, ARowOfManyTokensIsCompressed) {
-  constexpr int64_t kTokens = 600, kDim = 5;
-  for (const double slope : {0.2, -0.2}) {
-    std::mt19937_64 random(4);
-    const std::vector<double> values = NormalDraws(random, kTokens * kDim);
-    std::vector<double> scores = NormalDraws(random, kTokens * kDim), slots;
-    const Batch batch({kTokens}, {kTokens}, 7, kTokens / 7 + 1);
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t d = 0; d < kDim; ++d) scores[t * kDim + d] += slope * static_cast<double>(t);
-      slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
+// One row of all of a request's tokens, scores growing or shrinking by `slope`.
+void ExpectCompressed(int64_t tokens, int64_t dim, double slope) {
+  SCOPED_TRACE(testing::Message() << tokens << " tokens of " << dim << ", slope " << slope);
+  std::mt19937_64 random(4);
+  const std::vector<double> values = NormalDraws(random, tokens * dim);
+  std::vector<double> scores = NormalDraws(random, tokens * dim), slots;
+  const Batch batch({tokens}, {tokens}, 7, tokens / 7 + 1);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t d = 0; d < dim; ++d) scores[t * dim + d] += slope * static_cast<double>(t);
+    slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
+  }
+  Tensor kv(DType::kF32, {tokens, dim}), score(DType::kF32, {tokens, dim});
+  Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * dim}), out(DType::kF32, {tokens, dim});
+  kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
+  Tensor mapping = SlotTensor(slots);
+  CompressTokensArgs args;
+  args.kv = kv.view, args.score = score.view, args.states = states.view;
+  args.slot_mapping = mapping.view;
+  batch.Fill(args);
+  args.ratio = tokens, args.overlap = false, args.out = out.view;
+  ExpectOk(OpsUnderTest().CompressTokens({}, args));
+  const std::vector<double> rows = out.Get();
+  for (int64_t t = 0; t + 1 < tokens; ++t) ASSERT_TRUE(std::isnan(rows[t * dim])) << t;
+  for (int64_t d = 0; d < dim; ++d) {
+    double sum = 0, weighted = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const double weight = std::exp(scores[t * dim + d]);
+      sum += weight, weighted += weight * values[t * dim + d];
     }
-    Tensor kv(DType::kF32, {kTokens, kDim}), score(DType::kF32, {kTokens, kDim});
-    Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * kDim}), out(DType::kF32, {kTokens, kDim});
+    ASSERT_NEAR(rows[(tokens - 1) * dim + d], weighted / sum, 2e-5) << d;
+  }
+}
+
+// More states than a block of threads takes at a time, the largest scores among the last or the
+// first; more columns than it has threads, and fewer, by one value and by four.
+TEST(IndexerSuite, ARowOfManyTokensIsCompressed) {
+  for (const double slope : {0.2, -0.2}) {
+    ExpectCompressed(600, 5, slope);
+    ExpectCompressed(1300, 8, slope);
+  }
+  ExpectCompressed(300, 261, 0.1);
+  ExpectCompressed(6, 1300, 0);
+  ExpectCompressed(40, 4100, 0);
+}
+
+// A score of -infinity weighs nothing; what is no number in a column makes that column NaN.
+TEST(IndexerSuite, ScoresThatAreNotFiniteAreCompressed) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const int64_t tokens : {8, 80}) {
+    constexpr int64_t kDim = 8;
+    const Batch batch({tokens}, {tokens}, 7, tokens / 7 + 1);
+    std::vector<double> values(tokens * kDim, 1), scores(tokens * kDim, 0), slots;
+    for (int64_t t = 0; t < tokens; ++t) {
+      slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
+      scores[t * kDim] = t == 3 ? 2 : -kInfinity;
+      values[t * kDim] = t == 3 ? 5 : 1;
+      scores[t * kDim + 1] = -kInfinity;
+      scores[t * kDim + 2] = t == 5 ? kNan : 0;
+      values[t * kDim + 3] = t == 1 ? kInfinity : 1;
+      scores[t * kDim + 4] = t == 2 ? kInfinity : 0;
+    }
+    Tensor kv(DType::kF32, {tokens, kDim}), score(DType::kF32, {tokens, kDim});
+    Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * kDim}), out(DType::kF32, {tokens, kDim});
     kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
     Tensor mapping = SlotTensor(slots);
     CompressTokensArgs args;
     args.kv = kv.view, args.score = score.view, args.states = states.view;
     args.slot_mapping = mapping.view;
     batch.Fill(args);
-    args.ratio = kTokens, args.overlap = false, args.out = out.view;
+    args.ratio = tokens, args.overlap = false, args.out = out.view;
     ExpectOk(OpsUnderTest().CompressTokens({}, args));
-    for (int64_t d = 0; d < kDim; ++d) {
-      double sum = 0, weighted = 0;
-      for (int64_t t = 0; t < kTokens; ++t) {
-        const double weight = std::exp(scores[t * kDim + d]);
-        sum += weight, weighted += weight * values[t * kDim + d];
-      }
-      EXPECT_NEAR(out.Get()[(kTokens - 1) * kDim + d], weighted / sum, 2e-5) << slope << " " << d;
-    }
+    const std::vector<double> all = out.Get();
+    const std::vector<double> row(all.end() - kDim, all.end());
+    EXPECT_EQ(row[0], 5);
+    EXPECT_TRUE(std::isnan(row[1])) << row[1];
+    EXPECT_TRUE(std::isnan(row[2])) << row[2];
+    EXPECT_EQ(row[3], kInfinity);
+    EXPECT_TRUE(std::isnan(row[4])) << row[4];
+    for (int64_t d = 5; d < kDim; ++d) EXPECT_EQ(row[d], 1);
   }
 }
 

@@ -278,10 +278,10 @@ void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool acc
   });
 }
 
-// d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of
-// k.
-template <typename T, int kTiles>
-void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+namespace internal {
+// A 64 x 16 as fragments of MultiplyM16N8K16; b(k, column).
+template <typename T, int kTiles, typename B>
+void QueueFragments(float (&d)[kTiles][4], const uint32_t (&a)[4], const B& b, bool accumulate) {
   struct Fragment {
     uint32_t a[4];
   };
@@ -291,7 +291,7 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
   const unsigned first = emulation::LinearThread() / 32 % 4 * 32 + emulation::Lane() / 4 * 4;
   std::array<Fragment, 4> row;
   for (unsigned t = 0; t < 4; ++t) row[t] = all[first + t];
-  internal::QueueProduct(d, [=](float(&later)[kTiles][4]) {
+  QueueProduct(d, [=](float(&later)[kTiles][4]) {
     float values[2][16];
     for (unsigned t = 0; t < 4; ++t) {
       for (unsigned i = 0; i < 4; ++i) {
@@ -300,11 +300,28 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
         values[i % 2][i / 2 * 8 + 2 * t + 1] = pair.y;
       }
     }
-    const internal::Descriptor rows(b);
-    internal::MultiplyRows(
-        later, values,
-        [&](unsigned k, unsigned column) { return rows.template AcrossK<T>(k, column); }, true);
+    MultiplyRows(later, values, b, accumulate);
   });
+}
+}  // namespace internal
+
+// d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of
+// k.
+template <typename T, int kTiles>
+void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+  const internal::Descriptor rows(b);
+  internal::QueueFragments<T>(
+      d, a, [=](unsigned k, unsigned column) { return rows.template AcrossK<T>(k, column); }, true);
+}
+
+// d = A B or d += A B; A the same, B as rows of its columns along k.
+template <typename T>
+void MultiplyGroupRegistersAlongK(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                  bool accumulate) {
+  const internal::Descriptor columns(b);
+  internal::QueueFragments<T>(
+      d, a, [=](unsigned k, unsigned column) { return columns.template AlongK<T>(column, k); },
+      accumulate);
 }
 
 #else
@@ -392,6 +409,24 @@ KVB_DEVICE void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a
   }
 #undef KVB_PRODUCT_64
 #undef KVB_PRODUCT_128
+}
+
+template <typename T>
+KVB_DEVICE void MultiplyGroupRegistersAlongK(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                             bool accumulate) {
+#define KVB_PRODUCT_64(type)                                                            \
+  asm volatile(                                                                         \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                      \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" KVB_REGISTERS_32 \
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                    \
+      : KVB_TILES_8(0)                                                                  \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+  if constexpr (T::kIsBf16) {
+    KVB_PRODUCT_64("bf16");
+  } else {
+    KVB_PRODUCT_64("f16");
+  }
+#undef KVB_PRODUCT_64
 }
 
 #undef KVB_TILE

@@ -336,6 +336,25 @@ KVB_DEVICE uint32_t E4m3PairTo(uint32_t codes) {
   return T::Pack(values.x, values.y);
 }
 
+// Four codes, the first in the lowest byte, as two pairs.
+template <typename T>
+KVB_DEVICE void E4m3FourTo(uint32_t codes, uint32_t& first, uint32_t& second) {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (!T::kIsBf16) {
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}"
+        : "=r"(first), "=r"(second)
+        : "r"(codes));
+    return;
+  }
+#endif
+  first = E4m3PairTo<T>(codes & 0xffff), second = E4m3PairTo<T>(codes >> 16);
+}
+
 // --- Matrix fragments ---
 
 // Four 8 x 8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i (16

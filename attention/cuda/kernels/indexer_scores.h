@@ -11,11 +11,15 @@
 namespace kvblocks::attention::cuda {
 
 // Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its
-// key at keys[i * key_stride + r]. What a token does not see is not written; nor is anything of a
-// token that sees no more rows than it may choose.
+// key at keys[i * key_stride + r]. What is there of rows that a token does not see means nothing, and
+// nor does anything of a token that sees no more rows than it may choose.
 struct IndexScoreParams {
   IndexTopkParams topk;
   FastDivisor block_size;
+  // In units of 16 bytes: from block to block, from row to row, and a block's codes, which are in
+  // front of its scales.
+  uint32_t block_units = 0, row_units = 0, codes_units = 0;
+  bool by_sixteen = false;  // no 16 rows from a multiple of 16 on are of two blocks
   int32_t first_token = 0, num_tokens = 0;
   uint32_t* keys = nullptr;  // at a multiple of 16 bytes
   int64_t key_stride = 0;    // a multiple of 4
@@ -24,12 +28,16 @@ struct IndexScoreParams {
 // indexer_topk.cu
 bool TakesIndexScores(const IndexTopkParams& params);
 Error LaunchIndexScores(const LaunchContext& context, const IndexScoreParams& params);
+// indexer_topk_hopper.cu: what TakesIndexScores takes, on a device of compute capability 9.0.
+Error LaunchIndexScoresHopper(const LaunchContext& context, const IndexScoreParams& params);
 // indexer_select.cu
 Error LaunchPortableIndexScores(const LaunchContext& context, const IndexScoreParams& params);
 Error LaunchIndexSelect(const LaunchContext& context, const IndexScoreParams& params);
 
-// Into how many pieces rows of `num_tiles` tiles of tokens are cut, a block of threads per piece.
-int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors);
+// Into how many pieces rows of `num_tiles` tiles of tokens are cut, a block of threads per piece,
+// whose beginning costs about as much as `overhead` rows.
+int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors,
+                    int64_t overhead = 512);
 
 // Larger for larger scores; -0 is 0.
 KVB_DEVICE uint32_t KeyOfScore(float score) {

@@ -5,29 +5,33 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/indexer_scores.h"
+#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
 // --- Selection ---
 //
-// A token's keys are dealt to the blocks of a cluster, a run of rows each. Three passes over the
-// keys find the least that is chosen, 11, 11 and 10 bits at a time: each counts the keys that begin
-// with the bits found so far by their next ones. A last pass writes what is chosen in the order of
-// rows: what is above the least, and the first of what equals it.
+// A token's keys are dealt to the blocks of a cluster, a run of rows each, and those to warps. Three
+// passes over the keys find the least that is chosen, 11, 11 and 10 bits at a time: each counts the
+// keys that begin with the bits found so far by their next ones. A last pass writes what is chosen
+// in the order of rows: what is above the least, and the first of what equals it. Up to 1024 keys
+// per warp stay in registers from the first pass to the last; more are loaded again in each.
 
-constexpr int kSelectThreads = 1024, kSelectWarps = kSelectThreads / 32;
-constexpr int kBins = 2 * kSelectThreads;  // two a thread
-constexpr int kPasses = 3;
+constexpr int kBins = 2048, kPasses = 3;
 constexpr int kMostRanks = 8;
 constexpr int32_t kRowsPerRank = 8192;  // fewer do not make up for a meeting of blocks
-// Keys of a thread per round, 4 of them neighbours.
-constexpr int kLoads = 4;
-constexpr int kRowsPerLoad = 4 * kSelectThreads;
+// Keys that a warp holds: so many times 4 neighbours of each lane.
+constexpr int kLoads = 8;
+constexpr int32_t kRowsPerLoad = 4 * 32, kHeldRows = kLoads * kRowsPerLoad;
+// Blocks of fewer threads: where there are enough of them for several on a multiprocessor, which wait
+// for memory and barriers in turn.
+constexpr int kManyThreads = 1024, kFewThreads = 256;
 
+template <int kThreads>
 struct SelectShared {
   uint32_t bins[kPasses][kBins];
-  uint64_t warp_sums[2][kSelectWarps];
+  uint64_t warp_sums[2][kThreads / 32];
   // Of this block's rows: how many are above the least chosen, and how many equal it. Others read
   // it.
   alignas(8) uint32_t own[2];
@@ -38,29 +42,27 @@ struct SelectShared {
 KVB_DEVICE int ShiftOf(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
 KVB_DEVICE uint32_t MaskOf(int pass) { return pass == 2 ? 1023u : 2047u; }
 
-// The sum of `value` over this thread and those before it, and over all. Neighbouring calls need
+// The sum of `value` over this lane and those before it.
+template <typename T>
+KVB_DEVICE T ScanWarp(T value) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const T below = __shfl_up_sync(kFullWarp, value, lanes);
+    if (lane >= lanes) value += below;
+  }
+  return value;
+}
+// The sum over the warps before this one of what their lanes 31 bring. Neighbouring calls need
 // different warp_sums.
-struct Scanned {
-  uint64_t upto, all;
-};
-KVB_DEVICE Scanned ScanBlock(uint64_t value, uint64_t* warp_sums) {
+template <int kThreads>
+KVB_DEVICE uint64_t SumOfWarpsBefore(uint64_t value, uint64_t* warp_sums) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  uint64_t sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const uint64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
-    if (lane >= lanes) sum += below;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
+  if (lane == 31) warp_sums[warp] = value;
   __syncthreads();
-  uint64_t warps = warp_sums[lane];
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const uint64_t below = __shfl_up_sync(kFullWarp, warps, lanes);
-    if (lane >= lanes) warps += below;
-  }
-  const uint64_t before = __shfl_sync(kFullWarp, warps, warp == 0 ? 0 : warp - 1);
-  return {sum + (warp == 0 ? 0 : before), __shfl_sync(kFullWarp, warps, 31)};
+  const uint64_t other = lane < warp ? warp_sums[lane] : 0;
+  return uint64_t{WarpTotal(static_cast<uint32_t>(other >> 32))} << 32 |
+         WarpTotal(static_cast<uint32_t>(other));
 }
 
 KVB_DEVICE void MeetRanks(int ranks) {
@@ -71,25 +73,43 @@ KVB_DEVICE void MeetRanks(int ranks) {
   }
 }
 
-// Calls function(first row, its keys) for neighbouring keys of [begin, end), four at a time; begin
-// is a multiple of 4.
-template <typename Function>
-KVB_DEVICE void ForKeys(const uint32_t* keys, int32_t begin, int32_t end,
-                        const Function& function) {
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  for (int32_t base = begin; base < end; base += kLoads * kRowsPerLoad) {
-    uint4 four[kLoads];
+// Keys of rows [begin, end) of this warp; begin is a multiple of 4, or end.
+class WarpKeys {
+ public:
+  KVB_DEVICE WarpKeys(const uint32_t* keys, int32_t begin, int32_t end)
+      : keys_(keys), begin_(begin), end_(end), row_(4 * static_cast<int32_t>(threadIdx.x % 32)) {
+    Load(begin);
+  }
+  KVB_DEVICE int32_t end() const { return end_; }
+
+  // Calls function(row, keys of it and the next three) for each lane, in the order of rows; rows may
+  // lie at or behind end(). All lanes together.
+  template <typename Function>
+  KVB_DEVICE void ForEach(const Function& function) {
+    for (int32_t base = begin_; base < end_; base += kHeldRows) {
+      if (end_ - begin_ > kHeldRows) Load(base);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int32_t row = base + i * kRowsPerLoad + 4 * thread;
-      four[i] = row < end ? *reinterpret_cast<const uint4*>(keys + row) : uint4{0, 0, 0, 0};
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      function(base + i * kRowsPerLoad + 4 * thread, four[i]);
+      for (int i = 0; i < kLoads; ++i) {
+        if (base + i * kRowsPerLoad >= end_) break;
+        const uint32_t four[4] = {held_[i].x, held_[i].y, held_[i].z, held_[i].w};
+        function(base + i * kRowsPerLoad + row_, four);
+      }
     }
   }
-}
+
+ private:
+  KVB_DEVICE void Load(int32_t base) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int32_t row = base + i * kRowsPerLoad + row_;
+      held_[i] = row < end_ ? *reinterpret_cast<const uint4*>(keys_ + row) : uint4{0, 0, 0, 0};
+    }
+  }
+
+  const uint32_t* const keys_;
+  const int32_t begin_, end_, row_;
+  uint4 held_[kLoads];
+};
 
 // The place of row `row` of a request in lists.
 KVB_DEVICE int32_t IndexOfRow(const IndexScoreParams& params, int32_t request, int32_t row,
@@ -102,23 +122,76 @@ KVB_DEVICE int32_t IndexOfRow(const IndexScoreParams& params, int32_t request, i
   return block < 0 ? -1 : static_cast<int32_t>(block * size + row - int64_t{column} * size);
 }
 
+// Finds the bin in which the `needed`-th largest key is, counts of all blocks taken together; what
+// was found is in `shared` after.
+template <int kThreads>
+KVB_DEVICE void FindBin(SelectShared<kThreads>* shared, int pass, int ranks, uint32_t needed) {
+  // The thread's bins, the larger first: bins of larger keys are before those of smaller ones.
+  constexpr int kOwn = kBins / kThreads;
+  const int low = kBins - kOwn * (static_cast<int>(threadIdx.x) + 1);
+  const uint32_t* const bins = shared->bins[pass];
+  uint32_t own[kOwn], all[kOwn];
+#pragma unroll
+  for (int b = 0; b < kOwn; ++b) all[b] = own[b] = bins[low + b];
+  if (ranks > 1) {
+#pragma unroll
+    for (int b = 0; b < kOwn; ++b) all[b] = 0;
+#pragma unroll
+    for (int other = 0; other < kMostRanks; ++other) {
+      if (other >= ranks) break;
+#pragma unroll
+      for (int b = 0; b < kOwn; b += 2) {
+        const float2 pair = LoadFromCluster8(SharedAddress(bins + low + b), other);
+        all[b] += __float_as_uint(pair.x), all[b + 1] += __float_as_uint(pair.y);
+      }
+    }
+  }
+  uint64_t both = 0;
+#pragma unroll
+  for (int b = 0; b < kOwn; ++b) both += uint64_t{all[b]} << 32 | own[b];
+  const uint64_t upto = ScanWarp(both);
+  const uint64_t before =
+      SumOfWarpsBefore<kThreads>(upto, shared->warp_sums[pass & 1]) + upto - both;
+  auto all_before = static_cast<uint32_t>(before >> 32);
+  auto own_before = static_cast<uint32_t>(before);
+  if (all_before < needed && needed <= all_before + static_cast<uint32_t>(both >> 32)) {
+    bool found = false;
+#pragma unroll
+    for (int b = kOwn - 1; b >= 0; --b) {
+      if (!found && needed <= all_before + all[b]) {
+        found = true;
+        shared->bin = static_cast<uint32_t>(low + b);
+        shared->needed = needed - all_before;
+        shared->own_before = own_before;
+        shared->all_in_bin = all[b];
+      }
+      all_before += all[b], own_before += own[b];
+    }
+  }
+  __syncthreads();
+}
+
 // A cluster of `ranks` blocks per token.
-__global__ void __launch_bounds__(kSelectThreads)
-    IndexSelectKernel(const __grid_constant__ IndexScoreParams params, int ranks, uint32_t* flags) {
-  auto* const shared = reinterpret_cast<SelectShared*>(DynamicSharedMemory());
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    IndexSelectKernel(const __grid_constant__ IndexScoreParams params, int most_ranks,
+                      uint32_t* flags) {
+  constexpr int kWarps = kThreads / 32;
+  const int ranks = kThreads == kFewThreads ? 1 : most_ranks;
+  auto* const shared = reinterpret_cast<SelectShared<kThreads>*>(DynamicSharedMemory());
   AllowNextKernel();
   WaitForPreviousKernel();
   const IndexTopkParams& topk = params.topk;
   const int thread = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % ranks;
   const int32_t i = static_cast<int32_t>(blockIdx.x) / ranks;
-  const int64_t token = int64_t{params.first_token} + i;
+  const int32_t token = params.first_token + i;
   const TokenAt at = FindToken(topk.batch, token);
   const int32_t num_rows = VisibleRows(topk, at.position);
   const int32_t chosen = num_rows < topk.width ? num_rows : topk.width;
   int32_t* const out = topk.indices + token * topk.index_stride;
   if (rank == 0) {
-    for (int32_t k = chosen + thread; k < topk.width; k += kSelectThreads) out[k] = -1;
+    for (int32_t k = chosen + thread; k < topk.width; k += kThreads) out[k] = -1;
     if (thread == 0) {
       topk.lens[token * topk.lens_stride] = chosen;
       if (at.position >= 0 && (at.position + 1) / topk.ratio > topk.most_rows) {
@@ -127,77 +200,54 @@ __global__ void __launch_bounds__(kSelectThreads)
     }
   }
   if (chosen == num_rows) {  // all; known to all blocks of the cluster
-    for (int32_t row = rank * kSelectThreads + thread; row < num_rows;
-         row += ranks * kSelectThreads) {
+    for (int32_t row = rank * kThreads + thread; row < num_rows; row += ranks * kThreads) {
       out[row] = IndexOfRow(params, at.request, row, flags);
     }
     return;
   }
-  const uint32_t* const keys = params.keys + i * params.key_stride;
-  const int32_t per_rank = ((num_rows + ranks - 1) / ranks + 3) / 4 * 4;
-  const int32_t begin = rank * per_rank < num_rows ? rank * per_rank : num_rows / 4 * 4;
-  const int32_t end = rank * per_rank >= num_rows   ? begin
-                      : begin + per_rank < num_rows ? begin + per_rank
-                                                    : num_rows;
-  for (int bin = thread; bin < kPasses * kBins; bin += kSelectThreads)
-    (&shared->bins[0][0])[bin] = 0;
+  const int64_t round = int64_t{ranks} * kWarps * kRowsPerLoad;
+  const int64_t per_warp = (num_rows + round - 1) / round * kRowsPerLoad;
+  const auto begin_of = [&](int w) {
+    const int64_t row = (rank * kWarps + w) * per_warp;
+    return row < num_rows ? static_cast<int32_t>(row) : num_rows;
+  };
+  const int warp = thread / 32;
+  WarpKeys keys(params.keys + i * params.key_stride, begin_of(warp), begin_of(warp + 1));
+  for (int bin = 4 * thread; bin < kPasses * kBins; bin += 4 * kThreads) {
+    *reinterpret_cast<uint4*>(&shared->bins[0][0] + bin) = uint4{0, 0, 0, 0};
+  }
   if (thread < 2) shared->own[thread] = 0;
   __syncthreads();
   uint32_t least = 0, mask = 0, needed = static_cast<uint32_t>(chosen);
-  uint32_t own_above = 0, own_equal = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
     uint32_t* const bins = shared->bins[pass];
     const int shift = ShiftOf(pass);
     const uint32_t digit = MaskOf(pass);
-    ForKeys(keys, begin, end, [&](int32_t row, const uint4& four) {
-      const uint32_t each[4] = {four.x, four.y, four.z, four.w};
+    keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (row + j < end && (each[j] & mask) == least)
-          atomicAdd(&bins[each[j] >> shift & digit], 1u);
+        if (row + j < keys.end() && (four[j] & mask) == least) {
+          atomicAdd(&bins[four[j] >> shift & digit], 1u);
+        }
       }
     });
     MeetRanks(ranks);
-    // The thread's two bins, the larger first: bins of larger keys are before those of smaller
-    // ones.
-    const int low = kBins - 2 - 2 * thread;
-    const uint32_t own_high = bins[low + 1], own_low = bins[low];
-    uint32_t all_high = own_high, all_low = own_low;
-    if (ranks > 1) {
-      all_high = all_low = 0;
-      for (int other = 0; other < ranks; ++other) {
-        const float2 pair = LoadFromCluster8(SharedAddress(bins + low), other);
-        all_low += __float_as_uint(pair.x);
-        all_high += __float_as_uint(pair.y);
-      }
-    }
-    const uint64_t both = uint64_t{all_high + all_low} << 32 | (own_high + own_low);
-    const Scanned scanned = ScanBlock(both, shared->warp_sums[pass & 1]);
-    const auto upto = static_cast<uint32_t>(scanned.upto >> 32);
-    const uint32_t before = upto - all_high - all_low;
-    if (before < needed && needed <= upto) {
-      const bool in_high = needed <= before + all_high;
-      const uint32_t own_before = static_cast<uint32_t>(scanned.upto) - own_high - own_low;
-      shared->bin = static_cast<uint32_t>(in_high ? low + 1 : low);
-      shared->needed = needed - before - (in_high ? 0 : all_high);
-      shared->own_before = own_before + (in_high ? 0 : own_high);
-      shared->all_in_bin = in_high ? all_high : all_low;
-    }
-    __syncthreads();
+    FindBin(shared, pass, ranks, needed);
     needed = shared->needed;
     least |= shared->bin << shift;
     mask |= digit << shift;
-    own_above += shared->own_before;
-    own_equal = bins[shared->bin];
+    if (thread == 0) {
+      shared->own[0] += shared->own_before;
+      shared->own[1] = bins[shared->bin];
+    }
     // All that begin with these bits are chosen: the next bits do not matter.
     const bool done = shared->all_in_bin == needed;
     __syncthreads();
     if (done) break;
   }
   // With `mask` over the key, "equal" is what begins with the bits of the least.
-  uint32_t above = 0, equal = 0;  // before this block's rows
+  uint32_t above = 0, equal = 0;  // before this warp's rows
   if (ranks > 1) {
-    if (thread == 0) shared->own[0] = own_above, shared->own[1] = own_equal;
     ClusterSync();
     for (int other = 0; other < rank; ++other) {
       const float2 pair = LoadFromCluster8(SharedAddress(shared->own), other);
@@ -205,32 +255,37 @@ __global__ void __launch_bounds__(kSelectThreads)
       equal += __float_as_uint(pair.y);
     }
   }
-  // Sums of `above` in the upper half, of `equal` in the lower one.
-  uint64_t behind = uint64_t{above} << 32 | equal;
-  int turn = 0;
-  const auto load = [&](int32_t row) {
-    return row < end ? *reinterpret_cast<const uint4*>(keys + row) : uint4{0, 0, 0, 0};
-  };
-  uint4 next = load(begin + 4 * thread);
-  for (int32_t base = begin; base < end; base += kRowsPerLoad) {
-    const int32_t row = base + 4 * thread;
-    const uint4 four = next;
-    next = load(row + kRowsPerLoad);
-    const uint32_t each[4] = {four.x & mask, four.y & mask, four.z & mask, four.w & mask};
-    uint64_t counts = 0;
+  uint32_t lane_above = 0, lane_equal = 0;
+  keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (row + j < end) counts += each[j] > least ? uint64_t{1} << 32 : each[j] == least ? 1 : 0;
+      if (row + j >= keys.end()) break;
+      lane_above += (four[j] & mask) > least ? 1 : 0;
+      lane_equal += (four[j] & mask) == least ? 1 : 0;
     }
-    const Scanned scanned = ScanBlock(counts, shared->warp_sums[turn]);
-    turn ^= 1;
-    const uint64_t before = behind + scanned.upto - counts;
-    auto place_above = static_cast<uint32_t>(before >> 32);
-    auto place_equal = static_cast<uint32_t>(before);
+  });
+  const uint64_t before = SumOfWarpsBefore<kThreads>(
+      uint64_t{WarpTotal(lane_above)} << 32 | WarpTotal(lane_equal), shared->warp_sums[0]);
+  above += static_cast<uint32_t>(before >> 32), equal += static_cast<uint32_t>(before);
+  keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
+    // Of these 128 keys: those above in the upper half, those that equal in the lower one.
+    uint32_t counts = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (row + j >= end) break;
-      const bool is_above = each[j] > least, is_equal = each[j] == least;
+      if (row + j >= keys.end()) break;
+      const uint32_t key = four[j] & mask;
+      counts += key > least ? 1u << 16 : key == least ? 1u : 0u;
+    }
+    const uint32_t upto = ScanWarp(counts);
+    uint32_t place_above = above + ((upto - counts) >> 16);
+    uint32_t place_equal = equal + ((upto - counts) & 0xffffu);
+    const uint32_t all = __shfl_sync(kFullWarp, upto, 31);
+    above += all >> 16, equal += all & 0xffffu;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (row + j >= keys.end()) break;
+      const uint32_t key = four[j] & mask;
+      const bool is_above = key > least, is_equal = key == least;
       if (is_above || (is_equal && place_equal < needed)) {
         const uint32_t place = place_above + (place_equal < needed ? place_equal : needed);
         out[place] = IndexOfRow(params, at.request, row + j, flags);
@@ -238,10 +293,21 @@ __global__ void __launch_bounds__(kSelectThreads)
       place_above += is_above ? 1 : 0;
       place_equal += is_equal ? 1 : 0;
     }
-    behind += scanned.all;
-  }
+  });
   // Others may still read what this block counted.
   if (ranks > 1) ClusterSync();
+}
+
+template <int kThreads>
+Error LaunchSelect(const LaunchContext& context, const IndexScoreParams& params, int ranks) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(ranks));
+  config.block = dim3(kThreads);
+  config.shared_bytes = sizeof(SelectShared<kThreads>);
+  config.stream = context.stream;
+  config.overlap_previous = context.can_overlap();
+  config.cluster = static_cast<unsigned>(ranks);
+  return Launch(config, IndexSelectKernel<kThreads>, params, ranks, context.error_flags);
 }
 
 // --- Portable scores ---
@@ -317,11 +383,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors) {
-  // A block's beginning costs about as much as so many rows.
-  constexpr int64_t kOverhead = 512;
+int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessors,
+                    int64_t overhead) {
+  constexpr int64_t kLeastRows = 512;  // of a piece
   constexpr int kMostWaves = 16;
-  const int64_t most = most_rows / kOverhead < 1 ? 1 : most_rows / kOverhead;
+  const int64_t most = most_rows / kLeastRows < 1 ? 1 : most_rows / kLeastRows;
   // As many as fill so many waves of blocks, and what they cost.
   const auto pieces_of = [&](int64_t waves) {
     const int64_t pieces = waves * num_multiprocessors / num_tiles;
@@ -329,7 +395,7 @@ int32_t IndexPieces(int64_t num_tiles, int64_t most_rows, int num_multiprocessor
   };
   const auto cost_of = [&](int64_t pieces) {
     const int64_t waves = (num_tiles * pieces + num_multiprocessors - 1) / num_multiprocessors;
-    return waves * (most_rows / pieces + kOverhead);
+    return waves * (most_rows / pieces + overhead);
   };
   int64_t least = cost_of(1);
   for (int waves = 1; waves <= kMostWaves; ++waves) {
@@ -357,20 +423,17 @@ Error LaunchPortableIndexScores(const LaunchContext& context, const IndexScorePa
 }
 
 Error LaunchIndexSelect(const LaunchContext& context, const IndexScoreParams& params) {
+  if (params.num_tokens > context.num_multiprocessors &&
+      params.topk.most_rows <= kFewThreads / 32 * kHeldRows) {
+    return LaunchSelect<kFewThreads>(context, params, 1);
+  }
   int ranks = 1;
   while (context.compute_capability == 90 && ranks < kMostRanks &&
          params.num_tokens * ranks * 2 <= context.num_multiprocessors &&
          params.topk.most_rows >= ranks * 2 * kRowsPerRank) {
     ranks *= 2;
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(ranks));
-  config.block = dim3(kSelectThreads);
-  config.shared_bytes = sizeof(SelectShared);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  config.cluster = static_cast<unsigned>(ranks);
-  return Launch(config, IndexSelectKernel, params, ranks, context.error_flags);
+  return LaunchSelect<kManyThreads>(context, params, ranks);
 }
 
 }  // namespace kvblocks::attention::cuda
