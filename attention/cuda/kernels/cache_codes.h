@@ -130,6 +130,19 @@ struct Int8Pairs : KeysOnly, PairByPair<Int8Pairs> {
   }
 };
 
+// Eight codes as elements of a 16-bit type.
+template <typename T, typename Code>
+KVB_DEVICE uint4 EightAs(uint2 codes) {
+  const auto as_type = [](uint32_t pair) {
+    if constexpr (!T::kIsBf16) return pair;
+    const float2 both = F16::Unpack(pair);
+    return T::Pack(both.x, both.y);
+  };
+  return make_uint4(
+      as_type(Code::template Pair<0, 1>(codes.x)), as_type(Code::template Pair<2, 3>(codes.x)),
+      as_type(Code::template Pair<0, 1>(codes.y)), as_type(Code::template Pair<2, 3>(codes.y)));
+}
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_
