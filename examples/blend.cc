@@ -105,21 +105,21 @@ class Engine {
     double milliseconds = 0;  // to the final hidden rows
   };
   // Prefills a prompt behind what the manager has of it. `make_session`, if given, says of the number
-  // of computed tokens how chunks are to be blended; nobody may hit the blocks of such a prompt.
-  // `look`, if given, sees the request's blocks before they are freed.
+  // of computed tokens how chunks are to be blended; nobody may hit the blocks of such a prompt, so
+  // `keep` is false. `look`, if given, sees the request's blocks before they are freed.
   using MakeSession = std::function<BlendSession(int64_t num_computed)>;
   using Look = std::function<void(absl::Span<const int32_t> blocks)>;
   Output Prefill(const AttentionOps& ops, const std::vector<int32_t>& ids, bool keep,
                  const MakeSession& make_session = {}, const Look& look = {}) {
-    auto request = OrExit(manager_->NewRequest(
-        {.id = "request " + std::to_string(++num_requests_), .content = {.token_ids = ids}}));
+    auto request = OrExit(manager_->NewRequest({.id = "request " + std::to_string(++num_requests_),
+                                                .content = {.token_ids = ids},
+                                                .skip_writing_prefix_cache = !keep}));
     const kvblocks::ComputedBlocks hits = OrExit(manager_->GetComputedBlocks(*request));
     const RequestInput input{
         .num_computed_tokens = hits.num_tokens(),
         .num_scheduled_tokens = static_cast<int64_t>(ids.size()) - hits.num_tokens()};
-    if (!OrExit(manager_->AllocateSlots(*request, {.num_new_tokens = input.num_scheduled_tokens,
-                                                   .computed_blocks = &hits,
-                                                   .delay_cache_blocks = !keep}))) {
+    if (!OrExit(manager_->AllocateSlots(
+            *request, {.num_new_tokens = input.num_scheduled_tokens, .computed_blocks = &hits}))) {
       OrExit(absl::ResourceExhaustedError("the prompt does not fit the pool"));
     }
     const absl::Span<const int32_t> blocks = manager_->GetBlocks(*request, 0);
@@ -133,6 +133,8 @@ class Engine {
     BlendStep step;
     step.metadata = &builder_->metadata();
     step.sessions = sessions;
+    const int64_t registered = manager_->GetNumRegisteredTokens(*request, 0);
+    step.num_registered_tokens = {&registered, 1};
     step.layers = layers_;
     step.hidden = ViewOf(absl::MakeConstSpan(embeddings),
                          {input.num_scheduled_tokens, model.config().hidden_size});

@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
   auto request = std::unique_ptr<Request>(
       new Request(std::move(options.id), *std::move(content), options.skip_reading_prefix_cache));
   request->reports_reused_blocks_ = options.report_reused_blocks;
+  request->skip_writing_prefix_cache_ = options.skip_writing_prefix_cache;
   return request;
 }
 
@@ -150,7 +151,9 @@ int64_t KvCacheManager::QuietSlots(const Request& request) const {
     const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
     const int64_t block_size = group(g).block_size();
     slots = std::min(slots, static_cast<int64_t>(held.table.size()) * block_size);
-    if (options_.enable_caching) slots = std::min(slots, (held.num_cached + 1) * block_size - 1);
+    if (options_.enable_caching && !request.skip_writing_prefix_cache_) {
+      slots = std::min(slots, (held.num_cached + 1) * block_size - 1);
+    }
   }
   return slots;
 }
@@ -287,6 +290,7 @@ std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSl
 }
 
 void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
+  if (request.skip_writing_prefix_cache_) return;
   const ReuseBoundaries boundaries{.num_prompt_tokens = request.num_prompt_tokens_,
                                    .shared_prefix_boundary = request.shared_prefix_boundary_};
   for (GroupId g = 0; g < num_groups(); ++g) {
@@ -458,6 +462,11 @@ absl::Status KvCacheManager::RemoveSkippedBlocks(Request& request, int64_t num_p
 absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
   if (!options_.enable_caching) return absl::OkStatus();
+  if (request.skip_writing_prefix_cache_) {
+    return FailedPrecondition("CacheBlocks(", request.id(),
+                              "): the request was made with skip_writing_prefix_cache, so other "
+                              "requests must not hit its blocks; make another without it");
+  }
   int64_t most = HoldsBlocks(request) ? request.num_tokens() : 0;
   if (HoldsBlocks(request)) {
     for (GroupId g = 0; g < num_groups(); ++g) {

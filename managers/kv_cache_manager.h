@@ -189,6 +189,9 @@ class KvCacheManager {
     std::string id = {};
     PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
+    // Registers nothing, as with delay_cache_blocks in every step; CacheBlocks refuses. For keys and
+    // values that other requests must not hit, as those of a blend (attention/blend).
+    bool skip_writing_prefix_cache = false;
     // Each look-up with a hit emits BlockStored for the blocks of the hit, as if they were
     // registered now: for consumers that see one engine's answers to one request only, since those
     // that count blocks would count them twice. Needs enable_events.
@@ -265,7 +268,8 @@ class KvCacheManager {
   // itself.
   absl::Status RemoveSkippedBlocks(Request& request, int64_t num_processed_tokens);
 
-  // Registers what delay_cache_blocks held back, up to num_tokens.
+  // Registers what delay_cache_blocks held back, up to num_tokens. FailedPrecondition for a request
+  // that skips writing.
   absl::Status CacheBlocks(Request& request, int64_t num_tokens);
 
   // Asks to keep what is cached of a request's content: as long as other cached blocks can be
@@ -300,6 +304,8 @@ class KvCacheManager {
   std::optional<std::vector<std::vector<BlockId>>> GetBlockIdsIfAny(const Request& request) const;
   // Real blocks without a key, per group.
   std::vector<std::vector<BlockId>> GetUnhashedBlockIds(const Request& request) const;
+  // Tokens up to the end of the group's last block that has a key; 0: none has. O(blocks behind it).
+  int64_t GetNumRegisteredTokens(const Request& request, GroupId group) const;
   // Leading blocks that all requests holding blocks share, per group; 0 for windowed groups.
   std::vector<int64_t> GetNumCommonPrefixBlocks(const Request& request) const;
   // The first num_tokens of a hit. InvalidArgument unless every group's block size divides it and

@@ -51,6 +51,13 @@ std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
   return ids;
 }
 
+int64_t KvCacheManager::GetNumRegisteredTokens(const Request& request, GroupId group_id) const {
+  const absl::Span<const BlockId> table = GetBlocks(request, group_id);
+  size_t end = table.size();
+  while (end > 0 && !pool_->block(table[end - 1]).has_key()) --end;
+  return end == 0 ? 0 : static_cast<int64_t>(end) * group(group_id).block_size();
+}
+
 std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
   std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
   if (!HoldsBlocks(request) || !options_.enable_caching ||

@@ -31,6 +31,7 @@ TEST_F(QueriesTest, UnknownRequestHoldsNothing) {
   EXPECT_EQ(manager_->GetBlockIds(*request_, 8), (Lists{{}, {}}));
   EXPECT_EQ(manager_->GetBlockIdsIfAny(*request_), std::nullopt);
   EXPECT_EQ(manager_->GetUnhashedBlockIds(*request_), (Lists{{}, {}}));
+  EXPECT_EQ(manager_->GetNumRegisteredTokens(*request_, 0), 0);
   EXPECT_THAT(manager_->GetNumCommonPrefixBlocks(*request_), ElementsAre(0, 0));
   EXPECT_EQ(manager_->num_requests_holding_blocks(), 0);
 }
@@ -45,6 +46,8 @@ TEST_F(QueriesTest, TablesShowNullsAndCanBeClipped) {
   EXPECT_EQ(manager_->GetBlockIds(*request_, -5), (Lists{{}, {}}));
   EXPECT_EQ(manager_->GetBlockIds(*request_, kMax), manager_->GetBlockIds(*request_));
   EXPECT_EQ(manager_->GetUnhashedBlockIds(*request_), (Lists{{7}, {8}}));
+  for (const GroupId g : {-1, 2}) EXPECT_EQ(manager_->GetNumRegisteredTokens(*request_, g), 0);
+  for (const GroupId g : {0, 1}) EXPECT_EQ(manager_->GetNumRegisteredTokens(*request_, g), 12);
   EXPECT_THAT(manager_->GetBlocks(*request_, -1), IsEmpty());
   EXPECT_THAT(manager_->GetBlocks(*request_, 2), IsEmpty());
 }

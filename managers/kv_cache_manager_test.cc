@@ -348,6 +348,38 @@ TEST(KvCacheManagerTest, DelayedBlocksAreRegisteredLater) {
   EXPECT_TRUE(manager->CheckInvariants().ok());
 }
 
+TEST(KvCacheManagerTest, RequestsThatSkipWritingRegisterNothingInAnyStep) {
+  // By Grow, and where windows let go of blocks.
+  for (const auto& specs : {std::vector<KvCacheSpec>{Full(4)}, {Full(4), Window(4, 9)}}) {
+    const auto manager = Manager(40, specs);
+    const auto donor = NewRequest(*manager, Tokens(8));
+    ASSERT_TRUE(Step(*manager, *donor, 8));
+    const int64_t keyed = manager->pool().num_keyed_blocks();
+    const auto request = *manager->NewRequest(
+        {.id = "r", .content = {.token_ids = Tokens(18)}, .skip_writing_prefix_cache = true});
+    EXPECT_TRUE(request->skip_writing_prefix_cache());
+    const ComputedBlocks hits = Hits(*manager, *request);
+    ASSERT_EQ(hits.num_tokens(), 8);  // it reads
+    ASSERT_TRUE(Step(*manager, *request, 10, {.computed_blocks = &hits}));
+    for (int token = 0; token < 9; ++token) {
+      ASSERT_TRUE(request->AppendOutputTokens({&token, 1}).ok());
+      ASSERT_TRUE(Step(*manager, *request, 1));
+      EXPECT_EQ(manager->pool().num_keyed_blocks(), keyed);
+      EXPECT_LE(manager->GetNumRegisteredTokens(*request, 0), 8);
+    }
+    EXPECT_EQ(manager->GetBlocks(*request, 0).size(), 7u);
+    const std::string before = State(*manager);
+    EXPECT_EQ(manager->CacheBlocks(*request, 18),
+              absl::FailedPreconditionError(
+                  "CacheBlocks(r): the request was made with skip_writing_prefix_cache, so other "
+                  "requests must not hit its blocks; make another without it"));
+    EXPECT_EQ(State(*manager), before);
+    EXPECT_TRUE(manager->CheckInvariants().ok());
+    ASSERT_TRUE(manager->Free(*request).ok());
+    EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(18))).num_tokens(), 8);
+  }
+}
+
 TEST(KvCacheManagerTest, NothingIsRegisteredBeyondTheTable) {
   const auto manager = Manager(10, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(12));

@@ -74,6 +74,18 @@ TEST_F(QuietStepTest, DelayedRegistrationIsMadeUpFor) {
   EXPECT_EQ(manager_->pool().num_keys(), 2);
 }
 
+TEST_F(QuietStepTest, FilledBlocksThatAreNeverRegisteredAreQuiet) {
+  const auto request = *manager_->NewRequest({.id = "never",
+                                              .content = {.token_ids = Tokens(14, 1'000)},
+                                              .skip_writing_prefix_cache = true});
+  ASSERT_TRUE(Step(*manager_, *request, 10));
+  EXPECT_EQ(request->quiet_slots(), 12);
+  for (int token = 0; token < 4; ++token) ASSERT_TRUE(Step(*manager_, *request, 1));
+  EXPECT_EQ(manager_->pool().num_keys(), 1);
+  EXPECT_EQ(manager_->CacheBlocks(*request, 12).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(manager_->pool().num_keys(), 1);
+}
+
 // The pool has 8 usable blocks, two of them held; 40 known tokens need 10.
 TEST_F(QuietStepTest, GatesHold) {
   EXPECT_EQ(Answer({.num_new_tokens = 1, .full_sequence_must_fit = true}), "full");

@@ -123,6 +123,8 @@ class Request {
   // Look-ups give nothing for this request, because its prompt must be computed (prompt
   // log-probabilities, pooling).
   bool skip_reading_prefix_cache() const { return skip_reading_prefix_cache_; }
+  // Blocks that it makes are never registered, because other requests must not hit them.
+  bool skip_writing_prefix_cache() const { return skip_writing_prefix_cache_; }
 
   // A step is quiet if making its slots takes, frees and registers nothing: a decode step inside a
   // block. Steps of up to so many slots, lookahead included, are; AllocateSlots does nothing for
@@ -147,6 +149,7 @@ class Request {
   int64_t longest_length_ = 0;
   RequestStatus status_ = RequestStatus::kWaiting;
   bool skip_reading_prefix_cache_;
+  bool skip_writing_prefix_cache_ = false;
   bool reports_reused_blocks_ = false;
   uint64_t serial_;
 

@@ -126,19 +126,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     r.priority = draw(0, 2);
     r.session = static_cast<uint64_t>(draw(0, 1) * (i + 1));
     if (aborts == Aborts::kSome && draw(0, 2) == 0) r.abort_at = at + draw(1, 15);
-    const int64_t document = draw(0, 3);
-    for (int64_t t = 0; t < r.prompt; ++t) {
-      // Document 3 is the request's own; the others begin alike.
-      r.tokens.push_back(document == 3 ? 100000 + i * 100 + t : (t < 6 ? t : document * 100 + t));
-    }
-    replay.Add({.id = r.id,
-                .prompt = r.prompt,
-                .output = r.output,
-                .at = static_cast<double>(at),
-                .priority = static_cast<int32_t>(r.priority),
-                .content = r.tokens,
-                .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
-                .session = r.session});
+    r.TakeTokens(/*document=*/draw(0, 3));
+    replay.Add(r.ForReplay());
     naive.push_back(r);
   }
   for (int64_t i = 0; i < count && loads == Loads::kSome; ++i) {

@@ -1,5 +1,6 @@
 #include "kvblocks/attention/blend/blend_checks.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -35,6 +36,14 @@ absl::Status CheckSession(const BlendConfig& config, const BlendStep& step, Devi
                                session.num_computed_tokens(), " of ", session.num_tokens(),
                                "; a session runs in one step, behind what was computed when it was "
                                "made"));
+  }
+  if (step.num_registered_tokens[b] > session.num_computed_tokens()) {
+    return FailedPrecondition(
+        "RunBlend: request ", b, " of the metadata has ", step.num_registered_tokens[b],
+        " tokens in the prefix cache, of which session ", b, " writes those behind the first ",
+        session.num_computed_tokens(),
+        "; other requests would hit them: evict its blocks and make the request with "
+        "skip_writing_prefix_cache");
   }
   for (size_t i = 0; i < session.pieces().size(); ++i) {
     for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -74,6 +83,13 @@ absl::Status CheckBlendStep(const ExecContext& context, const BlendConfig& confi
   if (step.sessions.size() != requests) {
     return Refuse(absl::StrCat("there are ", step.sessions.size(), " sessions; the metadata has ",
                                requests, " requests, each with its own or null"));
+  }
+  const bool blends = std::any_of(step.sessions.begin(), step.sessions.end(),
+                                  [](const BlendSession* session) { return session != nullptr; });
+  if (blends && step.num_registered_tokens.size() != requests) {
+    return Refuse(absl::StrCat("num_registered_tokens has ", step.num_registered_tokens.size(),
+                               " entries; the metadata has ", requests,
+                               " requests: tell of each what the prefix cache has of it"));
   }
   if (static_cast<int64_t>(step.layers.size()) != config.num_layers) {
     return Refuse(absl::StrCat("there are caches of ", step.layers.size(),

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvblocks/attention/blend/blend_quality.h"
@@ -162,6 +163,18 @@ TEST_P(BlendRefusalTest, BadStepsAreRefusedBeforeTheModelIsAsked) {
   refused(with(Sessions{&other_model}), "session 0 is of another model");
   refused(with(Sessions{&other_hit}),
           "request 0 of the metadata has 3 computed tokens of 13, session 0 2 of 13");
+  // Blocks behind the hit that other requests could hit.
+  refused([](auto& step, auto&, auto&) { step.num_registered_tokens = {}; },
+          "num_registered_tokens has 0 entries; the metadata has 1 requests");
+  const int64_t registered = 4;
+  refused(
+      [&](auto& step, auto&, auto&) {
+        step.num_registered_tokens = {&registered, 1};
+      },
+      "request 0 of the metadata has 4 tokens in the prefix cache, of which session 0 writes "
+      "those behind the first 3; other requests would hit them: evict its blocks and make the "
+      "request with skip_writing_prefix_cache",
+      absl::StatusCode::kFailedPrecondition);
   refused([](auto&, auto& metadata, auto&) { metadata.causal = false; }, "not causal");
   refused([](auto&, auto& metadata, auto&) { metadata.chunk = 4; }, "of pieces");
   refused([](auto&, auto& metadata, auto&) { metadata.custom_mask.form = MaskForm::kShared; },
@@ -186,6 +199,18 @@ TEST_P(BlendRefusalTest, BadStepsAreRefusedBeforeTheModelIsAsked) {
       "the work memory is on cuda:0");
   model.finish = nullptr;
   refused([](auto&, auto&, auto&) {}, "the model lacks project, attend or finish");
+}
+
+TEST_P(BlendRefusalTest, RegisteredBlocksOfTheHitAndOfOtherRequestsAreFine) {
+  const BlendSession session = Session(Config(0.5), {a}, suffix, 4);
+  PagedModel paged(transformer, {});
+  paged.Build({Request(paged, session), {.ids = b, .blocks = paged.TakeBlocks(7)}});
+  const BlendModel model = transformer.Model(ops, context);
+  paged.num_registered_tokens[paged.RowOf(0)] = 4;
+  paged.num_registered_tokens[paged.RowOf(1)] = 7;
+  EXPECT_EQ(paged.Run(ops, context, model).status(), absl::OkStatus());
+  std::swap(paged.num_registered_tokens[0], paged.num_registered_tokens[1]);
+  EXPECT_EQ(paged.Run(ops, context, model).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(BlendRefusalTest, RunsWithoutSessionsNeedNoLayerToCheck) {

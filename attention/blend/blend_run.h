@@ -12,8 +12,9 @@
 // With ratio 1 the result is the full prefill, bit for bit where the model and the operations treat
 // rows one by one; with ratio 0 only the suffix is computed behind the check layer. Results of a
 // request do not depend on the others. What a blend leaves in the cache is not what a full prefill
-// would: blocks with such rows must not be given to other requests (AllocateSlots with
-// delay_cache_blocks in every step of the request, decodes included).
+// would: no other request may hit blocks with such rows. Make the request with
+// skip_writing_prefix_cache, which holds for all of its steps, decodes included; a run is refused if
+// the prefix cache has a block that the session writes (BlendStep::num_registered_tokens).
 //
 // On a device everything stays there: nothing is read back, and one copy of integers goes to it before
 // the first layer. The run itself enqueues operations and calls the model; BlendStep says whose the
@@ -76,6 +77,10 @@ struct BlendStep {
   // By row of the metadata; null: a request whose rows are all computed in every layer. A session's
   // request has all tokens behind its computed ones in this step.
   absl::Span<const BlendSession* const> sessions;
+  // By row of the metadata, if there is a session: so many first tokens of the request have blocks that
+  // others may hit (KvCacheManager::GetNumRegisteredTokens; 0 without a prefix cache). Of a session's
+  // request they may not reach behind its computed tokens; other rows are not looked at.
+  absl::Span<const int64_t> num_registered_tokens;
   absl::Span<const BlendLayer> layers;
   ConstTensorView hidden;  // [T, E]: embeddings of the step's tokens; not changed
   // u8, BlendWorkBytes of it, aligned to 16 bytes. May be absent on the host: the result then owns what

@@ -32,6 +32,7 @@ const AttentionOps& OpsUnderTest() {
 }
 Tolerance ToleranceUnderTest(DType out) { return CpuTolerance(out); }
 SuiteTraits TraitsUnderTest() { return {}; }
+Tolerance CodeProductsToleranceUnderTest(DType out) { return CpuTolerance(out); }
 Tolerance TileScaledToleranceUnderTest(DType out) { return CpuTolerance(out); }
 
 }  // namespace kvblocks::attention

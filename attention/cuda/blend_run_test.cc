@@ -220,6 +220,7 @@ TEST_P(CudaBlendRunTest, IsThatOfTheCpu) {
     }
   }
   device_step.sessions = by_row;
+  device_step.num_registered_tokens = paged.num_registered_tokens;
   std::vector<BlendLayer> layers;
   for (int layer = 0; layer < kLayers; ++layer) {
     const TensorView k = on_device(paged.k[layer]), v = on_device(paged.v[layer]);

@@ -49,13 +49,12 @@ RowStore LatentStoreOf(const ConstTensorView& from, const TensorView& to, int64_
   return store;
 }
 
-template <typename Params>
-void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Params& params) {
-  params.slots = slot_mapping.as<int64_t>();
-  params.slot_stride = slot_mapping.stride[0];
-  params.num_tokens = slot_mapping.extent[0];
-  params.num_slots = cache.num_slots();
-  params.block_size = static_cast<int32_t>(cache.block_size());
+SlotMapping MappingOf(const ConstTensorView& slot_mapping, const KvCacheView& cache) {
+  return {.slots = slot_mapping.as<int64_t>(),
+          .stride = slot_mapping.stride[0],
+          .num_tokens = slot_mapping.extent[0],
+          .num_slots = cache.num_slots(),
+          .block_size = static_cast<int32_t>(cache.block_size())};
 }
 
 // K or V with scales of its own in the cache.
@@ -75,7 +74,7 @@ CacheWriteParams CacheWriteParamsOf(const ReshapeAndCacheArgs& args) {
   CacheWriteParams params;
   params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
   params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
-  TakeSlots(args.slot_mapping, args.cache, params);
+  params.mapping = MappingOf(args.slot_mapping, args.cache);
   return params;
 }
 
@@ -119,7 +118,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
     params.format = args.cache.format;
     params.element = ElementOf(args.cache.k.dtype);
     params.heads = static_cast<int32_t>(args.cache.num_kv_heads());
-    TakeSlots(args.slot_mapping, args.cache, params);
+    params.mapping = MappingOf(args.slot_mapping, args.cache);
     return call.Launch(LaunchQuantisedWrite, params);
   }
   return call.Launch(LaunchCacheWrite, CacheWriteParamsOf(args));
@@ -143,7 +142,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& check
     params.planar = cache.layout == KvLayout::kMlaFp8_584;
     params.block_stride = cache.k.stride[0];
     params.token_stride = params.planar ? 0 : cache.k.stride[1];
-    TakeSlots(args.slot_mapping, cache, params);
+    params.mapping = MappingOf(args.slot_mapping, cache);
     return call.Launch(LaunchMlaFp8Write, params);
   }
   if (IsMlaRecord(cache.format)) {
@@ -155,7 +154,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& check
     params.to = cache.k.as<uint8_t>();
     params.block_stride = cache.k.stride[0];
     params.token_stride = cache.k.stride[1];
-    TakeSlots(args.slot_mapping, cache, params);
+    params.mapping = MappingOf(args.slot_mapping, cache);
     return call.Launch(LaunchMlaRecordWrite, params);
   }
   CacheWriteParams params;
@@ -163,7 +162,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& check
   params.stores[0] = LatentStoreOf(args.kv_c, cache.k, 0, args.scale);
   params.stores[1] = LatentStoreOf(args.k_pe, split ? cache.v : cache.k,
                                    split ? 0 : args.kv_c.extent[1], args.scale);
-  TakeSlots(args.slot_mapping, cache, params);
+  params.mapping = MappingOf(args.slot_mapping, cache);
   return call.Launch(LaunchCacheWrite, params);
 }
 
@@ -220,8 +219,8 @@ absl::Status Enqueue(CudaCall& call, const Checked<QuantizeQueriesArgs>& checked
   store.heads = static_cast<int32_t>(args.q.extent[1]);
   store.dim = static_cast<int32_t>(args.q.extent[2]);
   store.scale = ScalesOf(args.scale);
-  params.num_tokens = params.num_slots = args.q.extent[0];
-  params.block_size = static_cast<int32_t>(args.q.extent[0]);
+  params.mapping.num_tokens = params.mapping.num_slots = args.q.extent[0];
+  params.mapping.block_size = static_cast<int32_t>(args.q.extent[0]);
   return call.Launch(LaunchCacheWrite, params);
 }
 

@@ -42,6 +42,7 @@ const AttentionOps& OpsUnderTest() {
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
 SuiteTraits TraitsUnderTest() { return {}; }
+Tolerance CodeProductsToleranceUnderTest(DType out) { return CudaTolerance(out); }
 Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 namespace {

@@ -1,10 +1,8 @@
 // MLA decode on tensor cores against the dense oracle: sizes that the kernels were made for, which
 // suites of all backends avoid for their cost.
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -12,8 +10,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
 #include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/latent_case.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 #include "kvblocks/checks/ceil_div.h"
@@ -23,114 +20,20 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Requests over shuffled blocks; rows that are no key's are NaN, entries past them far out.
-struct DecodeCase {
-  DecodeCase(LatentCacheOptions options, std::vector<int64_t> the_lengths,
-             std::vector<int64_t> the_q_lens, int64_t num_heads, DType query = DType::kBF16)
-      : lengths(std::move(the_lengths)),
-        q_lens(std::move(the_q_lens)),
-        heads(num_heads),
-        block_size(options.block_size),
-        type(IsQuantizedCode(options.dtype) ? query : options.dtype),
-        cache(WithBlocks(options, lengths)) {
-    std::mt19937_64 random(heads);
-    const auto requests = static_cast<int64_t>(lengths.size());
-    std::vector<int64_t> ids;
-    for (int64_t i = 0; i < cache.view().num_blocks(); ++i) ids.push_back(i);
-    std::shuffle(ids.begin(), ids.end(), random);
-    for (int64_t length : lengths) columns = std::max(columns, length / block_size + 2);
-    entries.assign(requests * columns, 2147480000);
-    std::vector<double> starts = {0};
-    std::vector<bool> used(ids.size() * block_size);
-    for (int64_t b = 0; b < requests; ++b) {
-      for (int64_t j = 0; j < lengths[b]; ++j) {
-        if (j % block_size == 0) {
-          entries[b * columns + j / block_size] = static_cast<double>(ids.back());
-          ids.pop_back();
-        }
-        used[Slot(b, j)] = true;
-      }
-      tokens += q_lens[b];
-      starts.push_back(static_cast<double>(tokens));
-    }
-    for (size_t slot = 0; slot < used.size(); ++slot) {
-      if (!used[slot]) cache.Poison(static_cast<int64_t>(slot));
-    }
-    table = Ints(entries, {requests, columns});
-    seq_lens = Ints({lengths.begin(), lengths.end()}, {requests});
-    query_start_loc = Ints(starts, {requests + 1});
-    q = Tensor(type, {tokens, heads, cache.key_dim()});
-    q.Set(NormalDraws(random, tokens * heads * cache.key_dim()));
-    out = Tensor(type, {tokens, heads, 512});
-    lse = Tensor(DType::kF32, {tokens, heads});
+struct DecodeCase : LatentCase {
+  DecodeCase(const LatentCacheOptions& options, const std::vector<int64_t>& the_lengths,
+             const std::vector<int64_t>& the_q_lens, int64_t num_heads,
+             DType query = DType::kBF16)
+      : LatentCase(options, the_lengths, the_q_lens, num_heads,
+                   IsQuantizedCode(options.dtype) ? query : options.dtype) {
     params.scale = 0.0625f;
   }
-  static LatentCacheOptions WithBlocks(LatentCacheOptions options,
-                                       const std::vector<int64_t>& lengths) {
-    options.num_blocks = 1;
-    for (int64_t length : lengths) {
-      options.num_blocks += CeilDiv(length, options.block_size);
-    }
-    return options;
-  }
-  int64_t Slot(int64_t b, int64_t j) const {
-    return static_cast<int64_t>(entries[b * columns + j / block_size]) * block_size +
-           j % block_size;
-  }
-  MlaDecodeArgs Args() {
-    FillWithPoison(out);
-    FillWithPoison(lse);
-    MlaDecodeArgs args;
-    args.q_lat = q.view;
-    args.cache = cache.view();
-    args.block_table = table.view;
-    args.seq_lens = seq_lens.view;
-    args.max_seq_len = *std::max_element(lengths.begin(), lengths.end());
-    if (*std::max_element(q_lens.begin(), q_lens.end()) > 1) {
-      args.query_start_loc = query_start_loc.view;
-    }
-    args.params = params;
-    args.out = out.view;
-    args.lse = lse.view;
-    return args;
-  }
-  DenseResult Expected() const {
-    DenseParams dense;
-    dense.scale = params.scale;
-    dense.window_left = params.window_left;
-    if (!params.sinks.absent()) {
-      for (int64_t h = 0; h < heads; ++h) dense.sinks.push_back(params.sinks.as<float>()[h]);
-    }
-    DenseResult all;
-    const std::vector<double> queries = q.Get();
-    const int64_t row = heads * cache.key_dim();
-    int64_t first = 0;
-    for (size_t b = 0; b < lengths.size(); ++b) {
-      std::vector<const std::vector<double>*> rows;
-      for (int64_t j = 0; j < lengths[b]; ++j) {
-        rows.push_back(&cache.row(Slot(static_cast<int64_t>(b), j)));
-      }
-      Append(attention::DenseAttention(RequestOverRows(rows, Part(queries, first * row, q_lens[b] * row),
-                                            q_lens[b], heads, 512),
-                            dense),
-             all);
-      first += q_lens[b];
-    }
-    return all;
-  }
+
   void ExpectExact(const MlaDecodeArgs& args) {
     const absl::Status status = OnDevice().MlaDecode({}, args);
     ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, CudaTolerance(type)), "");
+    EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, CudaTolerance(out.view.dtype)), "");
   }
-
-  std::vector<int64_t> lengths, q_lens;
-  int64_t heads, block_size, columns = 2, tokens = 0;
-  DType type;
-  LatentCache cache;
-  std::vector<double> entries;
-  Tensor table, seq_lens, query_start_loc, q, out, lse;
-  AttnParams params;
 };
 
 TEST(CudaMlaTest, T3DenseDecode) {
@@ -185,8 +88,6 @@ TEST(CudaMlaTest, T3CodesOfLatentRows) {
     for (const int64_t rotary : {64, 0}) {
       options.rotary_dim = rotary;
       DecodeCase decode(options, each.lengths, each.q_lens, each.heads, each.query);
-      const Tensor scale = Floats({options.scale});
-      decode.params.scales.k = scale.view;
       for (const SplitPolicy split : {SplitPolicy::Auto(), SplitPolicy::Fixed(64)}) {
         decode.params.split = split;
         decode.ExpectExact(decode.Args());
@@ -265,7 +166,7 @@ TEST(CudaMlaTest, BadBlocksAndLengthsAreSkippedAndFlagged) {
                       {1, 1}, heads);
     decode.ExpectExact(decode.Args());
     const std::vector<double> clean = decode.out.Get();
-    std::vector<double> entries = decode.entries;
+    std::vector<double> entries = decode.table.Get();
     entries[1] = 1 << 30;
     decode.table.Set(entries);
     uint32_t bits = 0;

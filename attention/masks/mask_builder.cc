@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_join.h"
 #include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/metadata/context_parallel.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"
 #include "kvblocks/checks/status_text.h"
@@ -73,17 +74,6 @@ absl::StatusOr<double> MaskedValue(DType dtype, MaskEncoding encoding) {
 
 namespace {
 
-// The positions of a rank's rows: those of its two chunks, one after the other.
-struct ShardRows {
-  int64_t first_begin = 0, first_size = 0;
-  int64_t second_begin = 0, second_size = 0;
-
-  int64_t size() const { return first_size + second_size; }
-  int64_t Position(int64_t row) const {
-    return row < first_size ? first_begin + row : second_begin + row - first_size;
-  }
-};
-
 absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
   if (shard.num_tokens < 1 || shard.num_tokens > kMaxExtent) {
     return InvalidArgument("context parallel mask: num_tokens is ", shard.num_tokens,
@@ -93,14 +83,7 @@ absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
     return InvalidArgument("context parallel mask: rank is ", shard.rank, " of ", shard.num_ranks,
                            "; it must be 0 to num_ranks - 1");
   }
-  const int64_t num_chunks = 2 * int64_t{shard.num_ranks};
-  const int64_t length = CeilDiv(shard.num_tokens, num_chunks);
-  ShardRows rows;
-  rows.first_begin = shard.rank * length;
-  rows.second_begin = (num_chunks - 1 - shard.rank) * length;
-  rows.first_size = std::clamp<int64_t>(shard.num_tokens - rows.first_begin, 0, length);
-  rows.second_size = std::clamp<int64_t>(shard.num_tokens - rows.second_begin, 0, length);
-  return rows;
+  return ShardRows::Of(shard.num_tokens, shard.num_ranks, shard.rank);
 }
 
 }  // namespace

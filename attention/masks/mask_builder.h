@@ -58,8 +58,8 @@ struct WindowMaskSpec {
   int64_t pre_tokens = kUnlimitedTokens;
 };
 
-// A prompt of num_tokens, cut into 2 * num_ranks chunks of equal length (the last ones may be short
-// or empty); rank r holds chunks r and 2 * num_ranks - 1 - r, so that all ranks see as many keys.
+// What a rank holds of a prompt of num_tokens that is cut as ShardRows (metadata/context_parallel.h)
+// says.
 struct ContextParallelShard {
   int64_t num_tokens = 0;
   int32_t num_ranks = 1;

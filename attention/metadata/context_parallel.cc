@@ -30,6 +30,16 @@ absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_
                          "; it must divide the ", rows_per_block, " rows that a block has on a rank");
 }
 
+ShardRows ShardRows::Of(int64_t num_tokens, int32_t num_ranks, int32_t rank) {
+  const int64_t num_chunks = 2 * int64_t{num_ranks};
+  const int64_t length = CeilDiv(num_tokens, num_chunks);
+  const auto size_of = [&](int64_t begin) {
+    return std::clamp<int64_t>(num_tokens - begin, 0, length);
+  };
+  const int64_t first = rank * length, second = (num_chunks - 1 - rank) * length;
+  return {first, size_of(first), second, size_of(second)};
+}
+
 absl::Status PrefillShard::Build(const CommonAttentionMetadata& meta, int32_t num_ranks,
                                  int32_t rank) {
   if (absl::Status status = CheckRank("PrefillShard", num_ranks, rank); !status.ok()) return status;
@@ -46,17 +56,16 @@ absl::Status PrefillShard::Build(const CommonAttentionMetadata& meta, int32_t nu
                            ", after ", starts[b], "; it must not decrease");
   }
   // Calls visit(rank, first, end) for the stretches of each request's rows, ascending per rank.
-  const int64_t num_chunks = 2 * int64_t{num_ranks};
   const auto for_each_stretch = [&](int64_t b, auto visit) {
     const int64_t count = int64_t{starts[b + 1]} - starts[b];
     if (b < meta.num_decodes) {
       visit(static_cast<int32_t>(b % num_ranks), 0, count);
       return;
     }
-    const int64_t length = CeilDiv(count, num_chunks);
-    for (int64_t chunk = 0; chunk < num_chunks && chunk * length < count; ++chunk) {
-      const int64_t owner = chunk < num_ranks ? chunk : num_chunks - 1 - chunk;
-      visit(static_cast<int32_t>(owner), chunk * length, std::min(count, (chunk + 1) * length));
+    for (int32_t owner = 0; owner < num_ranks; ++owner) {
+      const ShardRows rows = ShardRows::Of(count, num_ranks, owner);
+      visit(owner, rows.first_begin, rows.first_begin + rows.first_size);
+      visit(owner, rows.second_begin, rows.second_begin + rows.second_size);
     }
   };
 

@@ -58,11 +58,24 @@ struct ContextParallel {
 // InvalidArgument unless there is such a rank and `rows_per_block` is a multiple of the interleave.
 absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_per_block);
 
+// The positions that a rank of prefill context parallelism has of `num_tokens` tokens. They are cut
+// into 2 * N chunks of equal length, the last ones short or empty; rank r takes chunks r and
+// 2 * N - 1 - r, one after the other, so that all ranks have as many keys to look at.
+struct ShardRows {
+  int64_t first_begin = 0, first_size = 0;
+  int64_t second_begin = 0, second_size = 0;
+
+  // REQUIRES: num_tokens >= 0, 0 <= rank < num_ranks.
+  static ShardRows Of(int64_t num_tokens, int32_t num_ranks, int32_t rank);
+  int64_t size() const { return first_size + second_size; }
+  int64_t Position(int64_t row) const {
+    return row < first_size ? first_begin + row : second_begin + row - first_size;
+  }
+};
+
 // The rows of a batch that each rank of prefill context parallelism computes.
 //
-// The new tokens of a request are cut into 2 * N chunks of equal length, the last ones short or
-// empty; rank r takes chunks r and 2 * N - 1 - r, so that all have as many keys to look at. Decodes
-// go to the ranks in turn. All ranks' rows are padded to the same number, num_rows, as a gather
+// The new tokens of a request are cut as ShardRows says, and decodes go to the ranks in turn. All ranks' rows are padded to the same number, num_rows, as a gather
 // wants them: row i of rank r lands in row r * num_rows + i of what was gathered.
 //
 //   shard.Build(meta, num_ranks, rank);

@@ -8,117 +8,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/latent_case.h"
 #include "kvblocks/attention/testing/ops_suite.h"
-#include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Requests over shuffled blocks of a latent cache.
-struct DenseCase {
-  DenseCase(const LatentCacheOptions& cache_options, std::vector<int64_t> lengths_in,
-            std::vector<int64_t> q_lens_in, int64_t num_heads, DType q_dtype)
-      : cache(WithBlocksFor(cache_options, lengths_in)),
-        lengths(std::move(lengths_in)),
-        q_lens(std::move(q_lens_in)),
-        heads(num_heads),
-        block_size(cache_options.block_size) {
-    std::mt19937_64 random(9);
-    const int64_t R = static_cast<int64_t>(lengths.size());
-    int64_t columns = 2, T = 0;
-    for (int64_t length : lengths) columns = std::max(columns, length / block_size + 2);
-    std::vector<int64_t> ids(cache.view().num_blocks());
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-    for (size_t i = ids.size(); i > 1; --i)
-      std::swap(ids[i - 1], ids[IntegerDraw(random, 0, i - 1)]);
-    std::vector<double> entries(R * columns, 2147480000), starts = {0};
-    std::vector<bool> used(ids.size() * block_size);
-    for (int64_t b = 0; b < R; ++b) {
-      for (int64_t j = 0; j < lengths[b]; ++j) {
-        if (j % block_size == 0) entries[b * columns + j / block_size] = ids.back(), ids.pop_back();
-        used[Slot(entries, columns, b, j)] = true;
-      }
-      T += q_lens[b];
-      starts.push_back(static_cast<double>(T));
-    }
-    for (size_t slot = 0; slot < used.size(); ++slot) {
-      if (!used[slot]) cache.Poison(slot);
-    }
-    table = IntTensor(entries, {R, columns});
-    seq_lens = IntTensor({lengths.begin(), lengths.end()}, {R});
-    query_start_loc = IntTensor(starts, {R + 1});
-    q = Tensor(q_dtype, {T, heads, cache.key_dim()});
-    q.Set(NormalDraws(random, T * heads * cache.key_dim()));
-    out = Tensor(q_dtype, {T, heads, cache.value_dim()});
-    lse = Tensor(DType::kF32, {T, heads});
-    params.scale = static_cast<float>(1 / std::sqrt(cache.key_dim()));
-    if (cache_options.scale != 1) {
-      scale = FloatTensor({cache_options.scale});
-      params.scales.k = scale.view;
-    }
-  }
+struct DenseCase : LatentCase {
+  using LatentCase::LatentCase;
 
-  static LatentCacheOptions WithBlocksFor(LatentCacheOptions options,
-                                          const std::vector<int64_t>& lengths) {
-    options.num_blocks = 1;
-    for (int64_t length : lengths) {
-      options.num_blocks += CeilDiv(length, options.block_size);
-    }
-    return options;
-  }
-  int64_t Slot(const std::vector<double>& entries, int64_t columns, int64_t b, int64_t j) const {
-    return static_cast<int64_t>(entries[b * columns + j / block_size]) * block_size +
-           j % block_size;
-  }
-  int64_t Slot(int64_t b, int64_t j) const { return Slot(table.Get(), table.view.extent[1], b, j); }
-
-  MlaDecodeArgs Args(bool varlen) {
-    FillWithPoison(out);
-    FillWithPoison(lse);
-    MlaDecodeArgs args;
-    args.q_lat = q.view;
-    args.cache = cache.view();
-    args.block_table = table.view;
-    args.seq_lens = seq_lens.view;
-    args.max_seq_len = *std::max_element(lengths.begin(), lengths.end());
-    if (varlen) args.query_start_loc = query_start_loc.view;
-    args.params = params;
-    args.out = out.view;
-    args.lse = lse.view;
-    return args;
-  }
-  DenseResult Expected() const {
-    DenseResult all;
-    const std::vector<double> queries = q.Get(), entries = table.Get();
-    const int64_t row = heads * cache.key_dim();
-    int64_t first = 0;
-    for (size_t b = 0; b < lengths.size(); ++b) {
-      std::vector<const std::vector<double>*> rows;
-      for (int64_t j = 0; j < lengths[b]; ++j) {
-        rows.push_back(&cache.row(Slot(entries, table.view.extent[1], b, j)));
-      }
-      Append(DenseAttention(RequestOverRows(rows, Part(queries, first * row, q_lens[b] * row),
-                                            q_lens[b], heads, cache.value_dim()),
-                            ToDense(params)),
-             all);
-      first += q_lens[b];
-    }
-    return all;
-  }
   void ExpectExact(const MlaDecodeArgs& args) {
     const absl::Status status = OpsUnderTest().MlaDecode({}, args);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, ToleranceUnderTest(out.view.dtype)), "");
   }
-
-  LatentCache cache;
-  std::vector<int64_t> lengths, q_lens;
-  int64_t heads, block_size;
-  Tensor table, seq_lens, query_start_loc, q, out, lse, scale;
-  AttnParams params;
 };
 
 TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
@@ -131,9 +36,9 @@ TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
       options.block_size = block_size;
       const DType type = heads == 16 ? DType::kBF16 : DType::kF32;
       DenseCase decode(options, {1, 0, 16, 65}, {1, 1, 1, 1}, heads, type);
-      decode.ExpectExact(decode.Args(/*varlen=*/false));
+      decode.ExpectExact(decode.Args());
       DenseCase varlen(options, {3, 0, 17, 7}, {3, 0, 2, 1}, heads, type);
-      varlen.ExpectExact(varlen.Args(/*varlen=*/true));
+      varlen.ExpectExact(varlen.Args());
     }
   }
 }
@@ -141,7 +46,7 @@ TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
 TEST(OpsMlaTest, QueriesMayComeInTwoParts) {
   for (const LatentCacheOptions& layout : EveryLatentLayout()) {
     DenseCase whole(layout, {1, 40, 33}, {1, 1, 1}, 4, DType::kF32);
-    MlaDecodeArgs args = whole.Args(false);
+    MlaDecodeArgs args = whole.Args();
     const int64_t D = whole.cache.key_dim();
     const int64_t rotary = layout.dtype == DType::kU8 ? 64 : 16;
     const ConstTensorView q = args.q_lat;
@@ -156,10 +61,10 @@ TEST(OpsMlaTest, DenseDecodeTakesFeaturesAndSplits) {
   const Tensor sinks = FloatTensor({0.5, -1, 2, -kInfinity});
   decode.params.sinks = sinks.view;
   decode.params.soft_cap = 4;
-  decode.ExpectExact(decode.Args(true));
+  decode.ExpectExact(decode.Args());
   decode.params.window_left = 20;
   decode.params.split = SplitPolicy::Fixed(32);
-  decode.ExpectExact(decode.Args(true));
+  decode.ExpectExact(decode.Args());
 }
 // T-23. A window as lists of slots for the sparse operation.
 TEST(OpsMlaTest, T23WindowListsEqualTheWindow) {
@@ -168,7 +73,7 @@ TEST(OpsMlaTest, T23WindowListsEqualTheWindow) {
   options.latent_dim = 512, options.rotary_dim = 64;
   DenseCase dense(options, {1, 40, 24, 130}, {1, 1, 1, 1}, kHeads, DType::kBF16);
   dense.params.window_left = kWindow - 1;
-  dense.ExpectExact(dense.Args(false));
+  dense.ExpectExact(dense.Args());
   std::vector<double> entries, lens;
   for (int64_t b = 0; b < 4; ++b) {
     const int64_t begin = std::max<int64_t>(0, dense.lengths[b] - kWindow);
@@ -207,7 +112,7 @@ TEST(OpsMlaTest, Ex16Absorption) {
   absorbed.cache.SetRow(absorbed.Slot(0, 1), row(3, -1, -0.25));
   absorbed.q.Set(row(1, 2, 4));
   absorbed.params.scale = static_cast<float>(1 / std::sqrt(2));
-  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args(false)).ok());
+  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args()).ok());
   const std::vector<double> latent = absorbed.out.Get();
   ExpectExample(latent[0], 1.0140707);
   ExpectExample(latent[1], 1.9788939);
@@ -283,7 +188,7 @@ TEST(OpsMlaTest, T26AbsorbedEqualsUncompressedInOneShotAndInChunks) {
   k.Set(keys);
   v.Set(values);
 
-  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args(true)).ok());
+  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args()).ok());
   std::vector<double> by_absorption;
   const std::vector<double> latent_out = absorbed.out.Get();
   for (int64_t row = 0; row < Q * H; ++row) {

@@ -61,6 +61,16 @@ Tolerance CudaTolerance(DType out) {
   }
 }
 
+Tolerance CudaCodeProductsTolerance(DType out) {
+  // Sums that are cut at 2^-13 of their largest part: of scores up to 8, 1e-3 at most, and so much of
+  // each weight.
+  Tolerance tolerance = CudaTolerance(out);
+  tolerance.relative_l2 += 1e-3;
+  tolerance.absolute += 1e-3;
+  tolerance.lse_absolute = 1e-3;
+  return tolerance;
+}
+
 Tolerance CudaTileScaledTolerance(DType out) {
   if (out != DType::kBF16 && out != DType::kF16) return CudaTolerance(out);
   return {1e-2, 2e-2, 5e-3, 1e-5};

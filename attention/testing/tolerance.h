@@ -32,6 +32,8 @@ Tolerance ReferenceTolerance(DType out);
 Tolerance CpuTolerance(DType out);
 // Of CUDA kernels that compute in `out`.
 Tolerance CudaTolerance(DType out);
+// ... from scores of codes on both sides, where the GPU adds up products in some 14 bits.
+Tolerance CudaCodeProductsTolerance(DType out);
 // ... from rows that they round to 16 bits after scaling, tile by tile; float32 is not rounded.
 Tolerance CudaTileScaledTolerance(DType out);
 

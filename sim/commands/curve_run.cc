@@ -1,7 +1,6 @@
 #include "kvblocks/sim/commands/curve_run.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <thread>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "kvblocks/sim/commands/curve_points.h"
 #include "kvblocks/sim/commands/curve_replays.h"
 #include "kvblocks/sim/commands/curve_sampled.h"
+#include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/curve/curve_table.h"
 #include "kvblocks/sim/curve/possible_pools.h"
@@ -302,9 +302,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
             ? "the trace has no requests, or none was selected"
             : absl::StrCat("none of the ", run->num_left_out, " requests can run"));
   }
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   if (options.mode == "schedule") {
     if (absl::Status status = RunScheduleCurve(config, options, *setup, *run, progress, report);
         !status.ok()) {

@@ -2,7 +2,6 @@
 // block.
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +12,6 @@
 #include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
@@ -134,22 +132,9 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   if (life) observers.push_back(&*life);
   auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
-  ProgressLine progress(output_.quiet());
-  if (progress.is_shown()) {
-    (*simulation)->set_progress([&](const SimulationProgress& p) {
-      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
-      return true;
-    });
-  }
-  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
-  progress.Clear();
-  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
-      !status.ok()) {
-    return status;
-  }
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  absl::Status ran = RunReplay(**simulation, metrics, config, setup, output_.quiet());
+  if (!ran.ok()) return ran;
+  PrintWarnings(**reader);
   if (life && !life->is_found()) return NoSuchRequest(*request_, *selector, *life);
 
   pb::Report report;

@@ -1,7 +1,6 @@
 #include "kvblocks/sim/commands/fleet_replay.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/report/metrics.h"
@@ -356,9 +356,7 @@ absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& s
   absl::Status status =
       (*fleet)->Run(reader->get(), {.observers = {&life}, .progress = &progress});
   if (!status.ok()) return status;
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   out->set_router(std::string(RouterName((*fleet)->options().router.kind)));
   if (life.is_found()) return absl::OkStatus();
   return absl::NotFoundError(

@@ -25,6 +25,12 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return UnlessReaderGone(status);
 }
 
+void PrintWarnings(const TraceReader& reader) {
+  for (const std::string& warning : reader.warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+}
+
 absl::Status UnlessReaderGone(const absl::Status& status) {
   return IsReaderGone(status) ? absl::OkStatus() : status;
 }

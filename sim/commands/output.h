@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/commands/exit_status.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 
@@ -21,6 +22,9 @@ absl::Status WriteFile(const std::string& path, const std::string& text);
 
 // The status, or none if it says that nobody reads the pipe any more.
 absl::Status UnlessReaderGone(const absl::Status& status);
+
+// What the reader found to say of its trace, a line each on standard error.
+void PrintWarnings(const TraceReader& reader);
 
 // Prints "kvsim COMMAND: MESSAGE" and returns the exit status that fits.
 ExitStatus Fail(const std::string& command, const absl::Status& status);

@@ -179,9 +179,7 @@ absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay&
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   fleet.Fill(**reader, report);
   if (threads_ > 1) NoteThreads(fleet.result());
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   return absl::OkStatus();
 }
 
@@ -273,19 +271,8 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!tiers.ok()) return tiers.status();
   auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
-  ProgressLine progress(output_.quiet());
-  if (progress.is_shown()) {
-    (*simulation)->set_progress([&](const SimulationProgress& p) {
-      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
-      return true;
-    });
-  }
-  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
-  progress.Clear();
-  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
-      !status.ok()) {
-    return status;
-  }
+  absl::Status ran = RunReplay(**simulation, metrics, config, setup, output_.quiet());
+  if (!ran.ok()) return ran;
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }
@@ -298,9 +285,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   pools.Fill(report->mutable_possible_pools());
   if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
   DescribeReplay(config, setup, **reader, report);
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/turn_links.h"
 
@@ -154,6 +155,21 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                                    report->counters().hit_tokens(), " hits of ",
                                    report->counters().queried_tokens(), " queried tokens"));
   }
+}
+
+absl::Status RunReplay(Simulation& simulation, const ReplayMetrics& metrics,
+                       const ::kvblocks::config::v1::ReplayConfig& config,
+                       const ReplaySetup& setup, bool quiet) {
+  ProgressLine progress(quiet);
+  if (progress.is_shown()) {
+    simulation.set_progress([&](const SimulationProgress& p) {
+      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
+      return true;
+    });
+  }
+  if (absl::Status status = simulation.Run(); !status.ok()) return status;
+  progress.Clear();
+  return CheckSomethingRan(simulation.result(), config, setup);
 }
 
 absl::Status CheckSomethingRan(const SimulationResult& result,

@@ -1,6 +1,5 @@
 #include "kvblocks/sim/commands/split_replay.h"
 
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/split/split_fleet.h"
@@ -46,9 +46,7 @@ absl::Status ReplaySplit(const ReplayConfig& config, const ReplaySetup& setup, c
   if (absl::Status status = ReplaySplit(reader->get(), setup, plan, quiet, report); !status.ok()) {
     return status;
   }
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   return absl::OkStatus();
 }
 

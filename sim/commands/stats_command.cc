@@ -1,6 +1,5 @@
 // kvsim stats: what a trace holds, and how much of it any cache could serve.
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -113,9 +112,7 @@ class StatsCommand final : public Command {
     const auto facts = ComputeTraceFacts(
         **reader, block_sizes_.empty() ? DefaultEngineBlockSizes() : block_sizes_);
     if (!facts.ok()) return Fail("stats", facts.status());
-    for (const std::string& warning : (*reader)->warnings()) {
-      std::fprintf(stderr, "%s\n", warning.c_str());
-    }
+    PrintWarnings(**reader);
     std::string text = FormatTraceFacts(*facts);
     if (json_) {
       const auto json = ToJson(ToProto(*facts));

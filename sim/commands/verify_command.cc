@@ -319,9 +319,7 @@ ExitStatus VerifyCommand::Run() {
   });
   const absl::Status status = (*simulation)->Run();
   progress.Clear();
-  for (const std::string& warning : (*reader)->warnings()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
-  }
+  PrintWarnings(**reader);
   const bool is_wrong = observer.status().code() == absl::StatusCode::kDataLoss;
   if (!observer.status().ok() && !is_wrong) return Fail("verify", observer.status());
   if (!is_wrong && !is_partial && !status.ok()) return Fail("verify", status);

@@ -224,18 +224,8 @@ void CompareWithNaive(uint64_t seed, Replicas replicas) {
     // An abort ends its session: then nothing but that session's requests may be aborted.
     r.abort_at = -1;
     if (r.session == 0 && draw.OneIn(4)) r.abort_at = at + draw(1, 15);
-    const int64_t document = draw(0, 3);
-    for (int64_t t = 0; t < r.prompt; ++t) {
-      r.tokens.push_back(document == 3 ? 100000 + i * 100 + t : (t < 6 ? t : document * 100 + t));
-    }
-    workload.Add({.id = r.id,
-                  .prompt = r.prompt,
-                  .output = r.output,
-                  .at = static_cast<double>(at),
-                  .priority = static_cast<int32_t>(r.priority),
-                  .content = r.tokens,
-                  .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
-                  .session = r.session});
+    r.TakeTokens(/*document=*/draw(0, 3));
+    workload.Add(r.ForReplay());
     naive.push_back(r);
   }
   RealFleet real(static_cast<size_t>(num_replicas));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -242,31 +241,6 @@ TEST(RequestLifeTest, PrefixCachingOffLooksNothingUp) {
 
 // --- On random workloads ---
 
-void AddRandomRequests(uint64_t seed, Replay& replay) {
-  std::mt19937_64 random(seed);
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
-  for (int i = 0; i < 25; ++i) {
-    const int64_t prompt = 1 + draw(30);
-    const int64_t shared = draw(static_cast<uint64_t>(prompt) + 1);
-    const int64_t stem = 10'000 * draw(3);
-    std::vector<int64_t> content;
-    for (int64_t t = 0; t < prompt; ++t) {
-      content.push_back(t < shared ? stem + t : 100'000 + 1000 * i + t);
-    }
-    replay.Add({.id = std::to_string(i),
-                .prompt = prompt,
-                .output = 1 + draw(12),
-                .at = static_cast<double>(draw(40)) / 2,
-                .content = content,
-                .abort_after = draw(5) == 0 ? 0.5 + static_cast<double>(draw(8)) : 0.0});
-  }
-  replay.config.scheduler.max_num_batched_tokens = 8 + static_cast<int64_t>(seed % 20);
-  if (seed % 2 == 0) replay.config.scheduler.long_prefill_token_threshold = 4;
-  replay.config.kv_cache.num_blocks = seed % 3 == 2 ? 40 : 14 + static_cast<int64_t>(seed % 7);
-  if (seed % 3 == 1) replay.config.manager.use_eagle = true;
-  if (seed % 3 == 2) replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
-}
-
 // The classifier's runs against its own counts, and against what the block manager says.
 class RunChecker final : public EngineObserver, public AdmissionSink {
  public:
@@ -329,6 +303,7 @@ TEST(RequestLifeTest, RunsAgreeWithCountsAndWithTheBlockManager) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
     Replay replay;
     AddRandomRequests(seed, replay);
+    TightenPool(seed, replay);
     replay.config.manager.lookup_history_blocks = 10'000;
     RunChecker checker;
     ReplayMetricsOptions options;
@@ -347,6 +322,7 @@ TEST(RequestLifeTest, EveryLifeAddsUp) {
     for (const int64_t row : {3, 11, 24}) {
       Replay replay;
       AddRandomRequests(seed, replay);
+      TightenPool(seed, replay);
       const Told told = Tell(replay, absl::StrCat("row:", row));
       ASSERT_TRUE(told.is_found);
       for (const pb::AdmissionLife& admission : told.life().admissions()) {

@@ -24,6 +24,23 @@ void Drop(List& list, NaiveRequest* r) {
 
 }  // namespace
 
+void NaiveRequest::TakeTokens(int64_t document) {
+  for (int64_t t = 0; t < prompt; ++t) {
+    tokens.push_back(document == 3 ? 100000 + row * 100 + t : (t < 6 ? t : document * 100 + t));
+  }
+}
+
+ReplayRequest NaiveRequest::ForReplay() const {
+  return {.id = id,
+          .prompt = prompt,
+          .output = output,
+          .at = static_cast<double>(arrival),
+          .priority = static_cast<int32_t>(priority),
+          .content = tokens,
+          .abort_after = abort_at < 0 ? 0 : static_cast<double>(abort_at - arrival),
+          .session = session};
+}
+
 NaiveEngine::NaiveEngine(const NaiveOptions& options)
     : o_(options), stage_free_(options.stages.size()) {
   for (int id = 1; id < o_.num_blocks; ++id) free_.push_back(id);

@@ -19,6 +19,7 @@
 
 #include "kvblocks/sim/engine/retention_rules.h"
 #include "kvblocks/sim/engine/scheduler_options.h"
+#include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
@@ -59,6 +60,11 @@ struct NaiveRequest {
   bool loading = false, unsettled = false;
   bool prefilling = false;  // or loading: others must leave it what it still needs
   int64_t load_number = -1, load_end = 0, load_hits = 0, load_tokens = 0, load_arrived = 0;
+
+  // Tokens of a prompt: document 3 is the request's own; the others begin alike.
+  void TakeTokens(int64_t document);
+  // The same for the real scheduler.
+  ReplayRequest ForReplay() const;
 };
 
 class NaiveEngine {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -173,6 +174,35 @@ void Replay::OnFinish(const SimRequest& request, SimTime) {
   if (request.finish_reason == FinishReason::kLength) {
     absl::StrAppend(&lines[finished_line_], " fin ", request.spec.id);
   }
+}
+
+void AddRandomRequests(uint64_t seed, Replay& replay) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  for (int i = 0; i < 25; ++i) {
+    const int64_t prompt = 1 + draw(30);
+    const int64_t shared = draw(static_cast<uint64_t>(prompt) + 1);
+    const int64_t stem = 10'000 * draw(3);
+    std::vector<int64_t> content;
+    for (int64_t t = 0; t < prompt; ++t) {
+      content.push_back(t < shared ? stem + t : 100'000 + 1000 * i + t);
+    }
+    replay.Add({.id = std::to_string(i),
+                .prompt = prompt,
+                .output = 1 + draw(12),
+                .at = static_cast<double>(draw(40)) / 2,
+                .content = content,
+                .abort_after = draw(5) == 0 ? 0.5 + static_cast<double>(draw(8)) : 0.0});
+  }
+}
+
+void TightenPool(uint64_t seed, Replay& replay) {
+  replay.config.scheduler.max_num_batched_tokens = 8 + static_cast<int64_t>(seed % 20);
+  // Long prompts leave room in a step for others, which then miss what is under way.
+  if (seed % 2 == 0) replay.config.scheduler.long_prefill_token_threshold = 4;
+  replay.config.kv_cache.num_blocks = seed % 3 == 2 ? 40 : 14 + static_cast<int64_t>(seed % 7);
+  if (seed % 3 == 1) replay.config.manager.use_eagle = true;
+  if (seed % 3 == 2) replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
 }
 
 }  // namespace kvblocks::sim

@@ -125,6 +125,12 @@ class Replay : public EngineObserver {
   size_t num_arrived_ = 0;
 };
 
+// A random small workload: prompts branch off a few stems, and some requests are aborted.
+void AddRandomRequests(uint64_t seed, Replay& replay);
+// For it: small steps, few blocks, of every third seed a window beside the full group, and of every third
+// drafts.
+void TightenPool(uint64_t seed, Replay& replay);
+
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_TESTING_REPLAY_H_

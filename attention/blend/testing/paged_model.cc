@@ -64,6 +64,7 @@ void PagedModel::Build(const std::vector<StepRequest>& requests) {
   const absl::Status built = builder.Build({.requests = inputs, .block_ids = tables});
   ASSERT_TRUE(built.ok()) << built;
   sessions.clear();
+  num_registered_tokens.assign(requests.size(), 0);
   hidden.clear();
   for (const int32_t index : builder.permutation()) {
     const StepRequest& request = requests[index];
@@ -82,6 +83,7 @@ BlendStep PagedModel::step() {
   BlendStep step;
   step.metadata = &builder.metadata();
   step.sessions = sessions;
+  step.num_registered_tokens = num_registered_tokens;
   step.layers = layers;
   const int64_t width = model.config().hidden_size;
   step.hidden =

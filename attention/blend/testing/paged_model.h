@@ -65,6 +65,7 @@ class PagedModel {
   std::vector<BlendLayer> layers;
   AttentionMetadataBuilder builder;
   std::vector<const BlendSession*> sessions;
+  std::vector<int64_t> num_registered_tokens;  // by row; 0 after Build
   std::vector<float> hidden;
 
  private:

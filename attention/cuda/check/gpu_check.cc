@@ -34,6 +34,7 @@ const AttentionOps& OpsUnderTest() {
 
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
 SuiteTraits TraitsUnderTest() { return {.alignment = 16, .host_sees_values = false}; }
+Tolerance CodeProductsToleranceUnderTest(DType out) { return CudaCodeProductsTolerance(out); }
 Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention

@@ -130,12 +130,17 @@ struct Int8Pairs : KeysOnly, PairByPair<Int8Pairs> {
   }
 };
 
-// A pair of f16 that codes are as one of T, which holds them, too.
-template <typename T>
-KVB_DEVICE uint32_t PairAs(uint32_t pair) {
-  if constexpr (!T::kIsBf16) return pair;
-  const float2 both = F16::Unpack(pair);
-  return T::Pack(both.x, both.y);
+// Eight codes as elements of a 16-bit type.
+template <typename T, typename Code>
+KVB_DEVICE uint4 EightAs(uint2 codes) {
+  const auto as_type = [](uint32_t pair) {
+    if constexpr (!T::kIsBf16) return pair;
+    const float2 both = F16::Unpack(pair);
+    return T::Pack(both.x, both.y);
+  };
+  const CodePairs low = Code::Neighbours(codes.x), high = Code::Neighbours(codes.y);
+  return make_uint4(as_type(low.first), as_type(low.second), as_type(high.first),
+                    as_type(high.second));
 }
 
 }  // namespace kvblocks::attention::cuda

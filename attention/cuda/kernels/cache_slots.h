@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 
@@ -19,6 +20,9 @@ KVB_DEVICE int64_t SlotOf(const int64_t* slots, int64_t stride, int64_t token, i
   Flag(flags, kBadSlot);
   return -1;
 }
+KVB_DEVICE int64_t SlotOf(const SlotMapping& mapping, int64_t token, uint32_t* flags) {
+  return SlotOf(mapping.slots, mapping.stride, token, mapping.num_slots, flags);
+}
 
 // Slots are block * block_size + offset.
 struct BlockAndOffset {
@@ -30,6 +34,8 @@ class SlotDivision {
   SlotDivision() = default;
   SlotDivision(int32_t block_size, int64_t num_slots)
       : divisor_(block_size), is_small_(num_slots <= INT32_MAX) {}
+  explicit SlotDivision(const SlotMapping& mapping)
+      : SlotDivision(mapping.block_size, mapping.num_slots) {}
 
   KVB_DEVICE BlockAndOffset Of(int64_t slot) const {
     const uint32_t size = divisor_.divisor();
@@ -41,6 +47,16 @@ class SlotDivision {
   FastDivisor divisor_;
   bool is_small_ = true;
 };
+
+// Where a token goes; false: nowhere, because there is no such token or it is skipped.
+KVB_DEVICE bool FindPlace(const SlotMapping& mapping, const SlotDivision& division, int64_t token,
+                          uint32_t* flags, BlockAndOffset* place) {
+  if (token >= mapping.num_tokens) return false;
+  const int64_t slot = SlotOf(mapping, token, flags);
+  if (slot < 0) return false;
+  *place = division.Of(slot);
+  return true;
+}
 
 }  // namespace kvblocks::attention::cuda
 

@@ -45,11 +45,11 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
   const int head = tile / tiles_per_head, first_dim = (tile - head * tiles_per_head) * kTurnDims;
   const int dims = store.dim - first_dim < kTurnDims ? store.dim - first_dim : kTurnDims;
   const int64_t first_token = token_block * kTurnTokens;
-  const int64_t left = params.num_tokens - first_token;
+  const int64_t left = params.mapping.num_tokens - first_token;
   const int num_tokens = left < kTurnTokens ? static_cast<int>(left) : kTurnTokens;
   int64_t slot = -1;
   if (thread < num_tokens) {
-    slot = SlotOf(params.slots, params.slot_stride, first_token + thread, params.num_slots, flags);
+    slot = SlotOf(params.mapping, first_token + thread, flags);
   }
   const float scale = Copy::kScaled ? ScaleOf(store.scale, head) : 1.0f;
 
@@ -102,7 +102,7 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
     const BlockAndOffset place = division.Of(slot < 0 ? 0 : slot);
     rows[thread] = slot < 0 ? -1
                             : place.block * store.block_stride + head * store.head_stride +
-                                  int64_t{first_dim} * params.block_size + place.offset;
+                                  int64_t{first_dim} * params.mapping.block_size + place.offset;
     if (Copy::kScaled && slot >= 0) CheckScale(store.scale, scale, flags);
   }
   __syncthreads();
@@ -141,7 +141,7 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
       }
       if (dim >= dims) continue;
       if (run) {
-        *reinterpret_cast<uint2*>(to + (start + int64_t{dim} * params.block_size) * bytes) =
+        *reinterpret_cast<uint2*>(to + (start + int64_t{dim} * params.mapping.block_size) * bytes) =
             make_uint2(low, high);
         continue;
       }
@@ -149,7 +149,7 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
         const int64_t row = rows[own + i];
         if (row < 0) continue;
         const uint32_t word = (bytes == 2 ? i / 2 : i / 4) == 0 ? low : high;
-        unsigned char* at = to + (row + int64_t{dim} * params.block_size) * bytes;
+        unsigned char* at = to + (row + int64_t{dim} * params.mapping.block_size) * bytes;
         if (bytes == 2) {
           *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(word >> i % 2 * 16);
         } else {

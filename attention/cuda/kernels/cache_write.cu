@@ -50,11 +50,10 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
   const int thread = static_cast<int>(threadIdx.x);
   const int tokens_per_block = kTokens * plan.tokens_per_pass;
   const int64_t first_token = token_block * tokens_per_block;
-  const int64_t left = params.num_tokens - first_token;
+  const int64_t left = params.mapping.num_tokens - first_token;
   const int num_tokens = left < tokens_per_block ? static_cast<int>(left) : tokens_per_block;
-  const int64_t slot = thread < num_tokens ? SlotOf(params.slots, params.slot_stride,
-                                                    first_token + thread, params.num_slots, flags)
-                                           : -1;
+  const int64_t slot =
+      thread < num_tokens ? SlotOf(params.mapping, first_token + thread, flags) : -1;
 
   const auto quotient = static_cast<int>(plan.across.Quotient(threadIdx.x));
   const int rest = thread - quotient * static_cast<int>(plan.across.divisor());
@@ -195,10 +194,8 @@ __global__ void __launch_bounds__(kThreads)
   const RowStore& store = params.stores[1];
   const int head = static_cast<int>(blockIdx.y);
   const int64_t token = int64_t{blockIdx.x} * 32 + threadIdx.x % 32;
-  if (token >= params.num_tokens) return;
-  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
-  if (slot < 0) return;
-  const BlockAndOffset place = division.Of(slot);
+  BlockAndOffset place;
+  if (!FindPlace(params.mapping, division, token, flags, &place)) return;
   const int to_bytes = BytesOf(store.element), from_bytes = BytesOf(store.from.element);
   const auto* from = static_cast<const unsigned char*>(store.from.data) +
                      (token * store.from.row_stride + head * store.from.head_stride) * from_bytes;
@@ -209,8 +206,8 @@ __global__ void __launch_bounds__(kThreads)
   const float scale = scaled ? ScaleOf(store.scale, head) : 1.0f;
   if (scaled) CheckScale(store.scale, scale, flags);
   for (int d = static_cast<int>(threadIdx.x / 32); d < store.dim; d += kThreads / 32) {
-    StoreRest(store, from + d * from_bytes, to + int64_t{d} * params.block_size * to_bytes, 1,
-              scale);
+    StoreRest(store, from + d * from_bytes, to + int64_t{d} * params.mapping.block_size * to_bytes,
+              1, scale);
   }
 }
 
@@ -232,7 +229,7 @@ LaunchConfig ConfigOf(const LaunchContext& context, int threads) {
 // loads each, or, for few tokens to go to as many multiprocessors as there are, fewer.
 RowsPlan PlanRows(const CacheWriteParams& params, int tokens, int multiprocessors, int* threads) {
   RowsPlan plan;
-  plan.slots = SlotDivision(params.block_size, params.num_slots);
+  plan.slots = SlotDivision(params.mapping);
   for (int i = 0; i < 2; ++i) {
     const RowStore& store = params.stores[i];
     if (store.dim == 0) continue;
@@ -252,11 +249,11 @@ RowsPlan PlanRows(const CacheWriteParams& params, int tokens, int multiprocessor
     columns.units = per_head * store.heads;
     columns.whole = store.dim / elements;
     columns.unit_bytes = elements * bytes;
-    columns.piece = plan.tokens_first ? params.block_size : 1;
+    columns.piece = plan.tokens_first ? params.mapping.block_size : 1;
   }
   const int units = plan.of[0].units + plan.of[1].units;
   while (*threads > 64 &&
-         params.num_tokens * units < int64_t{2} * multiprocessors * *threads * tokens) {
+         params.mapping.num_tokens * units < int64_t{2} * multiprocessors * *threads * tokens) {
     *threads /= 2;
   }
   if (plan.tokens_first) {
@@ -280,7 +277,7 @@ Error StoreRows(const LaunchContext& context, const CacheWriteParams& params) {
   int threads = Copy::kThreads;
   const RowsPlan plan = PlanRows(params, Copy::kTokens, context.num_multiprocessors, &threads);
   LaunchConfig config = ConfigOf(context, threads);
-  config.grid = dim3(Blocks(params.num_tokens, Copy::kTokens * plan.tokens_per_pass),
+  config.grid = dim3(Blocks(params.mapping.num_tokens, Copy::kTokens * plan.tokens_per_pass),
                      static_cast<unsigned>(plan.column_blocks));
   return Launch(config, StoreRowsKernel<Copy>, params, plan, context.error_flags);
 }
@@ -295,11 +292,11 @@ Error StorePagedX(const LaunchContext& context, const CacheWriteParams& params) 
   const RowStore& values = params.stores[1];
   const int tiles = values.heads * static_cast<int>(Blocks(values.dim, kTurnDims));
   plan.tiles = FastDivisor(tiles);
-  plan.num_turned = static_cast<int32_t>(Blocks(params.num_tokens, kTurnTokens)) * tiles;
+  plan.num_turned = static_cast<int32_t>(Blocks(params.mapping.num_tokens, kTurnTokens)) * tiles;
   unsigned pieces = 0;
   if (plan.pieces.column_blocks > 0) {
     plan.column_blocks = FastDivisor(plan.pieces.column_blocks);
-    pieces = Blocks(params.num_tokens, kPieceTokens * plan.pieces.tokens_per_pass) *
+    pieces = Blocks(params.mapping.num_tokens, kPieceTokens * plan.pieces.tokens_per_pass) *
              static_cast<unsigned>(plan.pieces.column_blocks);
   }
   LaunchConfig config = ConfigOf(context, kThreads);
@@ -326,15 +323,15 @@ Error StoreAs(const LaunchContext& context, const CacheWriteParams& params) {
     if (const Error error = StoreRows<Copy>(context, keys); error != 0) return error;
   }
   LaunchConfig config = ConfigOf(context, kThreads);
-  config.grid = dim3(Blocks(params.num_tokens, 32), static_cast<unsigned>(values.heads));
-  return Launch(config, StoreDimMajorKernel, params,
-                SlotDivision(params.block_size, params.num_slots), context.error_flags);
+  config.grid = dim3(Blocks(params.mapping.num_tokens, 32), static_cast<unsigned>(values.heads));
+  return Launch(config, StoreDimMajorKernel, params, SlotDivision(params.mapping),
+                context.error_flags);
 }
 
 }  // namespace
 
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params) {
-  if (params.num_tokens == 0 || params.num_slots == 0) return 0;
+  if (params.mapping.is_empty()) return 0;
   // K and V go in one launch if both are converted alike.
   const auto converted = [](const RowStore& store) { return store.from.element != store.element; };
   const RowStore &keys = params.stores[0], &values = params.stores[1];

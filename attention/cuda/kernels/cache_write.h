@@ -10,6 +10,17 @@
 
 namespace kvblocks::attention::cuda {
 
+// Which slot of the cache each token has: slots < 0 and those beyond the cache are skipped.
+struct SlotMapping {
+  const int64_t* slots = nullptr;  // null: of token n slot n
+  int64_t stride = 1;
+  int64_t num_tokens = 0;
+  int64_t num_slots = 0;  // of the cache
+  int32_t block_size = 1;
+
+  bool is_empty() const { return num_tokens == 0 || num_slots == 0; }
+};
+
 // Rows [tokens, heads, dim] on their way into a cache: row (t, h) goes to element
 //   b * block_stride + o * token_stride + h * head_stride + d              (kRows)
 //   b * block_stride + h * head_stride + (d / x) * block_size * x + o * x + d % x    (kPieces)
@@ -29,11 +40,7 @@ struct RowStore {
 
 struct CacheWriteParams {
   RowStore stores[2];  // dim 0: none
-  const int64_t* slots = nullptr;  // null: of token n slot n
-  int64_t slot_stride = 1;
-  int64_t num_tokens = 0;  // slots
-  int64_t num_slots = 0;   // of the cache
-  int32_t block_size = 1;
+  SlotMapping mapping;
 };
 
 // Slots < 0 are skipped, slots beyond the cache flagged and skipped. Same type: bits are copied;
@@ -53,11 +60,7 @@ struct QuantisedWriteParams {
   KvRowFormat format = KvRowFormat::kPerTokenHead;
   Element element = Element::kI8;  // of kPerTokenHead
   int32_t heads = 1;
-  const int64_t* slots = nullptr;
-  int64_t slot_stride = 1;
-  int64_t num_tokens = 0;
-  int64_t num_slots = 0;
-  int32_t block_size = 1;
+  SlotMapping mapping;
 };
 // Vectors as cache/quantised_rows.h has them, bit for bit. A warp per vector.
 Error LaunchQuantisedWrite(const LaunchContext& context, const QuantisedWriteParams& params);
@@ -68,11 +71,7 @@ struct MlaFp8WriteParams {
   uint8_t* to = nullptr;
   bool planar = false;  // 584 bytes, else 656
   int64_t block_stride = 0, token_stride = 0;  // bytes; planar: no token stride
-  const int64_t* slots = nullptr;
-  int64_t slot_stride = 1;
-  int64_t num_tokens = 0;
-  int64_t num_slots = 0;
-  int32_t block_size = 1;
+  SlotMapping mapping;
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
 
@@ -83,11 +82,7 @@ struct MlaRecordWriteParams {
   KvRowFormat format = KvRowFormat::kMlaV41;
   uint8_t* to = nullptr;
   int64_t block_stride = 0, token_stride = 0;  // bytes
-  const int64_t* slots = nullptr;
-  int64_t slot_stride = 1;
-  int64_t num_tokens = 0;
-  int64_t num_slots = 0;
-  int32_t block_size = 1;
+  SlotMapping mapping;
 };
 Error LaunchMlaRecordWrite(const LaunchContext& context, const MlaRecordWriteParams& params);
 

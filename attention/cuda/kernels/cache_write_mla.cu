@@ -27,10 +27,9 @@ __global__ void __launch_bounds__(kWarps * 32)
   WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (token >= params.num_tokens) return;
-  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
-  if (slot < 0) return;
-  const auto [block, offset] = division.Of(slot);
+  BlockAndOffset place;
+  if (!FindPlace(params.mapping, division, token, flags, &place)) return;
+  const auto [block, offset] = place;
   uint8_t* at = params.to + block * params.block_stride;
   uint8_t* record = at + (params.planar ? offset * int64_t{576} : offset * params.token_stride);
 
@@ -90,13 +89,13 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (lane % lanes_per_tile == 0) {
       const int tile = lane / lanes_per_tile;
       if (params.planar) {
-        at[params.block_size * int64_t{576} + offset * 8 + tile] = exponent;
+        at[params.mapping.block_size * int64_t{576} + offset * 8 + tile] = exponent;
       } else {
         reinterpret_cast<float*>(record + 512)[tile] = scale;
       }
     }
   } else if (lane == 28) {
-    at[params.block_size * int64_t{576} + offset * 8 + 7] = 0;
+    at[params.mapping.block_size * int64_t{576} + offset * 8 + 7] = 0;
   }
   // Two rotary values a lane.
   auto* rotary = reinterpret_cast<uint16_t*>(record + (params.planar ? 448 : 528));
@@ -116,10 +115,9 @@ __global__ void __launch_bounds__(kWarps * 32)
   WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (token >= params.num_tokens) return;
-  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
-  if (slot < 0) return;
-  const auto [block, offset] = division.Of(slot);
+  BlockAndOffset place;
+  if (!FindPlace(params.mapping, division, token, flags, &place)) return;
+  const auto [block, offset] = place;
   uint8_t* const record =
       params.to + block * params.block_stride + offset * params.token_stride;
 
@@ -165,14 +163,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <typename Params>
 Error LaunchPerToken(const LaunchContext& context, const Params& params,
                      void (*kernel)(Params, SlotDivision, uint32_t*)) {
-  if (params.num_tokens == 0 || params.num_slots == 0) return 0;
+  if (params.mapping.is_empty()) return 0;
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((params.num_tokens + kWarps - 1) / kWarps));
+  config.grid = dim3(static_cast<unsigned>((params.mapping.num_tokens + kWarps - 1) / kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
-  return Launch(config, kernel, params, SlotDivision(params.block_size, params.num_slots),
-                context.error_flags);
+  return Launch(config, kernel, params, SlotDivision(params.mapping), context.error_flags);
 }
 
 }  // namespace

@@ -115,13 +115,11 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t token = item / (2 * params.heads);
-  if (token >= params.num_tokens) return;
-  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
-  if (slot < 0) return;
+  BlockAndOffset place;
+  if (!FindPlace(params.mapping, division, token, flags, &place)) return;
   const auto of_token = static_cast<int>(item - token * 2 * params.heads);
   const int head = of_token % params.heads;
   const QuantisedStore& store = params.stores[of_token / params.heads];
-  const BlockAndOffset place = division.Of(slot);
   const Vector vector = {store.from.element, store.from.data,
                          token * store.from.row_stride + head * store.from.head_stride, store.dim};
   const int64_t row = RowOf(store.codes, place.block, place.offset, head);
@@ -143,16 +141,16 @@ __global__ void __launch_bounds__(kWarps * 32)
 }  // namespace
 
 Error LaunchQuantisedWrite(const LaunchContext& context, const QuantisedWriteParams& params) {
-  if (params.num_tokens == 0 || params.num_slots == 0) return 0;
-  const int64_t blocks = (params.num_tokens * params.heads * 2 + kWarps - 1) / kWarps;
+  if (params.mapping.is_empty()) return 0;
+  const int64_t blocks = (params.mapping.num_tokens * params.heads * 2 + kWarps - 1) / kWarps;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
-  return Launch(config, QuantisedWriteKernel, params,
-                SlotDivision(params.block_size, params.num_slots), context.error_flags);
+  return Launch(config, QuantisedWriteKernel, params, SlotDivision(params.mapping),
+                context.error_flags);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -21,13 +21,6 @@ inline constexpr int kCodesOf = (kDim / 64 - 1) * kTileRows * 128;
 
 namespace internal {
 
-template <typename T, typename Code>
-KVB_DEVICE uint4 EightAs(uint32_t codes, uint32_t more) {
-  const CodePairs a = Code::Neighbours(codes), b = Code::Neighbours(more);
-  return make_uint4(PairAs<T>(a.first), PairAs<T>(a.second), PairAs<T>(b.first),
-                    PairAs<T>(b.second));
-}
-
 template <typename T, typename Code, int kDim, int kTileRows>
 KVB_DEVICE void ExpandRowsOf(unsigned char* tile, int first, int lane) {
   // A lane takes 16 codes of a row, which become two pieces.
@@ -50,8 +43,8 @@ KVB_DEVICE void ExpandRowsOf(unsigned char* tile, int first, int lane) {
     for (int i = 0; i < kBatch; ++i) {
       const int row = first + done + i * kRowsAtOnce;
       unsigned char* const to = tile + (turned * kTileRows + row) * 128;
-      const uint4 low = EightAs<T, Code>(codes[i].x, codes[i].y);
-      const uint4 high = EightAs<T, Code>(codes[i].z, codes[i].w);
+      const uint4 low = EightAs<T, Code>(make_uint2(codes[i].x, codes[i].y));
+      const uint4 high = EightAs<T, Code>(make_uint2(codes[i].z, codes[i].w));
       const int at = piece % 4 * 2 ^ row % 8;
       *reinterpret_cast<uint4*>(to + (at ^ turned) * 16) = turned != 0 ? high : low;
       *reinterpret_cast<uint4*>(to + (at ^ turned ^ 1) * 16) = turned != 0 ? low : high;

@@ -15,6 +15,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_codes.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill_by_dims.h"
 #include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rare.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
@@ -56,6 +57,9 @@ class Prefill {
   static constexpr int kElementBytes = kCodes ? 1 : 2;  // of keys and values
   static_assert(!kCodes || (kD == 128 && kDv == 128 && kWarps == 4));
   using Shared = SharedLayout<kD, kDv, kCodes>;
+  // Of rare shapes.
+  using ByDims = ValuesByDims<T, Shared, kDv, kThreads, kCodes>;
+  using Visible = VisibleTiles<Shared, kWarps>;
 
   KVB_DEVICE Prefill(const PrefillParams& params, const RowTile& tile, uint32_t* error_flags)
       : params_(params),
@@ -90,7 +94,7 @@ class Prefill {
       }
     }
     const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr ||
-                      (kRare && MaskIsAdded());
+                      (kRare && MaskIsAdded(params_.scoring));
     const float log2_scale = rich ? kLog2E : params_.scoring.scale * tile_.k_scale * kLog2E;
 
     int at = 0;  // the tile of keys that is the n-th
@@ -169,8 +173,8 @@ class Prefill {
       for (int m = 0; m < kMTiles; ++m) {
         if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
         if constexpr (kRare) {
-          MaskScores(params_, tile_, scores[m], RowOf(m), key0, Visible(n), BadBits(n),
-                     MaskIsAdded());
+          MaskScores(params_, tile_, scores[m], RowOf(m), key0, Visible(shared_).Words(n),
+                     BadBits(n));
         } else if (edge || bad) {
           HideScores(params_, tile_, scores[m], RowOf(m), key0, bad ? bad_keys : nullptr);
         }
@@ -182,8 +186,8 @@ class Prefill {
 
       if constexpr (kRare) {
         at = following;
-        if (IsPagedX()) {
-          MultiplyValuesByDims(weights);
+        if (IsPagedX(params_)) {
+          ByDims(params_, shared_, thread_).Multiply(weights, out_);
           continue;
         }
       }
@@ -220,12 +224,7 @@ class Prefill {
     if (thread_ >= 2 * kKeys) return {};
     int32_t key = first_key_ + n * kKeys + thread_ % kKeys;
     if constexpr (kRare) {
-      // Values of eight keys are copied at once, if one of them is there.
-      if (IsPagedX() && thread_ >= kKeys) {
-        const int32_t octet = key & ~7;
-        key = octet < tile_.seen.begin ? tile_.seen.begin : octet;
-        if (key >= octet + 8) return {};
-      }
+      if (IsPagedX(params_) && thread_ >= kKeys) key = ByDims::FirstSeen(tile_, key);
     }
     return PlaceOf(params_, tile_, key);
   }
@@ -238,7 +237,7 @@ class Prefill {
     offset = OffsetOf<kElementBytes>(params_, tensor, tile_, place);
     if constexpr (kRare) {
       // Tokens have no stride of their own there.
-      if (IsPagedX() && offset >= 0) {
+      if (IsPagedX(params_) && offset >= 0) {
         offset += values ? (place.offset & ~7) * kElementBytes : place.offset * 16;
       }
     }
@@ -255,8 +254,8 @@ class Prefill {
     // Between 16 bytes of a row.
     int64_t step = 16;
     if constexpr (kRare) {
-      if (IsPagedX()) {
-        if (values) return CopyValuesByDims(to, n);
+      if (IsPagedX(params_)) {
+        if (values) return ByDims(params_, shared_, thread_).Copy(to, n);
         step = int64_t{params_.keys.cache.block_size} * 16;
       }
     }
@@ -300,14 +299,8 @@ class Prefill {
   template <typename Code>
   KVB_DEVICE void ConvertTileOf(int tile, bool values) const {
     if constexpr (kRare) {
-      if (IsPagedX() && values) {
-        for (int dim = thread_ / 8; dim < kDv; dim += kThreads / 8) {
-          const uint2 codes = *reinterpret_cast<const uint2*>(shared_ + CodesByDimsAt(dim));
-          *reinterpret_cast<uint4*>(shared_ + tile + ByDimsAt(dim, thread_ % 8)) =
-              make_uint4(PairOf<Code, 0, 1>(codes.x), PairOf<Code, 2, 3>(codes.x),
-                         PairOf<Code, 0, 1>(codes.y), PairOf<Code, 2, 3>(codes.y));
-        }
-        return;
+      if (IsPagedX(params_) && values) {
+        return ByDims(params_, shared_, thread_).template Convert<Code>();
       }
     }
     const int row = thread_ / 8, piece = thread_ % 8;
@@ -317,103 +310,21 @@ class Prefill {
       unsigned char* to = shared_ + tile + piece / 4 * kKeys * kColumnBytes +
                           (row + pass * (kThreads / 8)) * kColumnBytes;
       *reinterpret_cast<uint4*>(to + (((piece % 4 * 2) ^ (row & 7)) << 4)) =
-          make_uint4(PairOf<Code, 0, 1>(codes.x), PairOf<Code, 2, 3>(codes.x),
-                     PairOf<Code, 0, 1>(codes.y), PairOf<Code, 2, 3>(codes.y));
+          EightAs<T, Code>(make_uint2(codes.x, codes.y));
       *reinterpret_cast<uint4*>(to + (((piece % 4 * 2 + 1) ^ (row & 7)) << 4)) =
-          make_uint4(PairOf<Code, 0, 1>(codes.z), PairOf<Code, 2, 3>(codes.z),
-                     PairOf<Code, 0, 1>(codes.w), PairOf<Code, 2, 3>(codes.w));
+          EightAs<T, Code>(make_uint2(codes.z, codes.w));
     }
   }
-  template <typename Code, int kLower, int kUpper>
-  static KVB_DEVICE uint32_t PairOf(uint32_t codes) {
-    const uint32_t pair = Code::template Pair<kLower, kUpper>(codes);
-    if constexpr (!T::kIsBf16) return pair;
-    const float2 both = F16::Unpack(pair);
-    return T::Pack(both.x, both.y);
-  }
 
-  // --- Of rare shapes (prefill_rare.h) ---
+  // --- Of rare shapes ---
 
-  KVB_DEVICE bool IsPagedX() const { return params_.keys.cache.layout == Layout::kPagedX; }
-  KVB_DEVICE bool MaskIsAdded() const {
-    const MaskRule& mask = params_.scoring.mask;
-    return mask.form != kMaskNone && mask.form != kMaskRaggedBits && !mask.marker;
-  }
-  KVB_DEVICE uint64_t* Visible(int n) const {
-    return reinterpret_cast<uint64_t*>(shared_ + Shared::kVisible) + n % 2 * kRows;
-  }
-  KVB_DEVICE uint64_t BadBits(int n) const {
-    return BadKeys(n)[0] | uint64_t{BadKeys(n)[1]} << 32;
-  }
-
-  // The next tile from the m-th on that a row sees, or num_tiles_. What is known of it is written for
-  // step n. By all threads.
+  KVB_DEVICE uint64_t BadBits(int n) const { return BadKeys(n)[0] | uint64_t{BadKeys(n)[1]} << 32; }
+  // The next tile from the m-th on that a row sees, its rows' places being written for step n; or
+  // num_tiles_. By all threads.
   KVB_DEVICE int FindTile(int m, int n) {
-    uint32_t* any_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyVisible) + n % 2 * 8;
-    for (;; ++m) {
-      while (m < num_tiles_ && SparseHidesAll(params_, tile_, first_key_ + m * kKeys, kKeys)) ++m;
-      if (m >= num_tiles_) return num_tiles_;
-      uint64_t visible = 0;
-      if (thread_ < kRows) {
-        uint32_t flags = 0;
-        visible = VisibleBits(params_, tile_, thread_, first_key_ + m * kKeys, flags);
-        Visible(n)[thread_] = visible;
-        if (flags != 0 && error_flags_ != nullptr) atomicOr(error_flags_, flags);
-      }
-      if (!TestsKeys(params_.scoring)) break;
-      const bool any = __any_sync(kFullWarp, visible != 0);
-      if (lane_ == 0) any_by_warp[warp_] = any;
-      __syncthreads();
-      uint32_t found = 0;
-      for (int w = 0; w < kWarps; ++w) found |= any_by_warp[w];
-      if (found != 0) break;
-      __syncthreads();  // all have read
-    }
-    WriteOffsets(n, PlaceOfThread(m));
+    m = Visible(shared_).Find(params_, tile_, first_key_, num_tiles_, m, n, error_flags_);
+    if (m < num_tiles_) WriteOffsets(n, PlaceOfThread(m));
     return m;
-  }
-
-  // Eight keys of a dimension, in a tile with a row per dimension.
-  static KVB_DEVICE int ByDimsAt(int dim, int octet) {
-    return dim * kColumnBytes + ((octet ^ (dim & 7)) << 4);
-  }
-  KVB_DEVICE int CodesByDimsAt(int dim) const {
-    return Shared::kCodeTile + dim * kKeys + thread_ % 8 * 8;
-  }
-  KVB_DEVICE void CopyValuesByDims(uint32_t to, int n) const {
-    const int octet = thread_ % 8;
-    const int64_t offset = reinterpret_cast<const int64_t*>(
-        shared_ + Shared::kOffsets)[(n % 2 * 2 + 1) * kKeys + octet * 8];
-    const auto* source = static_cast<const unsigned char*>(params_.keys.cache.v.data);
-    const int64_t step = int64_t{params_.keys.cache.block_size} * kElementBytes;
-#pragma unroll 4
-    for (int dim = thread_ / 8; dim < kDv; dim += kThreads / 8) {
-      const bool valid = offset >= 0 && dim < params_.value_dim;
-      const unsigned char* from = valid ? source + offset + dim * step : source;
-      if constexpr (kCodes) {
-        CopyAsync8(SharedAddress(shared_) + CodesByDimsAt(dim), from, valid);
-      } else {
-        CopyAsync16(to + ByDimsAt(dim, octet), from, valid);
-      }
-    }
-  }
-  KVB_DEVICE void MultiplyValuesByDims(const uint32_t (&weights)[kMTiles][kKeys / 16][4]) {
-    const uint32_t values = SharedAddress(shared_) + Shared::kValueTile +
-                            ((lane_ >> 4) * 8 + (lane_ & 7)) * kColumnBytes +
-                            (((lane_ >> 3 & 1) ^ (lane_ & 7)) << 4);
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-#pragma unroll
-      for (int d = 0; d < kDv / 16; ++d) {
-        uint32_t b[4];
-        LoadMatrices(b, (values ^ (k * 32)) + d * 16 * kColumnBytes);
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-          MultiplyM16N8K16<T>(out_[m][2 * d], weights[m][k], b[0], b[1]);
-          MultiplyM16N8K16<T>(out_[m][2 * d + 1], weights[m][k], b[2], b[3]);
-        }
-      }
-    }
   }
 
   KVB_DEVICE void CopyQueries(uint32_t to) const {
@@ -455,9 +366,7 @@ class Prefill {
         if (exists && d < params_.key_dim) codes = *reinterpret_cast<const uint2*>(source + d);
         *reinterpret_cast<uint4*>(shared_ + Shared::kQueries +
                                   (column * kRows + row) * kColumnBytes +
-                                  ((piece ^ (row & 7)) << 4)) =
-            make_uint4(PairOf<E4m3Pairs, 0, 1>(codes.x), PairOf<E4m3Pairs, 2, 3>(codes.x),
-                       PairOf<E4m3Pairs, 0, 1>(codes.y), PairOf<E4m3Pairs, 2, 3>(codes.y));
+                                  ((piece ^ (row & 7)) << 4)) = EightAs<T, E4m3Pairs>(codes);
       }
     }
   }
@@ -502,7 +411,8 @@ class Prefill {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (kRare) {
-        AddNonFiniteByBits<T>(values, out_[m], RowOf(m), Visible(n), BadBits(n), IsPagedX());
+        AddNonFiniteByBits<T>(values, out_[m], RowOf(m), Visible(shared_).Words(n), BadBits(n),
+                              IsPagedX(params_));
       } else {
         AddNonFinite<T, kKeys>(params_, tile_, values, out_[m], RowOf(m), key0);
       }

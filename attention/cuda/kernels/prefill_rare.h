@@ -1,14 +1,15 @@
-// What prefill by mma.sync does of rare shapes: explicit masks, block-sparse visibility, kPagedX.
-// Instances of the kernel of their own take them. Device code.
+// What prefill by mma.sync does of rare shapes: explicit masks and block-sparse visibility, and with
+// them kPagedX, whose values prefill_by_dims.h has. Instances of the kernel of their own take them.
+// Device code.
 //
-// A tile has a word of 64 bits per row, a bit per key that the row sees; whoever needs to know reads
-// it there. Values of kPagedX lie by dimensions: their tile is rows of 64 keys, one per dimension, as a
-// column of 64 elements is of other tiles.
+// A tile has a word of 64 bits per row in shared memory, a bit per key that the row sees; whoever needs
+// to know reads it there.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
 
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 #include "kvblocks/attention/cuda/kernels/row_visibility.h"
@@ -18,6 +19,12 @@ namespace kvblocks::attention::cuda {
 // Scoring::tests_keys, which is for the host.
 KVB_DEVICE bool TestsKeys(const Scoring& scoring) {
   return scoring.block_sparse.vert_stride > 1 || scoring.mask.form != kMaskNone;
+}
+
+// Whether the mask has values that are added to scores.
+KVB_DEVICE bool MaskIsAdded(const Scoring& scoring) {
+  const MaskRule& mask = scoring.mask;
+  return mask.form != kMaskNone && mask.form != kMaskRaggedBits && !mask.marker;
 }
 
 // Bits [begin, end) of 64.
@@ -131,12 +138,56 @@ KVB_DEVICE bool SparseHidesAll(const PrefillParams& params, const RowTile& tile,
   return true;
 }
 
+// The words of two tiles, which steps use in turn, and the tiles that a row sees. Shared: the kernel's
+// layout of shared memory, with kVisible and kAnyVisible.
+template <typename Shared, int kWarps>
+class VisibleTiles {
+ public:
+  explicit KVB_DEVICE VisibleTiles(unsigned char* shared) : shared_(shared) {}
+
+  // By row, of step n.
+  KVB_DEVICE uint64_t* Words(int n) const {
+    return reinterpret_cast<uint64_t*>(shared_ + Shared::kVisible) + n % 2 * kPrefillRows;
+  }
+
+  // The next of num_tiles tiles of 64 keys, from the m-th on, that a row sees, its words being written
+  // for step n; or num_tiles. By all threads.
+  KVB_DEVICE int Find(const PrefillParams& params, const RowTile& tile, int32_t first_key,
+                      int num_tiles, int m, int n, uint32_t* error_flags) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    uint32_t* any_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyVisible) + n % 2 * 8;
+    for (;; ++m) {
+      while (m < num_tiles && SparseHidesAll(params, tile, first_key + m * 64, 64)) ++m;
+      if (m >= num_tiles) return num_tiles;
+      uint64_t visible = 0;
+      if (thread < kPrefillRows) {
+        uint32_t flags = 0;
+        visible = VisibleBits(params, tile, thread, first_key + m * 64, flags);
+        Words(n)[thread] = visible;
+        if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
+      }
+      if (!TestsKeys(params.scoring)) return m;
+      const bool any = __any_sync(kFullWarp, visible != 0);
+      if (thread % 32 == 0) any_by_warp[thread / 32] = any;
+      __syncthreads();
+      uint32_t found = 0;
+      for (int w = 0; w < kWarps; ++w) found |= any_by_warp[w];
+      if (found != 0) return m;
+      __syncthreads();  // all have read
+    }
+  }
+
+ private:
+  unsigned char* const shared_;
+};
+
 // Adds what a mask adds, in units of scores; -infinity for what bits do not have.
 template <int kTiles>
 KVB_DEVICE void MaskScores(const PrefillParams& params, const RowTile& tile,
                            float (&scores)[kTiles][4], int row, int32_t key0,
-                           const uint64_t* visible, uint64_t bad, bool biased) {
+                           const uint64_t* visible, uint64_t bad) {
   const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+  const bool biased = MaskIsAdded(params.scoring);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int mine = row + 8 * half;
