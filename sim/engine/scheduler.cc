@@ -349,10 +349,13 @@ absl::Status Scheduler::CheckInvariants() const {
     }
     for (GroupId g = 0; g < manager_->num_groups(); ++g) {
       if (manager_->group(g).spec().kind() == KvCacheSpecKind::kRing) continue;
-      const auto held = static_cast<int64_t>(manager_->GetBlocks(*request->kv, g).size());
+      const absl::Span<const BlockId> table = manager_->GetBlocks(*request->kv, g);
+      const auto held = static_cast<int64_t>(table.size());
       const int64_t capacity = held * manager_->group(g).block_size();
       const bool is_cross = manager_->group(g).spec().kind() == KvCacheSpecKind::kCrossAttention;
-      if (is_cross ? held != manager_->group(g).NumBlocksFor(request->num_encoder)
+      // Of an encoder's blocks none is taken twice or given back before the end.
+      if (is_cross ? held != manager_->group(g).NumBlocksFor(request->num_encoder) ||
+                         std::count(table.begin(), table.end(), kNullBlockId) > 0
                    : capacity < request->num_computed) {
         return broken(*request, absl::StrCat("holds ", capacity, " slots in group ", g));
       }
