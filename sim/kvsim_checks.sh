@@ -75,6 +75,27 @@ write_groups() {
 END
 }
 
+# The decoder of an encoder-decoder model like Whisper, and requests with an input of 300 tokens, of none, and of
+# what is usual.
+write_encoder() {
+  cat >whisper.textproto <<'END'
+groups {
+  spec { full_attention { block_size: 16 num_kv_heads: 20 head_size: 64 dtype: "bf16" } }
+  num_layers: 32
+}
+groups {
+  spec { cross_attention { block_size: 16 num_kv_heads: 20 head_size: 64 dtype: "bf16" } }
+  num_layers: 32
+}
+END
+  cat >speech.jsonl <<'END'
+{"timestamp": 0, "input_length": 4, "output_length": 30, "block_size": 0, "hash_ids": []}
+{"timestamp": 10, "input_length": 4, "output_length": 20, "block_size": 0, "hash_ids": [], "encoder_tokens": 300}
+{"timestamp": 20, "input_length": 4, "output_length": 10, "block_size": 0, "hash_ids": [], "encoder_tokens": 0}
+{"timestamp": 30, "input_length": 4, "output_length": 20, "block_size": 0, "hash_ids": []}
+END
+}
+
 finish() {
   if [ "$failures" -gt 0 ]; then
     echo "$failures failures" >&2

@@ -5,6 +5,9 @@
 write_trace
 write_evicting_trace
 write_groups
+write_encoder
+echo '{"timestamp": 0, "input_length": 4, "output_length": 3, "block_size": 0, "hash_ids": [], "encoder_tokens": -1}' \
+  >bad_speech.jsonl
 echo '{"architectures": ["NoSuchModel"]}' >broken.json
 head -c 17000000 /dev/zero | tr '\0' '\n' >too-long.txtpb
 cp too-long.txtpb too-long.json
@@ -70,6 +73,20 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --drafter: got mtp_modules, expected another one for vllm-0.25|replay --engine=vllm-0.25 --drafter=mtp_modules --num-draft-tokens=2
 unknown option --eagle|replay --eagle
 --max-model-len: got 1, expected 2 to|replay --max-model-len=1
+--max-encoder-tokens: got "0", expected the longest input of the encoder|replay --kv-cache-config whisper.textproto
+--max-encoder-tokens: got -1, expected 0 to|replay --max-encoder-tokens=-1
+--max-encoder-tokens: got "1500", expected 0: no KV-cache group is of cross attention|replay --max-encoder-tokens=1500
+--encoder-tokens: got "9", expected none: no KV-cache group is of cross attention|verify --encoder-tokens=9
+--encoder-tokens: got "1501", expected at most --max-encoder-tokens, which is 1500|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --encoder-tokens=1501
+--encoder-tokens: got -2, expected -1 to|replay --encoder-tokens=-2
+--encoder-tokens: got "many", expected a whole number|replay --encoder-tokens=many
+--prefix-caching: got "true", expected --no-prefix-caching with cross attention|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --prefix-caching
+--chunked-prefill: got "true", expected --no-chunked-prefill with cross attention|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --chunked-prefill
+--long-prefill-threshold: got "64", expected 0 with cross attention|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --long-prefill-threshold=64
+--tier: got "host:1GiB:read=20GB/s", expected nothing with cross attention|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --tier=host:1GiB:read=20GB/s
+got groups of cross attention, expected none: what encoders made is not transferred|replay --kv-cache-config whisper.textproto --max-encoder-tokens=1500 --prefill-replicas=1 --decode-replicas=1
+--kv-cache-config: got groups of cross attention, expected none|curve --kv-cache-config whisper.textproto
+bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 0 to 2147483647|replay bad_speech.jsonl
 --watermark: got 1.5, expected 0 to 1|replay --watermark=1.5
 --watermark: got nan|replay --watermark=nan
 --memory-utilization: got 0, expected 0.01 to 1|replay --memory-utilization=0
@@ -250,6 +267,8 @@ head -c 17000000 /dev/zero | tr '\0' '\n' >large.textproto
 expect 2 'large.textproto: error: got more than 16777216 bytes' replay --config large.textproto
 expect 2 'large.textproto: error: got more than 16777216 bytes' \
   replay --kv-cache-config large.textproto
+expect 3 'all 4 requests were rejected: 4 have .*, or an input of the encoder above --max-encoder-tokens=200' \
+  replay speech.jsonl --kv-cache-config whisper.textproto --num-blocks=400 --max-encoder-tokens=200 --max-model-len=4
 echo '{"timestamp": 0, "input_length": -1, "output_length": 3, "hash_ids": []}' >bad.jsonl
 expect 2 'bad.jsonl:1' replay bad.jsonl
 expect 2 'bad.jsonl:1' stats bad.jsonl

@@ -246,6 +246,55 @@ cmp mamba_config.textproto out || fail "a configuration with groups does not rea
 expect 0 '' replay --model=gemma-3-27b --device=h200 --tensor-parallel=2
 grep -q 'KV-cache groups' out || fail "no groups for a hybrid model"
 
+# --- Encoders ---
+write_encoder
+whisper='--kv-cache-config whisper.textproto --max-encoder-tokens=1500'
+# shellcheck disable=SC2086
+expect 0 '' replay speech.jsonl $whisper --num-blocks=400 --json
+python3 - << 'END' || fail "a replay with an encoder: $(head -c 600 out)"
+import json
+report = json.load(open("out"))
+assert int(report["totals"]["encoder_tokens"]) == 1500 + 300 + 0 + 1500
+assert int(report["workload"]["encoder_tokens"]) == 300
+decoder, encoder = report["groups"]
+assert encoder["kind"] == "cross_attention" and int(encoder["new_blocks"]) == 94 + 19 + 94
+assert int(decoder["new_blocks"]) == 3 + 2 + 1 + 2
+assert not report["config"]["prefix_caching"] and not report["config"]["chunked_prefill"]
+END
+# shellcheck disable=SC2086
+says 'encoder 1,900 tokens of its inputs entered, at most 1,500 per request' \
+  replay speech.jsonl $whisper --num-blocks=400 --encoder-tokens=800
+# shellcheck disable=SC2086
+says '2 replicas' replay speech.jsonl $whisper --num-blocks=400 --replicas=2
+# shellcheck disable=SC2086
+expect 0 '' explain speech.jsonl $whisper --num-blocks=400
+# shellcheck disable=SC2086
+expect 0 '' replay speech.jsonl $whisper --num-blocks=400 --print-config
+cp out printed.textproto
+expect 0 '' replay --config printed.textproto --print-config
+cmp printed.textproto out || fail "a configuration with an encoder does not read back"
+says "the trace has encoders' inputs of 300 tokens, and the model no cross attention" replay speech.jsonl
+# The second input does not fit beside the first, and waits.
+# shellcheck disable=SC2086
+expect 0 '' replay speech.jsonl $whisper --num-blocks=110 --json --check-invariants
+# shellcheck disable=SC2086
+expect 0 '' verify speech.jsonl $whisper --num-blocks=400
+grep -q '1: cross_attention, rows of an encoder$' out && grep -q '^verified  *no wrong number' out &&
+  grep -q '^encoder  *3,300 tokens of its inputs, [1-9][0-9,]* rows read back' out ||
+  fail "verify leaves encoders out: $(cat out)"
+# shellcheck disable=SC2086
+expect 0 '' verify speech.jsonl $whisper --num-blocks=400 --rows=0 --json
+python3 - << 'END' || fail "verify --json with an encoder: $(cat out)"
+import json
+found = json.load(open("out"))
+assert found["good"] and [g["checks"] for g in found["groups"]] == ["attention", "attention"]
+assert found["groups"][1]["name"] == "cross_attention, rows of an encoder"
+tokens = [33, 23, 13, 23]  # the last output is not computed
+assert int(found["tokens"]) == sum(tokens) and int(found["rows_written"]) == sum(tokens) + 3300
+assert int(found["queries_checked"]) == 2 * sum(tokens) - 13  # of one with an empty input
+assert int(found["encoder_rows_read"]) == 1500 * 29 + 300 * 19 + 1500 * 19
+END
+
 # --- Plans ---
 expect 0 '' plan --model=gemma-3-27b --device=h200 --tp=2 --max-model-len=131072
 [ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
@@ -338,6 +387,9 @@ grep -q '^blocks poisoned  *none' out || fail "--no-poison poisons"
 expect 0 '' verify --limit=10 --model=qwen3.5-35b-a3b --rows=2 --partial-hits --num-blocks=600
 grep -q 'mamba, states (align)$' out && grep -q '^states  *[1-9].* written, [1-9].* read back' out ||
   fail "verify leaves states out: $(cat out)"
+expect 0 '' verify --limit=3 --num-blocks=600 --kv-cache-dtype=fp8
+grep -q "^memory  *uniform layout, rows of fp32; the plan's are fp8_e4m3 (fp8_per_tensor)$" out ||
+  fail "verify does not name the plan's rows: $(cat out)"
 expect 0 '' verify --limit=10 --model=deepseek-v4-flash --plan=exact --layout=native --rows=2 --json --num-blocks=4000
 python3 - << 'END' || fail "verify --json: $(cat out)"
 import json

@@ -38,6 +38,29 @@ absl::Status CheckDrafterOf(const SimulationConfig& config) {
                    "local chunks"));
 }
 
+// Of a request's encoder (BM-112). What of a decoder is cached depends on the encoder's input, and the
+// contents of traces do not name it.
+absl::Status CheckEncoderOf(const SimulationConfig& config) {
+  bool has_cross = false;
+  for (const KvCacheGroup& group : config.kv_cache.groups) {
+    has_cross = has_cross || group.spec.kind() == KvCacheSpecKind::kCrossAttention;
+  }
+  const int64_t tokens = config.scheduler.num_encoder_tokens;
+  if (!has_cross) {
+    if (tokens == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler.num_encoder_tokens is ", tokens,
+                     ", expected 0: no KV-cache group is of cross attention"));
+  }
+  if (config.manager.enable_caching) {
+    return absl::InvalidArgumentError(
+        "manager.enable_caching is true, expected false with cross attention: what is cached of a "
+        "decoder depends on the encoder's input, which traces do not name");
+  }
+  return CheckRange("scheduler.num_encoder_tokens", tokens, 0,
+                    config.manager.max_encoder_tokens.value_or(config.manager.max_model_len));
+}
+
 }  // namespace
 
 absl::Status Validate(const SimulationConfig& config) {
@@ -74,6 +97,7 @@ absl::Status Validate(const SimulationConfig& config) {
   }
   if (absl::Status status = Validate(config.scheduler); !status.ok()) return status;
   if (absl::Status status = CheckDrafterOf(config); !status.ok()) return status;
+  if (absl::Status status = CheckEncoderOf(config); !status.ok()) return status;
   if (absl::Status status = CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency);
       !status.ok()) {
     return status;

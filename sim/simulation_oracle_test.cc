@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,9 +20,10 @@ namespace {
 enum class Aborts { kNone, kSome };
 enum class Loads { kNone, kSome };
 enum class Stages { kOne, kSome };
+enum class Encoder { kNone, kSome };
 
 void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::kNone,
-                Stages stages = Stages::kOne) {
+                Stages stages = Stages::kOne, Encoder encoder = Encoder::kNone) {
   std::mt19937_64 engine(seed);
   const auto draw = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
@@ -77,9 +79,24 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     }
   }
 
+  if (encoder == Encoder::kSome) {
+    o.caching = false;
+    o.retention.clear();
+    o.most_retained = 0;
+    if (OrdersByPrefix(o.policy)) o.policy = SchedulingPolicy::kShortestPrompt;
+    o.max_encoder = draw(1, 20);
+    o.encoder_block_size = draw(1, 4);
+  }
+
   Replay replay;
   replay.config.kv_cache.num_blocks = o.num_blocks;
   replay.config.kv_cache.groups = {FullGroup(o.block_size)};
+  if (o.max_encoder > 0) {
+    replay.config.kv_cache.groups.push_back(CrossGroup(o.encoder_block_size));
+    replay.config.manager.max_encoder_tokens = o.max_encoder;
+    replay.config.scheduler.num_encoder_tokens = draw(0, o.max_encoder);
+  }
+  replay.config.manager.enable_caching = o.caching;
   replay.config.manager.max_model_len = o.max_len;
   // So that rounding down gives the number of blocks.
   replay.config.manager.watermark = (static_cast<double>(o.watermark_blocks) + 0.5) /
@@ -88,9 +105,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   replay.config.manager.free_order =
       o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   if (o.most_retained > 0) {
-    replay.config.manager.max_retained_share =
-        std::min(1.0, (static_cast<double>(o.most_retained) + 0.25) /
-                          static_cast<double>(o.num_blocks - 1));
+    replay.config.manager.max_retained_share = std::min(
+        1.0, (static_cast<double>(o.most_retained) + 0.25) / static_cast<double>(o.num_blocks - 1));
   }
   SchedulerOptions& s = replay.config.scheduler;
   s.rules = SchedulerRules::Of(o.as_in_033 ? EngineVersion::kVllm033 : EngineVersion::kVllm025);
@@ -126,8 +142,16 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     r.priority = draw(0, 2);
     r.session = static_cast<uint64_t>(draw(0, 1) * (i + 1));
     if (aborts == Aborts::kSome && draw(0, 2) == 0) r.abort_at = at + draw(1, 15);
+    std::optional<int64_t> input;
+    if (encoder == Encoder::kSome) {
+      // One too long now and then.
+      if (draw(0, 2) > 0) input = draw(0, o.max_encoder + (draw(0, 4) == 0 ? 1 : 0));
+      r.encoder = input.value_or(s.num_encoder_tokens);
+    }
     r.TakeTokens(/*document=*/draw(0, 3));
-    replay.Add(r.ForReplay());
+    ReplayRequest request = r.ForReplay();
+    request.encoder = input;
+    replay.Add(request);
     naive.push_back(r);
   }
   for (int64_t i = 0; i < count && loads == Loads::kSome; ++i) {
@@ -136,11 +160,11 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     if (draw(0, 3) == 0) request.ready_at = draw(0, 12);
     if (draw(0, 3) == 0) request.hold = draw(1, 6);
     for (int64_t load = draw(0, 3); load > 0; --load) {
-      request.loads.push_back({.prefix = draw(1, 26),
-                               .mode = draw(0, 3) > 0 ? LoadMode::kAsync
-                                                      : static_cast<LoadMode>(draw(0, 1)),
-                               .seconds = draw(0, 9),
-                               .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
+      request.loads.push_back(
+          {.prefix = draw(1, 26),
+           .mode = draw(0, 3) > 0 ? LoadMode::kAsync : static_cast<LoadMode>(draw(0, 1)),
+           .seconds = draw(0, 9),
+           .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
     }
   }
   o.fails_lost = loads == Loads::kSome && draw(0, 2) == 0;
@@ -171,6 +195,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   RC_ASSERT(replay.retention.num_refused == engine_of_lists.num_retention_refused());
   RC_ASSERT(replay.result.scheduler.num_external == engine_of_lists.num_external());
   RC_ASSERT(replay.result.scheduler.num_lost == engine_of_lists.num_lost());
+  RC_ASSERT(replay.result.scheduler.num_encoder_tokens == engine_of_lists.num_encoder());
 }
 
 RC_GTEST_PROP(SimulationOracle, SchedulesAgreeToTheLastBlockId, (uint64_t first_seed)) {
@@ -201,6 +226,16 @@ RC_GTEST_PROP(SimulationOracle, SchedulesOfPipelinesAgree, (uint64_t first_seed)
     for (const Loads loads : {Loads::kNone, Loads::kSome}) {
       CompareOne(seed, /*async=*/false, Aborts::kSome, loads, Stages::kSome);
       CompareOne(seed, /*async=*/true, Aborts::kSome, loads, Stages::kSome);
+    }
+  }
+}
+
+// BM-112: with a group that attends to an encoder's rows.
+RC_GTEST_PROP(SimulationOracle, SchedulesWithEncodersAgree, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
+    for (const Stages stages : {Stages::kOne, Stages::kSome}) {
+      CompareOne(seed, /*async=*/false, Aborts::kSome, Loads::kNone, stages, Encoder::kSome);
+      CompareOne(seed, /*async=*/true, Aborts::kSome, Loads::kNone, stages, Encoder::kSome);
     }
   }
 }

@@ -31,6 +31,13 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
   if (groups <= 1) config.kv_cache.groups.push_back(WindowGroup(block_size, draw(2, 9)));
   config.manager.max_model_len = draw(8, 60);
   config.manager.enable_caching = !draw.OneIn(5);
+  const bool has_encoder = draw.OneIn(4);
+  if (has_encoder) {
+    config.kv_cache.groups.push_back(CrossGroup(draw(1, 4)));
+    config.manager.enable_caching = false;
+    config.manager.max_encoder_tokens = draw(1, 20);
+    config.scheduler.num_encoder_tokens = draw(0, *config.manager.max_encoder_tokens);
+  }
   config.manager.free_order = draw.OneIn(3) ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   if (draw.OneIn(3)) config.manager.watermark = 0.1;
   SchedulerOptions& scheduler = config.scheduler;
@@ -71,6 +78,7 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
     request.at = static_cast<double>(draw(0, 40)) / 4.0;
     if (which.with_dependencies) request.at = static_cast<double>(i);  // rows in arrival order
     request.priority = static_cast<int32_t>(draw(0, 2));
+    if (has_encoder && draw.OneIn(2)) request.encoder = draw(0, 22);
     if (!draw.OneIn(3)) {
       // One of three documents, which begin alike.
       const int64_t document = draw(0, 2);

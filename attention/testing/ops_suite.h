@@ -23,6 +23,8 @@ namespace kvblocks::attention {
 const AttentionOps& OpsUnderTest();
 // Of outputs of this type.
 Tolerance ToleranceUnderTest(DType out);
+// ... of prefill from codes on both sides of Q K (e4m3).
+Tolerance CodeProductsToleranceUnderTest(DType out);
 // ... from rows of codes with a scale per tile that is no power of two (kMlaFp8_656).
 Tolerance TileScaledToleranceUnderTest(DType out);
 // What the rules leave to a backend's device.
@@ -78,6 +80,8 @@ void RunPrefill(PagedCase& paged);
 void RunVarlen(PagedCase& paged);
 // ... and agreement with the dense oracle.
 void ExpectDecodeIsExact(PagedCase& paged);
+// What such a case's prefill may differ by.
+Tolerance PrefillTolerance(const PagedCase& paged);
 void ExpectPrefillIsExact(PagedCase& paged);
 void ExpectVarlenIsExact(PagedCase& paged);
 

@@ -90,7 +90,6 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
     if (absl::Status status = WriteRows(g); !status.ok()) return status;
   }
   for (const Part& part : parts_) {
-    if (!part.is_new) continue;
     if (absl::Status status = ReadBack(part); !status.ok()) return status;
   }
   ChooseQueries();
@@ -256,6 +255,15 @@ absl::Status KvCacheVerifier::CheckTables() {
       const int64_t num_tokens =
           group.is_cross ? part.held->num_encoder_tokens : part.held->num_tokens();
       const int64_t last = CeilDiv(num_tokens, group.block_size) - 1;
+      const auto size = static_cast<int64_t>(part.held->tables[layers_[layer].group].size());
+      if (group.is_cross && size > last + 1) {
+        return Fail({.request = part.held->name,
+                     .layer = static_cast<int64_t>(layer),
+                     .block = part.held->tables[layers_[layer].group][static_cast<size_t>(last + 1)],
+                     .text = absl::StrCat("the block table has ", size, " entries, but the ", num_tokens,
+                                          " rows of the encoder take ", last + 1,
+                                          ": blocks were taken more than once")});
+      }
       const int64_t first_visible = FirstVisible(group, part.num_computed);
       for (int64_t i = first_visible / group.block_size; i <= last; ++i) {
         const int64_t token = std::max(i * group.block_size, first_visible);
@@ -283,7 +291,9 @@ absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t
   const bool is_page = !is_block || memory_.IsPage(layer, block);
   if (is_block && is_page && use == BlockUse::kHeld) return absl::OkStatus();
   std::string text = absl::StrCat("token ", token);
-  if (token < part.num_computed) {
+  if (GroupOf(layer).is_cross) {
+    absl::StrAppend(&text, " of the encoder is in reach of every query");
+  } else if (token < part.num_computed) {
     absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
   } else {
     absl::StrAppend(&text, " is computed in this step");
@@ -350,15 +360,17 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
   }
 }
 
+// What a request comes in with, and of an encoder what its first step wrote, in each later one.
 absl::Status KvCacheVerifier::ReadBack(const Part& part) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
     if (group.is_state) continue;  // read at the start of every step
-    if (group.is_cross) continue;  // the request's own
-    const int64_t end = NumRows(group, part.num_computed);
+    if (group.is_cross == part.is_new) continue;
+    const int64_t end = RowsSeen(group, *part.held, part.num_computed);
     const int64_t first = std::max(NumSinkRows(group), FirstVisible(group, part.num_computed));
+    int64_t& count = group.is_cross ? stats_.num_encoder_rows_read : stats_.num_rows_read_back;
     for (int64_t row = first; row < end; ++row) {
-      ++stats_.num_rows_read_back;
+      ++count;
       if (!IsAsWritten(layer, *part.held, row)) {
         return WrongRow(layer, part, row);
       }

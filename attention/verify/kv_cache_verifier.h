@@ -74,7 +74,8 @@ struct VerifiedGroup {
   bool is_state = false;
   bool at_boundaries = false;
   // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all written
-  // in the first step of the request, all seen by every query. As above, nothing else of these.
+  // in the first step of the request, all seen by every query, and all read back bit by bit in each
+  // later step. The table has the blocks that they take and no more. As above, nothing else of these.
   bool is_cross = false;
 };
 
@@ -162,6 +163,7 @@ struct VerifierStats {
   int64_t num_joint_rows_attended = 0;  // queries x joint layers
   int64_t num_hit_tokens = 0;      // found computed by a request that came in
   int64_t num_rows_read_back = 0;  // of them, in reach of later tokens, x layers
+  int64_t num_encoder_rows_read = 0;  // back, in steps behind those that wrote them, x layers
   int64_t num_states_read = 0;     // at the start of steps, x layers
   int64_t num_states_written = 0;  // at the end of steps and on their way, x layers
   int64_t num_blocks_poisoned = 0;

@@ -4,9 +4,12 @@
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 
 #include <cmath>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -279,13 +282,15 @@ TEST(StatesTest, CheckpointsAndOptionsAreChecked) {
 // A decoder's own rows and those of its encoder, blocks of 4.
 class Cross {
  public:
-  explicit Cross(const AttentionOps* ops = &CpuReference()) {
+  explicit Cross(const AttentionOps* ops = &CpuReference(),
+                 std::function<BlockUse(int32_t block)> use_of_block = nullptr) {
     for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
     VerifierOptions options;
     options.num_blocks = 40;
     options.groups = {{.name = "own", .block_size = 4},
                       {.name = "encoder's", .block_size = 4, .is_cross = true}};
     options.ops = ops;
+    options.use_of_block = std::move(use_of_block);
     verifier = KvCacheVerifier::Create(options).value();
   }
   struct Part {
@@ -355,6 +360,76 @@ TEST(CrossTest, ATableThatIsTooShortIsNamed) {
   ASSERT_TRUE(other.Step({{1, 0, 3, {1}, {21}, {5, 6}}}).ok());
   EXPECT_THAT(std::string(other.Step({{1, 3, 1, {1}, {21}, {5}}}).message()),
               HasSubstr("got 1 tokens of the encoder, but it came in with 2"));
+}
+
+TEST(CrossTest, BlocksThatAreTakenAgainAreNamed) {
+  Cross cross;
+  const std::vector<int64_t> speech = {5, 6, 7, 8, 9};
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+  const absl::Status status = cross.Step({{1, 3, 1, {1}, {21, 22, 23, 24}, speech}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the block table has 4 entries, but the 5 rows of the encoder take 2"));
+  EXPECT_EQ(cross.verifier->failure()->block, 23);
+  // Other blocks have nothing of what the first step wrote.
+  Cross moved;
+  ASSERT_TRUE(moved.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+  EXPECT_THAT(std::string(moved.Step({{1, 3, 1, {1}, {21, 23}, speech}}).message()),
+              HasSubstr("what the encoder wrote in the request's first step is not there: row 0 of "
+                        "block 23, where token 4 should be, holds poison"));
+}
+
+TEST(CrossTest, BlocksThatAreGivenBackEarlyAreNamed) {
+  int32_t freed = -1;
+  Cross cross(&CpuReference(), [&freed](int32_t block) {
+    return block == freed ? BlockUse::kFree : BlockUse::kHeld;
+  });
+  const std::vector<int64_t> speech = {5, 6, 7, 8, 9};
+  ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+  freed = 22;
+  EXPECT_THAT(std::string(cross.Step({{1, 3, 1, {1}, {21, 22}, speech}}).message()),
+              HasSubstr("token 4 of the encoder is in reach of every query, but entry 1 of the block "
+                        "table is 22, which the engine counts as free"));
+}
+
+// Writes the encoder's first value once more in the second step: the next number, or the same.
+class WritingTwiceOps final : public AttentionOps {
+ public:
+  explicit WritingTwiceOps(bool same) : same_(same) {}
+  const char* name() const override { return "WRITING_TWICE"; }
+  absl::Status Run(const Checked<ReshapeAndCacheArgs>& call) const override {
+    const ReshapeAndCacheArgs& with = call.args();
+    if (++num_writes_ == 2) first_ = *reinterpret_cast<const float*>(with.k.data);
+    if (num_writes_ != 4) return sound_.Run(call);
+    std::byte* const block = with.cache.k.data +
+                             21 * with.cache.k.stride[0] * static_cast<int64_t>(sizeof(float));
+    *reinterpret_cast<float*>(block) = same_ ? first_ : std::nextafter(first_, 4.0f);
+    return absl::OkStatus();
+  }
+  absl::Status Run(const Checked<PagedDecodeArgs>& call) const override { return sound_.Run(call); }
+  absl::Status Run(const Checked<PagedPrefillArgs>& call) const override { return sound_.Run(call); }
+
+ private:
+  const AttentionOps& sound_ = CpuReference();
+  const bool same_;
+  mutable int num_writes_ = 0;
+  mutable float first_ = 0;
+};
+
+// Far less than what shows in the output.
+TEST(CrossTest, RowsAreReadBackBitByBit) {
+  for (const bool same : {true, false}) {
+    const WritingTwiceOps ops(same);
+    Cross cross(&ops);
+    const std::vector<int64_t> speech = {5, 6, 7, 8, 9};
+    ASSERT_TRUE(cross.Step({{1, 0, 3, {1}, {21, 22}, speech}}).ok());
+    const absl::Status status = cross.Step({{1, 3, 1, {1}, {21, 22}, speech}});
+    EXPECT_EQ(status.ok(), same) << status;
+    EXPECT_EQ(cross.verifier->stats().num_encoder_rows_read, same ? 5 : 1);
+    if (same) continue;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("row 0 of block 21, where token 0 should be, holds other numbers"));
+  }
 }
 
 // --- Windows and compressed rows at once ---

@@ -78,9 +78,12 @@ absl::Status KvCacheVerifier::WrongRow(size_t layer, const Part& part, int64_t r
                .layer = static_cast<int64_t>(layer),
                .key_position = TokenOfRow(GroupOf(layer), row),
                .block = BlockOfRow(layers_[layer].group, *part.held, row),
-               .text = absl::StrCat("the prefix of ", part.num_computed,
-                                    " tokens that the request came in with is not there: ",
-                                    DescribeRow(layer, *part.held, row))});
+               .text = absl::StrCat(
+                   GroupOf(layer).is_cross
+                       ? std::string("what the encoder wrote in the request's first step")
+                       : absl::StrCat("the prefix of ", part.num_computed,
+                                      " tokens that the request came in with"),
+                   " is not there: ", DescribeRow(layer, *part.held, row))});
 }
 
 absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,

@@ -53,6 +53,7 @@ class TraceRequest:
     output_token_ids: list[int] | None = None
     priority: int | None = None
     min_tokens: int | None = None
+    encoder_tokens: int | None = None
     turn: int | None = None
     tenant: str | None = None
     slo_class: str | None = None

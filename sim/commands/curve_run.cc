@@ -9,6 +9,7 @@
 #include "kvblocks/sim/commands/curve_points.h"
 #include "kvblocks/sim/commands/curve_replays.h"
 #include "kvblocks/sim/commands/curve_sampled.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/curve/curve_table.h"
@@ -216,6 +217,11 @@ absl::StatusOr<CurveSetup> MakeCurveSetup(const ReplayConfig& asked, const Curve
                                           const TraceInfo& info) {
   CurveSetup setup;
   ReplayConfig config = asked;
+  if (HasCrossAttention(config)) {
+    return absl::InvalidArgumentError(
+        "--kv-cache-config: got groups of cross attention, expected none: with them engines cache no "
+        "prefixes, and no pool hits anything");
+  }
   if (!config.prefix_caching()) {
     return absl::InvalidArgumentError(
         "--no-prefix-caching: without a prefix cache no pool hits anything");

@@ -55,6 +55,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"zero_output", "auto|one|skip|prefill", kWorkloadGroup, "auto", 0, 0,
        "a request without output makes one token, is skipped, or ends after its prompt; auto: one, "
        "but skip where the trace says that it failed"},
+      {"encoder_tokens", "TOKENS", kWorkloadGroup, "-1", -1, kMaxInt32,
+       "of the encoder's input, of requests of which the trace does not say (encoder_tokens); -1: "
+       "--max-encoder-tokens"},
       {"on_bad_row", "error|skip", kWorkloadGroup, "error", 0, 0, "stop, or count and go on"},
       {"max_errors", "N", kWorkloadGroup, "20", 1, 1e6, "most messages about bad rows"},
       {"require_sorted", "", kWorkloadGroup, "false", 0, 0,
@@ -127,6 +130,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "most tokens of a step without those slots; 0: --max-num-batched-tokens"},
       {"max_model_len", "TOKENS", kScheduler, "1048576", 2, kMaxInt32,
        "longest sequence; longer prompts are rejected"},
+      {"max_encoder_tokens", "TOKENS", kScheduler, "0", 0, kMaxInt32,
+       "longest input of the encoder, with cross attention; longer ones are rejected"},
       {"policy", "fcfs|priority|sjf|lof|random|lpm|dfs-weight|max-no-evict", kScheduler, "fcfs", 0, 0,
        "who is admitted first: by arrival, priority, prompt, output, chance or cached prefix; or fcfs "
        "that never preempts"},

@@ -230,6 +230,12 @@ absl::Status CheckOptionRanges(const ReplayConfig& config) {
   return absl::OkStatus();
 }
 
+bool HasCrossAttention(const ReplayConfig& config) {
+  const auto& groups = config.kv_cache_config().groups();
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return group.spec().has_cross_attention(); });
+}
+
 absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const ReplayConfig& given) {
   std::string engine = "vllm-main";
   if (file.has_engine()) engine = file.engine();
@@ -258,6 +264,15 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   if (!file.has_async() && !given.has_async() && version < EngineVersion::kVllm033 &&
       (drafts_in_turn || config->pipeline_parallel() > 1)) {
     config->set_async(false);  // not both at once then (V-78)
+  }
+  // Engines compute prompts of encoder-decoder models whole, and cache nothing of them.
+  if (HasCrossAttention(*config)) {
+    if (!file.has_prefix_caching() && !given.has_prefix_caching()) {
+      config->set_prefix_caching(false);
+    }
+    if (!file.has_chunked_prefill() && !given.has_chunked_prefill()) {
+      config->set_chunked_prefill(false);
+    }
   }
   if (!config->tier().empty()) {
     // With KV from elsewhere engines have none (V-10).

@@ -69,6 +69,9 @@ absl::Status InOptionWords(const absl::Status& status);
 // Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
 absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
 
+// Whether the groups that a configuration lists attend to an encoder.
+bool HasCrossAttention(const ::kvblocks::config::v1::ReplayConfig& config);
+
 // Defaults, then the file, then the command line.
 absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
     const ::kvblocks::config::v1::ReplayConfig& file,

@@ -141,6 +141,12 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
         "the pool size counts activations as measured on one device and version; compare it with the "
         "engine's log");
   }
+  if (config.max_encoder_tokens() > 0) {
+    report->add_notes("step times leave out the encoder, and attention to what it made");
+  } else if (workload->encoder_tokens() > 0) {
+    report->add_notes(absl::StrCat("the trace has encoders' inputs of ", workload->encoder_tokens(),
+                                   " tokens, and the model no cross attention: they are left out"));
+  }
   if (!setup.time_note.empty()) report->add_notes(setup.time_note);
   if (described->steps_outside_tables() > 0) {
     report->add_notes(absl::StrCat(
@@ -189,6 +195,10 @@ absl::Status CheckSomethingRan(const SimulationResult& result,
     absl::StrAppend(&text, too_big > 0 ? "; " : ": ", others,
                     " have no prompt, or one that does not fit --max-model-len=",
                     config.max_model_len());
+    if (config.max_encoder_tokens() > 0) {
+      absl::StrAppend(&text, ", or an input of the encoder above --max-encoder-tokens=",
+                      config.max_encoder_tokens());
+    }
   }
   return absl::FailedPreconditionError(text);
 }

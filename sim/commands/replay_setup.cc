@@ -180,6 +180,52 @@ int64_t PoolTokens(const KvCacheConfig& config) {
   return std::max<int64_t>(1, config.num_blocks - 1) * block_tokens;
 }
 
+// Inputs of the encoder, for groups of cross attention.
+absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation) {
+  const std::vector<KvCacheGroup>& groups = simulation->kv_cache.groups;
+  const bool has_cross = std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& group) {
+    return group.spec.kind() == KvCacheSpecKind::kCrossAttention;
+  });
+  const int64_t most = config.max_encoder_tokens(), tokens = config.encoder_tokens();
+  if (!has_cross) {
+    constexpr const char* kNone = ": no KV-cache group is of cross attention";
+    if (most != 0) {
+      return BadOption("--max-encoder-tokens", absl::StrCat(most), absl::StrCat("0", kNone));
+    }
+    if (tokens == -1) return absl::OkStatus();
+    return BadOption("--encoder-tokens", absl::StrCat(tokens), absl::StrCat("none", kNone));
+  }
+  if (config.prefix_caching()) {
+    return BadOption("--prefix-caching", "true",
+                     "--no-prefix-caching with cross attention: what is cached of a decoder depends on "
+                     "the encoder's input, which traces do not name");
+  }
+  if (config.chunked_prefill()) {
+    return BadOption("--chunked-prefill", "true",
+                     "--no-chunked-prefill with cross attention: engines compute such prompts whole");
+  }
+  if (config.long_prefill_threshold() > 0) {
+    return BadOption("--long-prefill-threshold", absl::StrCat(config.long_prefill_threshold()),
+                     "0 with cross attention: engines compute such prompts whole");
+  }
+  if (!config.tier().empty()) {
+    return BadOption("--tier", config.tier(),
+                     "nothing with cross attention: what encoders made is not loaded from elsewhere");
+  }
+  if (most == 0) {
+    return BadOption("--max-encoder-tokens", "0",
+                     "the longest input of the encoder, as groups are of cross attention (Whisper's "
+                     "is 1500)");
+  }
+  if (tokens > most) {
+    return BadOption("--encoder-tokens", absl::StrCat(tokens),
+                     absl::StrCat("at most --max-encoder-tokens, which is ", most));
+  }
+  simulation->manager.max_encoder_tokens = most;
+  simulation->scheduler.num_encoder_tokens = tokens < 0 ? most : tokens;
+  return absl::OkStatus();
+}
+
 absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardware,
                          ReplaySetup* setup) {
   const int64_t pool_tokens = PoolTokens(setup->simulation.kv_cache);
@@ -402,6 +448,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRa
   if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
   if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
+  if (absl::Status status = SetEncoder(config, &setup.simulation); !status.ok()) return status;
   if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetTiers(config, &setup); !status.ok()) return status;
   if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;

@@ -169,6 +169,12 @@ absl::StatusOr<SplitPlan> SplitInput::Configure(const ReplaySetup& setup) const 
         "the native layout has no blocks of one size to transfer; choose another --layout");
   }
   const auto& groups = setup.simulation.kv_cache.groups;
+  for (const KvCacheGroup& group : groups) {
+    if (group.spec.kind() != KvCacheSpecKind::kCrossAttention) continue;
+    return absl::InvalidArgumentError(
+        "--prefill-replicas and --decode-replicas: got groups of cross attention, expected none: what "
+        "encoders made is not transferred");
+  }
   options.bytes_per_token = setup.block_bytes / groups.front().spec.block_size();
   options.link.bytes_per_second = gigabytes * 1'000'000'000;
   return plan;

@@ -1,5 +1,6 @@
 // kvsim verify: a replay whose steps are done with real tensors, and the first wrong number.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kvblocks/attention/cpu/cpu_ops.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
@@ -53,10 +55,12 @@ window or sink shows as a wrong number, in the step in which it happens; the mes
 layer, position and block.
 
 Each KV-cache group of the model is attended to by one small layer: full attention, windows, chunks,
-latent rows (also compressed ones), sink tokens. Layers that keep a state (Mamba) write one at the end
-of each step, and each step must find the state behind the tokens before it. All rows are written and
-all hits are read back, but with --rows only so many queries attend per step and layer, half
-of them for requests whose block tables changed, all in turn. The report says how many did.
+latent rows (also compressed ones), sink tokens, cross attention. What of an encoder's input is
+written in a request's first step must be there, bit by bit, in each later one. Layers that keep a
+state (Mamba) write one at the end of each step, and each step must find the state behind the tokens
+before it. All rows are written and all hits are read back, but with --rows only so many queries
+attend per step and layer, half of them for requests whose block tables changed, all in turn. The
+report says how many did.
 
 The small layers lie in memory as the model's do by its plan (--layout=uniform, slab or native), and
 are attended to where the planner puts them.
@@ -161,6 +165,7 @@ Verification VerifyCommand::Found(const std::string& engine, const VerifyingObse
     out->set_name(group.name);
     out->set_checks(group.num_layers == 0 ? "nothing" : group.is_state ? "states" : "attention");
     out->set_layers(group.num_layers);
+    out->set_planned_rows(observer.row_formats()[static_cast<size_t>(found.groups_size() - 1)]);
   }
   found.set_requests_arrived(result.num_arrived);
   found.set_requests_finished(result.num_finished);
@@ -179,6 +184,8 @@ Verification VerifyCommand::Found(const std::string& engine, const VerifyingObse
   found.set_states_written(stats.num_states_written);
   found.set_blocks_copied(stats.num_blocks_copied);
   found.set_blocks_poisoned(poison_ ? stats.num_blocks_poisoned : 0);
+  found.set_encoder_rows_read(stats.num_encoder_rows_read);
+  found.set_encoder_tokens(result.scheduler.num_encoder_tokens);
   found.set_loads(result.scheduler.num_loads);
   found.set_loaded_tokens(result.scheduler.num_external);
   found.set_max_error(stats.max_error);
@@ -206,7 +213,14 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
     text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", found.groups(g).name()));
     if (found.groups(g).checks() == "attention") num_layers += found.groups(g).layers();
   }
-  text += Line("memory", absl::StrCat(found.layout(), " layout"));
+  std::vector<std::string> planned;
+  for (const auto& group : found.groups()) {
+    if (std::find(planned.begin(), planned.end(), group.planned_rows()) == planned.end()) {
+      planned.push_back(group.planned_rows());
+    }
+  }
+  text += Line("memory", absl::StrCat(found.layout(), " layout, rows of fp32; the plan's are ",
+                                      absl::StrJoin(planned, ", ")));
   text += Line("requests", absl::StrCat(number(found.requests_arrived()), " arrived, ",
                                         number(found.requests_finished()), " finished, ",
                                         number(found.preemptions()), " preemptions",
@@ -231,6 +245,11 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
   if (found.states_written() > 0) {
     text += Line("states", absl::StrCat(number(found.states_written()), " written, ",
                                         number(found.states_read()), " read back"));
+  }
+  if (found.encoder_tokens() > 0) {
+    text += Line("encoder", absl::StrCat(number(found.encoder_tokens()), " tokens of its inputs, ",
+                                         number(found.encoder_rows_read()),
+                                         " rows read back in later steps"));
   }
   if (found.loads() > 0) {
     text += Line("loaded", absl::StrCat(number(found.loaded_tokens()), " tokens in ",

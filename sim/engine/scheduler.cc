@@ -39,6 +39,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.keeps_all_blocks();
     boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
+    if (group.spec().kind() == KvCacheSpecKind::kCrossAttention) {
+      max_encoder_tokens_ = manager_->options().max_encoder_tokens.value_or(max_model_len_);
+    }
     const auto* mamba = group.spec().get_if<MambaSpec>();
     if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign &&
         options.enable_chunked_prefill) {
@@ -105,6 +108,9 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
       blocks = std::min(blocks, *cap + group.NumBlocksFor(options_.num_lookahead_tokens));
     }
     if (group.spec().kind() == KvCacheSpecKind::kRing) blocks = 1;
+    if (group.spec().kind() == KvCacheSpecKind::kCrossAttention) {
+      blocks = group.NumBlocksFor(request.num_encoder);
+    }
     if (group.spec().kind() == KvCacheSpecKind::kMamba) {
       const auto states = MaxBlocksPerRequest(
           group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});
@@ -145,19 +151,31 @@ int64_t Scheduler::SmallestPoolFor(const SimRequest& request) const {
 
 bool Scheduler::Submit(SimRequest& request) {
   const int64_t prompt = request.num_prompt;
+  const bool has_encoder = max_encoder_tokens_ >= 0;
+  request.num_encoder =
+      has_encoder ? request.spec.encoder_tokens.value_or(options_.num_encoder_tokens) : 0;
   if (prompt <= 0) {
     request.finish_text = absl::StrCat("prompt has ", prompt, " tokens, expected at least 1");
   } else if (prompt >= max_model_len_) {
     request.finish_text =
         absl::StrCat("prompt has ", prompt, " tokens, expected less than max_model_len, which is ",
                      max_model_len_);
+  } else if (has_encoder &&
+             (request.num_encoder < 0 || request.num_encoder > max_encoder_tokens_)) {
+    request.finish_text =
+        absl::StrCat("the encoder's input has ", request.num_encoder,
+                     " tokens, expected 0 to max_encoder_tokens, which is ", max_encoder_tokens_);
   } else if (options_.too_big == TooBigRequest::kReject &&
              LongestNumBlocks(request) > num_usable_blocks_) {
     ++totals_.num_too_big;
     totals_.num_blocks_for_too_big =
         std::max(totals_.num_blocks_for_too_big, SmallestPoolFor(request));
     request.finish_text = absl::StrCat(
-        "prompt ", prompt, " + output ", request.max_output, " tokens need ",
+        "prompt ", prompt, " + output ", request.max_output,
+        request.num_encoder > 0
+            ? absl::StrCat(" tokens and ", request.num_encoder, " of the encoder's input")
+            : std::string(" tokens"),
+        " need ",
         LongestNumBlocks(request), " ", unit_, ", but the pool has ", num_usable_blocks_,
         " usable ones (raise --num-blocks; --too-big=run admits such requests)");
   }
@@ -331,9 +349,14 @@ absl::Status Scheduler::CheckInvariants() const {
     }
     for (GroupId g = 0; g < manager_->num_groups(); ++g) {
       if (manager_->group(g).spec().kind() == KvCacheSpecKind::kRing) continue;
-      const int64_t capacity = static_cast<int64_t>(manager_->GetBlocks(*request->kv, g).size()) *
-                               manager_->group(g).block_size();
-      if (capacity < request->num_computed) {
+      const absl::Span<const BlockId> table = manager_->GetBlocks(*request->kv, g);
+      const auto held = static_cast<int64_t>(table.size());
+      const int64_t capacity = held * manager_->group(g).block_size();
+      const bool is_cross = manager_->group(g).spec().kind() == KvCacheSpecKind::kCrossAttention;
+      // Of an encoder's blocks none is taken twice or given back before the end.
+      if (is_cross ? held != manager_->group(g).NumBlocksFor(request->num_encoder) ||
+                         std::count(table.begin(), table.end(), kNullBlockId) > 0
+                   : capacity < request->num_computed) {
         return broken(*request, absl::StrCat("holds ", capacity, " slots in group ", g));
       }
     }

@@ -24,6 +24,10 @@
 // are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
 // and everything else is as if they had (see QuietDecodes).
 //
+// With cross attention a request takes the blocks of its encoder's input when it enters, again after a
+// preemption, and the admissions of a step have no more of such inputs than the encoder computes in one
+// (docs/simulator.md); who would exceed that lets others pass.
+//
 // With a connector (set_connector) admissions also take KV from elsewhere. A request whose KV comes
 // while it waits holds its blocks, in state LOADING; it and those whose load has ended go before the
 // waiting queue. Loads are started only where they leave the blocks that prompts under way and other
@@ -69,6 +73,7 @@ struct SchedulerTotals {
   int64_t num_block_copies = 0;
   int64_t num_state_checkpoints = 0;  // states exported inside a step, of all groups
   int64_t num_output_tokens = 0;
+  int64_t num_encoder_tokens = 0;  // of inputs of encoders, of all admissions
   // num_computed = first_time + recomputed + wasted + rejected_drafts.
   int64_t num_computed = 0;
   int64_t num_first_time = 0;
@@ -102,7 +107,8 @@ class Scheduler {
   // lookahead, and with full attention only; else nothing changes.
   void LeaveOutQuiet();
 
-  // Where KV comes from that the pool does not hold; not owned. Before the first Submit.
+  // Where KV comes from that the pool does not hold; not owned. Before the first Submit, and not with
+  // cross attention, whose rows do not come from elsewhere.
   void set_connector(KvConnector* connector) { connector_ = connector; }
 
   // Takes note of what the connector tells, before Schedule(now).
@@ -286,6 +292,8 @@ class Scheduler {
   std::vector<const SingleTypeManager*> checkpoint_states_;  // exported inside steps; all, or none
   int64_t num_hash_lookahead_ = 0;     // tokens behind a block that its hash covers
   int64_t num_prefill_lookahead_ = 0;  // and behind a part of a prompt that the drafter reads
+  // Longest input of the encoder; negative: no group attends to one.
+  int64_t max_encoder_tokens_ = -1;
 
   WaitingQueue waiting_;
   // Waiting requests that hold blocks because their KV is on its way or has just come, in the order in
@@ -320,6 +328,7 @@ class Scheduler {
   Step* step_ = nullptr;
   int64_t budget_ = 0;
   int64_t slot_budget_ = 0;   // of which draft slots take a part, too
+  int64_t encoder_budget_ = 0;  // tokens of encoders' inputs
   int64_t longest_part_ = 0;  // of one request, in tokens
   int64_t num_prefills_ = 0;  // entries that compute more than one known token
   int64_t num_walked_ = 0;    // entries of the walk over running requests

@@ -113,6 +113,10 @@ void Scheduler::AdmitWaiting(SimTime now) {
 
     ScheduledRecord record{.num_context = num_hits + external.num_tokens};
     if (!SizeAdmission(request, record)) return;
+    if (request.num_encoder > encoder_budget_) {
+      SetAside(request);
+      continue;
+    }
     observer_->OnAdmissionAttempt(admission, now);
     const auto slots =
         manager_->AllocateSlots(*request.kv, {.num_new_tokens = record.num_tokens,
@@ -120,7 +124,8 @@ void Scheduler::AdmitWaiting(SimTime now) {
                                               .num_lookahead_tokens = options_.num_lookahead_tokens,
                                               .num_external_computed_tokens = external.num_tokens,
                                               .full_sequence_must_fit = options_.reserve_full_isl,
-                                              .has_scheduled_requests = num_running() > 0});
+                                              .has_scheduled_requests = num_running() > 0,
+                                              .num_encoder_tokens = request.num_encoder});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (!slots->has_value()) {
       // Hits in many chunks may pin so many that the rest does not fit, and a hit inside a block
@@ -136,6 +141,8 @@ void Scheduler::AdmitWaiting(SimTime now) {
     }
     if (!checkpoint_states_.empty()) CountCheckpoint(request);
     forgoes_hits = forgoes_load = false;
+    encoder_budget_ -= request.num_encoder;
+    totals_.num_encoder_tokens += request.num_encoder;
     record.new_blocks = **slots;
     record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
     manager_->RecordPrefixCacheStats(*request.kv, num_hits);

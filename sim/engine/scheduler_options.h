@@ -92,6 +92,9 @@ struct SchedulerOptions {
   int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead
   AcceptanceModel acceptance;
 
+  // Of the encoder's input, of requests whose specs do not say; with cross attention.
+  int64_t num_encoder_tokens = 0;
+
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
 

@@ -16,6 +16,7 @@ void Scheduler::Schedule(SimTime now) {
   step_ = &InFlight(num_in_flight_);
   budget_ = token_budget_;
   slot_budget_ = options_.max_num_batched_tokens;
+  encoder_budget_ = std::max(options_.max_num_batched_tokens, max_encoder_tokens_);
   num_prefills_ = num_prompt_parts_ = num_walked_ = 0;
   waits_alone_ = false;
   step_->scheduled.clear();

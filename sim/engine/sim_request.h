@@ -83,6 +83,9 @@ struct SimRequest {
   // --- Now and then ---
   int64_t num_prompt = 0;         // P
   int64_t max_output = 0;         // M, after --zero-output
+  // Of the encoder's input, once submitted: as its spec says, or the scheduler's options. 0 without
+  // cross attention.
+  int64_t num_encoder = 0;
   int64_t highest_computed = 0;   // of all admissions: below it, computing is recomputing
   int64_t num_verifications = 0;  // steps with drafts; indexes the acceptance stream
   int32_t num_preemptions = 0;

@@ -15,6 +15,7 @@ void SumWorkloads(const ::kvblocks::fleet::v1::FleetReport& fleet,
   sum->set_requests_skipped(fleet.totals().requests_skipped());
   sum->set_input_tokens(0);
   sum->set_requested_output_tokens(0);
+  sum->set_encoder_tokens(0);
   for (const Report& one : fleet.reports()) {
     const auto& workload = one.workload();
     if (workload.requests_arrived() == 0) continue;
@@ -27,6 +28,7 @@ void SumWorkloads(const ::kvblocks::fleet::v1::FleetReport& fleet,
     sum->set_input_tokens(sum->input_tokens() + workload.input_tokens());
     sum->set_requested_output_tokens(sum->requested_output_tokens() +
                                      workload.requested_output_tokens());
+    sum->set_encoder_tokens(sum->encoder_tokens() + workload.encoder_tokens());
   }
 }
 
@@ -41,10 +43,11 @@ Report FleetSummary(const ::kvblocks::fleet::v1::FleetReport& fleet) {
   if (fleet.reports_size() == 0) return out;
   SumWorkloads(fleet, out.mutable_workload());
   *out.mutable_setup() = fleet.reports(0).setup();
-  int64_t devices = 0, recomputed = 0;
+  int64_t devices = 0, recomputed = 0, encoder = 0;
   for (const Report& one : fleet.reports()) {
     devices += one.setup().devices();
     recomputed += one.totals().recomputed_tokens();
+    encoder += one.totals().encoder_tokens();
   }
   out.mutable_setup()->set_devices(devices);
   const auto& totals = fleet.totals();
@@ -53,6 +56,7 @@ Report FleetSummary(const ::kvblocks::fleet::v1::FleetReport& fleet) {
   out.mutable_totals()->set_requests_aborted(totals.requests_aborted());
   out.mutable_totals()->set_output_tokens(totals.output_tokens());
   out.mutable_totals()->set_recomputed_tokens(recomputed);
+  out.mutable_totals()->set_encoder_tokens(encoder);
   out.mutable_throughput()->set_duration_s(totals.duration_s());
   out.mutable_throughput()->set_requests_per_s(totals.requests_per_s());
   out.mutable_throughput()->set_output_tokens_per_s(totals.output_tokens_per_s());

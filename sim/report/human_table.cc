@@ -111,6 +111,11 @@ void AddHead(const pb::Report& report, TextPage& page) {
                                    "; at most ", WithThousands(config.max_num_batched_tokens()),
                                    " tokens and ", WithThousands(config.max_num_seqs()),
                                    " requests per step, ", setup.limits_source()));
+  if (config.max_encoder_tokens() > 0) {
+    page.Text("encoder", absl::StrCat(WithThousands(report.totals().encoder_tokens()),
+                                      " tokens of its inputs entered, at most ",
+                                      WithThousands(config.max_encoder_tokens()), " per request"));
+  }
   page.Text("time", setup.latency_is_meaningful()
                         ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
                                        config.tensor_parallel(), " x ", config.device(),

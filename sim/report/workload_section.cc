@@ -23,6 +23,7 @@ void WorkloadSection::OnArrival(const SimRequest& request, SimTime) {
   last_arrival_ = std::max(last_arrival_, request.arrival);
   input_tokens_ += request.num_prompt;
   requested_output_ += request.max_output;
+  encoder_tokens_ += request.spec.encoder_tokens.value_or(0);
 }
 
 void WorkloadSection::OnRejection(const SimRequest& request, SimTime) {
@@ -40,6 +41,7 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   workload->set_requests_skipped(result.num_skipped);
   workload->set_input_tokens(input_tokens_);
   workload->set_requested_output_tokens(requested_output_);
+  workload->set_encoder_tokens(encoder_tokens_);
   workload->set_first_arrival_s(Seconds(end.first_event));
   workload->set_last_arrival_s(Seconds(last_arrival_));
 
@@ -71,6 +73,7 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   totals->set_peak_live_requests(result.peak_live_requests);
   totals->set_first_rejection(first_rejection_);
   totals->set_state_checkpoints(result.scheduler.num_state_checkpoints);
+  totals->set_encoder_tokens(result.scheduler.num_encoder_tokens);
 }
 
 // --- Preemptions ---

@@ -23,7 +23,7 @@ class WorkloadSection final : public ReportSection {
   int64_t num_blocks_ = 0, usable_blocks_ = 0;
   int64_t block_tokens_ = 0, hit_unit_tokens_ = 0, first_group_block_tokens_ = 0;
   SimTime last_arrival_ = 0;
-  int64_t input_tokens_ = 0, requested_output_ = 0;
+  int64_t input_tokens_ = 0, requested_output_ = 0, encoder_tokens_ = 0;
   std::string first_rejection_;
 };
 

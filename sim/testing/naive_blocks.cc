@@ -97,7 +97,10 @@ void NaiveEngine::Retain(const NaiveRequest& r) {
   }
 }
 
-void NaiveEngine::FreeAll(NaiveRequest* r) { FreeTable(&r->table); }
+void NaiveEngine::FreeAll(NaiveRequest* r) {
+  FreeTable(&r->table);
+  FreeTable(&r->encoder_table);
+}
 
 void NaiveEngine::FreeTable(std::vector<int>* table) {
   std::vector<int> plain, keyed;
@@ -111,6 +114,7 @@ void NaiveEngine::FreeTable(std::vector<int>* table) {
 }
 
 void NaiveEngine::Register(NaiveRequest* r, int64_t upto) {
+  if (!o_.caching) return;
   for (int64_t b = 0; (b + 1) * o_.block_size <= upto; ++b) {
     const int id = r->table[static_cast<size_t>(b)];
     if (keys_.count(id)) continue;
@@ -119,6 +123,10 @@ void NaiveEngine::Register(NaiveRequest* r, int64_t upto) {
     uses_[id] = 1;
     if (b > 0) parents_[id] = r->table[static_cast<size_t>(b - 1)];
   }
+}
+
+int64_t NaiveEngine::EncoderBlocks(const NaiveRequest& r) const {
+  return (r.encoder + o_.encoder_block_size - 1) / o_.encoder_block_size;
 }
 
 // Takes blocks for `slots` slots; the text of the new ones.

@@ -226,7 +226,8 @@ void NaiveEngine::Abort(std::vector<NaiveRequest*>& aborts, int64_t now) {
 
 void NaiveEngine::Arrive(NaiveRequest* r) {
   r->arrived = true;
-  if (r->prompt >= o_.max_len || LongestBlocks(*r) > o_.num_blocks - 1) {
+  if (r->prompt >= o_.max_len || r->encoder > o_.max_encoder ||
+      LongestBlocks(*r) > o_.num_blocks - 1) {
     r->ended = true;
     return;
   }
@@ -302,6 +303,7 @@ void NaiveEngine::Schedule() {
   ++num_calls_;
   budget_ = o_.scheduled_budget > 0 ? o_.scheduled_budget : o_.budget;
   slots_ = o_.budget;
+  encoder_slots_ = std::max(o_.budget, o_.max_encoder);
   longest_part_ = LongestPart();
   holds_prompts_ = HoldsPrompts();
   WalkRunning();
@@ -454,9 +456,14 @@ void NaiveEngine::Admit(size_t num_walked) {
     bool padded = false;
     const int64_t tokens = Part(*r, computed, num_walked, &padded);
     if (tokens == 0) break;
+    if (r->encoder > encoder_slots_) {
+      aside.push_back(r);
+      waiting_.pop_front();
+      continue;
+    }
     const auto need = [&](int64_t slots) {
       return std::max<int64_t>(Ceil(slots, o_.block_size) - static_cast<int64_t>(hits.size()), 0) +
-             idle_hits;
+             EncoderBlocks(*r) + idle_hits;
     };
     const int64_t spare =
         static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
@@ -476,7 +483,13 @@ void NaiveEngine::Admit(size_t num_walked) {
     r->table = hits;
     r->settled = computed;
     if (offer.tokens > 0) Grow(r, computed);
-    const std::string taken = Grow(r, slots);
+    encoder_slots_ -= r->encoder;
+    num_encoder_ += r->encoder;
+    std::string taken = Grow(r, slots);
+    for (int64_t b = EncoderBlocks(*r); b > 0; --b) {
+      r->encoder_table.push_back(Take());
+      taken.insert(taken.size() - 1, absl::StrCat(taken == "[]" ? "" : ",", r->encoder_table.back()));
+    }
     Register(r, std::min(computed + tokens, n));
     std::string hit_text = hit_tokens > 0 ? absl::StrCat("h", hit_tokens) : "";
     if (offer.tokens > 0) {

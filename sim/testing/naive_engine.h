@@ -3,7 +3,8 @@
 //
 // Contents are spelled out token by token, keys are whole prefixes, the free queue is a list, and
 // every question is asked anew in every step. What steps under way will bring is not counted along
-// but added up from those steps whenever it is needed. One full-attention group, steps of 1 s.
+// but added up from those steps whenever it is needed. One full-attention group, steps of 1 s; without a
+// prefix cache also one of cross attention.
 
 #ifndef KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
 #define KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
@@ -39,6 +40,9 @@ struct NaiveOptions {
   ConnectorScript script = {};  // what comes from elsewhere
   bool fails_lost = false;      // who misses some of it ends
   std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
+  bool caching = true;
+  // Longest input of an encoder, with a group of cross attention behind the first; 0: without one.
+  int64_t max_encoder = 0, encoder_block_size = 1;
 };
 
 struct NaiveRequest {
@@ -49,7 +53,8 @@ struct NaiveRequest {
   std::vector<int64_t> tokens;  // known ones
   int64_t settled = 0;          // computed by steps that are over
   int64_t drafts = 0;
-  std::vector<int> table = {};
+  int64_t encoder = 0;  // tokens of the encoder's input
+  std::vector<int> table = {}, encoder_table = {};
   bool arrived = false;
   bool ended = false;
   bool chunk = false;  // after its last step
@@ -122,6 +127,7 @@ class NaiveEngine {
   int64_t num_retention_refused() const { return num_retention_refused_; }
   int64_t num_external() const { return num_external_; }  // tokens
   int64_t num_lost() const { return num_lost_; }
+  int64_t num_encoder() const { return num_encoder_; }
 
  private:
   struct Entry {
@@ -160,6 +166,7 @@ class NaiveEngine {
   void FreeTable(std::vector<int>* table);
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
+  int64_t EncoderBlocks(const NaiveRequest& r) const;
 
   int64_t WaitsUntil() const { return held_until_ >= 0 ? held_until_ : under_way_.front().end; }
   void TellCounts(int64_t now) const {
@@ -200,7 +207,7 @@ class NaiveEngine {
   void Finish();
 
   const NaiveOptions o_;
-  int64_t budget_ = 0, slots_ = 0, longest_part_ = 0;
+  int64_t budget_ = 0, slots_ = 0, encoder_slots_ = 0, longest_part_ = 0;
   bool holds_prompts_ = false, queue_was_left_ = false;
   int64_t num_steps_ = 0, last_prompt_step_ = -1000000;
   std::deque<int> free_;
@@ -228,7 +235,7 @@ class NaiveEngine {
 
   std::vector<std::string> lines_;
   std::map<std::string, std::vector<double>> token_times_;
-  int64_t num_wasted_ = 0, num_rejected_ = 0;
+  int64_t num_wasted_ = 0, num_rejected_ = 0, num_encoder_ = 0;
   int64_t num_retained_hits_ = 0, num_retention_refused_ = 0;
 
   // Blocks that nobody may have before that time: of loads (by their number) or of who is gone.

@@ -98,7 +98,7 @@ int64_t NaiveEngine::LongestBlocks(const NaiveRequest& r) const {
   const int64_t longest = r.prompt + r.output;
   const int64_t reach =
       std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
-  return (std::min(reach, o_.max_len) + o_.block_size - 1) / o_.block_size;
+  return (std::min(reach, o_.max_len) + o_.block_size - 1) / o_.block_size + EncoderBlocks(r);
 }
 
 bool NaiveEngine::HasReserve(const NaiveRequest& r) const {

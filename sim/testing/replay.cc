@@ -32,6 +32,13 @@ KvCacheGroup WindowGroup(int64_t block_size, int64_t window) {
   return {.spec = *spec, .layer_names = {"window"}};
 }
 
+KvCacheGroup CrossGroup(int64_t block_size) {
+  const auto spec =
+      CrossAttentionSpec::Create({.block_size = block_size, .num_kv_heads = 1, .head_size = 8});
+  KVBLOCKS_CHECK(spec.ok(), spec.status().ToString());
+  return {.spec = *spec, .layer_names = {"cross"}};
+}
+
 absl::StatusOr<bool> VectorTraceReader::Next(TraceRequest& out) {
   if (next_ >= fail_after_) return absl::InvalidArgumentError("trace:7: error: bad row");
   if (next_ >= requests_.size()) return false;
@@ -70,6 +77,7 @@ void Replay::Add(const ReplayRequest& r) {
   request.think_ns = Nanoseconds(r.think);
   request.abort_after_ns = Nanoseconds(r.abort_after);
   request.accepted_drafts = r.accepted;
+  request.encoder_tokens = r.encoder;
   requests_.push_back(std::move(request));
 }
 

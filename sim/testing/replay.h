@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ namespace kvblocks::sim {
 // One full-attention group.
 KvCacheGroup FullGroup(int64_t block_size);
 KvCacheGroup WindowGroup(int64_t block_size, int64_t window);
+KvCacheGroup CrossGroup(int64_t block_size);
 
 class VectorTraceReader final : public TraceReader {
  public:
@@ -69,6 +71,7 @@ struct ReplayRequest {
   std::vector<int64_t> waits_for = {};  // indices of requests added before
   double think = 0;                     // seconds
   bool has_arrival = true;
+  std::optional<int64_t> encoder = {};  // tokens of the encoder's input
 };
 
 class Replay : public EngineObserver {

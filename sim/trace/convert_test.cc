@@ -138,6 +138,7 @@ std::vector<TraceRequest> RandomTrace(int64_t block_tokens) {
       }
     }
     r.min_tokens = *rc::gen::inRange<int64_t>(0, 3);
+    if (*rc::gen::inRange(0, 2) == 0) r.encoder_tokens = *rc::gen::inRange<int64_t>(0, 3);
     r.priority = *rc::gen::inRange(-5, 5);
     r.session = *rc::gen::element<uint64_t>(0, 0, 1, 2, 900);
     if (r.session != 0) r.turn = *rc::gen::inRange<uint32_t>(0, 9);

@@ -34,6 +34,7 @@ enum class MapTo {
   kTurn,
   kPriority,
   kMinTokens,
+  kEncoderTokens,
   kTenant,
   kSloClass,
   kAdapter,
@@ -47,7 +48,7 @@ struct MapField {
   MapTo to;
   int exponent = 0;  // of times: digits behind the point that are nanoseconds
 };
-constexpr std::array<MapField, 25> kMapFields = {{
+constexpr std::array<MapField, 26> kMapFields = {{
     {"input_length", MapTo::kInput},
     {"output_length", MapTo::kOutput},
     {"arrival_s", MapTo::kArrival, 9},
@@ -61,6 +62,7 @@ constexpr std::array<MapField, 25> kMapFields = {{
     {"turn", MapTo::kTurn},
     {"priority", MapTo::kPriority},
     {"min_tokens", MapTo::kMinTokens},
+    {"encoder_tokens", MapTo::kEncoderTokens},
     {"tenant", MapTo::kTenant},
     {"slo_class", MapTo::kSloClass},
     {"adapter", MapTo::kAdapter},
@@ -219,6 +221,8 @@ class FieldMapReader : public LineRows {
       }
       case MapTo::kMinTokens:
         return Whole(text, 0, kMaxTraceLength, &r.min_tokens);
+      case MapTo::kEncoderTokens:
+        return Whole(text, 0, kMaxTraceLength, &r.encoder_tokens.emplace());
       case MapTo::kTenant:
         return Text(text, &r.tenant);
       case MapTo::kSloClass:

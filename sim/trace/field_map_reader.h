@@ -10,7 +10,7 @@
 //   ids                                content ids, of which --trace-block-size says how many
 //                                      tokens each stands for: a JSON list, or a text of numbers
 //                                      from 0 to 2^64-1 with blanks, commas, ; or | between them
-//   id, session, turn, priority, min_tokens, tenant, slo_class, adapter, salt
+//   id, session, turn, priority, min_tokens, encoder_tokens, tenant, slo_class, adapter, salt
 //   think_s, _ms, _us, _ns             after the request before in the session
 //   abort_after_s, _ms, _us, _ns
 // An empty text or null means that a row does not have the field. A row without arrival or with a

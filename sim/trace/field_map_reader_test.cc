@@ -58,6 +58,17 @@ TEST(FieldMapReaderTest, JsonPathsAndUnits) {
   EXPECT_EQ((*r)[1].tenant, "");
 }
 
+TEST(FieldMapReaderTest, InputsOfEncodersAreACountToo) {
+  auto r = ReadTrace("i,o,frames\n4,5,1500\n6,7,\n",
+                     Fields("input_length=i,output_length=o,encoder_tokens=frames"));
+  ASSERT_TRUE(r.ok()) << r.status();
+  EXPECT_EQ((*r)[0].encoder_tokens, 1500);
+  EXPECT_FALSE((*r)[1].encoder_tokens.has_value());
+  EXPECT_THAT(TraceError("i,o,frames\n4,5,-3\n",
+                         Fields("input_length=i,output_length=o,encoder_tokens=frames")),
+              HasSubstr("got \"-3\", expected a whole number from 0 to 2147483647"));
+}
+
 TEST(FieldMapReaderTest, RowsWithoutArrivalFollowTheirSession) {
   auto r = ReadTrace("s,t,i,o,d\na,5,1,1,\nb,,1,1,\na,,1,1,2\na,9,1,1,\n",
                      Fields("session=s,arrival_s=t,input_length=i,output_length=o,think_s=d"));

@@ -58,6 +58,7 @@ class MooncakeReader : public LineRows {
     kOutputTokenIds,
     kTurn,
     kMinTokens,
+    kEncoderTokens,
     kAbortAfter,
     kTenant,
     kSloClass,
@@ -90,6 +91,7 @@ class MooncakeReader : public LineRows {
         {"output_token_ids", kOutputTokenIds},
         {"turn", kTurn},
         {"min_tokens", kMinTokens},
+        {"encoder_tokens", kEncoderTokens},
         {"abort_after_ms", kAbortAfter},
         {"tenant", kTenant},
         {"slo_class", kSloClass},
@@ -235,6 +237,8 @@ class MooncakeReader : public LineRows {
       }
       case kMinTokens:
         return value.ReadInteger(0, kMaxTraceLength, &r.min_tokens);
+      case kEncoderTokens:
+        return value.ReadInteger(0, kMaxTraceLength, &r.encoder_tokens.emplace());
       case kAbortAfter:
         return value.ReadDecimal(kMsToNs, &r.abort_after_ns);
       case kTenant:

@@ -50,6 +50,22 @@ TEST(MooncakeReaderTest, AcceptsTheDialects) {
   EXPECT_EQ(b.content_ids.size(), 2u) << "floor(40 / 16) ids: the rest is unique";
 }
 
+TEST(MooncakeReaderTest, EncodersInputsAreWhatTheRowSays) {
+  const auto requests = ReadTrace(Row("1") + Row("2", R"("encoder_tokens": 0)") +
+                                  Row("3", R"("encoder_tokens": 1500)") +
+                                  Row("4", R"("encoder_tokens": null)"));
+  ASSERT_TRUE(requests.ok()) << requests.status();
+  EXPECT_FALSE((*requests)[0].encoder_tokens.has_value());
+  EXPECT_EQ((*requests)[1].encoder_tokens, 0);
+  EXPECT_EQ((*requests)[2].encoder_tokens, 1500);
+  EXPECT_FALSE((*requests)[3].encoder_tokens.has_value());
+  for (const char* bad : {"-1", "2147483648", "1.5", "\"1500\"", "[1500]", "true"}) {
+    EXPECT_THAT(TraceError(Row("1", std::string("\"encoder_tokens\": ") + bad)),
+                HasSubstr("encoder_tokens: got "))
+        << bad;
+  }
+}
+
 TEST(MooncakeReaderTest, SessionsAreClosedLoops) {
   const auto requests = ReadTrace(
       Row("1", R"("session_id": "s")") + Row("2", R"("session_id": "t")") +

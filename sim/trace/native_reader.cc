@@ -170,6 +170,7 @@ class NativeReader : public RowSource {
     to.output_ids.assign(from.output_ids().begin(), from.output_ids().end());
     to.accepted_drafts.assign(from.accepted_drafts().begin(), from.accepted_drafts().end());
     to.min_tokens = from.min_tokens();
+    if (from.has_encoder_tokens()) to.encoder_tokens = from.encoder_tokens();
     to.priority = from.priority();
     to.session = from.session();
     to.turn = from.turn();

@@ -194,6 +194,9 @@ TEST(NativeReaderTest, CountsBeyondTheLongestRequestAreRefused) {
   EXPECT_THAT(TraceError(WithHeader("request { id: 1 min_tokens: 2147483648 }\n")),
               HasSubstr("min_tokens: got 2147483648, expected 0 to 2147483647"));
   EXPECT_TRUE(ReadTrace(WithHeader("request { id: 1 min_tokens: 2147483647 }\n")).ok());
+  EXPECT_THAT(TraceError(WithHeader("request { id: 1 encoder_tokens: 2147483648 }\n")),
+              HasSubstr("encoder_tokens: got 2147483648, expected 0 to 2147483647"));
+  EXPECT_TRUE(ReadTrace(WithHeader("request { id: 1 encoder_tokens: 2147483647 }\n")).ok());
   EXPECT_THAT(TraceError(WithHeader("", "block_tokens: 2147483648")),
               HasSubstr("block_tokens: got 2147483648, expected 0 to 2147483647"));
   EXPECT_TRUE(ReadTrace(WithHeader("", "block_tokens: 2147483647")).ok());

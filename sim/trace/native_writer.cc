@@ -76,6 +76,9 @@ class NativeWriter : public TraceWriter {
     to.mutable_accepted_drafts()->Assign(request.accepted_drafts.begin(),
                                          request.accepted_drafts.end());
     to.set_min_tokens(static_cast<uint32_t>(request.min_tokens));
+    if (request.encoder_tokens) {
+      to.set_encoder_tokens(static_cast<uint32_t>(*request.encoder_tokens));
+    }
     to.set_priority(request.priority);
     to.set_session(request.session);
     to.set_turn(request.turn);

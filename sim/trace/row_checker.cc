@@ -96,7 +96,8 @@ void RowChecker::CheckLengths(const TraceRequest& request) {
   const int64_t output = request.output_length;
   for (const auto& [name, length] :
        {std::pair("input length", input), std::pair("output length", output),
-        std::pair("min_tokens", request.min_tokens)}) {
+        std::pair("min_tokens", request.min_tokens),
+        std::pair("encoder_tokens", request.encoder_tokens.value_or(0))}) {
     if (length < 0 || length > kMaxTraceLength) {
       Bad(ProblemKind::kLength, request,
           absl::StrCat(name, ": got ", length, ", expected 0 to ", kMaxTraceLength));

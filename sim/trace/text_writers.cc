@@ -94,6 +94,9 @@ class MooncakeWriter : public TraceWriter {
     }
     if (r.priority != 0) absl::StrAppend(&line, ", \"priority\": ", r.priority);
     if (r.min_tokens != 0) absl::StrAppend(&line, ", \"min_tokens\": ", r.min_tokens);
+    if (r.encoder_tokens) {
+      absl::StrAppend(&line, ", \"encoder_tokens\": ", *r.encoder_tokens);
+    }
     if (r.abort_after_ns != 0) {
       absl::StrAppend(&line, ", \"abort_after_ms\": ", FormatScaledDecimal(r.abort_after_ns, 6));
     }

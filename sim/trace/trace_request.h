@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct TraceRequest {
   bool ids_cover_output = false;     // then output_ids is empty
   std::vector<uint32_t> output_ids;  // empty, or one token id per output token
   int64_t min_tokens = 0;
+  // Of the encoder's input, of encoder-decoder models; nothing: the trace does not say.
+  std::optional<int64_t> encoder_tokens;
 
   int32_t priority = 0;  // smaller is more urgent
   // 0: none; otherwise numbered by first appearance, or as the native file says.

@@ -16,8 +16,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Prompts of a few families that begin alike, in a pool that is too small.
-void AddWorkload(Replay* replay) {
+// Prompts of a few families that begin alike, in a pool that is too small; inputs of encoders, if there
+// are any, of 0 to 19 tokens.
+void AddWorkload(Replay* replay, bool with_encoders = false) {
   for (int64_t i = 0; i < 40; ++i) {
     ReplayRequest request{.id = "r" + std::to_string(i),
                           .prompt = 5 + i * 7 % 40,
@@ -27,6 +28,7 @@ void AddWorkload(Replay* replay) {
     for (int64_t t = 0; t < request.prompt; ++t) {
       request.content.push_back(t < 12 + i % 9 ? i % 4 * 100 + t : 1000 * i + t);
     }
+    if (with_encoders) request.encoder = i * 11 % 20;
     replay->Add(request);
   }
 }
@@ -205,6 +207,96 @@ TEST(VerifyingObserverTest, AStepBesideThePageIsAWrongNumber) {
   AddWorkload(&replay);
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
+}
+
+// --- Encoders ---
+
+void UseEncoder(PoolLayout layout, Replay* replay) {
+  replay->is_watching = false;
+  replay->config.kv_cache.groups.push_back(CrossGroup(2));
+  replay->config.kv_cache.num_blocks = 60;
+  if (layout == PoolLayout::kNative) InChunks(10, {3, 7}, &replay->config.kv_cache);
+  replay->config.manager.enable_caching = false;
+  replay->config.manager.max_model_len = 100;
+  replay->config.manager.max_encoder_tokens = 20;
+  replay->config.scheduler.max_num_batched_tokens = 24;
+  replay->config.scheduler.reserve_full_isl = false;
+}
+
+TEST(VerifyingObserverTest, EachStepFindsTheEncodersRowsOfTheFirst) {
+  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+    for (const bool async : {false, true}) {
+      for (const int64_t drafts : {0, 2}) {
+        SCOPED_TRACE(testing::Message() << LayoutName(layout) << async << drafts);
+        Replay replay;
+        UseEncoder(layout, &replay);
+        replay.config.scheduler.async = async;
+        replay.config.scheduler.num_draft_tokens = drafts;
+        if (drafts > 0) {
+          replay.config.scheduler.acceptance.kind = AcceptanceModel::Kind::kIid;
+          replay.config.scheduler.acceptance.probabilities = {0.6};
+        }
+        VerifyingObserver observer({.ops = &attention::CpuReference(),
+                                    .layers_per_group = 2,
+                                    .layout = layout == PoolLayout::kSlab ? layout
+                                                                          : PoolLayout::kUniform});
+        replay.further_observers = {&observer};
+        AddWorkload(&replay, /*with_encoders=*/true);
+        const absl::Status ran = replay.Run();
+        ASSERT_TRUE(ran.ok()) << ran;
+        EXPECT_TRUE(observer.status().ok()) << observer.status();
+        EXPECT_EQ(observer.group_texts()[1], "cross_attention, rows of an encoder");
+        const attention::VerifierStats& stats = observer.verifier()->stats();
+        const SchedulerTotals& totals = replay.result.scheduler;
+        EXPECT_EQ(stats.num_tokens, totals.num_computed);
+        // Once per admission.
+        EXPECT_EQ(stats.num_rows_written, 2 * (totals.num_computed + totals.num_encoder_tokens));
+        EXPECT_GT(totals.num_encoder_tokens, 40 * 19 / 2 - 40);
+        EXPECT_GT(stats.num_encoder_rows_read, 2 * totals.num_encoder_tokens);
+        EXPECT_GT(stats.num_rows_attended, 3 * stats.num_tokens);
+        EXPECT_EQ(stats.num_hit_tokens, 0);
+        EXPECT_GT(totals.num_preemptions, 0);
+        EXPECT_EQ(replay.result.num_finished, 40);
+      }
+    }
+  }
+}
+
+// Tells a verifier of inputs that have a token more or less than the manager was told.
+class OtherLengths final : public EngineObserver {
+ public:
+  OtherLengths(EngineObserver* to, int64_t change) : to_(to), change_(change) {}
+  void OnRunStart(const RunInfo& info) override { to_->OnRunStart(info); }
+  void OnPreemption(const PreemptionRecord& r, SimTime now) override { to_->OnPreemption(r, now); }
+  void OnStepScheduled(const StepRecord& step) override {
+    for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder += change_;
+    to_->OnStepScheduled(step);
+    for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder -= change_;
+  }
+  void OnStepFinished(const StepRecord& step) override { to_->OnStepFinished(step); }
+  void OnFinish(const SimRequest& request, SimTime now) override { to_->OnFinish(request, now); }
+
+ private:
+  EngineObserver* const to_;
+  const int64_t change_;
+};
+
+TEST(VerifyingObserverTest, AnInputOfAnotherLengthIsNoticed) {
+  for (const int64_t change : {-1, 1}) {
+    Replay replay;
+    UseEncoder(PoolLayout::kUniform, &replay);
+    replay.Add({.id = "A", .prompt = 5, .output = 3, .encoder = change < 0 ? 9 : 8});
+    VerifyingObserver observer({.ops = &attention::CpuReference()});
+    OtherLengths between(&observer, change);
+    replay.further_observers = {&between};
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
+    EXPECT_THAT(std::string(observer.status().message()),
+                HasSubstr(change < 0 ? "the block table has 5 entries, but the 8 rows of the encoder "
+                                       "take 4: blocks were taken more than once"
+                                     : "token 8 of the encoder is in reach of every query, but entry 4 "
+                                       "of the block table is missing"));
+  }
 }
 
 // --- Tiers ---

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/verify/small_plan.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -20,6 +22,12 @@ bool IsMla(KvCacheSpecKind kind) {
   return kind == KvCacheSpecKind::kMlaAttention || kind == KvCacheSpecKind::kSlidingWindowMla;
 }
 
+std::string RowFormatOf(const KvCacheSpec& spec) {
+  const std::string dtype(DataTypeName(spec.dtype()));
+  if (spec.quant_mode() == QuantMode::kNone) return dtype;
+  return absl::StrCat(dtype, " (", std::string(QuantModeName(spec.quant_mode())), ")");
+}
+
 // Why a group's layers cannot be attended to, or nothing.
 const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
   switch (spec.kind()) {
@@ -27,9 +35,8 @@ const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
       return "a ring that old rows leave";
     case KvCacheSpecKind::kHiddenState:
       return "hidden states, which nothing attends to";
-    case KvCacheSpecKind::kCrossAttention:
     case KvCacheSpecKind::kEncoderOnlyAttention:
-      return "keys of an encoder, whose input traces do not have";
+      return "an encoder's view of itself, of which nothing is stored";
     default:
       return spec.compress_ratio() > 1 && spec.sliding_window().has_value()
                  ? "a window over compressed rows"
@@ -63,6 +70,9 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
       group.at_boundaries = spec.options().cache_mode == MambaCacheMode::kAll;
       absl::StrAppend(&group.name, ", states (",
                       std::string(MambaCacheModeName(spec.options().cache_mode)), ")");
+    } else if (spec.kind() == KvCacheSpecKind::kCrossAttention) {
+      group.is_cross = true;
+      absl::StrAppend(&group.name, ", rows of an encoder");
     } else {
       group.window = spec.sliding_window().value_or(0);
       group.chunk = spec.attention_chunk_size().value_or(0);
@@ -71,6 +81,7 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
       if (!group.is_mla) group.sinks = SinkLogits();
     }
     group_texts_.push_back(group.name);
+    row_formats_.push_back(RowFormatOf(spec));
     (group.is_state ? num_state_layers_ : num_layers_) += group.num_layers;
     groups.push_back(std::move(group));
   }
@@ -198,6 +209,16 @@ absl::Span<const int64_t> VerifyingObserver::TokensOf(const SimRequest& request,
   return content.tokens;
 }
 
+// Each request has an input of its own: what its encoder makes is nobody else's.
+absl::Span<const int64_t> VerifyingObserver::EncoderTokensOf(const SimRequest& request) {
+  std::vector<int64_t>& tokens = contents_[static_cast<size_t>(request.slot)].encoder_tokens;
+  if (tokens.empty() && request.num_encoder > 0) {
+    tokens.resize(static_cast<size_t>(request.num_encoder));
+    std::iota(tokens.begin(), tokens.end(), request.spec.row << 32);
+  }
+  return tokens;
+}
+
 void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
   if (!status_.ok()) return;
   if (!step.copies.empty()) {
@@ -227,6 +248,7 @@ void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
     verified.num_computed = record.num_context;
     verified.num_scheduled = record.num_tokens;
     verified.tokens = TokensOf(request, record.num_context + record.num_tokens);
+    verified.encoder_tokens = EncoderTokensOf(request);
     verified.block_tables = tables;
     verified.checkpoints = checkpoints_[i];
     requests_.push_back(verified);

@@ -8,7 +8,8 @@
 //
 // Tokens are identified by the trace's content one by one, not by the manager's block hashes, so
 // wrong hashes show, too. A step is done when it is scheduled, whose order the device keeps:
-// drafts are written as if accepted and made void when they are rejected.
+// drafts are written as if accepted and made void when they are rejected. With cross attention a
+// request has an encoder's input that is nobody else's, as long as the scheduler says.
 //
 // After the first failure it only looks on. Needs every record of every step, so the simulation
 // steps requests one by one.
@@ -68,6 +69,9 @@ class VerifyingObserver final : public EngineObserver {
   // Of each of the manager's groups what is verified, in words: "full_attention", "ring (left
   // out: a ring that old rows leave)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
+  // Likewise the format of the model's rows: "bf16", "fp8_e4m3 (fp8_per_tensor)". Those of small layers are
+  // float32 in any case.
+  const std::vector<std::string>& row_formats() const { return row_formats_; }
   int64_t num_layers() const { return num_layers_; }  // that queries attend to
   int64_t num_state_layers() const { return num_state_layers_; }
   // As the run has it.
@@ -86,7 +90,7 @@ class VerifyingObserver final : public EngineObserver {
   // What a request's tokens are; by its slot.
   struct Content {
     std::optional<ContentKeys> keys;
-    std::vector<int64_t> tokens;
+    std::vector<int64_t> tokens, encoder_tokens;
   };
 
   std::vector<attention::VerifiedGroup> MakeGroups();
@@ -95,6 +99,7 @@ class VerifyingObserver final : public EngineObserver {
   absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
+  absl::Span<const int64_t> EncoderTokensOf(const SimRequest& request);
 
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
@@ -102,7 +107,7 @@ class VerifyingObserver final : public EngineObserver {
   PoolLayout layout_ = PoolLayout::kUniform;
   std::optional<PlannedMemory> memory_;  // outlives the verifier
   std::unique_ptr<attention::KvCacheVerifier> verifier_;
-  std::vector<std::string> group_texts_;
+  std::vector<std::string> group_texts_, row_formats_;
   int64_t num_layers_ = 0, num_state_layers_ = 0;
   absl::Status status_;
 
