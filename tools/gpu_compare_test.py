@@ -64,8 +64,11 @@ class Tables(unittest.TestCase):
     def test_shapes_are_what_names_say(self):
         self.assertEqual(gpu_compare.shape_of(DECODE), {
             "kind": "decode", "requests": 64, "length": 4096, "queries": 1, "heads": 32, "kv_heads": 8, "block": 16,
-            "dim": 128, "fp8": False})
-        self.assertTrue(gpu_compare.shape_of(DECODE.replace("bf16", "f8e4m3"))["fp8"])
+            "dim": 128, "fp8": False, "q_fp8": False})
+        codes = gpu_compare.shape_of(DECODE.replace("bf16", "f8e4m3"))
+        self.assertEqual((codes["fp8"], codes["q_fp8"]), (True, False))
+        both = gpu_compare.shape_of(DECODE.replace("bf16", "q f8e4m3 f8e4m3"))
+        self.assertEqual((both["fp8"], both["q_fp8"]), (True, True))
         self.assertEqual(gpu_compare.shape_of("prefill bf16 nhd 8x2k heads 32/8 block 16")["queries"], 2048)
         chunk = gpu_compare.shape_of(CHUNK)
         self.assertEqual((chunk["requests"], chunk["queries"], chunk["length"]), (1, 512, 32768))
