@@ -3,9 +3,10 @@
     run_faults.py [--gtest_filter=FILTER] [--record] PROGRAM [NUMBER...]
 
 With a fault some test must fail (or the library stop at a broken invariant, or the program crash or hang); the tests that
-are asked must pass without one. noticed_by.json names the test that noticed each fault the last time: it is asked first, and all
-the others only if it notices nothing any more. --record brings that file up to date. Builds with debug checks, as those under sanitizers are, try every tenth fault only: there the
-tests are slow, and what counts is that the tests notice, not with which flags.
+are asked must pass without one. noticed_by.json names the test that noticed each fault the last time: it is asked first, and
+all the others only if it notices nothing any more. --record brings that file up to date. Builds with debug checks, as those
+under sanitizers are, try every tenth fault only: there the tests are slow, and what counts is that the tests notice, not with
+which flags.
 """
 
 import json
