@@ -394,17 +394,13 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
   }
 }
 
-// One row of all of a request's tokens, scores growing or shrinking by `slope`.
-void ExpectCompressed(int64_t tokens, int64_t dim, double slope) {
-  SCOPED_TRACE(testing::Message() << tokens << " tokens of " << dim << ", slope " << slope);
-  std::mt19937_64 random(4);
-  const std::vector<double> values = NormalDraws(random, tokens * dim);
-  std::vector<double> scores = NormalDraws(random, tokens * dim), slots;
+// Outputs [tokens, dim] of a request of so many tokens that all become one row: where the last is.
+std::vector<double> Compressed(int64_t tokens, const std::vector<double>& values,
+                               const std::vector<double>& scores) {
+  const int64_t dim = static_cast<int64_t>(values.size()) / tokens;
   const Batch batch({tokens}, {tokens}, 7, tokens / 7 + 1);
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t d = 0; d < dim; ++d) scores[t * dim + d] += slope * static_cast<double>(t);
-    slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
-  }
+  std::vector<double> slots;
+  for (int64_t t = 0; t < tokens; ++t) slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
   Tensor kv(DType::kF32, {tokens, dim}), score(DType::kF32, {tokens, dim});
   Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * dim}), out(DType::kF32, {tokens, dim});
   kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
@@ -415,7 +411,19 @@ void ExpectCompressed(int64_t tokens, int64_t dim, double slope) {
   batch.Fill(args);
   args.ratio = tokens, args.overlap = false, args.out = out.view;
   ExpectOk(OpsUnderTest().CompressTokens({}, args));
-  const std::vector<double> rows = out.Get();
+  return out.Get();
+}
+
+// One row of all of a request's tokens, scores growing or shrinking by `slope`.
+void ExpectCompressed(int64_t tokens, int64_t dim, double slope) {
+  SCOPED_TRACE(testing::Message() << tokens << " tokens of " << dim << ", slope " << slope);
+  std::mt19937_64 random(4);
+  const std::vector<double> values = NormalDraws(random, tokens * dim);
+  std::vector<double> scores = NormalDraws(random, tokens * dim);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t d = 0; d < dim; ++d) scores[t * dim + d] += slope * static_cast<double>(t);
+  }
+  const std::vector<double> rows = Compressed(tokens, values, scores);
   for (int64_t t = 0; t + 1 < tokens; ++t) ASSERT_TRUE(std::isnan(rows[t * dim])) << t;
   for (int64_t d = 0; d < dim; ++d) {
     double sum = 0, weighted = 0;
@@ -444,10 +452,8 @@ TEST(IndexerSuite, ScoresThatAreNotFiniteAreCompressed) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   for (const int64_t tokens : {8, 80}) {
     constexpr int64_t kDim = 8;
-    const Batch batch({tokens}, {tokens}, 7, tokens / 7 + 1);
-    std::vector<double> values(tokens * kDim, 1), scores(tokens * kDim, 0), slots;
+    std::vector<double> values(tokens * kDim, 1), scores(tokens * kDim, 0);
     for (int64_t t = 0; t < tokens; ++t) {
-      slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
       scores[t * kDim] = t == 3 ? 2 : -kInfinity;
       values[t * kDim] = t == 3 ? 5 : 1;
       scores[t * kDim + 1] = -kInfinity;
@@ -455,17 +461,7 @@ TEST(IndexerSuite, ScoresThatAreNotFiniteAreCompressed) {
       values[t * kDim + 3] = t == 1 ? kInfinity : 1;
       scores[t * kDim + 4] = t == 2 ? kInfinity : 0;
     }
-    Tensor kv(DType::kF32, {tokens, kDim}), score(DType::kF32, {tokens, kDim});
-    Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * kDim}), out(DType::kF32, {tokens, kDim});
-    kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
-    Tensor mapping = SlotTensor(slots);
-    CompressTokensArgs args;
-    args.kv = kv.view, args.score = score.view, args.states = states.view;
-    args.slot_mapping = mapping.view;
-    batch.Fill(args);
-    args.ratio = tokens, args.overlap = false, args.out = out.view;
-    ExpectOk(OpsUnderTest().CompressTokens({}, args));
-    const std::vector<double> all = out.Get();
+    const std::vector<double> all = Compressed(tokens, values, scores);
     const std::vector<double> row(all.end() - kDim, all.end());
     EXPECT_EQ(row[0], 5);
     EXPECT_TRUE(std::isnan(row[1])) << row[1];
