@@ -62,12 +62,9 @@ struct OverCodes {
 };
 // Codes on both sides of Q K.
 template <typename T>
-struct CodesOverCodes {
+struct CodesOverCodes : OverCodes<T> {
   using Query = E4m3;
-  using Value = F16;
-  using Out = T;
-  static constexpr bool kCodes = true;
-  static constexpr int kProducerRegisters = 64, kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 64;
 };
 
 template <typename Kind, int kD, int kDv>
