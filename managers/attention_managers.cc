@@ -90,7 +90,7 @@ class FullAttentionManager final : public SingleTypeManager {
 class SlidingWindowManager final : public SingleTypeManager {
  public:
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {.num_kept_tokens = options.num_replayed_tokens}),
+      : SingleTypeManager(spec, options, pool, {.num_kept_tokens = spec.extra_retained_tokens()}),
         window_(spec.sliding_window().value()),
         tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
         keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}

@@ -67,7 +67,8 @@ struct KvCacheManagerOptions {
   // has 1 for EAGLE and MTP, without external KV. V-10.
   int64_t num_hash_lookahead_tokens = 0;
   // Tokens that the drafter reads ahead of a prefill: 0 without one, 1 for EAGLE, K for multi-module
-  // MTP. All but one of them may be computed again, and windows keep as many more. V-14.
+  // MTP. All but one of them may be computed again, so they are not registered before they are final.
+  // Window specs say themselves what they keep for it (extra_retained_tokens). V-14, V-100.
   int64_t prefill_lookahead_tokens = 0;
   bool enable_events = false;
   bool log_stats = true;
@@ -182,6 +183,11 @@ struct PrefixCacheStats {
 
   friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
 };
+
+// Whether vLLM would let hits end inside blocks (KvCacheManagerOptions::partial_hits): some Mamba group
+// in align mode has blocks larger than the hash block, and every other group has rows that are kept to
+// the end, or blocks of one hash block. V-109.
+bool SupportsPartialHits(const KvCacheConfig& config, const KvCacheManagerOptions& options);
 
 class KvCacheManager {
  public:

@@ -178,6 +178,14 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
   return sizes;
 }
 
+bool SupportsPartialHits(const KvCacheConfig& config, const KvCacheManagerOptions& options) {
+  const auto sizes = ResolveBlockSizes(config, options);
+  if (!sizes.ok() || !options.enable_caching || config.groups.size() < 2) return false;
+  KvCacheManagerOptions with = options;
+  with.partial_hits = true;
+  return CheckPartialHits(config, with, *sizes).ok();
+}
+
 int64_t NumReplayedTokens(const KvCacheManagerOptions& options) {
   // A hash that looks ahead exists only once its block is final.
   if (options.num_hash_lookahead_tokens > 0 && !options.semantics.replays_behind_lookahead_hashes) {

@@ -1,6 +1,8 @@
 #include "kvblocks/sim/drafting.h"
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/simulation_config.h"
@@ -51,6 +53,19 @@ int64_t NumDraftSlots(const DraftOptions& drafts) {
   }
 }
 
+// What a drafter may compute again reads that many tokens below each window (V-100).
+absl::Status KeepBelowWindows(int64_t num_tokens, SimulationConfig* config) {
+  for (KvCacheGroup& group : config->kv_cache.groups) {
+    if (!group.spec.sliding_window()) continue;
+    KvCacheSpecOptions options = group.spec.options();
+    options.extra_retained_tokens = num_tokens;
+    auto spec = group.spec.WithOptions(options);
+    if (!spec.ok()) return spec.status();
+    group.spec = *std::move(spec);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view DrafterName(Drafter drafter) { return TraitsOf(drafter).name; }
@@ -84,6 +99,10 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
   }
   config->manager.prefill_lookahead_tokens = reads_ahead;
+  if (absl::Status status = KeepBelowWindows(std::max<int64_t>(0, reads_ahead - 1), config);
+      !status.ok()) {
+    return status;
+  }
   const bool hashes_ahead = reads_ahead > 0 && traits.can_hash_ahead && drafts.lookahead_hashes &&
                             config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;

@@ -133,6 +133,10 @@ absl::Status CheckWindows(Kind kind, const KvCacheSpecOptions& o) {
                                 o.block_size, "otherwise a chunk starts inside a block");
   }
   if (kind == Kind::kSlidingWindow || kind == Kind::kSlidingWindowMla) {
+    if (o.extra_retained_tokens < 0) {
+      return FieldError("extra_retained_tokens", std::to_string(o.extra_retained_tokens),
+                        "at least 0");
+    }
     return CheckPositive("sliding_window", o.sliding_window.value_or(0));
   }
   absl::Status status = CheckPositive("sliding_window", o.sliding_window);

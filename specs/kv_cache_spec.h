@@ -133,6 +133,9 @@ struct KvCacheSpecOptions {
   // The window is not kept for reuse: after a hit of h tokens its last sliding_window tokens are
   // computed again, and shorter hits are no use.
   bool bounded_replay = false;
+  // Tokens below the window that are kept as well, because a drafter may compute what needs them
+  // again: all but one of those that it reads ahead of a prefill. Of windows only.
+  int64_t extra_retained_tokens = 0;
   // Tokens of the request's output that stay visible, the latest ones, while all of its prompt does;
   // default: all.
   std::optional<int64_t> output_window = std::nullopt;
@@ -143,7 +146,8 @@ struct KvCacheSpecOptions {
     h = H::combine(std::move(h), o.block_size, o.num_kv_heads, o.head_size, o.sink_length, o.states,
                    o.dtype, o.quant_mode, o.indexes_kv_by_block_stride, o.compress_ratio,
                    o.model_version, o.page_bytes_formula, o.non_causal, o.is_draft, o.cache_mode,
-                   o.num_speculative_blocks, o.num_checkpoint_blocks, o.bounded_replay);
+                   o.num_speculative_blocks, o.num_checkpoint_blocks, o.bounded_replay,
+                   o.extra_retained_tokens);
     for (const auto* field : {&o.head_size_v, &o.sliding_window, &o.attention_chunk_size,
                               &o.page_size_padded, &o.alignment, &o.output_window}) {
       h = H::combine(std::move(h), field->has_value(), field->value_or(0));
@@ -184,6 +188,8 @@ class KvCacheSpec {
   std::optional<int64_t> sliding_window() const;
   // Chunked local attention only; here, too, labels of full specs do not count.
   std::optional<int64_t> attention_chunk_size() const;
+  // Of the two window kinds: tokens below the window that are kept, too.
+  int64_t extra_retained_tokens() const { return options_.extra_retained_tokens; }
   // Of full attention and MLA: tokens of a request's output that are kept, besides its prompt.
   std::optional<int64_t> output_window() const { return options_.output_window; }
   // Tokens of permanent sink storage; 0 for other kinds.

@@ -141,6 +141,7 @@ bool IsUniformType(std::span<const KvCacheSpec> specs) {
         spec.options().num_speculative_blocks != first.options().num_speculative_blocks ||
         spec.options().num_checkpoint_blocks != first.options().num_checkpoint_blocks ||
         spec.options().bounded_replay != first.options().bounded_replay ||
+        spec.extra_retained_tokens() != first.extra_retained_tokens() ||
         spec.output_window() != first.output_window() ||
         !ManagedAlike(spec, first)) {
       return false;

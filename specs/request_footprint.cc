@@ -76,10 +76,11 @@ absl::StatusOr<int64_t> UncappedBlocks(const KvCacheSpec& spec, const RequestLim
 // A request holds a contiguous span of tokens: the window's W - 1 before the first unsettled one,
 // and at most T more. A span of n tokens that may start anywhere touches cdiv(n - 1, B) + 1 blocks
 // at worst, but never more than the sequence has.
-int64_t SlidingCap(int64_t window, int64_t block_size, const RequestLimits& limits,
+int64_t SlidingCap(int64_t window, const KvCacheSpec& spec, const RequestLimits& limits,
                    BlockCountFormula formula) {
+  const int64_t block_size = spec.block_size();
   const int64_t kept =
-      AddUpTo(limits.max_in_flight_tokens, limits.num_retained_tokens, limits.max_model_len);
+      AddUpTo(limits.max_in_flight_tokens, spec.extra_retained_tokens(), limits.max_model_len);
   const int64_t span = AddUpTo(window - 1, kept, limits.max_model_len);
   if (formula == BlockCountFormula::kUpstream) return CeilDiv(span, block_size) + 1;
   return std::min(CeilDiv(span - 1, block_size) + 1, CeilDiv(limits.max_model_len, block_size));
@@ -109,7 +110,7 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(const KvCacheSpec& spec,
       return FieldError("max_model_len", std::to_string(limits.max_model_len),
                         "a length below 9223372036854775807", "for upstream's formula");
     }
-    cap = SlidingCap(*window, spec.block_size(), limits, formula);
+    cap = SlidingCap(*window, spec, limits, formula);
   } else if (const auto chunk = spec.attention_chunk_size()) {
     cap = ChunkedCap(*chunk, spec.block_size(), limits, formula);
   }

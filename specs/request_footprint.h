@@ -21,7 +21,8 @@ struct RequestLimits {
   int64_t max_in_flight_tokens = 0;  // most tokens scheduled but not yet settled
   int64_t decode_context_parallel = 1;
   int64_t max_encoder_tokens = 0;  // must be set for cross attention; others do not look at it
-  // Further tokens below a window that are kept, because a drafter may compute them again.
+  // Further tokens below a window of the output that are kept, because a drafter may compute them
+  // again. Windows of attention name theirs: KvCacheSpecOptions::extra_retained_tokens.
   int64_t num_retained_tokens = 0;
 };
 

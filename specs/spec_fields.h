@@ -57,6 +57,7 @@ void ForEachSpecField(Visitor&& visit) {
   visit(SpecField{"quant_mode", "oooooo.oo..", kSame}, &O::quant_mode);
   visit(SpecField{"sliding_window", "o.orr......", kWindow, kPositive}, &O::sliding_window);
   visit(SpecField{"bounded_replay", "....o......", kSame}, &O::bounded_replay);
+  visit(SpecField{"extra_retained_tokens", "...oo......", kSame}, &O::extra_retained_tokens);
   visit(SpecField{"output_window", "oo.........", kSame}, &O::output_window);
   visit(SpecField{"attention_chunk_size", "o.o..r.....", kWindow, kBlocks},
         &O::attention_chunk_size);

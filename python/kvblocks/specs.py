@@ -58,8 +58,8 @@ def SinkFullAttentionSpec(*, block_size: int, num_kv_heads: int, head_size: int,
 def SlidingWindowSpec(*, block_size: int, num_kv_heads: int, head_size: int, sliding_window: int,
                       head_size_v: int | None = None, dtype: str = "bf16", quant_mode: str = "none",
                       page_size_padded: int | None = None, indexes_kv_by_block_stride: bool = False,
-                      upstream_compatible_page_bytes: bool = False) -> KVCacheSpec:
-    """Query i sees tokens [i - sliding_window + 1, i]."""
+                      upstream_compatible_page_bytes: bool = False, extra_retained_tokens: int = 0) -> KVCacheSpec:
+    """Query i sees tokens [i - sliding_window + 1, i]. extra_retained_tokens: kept below them for a drafter."""
     return _make("sliding_window", locals())
 
 
@@ -67,7 +67,7 @@ def SlidingWindowMlaSpec(*, block_size: int, head_size: int, sliding_window: int
                          quant_mode: str = "none", compress_ratio: int = 1, model_version: str = "none",
                          alignment: int | None = None, page_size_padded: int | None = None,
                          indexes_kv_by_block_stride: bool = False, bounded_replay: bool = False,
-                         upstream_compatible_page_bytes: bool = False) -> KVCacheSpec:
+                         upstream_compatible_page_bytes: bool = False, extra_retained_tokens: int = 0) -> KVCacheSpec:
     """Latent attention over a window. bounded_replay: the window is computed again after a hit."""
     return _make("sliding_window_mla", locals())
 

@@ -107,13 +107,13 @@ nb::object KeyOf(const VllmBlock& block) {
 }
 
 // One group: kind, tokens per block, a number that groups with equal specs share, window or chunk,
-// Mamba mode, speculative blocks, checkpoint blocks, and whether it holds draft layers.
+// tokens kept below a window, Mamba mode, speculative blocks, checkpoint blocks, and whether it holds draft layers.
 using GroupArguments = std::tuple<std::string, int64_t, int64_t, std::optional<int64_t>,
-                                  std::string, int64_t, int64_t, bool>;
+                                  int64_t, std::string, int64_t, int64_t, bool>;
 
 KvCacheGroup GroupFrom(const GroupArguments& arguments) {
-  const auto& [kind, block_size, spec_number, window, mode, num_speculative, num_checkpoints,
-               is_draft] = arguments;
+  const auto& [kind, block_size, spec_number, window, num_retained, mode, num_speculative,
+               num_checkpoints, is_draft] = arguments;
   KvCacheSpecOptions options;
   options.block_size = block_size;
   // Bytes do not matter to a manager, but specs that differ must not look equal.
@@ -124,6 +124,7 @@ KvCacheGroup GroupFrom(const GroupArguments& arguments) {
     spec = FullAttentionSpec::Create(options);
   } else if (kind == "sliding_window") {
     options.sliding_window = window;
+    options.extra_retained_tokens = num_retained;
     spec = SlidingWindowSpec::Create(options);
   } else if (kind == "chunked_local_attention") {
     options.attention_chunk_size = window;

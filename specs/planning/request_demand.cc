@@ -63,7 +63,7 @@ GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
                      BlockCountFormula formula, std::optional<int64_t> billed_window) {
   const int64_t in_flight = limits.max_in_flight_tokens;
   if (const auto window = billed_window.has_value() ? billed_window : spec.sliding_window()) {
-    return WindowDemand(AddUpTo(*window, limits.num_retained_tokens, kNoCap), spec.block_size(),
+    return WindowDemand(AddUpTo(*window, spec.extra_retained_tokens(), kNoCap), spec.block_size(),
                         in_flight, formula);
   }
   if (const auto chunk = spec.attention_chunk_size()) {

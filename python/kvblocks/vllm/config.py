@@ -37,7 +37,7 @@ _KINDS: dict[type[KVCacheSpec], str] = {
     CrossAttentionSpec: "cross_attention",
 }
 
-Group = tuple[str, int, int, int | None, str, int, int, bool]
+Group = tuple[str, int, int, int | None, int, str, int, int, bool]
 
 
 def layer_spec(spec: KVCacheSpec) -> KVCacheSpec:
@@ -51,7 +51,7 @@ def _refuse(index: int, spec: KVCacheSpec, why: str) -> UnsupportedError:
     return UnsupportedError(f"KV-cache group {index} ({type(spec).__name__}): {why}; unset KVBLOCKS_VLLM")
 
 
-def groups_of(config: KVCacheConfig, dcp_world_size: int, num_reprefillable_tokens: int) -> list[Group]:
+def groups_of(config: KVCacheConfig, dcp_world_size: int) -> list[Group]:
     """One entry per group for the native manager. Raises UnsupportedError for a kind that it does not serve."""
     groups: list[Group] = []
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
@@ -65,15 +65,9 @@ def groups_of(config: KVCacheConfig, dcp_world_size: int, num_reprefillable_toke
         if dcp_world_size > 1 and isinstance(spec, AttentionSpec) and kind != "ring" and not spec.dcp_sharded:
             raise _refuse(index, spec, f"not spread over ranks, but dcp_world_size is {dcp_world_size}")
         window: int | None = None
-        mode, num_speculative, num_checkpoints = "none", 0, 0
+        mode, num_speculative, num_checkpoints, num_retained = "none", 0, 0, 0
         if isinstance(spec, SlidingWindowSpec):
-            window = spec.sliding_window
-            if spec.extra_retained_tokens != num_reprefillable_tokens:
-                raise _refuse(
-                    index,
-                    spec,
-                    f"extra_retained_tokens is {spec.extra_retained_tokens}, expected {num_reprefillable_tokens}",
-                )
+            window, num_retained = spec.sliding_window, spec.extra_retained_tokens
         elif isinstance(spec, ChunkedLocalAttentionSpec):
             window = spec.attention_chunk_size
         elif isinstance(spec, MambaSpec):
@@ -83,7 +77,10 @@ def groups_of(config: KVCacheConfig, dcp_world_size: int, num_reprefillable_toke
         # Groups with equal specs are looked up together.
         number = next(i for i, other in enumerate(specs) if other == group.kv_cache_spec)
         groups.append(
-            (kind, spec.block_size, number, window, mode, num_speculative, num_checkpoints, group.is_eagle_group)
+            (
+                kind, spec.block_size, number, window, num_retained, mode, num_speculative, num_checkpoints,
+                group.is_eagle_group,
+            )
         )
     return groups
 

@@ -152,7 +152,7 @@ class KVCacheManager(vllm_native.Manager):  # type: ignore[misc]
             raise UnsupportedError("enable_mamba_shared_prefix_checkpoint is not supported by kvblocks; switch it off")
         if pcp_world_size != 1:
             raise UnsupportedError(f"pcp_world_size is {pcp_world_size}, expected 1")
-        groups = groups_of(kv_cache_config, dcp_world_size, max(0, num_prefill_lookahead - 1))
+        groups = groups_of(kv_cache_config, dcp_world_size)
         partial_hits = has_partial_hits(kv_cache_config, enable_caching, hash_block_size, dcp_world_size)
         options = {
             "max_model_len": max_model_len,
