@@ -181,7 +181,7 @@ class BlockPool {
                        absl::Span<const uint8_t> mask = {});
 
   // Registers a block of `block_size` tokens under the key of its content's first num_tokens, which
-  // end inside it; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
+  // end inside it or at its end; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
   // the block is full. Where the block's key covers more tokens, this one is a further key of it
   // with adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES:
   // num_tokens is a multiple of the hash block size and hashed.

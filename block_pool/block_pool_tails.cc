@@ -32,7 +32,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
   }
   table_.Insert(hash, group, id);
   TellPolicyOfKey(id, kNullBlockId, block_size, (num_tokens - 1) / block_size * block_size);
-  partial_tokens_[id] = {num_tokens, num_tail_keys_++};
+  if (num_tokens % block_size != 0) partial_tokens_[id] = {num_tokens, num_tail_keys_++};
   if (tokens_) tokens_->Store(id, content, (num_tokens - 1) / block_size * block_size, num_tokens);
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
   RememberVariant(content, end - 1, 1);

@@ -380,8 +380,9 @@ KVB_API kvb_status kvb_request_remove_skipped_blocks(kvb_request* request, int64
  * num_groups values. */
 KVB_API kvb_status kvb_request_get_num_common_prefix_blocks(const kvb_request* request,
                                                             int64_t* counts, size_t num_groups);
-/* The hash of block `block` of a group's table: what events and connectors name it by. KVB_NOT_FOUND
- * if its tokens are not all known, or nothing is hashed. */
+/* The hash of block `block` of a group's table: what events and connectors name it by. With group -1
+ * that of hash block `block` of the content: what ends of prompts inside a block are named by.
+ * KVB_NOT_FOUND if its tokens are not all known, or nothing is hashed. */
 KVB_API kvb_status kvb_request_get_block_hash(const kvb_request* request, int32_t group,
                                               int64_t block, kvb_hash* hash);
 /* Where the tokens went that a look-up does not hit, as JSON. Call it before kvb_request_allocate.

@@ -367,10 +367,13 @@ kvb_status kvb_request_get_block_hash(const kvb_request* request, int32_t group,
                                       kvb_hash* hash) {
   KVB_REQUIRE(request);
   KVB_REQUIRE(hash);
-  if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
+  if (group != -1) {
+    if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
+  }
   return Guard([&] {
     const PrefixContent& content = request->request->content();
-    const int64_t block_size = request->manager().group(group).block_size();
+    const int64_t block_size = group == -1 ? request->manager().hash_block_size()
+                                           : request->manager().group(group).block_size();
     const int64_t num_known = content.num_hashed_tokens() / block_size;
     if (block < 0 || block >= num_known) {
       return Fail(KVB_NOT_FOUND,

@@ -59,7 +59,7 @@ class FullAttentionManager final : public SingleTypeManager {
     }
     SingleTypeManager::CacheFullBlocks(content, held, full, boundaries);
   }
-  void OnTailRegistered(BlockId id) override {
+  void OnTailRegistered(GroupBlocks&, BlockId id, int64_t) override {
     if (has_inner_boundaries_) registered_in_step_.insert(id);
   }
 
@@ -92,8 +92,9 @@ class SlidingWindowManager final : public SingleTypeManager {
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
       : SingleTypeManager(spec, options, pool, {.num_kept_tokens = spec.extra_retained_tokens()}),
         window_(spec.sliding_window().value()),
-        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
-        keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}
+        tail_blocks_(std::max<int64_t>(options.semantics.window_of_one_keeps_nothing ? 0 : 1,
+                                       block_size_.CeilDiv(window_ - 1))),
+        keeps_nothing_(tail_blocks_ == 0 && !options.is_draft) {}
 
   // Probes each position at most once: a miss rules out every hit whose window contains it. At most
   // as many probes as the window has blocks when the tail is cached; about one per window when
@@ -118,7 +119,8 @@ class SlidingWindowManager final : public SingleTypeManager {
 
  private:
   const int64_t window_;
-  // Blocks before a hit's end that hold its last W - 1 tokens; at least 1.
+  // Blocks before a hit's end that hold its last W - 1 tokens; at least 1, but for a window of one
+  // token as the engine has it, which finds what it drops and keeps nothing else.
   const int64_t tail_blocks_;
   const bool keeps_nothing_;
 };
@@ -127,6 +129,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   const int64_t num_groups = static_cast<int64_t>(query.groups.size());
   const int64_t margin = query.drop_last_block ? 1 : 0;
+  if (keeps_nothing_) return 0;
   const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It

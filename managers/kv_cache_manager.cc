@@ -235,7 +235,6 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     return std::optional<NewBlocks>();
   }
 
-  const size_t first_copy = copies_.size();
   if (!known) {
     Adopt(request);
     // First all hits, then all external blocks: else one group's fresh blocks could take another's
@@ -243,21 +242,19 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     for (GroupId g = 0; g < num_groups(); ++g) {
       mutable_group(g).AdoptHits(request.groups_[static_cast<size_t>(g)], hits_of(g), total);
     }
-    if (has_partial_hits_) TakeCopies(request, /*is_new=*/true, demand, total);
     if (params.num_external_computed_tokens > 0) {
       for (GroupId g = 0; g < num_groups(); ++g) {
         mutable_group(g).AllocateExternal(request.groups_[static_cast<size_t>(g)], total);
       }
     }
   }
-  if (known && has_partial_hits_) TakeCopies(request, /*is_new=*/false, demand, total);
   for (GroupId g = 0; g < num_groups(); ++g) {
-    mutable_group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
-  }
-  if (!known) {
-    for (size_t i = first_copy; i < copies_.size(); ++i) {
-      ++request.groups_[static_cast<size_t>(copies_[i].group)].num_new;
-    }
+    GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+    const size_t num_copies = copies_.size();
+    if (has_partial_hits_) mutable_group(g).TakeCopies(held, !known, demand, total, copies_);
+    mutable_group(g).AllocateNew(held, demand);
+    // Where a hit ended inside a block, the copy is new to the request.
+    if (!known && copies_.size() > num_copies) ++held.num_new;
   }
   if (options_.enable_caching && !params.delay_cache_blocks) {
     // Drafts and lookahead are never registered.
@@ -421,15 +418,10 @@ absl::Status KvCacheManager::FreeBlocks(absl::Span<const BlockId> ids) {
   return absl::OkStatus();
 }
 
-void KvCacheManager::TakeCopies(Request& request, bool is_new, const SlotDemand& demand,
-                                int64_t total_computed) {
-  for (GroupId g = 0; g < num_groups(); ++g) {
-    mutable_group(g).TakeCopies(request.groups_[static_cast<size_t>(g)], is_new, demand,
-                                total_computed, copies_);
-  }
-}
-
 std::vector<BlockCopy> KvCacheManager::TakeBlockCopies() {
+  // Their order is that in which their blocks will be evicted; vLLM collects them by group (V-116).
+  std::stable_sort(copies_.begin(), copies_.end(),
+                   [](const BlockCopy& a, const BlockCopy& b) { return a.group < b.group; });
   for (const BlockCopy& copy : copies_) {
     ++outside_references_[copy.source];
     ++outside_references_[copy.target];

@@ -249,14 +249,15 @@ class KvCacheManager {
   // InvalidArgument if another manager's.
   absl::Status Free(Request& request);
 
-  // With partial_hits: the copies to be made, in this order, before the next step computes
-  // anything. Returns and clears; always empty otherwise. Both blocks of a copy stay referenced
+  // With partial_hits: the copies to be made, in this order (by group, then by call of
+  // AllocateSlots), before the next step computes anything. Returns and clears; always empty otherwise. Both blocks of a copy stay referenced
   // until ReleaseBlockCopies.
   std::vector<BlockCopy> TakeBlockCopies();
   // Whether there are any to be taken.
   bool has_block_copies() const { return !copies_.empty(); }
-  // The copies have been made. InvalidArgument, and nothing changed, for copies that
-  // TakeBlockCopies did not return or that were released already.
+  // The copies have been made: frees their blocks in the order of the list, the source of each before
+  // its target. InvalidArgument, and nothing changed, for copies that TakeBlockCopies did not return or
+  // that were released already.
   absl::Status ReleaseBlockCopies(absl::Span<const BlockCopy> copies);
 
   // --- Around the step ---
@@ -394,7 +395,6 @@ class KvCacheManager {
                                       bool apply_cap, int64_t kept_chunks, int64_t reserved);
   void Adopt(Request& request);
   bool MayUseHits(const ComputedBlocks& computed) const;
-  void TakeCopies(Request& request, bool is_new, const SlotDemand& demand, int64_t total_computed);
   bool HoldsHitTail(const Request& request, const ComputedBlocks& computed, GroupId g) const;
   void RegisterTokens(Request& request, int64_t num_tokens);
   void Release(Request& request);

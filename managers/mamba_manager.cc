@@ -10,7 +10,9 @@
 //
 //          so a request holds at most 2 + k blocks (and one more for each further step in flight).
 //          When the table grows, scratch blocks move along and the positions between become null. A
-//          state is registered if the step that writes it ends at a block boundary.
+//          state is registered if the step that writes it ends at a block boundary, or where a
+//          resend of the prompt can use it (V-115). Of the latter kind inside a block, the request's
+//          next step takes the key along to a block of its own and copies the state there.
 //          With checkpoint blocks, a step that runs over the end of what a resend of the prompt can
 //          use has a block for the state there, too, before the one at its end (V-45).
 //
@@ -74,10 +76,16 @@ class MambaManager final : public SingleTypeManager {
   void CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
                             std::vector<BlockCopy>& copies) override;
   int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const override;
-  bool HoldsTail(const GroupBlocks& held, int64_t tail) const override {
-    return held.chunk_end == tail || held.checkpoint_tokens == tail;
+  // In the call that ends there: a state is of one length.
+  bool HoldsTail(const GroupBlocks& held, int64_t tail, int64_t n) const override {
+    if (held.checkpoint_tokens == tail) return n >= tail;
+    return n == tail && (held.chunk_end == tail || options_.semantics.registers_earlier_states);
   }
-  void OnTailRegistered(BlockId id) override { registered_in_step_.insert(id); }
+  void OnTailRegistered(GroupBlocks& held, BlockId id, int64_t tail) override {
+    registered_in_step_.insert(id);
+    const bool goes_on_from_it = held.checkpoint_tokens != tail;
+    if (goes_on_from_it && tail % block_size() != 0) held.registered_state_tokens = tail;
+  }
 
  private:
   // The last boundary at which a resend of a prompt can hit a state.
@@ -96,7 +104,13 @@ class MambaManager final : public SingleTypeManager {
 };
 
 MambaManager::MambaManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-    : SingleTypeManager(spec, options, pool, {.has_own_layout = true, .can_drop = false}),
+    : SingleTypeManager(
+          spec, options, pool,
+          {.has_own_layout = true,
+           .can_drop = false,
+           .registers_tails =
+               options.hash_block_size > 0 && options.semantics.registers_usable_tails &&
+               spec.get_if<MambaSpec>()->options().cache_mode == MambaCacheMode::kAlign}),
       mode_(spec.get_if<MambaSpec>()->options().cache_mode),
       num_speculative_blocks_(spec.get_if<MambaSpec>()->options().num_speculative_blocks),
       has_checkpoints_(options.enable_caching &&
@@ -123,23 +137,29 @@ int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& li
 }
 
 int64_t MambaManager::StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const {
-  const int64_t position = block_size_.CeilDiv(demand.num_main) - 1;
-  if (position < 0 || position >= static_cast<int64_t>(held.table.size())) return -1;
-  const int64_t tokens = pool_->partial_tokens(held.table[static_cast<size_t>(position)]);
-  return tokens > 0 && tokens != demand.num_main ? position : -1;
+  const int64_t tokens = held.registered_state_tokens;
+  if (tokens == 0 || demand.num_main <= tokens) return -1;
+  const int64_t position = block_size_.CeilDiv(tokens) - 1;
+  return held.table[static_cast<size_t>(position)] == kNullBlockId ? -1 : position;
 }
 
 void MambaManager::CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
                                         std::vector<BlockCopy>& copies) {
   const int64_t position = StateToCopy(held, demand);
   if (position < 0) return;
+  held.registered_state_tokens = 0;
   BlockCopy copy{.group = group(), .source = held.table[static_cast<size_t>(position)]};
   pool_->GetNewBlocks(1, held.table, group());  // where it lands is no part of the table
   copy.target = held.table.back();
   held.table.pop_back();
   pool_->Touch(absl::MakeConstSpan(&copy.source, 1));
-  pool_->MovePartialKey(copy.source, copy.target);
-  if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
+  // The copy is made even if the key was evicted meanwhile.
+  if (pool_->partial_tokens(copy.source) > 0 && pool_->further_keys(copy.source).empty()) {
+    pool_->MovePartialKey(copy.source, copy.target);
+  }
+  // It is made before the step computes anything, so nobody may read it in this step (V-118).
+  registered_in_step_.erase(copy.source);
+  registered_in_step_.insert(copy.target);
   copies.push_back(copy);
 }
 
@@ -237,7 +257,7 @@ int64_t MambaManager::TailOfPrompt(const PrefixContent& content, int64_t num_pro
 }
 
 int64_t MambaManager::ReusableEnd(int64_t num_prompt_tokens) const {
-  const int64_t unit = has_inner_boundaries_ ? options_.hash_block_size : options_.hit_alignment;
+  const int64_t unit = options_.hash_block_size;
   if (options_.any_drops) return num_prompt_tokens / unit * unit - unit;
   const int64_t usable =
       num_prompt_tokens - std::max<int64_t>(1, options_.num_hash_lookahead_tokens);

@@ -44,6 +44,9 @@ struct GroupBlocks {
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
   int64_t checkpoint_tokens = 0;    // inside that step, where a state is exported; 0: nowhere
   bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
+  // Mamba: the tokens of the state that is registered inside its block, which the request's next step
+  // leaves to others; 0: none is.
+  int64_t registered_state_tokens = 0;
 };
 
 // What one request holds, by group.

@@ -15,8 +15,9 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       hashes_per_block_(
           options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
-      registers_tails_(has_inner_boundaries_ || (options.semantics.registers_unusable_tails &&
-                                                 traits.is_full_type && hashes_per_block_ > 1)),
+      registers_tails_(has_inner_boundaries_ || traits.registers_tails ||
+                       (options.semantics.registers_unusable_tails && traits.is_full_type &&
+                        hashes_per_block_ > 1)),
       traits_(traits) {}
 
 int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
@@ -137,25 +138,18 @@ int64_t SingleTypeManager::TailOfPrompt(const PrefixContent& content,
 void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
                                         const ReuseBoundaries& boundaries) {
   const int64_t tail = TailOfPrompt(content, boundaries.num_prompt_tokens);
-  if (tail <= 0 || n < tail || !HoldsTail(held, tail)) return;
+  if (tail <= 0 || tail > content.num_hashed_tokens() || !HoldsTail(held, tail, n)) return;
   const bool adds_keys = options_.semantics.registers_usable_tails;
-  if (tail % block_size() == 0) {
-    // A state that the retention interval left out; rows are registered with their block.
-    if (traits_.is_full_type || !adds_keys) return;
-    const int64_t position = tail / block_size() - 1;
-    const BlockId id = held.table[static_cast<size_t>(position)];
-    if (id == kNullBlockId || pool_->block(id).has_key()) return;
-    pool_->CacheFullBlocks(content, held.table, position, position + 1, block_size(), group());
-    return OnTailRegistered(id);
-  }
-  const int64_t position = block_size_.FloorDiv(tail);
+  // Rows are registered with their block; of states, one that sparse registration left out.
+  if (tail % block_size() == 0 && (traits_.is_full_type || !adds_keys)) return;
+  const int64_t position = block_size_.CeilDiv(tail) - 1;
   if (position >= static_cast<int64_t>(held.table.size())) return;
   if (!adds_keys && position < held.num_cached) return;
   const BlockId id = held.table[static_cast<size_t>(position)];
   if (id == kNullBlockId) return;
   held.is_tail_registered = !adds_keys;
   if (pool_->RegisterPartialBlock(content, id, tail, block_size(), group(), adds_keys)) {
-    OnTailRegistered(id);
+    OnTailRegistered(held, id, tail);
   }
 }
 
@@ -169,7 +163,7 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
                                         int64_t full, const ReuseBoundaries& boundaries) {
   mask_.clear();
-  if (options_.semantics.retention_interval && NumTailBlocksNeeded() > 0) {
+  if (options_.semantics.retention_interval && NumTailBlocksNeeded() >= 0) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsRetained(i, boundaries));
   } else if (options_.reachable_alignment > 0 && !traits_.is_full_type) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
@@ -193,7 +187,7 @@ int64_t SingleTypeManager::NumCommonPrefixBlocks(
 
 bool SingleTypeManager::IsTailOf(int64_t position, int64_t period_tokens) const {
   const int64_t tail = NumTailBlocksNeeded();
-  if (period_tokens == 0 || tail == 0) return true;
+  if (period_tokens == 0 || tail < 0) return true;
   if (period_tokens % block_size() != 0) return true;
   const int64_t period = period_tokens / block_size();
   const int64_t margin = options_.is_draft ? 1 : 0;
@@ -270,6 +264,7 @@ void SingleTypeManager::Free(GroupBlocks& held) {
   held.num_cached = held.num_leading_nulls = held.num_output_nulls = 0;
   held.num_new = held.chunk_end = held.checkpoint_tokens = 0;
   held.is_tail_registered = false;
+  held.registered_state_tokens = 0;
 }
 
 }  // namespace kvblocks

@@ -220,11 +220,12 @@ class SingleTypeManager {
       n = num_final;
     } else if (draft_margin() > 0 && n >= alignment) {
       n = std::min(num_final, num_final - num_final % alignment + draft_margin());
-    } else {
+    } else if (!options_.partial_hits) {
       n -= n % alignment;
     }
-    if (options_.num_hash_lookahead_tokens > 0) n = std::min(n, content.num_hashed_tokens());
-    const int64_t full = block_size_.FloorDiv(n);
+    const bool looks_ahead = options_.num_hash_lookahead_tokens > 0;
+    const int64_t full =
+        block_size_.FloorDiv(looks_ahead ? std::min(n, content.num_hashed_tokens()) : n);
     if (full > held.num_cached) CacheFullBlocks(content, held, full, boundaries);
     if (registers_tails_ && !held.is_tail_registered) CachePromptTail(content, held, n, boundaries);
   }
@@ -271,14 +272,15 @@ class SingleTypeManager {
     bool can_drop = true;          // a draft group drops the last block of a hit
     bool holds_one_block = false;  // whatever the tokens
     int64_t num_kept_tokens = 0;   // of those that no later token needs
+    bool registers_tails = false;  // of prompts, also where hits end at the ends of blocks
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
 
   virtual int64_t NumUnneededTokensImpl(int64_t n) const = 0;
-  // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
-  // types: unused.
-  virtual int64_t NumTailBlocksNeeded() const { return 0; }
+  // Positions before a hit's end that the hit needs; what the reachable mask is made of. Negative for
+  // kinds that have no such mask.
+  virtual int64_t NumTailBlocksNeeded() const { return -1; }
   // Blocks that AllocateExternal and AllocateNew take; `size` entries are in the table after
   // AdoptHits. Only for kinds with a layout of their own, as is the next.
   virtual int64_t NumNewBlocks(const GroupBlocks* /*held*/, int64_t /*size*/, const SlotDemand&,
@@ -292,10 +294,10 @@ class SingleTypeManager {
   // The position whose state is registered and about to be overwritten, or -1.
   virtual int64_t StateToCopy(const GroupBlocks&, const SlotDemand&) const { return -1; }
   virtual void CopyOverwrittenState(GroupBlocks&, const SlotDemand&, std::vector<BlockCopy>&) {}
-  // Whether the block that the prompt's tail ends in holds the content up to there, and what to do
-  // once it is registered.
-  virtual bool HoldsTail(const GroupBlocks&, int64_t /*tail*/) const { return true; }
-  virtual void OnTailRegistered(BlockId) {}
+  // Whether the block that the prompt's tail ends in holds the content up to there when the first n
+  // tokens are registered, and what to do once it is.
+  virtual bool HoldsTail(const GroupBlocks&, int64_t tail, int64_t n) const { return n >= tail; }
+  virtual void OnTailRegistered(GroupBlocks&, BlockId, int64_t /*tail*/) {}
   // Looks a position up in all groups of a query and writes their blocks, one per group. False:
   // some group lacks it.
   [[gnu::always_inline]] bool FindInAllGroups(const LookupQuery& query, int64_t position,

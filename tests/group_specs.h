@@ -27,17 +27,21 @@ inline KvCacheSpec Sink(int64_t block_size, int64_t sink_length) {
       .value();
 }
 
-inline KvCacheSpec Window(int64_t block_size, int64_t window) {
+inline KvCacheSpec Window(int64_t block_size, int64_t window, int64_t extra_retained_tokens = 0) {
   return SlidingWindowSpec::Create({.block_size = block_size,
                                     .num_kv_heads = 1,
                                     .head_size = 16,
-                                    .sliding_window = window})
+                                    .sliding_window = window,
+                                    .extra_retained_tokens = extra_retained_tokens})
       .value();
 }
 
-inline KvCacheSpec WindowMla(int64_t block_size, int64_t window) {
-  return SlidingWindowMlaSpec::Create(
-             {.block_size = block_size, .head_size = 16, .sliding_window = window})
+inline KvCacheSpec WindowMla(int64_t block_size, int64_t window,
+                             int64_t extra_retained_tokens = 0) {
+  return SlidingWindowMlaSpec::Create({.block_size = block_size,
+                                       .head_size = 16,
+                                       .sliding_window = window,
+                                       .extra_retained_tokens = extra_retained_tokens})
       .value();
 }
 

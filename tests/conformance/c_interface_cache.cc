@@ -26,18 +26,26 @@ BlockHash HashOf(const kvb_hash& hash) {
 }
 
 // The configuration in protobuf text format.
-std::string ConfigText(const TranscriptConfig& config, Recorder recorder) {
+std::string ConfigText(const TranscriptConfig& config, const KvCacheManagerOptions& options) {
   std::string text = absl::StrCat("cache {\n  num_blocks: ", config.num_blocks, "\n");
   if (config.enable_caching) {
     absl::StrAppend(&text, "  hash_block_size: ", config.hash_block_size, "\n");
   }
   for (const TranscriptGroup& group : config.groups) {
-    const bool is_mla = group.kind == "mla_attention" || group.kind == "sliding_window_mla";
-    absl::StrAppend(
-        &text, "  groups {\n    num_layers: 1\n    is_draft: ", group.is_draft ? "true" : "false",
-        "\n    spec { ", group.kind, " { block_size: ", group.block_size,
-        " head_size: 16 dtype: \"bf16\"", is_mla ? "" : " num_kv_heads: 1");
-    if (group.sliding_window) absl::StrAppend(&text, " sliding_window: ", *group.sliding_window);
+    absl::StrAppend(&text, "  groups {\n    num_layers: 1\n    is_draft: ",
+                    group.is_draft ? "true" : "false", "\n    spec { ", group.kind,
+                    " { block_size: ", group.block_size);
+    if (group.kind == "mamba") {
+      absl::StrAppend(&text, " states { shape: 16 } cache_mode: \"", group.mamba_mode,
+                      "\" num_speculative_blocks: ", group.num_speculative_blocks);
+    } else {
+      const bool is_mla = group.kind == "mla_attention" || group.kind == "sliding_window_mla";
+      absl::StrAppend(&text, " head_size: 16 dtype: \"bf16\"", is_mla ? "" : " num_kv_heads: 1");
+    }
+    if (group.sliding_window) {
+      absl::StrAppend(&text, " sliding_window: ", *group.sliding_window,
+                      " extra_retained_tokens: ", group.num_retained_tokens);
+    }
     if (group.attention_chunk_size) {
       absl::StrAppend(&text, " attention_chunk_size: ", *group.attention_chunk_size);
     }
@@ -49,13 +57,15 @@ std::string ConfigText(const TranscriptConfig& config, Recorder recorder) {
                   "\n  enable_caching: ", word(config.enable_caching),
                   "\n  use_eagle: ", word(config.use_eagle),
                   "\n  enable_events: ", word(config.enable_events),
+                  "\n  watermark: ", config.watermark,
                   "\n  free_order: ", config.append_all ? "\"append_all\"" : "\"unhashed_first\"",
-                  "\n  block_count_formula: \"upstream\"",
-                  recorder == Recorder::kVllm033 ? "\n  semantics: \"vllm-0.33-exactly\""
-                                                 : "\n  semantics: \"vllm-0.25\"",
+                  "\n  block_count_formula: \"upstream\"", "\n  semantics: \"",
+                  std::string(options.semantics.name), "\"",
                   "\n  retention_interval: ", config.retention_interval.value_or(-1),
                   "\n  num_hash_lookahead_tokens: ", config.hash_lookahead,
-                  "\n  prefill_lookahead_tokens: ", config.prefill_lookahead);
+                  "\n  prefill_lookahead_tokens: ", config.prefill_lookahead,
+                  "\n  decode_context_parallel: ", config.decode_context_parallel,
+                  "\n  partial_hits: ", word(options.partial_hits));
   if (config.has_no_partial_keys) {
     absl::StrAppend(&text, "\n  semantics_switches { registers_unusable_tails: false }");
   }
@@ -68,11 +78,7 @@ using GetList = kvb_status (*)(const kvb_request*, int32_t, const int32_t**, siz
 class CInterfaceSequence final : public ReplayedCache::Sequence {
  public:
   CInterfaceSequence(kvb_request* request, const ReplayedCache::Facts& facts)
-      : request_(request), num_groups_(facts.groups.size()), unit_(facts.hash_block_size) {
-    for (size_t g = 0; g < num_groups_; ++g) {
-      if (facts.groups[g].block_size == unit_) unit_group_ = static_cast<GroupId>(g);
-    }
-  }
+      : request_(request), num_groups_(facts.groups.size()), unit_(facts.hash_block_size) {}
   ~CInterfaceSequence() override { kvb_request_destroy(request_); }
 
   absl::Status SetNumComputed(int64_t num_tokens) override {
@@ -104,6 +110,7 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
     allocation.use_hits = operation.use_hits;
     allocation.delay_cache_blocks = operation.delay;
     allocation.full_sequence_must_fit = operation.gate;
+    allocation.has_scheduled_requests = 1;
     const kvb_status status = kvb_request_allocate(request_, &allocation);
     if (status == KVB_NO_SPACE) return std::optional<BlockLists>();
     if (status != KVB_OK) return StatusOf(status);
@@ -131,10 +138,8 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
     if (kvb_request_get_block_hash(request_, group, position, &hash) != KVB_OK) return std::nullopt;
     return HashOf(hash);
   }
-  // By a group whose blocks are hash blocks, which recorded models of several block sizes have.
   std::optional<BlockHash> HashOfPrefix(int64_t num_tokens) const override {
-    if (unit_group_ < 0) return std::nullopt;
-    return HashOfBlock(unit_group_, num_tokens / unit_ - 1);
+    return HashOfBlock(/*group=*/-1, num_tokens / unit_ - 1);
   }
 
  private:
@@ -157,7 +162,6 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
   kvb_request* request_;
   size_t num_groups_;
   int64_t unit_;
-  GroupId unit_group_ = -1;
   bool was_looked_up_ = false;
 };
 
@@ -230,6 +234,23 @@ class CInterfaceCache final : public ReplayedCache {
     return StatusOf(kvb_manager_evict_blocks(manager_, ids.data(), ids.size()));
   }
   bool ResetPrefixCache() override { return kvb_manager_reset_prefix_cache(manager_) == KVB_OK; }
+  absl::Status StartStep() override { return StatusOf(kvb_manager_start_step(manager_)); }
+  std::vector<BlockCopy> TakeCopies() override {
+    const kvb_block_copy* copies = nullptr;
+    size_t num_copies = 0;
+    Require(kvb_manager_take_copies(manager_, &copies, &num_copies));
+    std::vector<BlockCopy> taken;
+    for (size_t i = 0; i < num_copies; ++i) {
+      taken.push_back(
+          {.group = copies[i].group, .source = copies[i].source, .target = copies[i].target});
+    }
+    return taken;
+  }
+  absl::Status ReleaseCopies(const std::vector<BlockCopy>& copies) override {
+    std::vector<kvb_block_copy> given;
+    for (const BlockCopy& copy : copies) given.push_back({copy.group, copy.source, copy.target});
+    return StatusOf(kvb_manager_release_copies(manager_, given.data(), given.size()));
+  }
   std::vector<KvEvent> TakeEvents() override {
     kvb_events* batch = nullptr;
     Require(kvb_manager_take_events(manager_, &batch));
@@ -268,7 +289,9 @@ class CInterfaceCache final : public ReplayedCache {
 
 absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config,
                                                                    Recorder recorder) {
-  const std::string text = ConfigText(config, recorder);
+  const auto made_from = ManagerConfigOf(config, recorder);
+  if (!made_from.ok()) return made_from.status();
+  const std::string text = ConfigText(config, made_from->options);
   kvb_manager* manager = nullptr;
   const kvb_status status = kvb_manager_create(text.data(), text.size(), KVB_FORMAT_TEXT, &manager);
   if (status != KVB_OK) return StatusOf(status);

@@ -1,6 +1,6 @@
 #include "kvblocks/tests/conformance/field_reader.h"
 
-#include <string_view>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,12 +11,12 @@ constexpr int64_t kLastTokenPosition = int64_t{1} << 32;
 
 bool FieldReader::HasValue(const char* name) const {
   Element value;
-  return !fields_[name].get(value) && !value.is_null();
+  return !Field(name).get(value) && !value.is_null();
 }
 
 int64_t FieldReader::Int(const char* name, int64_t low, int64_t high) {
   int64_t value = 0;
-  if (fields_[name].get_int64().get(value) || value < low || value > high) {
+  if (Field(name).get_int64().get(value) || value < low || value > high) {
     Fail(name, "a number in range");
     return low;
   }
@@ -30,25 +30,25 @@ std::optional<int64_t> FieldReader::OptionalInt(const char* name) {
 
 bool FieldReader::Bool(const char* name) {
   bool value = false;
-  if (fields_[name].get_bool().get(value)) Fail(name, "true or false");
+  if (Field(name).get_bool().get(value)) Fail(name, "true or false");
   return value;
 }
 
 std::string FieldReader::String(const char* name) {
   std::string_view value;
-  if (fields_[name].get_string().get(value)) Fail(name, "a string");
+  if (Field(name).get_string().get(value)) Fail(name, "a string");
   return std::string(value);
 }
 
 double FieldReader::Double(const char* name) {
   double value = 0;
-  if (fields_[name].get_double().get(value)) Fail(name, "a number");
+  if (Field(name).get_double().get(value)) Fail(name, "a number");
   return value;
 }
 
 std::vector<FieldReader::Element> FieldReader::Array(const char* name) {
   Element value;
-  if (!fields_[name].get(value)) return ItemsOf(value, name);
+  if (!Field(name).get(value)) return ItemsOf(value, name);
   Fail(name, "a list");
   return {};
 }
@@ -107,6 +107,14 @@ std::vector<TokenSegment> FieldReader::Segments(const std::vector<Element>& list
     segments.push_back({.document = parts[0], .start = parts[1], .count = parts[2]});
   }
   return segments;
+}
+
+void FieldReader::RefuseOthers() {
+  for (const simdjson::dom::key_value_pair field : fields_) {
+    if (asked_.contains(field.key)) continue;
+    Adopt(absl::InvalidArgumentError(
+        absl::StrCat("field \"", std::string(field.key), "\" is unknown here")));
+  }
 }
 
 void FieldReader::Fail(const char* name, const char* expected) {

@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -37,7 +39,7 @@ class FieldReader {
   explicit FieldReader(simdjson::dom::object fields) : fields_(fields) {}
 
   const absl::Status& status() const { return status_; }
-  bool Has(const char* name) const { return !fields_[name].error(); }
+  bool Has(const char* name) const { return !Field(name).error(); }
   // There, and not null.
   bool HasValue(const char* name) const;
 
@@ -67,6 +69,8 @@ class FieldReader {
   // [[document, start, count], ...], of at most 2^24 tokens in all.
   std::vector<TokenSegment> Segments(const std::vector<Element>& list, const char* name);
 
+  // A problem if the object has a field that nobody asked for: its writer meant something by it.
+  void RefuseOthers();
   void Fail(const char* name, const char* expected);
   // Keeps a problem found by a reader of an object inside this one.
   void Adopt(const absl::Status& status) {
@@ -74,7 +78,13 @@ class FieldReader {
   }
 
  private:
+  simdjson::simdjson_result<Element> Field(const char* name) const {
+    asked_.insert(name);
+    return fields_[name];
+  }
+
   simdjson::dom::object fields_;
+  mutable std::set<std::string_view> asked_;
   absl::Status status_;
 };
 

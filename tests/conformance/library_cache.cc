@@ -15,13 +15,18 @@ absl::StatusOr<KvCacheSpec> SpecOf(const TranscriptGroup& group) {
   if (group.kind == "full_attention") return testing::Full(size);
   if (group.kind == "mla_attention") return testing::Mla(size);
   if (group.kind == "sliding_window" && group.sliding_window) {
-    return testing::Window(size, *group.sliding_window);
+    return testing::Window(size, *group.sliding_window, group.num_retained_tokens);
   }
   if (group.kind == "sliding_window_mla" && group.sliding_window) {
-    return testing::WindowMla(size, *group.sliding_window);
+    return testing::WindowMla(size, *group.sliding_window, group.num_retained_tokens);
   }
   if (group.kind == "chunked_local_attention" && group.attention_chunk_size) {
     return testing::Chunked(size, *group.attention_chunk_size);
+  }
+  if (group.kind == "mamba") {
+    const auto mode = ParseMambaCacheMode(group.mamba_mode);
+    if (!mode.ok()) return mode.status();
+    return testing::Mamba(size, *mode, group.num_speculative_blocks);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("group of kind \"", group.kind, "\" is unknown or lacks its window or chunk"));
@@ -70,7 +75,8 @@ class LibrarySequence final : public ReplayedCache::Sequence {
                     .num_lookahead_tokens = operation.num_lookahead,
                     .num_external_computed_tokens = operation.num_external,
                     .delay_cache_blocks = operation.delay,
-                    .full_sequence_must_fit = operation.gate});
+                    .full_sequence_must_fit = operation.gate,
+                    .has_scheduled_requests = true});
     if (!slots.ok()) return slots.status();
     if (!slots->has_value()) return std::optional<BlockLists>();
     request_->set_status(RequestStatus::kRunning);
@@ -117,10 +123,11 @@ class LibraryCache final : public ReplayedCache {
     facts_ = {.num_blocks = manager_->pool().num_blocks(),
               .scheduler_block_size = manager_->scheduler_block_size(),
               .hash_block_size = manager_->hash_block_size()};
-    for (const KvCacheGroup& group : manager_->config().groups) {
-      facts_.groups.push_back({.block_size = group.spec.block_size(),
-                               .kind = std::string(group.spec.kind_name()),
-                               .sliding_window = group.spec.sliding_window()});
+    for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+      const SingleTypeManager& group = manager_->group(g);
+      facts_.groups.push_back({.block_size = group.block_size(),
+                               .kind = std::string(group.spec().kind_name()),
+                               .sliding_window = group.spec().sliding_window()});
     }
   }
 
@@ -138,6 +145,14 @@ class LibraryCache final : public ReplayedCache {
     return manager_->EvictBlocks(ids);
   }
   bool ResetPrefixCache() override { return manager_->ResetPrefixCache(); }
+  absl::Status StartStep() override {
+    manager_->NewStepStarts();
+    return absl::OkStatus();
+  }
+  std::vector<BlockCopy> TakeCopies() override { return manager_->TakeBlockCopies(); }
+  absl::Status ReleaseCopies(const std::vector<BlockCopy>& copies) override {
+    return manager_->ReleaseBlockCopies(copies);
+  }
   std::vector<KvEvent> TakeEvents() override { return manager_->TakeEvents(); }
   Block BlockAt(BlockId id) const override {
     const KvCacheBlock& block = manager_->pool().block(id);
@@ -158,18 +173,18 @@ class LibraryCache final : public ReplayedCache {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config,
-                                                                Recorder recorder) {
-  KvCacheConfig cache{.num_blocks = config.num_blocks,
-                      .hash_block_size = config.enable_caching
-                                             ? std::optional<int64_t>(config.hash_block_size)
-                                             : std::nullopt};
+absl::StatusOr<ManagerConfig> ManagerConfigOf(const TranscriptConfig& config, Recorder recorder) {
+  ManagerConfig out;
+  out.cache = {.num_blocks = config.num_blocks,
+               .hash_block_size = config.enable_caching
+                                      ? std::optional<int64_t>(config.hash_block_size)
+                                      : std::nullopt};
   for (const TranscriptGroup& group : config.groups) {
     auto spec = SpecOf(group);
     if (!spec.ok()) return spec.status();
-    cache.groups.push_back({.spec = *spec, .is_draft = group.is_draft});
+    out.cache.groups.push_back({.spec = *spec, .is_draft = group.is_draft});
   }
-  KvCacheManagerOptions options;
+  KvCacheManagerOptions& options = out.options;
   options.max_model_len = config.max_model_len;
   options.max_in_flight_tokens = config.max_in_flight_tokens;
   options.enable_caching = config.enable_caching;
@@ -181,9 +196,19 @@ absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const Transcript
   options.num_hash_lookahead_tokens = config.hash_lookahead;
   options.prefill_lookahead_tokens = config.prefill_lookahead;
   options.enable_events = config.enable_events;
+  options.watermark = config.watermark;
   options.free_order = config.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   options.block_count_formula = BlockCountFormula::kUpstream;
-  auto manager = KvCacheManager::Create(cache, options);
+  options.decode_context_parallel = config.decode_context_parallel;
+  options.partial_hits = SupportsPartialHits(out.cache, options);
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config,
+                                                                Recorder recorder) {
+  const auto made_from = ManagerConfigOf(config, recorder);
+  if (!made_from.ok()) return made_from.status();
+  auto manager = KvCacheManager::Create(made_from->cache, made_from->options);
   if (!manager.ok()) return manager.status();
   return std::make_unique<LibraryCache>(*std::move(manager));
 }

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
@@ -66,6 +67,10 @@ class ReplayedCache {
 
   virtual absl::Status EvictBlocks(const std::vector<BlockId>& ids) = 0;
   virtual bool ResetPrefixCache() = 0;
+  virtual absl::Status StartStep() = 0;
+  // The copies of allocations since the last call.
+  virtual std::vector<BlockCopy> TakeCopies() = 0;
+  virtual absl::Status ReleaseCopies(const std::vector<BlockCopy>& copies) = 0;
   virtual std::vector<KvEvent> TakeEvents() = 0;
 
   struct Block {
@@ -84,6 +89,13 @@ class ReplayedCache {
 
 // Which engine's transcripts: kVllm033 with everything that it does differently from our rules.
 enum class Recorder { kVllm033, kVllm025 };
+
+// What the library is asked for.
+struct ManagerConfig {
+  KvCacheConfig cache;
+  KvCacheManagerOptions options;
+};
+absl::StatusOr<ManagerConfig> ManagerConfigOf(const TranscriptConfig& config, Recorder recorder);
 
 // A manager configured as recorded, with the engines' formula for admission caps. InvalidArgument
 // if the configuration makes no sense.

@@ -148,7 +148,15 @@ absl::Status Replayer::RunAllocate(const Operation& operation, Entry& entry) {
   }
   const auto got = entry.sequence->Allocate(operation);
   if (!got.ok()) return Refused(got.status());
-  return Compare("out", operation.blocks, *got);
+  absl::Status status = Compare("out", operation.blocks, *got);
+  BlockLists recorded, made;
+  for (const auto& [source, target] : operation.copies) recorded.push_back({source, target});
+  for (const BlockCopy& copy : cache_->TakeCopies()) {
+    made.push_back({copy.source, copy.target});
+    copies_.push_back(copy);
+  }
+  status.Update(Compare("cp", recorded, made));
+  return status;
 }
 
 absl::Status Replayer::RunOnRequest(const Operation& operation, Entry& entry) {
@@ -190,7 +198,10 @@ absl::Status Replayer::RunOnPool(const Operation& operation) {
   }
   if (operation.op == "reset") return Compare("ok", operation.ok, cache_->ResetPrefixCache());
   if (operation.op == "digest") return CheckDigest(*operation.digest);
-  return absl::OkStatus();
+  absl::Status status;
+  if (operation.op == "step") status = cache_->StartStep();
+  if (operation.op == "release") status = cache_->ReleaseCopies(std::exchange(copies_, {}));
+  return status.ok() ? status : Refused(status);
 }
 
 absl::Status Replayer::CheckState(const RecordedState& recorded, const Entry* entry) {

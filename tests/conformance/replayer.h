@@ -62,6 +62,7 @@ class Replayer {
   const Recorder recorder_;
   const int64_t hash_lookahead_;
   const bool records_boundaries_;
+  std::vector<BlockCopy> copies_;  // since the last release
   // Per block: the hash it was last registered under, and the further ones beside it.
   struct Keys {
     BlockHash first;

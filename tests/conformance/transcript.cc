@@ -119,6 +119,9 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
   TranscriptConfig config;
   in.Int("format", 1, 1);
   config.name = in.String("name");
+  in.String("family");                 // of the recorder's, a remark
+  in.IntOr("common", 0);               // whether common prefixes are asked for
+  in.IntOr("copies", 0);               // whether allocations may make some, which they say
   config.num_blocks = in.Int("num_blocks", 1, std::numeric_limits<int32_t>::max() - 1);
   config.hash_block_size = in.Int("hash_block_size", 1);
   config.scheduler_block_size = in.Int("scheduler_block_size", 1);
@@ -134,9 +137,9 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
   config.append_all = order == "fifo";
   config.retention_interval = in.OptionalInt("retention");
   config.hash_lookahead = in.IntOr("hash_lookahead", 0);
-  // Without use_eagle the recorded manager got none, whatever the line says (V-14: p is 0).
-  const int64_t prefill_lookahead = in.IntOr("prefill_lookahead", 0);
-  config.prefill_lookahead = config.use_eagle ? prefill_lookahead : 0;
+  config.prefill_lookahead = in.IntOr("prefill_lookahead", 0);
+  config.watermark = in.Double("watermark");
+  config.decode_context_parallel = in.Has("dcp_world_size") ? in.Int("dcp_world_size", 1, 4096) : 1;
   config.records_boundaries = in.IntOr("rec_boundary", 0) != 0;
   config.has_no_partial_keys = in.IntOr("no_partial", 0) != 0;
   for (element item : in.Array("groups")) {
@@ -152,9 +155,14 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
     group.sliding_window = group_in.OptionalInt("sliding_window");
     group.attention_chunk_size = group_in.OptionalInt("attention_chunk_size");
     group.is_draft = group_in.Bool("draft");
+    group.num_retained_tokens = group_in.IntOr("extra_retained_tokens", 0);
+    group.mamba_mode = group_in.StringOrEmpty("mode");
+    group.num_speculative_blocks = group_in.IntOr("spec_blocks", 0);
+    group_in.RefuseOthers();
     if (!group_in.status().ok()) return group_in.status();
     config.groups.push_back(std::move(group));
   }
+  in.RefuseOthers();
   if (!in.status().ok()) return in.status();
   return config;
 }
@@ -190,6 +198,15 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
     } else if (!in.Has("out")) {
       in.Fail("out", "block ids per group, or null");
     }
+    if (in.Has("cp")) {
+      for (const auto& ends : in.Lists("cp")) {
+        if (ends.size() != 2) {
+          in.Fail("cp", "pairs of a source and a target");
+          break;
+        }
+        out.copies.emplace_back(ends[0], ends[1]);
+      }
+    }
   } else if (op == "comp") {
     ParsePairs(in, "set", [&](std::string id, element value) {
       int64_t n = 0;
@@ -215,15 +232,16 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
                                 .cached = in.Lists("cached"),
                                 .num_keys = in.Int("keys"),
                                 .usage = in.Double("usage")};
-  } else if (op != "free" && op != "preempt") {
+  } else if (op != "free" && op != "preempt" && op != "step" && op != "release") {
     in.Fail("op", "a known operation");
   }
   const bool changes_blocks = op == "alloc" || op == "free" || op == "preempt" || op == "cache" ||
-                              op == "trim" || op == "evict" || op == "reset";
-  const bool names_request =
-      op != "comp" && op != "app" && op != "evict" && op != "reset" && op != "digest";
+                              op == "trim" || op == "evict" || op == "reset" || op == "release";
+  const bool names_request = op != "comp" && op != "app" && op != "evict" && op != "reset" &&
+                             op != "digest" && op != "step" && op != "release";
   if (names_request) out.id = in.String("id");
   if (changes_blocks) out.state = ParseState(in);
+  in.RefuseOthers();
   if (!in.status().ok()) return in.status();
   return out;
 }

@@ -26,6 +26,9 @@ struct TranscriptGroup {
   std::optional<int64_t> sliding_window;
   std::optional<int64_t> attention_chunk_size;
   bool is_draft = false;
+  int64_t num_retained_tokens = 0;     // below a window
+  std::string mamba_mode;              // align or none
+  int64_t num_speculative_blocks = 0;  // of states
 };
 
 struct TranscriptConfig {
@@ -46,6 +49,8 @@ struct TranscriptConfig {
   int64_t prefill_lookahead = 0;
   bool records_boundaries = false;  // and allocations with hits put them on their request
   bool has_no_partial_keys = false;
+  double watermark = 0;  // every allocation finds something scheduled
+  int64_t decode_context_parallel = 1;
 };
 
 // What happened to the hash table, in order.
@@ -95,7 +100,7 @@ struct Operation {
   bool delay = false;
   bool gate = false;
   int64_t n = 0;  // cache, trim
-  std::vector<BlockId> ids;
+  std::vector<BlockId> ids;  // evict
   std::vector<std::pair<std::string, int64_t>> computed;               // comp
   std::vector<std::pair<std::string, std::vector<TokenId>>> appended;  // app
 
@@ -106,6 +111,7 @@ struct Operation {
   int64_t hit_tokens = 0;            // get
   int64_t boundary = 0;              // get, where boundaries are recorded
   std::optional<BlockLists> blocks;  // alloc; empty: no space
+  std::vector<std::pair<BlockId, BlockId>> copies;  // alloc: source and target of each
   std::optional<BlockLists> tables;  // ids
   std::vector<int64_t> common;       // common
   bool ok = false;                   // reset
