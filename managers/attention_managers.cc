@@ -118,12 +118,30 @@ class SlidingWindowManager final : public SingleTypeManager {
   }
 
  private:
+  // What the engine makes of a window of one token whose drop was verified: the last position at which
+  // a hit may end and that is cached, with its block (V-104).
+  int64_t FindLastBlock(const LookupQuery& query, HitLists& lists) const;
+
   const int64_t window_;
   // Blocks before a hit's end that hold its last W - 1 tokens; at least 1, but for a window of one
   // token as the engine has it, which finds what it drops and keeps nothing else.
   const int64_t tail_blocks_;
   const bool keeps_nothing_;
 };
+
+int64_t SlidingWindowManager::FindLastBlock(const LookupQuery& query, HitLists& lists) const {
+  for (int64_t end = block_size_.FloorDiv(query.max_tokens); end > 0; --end) {
+    if (end * block_size() % query.alignment != 0) continue;
+    if (!FindInAllGroups(query, end - 1, hashes_per_block_, found_.data())) continue;
+    for (size_t i = 0; i < query.groups.size(); ++i) {
+      std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];
+      list.assign(static_cast<size_t>(end - 1), kNullBlockId);
+      list.push_back(found_[i]);
+    }
+    return end * block_size();
+  }
+  return 0;
+}
 
 int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
@@ -134,7 +152,8 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It
   // never spans more positions than there are.
-  const int64_t width = std::min(tail_blocks_ + margin, std::max<int64_t>(num_positions, 1));
+  const int64_t width = std::clamp<int64_t>(num_positions, 1, std::max<int64_t>(
+                                                                 1, tail_blocks_ + margin));
   found_.resize(static_cast<size_t>(width * num_groups));
   const auto found_at = [&](int64_t position) {
     return &found_[static_cast<size_t>(position % width * num_groups)];
@@ -160,6 +179,8 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
     }
     return position;
   };
+
+  if (tail_blocks_ + margin == 0) return FindLastBlock(query, lists);
 
   // end * block_size() is a multiple of the alignment iff end is one of this.
   const int64_t step = query.alignment / std::gcd(query.alignment, block_size());

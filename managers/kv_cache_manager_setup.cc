@@ -289,16 +289,18 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                              " speculative blocks, expected 0 to ", kMaxNumBlocks);
     }
     if (spec.kind() != KvCacheSpecKind::kChunkedLocalAttention) continue;
-    if (draft[g]) {
+    if (draft[g] && options.enable_caching) {
       return InvalidArgument(
           GroupName(g, spec),
           " is a draft group, but speculative drafting is not supported with chunked "
           "local attention (unset use_eagle, or flag other groups as draft)");
     }
-    if (options.enable_caching && config.groups.size() > 1 &&
-        spec.block_size() != sizes.scheduler_block_size) {
+    const int64_t alignment =
+        options.partial_hits ? sizes.hash_block_size : sizes.scheduler_block_size;
+    if (options.enable_caching && config.groups.size() > 1 && spec.block_size() != alignment) {
       return InvalidArgument(GroupName(g, spec), " has block size ", spec.block_size(),
-                             ", expected the scheduler block size ", sizes.scheduler_block_size,
+                             ", expected the ",
+                             options.partial_hits ? "hash" : "scheduler", " block size ", alignment,
                              " next to other groups with prefix caching on");
     }
   }

@@ -17,7 +17,7 @@
 //          use has a block for the state there, too, before the one at its end (V-45).
 //
 // A state is ready when its step has run, not while other requests of that step are scheduled: such
-// hits wait for NewStepStarts.
+// hits wait for NewStepStarts, also those of another block with the same key, as in the engine.
 
 #include <algorithm>
 #include <numeric>
@@ -37,7 +37,8 @@ class MambaManager final : public SingleTypeManager {
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
   bool MayUseHits(absl::Span<const BlockId> hits, int64_t) const override {
-    return hits.empty() || !registered_in_step_.contains(hits.back());
+    return hits.empty() || !pool_->block(hits.back()).has_key() ||
+           !keys_in_step_.contains(pool_->hash(hits.back()));
   }
 
   int64_t StateTail(int64_t num_prompt_tokens) const override {
@@ -82,7 +83,7 @@ class MambaManager final : public SingleTypeManager {
     return n == tail && (held.chunk_end == tail || options_.semantics.registers_earlier_states);
   }
   void OnTailRegistered(GroupBlocks& held, BlockId id, int64_t tail) override {
-    registered_in_step_.insert(id);
+    keys_in_step_.insert(pool_->hash(id));
     const bool goes_on_from_it = held.checkpoint_tokens != tail;
     if (goes_on_from_it && tail % block_size() != 0) held.registered_state_tokens = tail;
   }
@@ -158,8 +159,7 @@ void MambaManager::CopyOverwrittenState(GroupBlocks& held, const SlotDemand& dem
     pool_->MovePartialKey(copy.source, copy.target);
   }
   // It is made before the step computes anything, so nobody may read it in this step (V-118).
-  registered_in_step_.erase(copy.source);
-  registered_in_step_.insert(copy.target);
+  if (pool_->block(copy.target).has_key()) keys_in_step_.insert(pool_->hash(copy.target));
   copies.push_back(copy);
 }
 
@@ -296,9 +296,7 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
   pool_->CacheFullBlocks(content, held.table, from, full, block_size(), group(), mask_);
   for (int64_t i = from; i < full; ++i) {
     const BlockId id = held.table[static_cast<size_t>(i)];
-    if (mask_[static_cast<size_t>(i - from)] != 0 && id != kNullBlockId) {
-      registered_in_step_.insert(id);
-    }
+    if (id != kNullBlockId && pool_->block(id).has_key()) keys_in_step_.insert(pool_->hash(id));
   }
 }
 

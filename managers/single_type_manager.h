@@ -155,7 +155,10 @@ class SingleTypeManager {
   // Whether these hits, of so many tokens, may be used in this step. What is used before layers write
   // must not be what this step computes: a state, and a block of which a copy is made.
   virtual bool MayUseHits(absl::Span<const BlockId>, int64_t /*num_tokens*/) const { return true; }
-  void NewStepStarts() { registered_in_step_.clear(); }
+  void NewStepStarts() {
+    registered_in_step_.clear();
+    keys_in_step_.clear();
+  }
 
   // Leading blocks that all `num_tables` block tables of this group share: their references, less
   // those from outside the tables, are as many as there are tables. 0 unless of full type. O(result
@@ -218,8 +221,10 @@ class SingleTypeManager {
     const int64_t alignment = options_.reachable_alignment;
     if (alignment == 0) {
       n = num_final;
-    } else if (draft_margin() > 0 && n >= alignment) {
-      n = std::min(num_final, num_final - num_final % alignment + draft_margin());
+    } else if (options_.is_draft && n >= alignment) {
+      // States drop nothing, but count like the others.
+      const int64_t margin = traits_.can_drop ? draft_margin() : block_size();
+      n = std::min(num_final, num_final - num_final % alignment + margin);
     } else if (!options_.partial_hits) {
       n -= n % alignment;
     }
@@ -368,7 +373,9 @@ class SingleTypeManager {
 
  protected:
   std::vector<BlockId> sink_blocks_;    // of kinds with sinks
-  absl::flat_hash_set<BlockId> registered_in_step_;  // of kinds that MayUseHits asks about
+  // Of kinds that MayUseHits asks about: blocks registered in this step, or their keys.
+  absl::flat_hash_set<BlockId> registered_in_step_;
+  absl::flat_hash_set<BlockHash> keys_in_step_;
   std::vector<uint8_t> mask_;           // scratch
   mutable std::vector<BlockId> found_;  // scratch of look-ups
 };

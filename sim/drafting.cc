@@ -105,6 +105,13 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   // Before there was one budget.
   const bool has_slots = has_drafts && config->engine >= EngineVersion::kVllm033;
   scheduler.num_draft_slots = has_slots ? NumDraftSlots(drafts) : 0;
+  if (has_drafts && (drafts.drafter == Drafter::kDFlash || drafts.drafter == Drafter::kDSpark)) {
+    // Their drafts are one pass over the look-ahead slots of all requests, within a step's tokens.
+    const int64_t most = scheduler.max_num_batched_tokens / scheduler.num_lookahead_tokens;
+    const int64_t active = scheduler.max_num_active_seqs > 0 ? scheduler.max_num_active_seqs
+                                                             : scheduler.max_num_seqs;
+    if (most < active) scheduler.max_num_active_seqs = std::max<int64_t>(1, most);
+  }
   int64_t reads_ahead = 0;
   if (has_drafts && traits.reads_hidden_states) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;

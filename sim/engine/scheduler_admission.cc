@@ -17,6 +17,8 @@ void Scheduler::ScheduleWaiting(SimTime now) {
 // computing. False: nothing, and of nobody behind it.
 bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record) const {
   const int64_t computed = record.num_context;
+  // A step between prompts takes those of which one token is left (V-77).
+  if (holds_prompts_ && computed < request.num_known - 1) return false;
   const int64_t budget = std::min(budget_, slot_budget_ - options_.num_draft_slots);
   int64_t num_tokens = request.num_known - computed;
   record.is_prefill = num_tokens > 1;

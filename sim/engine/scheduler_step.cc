@@ -38,13 +38,11 @@ void Scheduler::Schedule(SimTime now) {
 
   ScheduleRunning(now);
   first_admitted_ = awake_.size();
-  const bool admits = step.num_preempted == 0 && !holds_prompts_ && !waits_alone_;
+  const bool admits = step.num_preempted == 0 && !waits_alone_;
   if (admits) ScheduleWaiting(now);
-  if (options_.prefill_schedule_interval > 1 && !holds_prompts_) {
-    // Whoever admits nobody keeps what the call before noted (V-121).
-    if (admits) queue_was_left_ = !waiting_.empty();
-    CountPromptStep();
-  }
+  // A call that holds prompts, or admits nobody, keeps what the call before noted (V-121).
+  if (admits && !holds_prompts_) queue_was_left_ = !waiting_.empty();
+  if (options_.prefill_schedule_interval > 1) CountPromptStep();
 
   needed_step_ = -1;
   for (ScheduledRecord& record : step_->scheduled) {
@@ -151,7 +149,8 @@ bool Scheduler::HoldsPrompts() const {
 
 void Scheduler::CountPromptStep() {
   for (const ScheduledRecord& record : step_->scheduled) {
-    if (record.is_admission || record.request->is_chunk) last_prompt_step_ = num_scheduled_steps_;
+    const bool has_prompt = record.is_admission ? record.is_prefill : record.request->is_chunk;
+    if (has_prompt) last_prompt_step_ = num_scheduled_steps_;
   }
 }
 

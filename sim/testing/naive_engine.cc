@@ -308,13 +308,13 @@ void NaiveEngine::Schedule() {
   holds_prompts_ = HoldsPrompts();
   WalkRunning();
   const size_t num_walked = step_.size();
-  if (holds_prompts_) return;
   if (preempted_.empty()) {
     if (AdmitHolding(num_walked)) Admit(num_walked);
-    queue_was_left_ = !waiting_.empty();
+    if (!holds_prompts_) queue_was_left_ = !waiting_.empty();
   }
   for (size_t i = 0; i < step_.size(); ++i) {
-    if (i >= num_walked || step_[i].request->chunk) last_prompt_step_ = num_steps_;
+    const bool has_prompt = i >= num_walked ? step_[i].prefill : step_[i].request->chunk;
+    if (has_prompt) last_prompt_step_ = num_steps_;
   }
 }
 
@@ -400,6 +400,7 @@ int64_t NaiveEngine::Part(const NaiveRequest& r, int64_t computed, size_t num_wa
                           bool* padded) const {
   const int64_t budget = std::min(budget_, slots_ - o_.draft_slots);
   int64_t tokens = static_cast<int64_t>(r.tokens.size()) - computed;
+  if (holds_prompts_ && tokens > 1) return 0;  // V-77
   *padded = tokens == 1 && Pads(num_walked, computed);
   if (*padded) {
     tokens = 1 + o_.drafts;

@@ -61,6 +61,12 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
   if (keeps_nothing()) return {};
   const int64_t need = WindowBlocksNeeded();
   const int64_t d = drop ? 1 : 0;
+  for (int64_t end = positions; need + d == 0 && end >= 1; --end) {  // V-104, after the drop
+    if (end * bs % alignment == 0 && is_cached(end - 1)) {
+      return {.tokens = end * bs, .first_real = end - 1};
+    }
+  }
+  if (need + d == 0) return {};
   for (int64_t end = positions - d; end >= 1; --end) {
     if (end * bs % alignment != 0) continue;
     const int64_t first = std::max<int64_t>(0, end - need);

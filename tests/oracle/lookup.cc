@@ -93,7 +93,9 @@ Hits FindHits(const Pool& pool, const std::vector<GroupRules>& groups, const Loo
     }
     const bool shrank = current < candidate;
     candidate = current;
-    if (!shrank || groups.size() == 1) break;
+    const bool is_full_and_other =
+        entries.size() == 2 && groups[static_cast<size_t>(entries[0].members.front())].is_full();
+    if (!shrank || groups.size() == 1 || is_full_and_other) break;
   }
 
   Hits hits;

@@ -410,9 +410,13 @@ bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& 
   if (request.is_known || params.hits == nullptr) return false;
   for (size_t g = 0; g < groups_.size() && g < params.hits->lists.size(); ++g) {  // BM-108
     const std::vector<BlockId>& list = params.hits->lists[g];
-    // BM-121: a copy is made before the step writes anything.
-    const bool is_read_first = groups_[g].is_mamba() || EndsInside(params, g);
-    if (is_read_first && !list.empty() && registered_in_step_.count(list.back()) > 0) return true;
+    if (list.empty()) continue;
+    if (groups_[g].is_mamba()) {
+      const std::optional<Key>& key = pool_.blocks()[static_cast<size_t>(list.back())].key;
+      if (key && state_keys_in_step_.count(*key) > 0) return true;
+    } else if (EndsInside(params, g) && registered_in_step_.count(list.back()) > 0) {
+      return true;  // BM-121: a copy is made before the step writes anything
+    }
   }
   return false;
 }

@@ -131,7 +131,10 @@ class Manager {
                               int64_t num_slots, bool apply_cap) const;
   // Whether all blocks of the hits still are what the look-up found.
   bool HoldsHits(const Request& request, const AllocateParams& params) const;
-  void NewStepStarts() { registered_in_step_.clear(); }
+  void NewStepStarts() {
+    registered_in_step_.clear();
+    state_keys_in_step_.clear();
+  }
   // Blocks that stages 2 and 3 of this call take from the queue, had the trim happened already.
   int64_t Need(const Request& request, const AllocateParams& params, int64_t num_slots,
                bool apply_cap) const;
@@ -175,7 +178,7 @@ class Manager {
   void Register(Request& request, int64_t num_tokens);
   std::vector<bool> Mask(const Request& request, size_t group, int64_t full) const;
   // How many of the first n tokens a group registers.
-  int64_t RegistrationBound(const GroupRules& rules, const Request& request, int64_t n) const;
+  int64_t RegistrationBound(const GroupRules& rules, int64_t n) const;
   // Where the request is likely to be hit.
   std::vector<int64_t> Boundaries(const GroupRules& rules, const Request& request) const;
   Registration RegistrationOf(const Request& request, size_t group) const;
@@ -228,7 +231,12 @@ class Manager {
   int64_t hash_block_size_ = 1;
   Pool pool_;
   std::vector<int> outside_references_;   // pins and popped lists, per block
-  std::set<BlockId> registered_in_step_;  // states, and blocks that copies are made of
+  std::set<BlockId> registered_in_step_;  // blocks that copies are made of
+  std::set<Key> state_keys_in_step_;      // BM-108: whichever block has them
+  void NoteState(BlockId id) {
+    const std::optional<Key>& key = pool_.blocks()[static_cast<size_t>(id)].key;
+    if (key) state_keys_in_step_.insert(*key);
+  }
   std::vector<Copy> copies_;
   Stats stats_;
 };

@@ -7,14 +7,13 @@
 
 namespace kvblocks::oracle {
 
-int64_t Manager::RegistrationBound(const GroupRules& rules, const Request& request,
-                                   int64_t n) const {  // BM-85, V-14
+int64_t Manager::RegistrationBound(const GroupRules& rules, int64_t n) const {  // BM-85, V-14
   const int64_t is_final = std::max<int64_t>(0, n - num_replayed_);
   int64_t bound = is_final;
   if (groups_.size() > 1 && !options_.register_all) {
     bound = options_.partial_hits ? n : RoundDown(n, alignment());  // BM-118
-    if (rules.DraftMargin() > 0 && n >= alignment()) {
-      bound = std::min(is_final, RoundDown(is_final, alignment()) + rules.DraftMargin());
+    if (rules.is_draft && n >= alignment()) {  // also of states, which drop nothing
+      bound = std::min(is_final, RoundDown(is_final, alignment()) + rules.DropUnit());
     }
   }
   return bound;
@@ -26,7 +25,7 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
     const GroupRules& rules = groups_[g];
     if (rules.is_mamba() && rules.mode() == MambaCacheMode::kNone) continue;
     if (!rules.is_looked_up) continue;
-    const int64_t n = RegistrationBound(rules, request, num_tokens);
+    const int64_t n = RegistrationBound(rules, num_tokens);
     GroupTable& table = request.tables[g];
     const int64_t hashed = options_.num_lookahead > 0 ? std::min(n, NumHashed(request)) : n;
     const int64_t full = hashed / rules.block_size();  // V-11
@@ -39,7 +38,10 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
     const bool is_watched = rules.is_mamba() || (rules.is_full() && rules.is_fine());
     for (int64_t i = table.num_cached; i < full && is_watched; ++i) {
       const BlockId id = table.blocks[static_cast<size_t>(i)];
-      if (mask[static_cast<size_t>(i - table.num_cached)] && id != kNullBlockId) {
+      if (id == kNullBlockId) continue;
+      if (rules.is_mamba()) {
+        NoteState(id);
+      } else {
         registered_in_step_.insert(id);
       }
     }
@@ -158,7 +160,11 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
   table.is_tail_dealt_with = true;
   const bool is_new = pool_.RegisterPartial(RegistrationOf(request, g), id, tail, again);
   if (!is_new) return;
-  if (rules.is_mamba() || is_usable) registered_in_step_.insert(id);
+  if (rules.is_mamba()) {
+    NoteState(id);
+  } else if (is_usable) {
+    registered_in_step_.insert(id);
+  }
   if (rules.is_mamba() && ends_inside && table.checkpoint != tail) table.registered_state = tail;
 }
 

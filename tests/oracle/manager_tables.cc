@@ -154,8 +154,7 @@ void Manager::TakeCopyFor(Request& request, size_t g, const AllocateParams& para
     if (source.partial_tokens > 0 && source.further.empty()) {
       pool_.MoveKey(copy.source, copy.target);
     }
-    registered_in_step_.erase(copy.source);
-    registered_in_step_.insert(copy.target);  // V-118
+    NoteState(copy.target);  // V-118
   } else {
     return;
   }
