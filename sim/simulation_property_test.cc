@@ -64,6 +64,21 @@ void DrawSemantics(Draw& draw, SimulationConfig& config) {
   }
 }
 
+// A part of a prompt gives tokens up for a drafter of several modules (V-80). Something must be left, and
+// where there are states it must reach the next one, or the prompt is never computed.
+void LeaveRoomForModules(SimulationConfig& config) {
+  if (config.manager.prefill_lookahead_tokens <= 1) return;
+  SchedulerOptions& scheduler = config.scheduler;
+  int64_t& threshold = scheduler.long_prefill_token_threshold;
+  if (threshold > 0) threshold = std::max<int64_t>(threshold, 4);
+  if (std::any_of(config.kv_cache.groups.begin(), config.kv_cache.groups.end(), [](const auto& g) {
+        return g.spec.kind() == KvCacheSpecKind::kMamba;
+      })) {
+    threshold = scheduler.max_num_scheduled_tokens = 0;
+    scheduler.max_num_batched_tokens = std::max<int64_t>(scheduler.max_num_batched_tokens, 64);
+  }
+}
+
 bool IsRefused(const SimulationConfig& config) {
   return !Validate(config).ok() || !KvCacheManager::Create(config.kv_cache, config.manager).ok();
 }
@@ -107,6 +122,7 @@ void FillOnce(Replay& replay, uint64_t seed, const Case& which) {
     if (!scheduler.enable_chunked_prefill) scheduler.max_num_batched_tokens += scheduler.num_draft_slots;
     scheduler.acceptance = {
         .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
+    LeaveRoomForModules(config);
   }
   config.manager.partial_hits =
       SupportsPartialHits(config.kv_cache, config.manager) && !draw.OneIn(3);

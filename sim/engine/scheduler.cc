@@ -82,7 +82,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
   registers_outputs_ =
       options_.async ||
       (options_.num_draft_tokens > 0 && options_.rules.registers_with_sync_outputs);
-  longest_state_part_ = options_.max_num_batched_tokens;
+  longest_state_part_ =
+      std::min(token_budget_, options_.max_num_batched_tokens - options_.num_draft_slots);
   if (options_.long_prefill_token_threshold > 0) {
     longest_state_part_ = std::min(longest_state_part_, options_.long_prefill_token_threshold);
   }
@@ -119,7 +120,10 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
       KVBLOCKS_CHECK(states.ok(), states.status().ToString());
       // One more where a state that others can hit moves out of the way of the next.
       const bool may_move = has_copies() && group.block_size() > manager_->hash_block_size();
-      blocks = *states + (may_move ? 1 : 0);
+      // And where states are given back when the step behind them is over, one per further step.
+      const bool is_aligned =
+          group.spec().get_if<MambaSpec>()->options().cache_mode == MambaCacheMode::kAlign;
+      blocks = *states + std::max<int64_t>(may_move ? 1 : 0, is_aligned ? max_in_flight() - 1 : 0);
     }
     sum += blocks;
     if (chunks != nullptr) pages[static_cast<size_t>(chunks->ClassOfGroup(g))] += blocks;
