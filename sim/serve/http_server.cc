@@ -112,7 +112,11 @@ class HttpServer::Impl {
 
 HttpServer::HttpServer(const HttpLimits& limits) : impl_(std::make_unique<Impl>(limits)) {}
 
-HttpServer::~HttpServer() = default;
+HttpServer::~HttpServer() {
+  // A stream and its connection hold each other until one of them ends.
+  const std::set<Session*> sessions = impl_->shared.sessions;
+  for (Session* session : sessions) session->shared_from_this()->Cut();
+}
 
 absl::StatusOr<int> HttpServer::Listen(const std::string& host, int port, HttpHandler* handler) {
   Code code;

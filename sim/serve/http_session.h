@@ -97,6 +97,13 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     state_ = State::kReplying;
     gone_ = nullptr;
     Hold(static_cast<int64_t>(reply.body.capacity()));
+    if (shared_->held_bytes > shared_->limits.max_held_bytes) {
+      const ApiError error = {.status = 503,
+                              .message = "the server holds too many answers; try again",
+                              .type = "ServiceUnavailableError"};
+      reply = {.status = error.status, .body = ErrorJson(error)};
+      Hold(static_cast<int64_t>(reply.body.capacity()));
+    }
     reply_ = {};
     reply_.version(version_);
     reply_.result(static_cast<unsigned>(reply.status));
