@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     server = subprocess.Popen([asked.kvsim, "serve", "--port=0", "--time=fixed", "--step-time=5ms", "--num-blocks=2000",
-                               "--kv-events=tcp://127.0.0.1:0", "--kv-events-replay=tcp://127.0.0.1:0"],
+                               "--kv-events=tcp://*:0", "--kv-events-replay=tcp://127.0.0.1:0"],
                               stdout=subprocess.PIPE, text=True)
     line = ""
     while not line.startswith("http://"):
