@@ -8,6 +8,7 @@ and the gentle end.
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -234,15 +235,94 @@ def test_bad_clients(server):
              "connections are taken again")
 
 
+def request(body, more=b"", path=b"/v1/completions"):
+    data = json.dumps(body).encode()
+    return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n%s\r\n" % (path, len(data), more) + data
+
+
+def test_framing(server):
+    """What two servers could read in two ways ends the connection, and lines have limits."""
+    head = b"POST /tokenize HTTP/1.1\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+    inner = b"GET /health HTTP/1.1\r\n\r\n"
+    long = b"x" * 300000
+    for what, data, status in [
+            ("an unknown coding", head + b"Transfer-Encoding: gzip\r\n\r\n" + inner, b"501"),
+            ("a coding before chunks", head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + inner, b"501"),
+            ("chunks that are not last", head + b"Transfer-Encoding: chunked, identity\r\n\r\n" + inner, b"501"),
+            ("two codings", head + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner, b"400"),
+            ("chunks in HTTP/1.0", b"POST /tokenize HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+            ("a length and chunks", head + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner, b"400"),
+            ("two lengths", head + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc" + inner, b"400"),
+            ("a negative length", head + b"Content-Length: -3\r\n\r\nabc" + inner, b"400"),
+            ("a length that overflows", head + b"Content-Length: 18446744073709551619\r\n\r\nabc" + inner, b"4"),
+            ("a chunk that overflows", chunked + b"10000000000000003\r\nabc\r\n0\r\n\r\n" + inner, b"4"),
+            ("two hosts", b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n" + inner, b"400"),
+            ("bare line feeds", b"GET /health HTTP/1.1\nHost: a\n\n" + inner, b"400"),
+            ("a long chunk size", chunked + b"0" * 300000, b"431"),
+            ("a long chunk extension", chunked + b"1;" + long, b"431"),
+            ("long trailers", chunked + b"0\r\n" + b"a: b\r\n" * 50000, b"431"),
+            ("many fields", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 300 + b"\r\n" + inner, b"431")]:
+        got = raw(server, data)
+        answers = re.findall(rb"^HTTP/1\.[01] (\d+)", got, re.MULTILINE)
+        check(len(answers) == 1 and answers[0].startswith(status), f"{what}: {answers} of {got[:200]!r}")
+    got = raw(server, chunked + b'd;a=b\r\n{"prompt":"a"\r\n1\r\n}\r\n0\r\na: b\r\n\r\n' + b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+    check(got.count(b"HTTP/1.1 200") == 2, f"chunks, extensions and trailers are taken, got {got!r}")
+    # Bodies count as they come.
+    waiting = []
+    for _ in range(5):
+        waiting.append(socket.create_connection(("127.0.0.1", server.ports[0])))
+        waiting[-1].sendall(head + b"Content-Length: 60000\r\n\r\n{")
+    check(server.ask("/tokenize", {"prompt": "a"})[0] == 200, "what is announced and does not come keeps nobody out")
+    for connection in waiting:
+        connection.close()
+    # An error ends a connection, whatever comes after it.
+    with socket.create_connection(("127.0.0.1", server.ports[0]), timeout=20) as connection:
+        connection.sendall(b"NONSENSE\r\n\r\n")
+        try:
+            for _ in range(100):
+                connection.sendall(b"x")
+                time.sleep(0.1)
+            check(False, "bytes after an error keep a connection open")
+        except OSError:
+            pass
+
+
+def test_pages(server):
+    """Pages in browsers cannot change a server."""
+    faults = {"error_rate": 0}
+    for headers, status in [({}, 200), ({"Content-Type": "text/plain"}, 415), ({"Origin": "http://evil.example"}, 403),
+                            ({"Origin": "null"}, 403), ({"Host": "evil.example"}, 403),
+                            ({"Host": "evil.example:1", "Origin": "http://evil.example:1"}, 403),
+                            ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200), ({"Host": "[::1]:8000"}, 200),
+                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Content-Type": "application/json; charset=utf-8"}, 200)]:
+        got, text = server.ask("/kvsim/faults", faults, headers=headers)
+        check(got == status, f"faults with {headers}: {got} {text}")
+    check(server.ask("/reset_prefix_cache", b"", headers={"Origin": "http://evil.example"})[0] == 403, "nor empty its cache")
+
+
+def test_stops(server):
+    """Long stop texts in many answers: others are answered meanwhile, and who asked may leave."""
+    body = {"prompt": "x", "max_tokens": 20000, "n": 128, "stop": ["z" * 4096] + [f"e{i}" for i in range(63)]}
+    with socket.create_connection(("127.0.0.1", server.ports[0])) as connection:
+        connection.sendall(request(body))
+        check(server.ask("/health")[0] == 200, "health while stop texts are sought")
+        wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") > 0, "it runs")
+    wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, "and ends")
+
+
 def test_disconnect(server):
     body = json.dumps({"prompt": "a" * 50, "max_tokens": 10000, "ignore_eos": True, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
-    connection = socket.create_connection(("127.0.0.1", server.ports[0]))
-    connection.sendall(head + body)
-    connection.recv(1000)
-    check(server.metric("vllm:num_requests_running") == 1, "the request runs")
-    connection.close()
-    wait_for(lambda: server.metric("vllm:num_requests_running") == 0, "a request whose client left is aborted")
+    for more in (b"", b"x", b"x" * 100000):
+        connection = socket.create_connection(("127.0.0.1", server.ports[0]))
+        connection.sendall(head + body + more)
+        connection.recv(1000)
+        check(server.metric("vllm:num_requests_running") == 1, "the request runs")
+        connection.shutdown(socket.SHUT_WR)
+        wait_for(lambda: server.metric("vllm:num_requests_running") == 0,
+                 f"a request whose client left is aborted, with {len(more)} bytes behind it")
+        connection.close()
     check(server.metric("vllm:kv_cache_usage_perc") == 0, "and its blocks are free")
 
 
@@ -282,12 +362,18 @@ def main():
     test_api(server)
     test_refusals(server)
     test_disconnect(server)
+    test_stops(server)
+    test_pages(server)
     test_faults(server)
     server.end()
 
     limited = Server("--max-connections=8", "--head-timeout=300ms", "--body-timeout=300ms", "--max-body-bytes=100000")
     test_bad_clients(limited)
     limited.end()
+
+    framed = Server("--max-body-bytes=65536", "--max-held-bytes=200000")
+    test_framing(framed)
+    framed.end()
 
     keyed = Server("--replicas=2", "--policy=priority", "--speed=100", env={"KVSIM_API_KEY": "secret"})
     check(keyed.ports[0] != keyed.ports[1], "two replicas have two ports")

@@ -39,8 +39,7 @@ Examples
   kvsim serve --tokenizer=tokenizer.json                 tokens as the model has them (needs Python)
   kvsim serve --speed=10                                 ten simulated seconds per second
   curl localhost:8000/v1/completions -d '{"prompt": "Hello", "max_tokens": 20}'
-  curl localhost:8000/kvsim/faults -d '{"error_rate": 0.1, "delay_seconds": 0.5}'
-  curl localhost:8000/kvsim/faults -d '{"crash_seconds": 5}'
+  curl localhost:8000/kvsim/faults -H 'Content-Type: application/json' -d '{"error_rate": 0.1}'
 
 Ends after SIGTERM or Ctrl-C, when the requests under way are done. Exit status: 0 ended so, 2 bad options.)";
 

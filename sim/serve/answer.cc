@@ -17,46 +17,6 @@ std::string Quoted(std::string_view text) {
 
 }  // namespace
 
-void ApplyStops(const CompletionRequest& request, AnswerPlan* plan) {
-  if (request.stop.empty() && request.stop_token_ids.empty()) return;
-  size_t longest = 0;
-  for (const std::string& stop : request.stop) longest = std::max(longest, stop.size());
-  std::string tail;       // the end of the text, as long as a stop text can begin in it
-  size_t tail_begin = 0;  // where it stands in the text
-  for (int64_t i = 0; i < plan->length; ++i) {
-    const size_t text_bytes = tail_begin + tail.size();
-    const bool counts = i >= request.min_tokens;
-    const auto& ids = request.stop_token_ids;
-    if (counts && std::find(ids.begin(), ids.end(), plan->token(i)) != ids.end()) {
-      plan->length = i + 1;
-      plan->is_stop = true;
-      plan->stop_reason = absl::StrCat(plan->token(i));
-      if (!request.include_stop) plan->text_bytes = text_bytes;
-      return;
-    }
-    tail += plan->piece(i);
-    // The stop text that is complete with this token and begins first.
-    size_t first = std::string::npos;
-    const std::string* found = nullptr;
-    for (const std::string& stop : request.stop) {
-      const size_t at = counts ? tail.find(stop) : std::string::npos;
-      if (at < first) first = at, found = &stop;
-    }
-    if (found != nullptr) {
-      plan->length = i + 1;
-      plan->is_stop = true;
-      plan->stop_reason = Quoted(*found);
-      plan->text_bytes = tail_begin + first + (request.include_stop ? found->size() : 0);
-      return;
-    }
-    if (tail.size() > longest) {
-      const size_t gone = tail.size() - longest;
-      tail.erase(0, gone);
-      tail_begin += gone;
-    }
-  }
-}
-
 Answer::Answer(const CompletionRequest& request, std::string id, std::string model, int64_t created)
     : is_chat_(request.is_chat),
       stream_(request.stream),
@@ -114,7 +74,7 @@ std::string Answer::Json() const {
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Sequence& sequence = sequences_[i];
     absl::StrAppend(&out, i == 0 ? "" : ",", "{\"index\":", i);
-    const std::string text = absl::StrCat(sequence.echo, Text(sequence));
+    const std::string text = absl::StrCat(sequence.echo == nullptr ? "" : *sequence.echo, Text(sequence));
     if (is_chat_) {
       absl::StrAppend(&out, ",\"message\":{\"role\":\"assistant\",\"content\":", Quoted(text),
                       ",\"refusal\":null,\"tool_calls\":[]}");
@@ -151,6 +111,7 @@ BodySource::State Answer::AppendEvents(size_t limit, std::string* out) {
   }
   bool all_finished = true;
   for (size_t i = 0; i < sequences_.size(); ++i) {
+    if (out->size() >= limit) return BodySource::State::kMore;
     Sequence& sequence = sequences_[i];
     if (!sequence.is_started && (sequence.num_produced > 0 || sequence.is_ended)) {
       sequence.is_started = true;
@@ -161,8 +122,8 @@ BodySource::State Answer::AppendEvents(size_t limit, std::string* out) {
         absl::StrAppend(out, "]", include_usage_ && !continuous_usage_ ? ",\"usage\":null" : "",
                         continuous_usage_ ? absl::StrCat(",\"usage\":", Usage(false)) : "",
                         "}\n\n");
-      } else if (!sequence.echo.empty()) {
-        AppendEvent(i, sequence.echo, /*is_last=*/false, out);
+      } else if (sequence.echo != nullptr) {
+        AppendEvent(i, *sequence.echo, /*is_last=*/false, out);
       }
     }
     while (sequence.num_written < sequence.num_produced) {

@@ -44,16 +44,13 @@ struct AnswerPlan {
   }
 };
 
-// Ends the plan at the first stop text or stop token of the request behind min_tokens.
-void ApplyStops(const CompletionRequest& request, AnswerPlan* plan);
-
 class Answer {
  public:
   struct Sequence {
     AnswerPlan plan;
     int64_t prompt = 0;             // whose prompt
     int64_t num_prompt_tokens = 0;
-    std::string echo = {};          // text that comes before the answer
+    std::shared_ptr<const std::string> echo = {};  // text that comes before the answer; or null
     // As the engine says.
     bool is_admitted = false;
     int64_t num_cached_tokens = 0;

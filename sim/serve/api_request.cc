@@ -17,9 +17,11 @@ constexpr size_t kMaxStops = 64;
 constexpr size_t kMaxStopBytes = 4096;
 constexpr size_t kMaxSaltBytes = 4096;
 constexpr size_t kMaxTextBytes = 256;  // of names
+constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;  // whose pieces take ten times as much
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // A parser keeps memory for the longest body so far; behind this it is given back.
 constexpr size_t kKeptBytes = size_t{1} << 20;
+constexpr size_t kMaxFields = 1024;  // of a body: each is looked at some 60 times
 
 Error ReadTokens(const std::string& name, const dom::array& list, std::vector<TokenId>* out) {
   out->reserve(list.size());
@@ -286,11 +288,22 @@ class ApiParser::Impl {
  public:
   explicit Impl(const Limits& most) : limits(most) {}
 
-  // The body as one object, good until the next call.
-  Error Parse(std::string_view body, dom::object* out) {
-    if (parser == nullptr || parser->capacity() > kKeptBytes) {
-      parser = std::make_unique<dom::parser>();
+  // Gives back what a long body took, when it goes.
+  class Use {
+   public:
+    explicit Use(Impl* impl) : impl_(impl) {}
+    ~Use() {
+      if (impl_->text.size() <= kKeptBytes) return;
+      impl_->parser = std::make_unique<dom::parser>();
+      impl_->text = std::string();
     }
+
+   private:
+    Impl* const impl_;
+  };
+
+  // The body as one object, good until the next call or the end of a Use.
+  Error Parse(std::string_view body, dom::object* out) {
     text.assign(body.data(), body.size());
     text.reserve(text.size() + simdjson::SIMDJSON_PADDING);
     dom::element root;
@@ -300,6 +313,10 @@ class ApiParser::Impl {
       return Bad("", absl::StrCat("the body is no JSON: ", simdjson::error_message(error)));
     }
     if (root.get(*out) != simdjson::SUCCESS) return Wrong("the body", root, "an object");
+    if (out->size() > kMaxFields) {
+      return Bad("", absl::StrCat("the body has ", out->size(), " fields, expected at most ",
+                                  kMaxFields));
+    }
     return std::nullopt;
   }
 
@@ -316,7 +333,7 @@ class ApiParser::Impl {
   }
 
   const Limits limits;
-  std::unique_ptr<dom::parser> parser;
+  std::unique_ptr<dom::parser> parser = std::make_unique<dom::parser>();
   std::string text;
 };
 
@@ -324,6 +341,7 @@ ApiParser::ApiParser(const Limits& limits) : impl_(std::make_unique<Impl>(limits
 ApiParser::~ApiParser() = default;
 
 Error ApiParser::ParseCompletion(std::string_view body, bool is_chat, CompletionRequest* out) {
+  const Impl::Use use(impl_.get());
   dom::object object;
   if (Error error = impl_->Parse(body, &object)) return error;
   const Fields fields(object);
@@ -368,6 +386,7 @@ Error ApiParser::ParseCompletion(std::string_view body, bool is_chat, Completion
 }
 
 Error ApiParser::ParseTokenize(std::string_view body, TokenizeRequest* out) {
+  const Impl::Use use(impl_.get());
   dom::object object;
   if (Error error = impl_->Parse(body, &object)) return error;
   const Fields fields(object);
@@ -377,6 +396,10 @@ Error ApiParser::ParseTokenize(std::string_view body, TokenizeRequest* out) {
   if (Error error = fields.Text("model", kMaxTextBytes, &request.model)) return error;
   if (Error error = impl_->ReadInput(object, fields, 1, &prompts, &last)) return error;
   if (prompts.front().is_tokens) return Bad("prompt", "prompt: got token ids, expected a text");
+  if (prompts.front().text.size() > kMaxTokenizeBytes) {
+    return Bad("prompt", absl::StrCat("prompt: got ", prompts.front().text.size(),
+                                      " bytes, expected at most ", kMaxTokenizeBytes));
+  }
   request.adds_special = !fields.Find("messages");
   if (Error error = fields.Flag("add_special_tokens", &request.adds_special)) return error;
   if (Error error = fields.Flag("return_token_strs", &request.return_token_strs)) return error;
@@ -386,6 +409,7 @@ Error ApiParser::ParseTokenize(std::string_view body, TokenizeRequest* out) {
 }
 
 Error ApiParser::ParseDetokenize(std::string_view body, DetokenizeRequest* out) {
+  const Impl::Use use(impl_.get());
   dom::object object;
   if (Error error = impl_->Parse(body, &object)) return error;
   const Fields fields(object);
@@ -396,12 +420,16 @@ Error ApiParser::ParseDetokenize(std::string_view body, DetokenizeRequest* out) 
   if (!tokens || tokens->get(list) != simdjson::SUCCESS) {
     return Bad("tokens", "tokens: expected a list of token ids");
   }
+  if (list.size() > kMaxTokenizeBytes) {
+    return Bad("tokens", absl::StrCat("tokens: expected at most ", kMaxTokenizeBytes));
+  }
   if (Error error = ReadTokens("tokens", list, &request.tokens)) return error;
   *out = std::move(request);
   return std::nullopt;
 }
 
 Error ApiParser::ParseFaults(std::string_view body, FaultChange* out) {
+  const Impl::Use use(impl_.get());
   dom::object object;
   if (Error error = impl_->Parse(body, &object)) return error;
   const Fields fields(object);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -60,13 +61,11 @@ for line in sys.stdin:
 class HfTokenizer final : public Tokenizer {
  public:
   HfTokenizer() = default;
-  ~HfTokenizer() override {
-    if (to_ >= 0) close(to_);
-    if (from_ >= 0) close(from_);
-    if (child_ > 0) waitpid(child_, nullptr, 0);
-  }
+  ~HfTokenizer() override { Stop(); }
 
   absl::Status Start(const std::string& file, const std::string& python) {
+    file_ = file;
+    python_ = python;
     int to[2], from[2];
     if (pipe2(to, O_CLOEXEC) != 0) return Failed("a pipe");
     if (pipe2(from, O_CLOEXEC) != 0) {
@@ -144,6 +143,16 @@ class HfTokenizer final : public Tokenizer {
   bool is_slow() const override { return true; }
 
  private:
+  void Stop() {
+    if (to_ >= 0) close(std::exchange(to_, -1));
+    if (from_ >= 0) close(std::exchange(from_, -1));
+    if (child_ > 0) {
+      kill(child_, SIGKILL);
+      waitpid(std::exchange(child_, -1), nullptr, 0);
+    }
+    received_.clear();
+  }
+
   static absl::Status Failed(const char* what) {
     return absl::UnavailableError(absl::StrCat("--tokenizer: ", what, ": ", std::strerror(errno)));
   }
@@ -163,7 +172,20 @@ class HfTokenizer final : public Tokenizer {
     return pieces;
   }
 
+  // A process that is gone is started again, for this request once.
   absl::Status Ask(const std::string& ask, simdjson::dom::element* answer) {
+    absl::Status status = AskOnce(ask, answer);
+    if (!absl::IsUnavailable(status)) return status;
+    Stop();
+    if (absl::Status started = Start(file_, python_); !started.ok()) {
+      Stop();
+      return absl::UnavailableError(started.message());
+    }
+    return AskOnce(ask, answer);
+  }
+
+  absl::Status AskOnce(const std::string& ask, simdjson::dom::element* answer) {
+    if (to_ < 0) return absl::UnavailableError("--tokenizer: its process is gone");
     for (size_t sent = 0; sent < ask.size();) {
       const ssize_t count = write(to_, ask.data() + sent, ask.size() - sent);
       if (count < 0 && errno == EINTR) continue;
@@ -180,8 +202,9 @@ class HfTokenizer final : public Tokenizer {
 
   // One line.
   absl::Status Receive(simdjson::dom::element* answer) {
-    size_t end;
-    while ((end = received_.find('\n')) == std::string::npos) {
+    size_t end, sought = 0;
+    while ((end = received_.find('\n', sought)) == std::string::npos) {
+      sought = received_.size();
       char buffer[65536];
       const ssize_t count = read(from_, buffer, sizeof(buffer));
       if (count < 0 && errno == EINTR) continue;
@@ -189,11 +212,12 @@ class HfTokenizer final : public Tokenizer {
       received_.append(buffer, static_cast<size_t>(count));
     }
     const std::string line = received_.substr(0, end);
-    received_.erase(0, end + 1);
+    received_ = received_.substr(end + 1);  // and what a long line took is given back
     if (parser_.parse(line).get(*answer) != simdjson::SUCCESS) return Nonsense();
     return absl::OkStatus();
   }
 
+  std::string file_, python_;
   pid_t child_ = -1;
   int to_ = -1;
   int from_ = -1;

@@ -24,6 +24,9 @@ struct HttpRequest {
   std::string authorization;
   std::string accept;
   std::string request_id;  // X-Request-Id
+  std::string host;
+  std::string origin;
+  std::string content_type;
   std::string body;
 };
 

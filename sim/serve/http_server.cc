@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <set>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -79,15 +80,19 @@ class HttpServer::Impl {
   // What fits the socket's buffer; nobody waits for the client.
   void RefuseConnection(tcp::socket socket) {
     ++shared.num_refused;
-    const std::string body = ErrorJson({.status = 503,
-                                        .message = "the server has too many connections; try again",
-                                        .type = "ServiceUnavailableError"});
-    const std::string text = absl::StrCat(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-        "Connection: close\r\nContent-Length: ", body.size(), "\r\n\r\n", body);
+    http::response<http::string_body> reply(http::status::service_unavailable, 11);
+    reply.set(http::field::content_type, "application/json");
+    reply.set(http::field::retry_after, "1");
+    reply.keep_alive(false);
+    reply.body() = ErrorJson({.status = 503,
+                              .message = "the server has too many connections; try again",
+                              .type = "ServiceUnavailableError"});
+    reply.prepare_payload();
+    std::ostringstream text;
+    text << reply;
     Code ignored;
     socket.non_blocking(true, ignored);
-    socket.write_some(asio::buffer(text), ignored);
+    socket.write_some(asio::buffer(text.str()), ignored);
     socket.shutdown(tcp::socket::shutdown_send, ignored);
   }
 
@@ -107,7 +112,11 @@ class HttpServer::Impl {
 
 HttpServer::HttpServer(const HttpLimits& limits) : impl_(std::make_unique<Impl>(limits)) {}
 
-HttpServer::~HttpServer() = default;
+HttpServer::~HttpServer() {
+  // A stream and its connection hold each other until one of them ends.
+  const std::set<Session*> sessions = impl_->shared.sessions;
+  for (Session* session : sessions) session->shared_from_this()->Cut();
+}
 
 absl::StatusOr<int> HttpServer::Listen(const std::string& host, int port, HttpHandler* handler) {
   Code code;

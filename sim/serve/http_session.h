@@ -4,11 +4,9 @@
 #ifndef KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
 #define KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
 
-#include <sys/socket.h>
+#include <poll.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,31 +17,33 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/buffers_cat.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/serve/answer.h"
+#include "kvblocks/sim/serve/http_request_parser.h"
 #include "kvblocks/sim/serve/http_server.h"
 
 namespace kvblocks::sim::http_session {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using tcp = asio::ip::tcp;
-using Code = beast::error_code;
 
 inline constexpr size_t kPieceBytes = 64 << 10;  // of a stream per write
+inline constexpr size_t kReadBytes = 4096;       // of the first piece of a head
+inline constexpr double kDiscardSeconds = 1;     // to read the error that ends a connection
+// How often a client that sent more than its request is looked at.
+inline constexpr std::chrono::milliseconds kLookInterval{100};
 inline constexpr size_t kMaxRequestId = 128;
 
 inline std::chrono::nanoseconds AsDuration(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
-
-inline std::string TextOf(beast::string_view text) { return std::string(text.data(), text.size()); }
 
 class Session;
 
@@ -62,7 +62,13 @@ struct Shared {
 class Session final : public Exchange, public std::enable_shared_from_this<Session> {
  public:
   Session(tcp::socket socket, Shared* shared, int entry, HttpHandler* handler)
-      : shared_(shared), entry_(entry), handler_(handler), stream_(std::move(socket)) {
+      : shared_(shared),
+        entry_(entry),
+        handler_(handler),
+        stream_(std::move(socket)),
+        // Also the longest line between two chunks.
+        buffer_(std::max<size_t>(kReadBytes, static_cast<size_t>(shared->limits.max_head_bytes))),
+        look_again_(shared->io) {
     shared_->sessions.insert(this);
     beast::error_code ignored;
     stream_.socket().set_option(tcp::no_delay(true), ignored);
@@ -90,7 +96,14 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     if (state_ != State::kHandling) return;
     state_ = State::kReplying;
     gone_ = nullptr;
-    Hold(0);
+    Hold(static_cast<int64_t>(reply.body.capacity()));
+    if (shared_->held_bytes > shared_->limits.max_held_bytes) {
+      const ApiError error = {.status = 503,
+                              .message = "the server holds too many answers; try again",
+                              .type = "ServiceUnavailableError"};
+      reply = {.status = error.status, .body = ErrorJson(error)};
+      Hold(static_cast<int64_t>(reply.body.capacity()));
+    }
     reply_ = {};
     reply_.version(version_);
     reply_.result(static_cast<unsigned>(reply.status));
@@ -160,10 +173,15 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
 
   void ExpiresAfter(double seconds) { stream_.expires_after(AsDuration(seconds)); }
 
-  // Counts the bytes that this connection's body takes.
+  // Counts the bytes that this connection's body or answer takes.
   void Hold(int64_t bytes) {
     shared_->held_bytes += bytes - held_bytes_;
     held_bytes_ = bytes;
+  }
+  bool MayHold(int64_t bytes) {
+    if (shared_->held_bytes - held_bytes_ + bytes > shared_->limits.max_held_bytes) return false;
+    Hold(bytes);
+    return true;
   }
 
   // The client went, or time did.
@@ -178,13 +196,13 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void ReadHead(double seconds) {
     state_ = State::kReading;
     has_begun_ = buffer_.size() > 0;
-    parser_.emplace();
+    parser_.emplace([this](int64_t bytes) { return MayHold(bytes); });
     parser_->header_limit(static_cast<uint32_t>(shared_->limits.max_head_bytes));
     parser_->body_limit(static_cast<uint64_t>(shared_->limits.max_body_bytes));
     if (has_begun_) return ReadRestOfHead();
     ExpiresAfter(seconds);
     // The head's own time begins with its first byte.
-    stream_.async_read_some(buffer_.prepare(4096),
+    stream_.async_read_some(buffer_.prepare(kReadBytes),
                             [self = shared_from_this()](Code code, size_t count) {
                               if (code) return self->Close();
                               self->buffer_.commit(count);
@@ -207,71 +225,48 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     Reply(std::move(reply));
   }
 
-  void OnHead(Code code) {
-    is_head_ = parser_->get().method() == http::verb::head;
-    if (code == http::error::header_limit) {
+  // Answers what cannot be read on with its reason; a connection that ended has nobody to read it.
+  void RefuseBytes(Code code) {
+    if (const auto& refusal = parser_->refusal()) return Refuse(*refusal);
+    if (code == http::error::header_limit || code == http::error::buffer_overflow) {
       return Refuse({.status = 431,
-                     .message = absl::StrCat("the head of the request has more than ",
+                     .message = absl::StrCat("the head of the request, or a line between the chunks "
+                                             "of its body, has more than ",
                                              shared_->limits.max_head_bytes, " bytes"),
                      .type = "RequestHeaderFieldsTooLarge"});
     }
-    if (code == http::error::body_limit) return RefuseBody();
-    if (code == beast::error::timeout) return Close();
-    if (code) {
-      // A parser's error deserves an answer; a connection's has nobody to read it.
-      if (code.category() != http::make_error_code(http::error::bad_method).category() ||
-          code == http::error::end_of_stream || code == http::error::partial_message) {
-        return Close();
-      }
-      return Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
+    if (code == http::error::body_limit) {
+      return Refuse({.status = 413,
+                     .message = absl::StrCat("the body of the request has more than ",
+                                             shared_->limits.max_body_bytes, " bytes"),
+                     .type = "RequestEntityTooLarge"});
     }
-    const auto& head = parser_->get();
-    version_ = head.version();
-    keep_alive_ = head.keep_alive();
-    request_ = {};
-    request_.method = TextOf(head.method_string());
-    const std::string target = TextOf(head.target());
-    request_.path = target.substr(0, target.find('?'));
-    request_.authorization = TextOf(head[http::field::authorization]);
-    request_.accept = TextOf(head[http::field::accept]);
-    request_.request_id = TextOf(head["X-Request-Id"]);
-    const auto is_plain = [](char c) { return c > ' ' && c < 0x7F; };
-    if (request_.request_id.size() > kMaxRequestId ||
-        !std::all_of(request_.request_id.begin(), request_.request_id.end(), is_plain)) {
-      request_.request_id.clear();
+    if (code.category() != http::make_error_code(http::error::bad_method).category() ||
+        code == http::error::end_of_stream || code == http::error::partial_message) {
+      return Close();
     }
-    if (auto refusal = handler_->CheckHead(request_)) return RefuseWith(*std::move(refusal));
-    const auto length = parser_->content_length();
-    if (length && *length > static_cast<uint64_t>(shared_->limits.max_body_bytes)) {
-      return RefuseBody();
-    }
-    // A chunked body does not say how long it is.
-    const int64_t expected = length              ? static_cast<int64_t>(*length)
-                             : parser_->chunked() ? shared_->limits.max_body_bytes
-                                                  : 0;
-    if (shared_->held_bytes + expected > shared_->limits.max_held_bytes) {
-      return Refuse({.status = 503,
-                     .message = "the server holds too many request bodies; try again",
-                     .type = "ServiceUnavailableError"});
-    }
-    Hold(expected);
-    ExpiresAfter(shared_->limits.body_seconds);
-    if (beast::iequals(head[http::field::expect], "100-continue")) {
-      continue_ = {http::status::continue_, version_};
-      http::async_write(stream_, continue_, [self = shared_from_this()](Code failed, size_t) {
-        if (failed) return self->Close();
-        self->ReadBody();
-      });
-    } else {
-      ReadBody();
-    }
+    Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
   }
 
-  void RefuseBody() {
-    Refuse({.status = 413,
-            .message = absl::StrCat("the body of the request has more than ",
-                                    shared_->limits.max_body_bytes, " bytes"),
-            .type = "RequestEntityTooLarge"});
+  void OnHead(Code code) {
+    is_head_ = parser_->is_head_method();
+    version_ = parser_->version();
+    if (code) return RefuseBytes(code);
+    keep_alive_ = parser_->keep_alive();
+    HttpRequest& request = parser_->request();
+    const auto is_plain = [](char c) { return c > ' ' && c < 0x7F; };
+    if (request.request_id.size() > kMaxRequestId ||
+        !std::all_of(request.request_id.begin(), request.request_id.end(), is_plain)) {
+      request.request_id.clear();
+    }
+    if (auto refusal = handler_->CheckHead(request)) return RefuseWith(*std::move(refusal));
+    ExpiresAfter(shared_->limits.body_seconds);
+    if (!parser_->expects_continue() || parser_->is_done()) return ReadBody();
+    continue_ = {http::status::continue_, version_};
+    http::async_write(stream_, continue_, [self = shared_from_this()](Code failed, size_t) {
+      if (failed) return self->Close();
+      self->ReadBody();
+    });
   }
 
   void ReadBody() {
@@ -280,39 +275,43 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   }
 
   void OnBody(Code code) {
-    if (code == http::error::body_limit) return RefuseBody();
-    if (code) {
-      if (code.category() != http::make_error_code(http::error::bad_method).category() ||
-          code == http::error::end_of_stream || code == http::error::partial_message) {
-        return Close();
-      }
-      return Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
-    }
-    request_.body = std::move(parser_->get().body());
+    if (code) return RefuseBytes(code);
+    HttpRequest request = std::move(parser_->request());
     parser_.reset();
-    Hold(static_cast<int64_t>(request_.body.size()));
     stream_.expires_never();
     state_ = State::kHandling;
-    ++exchange_;
-    WatchForEnd(exchange_);
-    handler_->Handle(std::move(request_), shared_from_this());
+    WatchForEnd();
+    handler_->Handle(std::move(request), shared_from_this());
   }
 
   // Notices that the client goes while it waits for its answer.
-  void WatchForEnd(uint64_t exchange) {
-    if (buffer_.size() > 0) return;  // it sent its next request already
-    stream_.socket().async_wait(
-        tcp::socket::wait_read, [self = shared_from_this(), exchange](Code code) {
-          const bool waits = self->state_ == State::kHandling || self->state_ == State::kStreaming;
-          if (self->exchange_ != exchange || !waits) return;
-          if (code) return self->Close();
-          char byte;
-          const ssize_t count = recv(self->stream_.socket().native_handle(), &byte, 1,
-                                     MSG_PEEK | MSG_DONTWAIT);
-          if (count > 0) return;  // its next request
-          if (count < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd(exchange);
-          self->Close();
-        });
+  void WatchForEnd() {
+    if (std::exchange(is_watching_, true)) return;
+    stream_.socket().async_wait(tcp::socket::wait_read,
+                                [self = shared_from_this()](Code code) { self->OnReadable(code); });
+  }
+
+  void OnReadable(Code code) {
+    is_watching_ = false;
+    if (state_ != State::kHandling && state_ != State::kStreaming) return;
+    if (code) return Close();
+    // Bytes of the next request may lie before the end, and are not read yet.
+    pollfd socket = {stream_.socket().native_handle(), POLLIN | POLLRDHUP, 0};
+    const int count = poll(&socket, 1, 0);
+    if (count > 0 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0) {
+      return Close();
+    }
+    // They stay readable, so waiting for more of them would not wait.
+    is_watching_ = true;
+    look_again_.expires_after(kLookInterval);
+    look_again_.async_wait([weak = weak_from_this()](Code cancelled) {
+      const auto self = weak.lock();
+      if (cancelled || self == nullptr) return;
+      self->is_watching_ = false;
+      if (self->state_ == State::kHandling || self->state_ == State::kStreaming) {
+        self->WatchForEnd();
+      }
+    });
   }
 
   // --- Writing ---
@@ -320,6 +319,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void OnReplied(Code code) {
     if (code || !keep_alive_) return EndConnection(code);
     reply_ = {};
+    Hold(0);
     ReadHead(shared_->limits.idle_seconds);
   }
 
@@ -329,6 +329,9 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     if (!code) {
       stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
       state_ = State::kOver;
+      reply_ = {};
+      Hold(0);
+      ExpiresAfter(kDiscardSeconds);  // for all of it
       Discard(1 << 20);
       return;
     }
@@ -337,9 +340,8 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
 
   // Closing a socket with unread bytes would reset the connection before the answer is read.
   void Discard(size_t budget) {
-    ExpiresAfter(1);
     buffer_.clear();
-    stream_.async_read_some(buffer_.prepare(16384),
+    stream_.async_read_some(buffer_.prepare(kReadBytes),
                             [self = shared_from_this(), budget](Code code, size_t count) {
                               if (code || count >= budget) return self->Close();
                               self->Discard(budget - count);
@@ -359,18 +361,17 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     const auto done = [self = shared_from_this()](Code code, size_t) {
       self->OnPieceWritten(code);
     };
+    const asio::const_buffer piece = asio::buffer(piece_);
     if (!is_chunked_) {
-      asio::async_write(stream_, asio::buffer(piece_), done);
-      return;
+      asio::async_write(stream_, piece, done);
+    } else if (piece_.empty()) {
+      asio::async_write(stream_, http::make_chunk_last(), done);
+    } else if (is_last_) {
+      asio::async_write(stream_,
+                        beast::buffers_cat(http::make_chunk(piece), http::make_chunk_last()), done);
+    } else {
+      asio::async_write(stream_, http::make_chunk(piece), done);
     }
-    // The chunk's own frame, written here so that a piece and the end are one write.
-    frame_ = absl::StrCat(absl::Hex(piece_.size()), "\r\n");
-    const std::array<asio::const_buffer, 3> buffers = {
-        asio::buffer(piece_.empty() ? std::string_view() : std::string_view(frame_)),
-        asio::buffer(piece_),
-        asio::buffer(std::string_view(is_last_ ? (piece_.empty() ? "0\r\n\r\n" : "\r\n0\r\n\r\n")
-                                               : "\r\n"))};
-    asio::async_write(stream_, buffers, done);
   }
 
   void OnPieceWritten(Code code) {
@@ -382,6 +383,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     gone_ = nullptr;
     source_ = nullptr;
     head_writer_.reset();
+    piece_ = {};
     OnReplied({});
   }
 
@@ -392,10 +394,10 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   beast::flat_buffer buffer_;
   State state_ = State::kReading;
   bool has_begun_ = false;  // bytes of the next request are there
-  uint64_t exchange_ = 0;
+  bool is_watching_ = false;
+  asio::steady_timer look_again_;
   int64_t held_bytes_ = 0;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  HttpRequest request_;
+  std::optional<RequestParser> parser_;
   unsigned version_ = 11;
   bool keep_alive_ = true;
   bool is_head_ = false;  // the method is HEAD
@@ -406,7 +408,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   http::response<http::empty_body> head_;
   std::optional<http::response_serializer<http::empty_body>> head_writer_;
   std::shared_ptr<BodySource> source_;
-  std::string piece_, frame_;
+  std::string piece_;
   bool is_chunked_ = true, is_writing_ = false, is_last_ = false;
 };
 

@@ -53,7 +53,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     if (!thread_.joinable()) return;
     {
       const std::lock_guard lock(mutex_);
-      is_ending_ = true;
+      is_ending_ = true;  // under the lock, so that no wait misses it
     }
     changed_.notify_one();
     thread_.join();
@@ -150,6 +150,8 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     std::string lora_name = {};
     int64_t max_tokens = 0;
     std::shared_ptr<AnswerGroup> group = {};
+    std::shared_ptr<const std::vector<TokenId>> output = {};
+    size_t output_start = 0;
   };
 
   absl::Status OpenEvents();
@@ -159,7 +161,10 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   void Loop() {
     std::vector<Message> messages;
     while (true) {
-      for (Message& message : messages) Take(message);
+      for (Message& message : messages) {
+        if (is_ending_) return;
+        Take(message);
+      }
       messages.clear();
       AdvanceTo(Now());
       Publish();
@@ -203,21 +208,20 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
 
   // Runs what is due by then. A request that can never go on is ended, and the others go on.
   void AdvanceTo(SimTime time) {
-    while (true) {
+    while (!is_ending_) {
       const std::optional<SimTime> next = replica_->NextTime();
       if (next && *next <= time) {
         clock_ = std::max(clock_, *next);
         const absl::Status status = replica_->Advance(*next);
         KVBLOCKS_CHECK(!absl::IsInternal(status), status.ToString());
-        if (!status.ok()) EndStuck(status.ToString());
+        // Without anything to end the same step would fail for ever.
+        if (!status.ok()) KVBLOCKS_CHECK(EndStuck(status.ToString()), status.ToString());
         if (options_.simulation.check_invariants) CheckAll();
         continue;
       }
-      if (!next && replica_->has_work()) {
-        EndStuck(replica_->scheduler().DescribeNoProgress());
-        continue;
-      }
-      break;
+      // What is left when no request is, like a load that nobody waits for, waits for the next one.
+      if (next || !replica_->has_work()) break;
+      if (!EndStuck(replica_->scheduler().DescribeNoProgress())) break;
     }
     clock_ = std::max(clock_, time);
   }
@@ -228,17 +232,35 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     ++num_checks_;
   }
 
-  void EndStuck(std::string why) {
+  // Ends the request that can never go on, or any where the scheduler names none of those that live.
+  // False: none lives.
+  bool EndStuck(std::string why) {
+    if (live_.empty()) return false;
     const Scheduler& scheduler = replica_->scheduler();
     const SimRequest* stuck = scheduler.stuck();
     if (stuck == nullptr && !scheduler.waiting().empty()) stuck = scheduler.waiting().front();
-    for (const auto& [id, live] : live_) {
-      if (stuck != nullptr && live.request != stuck) continue;
-      failure_ = std::move(why);
-      const absl::Status status = replica_->AbortNow(live.request, AbortCause::kNone, clock_);
-      failure_.clear();
-      (void)status;  // from OnEnded, which has none
-      return;
+    auto it = std::find_if(live_.begin(), live_.end(),
+                           [&](const auto& entry) { return entry.second.request == stuck; });
+    if (it == live_.end()) it = live_.begin();
+    failure_ = std::move(why);
+    const absl::Status status = replica_->AbortNow(it->second.request, AbortCause::kNone, clock_);
+    failure_.clear();
+    (void)status;  // from OnEnded, which has none
+    return true;
+  }
+
+  // An id for every output token that the next steps can come to. Those of an answer that may never
+  // be produced would take memory for nothing.
+  static void Extend(const Live& live) {
+    std::vector<uint32_t>& ids = live.request->spec.output_ids;
+    const auto enough = [&](int64_t ahead) {
+      return static_cast<size_t>(
+          std::min(live.request->spec.output_length, live.request->num_outputs() + ahead));
+    };
+    if (ids.size() >= enough(kIdsAhead / 2)) return;
+    for (const size_t size = enough(kIdsAhead); ids.size() < size;) {
+      ids.push_back(static_cast<uint32_t>(
+          (*live.output)[(live.output_start + ids.size()) % live.output->size()]));
     }
   }
 
@@ -246,13 +268,14 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     const int64_t id = asked.id;
     Live live{.lora_name = asked.lora_name,
               .max_tokens = asked.max_tokens,
-              .group = std::move(asked.group)};
+              .group = std::move(asked.group),
+              .output = std::move(asked.output),
+              .output_start = asked.output_start};
     TraceRequest spec;
     spec.row = id;
     spec.id = std::move(asked.name);
     spec.input_length = static_cast<int64_t>(asked.prompt->size());
-    spec.output_length = static_cast<int64_t>(asked.output_ids.size());
-    spec.output_ids = std::move(asked.output_ids);
+    spec.output_length = asked.num_output;
     spec.priority = asked.priority;
     auto kv = replica_->manager().NewRequest(
         {.id = spec.id,
@@ -269,6 +292,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     request->arrival = now;
     if (asked.ends_by_stop) request->ending = FinishReason::kStop;
     live.request = request;
+    Extend(live);
     live_[id] = std::move(live);
     Tell({.id = id, .kind = Kind::kAccepted});
     const absl::Status status = replica_->Submit(request, now);
@@ -324,6 +348,9 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     for (const OutputRecord& output : step.outputs) {
       if (output.request == nullptr || output.num_emitted == 0) continue;
       Tell({.id = output.request->spec.row, .num_tokens = output.num_emitted});
+      if (const auto it = live_.find(output.request->spec.row); it != live_.end()) {
+        Extend(it->second);
+      }
     }
     lag_seconds_ = std::max(
         0.0, static_cast<double>(Now() - step.end) / static_cast<double>(kSecond) / options_.speed);
@@ -357,6 +384,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   }
 
   static constexpr size_t kMostPerTurn = 16384;  // a thread that is late tells in between
+  static constexpr int64_t kIdsAhead = 2048;     // twice what steps under way can produce, and more
 
   Options options_;
   const std::function<void()> wake_;
@@ -376,7 +404,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   std::mutex mutex_;  // of what others ask
   std::condition_variable changed_;
   std::vector<Message> inbox_;
-  bool is_ending_ = false;
+  std::atomic<bool> is_ending_ = false;
 
   std::mutex outbox_mutex_;
   std::vector<SequenceUpdate> outbox_;
@@ -392,6 +420,8 @@ absl::Status LiveEngine::Impl::OpenEvents() {
   events::EventPublisher::Options options{.endpoint = asked.endpoint,
                                           .replay_endpoint = asked.replay_endpoint,
                                           .topic = asked.topic};
+  // Who is further behind than what replays go back to has lost batches in any case.
+  options.high_water_mark = options.buffer_batches;
   const BlockHasher hasher(options_.simulation.manager.hash_algorithm, "");
   options.hash_form.digest_size = hasher.digest_size();
   options.hash_form.as_integers = asked.integer_hashes;

@@ -2,7 +2,7 @@
 // their own, which others send requests to and take tokens from.
 //
 //   auto engine = LiveEngine::Create(std::move(options), wake);
-//   (*engine)->Submit({.id = 1, .prompt = tokens, .output_ids = answer});
+//   (*engine)->Submit({.id = 1, .prompt = tokens, .output = answer, .num_output = 9});
 //   ... when `wake` was called:
 //   (*engine)->TakeUpdates(&updates);
 //
@@ -45,7 +45,10 @@ struct SequenceSpec {
   int64_t id = 0;  // of the caller's choice, unique among live ones
   std::string name = {};
   std::shared_ptr<const std::vector<TokenId>> prompt;
-  std::vector<uint32_t> output_ids = {};  // at least one; all of them will be produced
+  // Token i of the output is (*output)[(output_start + i) % size]; all num_output will be produced.
+  std::shared_ptr<const std::vector<TokenId>> output;
+  size_t output_start = 0;
+  int64_t num_output = 0;
   bool ends_by_stop = false;              // how its end is counted
   int64_t max_tokens = 0;                 // that its client would have taken
   std::shared_ptr<AnswerGroup> group = {};  // null: it is the only one
@@ -103,13 +106,13 @@ class LiveEngine {
   // be bound, Unimplemented for events without ZeroMQ.
   static absl::StatusOr<std::unique_ptr<LiveEngine>> Create(Options options,
                                                             std::function<void()> wake);
-  // Ends the thread. Sequences that live are dropped without an update.
+  // Ends the thread after the step that it is in. Sequences that live are dropped without an update.
   ~LiveEngine();
   LiveEngine(const LiveEngine&) = delete;
   LiveEngine& operator=(const LiveEngine&) = delete;
 
   // --- From any thread ---
-  // REQUIRES: the prompt is not empty, nor are the output's ids.
+  // REQUIRES: the prompt and `output` are not empty, and num_output is positive.
   void Submit(SequenceSpec spec);
   // An id that lives no more is ignored.
   void Abort(int64_t id);

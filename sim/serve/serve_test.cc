@@ -13,6 +13,7 @@
 #include "kvblocks/sim/serve/live_engine.h"
 #include "kvblocks/sim/serve/run_server.h"
 #include "kvblocks/sim/serve/service.h"
+#include "kvblocks/sim/serve/stop_matcher.h"
 #include "kvblocks/sim/serve/tokenizer.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/tiers/tier_text.h"
@@ -171,6 +172,10 @@ Answer AnswerOf(const CompletionRequest& request, const std::string& text) {
   return answer;
 }
 
+void ApplyStops(const CompletionRequest& request, AnswerPlan* plan) {
+  StopMatcher(request).Apply(plan);
+}
+
 TEST(AnswerTest, StopTextsEndIt) {
   AnswerPlan plan = PlanFor("one. two. three");
   ApplyStops({.stop = {"two", ". t"}}, &plan);
@@ -294,6 +299,8 @@ TEST(RunServerTest, ReplicasHaveEndpointsOfTheirOwn) {
 
 // --- The engine ---
 
+const auto kSevens = std::make_shared<const std::vector<TokenId>>(std::vector<TokenId>{7});
+
 // Fast: simulated steps of 1 ms, a thousand of them per millisecond.
 class LiveEngineTest : public ::testing::Test {
  protected:
@@ -320,11 +327,11 @@ class LiveEngineTest : public ::testing::Test {
   void Submit(int64_t id, int num_prompt, int num_output, int first_token = 0) {
     std::vector<TokenId> prompt;
     for (int i = 0; i < num_prompt; ++i) prompt.push_back(first_token + i);
-    std::vector<uint32_t> output(static_cast<size_t>(num_output), 7);
     engine_->Submit({.id = id,
                      .name = "r",
                      .prompt = std::make_shared<const std::vector<TokenId>>(prompt),
-                     .output_ids = output});
+                     .output = kSevens,
+                     .num_output = num_output});
   }
 
   // The text of the metrics, and what is beside it.
@@ -383,7 +390,8 @@ TEST_F(LiveEngineTest, OutputIsCachedAsTheTokensThatItIs) {
   engine_->Submit({.id = 2,
                    .name = "next",
                    .prompt = std::make_shared<const std::vector<TokenId>>(next),
-                   .output_ids = {1}});
+                   .output = kSevens,
+                   .num_output = 1});
   WaitForEnd(2);
   EXPECT_EQ(num_hits_, 12);
 }
@@ -395,9 +403,9 @@ TEST_F(LiveEngineTest, SaltsAndAdaptersSeparate) {
   std::vector<TokenId> prompt(20);
   for (int i = 0; i < 20; ++i) prompt[static_cast<size_t>(i)] = i;
   const auto shared = std::make_shared<const std::vector<TokenId>>(prompt);
-  engine_->Submit({.id = 2, .name = "b", .prompt = shared, .output_ids = {1}, .cache_salt = "s"});
+  engine_->Submit({.id = 2, .name = "b", .prompt = shared, .output = kSevens, .num_output = 1, .cache_salt = "s"});
   WaitForEnd(2);
-  engine_->Submit({.id = 3, .name = "c", .prompt = shared, .output_ids = {1}, .lora_name = "l"});
+  engine_->Submit({.id = 3, .name = "c", .prompt = shared, .output = kSevens, .num_output = 1, .lora_name = "l"});
   WaitForEnd(3);
   EXPECT_EQ(num_hits_, 0);
 }
@@ -463,7 +471,8 @@ TEST_F(LiveEngineTest, AnswersToOnePromptAreOneRequestOfTheMetrics) {
     engine_->Submit({.id = id,
                      .name = "r",
                      .prompt = prompt,
-                     .output_ids = std::vector<uint32_t>(static_cast<size_t>(3 * id), 7),
+                     .output = kSevens,
+                     .num_output = 3 * id,
                      .max_tokens = 50,
                      .group = group});
   }
@@ -484,7 +493,8 @@ TEST_F(LiveEngineTest, AdaptersThatRunAreTold) {
   engine_->Submit({.id = 1,
                    .name = "r",
                    .prompt = prompt,
-                   .output_ids = std::vector<uint32_t>(900, 7),
+                   .output = kSevens,
+                   .num_output = 900,
                    .lora_name = "sql"});
   LiveEngine::State state;
   while (state.running_loras.empty()) Metrics(&state);

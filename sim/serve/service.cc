@@ -1,10 +1,13 @@
 #include "kvblocks/sim/serve/service.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <ctime>
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,19 +24,20 @@ constexpr const char* kPrometheusType = "text/plain; version=0.0.4; charset=utf-
 struct Route {
   const char* path;
   const char* method;
-  bool is_open;  // needs no key
+  bool is_open;     // needs no key
+  bool is_control;  // changes the server: not for pages in browsers
 };
-constexpr Route kRoutes[] = {{"/v1/completions", "POST", false},
-                             {"/v1/chat/completions", "POST", false},
-                             {"/v1/models", "GET", false},
-                             {"/health", "GET", true},
-                             {"/ping", "GET", true},
-                             {"/version", "GET", true},
-                             {"/metrics", "GET", true},
-                             {"/tokenize", "POST", false},
-                             {"/detokenize", "POST", false},
-                             {"/reset_prefix_cache", "POST", false},
-                             {"/kvsim/faults", "POST", false}};
+constexpr Route kRoutes[] = {{"/v1/completions", "POST", false, false},
+                             {"/v1/chat/completions", "POST", false, false},
+                             {"/v1/models", "GET", false, false},
+                             {"/health", "GET", true, false},
+                             {"/ping", "GET", true, false},
+                             {"/version", "GET", true, false},
+                             {"/metrics", "GET", true, false},
+                             {"/tokenize", "POST", false, false},
+                             {"/detokenize", "POST", false, false},
+                             {"/reset_prefix_cache", "POST", false, true},
+                             {"/kvsim/faults", "POST", false, true}};
 
 const Route* FindRoute(const std::string& path) {
   for (const Route& route : kRoutes) {
@@ -50,6 +54,46 @@ bool IsSameKey(std::string_view a, std::string_view b) {
                  static_cast<unsigned char>(b[b.empty() ? 0 : i % b.size()]);
   }
   return different == 0;
+}
+
+// Whether this Host names a machine as no name of a stranger's domain can: by its address.
+bool IsAddress(std::string_view host) {
+  if (const size_t end = host.find(']'); !host.empty() && host.front() == '[') {
+    return end != std::string_view::npos;
+  }
+  const std::string name(host.substr(0, host.find(':')));
+  in_addr address;
+  return absl::EqualsIgnoreCase(name, "localhost") || inet_pton(AF_INET, name.c_str(), &address) == 1;
+}
+
+// A page that a browser shows can send requests to servers of its user. Its browser then says where
+// it is from, in Origin; or its own name leads to this server, which Host shows. It cannot send a key.
+std::optional<ApiError> CheckControl(const HttpRequest& request, bool has_key) {
+  const std::string_view origin = request.origin;
+  const size_t host = origin.find("://");
+  if (!origin.empty() && (host == std::string_view::npos ||
+                          !absl::EqualsIgnoreCase(std::string(origin.substr(host + 3)), request.host))) {
+    return ApiError{.status = 403,
+                    .message = absl::StrCat(request.path, ": got a request of a page from ",
+                                            request.origin, ", expected none from other pages"),
+                    .type = "Forbidden"};
+  }
+  if (!has_key && !request.host.empty() && !IsAddress(request.host)) {
+    return ApiError{.status = 403,
+                    .message = absl::StrCat(request.path, ": got the Host ", request.host,
+                                            ", expected an address or localhost; a server with "
+                                            "--api-key takes names, too"),
+                    .type = "Forbidden"};
+  }
+  const std::string type = request.content_type.substr(0, request.content_type.find(';'));
+  if (request.path != "/kvsim/faults" ||
+      absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type), "application/json")) {
+    return std::nullopt;
+  }
+  return ApiError{.status = 415,
+                  .message = absl::StrCat(request.path, ": got Content-Type \"", type,
+                                          "\", expected application/json"),
+                  .type = "UnsupportedMediaType"};
 }
 
 HttpReply ErrorReply(const ApiError& error) {
@@ -139,6 +183,11 @@ std::optional<HttpReply> Service::CheckHead(const HttpRequest& request) {
                    .message = absl::StrCat(request.path, ": got ", request.method, ", expected ",
                                            method),
                    .type = "MethodNotAllowed"});
+  }
+  if (route != nullptr && route->is_control) {
+    if (auto error = CheckControl(request, !options_.api_key.empty())) {
+      return refuse(*std::move(error));
+    }
   }
   return std::nullopt;
 }

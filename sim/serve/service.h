@@ -11,6 +11,7 @@
 #define KVBLOCKS_SIM_SERVE_SERVICE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -58,11 +59,15 @@ class Service final : public HttpHandler {
     int64_t least_answer_tokens = 0;
     int64_t most_answer_tokens = 0;
     int64_t max_prompts = 128;
+    // Of the prompts of all sequences that the engine knows; each counts at least
+    // kLeastSequenceTokens.
+    int64_t max_live_tokens = int64_t{64} << 20;
     int64_t created = 0;     // Unix time of the models
     Faults faults;
     uint64_t seed = 0;       // of faults
   };
   static constexpr int64_t kDefaultAnswerTokens = 128;
+  static constexpr int64_t kLeastSequenceTokens = 256;
 
   using EngineFactory =
       std::function<absl::StatusOr<std::unique_ptr<LiveEngine>>(std::function<void()> wake)>;
@@ -92,6 +97,11 @@ class Service final : public HttpHandler {
 
  private:
   struct Pending;
+  struct LiveSequence {
+    std::shared_ptr<Pending> pending;  // null: nobody waits for it any more
+    size_t index = 0;
+    int64_t num_tokens = 0;  // that count for it
+  };
 
   Service(Options options, const PseudoText* text, TokenizerQueue* tokenizer, EventLoop* loop);
 
@@ -114,9 +124,13 @@ class Service final : public HttpHandler {
   void Crash(double seconds);
   void ComeBack();
   void HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  void Tokenize(Tokenizer& tokenizer, Pending& pending) const;
   void Begin(std::shared_ptr<Pending> pending);
-  std::optional<ApiError> Plan(Pending& pending);
+  std::optional<ApiError> CheckPrompts(const Pending& pending) const;
   AnswerPlan PlanOf(const Pending& pending, size_t prompt, int64_t index) const;
+  bool PlanSequence(Pending& pending) const;
+  void PlanNext();
+  void Submit(const std::shared_ptr<Pending>& pending);
   void TakeUpdates();
   void Apply(const SequenceUpdate& update);
   void Progress(const std::shared_ptr<Pending>& pending);
@@ -136,9 +150,13 @@ class Service final : public HttpHandler {
   uint64_t random_;
   bool is_draining_ = false;
   int64_t num_starting_ = 0;  // taken, not submitted yet
+  // Whose stop texts are being sought: of the first, one sequence per turn of the loop.
+  std::deque<std::shared_ptr<Pending>> planning_;
+  int64_t live_tokens_ = 0;
   int64_t next_request_ = 0;
   int64_t next_sequence_ = 0;
-  absl::flat_hash_map<int64_t, std::pair<std::shared_ptr<Pending>, size_t>> live_;  // sequences
+  // Sequences, until the engine says that they ended.
+  absl::flat_hash_map<int64_t, LiveSequence> live_;
   std::vector<SequenceUpdate> updates_;              // scratch
   std::vector<std::shared_ptr<Pending>> touched_;    // scratch
   std::map<std::pair<std::string, int>, int64_t> counts_;  // answers by path and status

@@ -1,12 +1,15 @@
 // Service: requests that the engine works on.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvblocks/sim/serve/service.h"
+#include "kvblocks/sim/serve/stop_matcher.h"
 #include "xxhash.h"
 
 namespace kvblocks::sim {
@@ -26,14 +29,16 @@ struct Service::Pending final : BodySource {
   const LoraModule* lora = nullptr;
   std::string path;
   std::string id;
-  // Of each prompt; with pieces where the answer repeats it.
-  std::vector<Encoding> prompts;
-  Encoding repeated;  // what a chat's answer repeats
+  // Of each prompt; with pieces where answers repeat it.
+  std::vector<std::shared_ptr<const Encoding>> prompts;
+  std::vector<std::shared_ptr<const std::string>> echoes;  // of each prompt, where they are asked for
+  std::shared_ptr<const Encoding> repeated;                // what a chat's answer repeats
+  std::optional<StopMatcher> stops;
   absl::Status tokenized;
   std::optional<Answer> answer;
   std::vector<int64_t> sequences;  // ids, in the order of the answer's
   bool is_streaming = false;
-  bool is_over = false;     // answered, cut, or nobody waits for it
+  std::atomic<bool> is_over = false;  // answered, cut, or nobody waits for it
   bool is_touched = false;  // in touched_
   int64_t cut_after = -1;   // tokens of all sequences; negative: never
   int64_t num_tokens = 0;   // of all sequences so far
@@ -88,9 +93,10 @@ void Service::Crash(double seconds) {
   ++num_crashes_;
   ++generation_;
   engine_ = nullptr;
+  live_tokens_ = 0;
   for (auto& [id, entry] : std::exchange(live_, {})) {
-    if (std::exchange(entry.first->is_over, true)) continue;
-    entry.first->exchange->Cut();
+    if (entry.pending == nullptr || entry.pending->is_over.exchange(true)) continue;
+    entry.pending->exchange->Cut();
   }
   set_up_(false);
   loop_->After(std::chrono::duration<double>(seconds), [this] { ComeBack(); });
@@ -139,34 +145,15 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
     pending->cut_after = static_cast<int64_t>(Draw() * static_cast<double>(std::min<int64_t>(most, 64)));
   }
   ++num_starting_;
+  pending->exchange->set_gone([this, weak = std::weak_ptr<Pending>(pending)] {
+    if (const auto gone = weak.lock(); gone != nullptr && !gone->is_over) {
+      Count(gone->path, 499);
+      Drop(*gone);
+    }
+  });
   const auto tokenize = [this, pending] {
-    tokenizer_->Run(
-        [this, pending](Tokenizer& tokenizer) {
-          const bool with_pieces = options_.echoes || pending->request.echo;
-          for (PromptInput& prompt : pending->request.prompts) {
-            if (prompt.is_tokens) {
-              pending->prompts.push_back({.tokens = std::move(prompt.tokens)});
-              if (!with_pieces) continue;
-              auto pieces = tokenizer.Pieces(pending->prompts.back().tokens);
-              pending->tokenized.Update(pieces.status());
-              if (pieces.ok()) pending->prompts.back().pieces = *std::move(pieces);
-              continue;
-            }
-            auto encoding = tokenizer.Encode(prompt.text, pending->request.adds_special,
-                                             with_pieces && !pending->request.is_chat);
-            pending->tokenized.Update(encoding.status());
-            if (encoding.ok()) pending->prompts.push_back(*std::move(encoding));
-          }
-          if (options_.echoes && pending->request.is_chat) {
-            auto encoding = tokenizer.Encode(pending->request.last_message, false, true);
-            pending->tokenized.Update(encoding.status());
-            if (encoding.ok()) pending->repeated = *std::move(encoding);
-          }
-        },
-        [this, pending] {
-          --num_starting_;
-          Begin(pending);
-        });
+    tokenizer_->Run([this, pending](Tokenizer& tokenizer) { Tokenize(tokenizer, *pending); },
+                    [this, pending] { Begin(pending); });
   };
   if (faults_.delay_seconds > 0) {
     loop_->After(std::chrono::duration<double>(faults_.delay_seconds), tokenize);
@@ -175,20 +162,61 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
   }
 }
 
+// On the tokenizer's thread. Pieces take ten times as much as tokens, so only prompts that fit get
+// them.
+void Service::Tokenize(Tokenizer& tokenizer, Pending& pending) const {
+  const CompletionRequest& request = pending.request;
+  const auto encode = [&](const PromptInput& input, bool adds_special,
+                          bool with_pieces) -> absl::StatusOr<Encoding> {
+    Encoding encoding = {.tokens = input.tokens};
+    if (!input.is_tokens) {
+      auto encoded = tokenizer.Encode(input.text, adds_special, /*with_pieces=*/false);
+      if (!encoded.ok()) return encoded.status();
+      encoding = *std::move(encoded);
+    }
+    if (!with_pieces || static_cast<int64_t>(encoding.tokens.size()) > options_.max_model_len) {
+      return encoding;
+    }
+    if (!input.is_tokens) return tokenizer.Encode(input.text, adds_special, /*with_pieces=*/true);
+    auto pieces = tokenizer.Pieces(encoding.tokens);
+    if (!pieces.ok()) return pieces.status();
+    encoding.pieces = *std::move(pieces);
+    return encoding;
+  };
+  const bool repeats_prompt = options_.echoes && !request.is_chat;
+  for (PromptInput& prompt : pending.request.prompts) {
+    if (pending.is_over || !pending.tokenized.ok()) return;
+    auto encoding = encode(prompt, request.adds_special, repeats_prompt || request.echo);
+    prompt = {};
+    pending.tokenized.Update(encoding.status());
+    if (!encoding.ok()) return;
+    if (request.echo) {
+      pending.echoes.push_back(
+          std::make_shared<const std::string>(absl::StrJoin(encoding->pieces, "")));
+      if (!repeats_prompt) encoding->pieces = {};
+    }
+    pending.prompts.push_back(std::make_shared<const Encoding>(*std::move(encoding)));
+  }
+  if (!options_.echoes || !request.is_chat) return;
+  auto encoding = encode({.text = request.last_message}, false, true);
+  pending.tokenized.Update(encoding.status());
+  if (encoding.ok()) pending.repeated = std::make_shared<const Encoding>(*std::move(encoding));
+}
+
 AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index) const {
   const CompletionRequest& request = pending.request;
-  const Encoding& encoding = pending.prompts[prompt];
+  const Encoding& encoding = *pending.prompts[prompt];
   const int64_t room = options_.max_model_len - static_cast<int64_t>(encoding.tokens.size());
   AnswerPlan plan;
   const XXH64_hash_t hash = XXH3_64bits_withSeed(
       encoding.tokens.data(), encoding.tokens.size() * sizeof(TokenId), static_cast<uint64_t>(index));
   // Where it would end by itself.
   int64_t natural = INT64_MAX;
-  const Encoding& repeated = request.is_chat ? pending.repeated : encoding;
-  if (options_.echoes && !repeated.tokens.empty()) {
-    plan.tokens = std::make_shared<const std::vector<TokenId>>(repeated.tokens);
-    plan.pieces = std::make_shared<const std::vector<std::string>>(repeated.pieces);
-    natural = static_cast<int64_t>(repeated.tokens.size());
+  const auto& repeated = request.is_chat ? pending.repeated : pending.prompts[prompt];
+  if (options_.echoes && !repeated->tokens.empty()) {
+    plan.tokens = {repeated, &repeated->tokens};
+    plan.pieces = {repeated, &repeated->pieces};
+    natural = static_cast<int64_t>(repeated->tokens.size());
   } else {
     plan.tokens = {std::shared_ptr<void>(), &text_->tokens};
     plan.pieces = {std::shared_ptr<void>(), &text_->pieces};
@@ -208,19 +236,20 @@ AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index)
   plan.limit = limit;
   plan.length = std::min(natural, limit);
   plan.is_stop = natural <= limit && !request.ignore_eos && natural != INT64_MAX;
-  ApplyStops(request, &plan);
+  if (pending.stops) pending.stops->Apply(&plan);
   return plan;
 }
 
-std::optional<ApiError> Service::Plan(Pending& pending) {
+std::optional<ApiError> Service::CheckPrompts(const Pending& pending) const {
   const CompletionRequest& request = pending.request;
   if (!pending.tokenized.ok()) {
     return ApiError{.status = 500,
                     .message = std::string(pending.tokenized.message()),
                     .type = "InternalServerError"};
   }
-  for (const Encoding& prompt : pending.prompts) {
-    const auto num_tokens = static_cast<int64_t>(prompt.tokens.size());
+  int64_t all_tokens = 0;
+  for (const auto& prompt : pending.prompts) {
+    const auto num_tokens = static_cast<int64_t>(prompt->tokens.size());
     if (num_tokens == 0) return ApiError{.message = "prompt: is empty", .param = "prompt"};
     const int64_t wanted = request.max_tokens.value_or(1);
     if (num_tokens + wanted > options_.max_model_len) {
@@ -231,67 +260,109 @@ std::optional<ApiError> Service::Plan(Pending& pending) {
                           num_tokens + wanted, " tokens."),
                       .param = request.max_tokens ? "max_tokens" : "prompt"};
     }
+    all_tokens += request.n * std::max(num_tokens, kLeastSequenceTokens);
   }
-  pending.answer.emplace(request, pending.id, request.model.empty() ? options_.model : request.model,
-                         static_cast<int64_t>(std::time(nullptr)));
-  for (size_t p = 0; p < pending.prompts.size(); ++p) {
-    std::string echo;
-    if (request.echo) {
-      for (const std::string& piece : pending.prompts[p].pieces) echo += piece;
-    }
-    for (int64_t i = 0; i < request.n; ++i) {
-      pending.answer->sequences().push_back(
-          {.plan = PlanOf(pending, p, i),
-           .prompt = static_cast<int64_t>(p),
-           .num_prompt_tokens = static_cast<int64_t>(pending.prompts[p].tokens.size()),
-           .echo = echo});
-    }
+  if (live_tokens_ + all_tokens > options_.max_live_tokens) {
+    return ApiError{.status = 503,
+                    .message = absl::StrCat(
+                        "the prompts of all requests have ", live_tokens_, " tokens, and yours, once "
+                        "per answer, ", all_tokens, ", expected at most ", options_.max_live_tokens,
+                        " together; try again, or ask for fewer answers"),
+                    .type = "ServiceUnavailableError",
+                    .retry_after_seconds = 1};
   }
   return std::nullopt;
 }
 
 void Service::Begin(std::shared_ptr<Pending> pending) {
-  if (engine_ == nullptr) return pending->exchange->Cut();
-  if (const auto error = Plan(*pending)) {
+  if (!pending->is_over && engine_ == nullptr) {
+    pending->is_over = true;
+    pending->exchange->Cut();
+  }
+  if (const auto error = CheckPrompts(*pending); error && !pending->is_over) {
+    pending->is_over = true;
+    ReplyError(pending->path, *pending->exchange, *error);
+  }
+  if (pending->is_over) {
+    --num_starting_;
+    return;
+  }
+  const CompletionRequest& request = pending->request;
+  pending->answer.emplace(request, pending->id,
+                          request.model.empty() ? options_.model : request.model,
+                          static_cast<int64_t>(std::time(nullptr)));
+  if (!request.stop.empty() || !request.stop_token_ids.empty()) {
+    planning_.push_back(std::move(pending));
+    if (planning_.size() == 1) PlanNext();
+    return;
+  }
+  for (bool is_planned = false; !is_planned;) is_planned = PlanSequence(*pending);
+  Submit(pending);
+}
+
+// Plans the next sequence. Returns whether it was the last one.
+bool Service::PlanSequence(Pending& pending) const {
+  auto& sequences = pending.answer->sequences();
+  const auto p = sequences.size() / static_cast<size_t>(pending.request.n);
+  const auto i = static_cast<int64_t>(sequences.size()) % pending.request.n;
+  sequences.push_back(
+      {.plan = PlanOf(pending, p, i),
+       .prompt = static_cast<int64_t>(p),
+       .num_prompt_tokens = static_cast<int64_t>(pending.prompts[p]->tokens.size()),
+       .echo = pending.echoes.empty() ? nullptr : pending.echoes[p]});
+  return sequences.size() == pending.prompts.size() * static_cast<size_t>(pending.request.n);
+}
+
+// Stop texts take time; in between the loop sees who came, who went, and signals.
+void Service::PlanNext() {
+  const std::shared_ptr<Pending> pending = planning_.front();
+  if (!pending->stops) pending->stops.emplace(pending->request);
+  if (pending->is_over || PlanSequence(*pending)) {
+    pending->stops.reset();
+    planning_.pop_front();
+    Submit(pending);
+  }
+  if (!planning_.empty()) loop_->Post([this] { PlanNext(); });
+}
+
+void Service::Submit(const std::shared_ptr<Pending>& pending) {
+  --num_starting_;
+  // Others may have been submitted since it began, and the replica may be gone.
+  if (engine_ == nullptr && !pending->is_over.exchange(true)) pending->exchange->Cut();
+  if (pending->is_over) return;
+  if (const auto error = CheckPrompts(*pending)) {
+    pending->is_over = true;
     return ReplyError(pending->path, *pending->exchange, *error);
   }
   const CompletionRequest& request = pending->request;
-  std::vector<std::shared_ptr<const std::vector<TokenId>>> prompts;
-  for (Encoding& prompt : pending->prompts) {
-    prompts.push_back(std::make_shared<const std::vector<TokenId>>(std::move(prompt.tokens)));
-  }
-  std::vector<std::shared_ptr<AnswerGroup>> groups(prompts.size());
+  std::vector<std::shared_ptr<AnswerGroup>> groups(pending->prompts.size());
   for (auto& group : groups) group = std::make_shared<AnswerGroup>(AnswerGroup{.count = request.n});
   const auto& sequences = pending->answer->sequences();
   for (size_t i = 0; i < sequences.size(); ++i) {
     const AnswerPlan& plan = sequences[i].plan;
+    const auto p = static_cast<size_t>(sequences[i].prompt);
     SequenceSpec spec{.id = next_sequence_++,
                       .name = absl::StrCat(pending->id, "-", i),
-                      .prompt = prompts[static_cast<size_t>(sequences[i].prompt)],
+                      .prompt = {pending->prompts[p], &pending->prompts[p]->tokens},
+                      .output = plan.tokens,
+                      .output_start = plan.start,
+                      .num_output = plan.length,
                       .ends_by_stop = plan.is_stop,
                       .max_tokens = plan.limit,
-                      .group = groups[static_cast<size_t>(sequences[i].prompt)],
+                      .group = groups[p],
                       .priority = request.priority,
                       .cache_salt = request.cache_salt};
-    spec.output_ids.reserve(static_cast<size_t>(plan.length));
-    for (int64_t t = 0; t < plan.length; ++t) {
-      spec.output_ids.push_back(static_cast<uint32_t>(plan.token(t)));
-    }
     if (pending->lora != nullptr) {
       spec.lora_name = pending->lora->name;
       spec.lora_path = pending->lora->path;
     }
+    const int64_t num_tokens = std::max(sequences[i].num_prompt_tokens, kLeastSequenceTokens);
+    live_tokens_ += num_tokens;
     pending->sequences.push_back(spec.id);
-    live_[spec.id] = {pending, i};
+    live_[spec.id] = {pending, i, num_tokens};
     engine_->Submit(std::move(spec));
   }
   pending->prompts.clear();
-  pending->exchange->set_gone([this, weak = std::weak_ptr<Pending>(pending)] {
-    if (const auto gone = weak.lock(); gone != nullptr && !gone->is_over) {
-      Count(gone->path, 499);
-      Drop(*gone);
-    }
-  });
 }
 
 // --- From updates to answers ---
@@ -299,8 +370,11 @@ void Service::Begin(std::shared_ptr<Pending> pending) {
 void Service::Drop(Pending& pending) {
   pending.is_over = true;
   for (const int64_t id : pending.sequences) {
+    const auto it = live_.find(id);
+    if (it == live_.end()) continue;
     // `pending` may live by these entries alone: whoever calls holds it.
-    if (live_.erase(id) > 0 && engine_ != nullptr) engine_->Abort(id);
+    it->second.pending = nullptr;
+    if (engine_ != nullptr) engine_->Abort(id);
   }
 }
 
@@ -317,9 +391,15 @@ void Service::TakeUpdates() {
 
 void Service::Apply(const SequenceUpdate& update) {
   const auto it = live_.find(update.id);
-  if (it == live_.end()) return;  // aborted
-  const std::shared_ptr<Pending> pending = it->second.first;
-  Answer::Sequence& sequence = pending->answer->sequences()[it->second.second];
+  if (it == live_.end()) return;  // of an engine that is gone
+  const std::shared_ptr<Pending> pending = it->second.pending;
+  const size_t index = it->second.index;
+  if (update.kind >= SequenceUpdate::Kind::kEnded) {
+    live_tokens_ -= it->second.num_tokens;
+    live_.erase(it);
+  }
+  if (pending == nullptr) return;
+  Answer::Sequence& sequence = pending->answer->sequences()[index];
   switch (update.kind) {
     case SequenceUpdate::Kind::kAccepted:
       break;
@@ -348,7 +428,6 @@ void Service::Apply(const SequenceUpdate& update) {
       sequence.is_ended = true;
       break;
   }
-  if (update.kind >= SequenceUpdate::Kind::kEnded) live_.erase(it);
   if (!std::exchange(pending->is_touched, true)) touched_.push_back(pending);
 }
 
@@ -375,7 +454,10 @@ void Service::Progress(const std::shared_ptr<Pending>& pending) {
     exchange.Wake();
     if (is_ended) Count(pending->path, 200);
   } else if (is_ended) {
-    Reply(pending->path, exchange, {.body = pending->answer->Json()});
+    // A turn of the loop for each: together they may be long.
+    loop_->Post([this, pending] {
+      Reply(pending->path, *pending->exchange, {.body = pending->answer->Json()});
+    });
   }
   pending->is_over = is_ended;
 }

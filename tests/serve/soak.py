@@ -78,7 +78,7 @@ async def read_reply(reader, stop_after=None):
 
 def post(path, body, more=b""):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: soak\r\nContent-Length: %d\r\n%s\r\n" % (path.encode(), len(data), more) + data
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n" % (path.encode(), len(data), more) + data
 
 
 def reset(writer):
