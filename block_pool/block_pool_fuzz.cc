@@ -209,7 +209,7 @@ void CacheTail(FuzzInput& input, BlockPool& pool, Model& model) {
     model.table[key].push_back(id);
   } else {
     model.DropKey(id);
-    model.AddKey(id, key, 2 * count);
+    model.AddKey(id, key, 2 * count % 8);  // at the block's end the key is of all of it
   }
 }
 

@@ -33,11 +33,11 @@ KvCacheConfig FullAndDraftWindow(int64_t full_size, int64_t window_size, int64_t
   return config;
 }
 
-// V-14, BM-114: a window keeps two tokens more for a drafter that may compute them again, which no
+// V-100, BM-114: a window keeps two tokens more for a drafter that may compute them again, which no
 // look-up returns; the hit is none the less what the next token needs.
 TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   const auto manager =
-      Manager(60, {Window(4, 9)}, {.use_eagle = true, .prefill_lookahead_tokens = 3});
+      Manager(60, {Window(4, 9, 2)}, {.use_eagle = true, .prefill_lookahead_tokens = 3});
   const auto first = NewRequest(*manager, Tokens(24));
   ASSERT_TRUE(Step(*manager, *first, 24));
   const auto second = NewRequest(*manager, Tokens(24));
@@ -56,13 +56,14 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
-// V-14: with look-ahead hashes the engine leaves out and keeps all the same what need not be.
+// V-101: with look-ahead hashes the engine leaves out all the same what need not be. What a window
+// keeps is its spec's (V-100).
 TEST(VersionRulesTest, ReplaysBehindLookaheadHashesWithItsSwitch) {
   for (const bool as_engine : {false, true}) {
     KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};
     options.semantics.retention_interval = std::nullopt;
     options.semantics.replays_behind_lookahead_hashes = as_engine;
-    const auto manager = Manager(60, {Window(4, 9)}, options);
+    const auto manager = Manager(60, {Window(4, 9, as_engine ? 2 : 0)}, options);
     const auto request = NewRequest(*manager, Tokens(40));
     ASSERT_TRUE(Step(*manager, *request, 20));
     // Of 20 tokens two may come again, so only four blocks are final.

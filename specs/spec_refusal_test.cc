@@ -118,6 +118,7 @@ TYPED_TEST(EverySpecTest, RefusesFieldsThatTheKindDoesNotHave) {
                                .num_speculative_blocks = 1,
                                .num_checkpoint_blocks = 1,
                                .bounded_replay = true,
+                               .extra_retained_tokens = 2,
                                .output_window = 8};
   int num_refused = 0;
   ForEachSpecField([&](const SpecField& field, auto member) {

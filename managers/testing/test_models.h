@@ -23,11 +23,12 @@ inline KvCacheSpec Full(int64_t block_size) {
   return FullAttentionSpec::Create({.block_size = block_size, .num_kv_heads = 1, .head_size = 8})
       .value();
 }
-inline KvCacheSpec Window(int64_t block_size, int64_t window) {
+inline KvCacheSpec Window(int64_t block_size, int64_t window, int64_t extra_retained_tokens = 0) {
   return SlidingWindowSpec::Create({.block_size = block_size,
                                     .num_kv_heads = 1,
                                     .head_size = 8,
-                                    .sliding_window = window})
+                                    .sliding_window = window,
+                                    .extra_retained_tokens = extra_retained_tokens})
       .value();
 }
 inline KvCacheSpec Chunked(int64_t block_size, int64_t chunk) {

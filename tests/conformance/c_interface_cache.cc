@@ -36,7 +36,7 @@ std::string ConfigText(const TranscriptConfig& config, const KvCacheManagerOptio
                     group.is_draft ? "true" : "false", "\n    spec { ", group.kind,
                     " { block_size: ", group.block_size);
     if (group.kind == "mamba") {
-      absl::StrAppend(&text, " states { shape: 16 } cache_mode: \"", group.mamba_mode,
+      absl::StrAppend(&text, " states { shape: 16 dtype: \"bf16\" } cache_mode: \"", group.mamba_mode,
                       "\" num_speculative_blocks: ", group.num_speculative_blocks);
     } else {
       const bool is_mla = group.kind == "mla_attention" || group.kind == "sliding_window_mla";
