@@ -20,7 +20,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
     return draw.random() < probability
 
 
-def _groups(draw: random.Random, kinds: list[str], base: int) -> list[dict[str, Any]]:
+def _groups(draw: random.Random, kinds: list[str], base: int, simulated: bool) -> list[dict[str, Any]]:
     """One to eight groups. Half of the draws have two kinds at most, as models do."""
     chosen = draw.sample(kinds, draw.randint(1, 2)) if _chance(draw, 0.5) else kinds
     if _chance(draw, 0.7) and "full_attention" not in chosen:
@@ -35,7 +35,7 @@ def _groups(draw: random.Random, kinds: list[str], base: int) -> list[dict[str, 
         if kind.startswith("sliding_window"):
             group["window"] = draw.choice([1, 2, size, 2 * size, draw.randint(1, 6 * size)])
         elif kind == "chunked_local_attention":
-            group["window"] = draw.choice([size, 2 * size, 4 * size, draw.randint(1, 6 * size)])
+            group["window"] = size * draw.randint(1, 6) - (not simulated and _chance(draw, 0.02))
         groups.append(group)
     # Layers of a model mostly differ in kind only.
     return [next(g for g in groups if g["kind"] == group["kind"]) if _chance(draw, 0.5) else group for group in groups]
@@ -44,7 +44,12 @@ def _groups(draw: random.Random, kinds: list[str], base: int) -> list[dict[str, 
 def settings(draw: random.Random, simulated: bool) -> Config:
     """A scheduler's settings: for the simulator what recordings of schedules can name, for the manager more."""
     base = draw.choice([4, 8, 16, 32] if simulated else [2, 4, 4, 4, 8, 16])
-    groups = [dict(g) for g in _groups(draw, SIMULATED_KINDS + ([] if simulated else MORE_KINDS), base)]
+    # vLLM caches no prefixes beside states that are not aligned.
+    prefix_caching = _chance(draw, 0.92)
+    kinds = SIMULATED_KINDS + ([] if simulated else MORE_KINDS)
+    if not simulated and _chance(draw, 0.98):
+        kinds = [kind for kind in kinds if kind != ("mamba_none" if prefix_caching else "mamba")]
+    groups = [dict(group) for group in _groups(draw, kinds, base, simulated)]
     if not simulated and _chance(draw, 0.03):
         groups = [{"kind": kind, "block_size": base} for kind in ("full_attention", "cross_attention")]
     encoder = any(g["kind"] == "cross_attention" for g in groups)
@@ -56,6 +61,7 @@ def settings(draw: random.Random, simulated: bool) -> Config:
                 group["draft"] = True
     states = [g["block_size"] for g in groups if g["kind"] == "mamba"]
     common = math.lcm(*(g["block_size"] for g in groups))
+    sparse = any(not g["kind"].startswith(("full", "mla", "chunked", "cross")) for g in groups) or _chance(draw, 0.05)
     config: Config = {
         "mode": draw.choice(["sync", "async"]),
         "num_blocks": 0,
@@ -72,8 +78,8 @@ def settings(draw: random.Random, simulated: bool) -> Config:
         "drafts": drafts,
         "method": method,
         "lookahead_hashes": _chance(draw, 0.6),
-        "retention": draw.choice([0, 0, 0, None, None, common, 2 * common, 4 * common]),
-        "prefix_caching": not encoder and _chance(draw, 0.95),
+        "retention": draw.choice([0, 0, 0, None, None, *([common, 2 * common, 4 * common] if sparse else [])]),
+        "prefix_caching": prefix_caching and not encoder,
         "step_ms": draw.choice([5, 20, 33]),
     }
     if config["long_prefill_threshold"] > 0:

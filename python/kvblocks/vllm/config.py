@@ -70,6 +70,8 @@ def groups_of(config: KVCacheConfig, dcp_world_size: int) -> list[Group]:
             window, num_retained = spec.sliding_window, spec.extra_retained_tokens
         elif isinstance(spec, ChunkedLocalAttentionSpec):
             window = spec.attention_chunk_size
+            if window % spec.block_size != 0:
+                raise _refuse(index, spec, f"attention_chunk_size is {window}, expected whole blocks of {spec.block_size}")
         elif isinstance(spec, MambaSpec):
             mode = spec.mamba_cache_mode
             num_speculative = spec.num_speculative_blocks
