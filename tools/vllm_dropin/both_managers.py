@@ -14,6 +14,10 @@ class Difference(Exception):
     """The managers answered differently."""
 
 
+class Refused(Exception):
+    """Our manager takes no such settings."""
+
+
 class Tally:
     """What happened in a run."""
 
@@ -93,7 +97,10 @@ class BothManagers:
     def __init__(self, **kwargs: Any) -> None:
         self.tally = BothManagers.tally
         self.theirs = BuiltIn(**kwargs)
-        self.ours = Ours(**kwargs)
+        try:
+            self.ours = Ours(**kwargs)
+        except ValueError as error:
+            raise Refused(error) from error
         self.coordinator = CoordinatorPair(self)
         self.kv_cache_config = self.theirs.kv_cache_config
         for key in ("enable_partial_hash_hits",):

@@ -117,7 +117,7 @@ def settings(draw: random.Random, simulated: bool) -> Config:
                 "seed": draw.random(), "block_size": common, "can_fail": config["mode"] == "sync"
             },
         }  # fmt: skip
-    config["events"] = True
+    config["events"] = config["log_stats"] = True
     config["happenings"] = [h for h in HAPPENINGS if _chance(draw, 0.6)]
     if "connector" in config or encoder:
         config["happenings"] = [h for h in config["happenings"] if h != "sessions"]

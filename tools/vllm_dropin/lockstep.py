@@ -35,7 +35,7 @@ from typing import Any
 
 import draws
 import setups
-from both_managers import BothManagers, Difference, Tally
+from both_managers import BothManagers, BuiltIn, Difference, Refused, Tally
 from workload import Run
 
 from kvblocks.vllm import UnsupportedError
@@ -54,7 +54,12 @@ def run_once(config: setups.Config, seed: str, max_calls: int, tally: Tally) -> 
     """Raises Difference, or Ended with what was said."""
     BothManagers.tally = tally
     try:
-        Run(config, seed, max_calls).go(tally)
+        try:
+            Run(config, seed, max_calls).go(tally)
+        except Refused as refused:
+            # vLLM refuses some settings when it first looks for a prefix.
+            Run(config, seed, 500, BuiltIn).go(Tally())
+            raise Difference(f"kvblocks alone refuses: {refused}") from refused
     except Difference:
         raise
     except UnsupportedError as error:

@@ -2,7 +2,7 @@
 
 The dictionary is that of recorded schedules (the field "config" of their first line), with more kinds of groups and:
 per group extra (tokens that a window keeps for a drafter), speculative (further states); hash_block_size (finer hashes),
-dcp (ranks that share each position's blocks), connector (settings of KVTransferConfig), events.
+dcp (ranks that share each position's blocks), connector (settings of KVTransferConfig), events, log_stats.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ def vllm_config(config: Config) -> VllmConfig:
             mamba_cache_mode="align" if "mamba" in kinds(config) else "none",
         ),
         device_config=DeviceConfig("cpu"),
-        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if config.get("events") else None,
+        kv_events_config=(
+            KVEventsConfig(enable_kv_cache_events=True, publisher="null") if config.get("events") else None
+        ),
         kv_transfer_config=KVTransferConfig(**connector) if connector else None,
     )
     # Constructors of vLLM round these or want more devices.
@@ -184,5 +186,5 @@ def scheduler(config: Config) -> Scheduler:
         structured_output_manager=StructuredOutputManager(vllm),
         block_size=block_size,
         hash_block_size=hash_block_size,
-        log_stats=config.get("events", False),
+        log_stats=config.get("log_stats", False),
     )

@@ -160,7 +160,7 @@ class Run:
         running: list[Any] = []
         rate = draw.choice([0.2, 0.5, 1.0])
         depth = 2 if self.config["mode"] == "async" else 1
-        while tally.calls.total() < self.max_calls:
+        while tally.calls.total() < self.max_calls and tally.facts["steps"] < self.max_calls:
             while draw.random() < rate and len(scheduler.requests) < 24:
                 scheduler.add_request(self.request(number))
                 number += 1

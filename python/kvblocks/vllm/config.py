@@ -64,6 +64,8 @@ def groups_of(config: KVCacheConfig, dcp_world_size: int) -> list[Group]:
             raise _refuse(index, spec, "bounded_replay is not supported")
         if dcp_world_size > 1 and isinstance(spec, AttentionSpec) and kind != "ring" and not spec.dcp_sharded:
             raise _refuse(index, spec, f"not spread over ranks, but dcp_world_size is {dcp_world_size}")
+        if dcp_world_size > 1 and kind in ("sliding_window", "chunked_local_attention"):
+            raise _refuse(index, spec, f"cannot be spread over ranks, but dcp_world_size is {dcp_world_size}")
         window: int | None = None
         mode, num_speculative, num_checkpoints, num_retained = "none", 0, 0, 0
         if isinstance(spec, SlidingWindowSpec):
