@@ -15,8 +15,10 @@ struct Traits {
   std::string_view name;
   EngineVersion since;
   bool writes_ahead;         // look-ahead slots
-  bool reads_hidden_states;  // so that a hit must not end right before the first token it reads
-  bool can_hash_ahead;
+  bool reads_hidden_states;  // of the tokens before those that it drafts
+  // What it caches depends on the next token, too, so that a hit must not end right before the first
+  // one that it reads, or hashes look ahead.
+  bool depends_on_next_token;
 };
 
 constexpr std::array<Traits, 9> kTraits = {{
@@ -53,12 +55,19 @@ int64_t NumDraftSlots(const DraftOptions& drafts) {
   }
 }
 
-// What a drafter may compute again reads that many tokens below each window (V-100).
-absl::Status KeepBelowWindows(int64_t num_tokens, SimulationConfig* config) {
+// What drafts add to what a request holds: tokens below each window, where a drafter may compute again
+// what reads them (V-100), and a further state per draft (V-108).
+absl::Status ApplyToGroups(const DraftOptions& drafts, int64_t num_kept_tokens,
+                           SimulationConfig* config) {
   for (KvCacheGroup& group : config->kv_cache.groups) {
-    if (!group.spec.sliding_window()) continue;
     KvCacheSpecOptions options = group.spec.options();
-    options.extra_retained_tokens = num_tokens;
+    if (group.spec.sliding_window()) {
+      options.extra_retained_tokens = num_kept_tokens;
+    } else if (group.spec.kind() == KvCacheSpecKind::kMamba && drafts.num_draft_tokens > 0) {
+      options.num_speculative_blocks = drafts.num_draft_tokens;
+    } else {
+      continue;
+    }
     auto spec = group.spec.WithOptions(options);
     if (!spec.ok()) return spec.status();
     group.spec = *std::move(spec);
@@ -91,6 +100,8 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   SchedulerOptions& scheduler = config->scheduler;
   scheduler.num_draft_tokens = drafts.num_draft_tokens;
   scheduler.num_lookahead_tokens = has_drafts && traits.writes_ahead ? drafts.num_draft_tokens : 0;
+  // One more for the query that it reads its drafts from.
+  if (has_drafts && drafts.drafter == Drafter::kDFlash) ++scheduler.num_lookahead_tokens;
   // Before there was one budget.
   const bool has_slots = has_drafts && config->engine >= EngineVersion::kVllm033;
   scheduler.num_draft_slots = has_slots ? NumDraftSlots(drafts) : 0;
@@ -99,15 +110,15 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
   }
   config->manager.prefill_lookahead_tokens = reads_ahead;
-  if (absl::Status status = KeepBelowWindows(std::max<int64_t>(0, reads_ahead - 1), config);
+  if (absl::Status status = ApplyToGroups(drafts, std::max<int64_t>(0, reads_ahead - 1), config);
       !status.ok()) {
     return status;
   }
-  const bool hashes_ahead = reads_ahead > 0 && traits.can_hash_ahead && drafts.lookahead_hashes &&
+  const bool hashes_ahead = reads_ahead > 0 && traits.depends_on_next_token && drafts.lookahead_hashes &&
                             config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;
   config->manager.num_hash_lookahead_tokens = hashes_ahead ? reads_ahead : 0;
-  config->manager.use_eagle = reads_ahead > 0 && !hashes_ahead;
+  config->manager.use_eagle = reads_ahead > 0 && traits.depends_on_next_token && !hashes_ahead;
   return absl::OkStatus();
 }
 

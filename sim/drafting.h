@@ -12,12 +12,14 @@
 //   mtp_modules           K            0       K tokens                   K
 //   draft_model           K            1       nothing                    0
 //   parallel_draft_model  K            K       nothing                    0
-//   dflash, dspark        K            0       drop                       1
+//   dflash                K+1          0       nothing                    1
+//   dspark                K            0       nothing                    1
 //
-// Such a drafter needs the hidden state before the first token that it reads. From vllm-0.33 on the
-// hash of a block covers that many tokens behind it, and a hit ends where the drafter can go on;
-// before, without look-ahead hashes, and for dflash and dspark, a look-up gives its last block back.
-// Draft slots count against the engine's second budget, since vllm-0.28 (V-10, V-71, V-80).
+// What the drafters in the middle cache depends on the token behind, too. From vllm-0.33 on the hash
+// of a block covers that many tokens behind it, and a hit ends where the drafter can go on; before,
+// and without look-ahead hashes, a look-up gives its last block back. Draft slots count against the
+// engine's second budget, since vllm-0.28 (V-10, V-71, V-80, V-111). Windows keep what a drafter may
+// compute again (V-100), and Mamba groups K further states for every drafter (V-108).
 
 #ifndef KVBLOCKS_SIM_DRAFTING_H_
 #define KVBLOCKS_SIM_DRAFTING_H_

@@ -22,22 +22,6 @@ absl::Status CheckDelay(absl::string_view field, SimTime value) {
                                                  ", expected 0s to ", FormatDuration(kMaxDelay)));
 }
 
-// Engines refuse drafters that read hidden states next to full attention and local chunks (V-86).
-absl::Status CheckDrafterOf(const SimulationConfig& config) {
-  if (config.manager.prefill_lookahead_tokens == 0) return absl::OkStatus();
-  bool has_full = false, has_chunks = false;
-  for (const KvCacheGroup& group : config.kv_cache.groups) {
-    has_full = has_full || group.spec.kind() == KvCacheSpecKind::kFullAttention;
-    has_chunks = has_chunks || group.spec.attention_chunk_size().has_value();
-  }
-  if (!has_full || !has_chunks) return absl::OkStatus();
-  const std::string_view name = DrafterName(config.drafts.drafter);
-  return absl::InvalidArgumentError(
-      absl::StrCat("drafter is ", std::string(name),
-                   ", expected one that reads no hidden states for a model with full attention and "
-                   "local chunks"));
-}
-
 // Of a request's encoder (BM-112). What of a decoder is cached depends on the encoder's input, and the
 // contents of traces do not name it.
 absl::Status CheckEncoderOf(const SimulationConfig& config) {
@@ -96,7 +80,6 @@ absl::Status Validate(const SimulationConfig& config) {
     return status;
   }
   if (absl::Status status = Validate(config.scheduler); !status.ok()) return status;
-  if (absl::Status status = CheckDrafterOf(config); !status.ok()) return status;
   if (absl::Status status = CheckEncoderOf(config); !status.ok()) return status;
   if (absl::Status status = CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency);
       !status.ok()) {

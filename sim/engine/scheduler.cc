@@ -43,8 +43,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       max_encoder_tokens_ = manager_->options().max_encoder_tokens.value_or(max_model_len_);
     }
     const auto* mamba = group.spec().get_if<MambaSpec>();
-    if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign &&
-        options.enable_chunked_prefill) {
+    if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign) {
       state_boundary_ = std::lcm(std::max<int64_t>(state_boundary_, 1), group.block_size());
       // Any of them: where a prompt's last state can be found is the same for all.
       if (has_copies() && group.block_size() > manager_->hash_block_size()) inner_states_ = &group;
@@ -58,6 +57,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       break;
     }
     checkpoint_states_.push_back(&manager_->group(g));
+  }
+  if (manager_->hashing() != nullptr) {
+    boundary_tokens_ = std::gcd(boundary_tokens_, manager_->hash_block_size());
   }
   if (manager_->num_groups() == 0) {
     is_all_full_attention_ = false;

@@ -204,8 +204,6 @@ class Scheduler {
     return manager_->options().partial_hits && manager_->options().enable_caching;
   }
   void TakeCopies();
-  void ReleaseCopies(const Step& step);
-  bool AreCopiesHeld() const;
   void ScheduleRunning(SimTime now);
   int64_t LongestPart() const;
   bool HoldsPrompts() const;
@@ -267,7 +265,7 @@ class Scheduler {
 
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
-  void RegisterSettled(SimRequest& request, int64_t num_emitted);
+  void RegisterSettled(SimRequest& request, int64_t num_tokens_ahead);
 
   const SchedulerOptions options_;
   KvCacheManager* const manager_;
@@ -277,7 +275,7 @@ class Scheduler {
   const int64_t max_model_len_;
   KvConnector* connector_ = nullptr;
   bool is_all_full_attention_ = true;
-  int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
+  int64_t boundary_tokens_ = 0;  // blocks of all groups and hash blocks end at multiples of it
   // What requests are measured in: blocks, or chunks in the native layout.
   const char* unit_ = "blocks";
   int64_t ids_per_unit_ = 1;

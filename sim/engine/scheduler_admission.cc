@@ -104,7 +104,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
     if (admission.is_load) {
       if (StartLoading(request, admission, now)) continue;
       // With nobody who could make room, what does not fit beside its reserve is computed.
-      if (num_running() > 0 || !holding_.empty() || num_connector_debts() > 0 || AreCopiesHeld()) {
+      if (num_running() > 0 || !holding_.empty() || num_connector_debts() > 0 || manager_->has_block_copies()) {
         return;
       }
       forgoes_load = true;
@@ -131,7 +131,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
       // Hits in many chunks may pin so many that the rest does not fit, and a hit inside a block
       // needs that block beside its copy; alone, it does without them.
       if ((manager_->pool().chunks() != nullptr || has_copies()) && num_hits > 0 &&
-          num_running() == 0 && holding_.empty() && !AreCopiesHeld()) {
+          num_running() == 0 && holding_.empty() && !manager_->has_block_copies()) {
         forgoes_hits = true;
         continue;
       }

@@ -17,7 +17,6 @@ StepRecord& Scheduler::ProcessOutputs() {
   queue_length_ -= 1 + step.num_empty_behind;
   finished_.clear();
   TellTime(step.record.end);
-  ReleaseCopies(step);
   step.outputs.resize(step.scheduled.size());
   for (size_t i = 0; i < step.scheduled.size(); ++i) {
     ProcessOutput(step.scheduled[i], step.outputs[i]);
@@ -68,7 +67,9 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
     } else if (is_running) {
       request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
     }
-    if (is_running && registers_outputs_) RegisterSettled(request, output.num_emitted);
+    if (is_running && registers_outputs_) {
+      RegisterSettled(request, output.num_accepted_drafts + 1);
+    }
   }
 
   // What the computed tokens were good for.
@@ -100,16 +101,19 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 }
 
 // Registers the blocks that the tokens just emitted completed while nothing more was scheduled for
-// the request.
-void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
+// the request. `num_tokens_ahead`: so many fewer were known to be final before.
+void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
   // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
   const int64_t num_tokens =
       std::min(request.num_computed - request.num_placeholders,
                request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
   if (num_tokens <= 0) return;  // a prompt shorter than what its hashes look ahead
+  // Some groups count all of these tokens, others all but those that may be computed again (V-110).
   const BlockSize boundary(boundary_tokens_);
-  if (!options_.exact_steps &&
-      boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {
+  const int64_t replayed = std::max<int64_t>(0, num_prefill_lookahead_ - 1);
+  if (!options_.exact_steps && num_tokens >= num_tokens_ahead + replayed &&
+      boundary.FloorDiv(num_tokens - num_tokens_ahead - replayed) ==
+          boundary.FloorDiv(num_tokens)) {
     return;
   }
   SyncContent(request);

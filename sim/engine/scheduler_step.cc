@@ -38,8 +38,13 @@ void Scheduler::Schedule(SimTime now) {
 
   ScheduleRunning(now);
   first_admitted_ = awake_.size();
-  if (step.num_preempted == 0 && !holds_prompts_ && !waits_alone_) ScheduleWaiting(now);
-  if (options_.prefill_schedule_interval > 1) CountPromptStep();
+  const bool admits = step.num_preempted == 0 && !holds_prompts_ && !waits_alone_;
+  if (admits) ScheduleWaiting(now);
+  if (options_.prefill_schedule_interval > 1 && !holds_prompts_) {
+    // Whoever admits nobody keeps what the call before noted (V-121).
+    if (admits) queue_was_left_ = !waiting_.empty();
+    CountPromptStep();
+  }
 
   needed_step_ = -1;
   for (ScheduledRecord& record : step_->scheduled) {
@@ -81,7 +86,6 @@ void Scheduler::Schedule(SimTime now) {
     LetRest();
   } else {
     if (step.num_preempted > 0) ++totals_.num_empty_steps;
-    ReleaseCopies(*step_);
     if (num_in_flight_ > 0) {
       ++queue_length_;
       ++InFlight(num_in_flight_ - 1).num_empty_behind;
@@ -99,28 +103,16 @@ SimTime Scheduler::InputsReady() {
 // --- Copies of blocks ---
 
 // Also those of requests that were preempted again in this very step: what they copied may be
-// somebody else's cache by now.
+// somebody else's cache by now. Their blocks are free again at once (V-116): whoever takes one writes
+// into it in a later step than the one that begins with the copy.
 void Scheduler::TakeCopies() {
   step_->copies = manager_->TakeBlockCopies();
   step_->record.copies = step_->copies;
   totals_.num_block_copies += static_cast<int64_t>(step_->copies.size());
-}
-
-void Scheduler::ReleaseCopies(const Step& step) {
-  if (step.copies.empty()) return;
-  const absl::Status status = manager_->ReleaseBlockCopies(step.copies);
+  if (step_->copies.empty()) return;
+  const absl::Status status = manager_->ReleaseBlockCopies(step_->copies);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
   blocked_.head = nullptr;
-}
-
-// Whether blocks are held by copies of steps under way or of the step being scheduled.
-bool Scheduler::AreCopiesHeld() const {
-  if (!has_copies()) return false;
-  if (manager_->has_block_copies()) return true;
-  for (int64_t i = 0; i < num_in_flight_; ++i) {
-    if (!steps_[static_cast<size_t>((oldest_ + i) % max_in_flight())].copies.empty()) return true;
-  }
-  return false;
 }
 
 void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
@@ -158,8 +150,6 @@ bool Scheduler::HoldsPrompts() const {
 }
 
 void Scheduler::CountPromptStep() {
-  if (holds_prompts_) return;
-  queue_was_left_ = !waiting_.empty();
   for (const ScheduledRecord& record : step_->scheduled) {
     if (record.is_admission || record.request->is_chunk) last_prompt_step_ = num_scheduled_steps_;
   }
@@ -299,7 +289,7 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
     // What it holds for steps under way, in windows and states, it need not compute again. (Where
     // blocks serve every group it does, as in the engine.)
     const bool gives_back = request.num_steps_in_flight > 0 && manager_->pool().chunks() != nullptr;
-    if (awake_.size() == 1 && (gives_back || AreCopiesHeld())) {
+    if (awake_.size() == 1 && (gives_back || manager_->has_block_copies())) {
       waits_alone_ = true;
       return false;
     }

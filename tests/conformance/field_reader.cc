@@ -53,6 +53,13 @@ std::vector<FieldReader::Element> FieldReader::Array(const char* name) {
   return {};
 }
 
+std::optional<simdjson::dom::object> FieldReader::Object(const char* name) {
+  Element value;
+  if (!Field(name).get(value)) return ObjectOf(value, name);
+  Fail(name, "an object");
+  return std::nullopt;
+}
+
 std::vector<FieldReader::Element> FieldReader::ItemsOf(Element value, const char* name) {
   simdjson::dom::array list;
   if (!value.get_array().get(list)) return std::vector<Element>(list.begin(), list.end());

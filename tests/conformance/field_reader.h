@@ -56,6 +56,7 @@ class FieldReader {
   double Double(const char* name);
 
   std::vector<Element> Array(const char* name);
+  std::optional<simdjson::dom::object> Object(const char* name);
   // Empty if `value` is no list.
   std::vector<Element> ItemsOf(Element value, const char* name);
   // Empty if `value` is no object, which is a problem.

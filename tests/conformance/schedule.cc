@@ -33,19 +33,21 @@ ScheduleGroup ParseScheduleGroup(FieldReader& in) {
 
 ScheduleConfig ParseScheduleConfig(FieldReader& in) {
   ScheduleConfig config;
+  in.StringOrEmpty("model");  // a remark
   config.async = Choice(in, "mode", "async", "sync");
   config.num_blocks = in.Int("num_blocks", 2, kMostBlocks);
-  const int64_t block_size = in.Int("block_size", 1, kMostSize);
+  config.block_size = in.Int("block_size", 1, kMostSize);
   if (in.HasValue("groups")) {
     for (const auto item : in.Array("groups")) {
       const auto fields = in.ObjectOf(item, "groups");
       if (!fields) break;
       FieldReader group_in(*fields);
       config.groups.push_back(ParseScheduleGroup(group_in));
+      group_in.RefuseOthers();
       in.Adopt(group_in.status());
     }
   } else {
-    config.groups.push_back({.kind = "full_attention", .block_size = block_size});
+    config.groups.push_back({.kind = "full_attention", .block_size = config.block_size});
   }
   config.max_num_seqs = in.Int("max_num_seqs", 1, 1 << 20);
   config.max_num_batched_tokens = in.Int("max_num_batched_tokens", 1, kMostSize);
@@ -77,6 +79,10 @@ ScheduleDerived ParseScheduleDerived(FieldReader& in) {
   derived.draft_slots = in.Int("draft_slots");
   derived.max_in_flight_tokens = in.Int("max_in_flight_tokens");
   derived.steps_in_flight = in.Int("steps_in_flight");
+  derived.watermark_blocks = in.OptionalInt("watermark_blocks");
+  derived.scheduler_block_size = in.OptionalInt("scheduler_block_size");
+  derived.hash_block_size = in.OptionalInt("hash_block_size");
+  derived.prefill_lookahead_tokens = in.OptionalInt("prefill_lookahead_tokens");
   return derived;
 }
 
@@ -208,18 +214,17 @@ absl::StatusOr<Schedule> ParseSchedule(const std::string& line) {
   FieldReader in(*fields);
   Schedule schedule;
   if (in.String("format") != "kvsched 1") in.Fail("format", "\"kvsched 1\"");
-  FieldReader::Element part;
-  if ((*fields)["config"].get(part)) {
-    in.Fail("config", "an object");
-  } else if (const auto object = in.ObjectOf(part, "config")) {
+  if (const auto object = in.Object("config")) {
     FieldReader config_in(*object);
     schedule.config = ParseScheduleConfig(config_in);
+    config_in.RefuseOthers();
     in.Adopt(config_in.status());
   }
-  if (!(*fields)["derived"].get(part)) {
-    if (const auto object = in.ObjectOf(part, "derived")) {
+  if (in.Has("derived")) {
+    if (const auto object = in.Object("derived")) {
       FieldReader derived_in(*object);
       schedule.derived = ParseScheduleDerived(derived_in);
+      derived_in.RefuseOthers();
       in.Adopt(derived_in.status());
     }
   }
@@ -229,6 +234,7 @@ absl::StatusOr<Schedule> ParseSchedule(const std::string& line) {
     if (!object || !in.status().ok()) break;
     FieldReader request_in(*object);
     schedule.requests.push_back(ParseScheduleRequest(request_in));
+    request_in.RefuseOthers();
     in.Adopt(request_in.status());
     const ScheduleRequest& request = schedule.requests.back();
     num_tokens += request.num_prompt_tokens() + request.num_outputs;
@@ -238,6 +244,10 @@ absl::StatusOr<Schedule> ParseSchedule(const std::string& line) {
       in.Fail("requests", "requests in order of arrival");
     }
   }
+  in.StringOrEmpty("name");
+  in.StringOrEmpty("engine");
+  in.StringOrEmpty("note");
+  in.RefuseOthers();
   if (!in.status().ok()) return in.status();
   return schedule;
 }
@@ -264,6 +274,7 @@ absl::StatusOr<ScheduleLine> ParseScheduleLine(const std::string& line, int64_t 
   } else {
     out = ParseCall(in, num_rows);
   }
+  in.RefuseOthers();
   if (!in.status().ok()) return in.status();
   return out;
 }

@@ -29,6 +29,7 @@ struct ScheduleGroup {
 struct ScheduleConfig {
   bool async = false;
   int64_t num_blocks = 0;
+  int64_t block_size = 0;  // of states, where there are any
   std::vector<ScheduleGroup> groups;
   int64_t max_num_seqs = 0;
   int64_t max_num_batched_tokens = 0;
@@ -57,8 +58,9 @@ struct ScheduleDerived {
   int64_t draft_slots = 0;
   int64_t max_in_flight_tokens = 0;
   int64_t steps_in_flight = 0;
-
-  friend bool operator==(const ScheduleDerived&, const ScheduleDerived&) = default;
+  // Of the block manager; not all recordings have them.
+  std::optional<int64_t> watermark_blocks, scheduler_block_size, hash_block_size,
+      prefill_lookahead_tokens;
 };
 
 struct ScheduleRequest {

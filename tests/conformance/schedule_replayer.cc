@@ -142,7 +142,6 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   if (!schedule.ok()) return AtLine(name, 1, schedule.status());
   auto config = MakeSimulationConfig(*schedule);
   if (!config.ok()) return AtLine(name, 1, config.status());
-  config->manager.semantics.caps_need_before_hits = options.upstream_gate;
   config->scheduler.exact_steps = options.exact_steps;
   config->progress_interval = 1;
   auto requests = MakeTraceRequests(*schedule);
@@ -164,6 +163,11 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   ScheduleWriter writer(config->scheduler.async ? 2 : 1);
   auto simulation = sim::Simulation::Create(*config, &reader, step_time->get(), {&writer});
   if (!simulation.ok()) return AtLine(name, 1, simulation.status());
+  if (schedule->derived) {
+    const absl::Status status =
+        CheckDerived(*schedule->derived, *config, (*simulation)->manager());
+    if (!status.ok()) return AtLine(name, 1, status);
+  }
   // Whoever does more than the recording differs from it already.
   (*simulation)->set_progress([&](const sim::SimulationProgress&) {
     return writer.lines().size() <= recorded.size();

@@ -15,9 +15,6 @@
 namespace kvblocks::conformance {
 
 struct ScheduleReplayOptions {
-  // The admission gate as upstream has it: it caps a window's need before it subtracts what a hit
-  // covers, and so admits earlier (V-88).
-  bool upstream_gate = false;
   bool exact_steps = false;  // look at every request in every step; the result is the same
 };
 

@@ -58,23 +58,6 @@ absl::StatusOr<sim::DraftOptions> MakeDraftOptions(const ScheduleConfig& config)
   return drafts;
 }
 
-absl::Status CheckDerived(const ScheduleDerived& recorded, const sim::SimulationConfig& config) {
-  const ScheduleDerived here = {
-      .lookahead_slots = config.scheduler.num_lookahead_tokens,
-      .hash_lookahead_tokens = config.manager.num_hash_lookahead_tokens,
-      .drop_last_hit_block = config.manager.use_eagle,
-      .draft_slots = config.scheduler.num_draft_slots,
-      .max_in_flight_tokens = sim::MaxInFlightTokens(config),
-      .steps_in_flight = config.scheduler.async ? 2 : 1,
-  };
-  if (here == recorded) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "field \"derived\": the simulator derives lookahead_slots ", here.lookahead_slots,
-      ", hash_lookahead_tokens ", here.hash_lookahead_tokens, ", drop_last_hit_block ",
-      here.drop_last_hit_block, ", draft_slots ", here.draft_slots, ", max_in_flight_tokens ",
-      here.max_in_flight_tokens, ", steps_in_flight ", here.steps_in_flight));
-}
-
 }  // namespace
 
 absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& schedule) {
@@ -92,6 +75,7 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
   out.manager.max_model_len = config.max_model_len;
   out.manager.enable_caching = config.prefix_caching;
   out.manager.watermark = config.watermark;
+  out.manager.semantics = Semantics::Vllm033Exactly();
   out.manager.semantics.retention_interval = config.retention;
   sim::SchedulerOptions& scheduler = out.scheduler;
   scheduler.async = config.async;
@@ -110,10 +94,39 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
   const auto drafts = MakeDraftOptions(config);
   if (!drafts.ok()) return drafts.status();
   if (absl::Status status = sim::ApplyDrafts(*drafts, &out); !status.ok()) return status;
-  if (schedule.derived) {
-    if (absl::Status status = CheckDerived(*schedule.derived, out); !status.ok()) return status;
-  }
+  out.manager.partial_hits = SupportsPartialHits(out.kv_cache, out.manager);
   return out;
+}
+
+absl::Status CheckDerived(const ScheduleDerived& recorded, const sim::SimulationConfig& config,
+                          const KvCacheManager& manager) {
+  const auto blocks = static_cast<double>(config.kv_cache.num_blocks);
+  const struct {
+    const char* name;
+    std::optional<int64_t> recorded;
+    int64_t here;
+  } values[] = {
+      {"lookahead_slots", recorded.lookahead_slots, config.scheduler.num_lookahead_tokens},
+      {"hash_lookahead_tokens", recorded.hash_lookahead_tokens,
+       config.manager.num_hash_lookahead_tokens},
+      {"drop_last_hit_block", recorded.drop_last_hit_block, config.manager.use_eagle},
+      {"draft_slots", recorded.draft_slots, config.scheduler.num_draft_slots},
+      {"max_in_flight_tokens", recorded.max_in_flight_tokens, sim::MaxInFlightTokens(config)},
+      {"steps_in_flight", recorded.steps_in_flight, config.scheduler.async ? 2 : 1},
+      {"prefill_lookahead_tokens", recorded.prefill_lookahead_tokens,
+       config.manager.prefill_lookahead_tokens},
+      {"watermark_blocks", recorded.watermark_blocks,
+       static_cast<int64_t>(config.manager.watermark * blocks)},
+      {"scheduler_block_size", recorded.scheduler_block_size, manager.scheduler_block_size()},
+      {"hash_block_size", recorded.hash_block_size, manager.hash_block_size()},
+  };
+  for (const auto& value : values) {
+    if (!value.recorded || *value.recorded == value.here) continue;
+    return absl::InvalidArgumentError(absl::StrCat("field \"derived\": ", value.name, " is ",
+                                                   *value.recorded, ", but the simulator derives ",
+                                                   value.here));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<sim::TraceRequest>> MakeTraceRequests(const Schedule& schedule) {

@@ -12,9 +12,11 @@
 
 namespace kvblocks::conformance {
 
-// InvalidArgument for what no simulation can be made of, and if the engine derived other values from
-// the settings than the simulator does.
+// InvalidArgument for what no simulation can be made of.
 absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& schedule);
+// InvalidArgument if the engine derived other values from the settings than the simulator does.
+absl::Status CheckDerived(const ScheduleDerived& recorded, const sim::SimulationConfig& config,
+                          const KvCacheManager& manager);
 
 // Every token of every document has a number of its own, so two tokens are equal iff document and
 // position are; outputs of row r are the document 100000 + r.
