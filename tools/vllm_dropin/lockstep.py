@@ -14,13 +14,7 @@ are not run again. The last line counts configurations with and without differen
 
 from __future__ import annotations
 
-import os
-import sys
-
-if os.environ.get("PYTHONHASHSEED") != "0":
-    # vLLM walks through sets of names, and seeds its hashes with it.
-    os.environ["PYTHONHASHSEED"] = "0"
-    os.execv(sys.executable, [sys.executable, "-W", "ignore", *sys.argv])
+import fixed_hashes  # noqa: F401, I001
 
 import argparse
 import collections
@@ -29,6 +23,7 @@ import itertools
 import json
 import pathlib
 import random
+import sys
 import time
 import traceback
 from typing import Any

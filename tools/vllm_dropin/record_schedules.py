@@ -2,14 +2,16 @@
 
     python record_schedules.py draw FOLDER [--count=300] [--seed=1]     FOLDER/x_SEED_N.jsonl.gz, N from 0
     python record_schedules.py check FILE...                            recordings made elsewhere, made again
-    python record_schedules.py shrink FILE REPLAYER                     fewer requests and settings that still differ
+    python record_schedules.py shrink --replayer=PROGRAM FILE...        fewer requests and settings that still differ
 
 `draw` drives the scheduler as vLLM's engine core does, with a fake model and simulated time; the same seed gives the same
 bytes. Settings that vLLM refuses are passed over and counted. `check` takes settings and requests of each file and compares
-each line that the scheduler then gives with the file's. REPLAYER is //tests/conformance:schedules. The last line counts.
+each line that the scheduler then gives with the file's. PROGRAM is //tests/conformance:schedules. The last line counts.
 """
 
 from __future__ import annotations
+
+import fixed_hashes  # noqa: F401, I001
 
 import argparse
 import collections
@@ -346,7 +348,7 @@ def shrink(file: pathlib.Path, replayer: str) -> int:
                 config, found = candidate, True
                 break
     differs(config, requests)
-    print(gzip.open(trial, "rt").read(), end="")
+    print(gzip.open(trial, "rt").read(), end="", flush=True)
     return subprocess.run([replayer, trial]).returncode
 
 
@@ -371,11 +373,12 @@ def main() -> int:
     parser.add_argument("files", type=pathlib.Path, nargs="+")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replayer", help="built from //tests/conformance:schedules")
     args = parser.parse_args()
     if args.what == "draw":
         return draw(args.files[0], args.count, args.seed)
     if args.what == "shrink":
-        return shrink(args.files[0], str(args.files[1]))
+        return max([shrink(file, args.replayer) for file in args.files])
     return check(args.files)
 
 
