@@ -37,6 +37,8 @@ def _groups(draw: random.Random, kinds: list[str], base: int, simulated: bool) -
         elif kind == "chunked_local_attention":
             group["window"] = size * draw.randint(1, 6) - (not simulated and _chance(draw, 0.02))
         groups.append(group)
+        if simulated and kind == "mamba":
+            group["block_size"] = size_of[kind]  # recordings name one, which splits prompts
     # Layers of a model mostly differ in kind only.
     return [next(g for g in groups if g["kind"] == group["kind"]) if _chance(draw, 0.5) else group for group in groups]
 

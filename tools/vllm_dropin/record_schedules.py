@@ -343,6 +343,14 @@ def shrink(file: pathlib.Path, replayer: str) -> int:
                 else:
                     at += size
             size //= 2
+        for row, request in enumerate(requests):
+            for name in ("out", "acc", "abort", "prio"):
+                less = {"out": 1}.get(name)
+                if name not in request or request[name] == less:
+                    continue
+                slim = {k: v for k, v in request.items() if k != name} | ({name: less} if less else {})
+                if differs(config, simpler := [*requests[:row], slim, *requests[row + 1 :]]):
+                    requests, found, request = simpler, True, slim
         for candidate in draws.simpler(config):
             if differs(candidate, requests):
                 config, found = candidate, True
