@@ -251,7 +251,10 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   for (GroupId g = 0; g < num_groups(); ++g) {
     GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
     const size_t num_copies = copies_.size();
-    if (has_partial_hits_) mutable_group(g).TakeCopies(held, !known, demand, total, copies_);
+    // Behind a hit that ends inside a block there are no external tokens.
+    if (has_partial_hits_ && params.num_external_computed_tokens == 0) {
+      mutable_group(g).TakeCopies(held, !known, demand, total, copies_);
+    }
     mutable_group(g).AllocateNew(held, demand);
     // Where a hit ended inside a block, the copy is new to the request.
     if (!known && copies_.size() > num_copies) ++held.num_new;

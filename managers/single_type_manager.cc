@@ -141,7 +141,10 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
   if (tail <= 0 || tail > content.num_hashed_tokens() || !HoldsTail(held, tail, n)) return;
   const bool adds_keys = options_.semantics.registers_usable_tails;
   // Rows are registered with their block; of states, one that sparse registration left out.
-  if (tail % block_size() == 0 && (traits_.is_full_type || !adds_keys)) return;
+  const bool ends_inside = tail % block_size() != 0;
+  if (!ends_inside && (traits_.is_full_type || !adds_keys)) return;
+  // A state is written over unless it moves away first.
+  if (ends_inside && !traits_.is_full_type && !has_inner_boundaries_) return;
   const int64_t position = block_size_.CeilDiv(tail) - 1;
   if (position >= static_cast<int64_t>(held.table.size())) return;
   if (!adds_keys && position < held.num_cached) return;

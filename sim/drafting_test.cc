@@ -27,8 +27,8 @@ TEST(DraftingTest, WhatFollowsFromADrafterOfThree) {
                             Expected{Drafter::kDraftModel, "draft_model", 3, 1, 0, 0, false},
                             Expected{Drafter::kParallelDraftModel, "parallel_draft_model", 3, 3, 0,
                                      0, false},
-                            Expected{Drafter::kDFlash, "dflash", 3, 0, 0, 1, true},
-                            Expected{Drafter::kDSpark, "dspark", 3, 0, 0, 1, true}}) {
+                            Expected{Drafter::kDFlash, "dflash", 4, 0, 0, 1, false},
+                            Expected{Drafter::kDSpark, "dspark", 3, 0, 0, 1, false}}) {
     SCOPED_TRACE(e.name);
     EXPECT_EQ(DrafterName(e.drafter), e.name);
     EXPECT_EQ(ParseDrafter(e.name), e.drafter);
@@ -83,7 +83,21 @@ TEST(DraftingTest, OlderVersionsLackSomeDraftersAndTheSecondBudget) {
   EXPECT_EQ(config.scheduler.num_draft_slots, 0);
 }
 
-TEST(DraftingTest, V86_HiddenStatesAndLocalChunksAreRefused) {
+TEST(DraftingTest, V108_EveryDrafterAddsStatesToGroupsOfStates) {
+  for (const Drafter drafter : {Drafter::kNgram, Drafter::kDraftModel, Drafter::kMtpModules}) {
+    SimulationConfig config;
+    config.kv_cache.groups.push_back(
+        {.spec = MambaSpec::Create({.block_size = 4,
+                                    .states = {{{16}}},
+                                    .cache_mode = MambaCacheMode::kAlign})
+                     .value(),
+         .layer_names = {"states"}});
+    ASSERT_TRUE(ApplyDrafts({.drafter = drafter, .num_draft_tokens = 3}, &config).ok());
+    EXPECT_EQ(config.kv_cache.groups[0].spec.options().num_speculative_blocks, 3);
+  }
+}
+
+TEST(DraftingTest, V112_LocalChunksThatWouldDropAreRefused) {
   SimulationConfig config = Replay().config;
   config.kv_cache.groups.push_back(
       {.spec = ChunkedLocalAttentionSpec::Create({.block_size = 4,
@@ -92,11 +106,20 @@ TEST(DraftingTest, V86_HiddenStatesAndLocalChunksAreRefused) {
                                                   .attention_chunk_size = 8})
                    .value(),
        .layer_names = {"chunks"}});
-  EXPECT_TRUE(Validate(config).ok());
-  ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kEagle, .num_draft_tokens = 1}, &config).ok());
-  EXPECT_THAT(std::string(Validate(config).message()), HasSubstr("drafter is eagle"));
-  ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kNgram, .num_draft_tokens = 1}, &config).ok());
-  EXPECT_TRUE(Validate(config).ok());
+  const auto is_accepted = [&](Drafter drafter, bool lookahead_hashes) {
+    EXPECT_TRUE(ApplyDrafts({.drafter = drafter,
+                             .num_draft_tokens = 1,
+                             .lookahead_hashes = lookahead_hashes},
+                            &config)
+                    .ok());
+    return Validate(config).ok() && KvCacheManager::Create(config.kv_cache, config.manager).ok();
+  };
+  EXPECT_FALSE(is_accepted(Drafter::kEagle, /*lookahead_hashes=*/false));
+  EXPECT_TRUE(is_accepted(Drafter::kEagle, /*lookahead_hashes=*/true));
+  EXPECT_TRUE(is_accepted(Drafter::kNgram, false));
+  EXPECT_TRUE(is_accepted(Drafter::kDFlash, false));
+  config.kv_cache.groups[0].is_draft = true;
+  EXPECT_TRUE(is_accepted(Drafter::kEagle, false));
 }
 
 }  // namespace

@@ -1,11 +1,16 @@
 // Random workloads on random configurations: the invariants after every step, every request's end,
 // determinism, and that leaving out useless questions to the manager changes nothing.
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
+#include <string>
 
 #include "gtest/gtest.h"
+#include "kvblocks/managers/kv_cache_manager_setup.h"
 #include "kvblocks/sim/testing/draw.h"
 #include "kvblocks/sim/testing/replay.h"
+#include "kvblocks/tests/group_specs.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::sim {
@@ -20,18 +25,56 @@ struct Case {
   bool too_big = false;
 };
 
-void Fill(Replay& replay, uint64_t seed, const Case& which) {
+// One to six groups of all kinds that a scheduler meets, in any order, with blocks of one size or
+// several. The pool is small for them.
+void DrawGroups(Draw& draw, KvCacheConfig& kv_cache) {
+  const int64_t unit = draw(1, 4);
+  const bool is_uneven = draw.OneIn(3);
+  const int64_t states = unit * (is_uneven ? draw(1, 3) : 1);  // every group of states has the same
+  const int64_t num_groups = draw.OneIn(2) ? draw(1, 2) : draw(1, 6);
+  kv_cache.groups.clear();
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t block_size = unit * (is_uneven && draw.OneIn(2) ? draw(1, 2) : 1);
+    const int64_t kind = draw(0, 8);
+    const KvCacheSpec spec = kind == 0   ? kvblocks::testing::Mla(block_size)
+                             : kind <= 2 ? kvblocks::testing::Window(block_size, draw(1, 9))
+                             : kind == 3 ? kvblocks::testing::WindowMla(block_size, draw(1, 9))
+                             : kind == 4 ? kvblocks::testing::Chunked(block_size, block_size * draw(1, 3))
+                             : kind <= 6 ? kvblocks::testing::Mamba(states, MambaCacheMode::kAlign)
+                                         : kvblocks::testing::Full(block_size);
+    kv_cache.groups.push_back({.spec = spec, .is_draft = draw.OneIn(8)});
+    kv_cache.groups.back().layer_names = {"layer." + std::to_string(g)};
+  }
+  kv_cache.num_blocks = draw(4, 20 + 20 * num_groups);
+}
+
+// What the block manager registers, and how.
+void DrawSemantics(Draw& draw, SimulationConfig& config) {
+  Semantics& semantics = config.manager.semantics;
+  if (draw.OneIn(2)) semantics = Semantics::Vllm033Exactly();
+  if (draw.OneIn(2)) return;
+  semantics.retention_interval = std::nullopt;
+  const auto sizes = ResolveBlockSizes(config.kv_cache, config.manager);
+  const bool is_sparse =
+      std::any_of(config.kv_cache.groups.begin(), config.kv_cache.groups.end(), [](const auto& g) {
+        return g.spec.sliding_window() || g.spec.kind() == KvCacheSpecKind::kMamba;
+      });
+  if (sizes.ok() && is_sparse && draw.OneIn(2)) {
+    semantics.retention_interval = sizes->scheduler_block_size * draw(1, 3);
+  }
+}
+
+bool IsRefused(const SimulationConfig& config) {
+  return !Validate(config).ok() || !KvCacheManager::Create(config.kv_cache, config.manager).ok();
+}
+
+void FillOnce(Replay& replay, uint64_t seed, const Case& which) {
   Draw draw(seed);
   SimulationConfig& config = replay.config;
-  const int64_t block_size = draw(1, 4);
-  config.kv_cache.num_blocks = draw(4, 40);
-  const int64_t groups = draw(0, 4);
-  config.kv_cache.groups.clear();
-  if (groups != 1) config.kv_cache.groups.push_back(FullGroup(block_size));
-  if (groups <= 1) config.kv_cache.groups.push_back(WindowGroup(block_size, draw(2, 9)));
+  DrawGroups(draw, config.kv_cache);
   config.manager.max_model_len = draw(8, 60);
   config.manager.enable_caching = !draw.OneIn(5);
-  const bool has_encoder = draw.OneIn(4);
+  const bool has_encoder = draw.OneIn(6);
   if (has_encoder) {
     config.kv_cache.groups.push_back(CrossGroup(draw(1, 4)));
     config.manager.enable_caching = false;
@@ -51,12 +94,13 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
   }
   if (draw.OneIn(2)) scheduler.policy = SchedulingPolicy::kPriority;
   DrawRules(draw, scheduler);
+  DrawSemantics(draw, config);
   if (draw.OneIn(2)) {
     // Look-ahead hashes, drops, draft slots and prefill look-ahead come with the drafter.
-    const auto drafter = static_cast<Drafter>(draw(0, static_cast<int64_t>(Drafter::kDSpark)));
-    RC_ASSERT(ApplyDrafts({.drafter = drafter,
-                           .num_draft_tokens = draw(1, 2),
-                           .lookahead_hashes = drafter == Drafter::kMtpModules || !draw.OneIn(3)},
+    RC_ASSERT(ApplyDrafts({.drafter = static_cast<Drafter>(
+                               draw(0, static_cast<int64_t>(Drafter::kDSpark))),
+                           .num_draft_tokens = draw(1, 3),
+                           .lookahead_hashes = draw.OneIn(2)},
                           &config)
                   .ok());
     // Else the longest prompt never fits a step.
@@ -64,6 +108,8 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
     scheduler.acceptance = {
         .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
   }
+  config.manager.partial_hits =
+      SupportsPartialHits(config.kv_cache, config.manager) && !draw.OneIn(3);
   if (which.too_big) scheduler.too_big = TooBigRequest::kRun;
   config.zero_output = static_cast<ZeroOutput>(draw(0, 2));
   if (which.with_aborts && draw.OneIn(2)) config.max_queue_time = draw(1, 20) * kSecond;
@@ -99,6 +145,17 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
     }
     replay.Add(request);
   }
+}
+
+// Settings that are refused are passed over.
+void Fill(Replay& replay, uint64_t seed, const Case& which) {
+  constexpr uint64_t kOther = 1000003;
+  for (int i = 0; i < 100; ++i) {
+    Replay drawn;
+    FillOnce(drawn, seed + static_cast<uint64_t>(i) * kOther, which);
+    if (!IsRefused(drawn.config)) return FillOnce(replay, seed + static_cast<uint64_t>(i) * kOther, which);
+  }
+  RC_FAIL("every draw is refused");
 }
 
 // Runs with the invariants checked after every step.

@@ -104,10 +104,10 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 // the request. `num_tokens_ahead`: so many fewer were known to be final before.
 void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
   // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
+  // How far hashes are known the manager sees itself, apart from what may be computed again.
   const int64_t num_tokens =
-      std::min(request.num_computed - request.num_placeholders,
-               request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
-  if (num_tokens <= 0) return;  // a prompt shorter than what its hashes look ahead
+      std::min(request.num_computed - request.num_placeholders, request.num_known - 1);
+  if (num_tokens <= 0) return;
   // Some groups count all of these tokens, others all but those that may be computed again (V-110).
   const BlockSize boundary(boundary_tokens_);
   const int64_t replayed = std::max<int64_t>(0, num_prefill_lookahead_ - 1);

@@ -289,13 +289,14 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
     // What it holds for steps under way, in windows and states, it need not compute again. (Where
     // blocks serve every group it does, as in the engine.)
     const bool gives_back = request.num_steps_in_flight > 0 && manager_->pool().chunks() != nullptr;
-    if (awake_.size() == 1 && (gives_back || manager_->has_block_copies())) {
+    if (awake_.size() == 1 && gives_back) {
       waits_alone_ = true;
       return false;
     }
     // With a token still to come this is not the second time in vain.
     const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0 &&
-                           holding_.empty() && num_connector_debts() == 0;
+                           holding_.empty() && num_connector_debts() == 0 &&
+                           !manager_->has_block_copies();
     SimRequest* victim = TakeVictim(index);
     if (victim == &request && is_lonely && ++request.num_lonely_preemptions >= 2) {
       stuck_ = &request;

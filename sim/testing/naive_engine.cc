@@ -308,9 +308,11 @@ void NaiveEngine::Schedule() {
   holds_prompts_ = HoldsPrompts();
   WalkRunning();
   const size_t num_walked = step_.size();
-  if (preempted_.empty() && !holds_prompts_ && AdmitHolding(num_walked)) Admit(num_walked);
   if (holds_prompts_) return;
-  queue_was_left_ = !waiting_.empty();
+  if (preempted_.empty()) {
+    if (AdmitHolding(num_walked)) Admit(num_walked);
+    queue_was_left_ = !waiting_.empty();
+  }
   for (size_t i = 0; i < step_.size(); ++i) {
     if (i >= num_walked || step_[i].request->chunk) last_prompt_step_ = num_steps_;
   }

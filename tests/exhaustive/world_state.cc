@@ -39,6 +39,7 @@ std::string World::StateKey() const {
       put(table.chunk_end);
       put(table.checkpoint);
       put(table.is_tail_dealt_with);
+      put(table.registered_state);
       put_list(table.blocks);
     }
   }

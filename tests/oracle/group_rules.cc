@@ -5,7 +5,9 @@
 namespace kvblocks::oracle {
 
 int64_t GroupRules::SkippedTokens(int64_t n) const {
-  return UnneededTokens(spec.sliding_window() ? std::max<int64_t>(0, n - num_kept) : n);
+  // BM-114, V-100: a window's spec says what it keeps besides.
+  const int64_t kept = spec.sliding_window() ? spec.options().extra_retained_tokens : 0;
+  return UnneededTokens(std::max<int64_t>(0, n - kept));
 }
 
 int64_t GroupRules::UnneededTokens(int64_t n) const {
@@ -28,7 +30,8 @@ bool GroupRules::IsOldOutput(int64_t position, int64_t num_prompt, int64_t num_p
 }
 
 int64_t GroupRules::WindowBlocksNeeded() const {
-  return std::max<int64_t>(1, CeilDiv(*spec.sliding_window() - 1, block_size()));
+  const int64_t least = window_of_one_keeps_nothing ? 0 : 1;  // V-104: what it drops is all it has
+  return std::max(least, CeilDiv(*spec.sliding_window() - 1, block_size()));
 }
 
 Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
@@ -156,10 +159,11 @@ bool GroupRules::IsRetained(int64_t position, int64_t interval, int64_t alignmen
 }
 
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
-                                      int64_t max_in_flight_tokens, bool exact, int64_t num_kept) {
+                                      int64_t max_in_flight_tokens, bool exact) {
   const int64_t bs = spec.block_size();
   if (const auto window = spec.sliding_window()) {
-    const int64_t span = std::min(*window - 1 + max_in_flight_tokens + num_kept, max_model_len);
+    const int64_t span = std::min(
+        *window - 1 + max_in_flight_tokens + spec.options().extra_retained_tokens, max_model_len);
     if (!exact) return CeilDiv(span, bs) + 1;
     return std::min(CeilDiv(span - 1, bs) + 1, CeilDiv(max_model_len, bs));
   }

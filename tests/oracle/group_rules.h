@@ -35,7 +35,7 @@ struct GroupRules {
   std::optional<int64_t> admission_cap = std::nullopt;
   std::optional<int64_t> output_cap = std::nullopt;  // BM-116: the same behind the prompt
   int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
-  int64_t num_kept = 0;   // BM-114, V-14: tokens below a window that are kept all the same
+  int64_t num_kept = 0;   // V-14: tokens below a window of the output that are kept all the same
   // V-36.
   bool window_of_one_keeps_nothing = false;
   bool aligns_before_drop = false;
@@ -59,7 +59,8 @@ struct GroupRules {
   bool is_fine() const { return fine_unit > 0 && fine_unit < block_size(); }
 
   bool keeps_nothing() const {
-    return window_of_one_keeps_nothing && spec.sliding_window() && *spec.sliding_window() == 1;
+    return window_of_one_keeps_nothing && spec.sliding_window() && *spec.sliding_window() == 1 &&
+           !is_draft;  // V-104
   }
 
   // BM-55: leading tokens that no later token needs once n are computed.
@@ -99,8 +100,7 @@ struct GroupRules {
 // BM-57 with the engines' formula, or the tight bound: the most blocks that W - 1 (or C - 1) tokens
 // of history and the tokens in flight can touch.
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
-                                      int64_t max_in_flight_tokens, bool exact,
-                                      int64_t num_kept = 0);
+                                      int64_t max_in_flight_tokens, bool exact);
 // BM-116: the same for the output's last w tokens and those in flight.
 std::optional<int64_t> OutputCapOf(const GroupRules& rules, int64_t max_model_len,
                                    int64_t max_in_flight_tokens, bool exact);

@@ -53,7 +53,7 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
          .is_looked_up = rules.is_looked_up,
          .admission_cap =
              AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
-                            options.exact_caps, num_replayed_),
+                            options.exact_caps),
          .num_kept = num_replayed_,
          .window_of_one_keeps_nothing = options.semantics.window_of_one_keeps_nothing,
          .aligns_before_drop = options.semantics.aligns_before_drop});
@@ -388,9 +388,9 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
     Adopt(request, params);
   }
   out->assign(groups_.size(), {});
-  TakeCopiesFor(request, params, !was_known, std::min(main, options_.max_model_len));
-  for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
+  for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60, V-117
     GroupTable& table = request.tables[g];
+    TakeCopyFor(request, g, params, !was_known, step.num_main);
     const auto old_size = static_cast<std::ptrdiff_t>(table.blocks.size());
     table.checkpoint = CheckpointOf(groups_[g], table, step);
     table.blocks = Grown(groups_[g], table, step);

@@ -50,6 +50,7 @@ struct GroupTable {
   int64_t chunk_end = 0;            // tokens at which the latest step ends
   int64_t checkpoint = 0;           // V-45: tokens of the state that it exports on the way
   bool is_tail_dealt_with = false;  // BM-120
+  int64_t registered_state = 0;     // BM-122: its tokens, until the next step leaves it to others
 
   int64_t size() const { return static_cast<int64_t>(blocks.size()); }
   int64_t leading_nulls() const;
@@ -184,11 +185,12 @@ class Manager {
   // The end of the prompt, as far as later requests may use it.
   int64_t TailOfPrompt(const GroupRules& rules, const Request& request) const;
   void RegisterTail(Request& request, size_t group, int64_t n);
-  // The block that a step overwrites although its state is registered, or 0.
+  // The block that a step goes on from although its state is registered inside it, or 0.
   BlockId OverwrittenState(const Request& request, size_t group, int64_t num_main) const;
   // Whether the hits end inside a block of the group.
   bool EndsInside(const AllocateParams& params, size_t group) const;
-  void TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new, int64_t num_main);
+  void TakeCopyFor(Request& request, size_t group, const AllocateParams& params, bool is_new,
+                   int64_t num_main);
   bool UsesStateOfThisStep(const Request& request, const AllocateParams& params) const;
   // What a step makes room for, behind so many tokens that are computed.
   struct Step {

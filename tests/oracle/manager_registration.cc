@@ -12,12 +12,11 @@ int64_t Manager::RegistrationBound(const GroupRules& rules, const Request& reque
   const int64_t is_final = std::max<int64_t>(0, n - num_replayed_);
   int64_t bound = is_final;
   if (groups_.size() > 1 && !options_.register_all) {
-    bound = RoundDown(n, alignment());
-    if (rules.DraftMargin() > 0 && bound > 0) {
+    bound = options_.partial_hits ? n : RoundDown(n, alignment());  // BM-118
+    if (rules.DraftMargin() > 0 && n >= alignment()) {
       bound = std::min(is_final, RoundDown(is_final, alignment()) + rules.DraftMargin());
     }
   }
-  if (options_.num_lookahead > 0) bound = std::min(bound, NumHashed(request));  // V-11
   return bound;
 }
 
@@ -29,7 +28,8 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
     if (!rules.is_looked_up) continue;
     const int64_t n = RegistrationBound(rules, request, num_tokens);
     GroupTable& table = request.tables[g];
-    const int64_t full = n / rules.block_size();
+    const int64_t hashed = options_.num_lookahead > 0 ? std::min(n, NumHashed(request)) : n;
+    const int64_t full = hashed / rules.block_size();  // V-11
     if (full <= table.num_cached) {
       RegisterTail(request, g, n);
       continue;
@@ -134,13 +134,20 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
   const GroupRules& rules = groups_[g];
   GroupTable& table = request.tables[g];
   const bool is_usable = rules.is_fine();
-  const bool is_wanted = is_usable || (options_.semantics.registers_unusable_tails &&
-                                       rules.is_full() && rules.block_size() > hash_block_size_);
+  const bool is_state = rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign &&
+                        options_.semantics.registers_usable_tails;  // V-115
+  const bool is_wanted =
+      is_usable || is_state || (options_.semantics.registers_unusable_tails && rules.is_full() &&
+                                rules.block_size() > hash_block_size_);
   const int64_t tail = TailOfPrompt(rules, request);
   if (!is_wanted || tail <= 0 || n < tail) return;
-  if (rules.is_mamba() && table.chunk_end != tail && table.checkpoint != tail) return;
+  if (rules.is_mamba() && table.checkpoint != tail) {  // V-115: in the call that ends there
+    if (n != tail) return;
+    if (table.chunk_end != tail && !options_.semantics.registers_earlier_states) return;
+  }
   const bool again = options_.semantics.registers_usable_tails;
   const bool ends_inside = tail % rules.block_size() != 0;
+  if (ends_inside && rules.is_mamba() && !is_usable) return;
   const int64_t position = (tail - 1) / rules.block_size();
   if (position >= table.size()) return;
   if (!again && (table.is_tail_dealt_with || !ends_inside)) return;
@@ -149,14 +156,10 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
   const BlockId id = table.blocks[static_cast<size_t>(position)];
   if (id == kNullBlockId) return;
   table.is_tail_dealt_with = true;
-  bool is_new = false;
-  if (ends_inside) {
-    is_new = pool_.RegisterPartial(RegistrationOf(request, g), id, tail, again);
-  } else if (!pool_.blocks()[static_cast<size_t>(id)].key) {
-    is_new = true;
-    pool_.Register(RegistrationOf(request, g), table.blocks, position, position + 1, {true});
-  }
-  if (is_new && (rules.is_mamba() || is_usable)) registered_in_step_.insert(id);
+  const bool is_new = pool_.RegisterPartial(RegistrationOf(request, g), id, tail, again);
+  if (!is_new) return;
+  if (rules.is_mamba() || is_usable) registered_in_step_.insert(id);
+  if (rules.is_mamba() && ends_inside && table.checkpoint != tail) table.registered_state = tail;
 }
 
 }  // namespace kvblocks::oracle

@@ -46,7 +46,7 @@ std::vector<BlockId> Manager::Adopted(size_t g, const Request& request,
 }
 
 int64_t Manager::UsableStateEnd(int64_t num_prompt) const {
-  const int64_t unit = alignment();
+  const int64_t unit = hash_block_size_;
   if (any_drops_) return RoundDown(num_prompt, unit) - unit;
   const int64_t unusable = std::max<int64_t>(1, options_.num_lookahead);
   return RoundDown(std::max<int64_t>(0, num_prompt - unusable), unit);
@@ -129,41 +129,47 @@ bool Manager::EndsInside(const AllocateParams& params, size_t g) const {
 }
 
 BlockId Manager::OverwrittenState(const Request& request, size_t g, int64_t num_main) const {
-  const GroupRules& rules = groups_[g];
-  if (!options_.partial_hits || !request.is_known || !rules.is_mamba() || num_main == 0) {
-    return kNullBlockId;
-  }
-  const std::vector<BlockId>& blocks = request.tables[g].blocks;
-  const auto position = static_cast<size_t>((num_main - 1) / rules.block_size());
-  if (position >= blocks.size()) return kNullBlockId;
-  const int64_t tokens = pool_.blocks()[static_cast<size_t>(blocks[position])].partial_tokens;
-  return tokens > 0 && tokens != num_main ? blocks[position] : kNullBlockId;
+  if (!request.is_known) return kNullBlockId;
+  const GroupTable& table = request.tables[g];
+  if (table.registered_state == 0 || num_main <= table.registered_state) return kNullBlockId;
+  const int64_t position = (table.registered_state - 1) / groups_[g].block_size();
+  return table.blocks[static_cast<size_t>(position)];
 }
 
-void Manager::TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new,
-                            int64_t num_main) {
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    Copy copy{.group = static_cast<GroupId>(g)};
-    if (is_new && EndsInside(params, g)) {  // BM-121
-      GroupTable& table = request.tables[g];
-      copy.target = Take(1, g).front();
-      pool_.Touch({copy.target});
-      copy.source = std::exchange(table.blocks.back(), copy.target);
-      --table.num_cached;
-    } else if (!is_new && OverwrittenState(request, g, num_main) != kNullBlockId) {  // BM-122
-      copy.source = OverwrittenState(request, g, num_main);
-      copy.target = Take(1, g).front();
-      pool_.Touch({copy.source});
+void Manager::TakeCopyFor(Request& request, size_t g, const AllocateParams& params, bool is_new,
+                          int64_t num_main) {
+  GroupTable& table = request.tables[g];
+  Copy copy{.group = static_cast<GroupId>(g)};
+  if (is_new && EndsInside(params, g)) {  // BM-121
+    copy.target = Take(1, g).front();
+    pool_.Touch({copy.target});
+    copy.source = std::exchange(table.blocks.back(), copy.target);
+    --table.num_cached;
+  } else if (!is_new && OverwrittenState(request, g, num_main) != kNullBlockId) {  // BM-122
+    copy.source = OverwrittenState(request, g, num_main);
+    copy.target = Take(1, g).front();
+    table.registered_state = 0;
+    pool_.Touch({copy.source});
+    const Block& source = pool_.blocks()[static_cast<size_t>(copy.source)];
+    if (source.partial_tokens > 0 && source.further.empty()) {
       pool_.MoveKey(copy.source, copy.target);
-      if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
-    } else {
-      continue;
     }
-    copies_.push_back(copy);
+    registered_in_step_.erase(copy.source);
+    registered_in_step_.insert(copy.target);  // V-118
+  } else {
+    return;
   }
+  copies_.push_back(copy);
 }
 
-std::vector<Copy> Manager::TakeCopies() {
+std::vector<Copy> Manager::TakeCopies() {  // V-116: by group, then by call
+  std::vector<Copy> by_group;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (const Copy& copy : copies_) {
+      if (copy.group == static_cast<GroupId>(g)) by_group.push_back(copy);
+    }
+  }
+  copies_ = std::move(by_group);
   for (const Copy& copy : copies_) {
     ++outside_references_[static_cast<size_t>(copy.source)];
     ++outside_references_[static_cast<size_t>(copy.target)];

@@ -224,7 +224,7 @@ bool Pool::RegisterPartial(const Registration& what, BlockId id, int64_t tokens,
   } else {
     DropKey(id, Event::Kind::kEvicted);
     block.key = key;
-    block.partial_tokens = tokens;
+    block.partial_tokens = tokens % what.block_size == 0 ? 0 : tokens;  // V-115
   }
   table_[key].push_back(id);
   const int64_t fine = what.hash_block_size;

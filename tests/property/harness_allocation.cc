@@ -174,21 +174,21 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
   if (trimmed > 0 || params.num_external > 0 || !before.page_classes.empty()) return;
   std::vector<BlockId> taken;
   std::vector<BlockId> adopted;
-  std::vector<BlockId> copied;
   for (size_t g = 0; g < after.tables[index].size(); ++g) {
     const std::vector<BlockId>& table = after.tables[index][g];
     size_t first_new = before.holds[index] ? before.tables[index][g].size()
                        : params.hits && g < params.hits->lists.size() ? params.hits->lists[g].size()
                                                                       : 0;
-    // The copy of the hit's end.
+    // The copy of the hit's end, which a group takes before all others (V-117).
+    BlockId copied = kNullBlockId;
     if (!before.holds[index] && first_new > 0 && table[first_new - 1] != kNullBlockId &&
         table[first_new - 1] != params.hits->lists[g].back()) {
-      copied.push_back(table[--first_new]);
+      copied = table[--first_new];
+      taken.push_back(copied);
       adopted.push_back(params.hits->lists[g].back());  // the source
     }
     for (size_t i = 0; i < table.size(); ++i) {
-      if (table[i] == kNullBlockId) continue;
-      if (!copied.empty() && i == first_new && copied.back() == table[i]) continue;
+      if (table[i] == kNullBlockId || table[i] == copied) continue;
       // Scratch blocks of states move to the end of their table, and what a step exports may stand
       // where one was.
       const bool was_held = before.holds[index] ? before.refs[static_cast<size_t>(table[i])] > 0
@@ -196,7 +196,6 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
       (was_held ? adopted : taken).push_back(table[i]);
     }
   }
-  taken.insert(taken.begin(), copied.begin(), copied.end());  // before all others
   // Blocks that take over a registered state are in no table.
   if (before.holds[index] && num_copies > 0) return;
   std::vector<BlockId> queue;

@@ -18,14 +18,8 @@ namespace {
 
 // With a step behind, a state waits for each of the two steps.
 int64_t BlocksOfGroup(const Scenario& scenario, const KvCacheSpec& spec, bool exact, bool may_lag) {
-  // V-14: unless hashes look ahead, windows keep what a prefill may compute again.
-  const int64_t num_kept =
-      scenario.options.num_hash_lookahead_tokens > 0 &&
-              !scenario.options.semantics.replays_behind_lookahead_hashes
-          ? 0
-          : std::max<int64_t>(0, scenario.options.prefill_lookahead_tokens - 1);
   const auto cap = oracle::AdmissionCapOf(spec, scenario.options.max_model_len,
-                                          *scenario.options.max_in_flight_tokens, exact, num_kept);
+                                          *scenario.options.max_in_flight_tokens, exact);
   // BM-6: of states as the mode says.
   const bool is_spread = spec.kind() != KvCacheSpecKind::kMamba;
   const int64_t ranks = !is_spread ? 1

@@ -171,6 +171,76 @@ const std::vector<Shape>& Shapes() {
 
 namespace {
 
+KvCacheSpec DrawSpec(int64_t unit, bool has_equal_sizes, Numbers& numbers) {
+  const int64_t block_size = unit * (has_equal_sizes ? 2 : int64_t{1} << numbers.Below(3));
+  const int64_t window = 1 + numbers.Below(numbers.OneIn(3) ? 3 : 14);
+  const int64_t retained = numbers.OneIn(2) ? numbers.Below(4) : 0;
+  switch (numbers.Below(14)) {
+    case 0:
+    case 1:
+      return Full(block_size);
+    case 2:
+    case 3:
+    case 4:
+      return Window(block_size, window, retained);
+    case 5:
+      return WindowMla(block_size, window, retained);
+    case 6:
+    case 7:
+    case 8:
+      return Mamba(block_size, kAlign, numbers.OneIn(2) ? numbers.Below(4) : 0,
+                   numbers.OneIn(4) ? 1 : 0);
+    case 9:
+      return Mla(block_size);
+    case 10:
+      return Chunked(block_size, block_size * (1 + numbers.Below(3)));
+    case 11:
+      return numbers.OneIn(2) ? Sink(block_size, block_size) : Ring(block_size);
+    case 12:
+      return OutputWindow(block_size, window);
+    default:
+      return numbers.OneIn(2) ? Replayed(block_size, window) : HiddenState(block_size);
+  }
+}
+
+}  // namespace
+
+Shape DrawShape(const std::vector<uint64_t>& stores) {
+  Numbers numbers(stores[0]);
+  Shape shape{.name = "Drawn", .is_drawn = true};
+  const int64_t num_groups = 1 + numbers.Below(numbers.OneIn(4) ? 8 : 3);
+  const int64_t unit = 1 + numbers.Below(4);
+  const bool has_equal_sizes = numbers.OneIn(2);
+  const bool has_drafts = numbers.OneIn(2);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    Numbers own(stores[static_cast<size_t>(1 + g)]);
+    const bool is_copy = own.OneIn(5) && g > 0;
+    shape.groups.push_back(is_copy ? shape.groups[static_cast<size_t>(own.Below(g))]
+                                   : Group(DrawSpec(unit, has_equal_sizes, own)));
+    shape.groups.back().is_draft = has_drafts && own.OneIn(3);
+  }
+  shape.use_eagle = numbers.OneIn(3);
+  if (num_groups > 1 && numbers.OneIn(2)) {
+    shape.hash_block_size = unit % 2 == 0 && numbers.OneIn(2) ? unit / 2 : unit;
+  }
+  shape.partial_hits = !numbers.OneIn(4);  // where they can be
+  if (numbers.OneIn(8)) shape.decode_ranks = 2;
+  shape.register_unreachable = numbers.OneIn(12);
+  shape.checkpoint_alignment = numbers.OneIn(2) ? 1 : unit;
+  if (numbers.OneIn(6)) {
+    std::vector<int64_t> pages;
+    std::vector<int32_t> class_of_group;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      pages.push_back(1 + numbers.Below(5));
+      class_of_group.push_back(static_cast<int32_t>(g));
+    }
+    return InChunks(std::move(shape), std::move(pages), std::move(class_of_group));
+  }
+  return shape;
+}
+
+namespace {
+
 std::string Describe(const Semantics& semantics) {
   std::string text(semantics.name);
   for (const auto& [name, member] : kSemanticsSwitches) {
@@ -206,7 +276,7 @@ void DrawSemantics(const Shape& shape, const KvCacheConfig& config, Numbers& num
   const bool has_drafts =
       shape.use_eagle || std::any_of(config.groups.begin(), config.groups.end(),
                                      [](const KvCacheGroup& group) { return group.is_draft; });
-  if (!has_drafts) {
+  if (!has_drafts && !shape.is_drawn) {
     if (numbers.OneIn(6)) options.num_hash_lookahead_tokens = 1 + numbers.Below(3);
     return;
   }
@@ -263,6 +333,10 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
 
   DrawSemantics(shape, config, numbers, options);
+  if (shape.is_drawn) {
+    options.partial_hits = shape.partial_hits && SupportsPartialHits(config, options);
+    options.compare_tokens_on_hit = options.compare_tokens_on_hit && !options.partial_hits;
+  }
 
   scenario.oracle_options = {
       .max_model_len = options.max_model_len,

@@ -30,6 +30,7 @@ struct Shape {
   int64_t decode_ranks = 1;  // BM-113
   int64_t prefill_ranks = 1;
   int64_t checkpoint_alignment = 1;  // V-45
+  bool is_drawn = false;             // options that go with drafts are drawn without any, too
 
   // Whether some group is of this kind, or its specs have such a field set.
   template <typename Predicate>
@@ -58,6 +59,13 @@ struct Shape {
 
 // Every kind of spec alone, and mixes of two to four groups; some with page classes in chunks.
 const std::vector<Shape>& Shapes();
+
+// A shape drawn as widely as configurations allow: one to eight groups of any kind in any order, with
+// equal and unequal block sizes, windows from one token on, finer hash blocks, drafts, ranks, chunks.
+// Managers refuse some of them. `stores` are random: the first for the whole, the others for a group
+// each.
+inline constexpr size_t kStoresPerShape = 9;
+Shape DrawShape(const std::vector<uint64_t>& stores);
 
 struct Scenario {
   KvCacheConfig config;
