@@ -14,6 +14,10 @@ class Difference(Exception):
     """The managers answered differently."""
 
 
+class KnownDifference(Exception):
+    """They did, in a way that docs/vllm.md names; the run ends here."""
+
+
 class Refused(Exception):
     """Our manager takes no such settings."""
 
@@ -161,6 +165,8 @@ class BothManagers:
             f"in flight {request.num_in_flight_tokens}, known {request.num_tokens}, prompt "
             f"{request.num_prompt_tokens}, hit {num_new_computed_tokens}, {kwargs})"
         )
+        if a is None and b is not None and kwargs.get("full_sequence_must_fit") and self._holds_states(request):
+            raise KnownDifference("the gate counts a state beside those that a session's turn before left")
         self._same(what, a, b)
         self.tally.facts["no space"] += a is None
         self.tally.facts["admissions"] += new_computed_blocks is not None and a is not None
@@ -168,6 +174,11 @@ class BothManagers:
             self._same("tables after " + what, self.tables(self.theirs, request), self.tables(self.ours, request))
         self.compare_pools(what)
         return None if a is None else Pair(*answers)
+
+    def _holds_states(self, request: Any) -> bool:
+        return request.num_computed_tokens > 0 and any(
+            hasattr(manager, "cached_blocks_this_step") for manager in self.theirs.coordinator.single_type_managers
+        )
 
     @staticmethod
     def tables(manager: Any, request: Any) -> Any:

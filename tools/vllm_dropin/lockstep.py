@@ -6,7 +6,8 @@
 Each manager call of the scheduler goes to both; answers, free queues, statistics and events must be equal. Each seed draws
 so many configurations (draws.py), which share the calls, and workloads on them: prompts that share prefixes, small pools
 (preemption), aborts, resets, evictions, salts, images, streaming sessions, a KV connector whose loads come late or fail.
-Settings that vLLM or the plugin refuses are passed over and counted, and so are runs that end in an error of vLLM's own.
+Settings that vLLM or the plugin refuses are passed over and counted, and so are runs that end in an error of vLLM's own or in a
+difference that docs/vllm.md names.
 A difference ends a configuration; it is printed with what --only takes. --shrink looks for simpler settings that still
 differ. The same numbers give the same bytes on stdout; times go to stderr. --state keeps finished seeds; with --resume they
 are not run again. The last line counts configurations with and without differences; the exit status is 1 if one has any.
@@ -30,7 +31,7 @@ from typing import Any
 
 import draws
 import setups
-from both_managers import BothManagers, BuiltIn, Difference, Refused, Tally
+from both_managers import BothManagers, BuiltIn, Difference, KnownDifference, Refused, Tally
 from workload import Run
 
 from kvblocks.vllm import UnsupportedError
@@ -57,6 +58,8 @@ def run_once(config: setups.Config, seed: str, max_calls: int, tally: Tally) -> 
             raise Difference(f"kvblocks alone refuses: {refused}") from refused
     except Difference:
         raise
+    except KnownDifference as known:
+        raise Ended(f"known difference: {known}") from known
     except UnsupportedError as error:
         raise Ended(f"kvblocks refuses: {_short(error)}") from error
     except Exception as error:
@@ -205,7 +208,7 @@ def main() -> int:
     print(f"{total['calls'].total():,d} calls in {num_taken} configurations, {num_different} differences")
     print("calls: " + ", ".join(f"{k} {v:,d}" for k, v in total["calls"].most_common()))
     print("seen:  " + ", ".join(f"{k} {v:,d}" for k, v in sorted(total["facts"].items())))
-    for title, name in (("refused, configurations", "refused"), ("ended by vLLM, runs", "ended")):
+    for title, name in (("refused, configurations", "refused"), ("ended early, runs", "ended")):
         print(f"{title}: {total[name].total()}")
         for why, times in sorted(total[name].items()):
             print(f"  {times:4d} {why}")
