@@ -136,7 +136,9 @@ TEST(DrawnManagerPropertyTest, AgreesWithTheOracle) {
         "window of one", "retained below a window", "speculative states", "partial hits",
         "look-ahead hashes", "several modules", "draft drop", "flags only", "ranks", "chunks",
         "no caching", "sparse", "dense", "interval"}) {
-    if (PropertyScale() >= 1.0) EXPECT_GE(seen[trait], ran / 100) << trait << " of " << ran;
+    if (PropertyScale() >= 1.0) {
+      EXPECT_GE(seen[trait], ran / 100) << trait << " of " << ran;
+    }
   }
   EXPECT_GT(ran, refused / 4);
 }

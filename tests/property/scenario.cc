@@ -207,7 +207,7 @@ KvCacheSpec DrawSpec(int64_t unit, bool has_equal_sizes, Numbers& numbers) {
 
 Shape DrawShape(const std::vector<uint64_t>& stores) {
   Numbers numbers(stores[0]);
-  Shape shape{.name = "Drawn", .is_drawn = true};
+  Shape shape{.name = "Drawn", .groups = {}, .is_drawn = true};
   const int64_t num_groups = 1 + numbers.Below(numbers.OneIn(4) ? 8 : 3);
   const int64_t unit = 1 + numbers.Below(4);
   const bool has_equal_sizes = numbers.OneIn(2);
