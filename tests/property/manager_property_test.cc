@@ -31,6 +31,12 @@ std::set<std::string> TraitsOf(const Scenario& scenario) {
     add(group.spec.sliding_window() == 1, "window of one");
     add(group.spec.extra_retained_tokens() > 0, "retained below a window");
     add(group.spec.options().num_speculative_blocks > 0, "speculative states");
+    add(group.spec.options().num_checkpoint_blocks > 0, "checkpoints");
+    add(group.spec.output_window().has_value(), "output window");
+    add(group.spec.options().bounded_replay, "replay");
+    add(group.spec.extra_retained_tokens() > 0 &&
+            group.spec.extra_retained_tokens() != options.prefill_lookahead_tokens - 1,
+        "retained unlike the modules");
     add(scenario.config.hash_block_size &&
             *scenario.config.hash_block_size < group.spec.block_size(),
         "finer hash blocks");
@@ -40,9 +46,17 @@ std::set<std::string> TraitsOf(const Scenario& scenario) {
   add(options.partial_hits, "partial hits");
   add(options.num_hash_lookahead_tokens > 0, "look-ahead hashes");
   add(options.prefill_lookahead_tokens > 1, "several modules");
+  const int64_t hashes_ahead = options.num_hash_lookahead_tokens;
+  const int64_t prefills_ahead = options.prefill_lookahead_tokens;
+  add(hashes_ahead > 0 && hashes_ahead == prefills_ahead, "both look-aheads equal");
+  add(hashes_ahead > 0 && hashes_ahead != prefills_ahead, "look-aheads differ");
+  add(options.watermark > 0, "watermark");
+  add(scenario.config.num_blocks <= 16, "small pool");
+  traits.insert(std::string(options.semantics.name));
   add(options.use_eagle && options.num_hash_lookahead_tokens == 0, "draft drop");
   add(has_flags && !options.use_eagle, "flags only");
   add(options.decode_context_parallel > 1, "ranks");
+  add(options.prefill_context_parallel > 1, "prefill ranks");
   add(scenario.config.native.has_value(), "chunks");
   add(!options.enable_caching, "no caching");
   const auto interval = options.semantics.retention_interval;
@@ -135,8 +149,13 @@ TEST(DrawnManagerPropertyTest, AgreesWithTheOracle) {
         "several groups", "five groups", "unequal block sizes", "finer hash blocks",
         "window of one", "retained below a window", "speculative states", "partial hits",
         "look-ahead hashes", "several modules", "draft drop", "flags only", "ranks", "chunks",
-        "no caching", "sparse", "dense", "interval"}) {
-    if (PropertyScale() >= 1.0) EXPECT_GE(seen[trait], ran / 100) << trait << " of " << ran;
+        "no caching", "sparse", "dense", "interval", "checkpoints", "output window", "replay",
+        "retained unlike the modules", "both look-aheads equal", "look-aheads differ", "watermark",
+        "small pool", "vllm-0.25", "vllm-0.33", "vllm-0.33-exactly", "cross_attention",
+        "prefill ranks"}) {
+    if (PropertyScale() >= 1.0) {
+      EXPECT_GE(seen[trait], ran / 100) << trait << " of " << ran;
+    }
   }
   EXPECT_GT(ran, refused / 4);
 }

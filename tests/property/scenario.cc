@@ -171,10 +171,13 @@ const std::vector<Shape>& Shapes() {
 
 namespace {
 
-KvCacheSpec DrawSpec(int64_t unit, bool has_equal_sizes, Numbers& numbers) {
+KvCacheSpec DrawSpec(int64_t unit, bool has_equal_sizes, bool is_cached, Numbers& numbers) {
   const int64_t block_size = unit * (has_equal_sizes ? 2 : int64_t{1} << numbers.Below(3));
   const int64_t window = 1 + numbers.Below(numbers.OneIn(3) ? 3 : 14);
   const int64_t retained = numbers.OneIn(2) ? numbers.Below(4) : 0;
+  if (!is_cached && numbers.OneIn(2)) {  // kinds that nothing is cached of
+    return numbers.OneIn(2) ? Cross(block_size) : Mamba(64, kNone, numbers.Below(3));
+  }
   switch (numbers.Below(14)) {
     case 0:
     case 1:
@@ -207,16 +210,18 @@ KvCacheSpec DrawSpec(int64_t unit, bool has_equal_sizes, Numbers& numbers) {
 
 Shape DrawShape(const std::vector<uint64_t>& stores) {
   Numbers numbers(stores[0]);
-  Shape shape{.name = "Drawn", .is_drawn = true};
+  Shape shape{.name = "Drawn", .groups = {}, .is_drawn = true};
   const int64_t num_groups = 1 + numbers.Below(numbers.OneIn(4) ? 8 : 3);
   const int64_t unit = 1 + numbers.Below(4);
   const bool has_equal_sizes = numbers.OneIn(2);
   const bool has_drafts = numbers.OneIn(2);
+  shape.always_caching_off = numbers.OneIn(10);
   for (int64_t g = 0; g < num_groups; ++g) {
     Numbers own(stores[static_cast<size_t>(1 + g)]);
     const bool is_copy = own.OneIn(5) && g > 0;
-    shape.groups.push_back(is_copy ? shape.groups[static_cast<size_t>(own.Below(g))]
-                                   : Group(DrawSpec(unit, has_equal_sizes, own)));
+    shape.groups.push_back(
+        is_copy ? shape.groups[static_cast<size_t>(own.Below(g))]
+                : Group(DrawSpec(unit, has_equal_sizes, !shape.always_caching_off, own)));
     shape.groups.back().is_draft = has_drafts && own.OneIn(3);
   }
   shape.use_eagle = numbers.OneIn(3);
@@ -225,6 +230,7 @@ Shape DrawShape(const std::vector<uint64_t>& stores) {
   }
   shape.partial_hits = !numbers.OneIn(4);  // where they can be
   if (numbers.OneIn(8)) shape.decode_ranks = 2;
+  if (numbers.OneIn(12)) shape.prefill_ranks = 2;
   shape.register_unreachable = numbers.OneIn(12);
   shape.checkpoint_alignment = numbers.OneIn(2) ? 1 : unit;
   if (numbers.OneIn(6)) {
@@ -281,7 +287,9 @@ void DrawSemantics(const Shape& shape, const KvCacheConfig& config, Numbers& num
     return;
   }
   if (numbers.OneIn(2)) options.use_eagle = true;
-  if (numbers.OneIn(3)) options.num_hash_lookahead_tokens = 1 + numbers.Below(3);
+  if (numbers.OneIn(3)) {
+    options.num_hash_lookahead_tokens = 1 + numbers.Below(shape.is_drawn ? 4 : 3);
+  }
   if (numbers.OneIn(2)) {
     options.prefill_lookahead_tokens = std::min<int64_t>(unit, 1 + numbers.Below(4));
   }
