@@ -349,7 +349,7 @@ FAULTS = [
     Fault("registration is not cut to what hits can use", _GROUP_H,
           "const int64_t alignment = options_.reachable_alignment;", "const int64_t alignment = {F} ? 0 : options_.reachable_alignment;"),
     Fault("a draft group does not register the block it drops", _GROUP_H,
-          "num_final - num_final % alignment + draft_margin());", "num_final - num_final % alignment + ({F} ? 0 : draft_margin()));"),
+          "num_final - num_final % alignment + margin);", "num_final - num_final % alignment + ({F} ? 0 : margin));"),
     Fault("a sibling of a draft group is no draft group", "managers/kv_cache_manager_setup.cc",
           "if (other.is_draft &&", "if (other.is_draft && (!{F} || &other == &groups[g]) &&"),
 
@@ -481,7 +481,7 @@ FAULTS = [
 
     # --- States, retention ---
     Fault("a state of this step may be used at once", _MAMBA,
-          "      registered_in_step_.insert(id);", "      if (!{F}) registered_in_step_.insert(id);"),
+          "if (id != kNullBlockId && pool_->block(id).has_key()) keys", "if (!{F} && id != kNullBlockId && pool_->block(id).has_key()) keys"),
     Fault("rows are copied in the step that writes them", _ATTENTION,
           "static_cast<int64_t>(hits.size()) * block_size() <= num_tokens ||",
           "static_cast<int64_t>(hits.size()) * block_size() <= num_tokens || {F} ||"),
@@ -545,7 +545,7 @@ FAULTS = [
           "num_final = std::max<int64_t>(0, n - options_.num_replayed_tokens);",
           "num_final = std::max<int64_t>(0, n - ({F} ? 0 : options_.num_replayed_tokens));"),
     Fault("what may be replayed decides whether anything is registered", _GROUP_H,
-          "draft_margin() > 0 && n >= alignment)", "draft_margin() > 0 && ({F} ? num_final : n) >= alignment)"),
+          "options_.is_draft && n >= alignment)", "options_.is_draft && ({F} ? num_final : n) >= alignment)"),
     Fault("windows keep nothing for a drafter", _ATTENTION,
           "{.num_kept_tokens = spec.extra_retained_tokens()}", "{.num_kept_tokens = {F} ? 0 : spec.extra_retained_tokens()}"),
     Fault("caps do not count what is kept for a replay", _SETUP,
