@@ -77,9 +77,7 @@ struct Fields {
 
 class Decoder {
  public:
-  explicit Decoder(std::string_view payload)
-      : reader_(payload),
-        most_bytes_(std::max(kMaxSmallBatchBytes, kMaxBatchGrowth * payload.size())) {}
+  explicit Decoder(std::string_view payload) : reader_(payload) {}
 
   absl::StatusOr<EventBatch> Run() {
     if (!Batch()) return InvalidArgument("KV event batch: ", error_);
@@ -134,9 +132,7 @@ class Decoder {
     if (!fields.has(kType)) return Refuse("has no type");
     if (fields.type == "BlockStored") return Stored(std::move(fields));
     if (fields.type == "BlockRemoved") return Removed(fields);
-    if (fields.type == "AllBlocksCleared") {
-      return Hold(1, sizeof(KvEvent)) && Add(AllBlocksCleared{});
-    }
+    if (fields.type == "AllBlocksCleared") return Add(AllBlocksCleared{});
     return Refuse(absl::StrCat("type: got \"", Shown(fields.type),
                                "\", expected BlockStored, BlockRemoved or AllBlocksCleared"));
   }
@@ -208,18 +204,10 @@ class Decoder {
     if (!Require(fields, {kBlockHashes, kParent, kTokenIds, kBlockSize})) return false;
     fields.stored.block_hashes = std::move(fields.hashes);
     KeyAdapters(&fields.stored);
-    return Hold(1, sizeof(KvEvent)) && Add(std::move(fields.stored));
+    return Add(std::move(fields.stored));
   }
   bool Removed(const Fields& fields) {
     if (!Require(fields, {kBlockHashes})) return false;
-    // Every one of these events gets a copy of the texts.
-    const size_t texts = fields.stored.locality.value_or("").size() +
-                         fields.stored.ownership.value_or("").size();
-    if (!Hold(fields.hashes.size(), sizeof(KvEvent) + texts)) return false;
-    const size_t num_events = batch_.events.size() + fields.hashes.size();
-    if (num_events > batch_.events.capacity() && num_events <= kMaxEventsPerBatch) {
-      batch_.events.reserve(std::max(num_events, 2 * batch_.events.capacity()));
-    }
     for (const BlockHash& hash : fields.hashes) {
       if (!Add(BlockRemoved{.block_hash = hash,
                             .medium = fields.stored.medium,
@@ -230,15 +218,6 @@ class Decoder {
       }
     }
     return true;
-  }
-  // What the batch takes in memory beside the payload; to be called before it is taken.
-  bool Hold(size_t count, size_t bytes_each) {
-    held_bytes_ += count * bytes_each;  // both are below 2^31
-    if (held_bytes_ <= most_bytes_) return true;
-    return Refuse(absl::StrCat("the batch takes more than ", most_bytes_,
-                               " bytes of memory, the limit for one of ",
-                               reader_.position() + reader_.remaining(),
-                               " bytes; send it as several batches"));
   }
   bool Add(KvEvent event) {
     if (batch_.events.size() == kMaxEventsPerBatch) {
@@ -261,7 +240,6 @@ class Decoder {
   bool Hashes(std::vector<BlockHash>* out) {
     Item head;
     if (!Next("block_hashes", Type::kArray, "an array", &head)) return false;
-    if (!Hold(head.count, sizeof(BlockHash))) return false;
     out->resize(head.count);
     for (size_t i = 0; i < head.count; ++i) {
       Item item;
@@ -309,7 +287,6 @@ class Decoder {
   bool Tokens(const char* name, std::vector<TokenId>* out) {
     Item head;
     if (!Next(name, Type::kArray, "an array", &head)) return false;
-    if (!Hold(head.count, sizeof(TokenId))) return false;
     out->resize(head.count);
     for (size_t i = 0; i < head.count; ++i) {
       int64_t token;
@@ -326,7 +303,6 @@ class Decoder {
     if (!Next("lookahead_token_ids", &head)) return false;
     if (head.type == Type::kNil) return true;
     if (head.type != Type::kArray) return Wrong("lookahead_token_ids", head, "an array or nil");
-    if (!Hold(head.count, sizeof(std::vector<TokenId>))) return false;
     out->emplace(head.count);
     for (std::vector<TokenId>& tokens : **out) {
       if (!Tokens("lookahead_token_ids", &tokens)) return false;
@@ -339,7 +315,6 @@ class Decoder {
     if (!Next("extra_keys", &head)) return false;
     if (head.type == Type::kNil) return true;
     if (head.type != Type::kArray) return Wrong("extra_keys", head, "an array or nil");
-    if (!Hold(head.count, sizeof(std::optional<ExtraKeys>))) return false;
     out->resize(head.count);
     for (std::optional<ExtraKeys>& keys : *out) {
       Item item;
@@ -356,8 +331,6 @@ class Decoder {
   bool OneExtraKey(ExtraKeys* keys) {
     Item item;
     if (!Next("extra_keys", &item)) return false;
-    // A list that grows takes up to three times its size for a while.
-    if (!Hold(3, sizeof(ExtraKey)) || !Hold(1, item.bytes.size())) return false;
     if (item.type == Type::kText) {
       keys->push_back({.kind = ExtraKey::Kind::kSalt, .value = std::string(item.bytes)});
       return true;
@@ -445,7 +418,6 @@ class Decoder {
     } else if (!batch_.texts.empty() && *batch_.texts.back() == item.bytes) {
       *out = *batch_.texts.back();
     } else {
-      if (!Hold(1, 2 * sizeof(std::string) + item.bytes.size())) return false;
       batch_.texts.push_back(std::make_unique<const std::string>(item.bytes));
       *out = *batch_.texts.back();
     }
@@ -483,8 +455,6 @@ class Decoder {
   }
 
   msgpack::Reader reader_;
-  const size_t most_bytes_;
-  size_t held_bytes_ = 0;
   EventBatch batch_;
   bool knows_form_ = false;
   int64_t index_ = -1;  // of the event

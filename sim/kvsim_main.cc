@@ -66,8 +66,7 @@ void HandleSignals() {
 void EndWithoutMemory() {
   RemoveUnfinishedFiles();
   constexpr std::string_view kMessage =
-      "kvsim: out of memory; a shorter trace (--limit), fewer blocks (--num-blocks: a pool takes "
-      "about 60 bytes per block) or fewer parallel points take less\n";
+      "kvsim: out of memory; a pool takes about 60 bytes per block (--num-blocks)\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
   _exit(kBadInput);
 }

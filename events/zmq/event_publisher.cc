@@ -1,6 +1,5 @@
 #include "kvblocks/events/zmq/event_publisher.h"
 
-#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <thread>
@@ -129,12 +128,6 @@ class EventPublisher::Impl {
     zmq::message_t payload;
   };
 
-  struct ReplayState {
-    zmq::message_t client;
-    uint64_t next = 0, end = 0;
-  };
-  static constexpr size_t kMostReplays = 64;
-
   // Each counter has one writer.
   static void Count(std::atomic<int64_t>& counter, int64_t by) {
     counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
@@ -149,11 +142,10 @@ class EventPublisher::Impl {
       const bool stopping = stopping_.load(std::memory_order_acquire);
       int sent = 0;
       while (sent < kMostInARow && SendOne()) ++sent;
-      const bool idle = sent == 0 && replays_.empty();
+      const bool idle = sent == 0;
       if (idle && stopping) return;
       try {
-        ReplaySome();
-        Serve(idle ? options_.poll_interval : std::chrono::milliseconds(0), stopping);
+        Serve(idle ? options_.poll_interval : std::chrono::milliseconds(0));
       } catch (const zmq::error_t&) {
         Count(num_failed_sends_, 1);
       }
@@ -194,7 +186,7 @@ class EventPublisher::Impl {
     return true;
   }
 
-  void Serve(std::chrono::milliseconds wait, bool stopping) {
+  void Serve(std::chrono::milliseconds wait) {
     zmq::pollitem_t items[] = {{pub_.handle(), 0, ZMQ_POLLIN, 0},
                                {replay_.handle(), 0, ZMQ_POLLIN, 0}};
     zmq::poll(items, replay_ ? 2 : 1, wait);
@@ -205,14 +197,10 @@ class EventPublisher::Impl {
       const bool subscribes = frame.data<char>()[0] == 1;
       Count(num_subscribers_, subscribes ? 1 : num_subscribers_.load() > 0 ? -1 : 0);
     }
-    // Further requests wait in the socket.
-    if (!stopping && replays_.size() < kMostReplays && replay_ &&
-        (items[1].revents & ZMQ_POLLIN) != 0) {
-      TakeRequest();
-    }
+    if (replay_ && (items[1].revents & ZMQ_POLLIN) != 0) Replay();
   }
 
-  void TakeRequest() {
+  void Replay() {
     std::vector<zmq::message_t> frames;
     if (!ReceiveFrames(replay_, &frames)) return;
     Count(num_replay_requests_, 1);
@@ -223,37 +211,16 @@ class EventPublisher::Impl {
       return;
     }
     // Read as unsigned: -1 is beyond all.
-    const auto next = static_cast<uint64_t>(*start);
-    const uint64_t end =
-        buffer_.empty() ? 0 : static_cast<uint64_t>(buffer_.back().sequence) + 1;
-    replays_.push_back({std::move(frames[0]), next, end});
-  }
-
-  // A part of one replay, so that publishing goes on between the parts. Then it is another one's
-  // turn. A client that does not read holds up nobody: the socket drops what is too much for it.
-  void ReplaySome() {
-    constexpr int kMostInATurn = 64;
-    if (replays_.empty()) return;
-    ReplayState replay = std::move(replays_.front());
-    replays_.pop_front();
-    auto buffered = std::lower_bound(buffer_.begin(), buffer_.end(), replay.next,
-                                     [](const Buffered& batch, uint64_t sequence) {
-                                       return static_cast<uint64_t>(batch.sequence) < sequence;
-                                     });
-    for (int i = 0; i < kMostInATurn && buffered != buffer_.end(); ++i, ++buffered) {
-      if (static_cast<uint64_t>(buffered->sequence) >= replay.end) break;
+    const auto least = static_cast<uint64_t>(*start);
+    for (Buffered& buffered : buffer_) {
+      if (static_cast<uint64_t>(buffered.sequence) < least) continue;
       zmq::message_t copy;
-      copy.copy(buffered->payload);
-      SendEnvelope(replay.client);
-      SendFrames(replay_, options_.topic, buffered->sequence, std::move(copy));
+      copy.copy(buffered.payload);
+      SendEnvelope(frames[0]);
+      SendFrames(replay_, options_.topic, buffered.sequence, std::move(copy));
       Count(num_replayed_batches_, 1);
-      replay.next = static_cast<uint64_t>(buffered->sequence) + 1;
     }
-    if (buffered != buffer_.end() && static_cast<uint64_t>(buffered->sequence) < replay.end) {
-      replays_.push_back(std::move(replay));
-      return;
-    }
-    SendEnvelope(replay.client);
+    SendEnvelope(frames[0]);
     SendFrames(replay_, "", kEndOfReplay, zmq::message_t());
   }
   void SendEnvelope(const zmq::message_t& client) {
@@ -276,8 +243,7 @@ class EventPublisher::Impl {
   alignas(64) std::atomic<uint64_t> head_{0};
   size_t head_place_ = 0;
 
-  std::deque<Buffered> buffer_;       // by ascending sequence
-  std::deque<ReplayState> replays_;  // under way
+  std::deque<Buffered> buffer_;
   std::string scratch_;
   std::atomic<int64_t> num_batches_{0}, num_events_{0}, num_bytes_{0}, num_failed_sends_{0};
   std::atomic<int64_t> num_replay_requests_{0}, num_bad_requests_{0}, num_replayed_batches_{0};

@@ -2,7 +2,6 @@
 // own per test; where sockets must be told apart from outside, tcp ports that the system chooses.
 
 #ifdef __linux__
-#include <atomic>
 #include <sched.h>
 #endif
 
@@ -145,19 +144,6 @@ class RawPublisher {
     Reply(frames[0], kEndOfReplay, with_topic);
   }
 
-  // Answers a request with one number, over and over.
-  void Repeat(int64_t sequence, const std::atomic<bool>& done) {
-    std::vector<zmq::message_t> frames;
-    for (int i = 0; i < 20'000 && !ReceiveFrames(router_, &frames); ++i) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    ASSERT_EQ(frames.size(), 3u);
-    while (!done) {
-      Reply(frames[0], sequence, true);
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-  }
-
  private:
   void Reply(const zmq::message_t& client, int64_t sequence, bool with_topic) {
     std::string payload;
@@ -231,35 +217,6 @@ TEST_F(GapTest, IsALossWithoutAReplayOrAnAnswer) {
   for (const int64_t sequence : {0, 2}) raw_->Send(sequence);
   EXPECT_EQ(Take(*subscriber_, 3), "0 L1+1 2");
   EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
-}
-
-TEST_F(GapTest, WhoRepeatsItselfIsNotWaitedFor) {
-  timeout_ = milliseconds(20);
-  Start();
-  for (const int64_t sequence : {0, 2}) raw_->Send(sequence);
-  std::atomic<bool> done = false;
-  std::thread thread([&] { raw_->Repeat(0, done); });
-  EXPECT_EQ(Take(*subscriber_, 3), "0 L1+1 2");
-  done = true;
-  thread.join();
-  EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
-}
-
-TEST(EventStreamTest, PublishingGoesOnDuringReplays) {
-  auto publisher = Publisher(
-      {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_batches = 2000});
-  for (uint64_t i = 0; i < 1000; ++i) publisher->Publish(Stored(i));
-  ASSERT_TRUE(publisher->Flush(kPatience));
-  // More than are served at a time, and nobody reads the answers.
-  std::vector<std::unique_ptr<EventSubscriber>> stuck;
-  for (int i = 0; i < 80; ++i) {
-    stuck.push_back(Subscriber(
-        {.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}},
-         .high_water_mark = 10}));
-  }
-  publisher->Publish(Stored(1000));
-  EXPECT_TRUE(publisher->Flush(kPatience));
-  EXPECT_TRUE(Take(*stuck[0], 2).starts_with("0 1"));
 }
 
 TEST_F(GapTest, ARestartedPublisherIsNoDuplicate) {

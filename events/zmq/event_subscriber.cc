@@ -40,9 +40,6 @@ absl::Status CheckOptions(const EventSubscriber::Options& options) {
 // Beyond all that a publisher can count to: numbers up to here can be added to.
 constexpr int64_t kMaxSequence = int64_t{1} << 62;
 
-// Of one replay: as many as a publisher can keep.
-constexpr int64_t kMostReplies = 10'000'000;
-
 }  // namespace
 
 class EventSubscriber::Impl {
@@ -86,11 +83,9 @@ class EventSubscriber::Impl {
       }
       for (size_t i = 0; i < sources_.size(); ++i) {
         SourceState& source = sources_[i];
-        const bool is_replaying = source.is_replaying;
         if ((items_[i].revents & ZMQ_POLLIN) != 0) {
-          is_replaying ? OnReplayReply(source) : OnLiveMessage(source);
-        }
-        if (is_replaying && source.is_replaying && Clock::now() >= source.replay_deadline) {
+          source.is_replaying ? OnReplayReply(source) : OnLiveMessage(source);
+        } else if (source.is_replaying && Clock::now() >= source.replay_deadline) {
           ++stats_.num_replay_timeouts;
           EndReplay(source);
         }
@@ -133,7 +128,6 @@ class EventSubscriber::Impl {
     bool is_replaying = false;
     zmq::socket_t dealer;  // one per request, so that late answers go nowhere
     Clock::time_point replay_deadline = {};
-    int64_t num_replies = 0;
     std::optional<Message> held;  // the live message behind the gap
   };
 
@@ -160,11 +154,7 @@ class EventSubscriber::Impl {
 
   void OnReplayReply(SourceState& source) {
     if (!ReceiveFrames(source.dealer, &frames_)) return;
-    if (++source.num_replies > kMostReplies) {
-      ++stats_.num_replay_timeouts;
-      EndReplay(source);
-      return;
-    }
+    source.replay_deadline = Clock::now() + options_.replay_timeout;
     // [empty, topic, number, payload]; up to vLLM 0.25 without the topic.
     const size_t place = frames_.size() == 4 ? 2 : 1;
     const std::optional<int64_t> sequence =
@@ -229,8 +219,6 @@ class EventSubscriber::Impl {
         break;
       case Arrival::kNext:
       case Arrival::kGap:
-        // Only what was missing earns more time: who repeats itself could go on for good.
-        source.replay_deadline = Clock::now() + options_.replay_timeout;
         break;
     }
     Lose(*id, message.sequence);
@@ -304,10 +292,11 @@ class EventSubscriber::Impl {
   void StartReplay(SourceState& source, int64_t first) {
     ++stats_.num_replay_requests;
     source.is_replaying = true;
-    source.num_replies = 0;
     source.replay_deadline = Clock::now() + options_.replay_timeout;
     try {
       source.dealer = NewSocket(zmq::socket_type::dealer);
+      // All replies may wait here: a router drops what does not fit.
+      source.dealer.set(zmq::sockopt::rcvhwm, 0);
       Attach(source.dealer, source.replay_endpoint, false);
       const uint64_t bits = BigEndian(static_cast<uint64_t>(first));
       source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);

@@ -1040,12 +1040,3 @@ def device_capsule(array: Array) -> Any:
 def test_import_kvblocks_does_not_load_attention() -> None:
     code = "import kvblocks, sys; assert 'kvblocks._attention' not in sys.modules; kvblocks.attention.KVCache"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_arrays_of_no_bytes_or_behind_pointers_are_refused() -> None:
-    with pytest.raises(kvblocks.InvalidArgumentError, match="elements of 0 bytes"):
-        attention.Tensor(np.empty(3, "V0"), "uint8")
-    buffers = pytest.importorskip("_testbuffer")
-    rows = buffers.ndarray(list(range(6)), shape=[2, 3], format="B", flags=buffers.ND_PIL)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="rows behind pointers"):
-        attention.Tensor(rows, "uint8")

@@ -45,9 +45,6 @@ Examples
 Exit status: 0 done, 1 a stream has problems: it is not one that a cache can have sent, 2 bad input or
 options.)";
 
-// Of a recorded file: as many as a subscriber takes by default.
-constexpr size_t kMostStreams = 4096;
-
 volatile std::sig_atomic_t interrupted = 0;
 
 class EventsCommand final : public Command {
@@ -326,11 +323,6 @@ class EventsCommand final : public Command {
     const std::pair<std::string, std::string> key(message.source, message.topic);
     auto found = logged_.find(key);
     if (found == logged_.end()) {
-      if (streams_.size() == kMostStreams) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat(source_, ": got more than ", kMostStreams,
-                         " streams of messages, the limit (choose some with --topic)"));
-      }
       const events::HolderId id =
           AddStream(message.topic.empty() ? message.source
                                           : absl::StrCat(message.source, " ", message.topic));

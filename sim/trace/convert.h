@@ -25,9 +25,8 @@ enum class TraceFormat { kNative, kMooncake, kCsv, kOracle };
 struct ConvertOptions {
   TraceReaderOptions reader;
   NativeWriterOptions native;
-  // Holds as much of the trace in memory as fits into sort_bytes, so that rows can have any order.
+  // Holds the whole trace in memory and so accepts any order of rows.
   bool sort = false;
-  int64_t sort_bytes = int64_t{8} << 30;
   // May put a reader before the one that is read.
   std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)> wrap = nullptr;
 };

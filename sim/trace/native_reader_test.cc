@@ -8,9 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/record_stream.h"
 #include "kvblocks/sim/trace/trace.pb.h"
 
@@ -95,37 +93,6 @@ TEST(NativeReaderTest, EveryTruncationIsAnError) {
     ASSERT_NE(error, "") << size;
   }
   EXPECT_THAT(TraceError(binary.substr(0, binary.size() - 3)), HasSubstr("truncated"));
-}
-
-TEST(NativeReaderTest, CopiesOfManyIdsEndSomewhere) {
-  constexpr int kIds = 1 << 21;
-  pb::Record first, copy;
-  first.mutable_request()->set_input_length(kIds);
-  for (int i = 0; i < kIds; ++i) first.mutable_request()->add_ids(1);
-  copy.mutable_request()->set_input_length(kIds);
-  copy.mutable_request()->set_copy_from(1);
-  copy.mutable_request()->set_copy_ids(kIds);
-  pb::Record header;
-  header.mutable_header()->set_version(1);
-  header.mutable_header()->set_block_tokens(1);
-  std::string file(kNativeMagic);
-  const auto append = [&](const pb::Record& record) {
-    const std::string bytes = record.SerializeAsString();
-    AppendRecordLength(bytes.size(), &file);
-    file += bytes;
-  };
-  append(header);
-  append(first);
-  for (int i = 0; i < 100; ++i) append(copy);
-  const std::string path = testing::TempDir() + "/copies.kvt.zst";
-  auto sink = OpenByteSink(path);
-  ASSERT_TRUE(sink.ok() && (*sink)->Write(file).ok() && (*sink)->Close().ok());
-  auto reader = OpenTrace(path, {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  TraceRequest request;
-  absl::StatusOr<bool> more = true;
-  while (more.ok() && *more) more = (*reader)->Next(request);
-  EXPECT_THAT(more.status().ToString(), HasSubstr("(split the file into several)"));
 }
 
 TEST(NativeReaderTest, MissingFooterIsATruncatedFile) {

@@ -172,9 +172,6 @@ void RowChecker::CheckNotTooLate(const TraceRequest& request, const ArrivalBound
   if (request.arrival_ns >= bound.ns) return;
   const std::string why = bound.window == 0
                               ? std::string("the file says that it is sorted")
-                          : bound.window_bytes > 0
-                              ? absl::StrCat("rows in between take more than ", bound.window_bytes,
-                                             " bytes of memory")
                               : absl::StrCat("more than --reorder=", bound.window, " rows late");
   Bad(ProblemKind::kOrder, request,
       absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected at least ", bound.ns,

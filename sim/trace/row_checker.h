@@ -28,7 +28,6 @@ struct ArrivalBound {
   int64_t ns = -1;
   int64_t line = 0;    // of the row that was handed out
   int64_t window = 0;  // rows that may be out of order; 0: the file says that it is sorted
-  int64_t window_bytes = 0;  // that made the window smaller; 0: nothing did
 };
 
 class RowChecker {

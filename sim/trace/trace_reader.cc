@@ -1,7 +1,5 @@
 #include "kvblocks/sim/trace/trace_reader.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -20,10 +18,6 @@
 namespace kvblocks::sim {
 namespace {
 
-// Most content ids of a trace: so many, and so many more per byte of it as stored.
-constexpr int64_t kMostIdsOfSmallFile = int64_t{1} << 26;
-constexpr int64_t kMostIdsPerByte = 4096;
-
 using SourceFactory = std::function<absl::StatusOr<std::unique_ptr<ByteSource>>()>;
 
 absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSource> bytes,
@@ -41,15 +35,6 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSou
     format = *std::move(detected);
   }
   return MakeReaderOfFormat(format, std::move(bytes), options, log);
-}
-
-// What a request takes in memory, roughly.
-int64_t BytesOf(const TraceRequest& r) {
-  return static_cast<int64_t>(
-      sizeof(TraceRequest) + (r.content_ids.capacity() + r.waits_for.capacity()) * sizeof(int64_t) +
-      (r.output_ids.capacity() + r.accepted_drafts.capacity()) * sizeof(uint32_t) + r.id.size() +
-      r.tenant.size() + r.slo_class.size() + r.adapter.size() + r.salt.size() +
-      r.unknown_fields.size());
 }
 
 // A well-mixed 64-bit hash (the finaliser of splitmix64), fixed so that a sample is the same
@@ -95,10 +80,7 @@ class TraceReaderImpl : public TraceReader {
                   ? 0
                   : static_cast<size_t>(std::max<int64_t>(options_.reorder_window, 0));
     heap_.clear();
-    heap_bytes_ = 0;
     group_.clear();
-    group_bytes_ = 0;
-    num_ids_ = 0;
     left_out_.clear();
     errors_.clear();
     num_errors_ = 0;
@@ -106,7 +88,6 @@ class TraceReaderImpl : public TraceReader {
     last_popped_ns_ = -1;
     last_popped_line_ = 0;
     base_ns_ = 0;
-    shortened_ = 0;
     num_selected_ = 0;
     final_ = absl::OkStatus();
     return absl::OkStatus();
@@ -128,9 +109,8 @@ class TraceReaderImpl : public TraceReader {
       ++log_.counters.rows;
       if (*outcome == RowOutcome::kRow) {
         const ArrivalBound bound = {last_popped_ns_, last_popped_line_,
-                                    static_cast<int64_t>(window_), shortened_};
+                                    static_cast<int64_t>(window_)};
         if (checker_->Check(&row_, bound, &problems_)) {
-          if (absl::Status status = CountIds(row_.request); !status.ok()) return status;
           *out = std::move(row_.request);
           return true;
         }
@@ -138,22 +118,6 @@ class TraceReaderImpl : public TraceReader {
       if (options_.skip_bad_rows) ++log_.counters.bad_rows;
       for (const TraceProblem& problem : problems_) NoteError(problem);
     }
-  }
-
-  // Copies and compression can make any number of ids of a few bytes, and whoever replays or
-  // measures them keeps them.
-  absl::Status CountIds(const TraceRequest& request) {
-    const TraceRequest& r = request;
-    const size_t texts = r.tenant.size() + r.slo_class.size() + r.adapter.size() + r.salt.size();
-    num_ids_ += static_cast<int64_t>(r.content_ids.size() + texts / sizeof(int64_t));
-    if (num_ids_ <= kMostIdsOfSmallFile) return absl::OkStatus();
-    const int64_t bytes = source_->progress().bytes_read;
-    if ((num_ids_ - kMostIdsOfSmallFile) / kMostIdsPerByte < bytes) return absl::OkStatus();
-    return absl::ResourceExhaustedError(RowError(
-        log_, request.line,
-        absl::StrCat("content ids and names: got ", num_ids_, " words in all from ", bytes,
-                     " bytes of the file, expected at most ", kMostIdsOfSmallFile, " and ",
-                     kMostIdsPerByte, " more per byte (split the file into several)")));
   }
 
   void NoteError(const TraceProblem& problem) {
@@ -183,18 +147,12 @@ class TraceReaderImpl : public TraceReader {
   // In arrival order, by way of the heap.
   absl::StatusOr<bool> NextInOrder(TraceRequest* out) {
     while (!rows_ended_ && heap_.size() <= window_) {
-      // Requests of many ids: a smaller window. Sorted files do not notice.
-      if (heap_bytes_ > options_.reorder_bytes && !heap_.empty()) {
-        shortened_ = options_.reorder_bytes;
-        break;
-      }
       TraceRequest request;
       absl::StatusOr<bool> more = NextGoodRow(&request);
       if (!more.ok()) return more;
       rows_ended_ = !*more;
       if (rows_ended_) break;
       if (!errors_.empty()) continue;  // only looking for further errors
-      heap_bytes_ += BytesOf(request);
       heap_.push_back(std::move(request));
       std::push_heap(heap_.begin(), heap_.end(), Later);
     }
@@ -205,7 +163,6 @@ class TraceReaderImpl : public TraceReader {
     std::pop_heap(heap_.begin(), heap_.end(), Later);
     *out = std::move(heap_.back());
     heap_.pop_back();
-    heap_bytes_ -= BytesOf(*out);
     last_popped_ns_ = out->arrival_ns;
     last_popped_line_ = out->line;
     return true;
@@ -261,18 +218,10 @@ class TraceReaderImpl : public TraceReader {
         SpreadGroup(arrival - group_.front().request.arrival_ns);
         group_ready_ = group_.size();
       }
-      group_bytes_ += BytesOf(request);
-      if (group_bytes_ > options_.reorder_bytes && group_ready_ == 0 && !group_.empty()) {
-        return absl::ResourceExhaustedError(RowError(
-            log_, request.line,
-            absl::StrCat("--spread: got requests of one time that take more than ",
-                         options_.reorder_bytes, " bytes of memory, the limit (leave it out)")));
-      }
       group_.push_back({std::move(request), arrival});
     }
     if (group_.empty()) return false;
     *out = std::move(group_.front());
-    group_bytes_ -= BytesOf(out->request);
     group_.pop_front();
     if (group_ready_ > 0) --group_ready_;
     return true;
@@ -327,13 +276,9 @@ class TraceReaderImpl : public TraceReader {
 
   size_t window_ = 0;
   std::vector<TraceRequest> heap_;
-  int64_t heap_bytes_ = 0;
-  int64_t shortened_ = 0;  // the bytes that made the window smaller; 0: nothing did
-  int64_t num_ids_ = 0;
   int64_t last_popped_ns_ = -1;
   int64_t last_popped_line_ = 0;
   std::deque<Timed> group_;
-  int64_t group_bytes_ = 0;
   size_t group_ready_ = 0;  // leading members of group_ whose time is final
   std::vector<bool> left_out_;
   int64_t base_ns_ = 0;
@@ -387,14 +332,9 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
   return Open(
       path == "-" ? "<stdin>" : path,
       [path, window_log, opened]() mutable -> absl::StatusOr<std::unique_ptr<ByteSource>> {
-        // A pipe gives its bytes once, and opening it again can wait for ever.
-        struct stat file = {};
-        const bool is_pipe =
-            path == "-" || (stat(path.c_str(), &file) == 0 && !S_ISREG(file.st_mode));
-        if (std::exchange(opened, true) && is_pipe) {
-          return absl::FailedPreconditionError(absl::StrCat(
-              path == "-" ? "<stdin>" : path, ": error: restart: got ",
-              path == "-" ? "standard input" : "a pipe", ", expected a file to read again"));
+        if (path == "-" && std::exchange(opened, true)) {
+          return absl::FailedPreconditionError(
+              "<stdin>: error: restart: got standard input, expected a file to read again");
         }
         return OpenByteSource(path, window_log);
       },

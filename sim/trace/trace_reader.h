@@ -11,9 +11,7 @@
 // Always: arrival_ns never decreases; equal arrivals come in file order; what a request waits for
 // was yielded before it, or was left out by the selection and is no longer in waits_for. Memory:
 // rows may be out of order within TraceReaderOptions::reorder_window requests, which is also the
-// most that a reader holds (one, if the file says that it is sorted), in reorder_bytes and one
-// request. A file of more than 67,108,864 content ids and 4,096 more per stored byte is refused
-// with ResourceExhausted. Beyond that a dozen bytes per
+// most that a reader holds (one, if the file says that it is sorted). Beyond that a dozen bytes per
 // request for dependencies and, for files that name their requests or sessions, one table entry per
 // name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]: error: WHAT: got VALUE,
 // expected EXPECTATION (hint). The first bad row ends the trace: Next reads on to the end to list
@@ -43,8 +41,6 @@ struct TraceReaderOptions {
   std::string format = "auto";  // or one of TraceFormats()
 
   int64_t reorder_window = 65536;  // requests
-  // Most memory of the requests in the window, which is smaller where they have many ids.
-  int64_t reorder_bytes = int64_t{256} << 20;
   bool require_sorted = false;     // a timestamp that goes backwards is an error
   bool skip_bad_rows = false;
   int max_errors = 20;

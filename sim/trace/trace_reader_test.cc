@@ -1,14 +1,10 @@
 #include "kvblocks/sim/trace/trace_reader.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -68,32 +64,6 @@ TEST(TraceReaderTest, WindowBoundsWhatIsHeldAndHowLateARowMayBe) {
   auto reader = OpenTraceString(longer, "t", options);
   ASSERT_TRUE(AllRequests(**reader).ok());
   EXPECT_EQ((*reader)->counters().peak_held_requests, 3);
-}
-
-TEST(TraceReaderTest, RequestsOfManyIdsMakeTheWindowSmaller) {
-  TraceReaderOptions options;
-  options.reorder_bytes = 1000;  // two or three requests
-  std::string sorted;
-  for (int i = 0; i < 100; ++i) sorted += Row(std::to_string(i));
-  auto reader = OpenTraceString(sorted, "t", options);
-  ASSERT_TRUE(AllRequests(**reader).ok());
-  EXPECT_LE((*reader)->counters().peak_held_requests, 4);
-  EXPECT_THAT(TraceError(sorted + Row("1"), options),
-              HasSubstr("rows in between take more than 1000 bytes of memory; kvsim convert --sort"));
-  options.spread = true;
-  EXPECT_THAT(TraceError(Row("1") + Row("1") + Row("1") + Row("1") + Row("1") + Row("2"), options),
-              HasSubstr("--spread: got requests of one time that take more than 1000 bytes"));
-}
-
-TEST(TraceReaderTest, APipeIsNotReadTwice) {
-  const std::string path = testing::TempDir() + "/trace_pipe";
-  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  std::thread writer([&] { std::ofstream(path) << Row("1"); });
-  auto reader = OpenTrace(path, {});
-  writer.join();
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_THAT((*reader)->Restart().ToString(), HasSubstr("got a pipe, expected a file"));
-  unlink(path.c_str());
 }
 
 TEST(TraceReaderTest, RequireSortedNamesBothLines) {

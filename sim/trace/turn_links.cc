@@ -17,8 +17,6 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr int64_t kMostTailIds = int64_t{1} << 27;  // 1 GiB
-
 // How one request goes on in a later one.
 struct TurnLink {
   int64_t later_row = 0;
@@ -51,7 +49,7 @@ class LinkFinder {
  public:
   explicit LinkFinder(const TraceInfo& info) : info_(info) {}
 
-  absl::Status Add(const TraceRequest& request);
+  void Add(const TraceRequest& request);
   // What was found, after the last one.
   TurnLinks Finish();
 
@@ -63,7 +61,6 @@ class LinkFinder {
   };
 
   const TraceInfo& info_;
-  int64_t num_tail_ids_ = 0;
   TurnLinks links_;
   // By path of the full blocks, and then by the length of prompt and output.
   absl::flat_hash_map<absl::uint128, std::multimap<int64_t, Open>> open_;
@@ -71,7 +68,7 @@ class LinkFinder {
   std::vector<absl::uint128> path_;  // of the last request
 };
 
-absl::Status LinkFinder::Add(const TraceRequest& request) {
+void LinkFinder::Add(const TraceRequest& request) {
   const std::vector<int64_t>& ids = request.content_ids;
   path_.assign(1, ScopeKey(info_, request));
   for (const int64_t id : ids) path_.push_back(PathKey(path_.back(), id));
@@ -91,13 +88,6 @@ absl::Status LinkFinder::Add(const TraceRequest& request) {
                                  .tail = {ids.begin() + static_cast<int64_t>(depth),
                                           ids.begin() + static_cast<int64_t>(end)},
                                  .partial = found->second.partial};
-    // What a tail has is also in the trace, but there it can be a copy.
-    num_tail_ids_ += static_cast<int64_t>(end) - static_cast<int64_t>(depth);
-    if (num_tail_ids_ > kMostTailIds) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("--link-turns: got more than ", kMostTailIds,
-                       " block ids of outputs, the limit (use --limit, or leave it out)"));
-    }
     at->second.erase(found);
     if (at->second.empty()) open_.erase(at);
     break;
@@ -108,7 +98,6 @@ absl::Status LinkFinder::Add(const TraceRequest& request) {
     open_[path_[full]].emplace(request.input_length + request.output_length,
                                Open{request.row, full, partial});
   }
-  return absl::OkStatus();
 }
 
 TurnLinks LinkFinder::Finish() {
@@ -213,7 +202,8 @@ absl::StatusOr<std::unique_ptr<TraceReader>> WithTurnLinks(std::unique_ptr<Trace
   absl::Status status = ForEachRequest(*reader, [&](const TraceRequest& request) {
     ++num_requests;
     absl::Status linkable = CheckLinkable(info, request);
-    return linkable.ok() ? finder.Add(request) : linkable;
+    if (linkable.ok()) finder.Add(request);
+    return linkable;
   });
   if (!status.ok()) return status;
   TurnLinks links = finder.Finish();

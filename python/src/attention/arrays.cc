@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
@@ -128,7 +127,7 @@ nb::dlpack::dtype TypeOf(const Py_buffer& buffer) {
   const char* format = buffer.format == nullptr ? "B" : buffer.format;
   if (*format == '@' || *format == '=' || *format == '<' || *format == '|') ++format;
   nb::dlpack::dtype dtype = {static_cast<uint8_t>(Code::UInt),
-                             static_cast<uint8_t>(std::min<Py_ssize_t>(buffer.itemsize, 31) * 8), 1};
+                             static_cast<uint8_t>(buffer.itemsize * 8), 1};
   if (*format == '\0' || format[1] != '\0') return dtype.lanes = 0, dtype;
   if (std::strchr("efd", *format) != nullptr) {
     dtype.code = static_cast<uint8_t>(Code::Float);
@@ -148,18 +147,11 @@ TensorView FromBuffer(const char* op, const char* name, const Py_buffer& buffer,
   from.data = buffer.buf;
   from.dtype = TypeOf(buffer);
   from.rank = buffer.ndim;
-  if (buffer.itemsize <= 0)
-    RaiseFor(op, name, absl::StrCat("has elements of ", buffer.itemsize, " bytes; 1 or more"));
   std::array<int64_t, kMaxRank> shape, strides;
   if (buffer.ndim > kMaxRank)
     RaiseFor(op, name, absl::StrCat("has ", buffer.ndim, " dimensions; at most ", kMaxRank));
   for (int i = 0; i < buffer.ndim; ++i) {
     shape[i] = buffer.shape[i];
-    if (buffer.suboffsets != nullptr && buffer.suboffsets[i] >= 0) {
-      RaiseFor(op, name,
-               absl::StrCat("has rows behind pointers (suboffsets, dimension ", i,
-                            "); one piece of memory, as a copy has"));
-    }
     if (buffer.strides[i] % buffer.itemsize != 0) {
       RaiseFor(op, name,
                absl::StrCat("has a stride of ", buffer.strides[i], " bytes in dimension ", i,
