@@ -8,8 +8,8 @@
 // reason of a removal does not travel: upstream has no field for it.
 //
 // Encoding: 10 to 20 ns per hash or token. Decoding is for bytes from anywhere: it either gives a
-// batch or says at which byte what is wrong; it refuses what would take more than 300 times its size
-// in memory. Both may be called from any thread.
+// batch or says at which byte what is wrong; it refuses what would take more memory than
+// kFreeDecodedBytes and kDecodedBytesPerByte times its size. Both may be called from any thread.
 
 #ifndef KVBLOCKS_EVENTS_EVENT_CODEC_H_
 #define KVBLOCKS_EVENTS_EVENT_CODEC_H_
@@ -40,6 +40,12 @@ void EncodeEvents(absl::Span<const KvEvent> events, const EncodeOptions& options
 
 // Most events of a batch, removals of several hashes counted per hash.
 inline constexpr size_t kMaxEventsPerBatch = size_t{1} << 20;
+
+// Memory that a decoded batch may take: so much for any, and so much more for each byte of the
+// payload. What engines send takes 2 to 5 bytes per byte; removals joined into one event take 42
+// as integers and 11 as digests, so the free part is for 170,000 of those.
+inline constexpr size_t kFreeDecodedBytes = size_t{64} << 20;
+inline constexpr size_t kDecodedBytesPerByte = 8;
 
 // InvalidArgument: "KV event batch: event 2: token_ids[4]: got a text, expected ... (byte 118)".
 // A removal of several hashes becomes that many events. Keys that are not known are passed over

@@ -223,12 +223,38 @@ TEST(EventCodecTest, NoCutOfABatchIsABatch) {
   }
 }
 
+// An event of the batch [1, [event]] that removes `num_hashes` hashes of one byte.
+std::string RemovalOf(uint32_t num_hashes) {
+  std::string bytes =
+      Hex("92019183") + Text("type") + Text("BlockRemoved") + Text("block_hashes") + Hex("dd");
+  for (const int shift : {24, 16, 8, 0}) bytes.push_back(static_cast<char>(num_hashes >> shift));
+  return bytes + std::string(num_hashes, '\x01');
+}
+
 TEST(EventCodecTest, NothingTakesMuchMoreMemoryThanItSent) {
   // The smallest thing on the wire that becomes an event: a hash of one byte as an integer.
-  EXPECT_LE(sizeof(KvEvent), 500u);
-  std::string bytes = Hex("92019182") + Text("type") + Text("BlockRemoved") + Text("block_hashes");
-  bytes += Hex("dd00100001") + std::string(kMaxEventsPerBatch + 1, '\x01');
-  EXPECT_NE(ErrorOf(bytes).find("is beyond 1048576 events, the limit"), std::string::npos);
+  const std::string refused = ErrorOf(RemovalOf(200'000) + Text("medium") + Text("GPU"));
+  EXPECT_NE(refused.find("bytes of memory, the limit for a batch of this size"), std::string::npos)
+      << refused;
+  const auto taken = DecodeEvents(RemovalOf(140'000) + Text("medium") + Text("GPU"));
+  EXPECT_TRUE(taken.ok()) << taken.status();
+  EXPECT_LE(taken->events.capacity() * sizeof(KvEvent), kFreeDecodedBytes + (size_t{2} << 20));
+  // The smallest extra keys and lists.
+  for (const auto& [key, item] : {std::pair("extra_keys", '\xc0'),
+                                  std::pair("lookahead_token_ids", '\x90')}) {
+    const std::string bytes = Hex("92019181") + Text(key) + Hex("dd00800000") +
+                              std::string(size_t{1} << 23, item);
+    EXPECT_NE(ErrorOf(bytes).find(std::string(key) + ": needs more than"), std::string::npos);
+  }
+}
+
+TEST(EventCodecTest, ATextIsNotCopiedIntoMoreEventsThanFit) {
+  const std::string text = Hex("da9c40") + std::string(40'000, 'l');
+  for (const char* key : {"locality", "ownership"}) {
+    const std::string refused = ErrorOf(RemovalOf(2'000) + Text(key) + text);
+    EXPECT_NE(refused.find("bytes of memory, the limit"), std::string::npos) << refused;
+    EXPECT_TRUE(DecodeEvents(RemovalOf(1'000) + Text(key) + text).ok());
+  }
 }
 
 TEST(MsgpackTest, IntegersHaveTheirShortestForm) {

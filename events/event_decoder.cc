@@ -77,7 +77,10 @@ struct Fields {
 
 class Decoder {
  public:
-  explicit Decoder(std::string_view payload) : reader_(payload) {}
+  explicit Decoder(std::string_view payload)
+      : reader_(payload),
+        memory_limit_(kFreeDecodedBytes + kDecodedBytesPerByte * payload.size()),
+        memory_left_(memory_limit_) {}
 
   absl::StatusOr<EventBatch> Run() {
     if (!Batch()) return InvalidArgument("KV event batch: ", error_);
@@ -96,7 +99,11 @@ class Decoder {
     if (!Number("ts", &batch_.timestamp)) return false;
     Item events;
     if (!Next("events", Type::kArray, "an array of events", &events)) return false;
-    batch_.events.reserve(std::min<size_t>(events.count, 1024));
+    // All at once, so that growing does not hold every event twice.
+    constexpr size_t kLeastEventBytes = 23;  // AllBlocksCleared
+    batch_.events.reserve(std::min({static_cast<size_t>(events.count),
+                                    reader_.remaining() / kLeastEventBytes + 1, kMaxEventsPerBatch,
+                                    memory_limit_ / sizeof(KvEvent)}));
     for (index_ = 0; index_ < static_cast<int64_t>(events.count); ++index_) {
       if (!Event()) return false;
     }
@@ -115,6 +122,7 @@ class Decoder {
   bool Event() {
     Item head;
     if (!Next("event", Type::kMap, "a map", &head)) return false;
+    if (!Charge("event", 1, sizeof(KvEvent))) return false;
     Fields fields;
     for (size_t i = 0; i < head.count; ++i) {
       Item key;
@@ -208,6 +216,17 @@ class Decoder {
   }
   bool Removed(const Fields& fields) {
     if (!Require(fields, {kBlockHashes})) return false;
+    // Every event has its own copy of the texts.
+    const auto bytes_of = [](const std::optional<std::string>& text) {
+      return text && text->capacity() > std::string().capacity() ? text->size() + 1 : 0;
+    };
+    const size_t copied = bytes_of(fields.stored.locality) + bytes_of(fields.stored.ownership);
+    if (!Charge("block_hashes", fields.hashes.size(), copied + sizeof(KvEvent))) return false;
+    const size_t num_events = batch_.events.size() + fields.hashes.size();
+    if (num_events > batch_.events.capacity()) {
+      // Not more than needed, where one removal is nearly all of a batch.
+      batch_.events.reserve(std::max(num_events, batch_.events.size() * 2));
+    }
     for (const BlockHash& hash : fields.hashes) {
       if (!Add(BlockRemoved{.block_hash = hash,
                             .medium = fields.stored.medium,
@@ -226,6 +245,16 @@ class Decoder {
     batch_.events.push_back(std::move(event));
     return true;
   }
+  // Before so much is allocated. Bytes are never given back: one batch is one sum.
+  bool Charge(const char* name, size_t count, size_t bytes_each) {
+    if (bytes_each == 0 || count <= memory_left_ / bytes_each) {
+      memory_left_ -= count * bytes_each;
+      return true;
+    }
+    return Refuse(absl::StrCat(name, ": needs more than ", memory_limit_,
+                               " bytes of memory, the limit for a batch of this size; expected a "
+                               "batch that the sender splits"));
+  }
 
   // A text among the extra keys is a salt, unless it names the adapter (V-52).
   static void KeyAdapters(BlockStored* stored) {
@@ -240,6 +269,7 @@ class Decoder {
   bool Hashes(std::vector<BlockHash>* out) {
     Item head;
     if (!Next("block_hashes", Type::kArray, "an array", &head)) return false;
+    if (!Charge("block_hashes", head.count, sizeof(BlockHash))) return false;
     out->resize(head.count);
     for (size_t i = 0; i < head.count; ++i) {
       Item item;
@@ -287,6 +317,7 @@ class Decoder {
   bool Tokens(const char* name, std::vector<TokenId>* out) {
     Item head;
     if (!Next(name, Type::kArray, "an array", &head)) return false;
+    if (!Charge(name, head.count, sizeof(TokenId))) return false;
     out->resize(head.count);
     for (size_t i = 0; i < head.count; ++i) {
       int64_t token;
@@ -303,6 +334,7 @@ class Decoder {
     if (!Next("lookahead_token_ids", &head)) return false;
     if (head.type == Type::kNil) return true;
     if (head.type != Type::kArray) return Wrong("lookahead_token_ids", head, "an array or nil");
+    if (!Charge("lookahead_token_ids", head.count, sizeof(std::vector<TokenId>))) return false;
     out->emplace(head.count);
     for (std::vector<TokenId>& tokens : **out) {
       if (!Tokens("lookahead_token_ids", &tokens)) return false;
@@ -315,13 +347,15 @@ class Decoder {
     if (!Next("extra_keys", &head)) return false;
     if (head.type == Type::kNil) return true;
     if (head.type != Type::kArray) return Wrong("extra_keys", head, "an array or nil");
+    if (!Charge("extra_keys", head.count, sizeof(std::optional<ExtraKeys>))) return false;
     out->resize(head.count);
     for (std::optional<ExtraKeys>& keys : *out) {
       Item item;
       if (!Next("extra_keys", &item)) return false;
       if (item.type == Type::kNil) continue;
       if (item.type != Type::kArray) return Wrong("extra_keys", item, "an array or nil");
-      keys.emplace();
+      if (!Charge("extra_keys", item.count, sizeof(ExtraKey))) return false;
+      keys.emplace().reserve(item.count);
       for (size_t i = 0; i < item.count; ++i) {
         if (!OneExtraKey(&*keys)) return false;
       }
@@ -418,6 +452,7 @@ class Decoder {
     } else if (!batch_.texts.empty() && *batch_.texts.back() == item.bytes) {
       *out = *batch_.texts.back();
     } else {
+      if (!Charge(name, 1, 2 * sizeof(std::string) + item.bytes.size())) return false;
       batch_.texts.push_back(std::make_unique<const std::string>(item.bytes));
       *out = *batch_.texts.back();
     }
@@ -455,6 +490,8 @@ class Decoder {
   }
 
   msgpack::Reader reader_;
+  const size_t memory_limit_;
+  size_t memory_left_;
   EventBatch batch_;
   bool knows_form_ = false;
   int64_t index_ = -1;  // of the event

@@ -66,7 +66,8 @@ void HandleSignals() {
 void EndWithoutMemory() {
   RemoveUnfinishedFiles();
   constexpr std::string_view kMessage =
-      "kvsim: out of memory; a pool takes about 60 bytes per block (--num-blocks)\n";
+      "kvsim: out of memory for the input, what is counted over it, or the pool (about 60 bytes "
+      "per block of --num-blocks)\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
   _exit(kBadInput);
 }

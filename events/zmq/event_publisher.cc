@@ -17,6 +17,7 @@ namespace kvblocks::events {
 namespace {
 
 constexpr int64_t kMostBatches = 10'000'000;
+constexpr size_t kMostReplays = 64;
 
 absl::Status CheckOptions(const EventPublisher::Options& options) {
   absl::Status status = CheckRange("buffer_batches", options.buffer_batches, 0, kMostBatches);
@@ -128,6 +129,15 @@ class EventPublisher::Impl {
     zmq::message_t payload;
   };
 
+  static uint64_t Number(const Buffered& buffered) {
+    return static_cast<uint64_t>(buffered.sequence);
+  }
+  // What a client is still to get: [next, end).
+  struct Replay {
+    zmq::message_t client;
+    uint64_t next = 0, end = 0;
+  };
+
   // Each counter has one writer.
   static void Count(std::atomic<int64_t>& counter, int64_t by) {
     counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
@@ -143,9 +153,11 @@ class EventPublisher::Impl {
       int sent = 0;
       while (sent < kMostInARow && SendOne()) ++sent;
       const bool idle = sent == 0;
-      if (idle && stopping) return;
+      if (idle && stopping && replays_.empty()) return;
       try {
-        Serve(idle ? options_.poll_interval : std::chrono::milliseconds(0));
+        const bool may_wait = idle && replays_.empty();
+        Serve(may_wait ? options_.poll_interval : std::chrono::milliseconds(0), stopping);
+        ContinueReplay();
       } catch (const zmq::error_t&) {
         Count(num_failed_sends_, 1);
       }
@@ -186,10 +198,12 @@ class EventPublisher::Impl {
     return true;
   }
 
-  void Serve(std::chrono::milliseconds wait) {
+  void Serve(std::chrono::milliseconds wait, bool stopping) {
     zmq::pollitem_t items[] = {{pub_.handle(), 0, ZMQ_POLLIN, 0},
                                {replay_.handle(), 0, ZMQ_POLLIN, 0}};
-    zmq::poll(items, replay_ ? 2 : 1, wait);
+    // Requests beyond those under way wait in the socket, which drops what does not fit.
+    const bool takes_requests = replay_ && !stopping && replays_.size() < kMostReplays;
+    zmq::poll(items, takes_requests ? 2 : 1, wait);
     zmq::message_t frame;
     while ((items[0].revents & ZMQ_POLLIN) != 0 && pub_.recv(frame, zmq::recv_flags::dontwait)) {
       // 1 and a topic: subscribes; 0: no longer.
@@ -197,10 +211,10 @@ class EventPublisher::Impl {
       const bool subscribes = frame.data<char>()[0] == 1;
       Count(num_subscribers_, subscribes ? 1 : num_subscribers_.load() > 0 ? -1 : 0);
     }
-    if (replay_ && (items[1].revents & ZMQ_POLLIN) != 0) Replay();
+    if (takes_requests && (items[1].revents & ZMQ_POLLIN) != 0) TakeReplayRequest();
   }
 
-  void Replay() {
+  void TakeReplayRequest() {
     std::vector<zmq::message_t> frames;
     if (!ReceiveFrames(replay_, &frames)) return;
     Count(num_replay_requests_, 1);
@@ -210,17 +224,36 @@ class EventPublisher::Impl {
       Count(num_bad_requests_, 1);
       return;
     }
-    // Read as unsigned: -1 is beyond all.
-    const auto least = static_cast<uint64_t>(*start);
-    for (Buffered& buffered : buffer_) {
-      if (static_cast<uint64_t>(buffered.sequence) < least) continue;
+    // Read as unsigned: -1 is beyond all. What is published from now on comes live.
+    replays_.push_back({.client = std::move(frames[0]),
+                        .next = static_cast<uint64_t>(*start),
+                        .end = buffer_.empty() ? 0 : Number(buffer_.back()) + 1});
+  }
+  // A part of the first replay, which then goes behind the others: neither batches nor other clients
+  // wait for a long one.
+  void ContinueReplay() {
+    constexpr int kMostInARow = 256;
+    if (replays_.empty()) return;
+    // Not there while it is sent: one that cannot be sent is over.
+    Replay replay = std::move(replays_.front());
+    replays_.pop_front();
+    auto buffered = std::partition_point(
+        buffer_.begin(), buffer_.end(),
+        [&](const Buffered& entry) { return Number(entry) < replay.next; });
+    for (int sent = 0; sent < kMostInARow && buffered != buffer_.end(); ++sent, ++buffered) {
+      if (Number(*buffered) >= replay.end) break;
       zmq::message_t copy;
-      copy.copy(buffered.payload);
-      SendEnvelope(frames[0]);
-      SendFrames(replay_, options_.topic, buffered.sequence, std::move(copy));
+      copy.copy(buffered->payload);
+      SendEnvelope(replay.client);
+      SendFrames(replay_, options_.topic, buffered->sequence, std::move(copy));
       Count(num_replayed_batches_, 1);
+      replay.next = Number(*buffered) + 1;
     }
-    SendEnvelope(frames[0]);
+    if (buffered != buffer_.end() && Number(*buffered) < replay.end) {
+      replays_.push_back(std::move(replay));
+      return;
+    }
+    SendEnvelope(replay.client);
     SendFrames(replay_, "", kEndOfReplay, zmq::message_t());
   }
   void SendEnvelope(const zmq::message_t& client) {
@@ -243,7 +276,8 @@ class EventPublisher::Impl {
   alignas(64) std::atomic<uint64_t> head_{0};
   size_t head_place_ = 0;
 
-  std::deque<Buffered> buffer_;
+  std::deque<Buffered> buffer_;  // by number
+  std::deque<Replay> replays_;   // under way; at most kMostReplays
   std::string scratch_;
   std::atomic<int64_t> num_batches_{0}, num_events_{0}, num_bytes_{0}, num_failed_sends_{0};
   std::atomic<int64_t> num_replay_requests_{0}, num_bad_requests_{0}, num_replayed_batches_{0};

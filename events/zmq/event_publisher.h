@@ -16,8 +16,9 @@
 // drops messages for that subscriber alone; it sees a gap and can ask for them.
 //
 // The replay socket answers [empty, first number] with the batches from there on that are still
-// buffered, each [empty, topic, number, payload], and an end mark with number -1. One request is
-// answered between two batches.
+// buffered, each [empty, topic, number, payload], and an end mark with number -1. It is sent in
+// parts of 256 batches, between those that are published meanwhile, and ends with the last batch
+// that was buffered when it was asked for. 64 clients are served in turn; further ones wait.
 //
 // Always: the messages of one publisher are numbered from 0 in the order of Publish.
 // Threads: Publish from one thread at a time; the other functions from any.

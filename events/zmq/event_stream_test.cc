@@ -5,6 +5,7 @@
 #include <sched.h>
 #endif
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -133,19 +134,24 @@ class RawPublisher {
   }
   // Waits for a request, checks its start, and answers with these numbers and the end.
   void Answer(int64_t start, const std::vector<int64_t>& sequences, bool with_topic = true) {
+    const zmq::message_t client = AwaitRequest(start);
+    for (const int64_t sequence : sequences) Reply(client, sequence, with_topic);
+    Reply(client, kEndOfReplay, with_topic);
+  }
+  zmq::message_t AwaitRequest(int64_t start) {
     std::vector<zmq::message_t> frames;
     for (int i = 0; i < 20'000 && !ReceiveFrames(router_, &frames); ++i) {
       std::this_thread::sleep_for(milliseconds(1));
     }
-    ASSERT_EQ(frames.size(), 3u);
+    if (frames.size() != 3) {
+      ADD_FAILURE() << "got " << frames.size() << " frames";
+      return zmq::message_t();
+    }
     EXPECT_EQ(frames[1].size(), 0u);
     EXPECT_EQ(ReadSequence(frames[2]), start);
-    for (const int64_t sequence : sequences) Reply(frames[0], sequence, with_topic);
-    Reply(frames[0], kEndOfReplay, with_topic);
+    return std::move(frames[0]);
   }
-
- private:
-  void Reply(const zmq::message_t& client, int64_t sequence, bool with_topic) {
+  void Reply(const zmq::message_t& client, int64_t sequence, bool with_topic = true) {
     std::string payload;
     if (sequence >= 0) EncodeEvents(Stored(static_cast<uint64_t>(sequence)), {}, &payload);
     router_.send(zmq::const_buffer(client.data(), client.size()), zmq::send_flags::sndmore);
@@ -153,6 +159,7 @@ class RawPublisher {
     SendFrames(router_, "", sequence, zmq::message_t(payload.data(), payload.size()));
   }
 
+ private:
   std::shared_ptr<zmq::context_t> context_;
   zmq::socket_t pub_, router_;
 };
@@ -219,6 +226,28 @@ TEST_F(GapTest, IsALossWithoutAReplayOrAnAnswer) {
   EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
 }
 
+TEST_F(GapTest, RepliesThatBringNothingDoNotProlongAReplay) {
+  timeout_ = milliseconds(100);
+  Start();
+  for (const int64_t sequence : {0, 2}) raw_->Send(sequence);
+  std::atomic<bool> is_over{false};
+  bool was_over = false;
+  std::thread peer([&] {
+    // What is known already, again and again.
+    const zmq::message_t client = raw_->AwaitRequest(1);
+    for (int i = 0; i < 2000 && !is_over; ++i) {
+      raw_->Reply(client, 0);
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    was_over = is_over;
+  });
+  EXPECT_EQ(Take(*subscriber_, 3), "0 L1+1 2");
+  is_over = true;
+  peer.join();
+  EXPECT_TRUE(was_over);
+  EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
+}
+
 TEST_F(GapTest, ARestartedPublisherIsNoDuplicate) {
   Start();
   for (const int64_t sequence : {0, 1, 2}) raw_->Send(sequence);
@@ -281,6 +310,37 @@ TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
     ASSERT_TRUE(subscriber->Receive(kPatience).has_value());
   }
   EXPECT_GE(subscriber->streams()[0].num_lost, stats.num_dropped_batches);
+}
+
+TEST(EventStreamTest, ClientsThatDoNotReadTheirReplaysHoldNothingUp) {
+  auto publisher = Publisher({.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")});
+  constexpr uint64_t kBatches = 1000;  // several parts
+  for (uint64_t i = 0; i < kBatches; ++i) publisher->Publish(Stored(i));
+  ASSERT_TRUE(publisher->Flush(kPatience));
+  const auto context = SharedContext();
+  std::vector<zmq::socket_t> stuck;
+  const uint64_t first = 0;
+  for (int i = 0; i < 3; ++i) {
+    stuck.emplace_back(*context, zmq::socket_type::dealer);
+    stuck.back().set(zmq::sockopt::linger, 0);
+    stuck.back().set(zmq::sockopt::rcvhwm, 1);
+    stuck.back().connect(Unique("replay"));
+    for (int request = 0; request < 100; ++request) {
+      stuck.back().send(zmq::const_buffer(), zmq::send_flags::sndmore);
+      stuck.back().send(zmq::const_buffer(&first, sizeof(first)), zmq::send_flags::none);
+    }
+  }
+  auto subscriber =
+      Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
+  AwaitSubscribers(*publisher, 1);
+  for (uint64_t i = kBatches; i < 2 * kBatches; ++i) publisher->Publish(Stored(i));
+  ASSERT_TRUE(publisher->Flush(kPatience));
+  for (uint64_t i = 0; i < 2 * kBatches; ++i) {
+    const auto received = subscriber->Receive(kPatience);
+    ASSERT_TRUE(received.has_value());
+    ASSERT_EQ(received->kind, Kind::kBatch);
+    ASSERT_EQ(received->sequence, static_cast<int64_t>(i));
+  }
 }
 
 TEST(EventStreamTest, WaitingLosesNothing) {

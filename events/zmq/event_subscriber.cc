@@ -40,6 +40,13 @@ absl::Status CheckOptions(const EventSubscriber::Options& options) {
 // Beyond all that a publisher can count to: numbers up to here can be added to.
 constexpr int64_t kMaxSequence = int64_t{1} << 62;
 
+// What ends a replay that does not end itself: so many replies, as many as a publisher can buffer,
+// or so many times replay_timeout, unless replies wait that Receive did not come to.
+constexpr int64_t kMostReplies = 10'000'000;
+constexpr int64_t kMostReplayTimeouts = 12;
+// A router drops replies that do not fit. vLLM and we buffer 10,000 batches by default.
+constexpr int64_t kLeastReplyQueue = 20'000;
+
 }  // namespace
 
 class EventSubscriber::Impl {
@@ -127,7 +134,9 @@ class EventSubscriber::Impl {
     // While a replay is under way, `sub` is not read.
     bool is_replaying = false;
     zmq::socket_t dealer;  // one per request, so that late answers go nowhere
-    Clock::time_point replay_deadline = {};
+    Clock::time_point replay_deadline = {};  // renewed by replies that bring something
+    Clock::time_point replay_end = {};       // never renewed
+    int64_t num_replies = 0;                 // of this replay
     std::optional<Message> held;  // the live message behind the gap
   };
 
@@ -154,7 +163,11 @@ class EventSubscriber::Impl {
 
   void OnReplayReply(SourceState& source) {
     if (!ReceiveFrames(source.dealer, &frames_)) return;
-    source.replay_deadline = Clock::now() + options_.replay_timeout;
+    if (++source.num_replies > kMostReplies) {
+      ++stats_.num_replay_timeouts;
+      EndReplay(source);
+      return;
+    }
     // [empty, topic, number, payload]; up to vLLM 0.25 without the topic.
     const size_t place = frames_.size() == 4 ? 2 : 1;
     const std::optional<int64_t> sequence =
@@ -164,15 +177,19 @@ class EventSubscriber::Impl {
     } else if (*sequence == kEndOfReplay) {
       EndReplay(source);
     } else if (frames_.size() == 4) {
-      TakeReplayed(source, MessageOf(frames_[1], *sequence, frames_[3]));
+      Renew(source, TakeReplayed(source, MessageOf(frames_[1], *sequence, frames_[3])));
     } else {
       const bool is_one = source.streams.size() == 1;
       Message message = MessageOf(frames_[0], *sequence, frames_[2]);
       message.topic = source.held ? source.held->topic
                       : is_one    ? source.streams.begin()->first
                                   : options_.topic;
-      TakeReplayed(source, std::move(message));
+      Renew(source, TakeReplayed(source, std::move(message)));
     }
+  }
+  void Renew(SourceState& source, bool has_news) const {
+    if (!has_news) return;
+    source.replay_deadline = std::min(Clock::now() + options_.replay_timeout, source.replay_end);
   }
   static Message MessageOf(const zmq::message_t& topic, int64_t sequence,
                            const zmq::message_t& payload) {
@@ -206,14 +223,15 @@ class EventSubscriber::Impl {
     Deliver(*id, std::move(message), /*is_replayed=*/false);
   }
 
-  void TakeReplayed(SourceState& source, Message message) {
+  // Whether it brought something that was not known.
+  bool TakeReplayed(SourceState& source, Message message) {
     const std::optional<HolderId> id = StreamOf(source, message.topic);
-    if (!id) return;
+    if (!id) return false;
     SequenceTracker& tracker = trackers_[Place(*id)];
     switch (tracker.Classify(message.sequence, message.payload)) {
       case Arrival::kDuplicate:
         ++streams_[Place(*id)].num_duplicates;
-        return;
+        return false;
       case Arrival::kRestart:
         Restart(*id);
         break;
@@ -223,6 +241,7 @@ class EventSubscriber::Impl {
     }
     Lose(*id, message.sequence);
     Deliver(*id, std::move(message), /*is_replayed=*/true);
+    return true;
   }
 
   void Deliver(HolderId id, Message message, bool is_replayed) {
@@ -293,10 +312,13 @@ class EventSubscriber::Impl {
     ++stats_.num_replay_requests;
     source.is_replaying = true;
     source.replay_deadline = Clock::now() + options_.replay_timeout;
+    source.replay_end = Clock::now() + kMostReplayTimeouts * options_.replay_timeout;
+    source.num_replies = 0;
     try {
       source.dealer = NewSocket(zmq::socket_type::dealer);
-      // All replies may wait here: a router drops what does not fit.
-      source.dealer.set(zmq::sockopt::rcvhwm, 0);
+      source.dealer.set(
+          zmq::sockopt::rcvhwm,
+          static_cast<int>(std::max(options_.high_water_mark, kLeastReplyQueue)));
       Attach(source.dealer, source.replay_endpoint, false);
       const uint64_t bits = BigEndian(static_cast<uint64_t>(first));
       source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);

@@ -49,10 +49,13 @@ class EventSubscriber {
   struct Options {
     std::vector<Source> sources = {};
     std::string topic = {};             // topics that begin with it
-    int64_t high_water_mark = 100'000;  // messages that wait per source; 1 to 10,000,000
+    // Messages that wait per source, and at least 20,000 of a replay; 1 to 10,000,000. ZeroMQ counts
+    // no bytes: they may take high_water_mark times max_message_bytes.
+    int64_t high_water_mark = 100'000;
     int64_t max_message_bytes = int64_t{64}
                                 << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
-    // How long a replay may be silent before what is missing is given up.
+    // How long a replay may bring nothing new before what is missing is given up. It may take 12
+    // times as long in all, or longer as long as its replies wait here.
     std::chrono::milliseconds replay_timeout{5000};
     bool replay_at_start = true;
     int64_t max_streams = 4096;  // over all sources; messages of further ones are passed over

@@ -923,6 +923,13 @@ class Foreign:
         return self.array.__dlpack__(**options)
 
 
+def test_elements_of_odd_sizes_are_refused() -> None:
+    index = np.zeros(2, np.int32)
+    for size in (0, 40):
+        refusal(f"^gather_rows: rows has elements of {size} bytes; expected 1 to 8",
+                lambda size=size: attention.gather_rows(np.zeros((2, 3), f"V{size}"), index))
+
+
 def test_any_library_with_dlpack() -> None:
     rng = np.random.default_rng(11)
     case = Paged(rng, [5])

@@ -4,14 +4,19 @@
 //            v coding, a ragpulse (with the lengths below), b bailian, c burstgpt, d vidur,
 //            e llmservingsim, f dynamo, g lmcache, h aiperf, i applied-compute, j sharegpt,
 //            k vllm-custom, l aiperf-profile, m vllm-bench, n request-log, o fields (as below),
-//            x sharegpt with sessions, y bailian and z dynamo with closed loops, { otel-genai
+//            x sharegpt with sessions, y bailian and z dynamo with closed loops, { otel-genai,
+//            | tracelab. Not drawn: workload, where a short file describes any number of requests.
 //   byte 1   flags; @ none, and its low bits: 1 skip_bad_rows, 2 require_sorted, 4 ids_are_unique,
-//            8 spread, 16 selection and speed-up, 32 small windows and lines
+//            8 spread, 16 selection and speed-up, 32 small windows and lines; 128 the file is
+//            compressed on the way, with gzip if 64 is set (byte 0xc0), else with zstd (0x80)
 //   the rest the file. For u: native records, each after its length in two bytes, big-endian; magic
 //            and footer are put around them, so that a fuzzer need not find a checksum.
 
 #ifndef KVBLOCKS_SIM_TESTING_TRACE_FUZZ_INPUT_H_
 #define KVBLOCKS_SIM_TESTING_TRACE_FUZZ_INPUT_H_
+
+#include <zlib.h>
+#include <zstd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -63,6 +68,27 @@ inline std::string NativeFileOf(std::string_view rest) {
   return file;
 }
 
+inline std::string Compressed(std::string bytes, bool as_gzip) {
+  std::string out(ZSTD_compressBound(bytes.size()) + 64, '\0');
+  if (!as_gzip) {
+    out.resize(ZSTD_compress(out.data(), out.size(), bytes.data(), bytes.size(), 1));
+    return out;
+  }
+  z_stream stream = {};
+  constexpr int kGzipWindow = 15 + 16;
+  FUZZ_EXPECT(deflateInit2(&stream, 1, Z_DEFLATED, kGzipWindow, 8, Z_DEFAULT_STRATEGY) == Z_OK,
+              "zlib begins");
+  out.resize(deflateBound(&stream, bytes.size()));
+  stream.next_in = reinterpret_cast<Bytef*>(bytes.data());
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  FUZZ_EXPECT(deflate(&stream, Z_FINISH) == Z_STREAM_END, "zlib ends");
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
 inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
   fuzz::FuzzInput input(data, size);
   TraceFuzzInput out;
@@ -71,7 +97,7 @@ inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
       "dynamo",         "lmcache",    "aiperf",      "applied-compute", "sharegpt", "vllm-custom",
       "aiperf-profile", "vllm-bench", "request-log", "fields",          "auto",     "mooncake",
       "azure",          "native",     "native-text", "native",          "coding",   "auto",
-      "sharegpt",       "bailian",    "dynamo",      "otel-genai",      "auto",     "auto",
+      "sharegpt",       "bailian",    "dynamo",      "otel-genai",      "tracelab", "auto",
       "auto",           "auto"};
   constexpr uint8_t kRecords = 21;
   static const auto* const side_files = new std::map<std::string, std::string>{
@@ -106,6 +132,7 @@ inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
     out.options.speedup = {1, 3};
   }
   out.options.zstd_window_log = 20;
+  out.options.reorder_bytes = 1 << 20;
   out.options.max_line_bytes = 1 << 20;
   if ((flags & 32) != 0) {
     out.options.reorder_window = 1;
@@ -114,6 +141,7 @@ inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
   }
   const std::string_view rest = input.Rest();
   out.file = format == kRecords ? NativeFileOf(rest) : std::string(rest);
+  if ((flags & 128) != 0) out.file = Compressed(out.file, /*as_gzip=*/(flags & 64) != 0);
   return out;
 }
 

@@ -53,7 +53,10 @@ absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer
 absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::string& out,
                                            TraceFormat format, const ConvertOptions& options) {
   TraceReaderOptions reader_options = options.reader;
-  if (options.sort) reader_options.reorder_window = std::numeric_limits<int64_t>::max();
+  if (options.sort) {
+    reader_options.reorder_window = std::numeric_limits<int64_t>::max();
+    reader_options.reorder_bytes = kMostSortedBytes;
+  }
   absl::StatusOr<std::unique_ptr<TraceReader>> reader = OpenTrace(in, reader_options);
   if (!reader.ok()) return reader.status();
   if (options.wrap) *reader = options.wrap(*std::move(reader));

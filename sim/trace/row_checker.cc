@@ -170,12 +170,17 @@ void RowChecker::CheckOrder(RawRow* row) {
 
 void RowChecker::CheckNotTooLate(const TraceRequest& request, const ArrivalBound& bound) {
   if (request.arrival_ns >= bound.ns) return;
-  const std::string why = bound.window == 0
-                              ? std::string("the file says that it is sorted")
-                              : absl::StrCat("more than --reorder=", bound.window, " rows late");
+  const std::string why =
+      bound.window == 0 ? std::string("the file says that it is sorted")
+      : bound.bytes > 0 ? absl::StrCat("later than rows of ", bound.bytes,
+                                       " bytes, the most that is held to sort")
+                        : absl::StrCat("more than --reorder=", bound.window, " rows late");
   Bad(ProblemKind::kOrder, request,
       absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected at least ", bound.ns,
-                   " ns as on line ", bound.line, " (", why, "; kvsim convert --sort)"));
+                   " ns as on line ", bound.line, " (", why,
+                   bound.bytes >= kMostSortedBytes ? "; sort its rows by time before"
+                                                   : "; kvsim convert --sort",
+                   ")"));
 }
 
 void RowChecker::CheckName(const TraceRequest& request) {
@@ -252,6 +257,19 @@ void RowChecker::CheckIds(const TraceRequest& request) {
   for (const int64_t id : request.content_ids) {
     const int64_t tokens = std::min(left, info_.block_tokens);
     left -= tokens;
+    if (static_cast<int64_t>(id_uses_.size()) >= kMostCheckedIds &&
+        !id_uses_.contains(std::pair(owner, id))) {
+      if (!std::exchange(has_unchecked_ids_, true)) {
+        log_->Warn(RowProblem(
+            ProblemKind::kContentIds, request,
+            absl::StrCat("block ids: got more than ", kMostCheckedIds,
+                         " different ones, expected fewer (parents and token counts of further "
+                         "ones are not checked)"),
+            ProblemSeverity::kWarning));
+      }
+      parent = PathKey(parent, id);
+      continue;
+    }
     const auto [it, inserted] =
         id_uses_.try_emplace(std::pair(owner, id), IdUse{parent, tokens, request.line});
     if (!inserted && it->second.parent != parent) {

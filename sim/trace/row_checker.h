@@ -28,6 +28,7 @@ struct ArrivalBound {
   int64_t ns = -1;
   int64_t line = 0;    // of the row that was handed out
   int64_t window = 0;  // rows that may be out of order; 0: the file says that it is sorted
+  int64_t bytes = 0;   // the memory of held rows that has cut the window short; 0: it has not
 };
 
 class RowChecker {
@@ -71,6 +72,7 @@ class RowChecker {
   absl::flat_hash_map<uint64_t, Session> sessions_;
   // By id and what the id is local to: the session's number, or 0.
   absl::flat_hash_map<std::pair<uint64_t, int64_t>, IdUse> id_uses_;
+  bool has_unchecked_ids_ = false;
   std::vector<TraceProblem>* problems_ = nullptr;  // of the row being checked
   int64_t num_good_ = 0;
   bool all_named_ = false;  // of the good rows; either all have a request id or none has

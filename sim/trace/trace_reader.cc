@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <filesystem>
 #include <functional>
+#include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -46,6 +48,19 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// About what a request takes.
+int64_t BytesOf(const TraceRequest& request) {
+  size_t bytes = sizeof(TraceRequest) + request.content_ids.capacity() * sizeof(int64_t) +
+                 request.waits_for.capacity() * sizeof(int64_t) +
+                 (request.output_ids.capacity() + request.accepted_drafts.capacity()) *
+                     sizeof(uint32_t);
+  for (const std::string* text : {&request.id, &request.tenant, &request.slo_class,
+                                  &request.adapter, &request.salt, &request.unknown_fields}) {
+    bytes += text->capacity();
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 class TraceReaderImpl : public TraceReader {
  public:
   TraceReaderImpl(std::string file, SourceFactory factory, const TraceReaderOptions& options)
@@ -80,7 +95,11 @@ class TraceReaderImpl : public TraceReader {
                   ? 0
                   : static_cast<size_t>(std::max<int64_t>(options_.reorder_window, 0));
     heap_.clear();
+    heap_bytes_ = 0;
+    is_cut_short_ = false;
     group_.clear();
+    group_bytes_ = 0;
+    group_ready_ = 0;
     left_out_.clear();
     errors_.clear();
     num_errors_ = 0;
@@ -109,7 +128,8 @@ class TraceReaderImpl : public TraceReader {
       ++log_.counters.rows;
       if (*outcome == RowOutcome::kRow) {
         const ArrivalBound bound = {last_popped_ns_, last_popped_line_,
-                                    static_cast<int64_t>(window_)};
+                                    static_cast<int64_t>(window_),
+                                    is_cut_short_ ? options_.reorder_bytes : 0};
         if (checker_->Check(&row_, bound, &problems_)) {
           *out = std::move(row_.request);
           return true;
@@ -147,20 +167,27 @@ class TraceReaderImpl : public TraceReader {
   // In arrival order, by way of the heap.
   absl::StatusOr<bool> NextInOrder(TraceRequest* out) {
     while (!rows_ended_ && heap_.size() <= window_) {
+      if (!heap_.empty() && heap_bytes_ > options_.reorder_bytes) {
+        is_cut_short_ = true;
+        break;
+      }
       TraceRequest request;
       absl::StatusOr<bool> more = NextGoodRow(&request);
       if (!more.ok()) return more;
       rows_ended_ = !*more;
       if (rows_ended_) break;
       if (!errors_.empty()) continue;  // only looking for further errors
+      heap_bytes_ += BytesOf(request);
       heap_.push_back(std::move(request));
       std::push_heap(heap_.begin(), heap_.end(), Later);
     }
     if (!errors_.empty()) return AllErrors();
     log_.counters.peak_held_requests =
         std::max(log_.counters.peak_held_requests, static_cast<int64_t>(heap_.size()));
+    log_.counters.peak_held_bytes = std::max(log_.counters.peak_held_bytes, heap_bytes_);
     if (heap_.empty()) return false;
     std::pop_heap(heap_.begin(), heap_.end(), Later);
+    heap_bytes_ -= BytesOf(heap_.back());
     *out = std::move(heap_.back());
     heap_.pop_back();
     last_popped_ns_ = out->arrival_ns;
@@ -218,9 +245,18 @@ class TraceReaderImpl : public TraceReader {
         SpreadGroup(arrival - group_.front().request.arrival_ns);
         group_ready_ = group_.size();
       }
+      group_bytes_ += BytesOf(request);
+      if (group_bytes_ > options_.reorder_bytes && group_ready_ == 0) {
+        return absl::ResourceExhaustedError(RowError(
+            log_, request.line,
+            absl::StrCat("--spread: got more than ", options_.reorder_bytes,
+                         " bytes of requests with one timestamp, expected less (they are held "
+                         "until the next timestamp; leave out --spread)")));
+      }
       group_.push_back({std::move(request), arrival});
     }
     if (group_.empty()) return false;
+    group_bytes_ -= BytesOf(group_.front().request);
     *out = std::move(group_.front());
     group_.pop_front();
     if (group_ready_ > 0) --group_ready_;
@@ -276,9 +312,12 @@ class TraceReaderImpl : public TraceReader {
 
   size_t window_ = 0;
   std::vector<TraceRequest> heap_;
+  int64_t heap_bytes_ = 0;
+  bool is_cut_short_ = false;  // reorder_bytes, not the window, once ended what is held
   int64_t last_popped_ns_ = -1;
   int64_t last_popped_line_ = 0;
   std::deque<Timed> group_;
+  int64_t group_bytes_ = 0;
   size_t group_ready_ = 0;  // leading members of group_ whose time is final
   std::vector<bool> left_out_;
   int64_t base_ns_ = 0;
@@ -300,6 +339,10 @@ absl::Status CheckOptions(const TraceReaderOptions& options) {
   if (options.max_line_bytes < 1 || options.max_line_bytes > int64_t{1} << 40) {
     return absl::InvalidArgumentError(
         absl::StrCat("longest line: got ", options.max_line_bytes, ", expected 1 to 2^40 bytes"));
+  }
+  if (options.reorder_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reorder bytes: got ", options.reorder_bytes, ", expected 1 or more"));
   }
   if (options.bytes_per_token < 1 || options.bytes_per_token > 1 << 20) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -332,9 +375,18 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
   return Open(
       path == "-" ? "<stdin>" : path,
       [path, window_log, opened]() mutable -> absl::StatusOr<std::unique_ptr<ByteSource>> {
-        if (path == "-" && std::exchange(opened, true)) {
-          return absl::FailedPreconditionError(
-              "<stdin>: error: restart: got standard input, expected a file to read again");
+        if (std::exchange(opened, true)) {
+          std::error_code ignored;
+          if (path == "-") {
+            return absl::FailedPreconditionError(
+                "<stdin>: error: restart: got standard input, expected a file to read again");
+          }
+          // To open a pipe again would wait for another writer.
+          if (std::filesystem::exists(path, ignored) &&
+              !std::filesystem::is_regular_file(path, ignored)) {
+            return absl::FailedPreconditionError(absl::StrCat(
+                path, ": error: restart: got a pipe or device, expected a file to read again"));
+          }
         }
         return OpenByteSource(path, window_log);
       },

@@ -10,10 +10,10 @@
 //
 // Always: arrival_ns never decreases; equal arrivals come in file order; what a request waits for
 // was yielded before it, or was left out by the selection and is no longer in waits_for. Memory:
-// rows may be out of order within TraceReaderOptions::reorder_window requests, which is also the
-// most that a reader holds (one, if the file says that it is sorted). Beyond that a dozen bytes per
-// request for dependencies and, for files that name their requests or sessions, one table entry per
-// name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]: error: WHAT: got VALUE,
+// rows may be out of order within TraceReaderOptions::reorder_window requests and reorder_bytes,
+// which is also the most that a reader holds (one request, if the file says that it is sorted).
+// Beyond that a dozen bytes per request for dependencies and, for files that name their requests or
+// sessions, one table entry per name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]: error: WHAT: got VALUE,
 // expected EXPECTATION (hint). The first bad row ends the trace: Next reads on to the end to list
 // up to max_errors of them and to count the rest, and returns all that as one InvalidArgument;
 // afterwards it keeps returning it. With skip_bad_rows they are counted and listed instead.
@@ -37,15 +37,23 @@
 
 namespace kvblocks::sim {
 
+// What kvsim convert --sort holds of a trace.
+inline constexpr int64_t kMostSortedBytes = int64_t{4} << 30;
+// About 100 bytes each.
+inline constexpr int64_t kMostCheckedIds = int64_t{1} << 25;
+
 struct TraceReaderOptions {
   std::string format = "auto";  // or one of TraceFormats()
 
   int64_t reorder_window = 65536;  // requests
+  // Requests are handed out early, as if the window were smaller, when those held take more than
+  // this: ids copied from other requests cost a file nothing.
+  int64_t reorder_bytes = int64_t{1} << 30;
   bool require_sorted = false;     // a timestamp that goes backwards is an error
   bool skip_bad_rows = false;
   int max_errors = 20;
-  // Keeps one table entry per content id, to report ids under two parents and ids with two token
-  // counts.
+  // Keeps one table entry per content id, up to kMostCheckedIds, to report ids under two parents
+  // and ids with two token counts. A warning says if there are more.
   bool check_ids = false;
   bool ids_are_unique = false;  // the same id under two parents is an error; implies check_ids
   // Told of every row and problem as it is found, also of problems beyond max_errors and of notes,
@@ -78,7 +86,7 @@ struct TraceReaderOptions {
   int64_t trace_block_size = 0;       // overrides Bt of block-id formats; 0: as the file says
 
   // Requests with one common timestamp are spread evenly up to the next timestamp (the last ones
-  // stay).
+  // stay). All of them are held, up to reorder_bytes: more is an error.
   bool spread = false;
   // Selection, by the times in the file: start <= arrival < end, sessions whose hash falls under
   // `sample` (requests without a session: by row), then the first `limit` of these. Dependencies on
@@ -88,7 +96,8 @@ struct TraceReaderOptions {
   Rational sample = {1, 1};
   std::optional<int64_t> limit;
   // Of what is then left: outputs get the content that a later prompt has in their place, where that
-  // goes on from them by a guess (turn_links.h). Standard input cannot be linked.
+  // goes on from them by a guess (turn_links.h). Standard input and pipes cannot be
+  // linked.
   bool link_turns = false;
   // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down
   // to 1 ns).
@@ -105,6 +114,7 @@ struct TraceReaderCounters {
   int64_t ids_with_two_parents = 0;       // with check_ids
   int64_t ids_with_two_token_counts = 0;  // with check_ids
   int64_t peak_held_requests = 0;         // in the reorder window
+  int64_t peak_held_bytes = 0;            // of these, about
 };
 
 struct ReadProgress {
@@ -122,7 +132,7 @@ class TraceReader {
   // Valid from the start; block_tokens never changes afterwards.
   virtual const TraceInfo& info() const = 0;
   virtual ReadProgress progress() const = 0;
-  // Begins again at the first request. Standard input cannot be restarted.
+  // Begins again at the first request. Standard input, pipes and devices cannot be restarted.
   virtual absl::Status Restart() = 0;
 
   virtual const TraceReaderCounters& counters() const = 0;

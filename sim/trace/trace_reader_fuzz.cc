@@ -93,6 +93,7 @@ void CheckValidation(const TraceFuzzInput& input) {
   strict.sharegpt = input.options.sharegpt;
   strict.closed_loop = input.options.closed_loop;
   strict.reorder_window = input.options.reorder_window;
+  strict.reorder_bytes = input.options.reorder_bytes;
   absl::Status status;
   const auto reader = OpenTraceString(input.file, "file", strict);
   status = reader.ok() ? ReadToTheEnd(**reader).status : reader.status();

@@ -1,10 +1,13 @@
 #include "kvblocks/sim/trace/trace_reader.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -64,6 +67,44 @@ TEST(TraceReaderTest, WindowBoundsWhatIsHeldAndHowLateARowMayBe) {
   auto reader = OpenTraceString(longer, "t", options);
   ASSERT_TRUE(AllRequests(**reader).ok());
   EXPECT_EQ((*reader)->counters().peak_held_requests, 3);
+}
+
+TEST(TraceReaderTest, BytesBoundWhatIsHeldAsWell) {
+  const auto with_ids = [](const std::string& time) {
+    std::string ids;
+    for (int i = 0; i < 1000; ++i) ids += i == 0 ? "1" : ",1";
+    return R"({"timestamp": )" + time +
+           R"(, "input_length": 16000, "output_length": 1, "block_size": 16, "hash_ids": [)" + ids +
+           "]}\n";
+  };
+  std::string trace;
+  for (int i = 0; i < 100; ++i) trace += with_ids(std::to_string(10 + i));
+  TraceReaderOptions options;
+  options.reorder_bytes = 100'000;  // a dozen of these requests
+  auto reader = OpenTraceString(trace, "t", options);
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  EXPECT_LT((*reader)->counters().peak_held_bytes, 120'000);
+  EXPECT_LT((*reader)->counters().peak_held_requests, 15);
+
+  const std::string error = TraceError(trace + with_ids("0"), options);
+  EXPECT_THAT(error, HasSubstr("t:101: error: timestamp: got 0 ns"));
+  EXPECT_THAT(error, HasSubstr("100000 bytes, the most that is held to sort; kvsim convert --sort"));
+
+  options.spread = true;
+  std::string same;
+  for (int i = 0; i < 100; ++i) same += with_ids("10");
+  EXPECT_THAT(TraceError(same, options), HasSubstr("--spread: got more than 100000 bytes"));
+}
+
+TEST(TraceReaderTest, APipeIsNotReadAgain) {
+  const std::string path = testing::TempDir() + "/pipe_not_read_again";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(path) << Row("1"); });
+  auto reader = OpenTrace(path, {});
+  EXPECT_TRUE(reader.ok() && AllRequests(**reader).ok());
+  writer.join();
+  EXPECT_THAT(std::string((*reader)->Restart().message()), HasSubstr("restart: got a pipe"));
+  std::remove(path.c_str());
 }
 
 TEST(TraceReaderTest, RequireSortedNamesBothLines) {

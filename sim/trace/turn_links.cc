@@ -25,6 +25,8 @@ struct TurnLink {
   std::vector<int64_t> tail;  // those behind them
   absl::uint128 partial = 0;  // path of the end of its prompt; 0: it has none
 };
+// A gigabyte: a request that copies another one's ids costs its file nothing.
+constexpr int64_t kMostTailIds = int64_t{1} << 27;
 using TurnLinks = absl::flat_hash_map<int64_t, TurnLink>;  // by row
 
 absl::Status CheckLinkable(const TraceInfo& info, const TraceRequest& request) {
@@ -49,7 +51,7 @@ class LinkFinder {
  public:
   explicit LinkFinder(const TraceInfo& info) : info_(info) {}
 
-  void Add(const TraceRequest& request);
+  absl::Status Add(const TraceRequest& request);
   // What was found, after the last one.
   TurnLinks Finish();
 
@@ -62,13 +64,14 @@ class LinkFinder {
 
   const TraceInfo& info_;
   TurnLinks links_;
+  int64_t tail_ids_ = 0;  // in them
   // By path of the full blocks, and then by the length of prompt and output.
   absl::flat_hash_map<absl::uint128, std::multimap<int64_t, Open>> open_;
   absl::flat_hash_map<absl::uint128, int64_t> uses_of_partial_;
   std::vector<absl::uint128> path_;  // of the last request
 };
 
-void LinkFinder::Add(const TraceRequest& request) {
+absl::Status LinkFinder::Add(const TraceRequest& request) {
   const std::vector<int64_t>& ids = request.content_ids;
   path_.assign(1, ScopeKey(info_, request));
   for (const int64_t id : ids) path_.push_back(PathKey(path_.back(), id));
@@ -82,6 +85,13 @@ void LinkFinder::Add(const TraceRequest& request) {
     const int64_t tokens = found->first;
     const auto end = std::min(
         ids.size(), static_cast<size_t>((tokens + info_.block_tokens - 1) / info_.block_tokens));
+    tail_ids_ += static_cast<int64_t>(end > depth ? end - depth : 0);
+    if (tail_ids_ > kMostTailIds) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "--link-turns: got more than ", kMostTailIds,
+          " ids of outputs up to row ", request.row + 1,
+          ", expected fewer, which are all held (use a part of the trace, or no --link-turns)"));
+    }
     links_[found->second.row] = {.later_row = request.row,
                                  .later_full = full,
                                  .full = depth,
@@ -98,6 +108,7 @@ void LinkFinder::Add(const TraceRequest& request) {
     open_[path_[full]].emplace(request.input_length + request.output_length,
                                Open{request.row, full, partial});
   }
+  return absl::OkStatus();
 }
 
 TurnLinks LinkFinder::Finish() {
@@ -202,8 +213,7 @@ absl::StatusOr<std::unique_ptr<TraceReader>> WithTurnLinks(std::unique_ptr<Trace
   absl::Status status = ForEachRequest(*reader, [&](const TraceRequest& request) {
     ++num_requests;
     absl::Status linkable = CheckLinkable(info, request);
-    if (linkable.ok()) finder.Add(request);
-    return linkable;
+    return linkable.ok() ? finder.Add(request) : linkable;
   });
   if (!status.ok()) return status;
   TurnLinks links = finder.Finish();

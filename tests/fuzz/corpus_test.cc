@@ -3,7 +3,8 @@
 //
 // KVBLOCKS_FUZZ_CORPUS names the folder of the corpus, KVBLOCKS_FUZZ_MUTATIONS how many mutations
 // to run. If an input stops the process, it is kept as `crash` among the test's outputs; so is one
-// that takes more than kMostSeconds of processor time, as much as tools/fuzz.sh allows.
+// that takes more than kMostSeconds of processor time: more than tools/fuzz.sh allows, since this
+// also runs where sanitizers and other tests slow it down.
 
 #include <sys/time.h>
 

@@ -143,6 +143,11 @@ nb::dlpack::dtype TypeOf(const Py_buffer& buffer) {
 
 TensorView FromBuffer(const char* op, const char* name, const Py_buffer& buffer,
                       const DType* wanted) {
+  // The size must fit the 8 bits of DLPack's type; elements of no bytes are possible, too.
+  if (buffer.itemsize < 1 || buffer.itemsize > 31) {
+    RaiseFor(op, name,
+             absl::StrCat("has elements of ", buffer.itemsize, " bytes; expected 1 to 8"));
+  }
   Description from;
   from.data = buffer.buf;
   from.dtype = TypeOf(buffer);
@@ -151,6 +156,11 @@ TensorView FromBuffer(const char* op, const char* name, const Py_buffer& buffer,
   if (buffer.ndim > kMaxRank)
     RaiseFor(op, name, absl::StrCat("has ", buffer.ndim, " dimensions; at most ", kMaxRank));
   for (int i = 0; i < buffer.ndim; ++i) {
+    if (buffer.suboffsets != nullptr && buffer.suboffsets[i] >= 0) {
+      RaiseFor(op, name,
+               absl::StrCat("has rows behind pointers (a suboffset in dimension ", i,
+                            "); expected one piece of memory, such as a copy of it"));
+    }
     shape[i] = buffer.shape[i];
     if (buffer.strides[i] % buffer.itemsize != 0) {
       RaiseFor(op, name,
