@@ -50,12 +50,14 @@ class CalibrateCommand final : public Command {
         {.name = "--measured",
          .unit = "FILE",
          .help = "what the server did: AIPerf's profile_export.jsonl, a result of vllm bench "
-                 "serve --save-detailed, or a request log"},
+                 "serve --save-detailed, or a request log",
+         .file = FileUse::kRead},
         &measured_);
     options_->Add({.name = "--from",
                    .unit = "FILE",
                    .help = "instead, steps of an engine as CSV (tokens, context, sequences, time_us): "
-                           "makes a table of whole steps of them"},
+                           "makes a table of whole steps of them",
+                   .file = FileUse::kRead},
                   &from_);
     options_->Add(
         {.name = "--fit",
@@ -65,7 +67,8 @@ class CalibrateCommand final : public Command {
     options_->Add({.name = "--output",
                    .unit = "FILE",
                    .help = "write the configuration with the constants, for --config; of --from the "
-                           "table, for --step-tables"},
+                           "table, for --step-tables",
+                   .file = FileUse::kWritten},
                   &output_);
     input_.AddOptions();
     options_->set_footer(kCalibrateFooter);
@@ -229,6 +232,12 @@ ExitStatus CalibrateCommand::Run() {
   const auto measurement = ReadMeasurement(measured_, options);
   if (!measurement.ok()) return Fail("calibrate", measurement.status());
   if (config->trace().empty()) config->set_trace(measured_);
+  if (absl::Status status = input_.CheckUses(*config); !status.ok()) {
+    return Fail("calibrate", status);
+  }
+  std::vector<RunFile> files = FilesOf(*config);
+  files.insert(files.end(), options_->files().begin(), options_->files().end());
+  if (absl::Status status = CheckRunFiles(files); !status.ok()) return Fail("calibrate", status);
   std::vector<std::string> fields;
   if (!fit_.empty()) fields = absl::StrSplit(fit_, ',');
   ProgressLine progress(/*quiet=*/false);

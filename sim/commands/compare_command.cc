@@ -53,13 +53,15 @@ class CompareCommand final : public Command {
   explicit CompareCommand(OptionParser* program)
       : options_(program->AddCommand("compare", "Print what differs between two runs")) {
     options_->Add(
-        {.name = "A", .help = "report or step file; - is standard input", .is_required = true},
+        {.name = "A", .help = "report or step file; - is standard input", .is_required = true,
+         .file = FileUse::kRead},
         &a_);
-    options_->Add({.name = "B", .help = "report or step file"}, &b_);
+    options_->Add({.name = "B", .help = "report or step file", .file = FileUse::kRead}, &b_);
     options_->Add({.name = "--measured",
                    .unit = "FILE",
                    .help = "a real run instead of B, to put the report A beside it: AIPerf's "
-                           "profile_export.jsonl, vllm bench serve --save-detailed, or a request log"},
+                           "profile_export.jsonl, vllm bench serve --save-detailed, or a request log",
+                   .file = FileUse::kRead},
                   &measured_);
     options_->AddRepeated({.name = "--tolerance",
                            .unit = "[NAME:]LIMIT",
@@ -67,9 +69,10 @@ class CompareCommand final : public Command {
                           &tolerances_);
     options_->Add({.name = "--steps-a",
                    .unit = "FILE",
-                   .help = "steps of A, to find where the schedules part"},
+                   .help = "steps of A, to find where the schedules part",
+                   .file = FileUse::kRead},
                   &steps_a_);
-    options_->Add({.name = "--steps-b", .unit = "FILE", .help = "steps of B"}, &steps_b_);
+    options_->Add({.name = "--steps-b", .unit = "FILE", .help = "steps of B", .file = FileUse::kRead}, &steps_b_);
     options_->AddFlag({.name = "--same-schedule", .help = "the schedules may not differ"},
                       &same_schedule_);
     options_->AddFlag(
@@ -78,7 +81,8 @@ class CompareCommand final : public Command {
     options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
     options_->Add({.name = "--html",
                    .unit = "FILE",
-                   .help = "a page with the charts of both reports over each other"},
+                   .help = "a page with the charts of both reports over each other",
+                   .file = FileUse::kWritten},
                   &html_);
     options_->AddFlag({.name = "--quiet", .help = "print nothing; the exit status says it"},
                       &quiet_);
@@ -161,11 +165,6 @@ absl::Status CompareCommand::CheckPage(const ResultFile& a) const {
     return absl::InvalidArgumentError(
         "--html and the comparison both want standard output; write one of them to a file, or add "
         "--quiet");
-  }
-  for (const std::string& input : {a_, b_, steps_a_, steps_b_}) {
-    if (input == "-" || !IsSameFile(html_, input)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--html: ", html_, " is what is compared and would be overwritten; name another file"));
   }
   return absl::OkStatus();
 }

@@ -32,10 +32,12 @@ class ConvertCommand final : public Command {
  public:
   explicit ConvertCommand(OptionParser* program)
       : options_(program->AddCommand("convert", "Write a trace in another form")) {
-    options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true},
+    options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true,
+                   .file = FileUse::kRead},
                   &in_);
     options_->Add(
-        {.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
+        {.name = "OUT", .help = "file to write; - is standard output", .is_required = true,
+         .file = FileUse::kWritten}, &out_);
     options_->Add({.name = "--to",
                    .unit = "native|mooncake|csv|oracle",
                    .help = "form to write; oracle is one access per block of a prompt, for "
@@ -60,10 +62,6 @@ class ConvertCommand final : public Command {
     if (!config.ok()) return Fail("convert", config.status());
     auto reader = MakeReaderOptions(*config);
     if (!reader.ok()) return Fail("convert", reader.status());
-    if (out_ != "-" && IsSameFile(in_, out_)) {
-      return Fail("convert", absl::InvalidArgumentError(absl::StrCat(
-                                 out_, " is the trace itself and would be overwritten")));
-    }
     ConvertOptions options;
     options.reader = *reader;
     options.sort = sort_;

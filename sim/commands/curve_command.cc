@@ -6,6 +6,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/curve_options.h"
 #include "kvblocks/sim/commands/curve_run.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -70,9 +71,13 @@ ExitStatus CurveCommand::Run() {
   }
   const auto config = input_.Configure();
   if (!config.ok()) return Fail("curve", config.status());
-  if (absl::Status status = output_.Check(config->trace(), {}); !status.ok()) {
+  if (absl::Status status = output_.Check(FilesOf(*config)); !status.ok()) {
     return Fail("curve", status);
   }
+  // Pools of all sizes are asked about, that of the device among them.
+  auto used = *config;
+  used.set_num_blocks(0);
+  if (absl::Status status = input_.CheckUses(used); !status.ok()) return Fail("curve", status);
   pb::CurveReport report;
   ProgressLine progress(output_.quiet());
   if (absl::Status status = RunCurve(*config, curve_, &progress, &report); !status.ok()) {

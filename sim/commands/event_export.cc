@@ -62,7 +62,8 @@ void EventExport::AddOptions(OptionParser* options, const std::string& group) {
        .unit = "ENDPOINT",
        .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
                "in its place records them for kvsim events",
-       .group = group},
+       .group = group,
+       .file = FileUse::kWritten},
       &target_);
   options->Add({.name = "--events-replay",
                 .unit = "ENDPOINT",

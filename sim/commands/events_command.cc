@@ -51,7 +51,8 @@ class EventsCommand final : public Command {
  public:
   explicit EventsCommand(OptionParser* program)
       : options_(program->AddCommand("events", "Show, check and record KV events of an engine")) {
-    options_->Add({.name = "SOURCE", .help = "endpoint or recorded file", .is_required = true},
+    options_->Add({.name = "SOURCE", .help = "endpoint or recorded file", .is_required = true,
+                   .file = FileUse::kRead},
                   &source_);
     options_->AddRepeated(
         {.name = "--source", .unit = "ENDPOINT", .help = "a further engine; may be given again"},
@@ -70,7 +71,8 @@ class EventsCommand final : public Command {
         {.name = "--idle", .unit = "TIME", .help = "stop when nothing came for this long"}, &idle_);
     options_->Add({.name = "--batches", .unit = "N", .help = "stop after N batches"}, 1,
                   int64_t{1} << 60, &max_batches_);
-    options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file"},
+    options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file",
+                   .file = FileUse::kWritten},
                   &record_);
     options_->AddFlag({.name = "--show", .help = "print each event as it comes"}, &show_);
     options_->AddFlag({.name = "--json",
@@ -159,10 +161,6 @@ class EventsCommand final : public Command {
       return absl::InvalidArgumentError(
           "--record: got standard output, which has the report; "
           "name a file");
-    }
-    if (IsSameFile(record_, source_)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--record: ", record_, " is the source itself; name another file"));
     }
     auto sink = OpenByteSink(record_);
     if (!sink.ok()) return sink.status();

@@ -181,6 +181,7 @@ ExitStatus ExplainCommand::Run() {
   if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
     return Fail("explain", fleet.status());
   }
+  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("explain", status);
   if (IsFleet(*config)) {
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(

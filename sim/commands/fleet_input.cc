@@ -84,13 +84,6 @@ absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) 
 }
 
 absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
-  for (const FleetOption& option : kFleetOptions) {
-    const std::string_view field = option.field;
-    if (field != "router_queue_order" && field != "router_queue_limit") continue;
-    if (!config.router_queue().empty() || (config.*option.text)().empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(FlagName(option.field), " needs --router-queue, without which nobody waits"));
-  }
   if (!config.router_queue().empty()) {
     absl::Status status = SetQueueLimits(config.router_queue(), queue);
     if (!status.ok()) return status;

@@ -67,13 +67,16 @@ class GenCommand final : public Command {
  public:
   explicit GenCommand(OptionParser* program)
       : options_(program->AddCommand("gen", "Make a workload")) {
-    options_->Add({.name = "SPEC", .help = "specification; - is standard input"}, &spec_);
+    options_->Add({.name = "SPEC", .help = "specification; - is standard input",
+                   .file = FileUse::kRead}, &spec_);
     options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
-                   "output; compressed if its name ends in .gz or .zst"}, &output_);
+                   "output; compressed if its name ends in .gz or .zst",
+                   .file = FileUse::kWritten}, &output_);
     options_->Add({.name = "--to", .unit = "native|mooncake|csv|oracle|spec",
                    .help = "form to write [native]; spec: what it is made from"}, &to_);
     options_->Add({.name = "--like", .unit = "TRACE",
-                   .help = "reuse prefixes as this trace does; nothing of its content is kept"},
+                   .help = "reuse prefixes as this trace does; nothing of its content is kept",
+                   .file = FileUse::kRead},
                   &like_);
     options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
                        "all pool sizes"}, &check_);
@@ -125,9 +128,15 @@ class GenCommand final : public Command {
                              kMaxConfigBytes, " (--limit reads less of the trace)")));
     }
     if (output_) {
-      const absl::Status status = to_ == "spec" ? WriteFile(*output_, text) : WriteRequests(text);
+      const absl::Status status = to_ == "spec" ? WriteFile(*output_, text) : WriteRequests(*workload, text);
       if (IsReaderGone(status)) return kDone;
       if (!status.ok()) return Fail("gen", status);
+    }
+    if (num_missing_ > 0) {
+      std::fprintf(stderr,
+                   "kvsim gen: note: %s of %s requests are missing: nothing arrives after 10^9 seconds; "
+                   "raise the rate, or ask for fewer\n",
+                   WithThousands(num_missing_).c_str(), WithThousands(workload->requests()).c_str());
     }
     if (!note_.empty() && !quiet_) std::fprintf(stderr, "kvsim gen: note: %s\n", note_.c_str());
     return check_ ? Check(text, *reader_options) : kDone;
@@ -161,11 +170,11 @@ class GenCommand final : public Command {
       return absl::InvalidArgumentError(
           absl::StrCat("--like: got it beside ", spec_, ", expected the one or the other"));
     }
-    for (const std::string& in : {spec_, like_.value_or("")}) {
-      if (output_ && !in.empty() && *output_ != "-" && IsSameFile(in, *output_)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--output: ", in, " is what is read and would be overwritten"));
-      }
+    std::vector<const google::protobuf::FieldDescriptor*> of_trace;
+    given_.GetReflection()->ListFields(given_, &of_trace);
+    if (!of_trace.empty() && !like_) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          FlagName(std::string(of_trace.front()->name())), " needs --like, whose trace it is about"));
     }
     for (const ChatOption& option : chat_options_) {
       if (!option.value->has_value() || (spec_.empty() && !like_)) continue;
@@ -265,7 +274,7 @@ class GenCommand final : public Command {
         absl::StrCat(flag, ": got \"", text, "\", expected a number"));
   }
 
-  absl::Status WriteRequests(const std::string& text) const {
+  absl::Status WriteRequests(const wl::Workload& workload, const std::string& text) {
     auto reader = OpenTraceString(text, "the workload", {});
     if (!reader.ok()) return reader.status();
     auto sink = OpenByteSink(*output_);
@@ -274,6 +283,7 @@ class GenCommand final : public Command {
     *reader = WithProgress(*std::move(reader), &progress_);
     const auto report = CopyTrace(**reader, *writer);
     if (!report.ok()) return report.status();
+    if (workload.sessions() == 0) num_missing_ = workload.requests() - report->num_requests;
     if (quiet_) return absl::OkStatus();
     for (const std::string& loss : report->losses) {
       std::fprintf(stderr, "kvsim gen: not written: %s\n", loss.c_str());
@@ -314,6 +324,7 @@ class GenCommand final : public Command {
   int64_t seed_ = -1, requests_ = -1;
   bool check_ = false, quiet_ = false;
   std::string note_;  // of the fit
+  int64_t num_missing_ = 0;  // of the requests asked for
   mutable ProgressLine progress_{/*quiet=*/false};
 };
 

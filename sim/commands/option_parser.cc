@@ -78,11 +78,64 @@ std::string UnknownFlag(int argc, char** argv, const std::vector<std::string>& k
   return "";
 }
 
+// Null: there is none of this name.
+const CLI::App* FindCommand(const CLI::App& app, const std::string& name) {
+  const auto found =
+      app.get_subcommands([&](const CLI::App* command) { return command->get_name() == name; });
+  return found.empty() ? nullptr : found.front();
+}
+
+// What the library would take without a word: "--csv= x" as the value x, "--csv --json" as the value
+// --json, "--json=maybe" as an exception of another kind.
+std::string BadValue(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* command = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--") return "";
+    const size_t equals = argument.substr(0, 2) == "--" ? argument.find('=') : std::string::npos;
+    const std::string name = argument.substr(0, equals);
+    if (name.empty() || name[0] != '-') {
+      const CLI::App* chosen = command == &app ? FindCommand(app, name) : nullptr;
+      if (chosen != nullptr) command = chosen;
+      continue;
+    }
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (option == nullptr || !option->nonpositional()) continue;  // told elsewhere
+    const std::string unit = option->get_type_name();
+    const std::string expected = unit.empty() ? "a value" : unit;
+    if (option->get_expected_max() == 0) {
+      if (equals == std::string::npos) continue;
+      const std::string value = argument.substr(equals + 1);
+      if (value == "true" || value == "false") continue;
+      return absl::StrCat(name, ": got \"", value, "\", expected no value");
+    }
+    if (equals != std::string::npos) {
+      if (equals + 1 < argument.size()) continue;
+      return absl::StrCat(name, ": got an empty value, expected ", expected);
+    }
+    const std::string value = i + 1 < argc ? argv[++i] : "";
+    if (i == argc) return absl::StrCat(name, ": got no value, expected ", expected);
+    if (value.size() > 2 && value.substr(0, 2) == "--") {
+      return absl::StrCat(name, ": got no value before ", value, ", expected ", expected, " (", name,
+                          "=", value, " if that is meant)");
+    }
+  }
+  return "";
+}
+
+std::string NameOf(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app.get_name()
+                        : absl::StrCat(app.get_name(), " ", chosen.front()->get_name());
+}
+
+std::string WithHint(const std::string& name, const std::string& message) {
+  return absl::StrCat(name, ": ", message, "\n(", name, " --help lists all options)\n");
+}
+
 std::string Message(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
   const auto chosen = app.get_subcommands();
   const CLI::App& command = chosen.empty() ? app : *chosen.front();
-  std::string name = app.get_name();
-  if (!chosen.empty()) absl::StrAppend(&name, " ", command.get_name());
   std::string message = error.what();
   const std::vector<std::string> known = KnownFlags(command);
   const std::string unknown = UnknownFlag(argc, argv, known);
@@ -91,7 +144,7 @@ std::string Message(const CLI::ParseError& error, const CLI::App& app, int argc,
     const std::string suggestion = SuggestName(unknown, known);
     if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
   }
-  return absl::StrCat(name, ": ", message, "\n(", name, " --help lists all options)\n");
+  return WithHint(NameOf(app), message);
 }
 
 }  // namespace
@@ -104,19 +157,37 @@ class OptionParser::Impl {
   CLI::App* app() const { return app_; }
 
   // Calls `set` for each value given.
-  CLI::Option* Add(const OptionText& option, Setter set) {
-    CLI::callback_t callback = [name = FirstName(option),
+  CLI::Option* Add(const OptionText& option, Setter set, bool is_repeated = false) {
+    CLI::callback_t callback = [this, name = FirstName(option), file = option.file, is_repeated,
                                 set = std::move(set)](const CLI::results_t& texts) {
+      if (!is_repeated && texts.size() > 1) {
+        throw CLI::ValidationError(absl::StrCat(name, ": got ", texts.size(), " values, \"", texts[0],
+                                                "\" and \"", texts[1], "\", expected one"));
+      }
       for (const std::string& text : texts) {
+        if (text.empty()) throw CLI::ValidationError(absl::StrCat(name, ": got an empty value"));
+        if (file != FileUse::kNone) files_.push_back({name, text, file});
         const std::string wrong = set(text);
         if (!wrong.empty()) throw CLI::ValidationError(absl::StrCat(name, ": ", wrong));
       }
       return true;
     };
-    return app_->add_option(option.name, std::move(callback), option.help)
-        ->type_name(option.unit)
-        ->group(option.group)
-        ->required(option.is_required);
+    CLI::Option* added = app_->add_option(option.name, std::move(callback), option.help)
+                             ->type_name(option.unit)
+                             ->group(option.group)
+                             ->required(option.is_required);
+    if (option.name[0] == '-') added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    return added;
+  }
+
+  const std::vector<RunFile>& files() const { return files_; }
+
+  // Of the command that is chosen.
+  absl::Status CheckFiles() const {
+    for (const auto& child : children_) {
+      if (child->is_chosen()) return CheckRunFiles(child->files());
+    }
+    return absl::OkStatus();
   }
 
   OptionParser* AddChild(std::unique_ptr<OptionParser> child) {
@@ -128,6 +199,7 @@ class OptionParser::Impl {
   std::unique_ptr<CLI::App> owned_;  // of the program; it owns those of the commands
   CLI::App* app_;
   std::vector<std::unique_ptr<OptionParser>> children_;
+  std::vector<RunFile> files_;
 };
 
 OptionParser::OptionParser(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -179,7 +251,7 @@ void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string
 }
 
 void OptionParser::AddRepeated(const OptionText& option, Setter set) {
-  impl_->Add(option, std::move(set))->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  impl_->Add(option, std::move(set), /*is_repeated=*/true);
 }
 
 void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
@@ -188,7 +260,8 @@ void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
       ->Add(option,
             [=](const std::string& text) {
               return SetInteger(text, low, high, &values->emplace_back());
-            })
+            },
+            /*is_repeated=*/true)
       ->expected(1, CLI::detail::expected_max_vector_size)
       ->allow_extra_args();
 }
@@ -212,6 +285,13 @@ void OptionParser::set_footer(const std::string& footer) { impl_->app()->footer(
 
 ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
   CLI::App& app = *impl_->app();
+  if (const std::string bad = BadValue(app, argc, argv); !bad.empty()) {
+    const CLI::App* command = argc > 1 ? FindCommand(app, argv[1]) : nullptr;
+    *text = WithHint(command == nullptr ? app.get_name()
+                                        : absl::StrCat(app.get_name(), " ", command->get_name()),
+                     bad);
+    return ParseOutcome::kRefused;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -222,12 +302,18 @@ ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
     *text = Message(error, app, argc, argv);
     return ParseOutcome::kRefused;
   }
+  if (absl::Status status = impl_->CheckFiles(); !status.ok()) {
+    *text = WithHint(NameOf(app), std::string(status.message()));
+    return ParseOutcome::kRefused;
+  }
   return ParseOutcome::kParsed;
 }
 
 bool OptionParser::is_chosen() const { return impl_->app()->parsed(); }
 
 std::string OptionParser::Help() const { return impl_->app()->help(); }
+
+const std::vector<RunFile>& OptionParser::files() const { return impl_->files(); }
 
 std::string SuggestName(std::string_view unknown, const std::vector<std::string>& known) {
   const std::string_view name = unknown.substr(0, unknown.find('='));

@@ -8,7 +8,8 @@
 //   if (program.Parse(argc, argv, &text) == ParseOutcome::kParsed && verify->is_chosen()) ...
 //
 // Always: only Parse writes the variables, which must outlive it. Messages name the option, the
-// value and what is expected instead. The library behind it takes seconds to compile wherever it
+// value and what is expected instead. No option is given an empty value or the next option as its
+// value, and no file is both read and written. The library behind it takes seconds to compile wherever it
 // is included; that is option_parser.cc alone.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_
@@ -22,6 +23,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kvblocks/sim/commands/run_files.h"
+
 namespace kvblocks::sim {
 
 struct OptionText {
@@ -33,6 +36,7 @@ struct OptionText {
   std::string help = {};
   std::string group = "Options";  // heading in the help
   bool is_required = false;
+  FileUse file = FileUse::kNone;  // of a value that is a path
 };
 
 enum class ParseOutcome { kParsed, kHelp, kRefused };
@@ -72,6 +76,8 @@ class OptionParser {
   // Of a command: whether the command line names it.
   bool is_chosen() const;
   std::string Help() const;
+  // Of a command: the files that the command line named.
+  const std::vector<RunFile>& files() const;
 
  private:
   class Impl;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/simulation_config.h"
 
 namespace kvblocks::sim {
@@ -89,6 +90,7 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
   const FieldDescriptor* field = FieldOf(row);
   OptionText option = {
       .name = FlagName(row.field), .unit = row.unit, .help = HelpOf(row), .group = row.group};
+  if (NamesFile(row.field)) option.file = FileUse::kRead;
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
     options->AddFlag(option, [field, given](bool value) {
       given->GetReflection()->SetBool(given, field, value);
@@ -112,6 +114,33 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
 }
 
 }  // namespace
+
+bool NamesFile(std::string_view field) {
+  if (field == "model" || field == "draft_model") return true;
+  for (const OptionRow& row : ReplayOptionRows()) {
+    const std::string_view unit = row.unit;
+    if (row.field == field) return unit == "PATH" || unit == "FILE" || unit == "FOLDER";
+  }
+  return false;
+}
+
+std::vector<RunFile> FilesOf(const ReplayConfig& config) {
+  std::vector<ReplayConfig> configs = {config};
+  if (const auto kinds = ReplicaKinds(config); kinds.ok()) {  // bad ones are told elsewhere
+    for (const ReplicaKind& kind : *kinds) configs.push_back(kind.config);
+  }
+  std::vector<RunFile> files;
+  for (const ReplayConfig& one : configs) {
+    for (const OptionRow& row : ReplayOptionRows()) {
+      if (!NamesFile(row.field)) continue;
+      const std::string path = one.GetReflection()->GetString(one, FieldOf(row));
+      if (path.empty()) continue;
+      const bool is_trace = std::string_view(row.field) == "trace";
+      files.push_back({is_trace ? "TRACE" : FlagName(row.field), path, FileUse::kRead});
+    }
+  }
+  return files;
+}
 
 absl::StatusOr<std::string> OptionField(std::string_view name) {
   std::string field(name.substr(0, 2) == "--" ? name.substr(2) : name);

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/commands/run_files.h"
 #include "kvblocks/sim/config.pb.h"
 
 namespace kvblocks::sim {
@@ -44,6 +45,12 @@ absl::Status BadOption(std::string_view flag, std::string_view got, std::string_
 // InvalidArgument names an option that there is not, or a value that is none.
 absl::Status SetOption(std::string_view name, const std::string& value,
                        ::kvblocks::config::v1::ReplayConfig* config);
+// Whether values of this field are paths that a replay reads. A model may be one of its config.json.
+bool NamesFile(std::string_view field);
+// What a replay with these options reads: the trace, tables, and a model's configuration. Of all kinds of
+// replicas.
+std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& config);
+
 // The field that this name stands for; InvalidArgument if it is no option of a replay.
 absl::StatusOr<std::string> OptionField(std::string_view name);
 
@@ -68,6 +75,14 @@ absl::Status InOptionWords(const absl::Status& status);
 
 // Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
 absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// What would be ignored is refused: an option that is given, or that a file changes, beside others without
+// which it does nothing. InvalidArgument names it and what it needs. REQUIRES: an effective configuration
+// whose values are good; `given` is what the command line says of it.
+absl::Status CheckOptionUses(const ::kvblocks::config::v1::ReplayConfig& config,
+                             const ::kvblocks::config::v1::ReplayConfig& given);
+// Sets options that do nothing to their defaults, for points of a sweep: an option may be for some of them.
+void DropUselessOptions(::kvblocks::config::v1::ReplayConfig* config);
 
 // Whether the groups that a configuration lists attend to an encoder.
 bool HasCrossAttention(const ::kvblocks::config::v1::ReplayConfig& config);

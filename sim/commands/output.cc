@@ -1,6 +1,5 @@
 #include "kvblocks/sim/commands/output.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -58,13 +57,6 @@ void SetInterruptNote(const std::string& note) {
 }
 
 const char* InterruptNote() { return interrupt_note; }
-
-bool IsSameFile(const std::string& a, const std::string& b) {
-  struct stat x, y;
-  if (a == b || (IsStandardOutput(a) && IsStandardOutput(b))) return true;
-  return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
-         x.st_ino == y.st_ino && S_ISREG(x.st_mode);
-}
 
 bool UseColor(const std::string& choice) {
   if (choice != "auto") return choice == "always";

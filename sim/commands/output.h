@@ -35,9 +35,6 @@ void SetInterruptNote(const std::string& note);
 // May be called from a signal handler.
 const char* InterruptNote();
 
-// Whether two paths name the same output, or the same existing file.
-bool IsSameFile(const std::string& a, const std::string& b);
-
 // "auto" (a terminal, and NO_COLOR is not set), "always" or "never".
 bool UseColor(const std::string& choice);
 

@@ -102,7 +102,8 @@ class PlanCommand final : public Command {
     options_->Add({.name = "--html",
                    .unit = "FILE",
                    .help = "a page of charts and tables for a browser, too; - is standard output, "
-                           "without a table"},
+                           "without a table",
+                   .file = FileUse::kWritten},
                   &html_);
     options_->Add(
         {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},

@@ -106,8 +106,7 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
 absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_cache,
                             KvCacheManagerOptions* manager) {
   if (!config.partial_hits()) {
-    if (config.match_unit() == 0) return absl::OkStatus();
-    return BadOption("--match-unit", absl::StrCat(config.match_unit()), "none without --partial-hits");
+    return absl::OkStatus();
   }
   if (!config.prefix_caching()) return BadOption("--partial-hits", "true", "prefix caching with it");
   const bool has_states =
@@ -158,15 +157,11 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
 // What finished requests may keep. The rules themselves are the scheduler's.
 absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cache,
                          KvCacheManagerOptions* manager) {
-  constexpr double kDefaultShare = 0.5;  // as in the option's row
   const double share = config.max_retained_share();
   if (config.retain().empty()) {
     if (RanksRetainedBlocks(manager->eviction_policy)) {
       return BadOption("--eviction-policy", config.eviction_policy(),
                  "another one, or --retain beside it: it ranks what that keeps");
-    }
-    if (share != kDefaultShare) {
-      return BadOption("--max-retained-share", absl::StrCat(share), "--retain beside it, which it limits");
     }
     return absl::OkStatus();
   }

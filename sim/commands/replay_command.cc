@@ -74,7 +74,8 @@ class ReplayCommand final : public Command {
         {.name = "--steps",
          .unit = "FILE",
          .help = "one row per step, for kvsim compare; - is standard output, without a table",
-         .group = kOutput},
+         .group = kOutput,
+         .file = FileUse::kWritten},
         &steps_);
     options_->AddFlag(
         {.name = "--step-requests",
@@ -118,10 +119,7 @@ class ReplayCommand final : public Command {
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
-  std::vector<ReportOutput::File> others = exports_.Outputs();
-  others.insert(others.begin(), {"--steps", steps_});
-  others.push_back({"--events", events_.file()});
-  if (absl::Status status = output_.Check(config.trace(), others); !status.ok()) return status;
+  if (absl::Status status = output_.Check(FilesOf(config)); !status.ok()) return status;
   if (step_requests_ && steps_.empty()) {
     return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
   }
@@ -131,7 +129,7 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
 
 // Those that say nothing of replicas.
 absl::Status ReplayCommand::CheckFleetOutputs() const {
-  std::vector<ReportOutput::File> others = exports_.Outputs();
+  auto others = exports_.Outputs();
   others.push_back({"--steps", steps_});
   for (const auto& [option, value] : others) {
     if (value.empty()) continue;
@@ -143,7 +141,7 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
 
 // Those that say nothing of replicas of two kinds.
 absl::Status ReplayCommand::CheckSplitOutputs() const {
-  const ReportOutput::File others[] = {{"--csv", output_.csv()},
+  const std::pair<const char*, std::string> others[] = {{"--csv", output_.csv()},
                                        {"--html", output_.html()},
                                        {"--events", events_.is_asked_for() ? "asked for" : ""},
                                        {"--print-config", print_config_ ? "asked for" : ""}};
@@ -200,8 +198,8 @@ void ReplayCommand::NoteThreads(const FleetResult& result) const {
 ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return Fail("replay", fleet.status());
-  if (absl::Status status = (*fleet)->SetThreads(threads_); !status.ok()) {
-    return Fail("replay", status);
+  for (const absl::Status& status : {input_.CheckUses(config), (*fleet)->SetThreads(threads_)}) {
+    if (!status.ok()) return Fail("replay", status);
   }
   if (print_config_) return PrintConfig(config);
   if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
@@ -329,6 +327,7 @@ ExitStatus ReplayCommand::Run() {
   }
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
+  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("replay", status);
   if (split_.is_split()) return RunSplit(*config, *setup);
   if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
     return Fail("replay", fleet.status());

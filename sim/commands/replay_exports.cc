@@ -33,7 +33,8 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
   options->Add({.name = "--perfetto",
                 .unit = "FILE",
                 .help = "a timeline for ui.perfetto.dev; - is standard output, without a table",
-                .group = group},
+                .group = group,
+                .file = FileUse::kWritten},
                &perfetto_);
   options->Add({.name = "--perfetto-limit",
                 .unit = "MB",
@@ -44,7 +45,8 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
                 .unit = "FILE",
                 .help = "what a server's /metrics would show at the end, as OpenMetrics text; - is "
                         "standard output, without a table",
-                .group = group},
+                .group = group,
+                .file = FileUse::kWritten},
                &metrics_);
   options->Add({.name = "--metrics-tick",
                 .unit = "TIME",

@@ -26,20 +26,23 @@ ReplayInput::ReplayInput(OptionParser* options, Fleets fleets)
   options_->Add(
       {.name = "TRACE",
        .help =
-           "trace file, compressed or not; - is standard input; without it the example workload"},
+           "trace file, compressed or not; - is standard input; without it the example workload",
+       .file = FileUse::kRead},
       [this](const std::string& path) {
         given_.set_trace(path);
         return std::string();
       });
   options_->Add({.name = "--config",
                  .unit = "FILE",
-                 .help = "configuration file, protobuf text or JSON; options win"},
+                 .help = "configuration file, protobuf text or JSON; options win",
+                 .file = FileUse::kRead},
                 &config_file_);
   options_->Add(
       {.name = "--kv-cache-config",
        .unit = "FILE",
        .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
-       .group = "Pool and prefix cache"},
+       .group = "Pool and prefix cache",
+       .file = FileUse::kRead},
       &groups_file_);
 }
 
@@ -78,6 +81,10 @@ absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
   ReplayConfig file;
   if (absl::Status status = Read(&file); !status.ok()) return status;
   return EffectiveConfig(file, given_);
+}
+
+absl::Status ReplayInput::CheckUses(const ReplayConfig& config) const {
+  return CheckOptionUses(config, given_);
 }
 
 absl::StatusOr<ReplayConfig> ReplayInput::Asked() {

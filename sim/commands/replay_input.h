@@ -36,6 +36,8 @@ class ReplayInput {
   absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Configure();
   // The same without the defaults: what file and command line set, and nothing else.
   absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Asked();
+  // See CheckOptionUses; of a configuration that Configure made and a setup took.
+  absl::Status CheckUses(const ::kvblocks::config::v1::ReplayConfig& config) const;
   // What the command line alone says; after the parse.
   const ::kvblocks::config::v1::ReplayConfig& given() const { return given_; }
 

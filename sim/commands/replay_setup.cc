@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -240,18 +239,7 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
 absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   auto tiers = ParseTiers(config.tier());
   if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
-  if (tiers->empty()) {
-    for (const auto& [flag, value, is_default] :
-         {std::tuple("--load", config.load(), config.load() == "async"),
-          std::tuple("--load-if", config.load_if(), config.load_if() == "always"),
-          std::tuple("--load-failures", absl::StrCat(config.load_failures()),
-                     config.load_failures() == 0),
-          std::tuple("--load-failure-policy", config.load_failure_policy(),
-                     config.load_failure_policy() == "fail")}) {
-      if (!is_default) return BadOption(flag, value, "--tier beside it, which it is about");
-    }
-    return absl::OkStatus();
-  }
+  if (tiers->empty()) return absl::OkStatus();
   if (!config.prefix_caching()) {
     return BadOption("--tier", config.tier(), "nothing with --no-prefix-caching");
   }

@@ -72,10 +72,11 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
           FlagName(*field), ": got \"", value, "\", expected none here: all replicas have the same; "
           "what may differ are options of pool, scheduler, drafts, model, device and time"));
     }
-    if (absl::Status status = SetOption(*field, value, &kind->config); !status.ok()) return status;
+    if (absl::Status status = SetOption(*field, value, &kind->given); !status.ok()) return status;
     absl::StrAppend(&kind->options, kind->options.empty() ? "" : " ", FlagName(*field).substr(2), "=",
                     value);
   }
+  kind->config.MergeFrom(kind->given);
   return CheckOptionRanges(kind->config);
 }
 

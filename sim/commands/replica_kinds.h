@@ -16,6 +16,7 @@ namespace kvblocks::sim {
 struct ReplicaKind {
   int64_t count = 1;
   std::string options = {};  // that differ, as "device=h200 tensor-parallel=2"
+  ::kvblocks::config::v1::ReplayConfig given = {};   // the same
   ::kvblocks::config::v1::ReplayConfig config = {};  // effective
 };
 

@@ -17,24 +17,28 @@ void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
 void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
                             const Files& files) {
   has_files_ = true;
+  options_ = options;
   AddJson(options, group);
   options->Add({.name = "--json-file",
                 .unit = "FILE",
                 .help = "write the report as JSON, too; - is standard output, without a table",
-                .group = group},
+                .group = group,
+                .file = FileUse::kWritten},
                &json_file_);
   if (files.rows_help != nullptr) {
     options->Add({.name = "--csv",
                   .unit = "FILE",
                   .help = absl::StrCat(files.rows_help, "; - is standard output, without a table"),
-                  .group = group},
+                  .group = group,
+                  .file = FileUse::kWritten},
                  &csv_);
   }
   if (files.has_page) {
     options->Add({.name = "--html",
                   .unit = "FILE",
                   .help = "the report as a page of charts and tables for a browser",
-                  .group = group},
+                  .group = group,
+                  .file = FileUse::kWritten},
                  &html_);
   }
 }
@@ -49,29 +53,15 @@ void ReportOutput::AddTerminal(OptionParser* options, const std::string& group,
                &color_);
 }
 
-absl::Status ReportOutput::Check(const std::string& trace, const std::vector<File>& others) {
-  std::vector<File> files = {
-      {"--json", json_ ? "-" : ""}, {"--json-file", json_file_}, {"--csv", csv_}, {"--html", html_}};
+absl::Status ReportOutput::Check(const std::vector<RunFile>& others) {
+  std::vector<RunFile> files;
+  if (json_) files.push_back({"--json", "-", FileUse::kWritten});
+  files.insert(files.end(), options_->files().begin(), options_->files().end());
   files.insert(files.end(), others.begin(), others.end());
-  for (size_t i = 0; i < files.size(); ++i) {
-    const auto& [option, path] = files[i];
-    if (path.empty()) continue;
-    is_stdout_taken_ |= IsStandardOutput(path);
-    if (path != "-" && IsSameFile(path, trace)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          option, ": ", path, " is the trace itself and would be overwritten; name another file"));
-    }
-    for (size_t j = i + 1; j < files.size(); ++j) {
-      const auto& [other, other_path] = files[j];
-      if (other_path.empty() || !IsSameFile(path, other_path)) continue;
-      return absl::InvalidArgumentError(
-          IsStandardOutput(path)
-              ? absl::StrCat(option, " and ", other,
-                             " both want standard output; write one of them to a file")
-              : absl::StrCat(option, " and ", other, " are both ", path, "; name two files"));
-    }
+  for (const RunFile& file : files) {
+    is_stdout_taken_ |= file.use == FileUse::kWritten && IsStandardOutput(file.path);
   }
-  return absl::OkStatus();
+  return CheckRunFiles(files);
 }
 
 ExitStatus ReportOutput::Print(const std::string& command,

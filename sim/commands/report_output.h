@@ -4,31 +4,29 @@
 //   output.AddFiles(options, kOutput, {.rows_help = "one row per size", .has_page = true});
 //   output.AddTerminal(options, kOutput, "neither table nor progress");
 //   ...
-//   absl::Status status = output.Check(trace, {{"--steps", steps}});   // before anything runs
+//   absl::Status status = output.Check(FilesOf(config));   // before anything runs
 //   return output.Print("curve", report, {.table = ..., .rows = ..., .page = ...});
 //
-// Always: nothing is written over the trace, no two outputs share a file, and the table gives way to
-// what else wants standard output.
+// Always: nothing is written over what is read, no two outputs share a file, and the table gives way
+// to what else wants standard output.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
 
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
 #include "kvblocks/sim/commands/exit_status.h"
 #include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/commands/run_files.h"
 
 namespace kvblocks::sim {
 
 class ReportOutput {
  public:
-  // Option and path; an empty path is none.
-  using File = std::pair<const char*, std::string>;
   // What files can have beside JSON.
   struct Files {
     const char* rows_help = nullptr;  // of --csv; null: there is none
@@ -48,8 +46,9 @@ class ReportOutput {
   // --quiet, which silences the table, too, where files can have the report; and --color.
   void AddTerminal(OptionParser* options, const std::string& group, const std::string& quiet_help);
 
-  // Whether all outputs, `others` of the command too, go to different places, none of them `trace`.
-  absl::Status Check(const std::string& trace, const std::vector<File>& others);
+  // See CheckRunFiles; of the files that the command line names, and of `others`, which configurations
+  // name. REQUIRES: AddFiles, and the parse.
+  absl::Status Check(const std::vector<RunFile>& others);
 
   // Writes what is asked for; REQUIRES: checked, if there are files. Says on standard error what
   // failed.
@@ -61,6 +60,7 @@ class ReportOutput {
   bool quiet() const { return quiet_; }
 
  private:
+  const OptionParser* options_ = nullptr;
   std::string json_file_, csv_, html_, color_ = "auto";
   bool json_ = false, quiet_ = false, has_files_ = false;
   bool is_stdout_taken_ = false;  // by something else than the table

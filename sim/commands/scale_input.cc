@@ -16,6 +16,9 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+// Between two looks of a rule; a run makes them all, also while nothing happens.
+constexpr SimTime kLeastInterval = 10 * kMillisecond;
+
 template <typename... Parts>
 absl::Status Refuse(const char* field, const std::string& text, const Parts&... expected) {
   return InvalidArgument(FlagName(field), ": got \"", text, "\", expected ", expected...);
@@ -24,7 +27,10 @@ absl::Status Refuse(const char* field, const std::string& text, const Parts&... 
 absl::Status SetTime(const char* field, const std::string& text, SimTime least, SimTime* out) {
   if (text.empty()) return absl::OkStatus();
   const auto time = ParseDuration(text);
-  if (!time.ok() || *time < least) return Refuse(field, text, "a time with a unit, such as 10s");
+  if (!time.ok() || *time < least) {
+    return Refuse(field, text, "a time with a unit", least > 0 ? ", of at least 10ms" : "",
+                  ", such as 10s");
+  }
   *out = *time;
   return absl::OkStatus();
 }
@@ -54,7 +60,7 @@ absl::Status SetRule(const ReplayConfig& config, ScaleRule* rule) {
   for (absl::Status status :
        {SetCount("min_replicas", config.min_replicas(), 1, num_replicas, &rule->least),
         SetCount("max_replicas", config.max_replicas(), num_replicas, kMost, &rule->most),
-        SetTime("scale_interval", config.scale_interval(), 1, &rule->interval),
+        SetTime("scale_interval", config.scale_interval(), kLeastInterval, &rule->interval),
         SetTime("scale_cooldown", config.scale_cooldown(), 0, &rule->cool_down)}) {
     if (!status.ok()) return status;
   }
@@ -69,31 +75,12 @@ bool AsksForScaling(const ReplayConfig& config) {
 
 absl::StatusOr<ScalingOptions> MakeScalingOptions(const ReplayConfig& config) {
   ScalingOptions scaling;
-  struct Needed {
-    const char* field;
-    const std::string& text;
-    bool is_useful;
-    const char* by;
-  };
-  const bool has_rule = !config.scale_rule().empty();
-  const bool is_used = AsksForScaling(config);
-  for (const Needed& option :
-       {Needed{"min_replicas", config.min_replicas(), has_rule, "--scale-rule"},
-        Needed{"max_replicas", config.max_replicas(), has_rule, "--scale-rule"},
-        Needed{"scale_interval", config.scale_interval(), has_rule, "--scale-rule"},
-        Needed{"scale_cooldown", config.scale_cooldown(), has_rule, "--scale-rule"},
-        Needed{"start_time", config.start_time(), is_used, "--scale or --scale-rule"},
-        Needed{"lost_requests", config.lost_requests(), is_used, "--scale"}}) {
-    if (!option.text.empty() && !option.is_useful) {
-      return InvalidArgument(FlagName(option.field), " needs ", option.by);
-    }
-  }
   if (!config.scale().empty()) {
     auto schedule = ParseSchedule(config.scale());
     if (!schedule.ok()) return InvalidArgument("--scale: ", schedule.status().message());
     scaling.schedule = *std::move(schedule);
   }
-  if (has_rule) {
+  if (!config.scale_rule().empty()) {
     absl::Status status = SetRule(config, &scaling.rule.emplace());
     if (!status.ok()) return status;
   }

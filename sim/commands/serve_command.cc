@@ -114,7 +114,8 @@ ServeCommand::ServeCommand(OptionParser* program)
   options_->Add({.name = "--tokenizer",
                  .unit = "FILE",
                  .help = "a Hugging Face tokenizer.json; without it a byte is a token",
-                 .group = kServer},
+                 .group = kServer,
+                 .file = FileUse::kRead},
                 &asked_.tokenizer);
   options_->Add({.name = "--python",
                  .unit = "PROGRAM",
@@ -325,6 +326,9 @@ absl::Status CheckEndpoints(const Asked& asked) {
     if (!asked.topic.empty()) {
       return BadOption("--kv-events-topic", asked.topic, "--kv-events beside it");
     }
+    if (asked.byte_hashes) {
+      return BadOption("--kv-events-bytes", "true", "--kv-events beside it, whose hashes it is about");
+    }
     return absl::OkStatus();
   }
   if (asked.events.find("://") == std::string::npos) {
@@ -441,6 +445,9 @@ ExitStatus ServeCommand::Run() {
   };
   const auto setup = make_setup();
   if (!setup.ok()) return Fail("serve", setup.status());
+  if (absl::Status status = CheckOptionUses(*defaults, asked_.config); !status.ok()) {
+    return Fail("serve", status);
+  }
   const auto options = MakeServerOptions(asked_, *setup);
   if (!options.ok()) return Fail("serve", options.status());
   const auto make_engine = [&]() -> absl::StatusOr<LiveEngine::Options> {

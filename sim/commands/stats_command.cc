@@ -86,7 +86,8 @@ class StatsCommand final : public Command {
   explicit StatsCommand(OptionParser* program)
       : options_(program->AddCommand("stats", "Print what a trace holds")) {
     options_->Add({.name = "TRACE",
-                   .help = "trace file; - is standard input; without it the example workload"},
+                   .help = "trace file; - is standard input; without it the example workload",
+                   .file = FileUse::kRead},
                   &trace_);
     options_->AddList({.name = "--block-size",
                        .unit = "TOKENS ...",

@@ -276,22 +276,6 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
   if (!dtype.ok()) return OfOption("--kv-cache-dtype", "cache_dtype", dtype.status());
   ClockMaker maker(config, hardware, *times, static_cast<double>(ElementBytes(dtype->storage)));
-  // What would be ignored is refused.
-  struct {
-    const char* flag;
-    bool is_set;
-    bool has_use;
-  } const files[] = {
-      {"--step-times", !config.step_times().empty(), config.time() == "recorded"},
-      {"--step-tables", !config.step_tables().empty(), config.time() == "table"},
-      {"--kernel-tables", !config.kernel_tables().empty(),
-       (config.time() == "table" || config.time() == "auto") && config.step_tables().empty()}};
-  for (const auto& file : files) {
-    if (!file.is_set || file.has_use) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.flag, ": has no use with --time=", config.time(),
-                     config.step_tables().empty() ? "" : " and --step-tables"));
-  }
   const bool by_layers =
       config.time() == "auto" || config.time() == "table" || config.time() == "roofline";
   const bool by_kernels = by_layers && config.time() != "roofline" &&

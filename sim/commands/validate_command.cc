@@ -44,7 +44,8 @@ class ValidateCommand final : public Command {
   explicit ValidateCommand(OptionParser* program)
       : options_(program->AddCommand("validate", "List everything that is wrong with a trace")) {
     options_->Add({.name = "TRACE",
-                   .help = "trace file; - is standard input; without it the example workload"},
+                   .help = "trace file; - is standard input; without it the example workload",
+                   .file = FileUse::kRead},
                   &trace_);
     options_->AddFlag({.name = "--strict", .help = "warnings make the trace bad, too"}, &strict_);
     options_->Add({.name = "--max-messages",

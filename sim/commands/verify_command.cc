@@ -277,6 +277,7 @@ ExitStatus VerifyCommand::Run() {
   }
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("verify", setup.status());
+  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("verify", status);
   auto reader = OpenReplayTrace(*config, setup->reader);
   if (!reader.ok()) return Fail("verify", reader.status());
 

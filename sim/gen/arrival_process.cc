@@ -120,9 +120,11 @@ int64_t ArrivalProcess::Next() {
     const auto& gaps = arrivals_.replay().gap_ns();
     const int64_t gap = gaps[static_cast<int>(session_++ % static_cast<uint64_t>(gaps.size()))];
     replay_ns_ = std::min(replay_ns_ + gap, static_cast<int64_t>(kMostNs));
+    has_ended_ = replay_ns_ == static_cast<int64_t>(kMostNs);
     return replay_ns_;
   }
   seconds_ = std::min(seconds_ + Gap(), kLatestSeconds);
+  has_ended_ = seconds_ == kLatestSeconds;
   ++session_;
   return static_cast<int64_t>(std::floor(seconds_ * 1e9 + 0.5));
 }

@@ -20,6 +20,8 @@ class ArrivalProcess {
 
   // Of the next session, in ns since the start.
   int64_t Next();
+  // Whether Next reached the latest time there is, from which on everything would arrive at once.
+  bool has_ended() const { return has_ended_; }
 
  private:
   double Gap();
@@ -38,6 +40,7 @@ class ArrivalProcess {
   double cycle_s_ = 0;       // of all steps
   double weibull_scale_ = 0;
   int64_t replay_ns_ = 0;
+  bool has_ended_ = false;
 };
 
 }  // namespace kvblocks::sim

@@ -72,8 +72,11 @@ class SessionGenerator final : public Generator {
     int num_left = 0;
   };
 
+  // Each session has a request at its start, so that no more sessions than requests are needed.
   bool HasMore() const {
-    return workload_.sessions() == 0 || static_cast<int64_t>(session_) < workload_.sessions();
+    const auto session = static_cast<int64_t>(session_);
+    return (workload_.sessions() == 0 || session < workload_.sessions()) &&
+           (workload_.requests() == 0 || session < workload_.requests()) && !arrivals_.has_ended();
   }
 
   void Begin(int64_t start_ns, std::vector<int64_t> starts_after, int64_t think_ns) {

@@ -17,6 +17,11 @@ namespace pb = ::kvblocks::workload::v1;
 constexpr int64_t kMostCount = int64_t{1} << 40;
 constexpr double kMostSeconds = 1e7;
 constexpr double kMostRate = 1e6;
+// Nothing arrives after 1e9 seconds; so these are 1000 sessions.
+constexpr double kLeastRate = 1e-6;
+constexpr double kLeastStaySeconds = 1e-3;
+// Of its highest value, that a rate has on average: what is drawn is thrown away otherwise.
+constexpr double kLeastMeanShare = 1e-4;
 constexpr double kMostTokens = static_cast<double>(kMostPromptTokens);
 constexpr int64_t kMostEntities = int64_t{1} << 24;
 
@@ -69,7 +74,7 @@ absl::Status CheckLogNormal(const pb::Distribution::LogNormal& shape, double hig
 }
 
 absl::Status CheckArrivals(const pb::Arrivals& arrivals) {
-  const auto rate = [](double value) { return Above0("rate", value, kMostRate); };
+  const auto rate = [](double value) { return InRange("rate", value, kLeastRate, kMostRate); };
   const auto seconds = [](std::string_view field, double value) {
     return Above0(field, value, kMostSeconds);
   };
@@ -97,9 +102,15 @@ absl::Status CheckArrivals(const pb::Arrivals& arrivals) {
     case pb::Arrivals::kOnoff: {
       const pb::Arrivals::OnOff& onoff = arrivals.onoff();
       return WithFieldPrefix(
-          First(Above0("on_rate", onoff.on_rate(), kMostRate),
-                InRange("off_rate", onoff.off_rate(), 0, kMostRate), seconds("on_s", onoff.on_s()),
-                seconds("off_s", onoff.off_s())),
+          First(InRange("on_rate", onoff.on_rate(), kLeastRate, kMostRate),
+                InRange("off_rate", onoff.off_rate(), 0, kMostRate),
+                InRange("on_s", onoff.on_s(), kLeastStaySeconds, kMostSeconds),
+                InRange("off_s", onoff.off_s(), kLeastStaySeconds, kMostSeconds),
+                onoff.on_rate() * onoff.on_s() < kLeastMeanShare
+                    ? Refuse("on_rate", onoff.on_rate(),
+                             absl::StrCat("at least ", kLeastMeanShare / onoff.on_s(),
+                                          ", a session in 10000 stays"))
+                    : absl::OkStatus()),
           "onoff");
     }
     case pb::Arrivals::kDiurnal: {
@@ -111,21 +122,28 @@ absl::Status CheckArrivals(const pb::Arrivals& arrivals) {
     case pb::Arrivals::kRamp: {
       const pb::Arrivals::Ramp& ramp = arrivals.ramp();
       return WithFieldPrefix(First(InRange("from_rate", ramp.from_rate(), 0, kMostRate),
-                                   Above0("to_rate", ramp.to_rate(), kMostRate),
+                                   InRange("to_rate", ramp.to_rate(),
+                                           std::max(kLeastRate, kLeastMeanShare * ramp.from_rate()),
+                                           kMostRate),
                                    seconds("over_s", ramp.over_s())),
                              "ramp");
     }
     case pb::Arrivals::kSteps: {
-      double sum = 0;
+      double sum = 0, all_seconds = 0, most = 0;
       for (int i = 0; i < arrivals.steps().step_size(); ++i) {
         const pb::Arrivals::Step& step = arrivals.steps().step(i);
         const absl::Status status = First(InRange("rate", step.rate(), 0, kMostRate),
                                           seconds("for_s", step.for_s()));
         if (!status.ok()) return WithFieldPrefix(status, absl::StrCat("steps.step[", i, "]"));
-        sum += step.rate();
+        sum += step.rate() * step.for_s();
+        all_seconds += step.for_s();
+        most = std::max(most, step.rate());
       }
-      return sum > 0 ? absl::OkStatus()
-                     : FieldError("steps.step", "no rate above 0", "one at least");
+      if (sum == 0) return FieldError("steps.step", "no rate above 0", "one at least");
+      const double least = std::max(kLeastRate, kLeastMeanShare * most);
+      if (sum / all_seconds >= least) return absl::OkStatus();
+      return FieldError("steps.step", absl::StrCat("a mean rate of ", sum / all_seconds),
+                        absl::StrCat("at least ", least, ", for rates up to ", most));
     }
     case pb::Arrivals::kReplay: {
       for (const int64_t gap : arrivals.replay().gap_ns()) {

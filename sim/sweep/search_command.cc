@@ -16,7 +16,8 @@ void SearchOptions::AddRunOptions(OptionParser* options) {
       {.name = "--results",
        .unit = "FILE",
        .help = "keep each finished point there, a line of JSON each, and replay none that it "
-               "has"},
+               "has",
+       .file = FileUse::kWritten},
       &results_);
   options->AddFlag(
       {.name = "--retry", .help = "replay points again that --results has without figures"},
@@ -57,8 +58,8 @@ absl::Status SearchOptions::Open(const std::string& command, const std::string& 
   return absl::OkStatus();
 }
 
-absl::Status SearchOptions::CheckOutputs(const std::string& trace) {
-  return output_.Check(trace, {{"--results", results_}});
+absl::Status SearchOptions::CheckOutputs(const std::vector<RunFile>& others) {
+  return output_.Check(others);
 }
 
 ExitStatus SearchOptions::Print(const std::string& command, const google::protobuf::Message& report,

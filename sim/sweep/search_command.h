@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
@@ -31,8 +32,8 @@ class SearchOptions {
   DecodedTraces& traces() { return traces_; }
   ContentHashes& hashes() { return hashes_; }
 
-  // Outputs that contradict each other, or would overwrite an input.
-  absl::Status CheckOutputs(const std::string& trace);
+  // Outputs that contradict each other, or would overwrite an input: see ReportOutput::Check. Before Open.
+  absl::Status CheckOutputs(const std::vector<RunFile>& others);
   // Warnings of traces, then the report. Then `done`, or that it could not be written.
   ExitStatus Print(const std::string& command, const google::protobuf::Message& report,
                    const ReportOutput::Texts& texts, ExitStatus done);

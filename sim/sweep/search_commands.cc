@@ -137,7 +137,7 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
     return absl::InvalidArgumentError(absl::StrCat("--objective: ", objective.status().message()));
   }
   tune.objective = *std::move(objective);
-  if (absl::Status status = search_.CheckOutputs(tune.asked.trace()); !status.ok()) {
+  if (absl::Status status = search_.CheckOutputs(FilesOf(tune.asked, tune.axes)); !status.ok()) {
     return status;
   }
   if (absl::Status status = search_.Open("tune", ""); !status.ok()) return status;
@@ -258,7 +258,8 @@ absl::StatusOr<ExitStatus> CapacityCommand::SearchSplit() {
   }
   const auto config = input_.Configure();
   if (!config.ok()) return config.status();
-  if (absl::Status status = search_.CheckOutputs(config->trace()); !status.ok()) return status;
+  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return status;
+  if (absl::Status status = search_.CheckOutputs(FilesOf(*config)); !status.ok()) return status;
   const auto report =
       FindSplit({.config = *config, .most_replicas = split_replicas_, .goodput = goodput_}, split_,
                 search_.num_threads(), search_.quiet(), &search_.traces());
@@ -285,7 +286,7 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
   options.goodput = goodput_;
   options.target_rate = rate_;
   options.tolerance = tolerance_;
-  if (absl::Status status = search_.CheckOutputs(options.asked.trace()); !status.ok()) {
+  if (absl::Status status = search_.CheckOutputs(FilesOf(options.asked, {})); !status.ok()) {
     return status;
   }
   if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;

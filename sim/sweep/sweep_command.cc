@@ -47,7 +47,7 @@ class SweepCommand final : public Command {
   explicit SweepCommand(OptionParser* program)
       : options_(program->AddCommand("sweep", "Replay many combinations of options")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep"}, &spec_);
+    options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep", .file = FileUse::kRead}, &spec_);
     options_->AddRepeated(
         {.name = "--grid",
          .unit = "OPTION=VALUE,...",
@@ -169,17 +169,16 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
                     [&](const SweepMetric& other) { return other.name == metric.name; });
     if (!is_shown) metrics->push_back(metric);
   }
-  if (absl::Status status = search_.CheckOutputs(spec->config().trace()); !status.ok()) {
-    return status;
+  const std::string results =
+      spec_.empty() ? "" : absl::StrCat(spec_.substr(0, spec_.rfind('.')), ".results.jsonl");
+  std::vector<RunFile> files = FilesOf(*spec);
+  if (!results.empty() && !search_.keeps_results()) {
+    files.push_back({"the specification's results", results, FileUse::kWritten});
   }
+  if (absl::Status status = search_.CheckOutputs(files); !status.ok()) return status;
   auto points = ExpandSweep(*spec, &search_.hashes());
   if (!points.ok()) return points.status();
-  const size_t dot = spec_.rfind('.');
-  if (absl::Status status = search_.Open(
-          "sweep", spec_.empty() ? "" : absl::StrCat(spec_.substr(0, dot), ".results.jsonl"));
-      !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = search_.Open("sweep", results); !status.ok()) return status;
   const auto results = search_.runner().Run(*points);
   if (!results.ok()) return results.status();
   if (metrics_.empty()) {

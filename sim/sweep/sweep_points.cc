@@ -280,6 +280,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
     planned.config = *std::move(effective);
     // So that points that differ in these only are one.
     DropUnusedFleetOptions(&planned.config);
+    DropUselessOptions(&planned.config);
   } else {
     planned.status = effective.status();
     planned.config = asked;
@@ -301,6 +302,42 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   }
   planned.name = ContentHashes::OfText(CanonicalBytes(point));
   return planned;
+}
+
+std::vector<RunFile> FilesOf(const ReplayConfig& asked, const std::vector<pb::Axis>& axes) {
+  std::vector<RunFile> files;
+  const auto add = [&](const std::string& option, const std::string& value) {
+    ReplayConfig given;
+    if (!option.empty() && !SetOption(option, value, &given).ok()) return;  // told elsewhere
+    const auto config = EffectiveConfig(asked, given);
+    const std::vector<RunFile> more = FilesOf(config.ok() ? *config : given);
+    files.insert(files.end(), more.begin(), more.end());
+  };
+  add("", "");
+  for (const pb::Axis& axis : axes) {
+    const auto field = OptionField(axis.option());
+    if (!field.ok() || (!NamesFile(*field) && *field != "replica")) continue;
+    const auto values = AxisValues(axis);
+    if (!values.ok()) continue;
+    for (const std::string& value : *values) add(axis.option(), value);
+  }
+  return files;
+}
+
+std::vector<RunFile> FilesOf(const pb::SweepSpec& spec) {
+  std::vector<pb::Axis> axes(spec.grid().begin(), spec.grid().end());
+  pb::Axis traces;
+  traces.set_option("trace");
+  for (const std::string& trace : spec.traces()) traces.add_values(trace);
+  if (spec.traces_size() > 0) axes.push_back(traces);
+  for (const auto& entry : spec.list()) {
+    for (const pb::Setting& setting : entry.settings()) {
+      pb::Axis& axis = axes.emplace_back();
+      axis.set_option(setting.option());
+      axis.add_values(setting.value());
+    }
+  }
+  return FilesOf(spec.config(), axes);
 }
 
 absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,

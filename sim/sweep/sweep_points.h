@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/sim/commands/run_files.h"
 #include "kvblocks/sim/sweep/sweep.pb.h"
 
 namespace kvblocks::sim {
@@ -61,6 +62,11 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ::kvblocks::config::v1::ReplayConfi
                                        const std::vector<::kvblocks::sweep::v1::Setting>& settings,
                                        ContentHashes* hashes, int64_t replicas = 0,
                                        int64_t replica = 0);
+
+// What the points read, as FilesOf of each.
+std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& asked,
+                             const std::vector<::kvblocks::sweep::v1::Axis>& axes);
+std::vector<RunFile> FilesOf(const ::kvblocks::sweep::v1::SweepSpec& spec);
 
 absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const ::kvblocks::sweep::v1::SweepSpec& spec,
                                                       ContentHashes* hashes);

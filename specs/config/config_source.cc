@@ -174,7 +174,10 @@ Place PlaceOf(const std::string& path, const Descriptor* message,
 
 absl::Status SystemError(const std::string& path, int error) {
   const std::string text = std::generic_category().message(error);
-  return absl::ErrnoToStatus(error, path + ": error: cannot read the file: " + text);
+  const std::string message = path + ": error: cannot read the file: " + text;
+  // A wrong path, not a state in which a run would stop.
+  if (error == EISDIR) return absl::InvalidArgumentError(message);
+  return absl::ErrnoToStatus(error, message);
 }
 
 absl::Status TooLarge(std::string_view file_name) {
