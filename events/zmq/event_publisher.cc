@@ -21,6 +21,7 @@ constexpr size_t kMostReplays = 64;
 
 absl::Status CheckOptions(const EventPublisher::Options& options) {
   absl::Status status = CheckRange("buffer_batches", options.buffer_batches, 0, kMostBatches);
+  status.Update(CheckRange("buffer_bytes", options.buffer_bytes, 0, int64_t{1} << 40));
   status.Update(CheckRange("high_water_mark", options.high_water_mark, 1, kMostBatches));
   status.Update(CheckRange("queue_batches", options.queue_batches, 1, kMostBatches));
   status.Update(CheckRange("data_parallel_rank", options.data_parallel_rank, 0, 65'535));
@@ -184,8 +185,10 @@ class EventPublisher::Impl {
       copy.copy(payload);  // of the reference
       SendFrames(pub_, options_.topic, sequence, std::move(copy));
       if (options_.buffer_batches > 0 && replay_) {
-        if (static_cast<int64_t>(buffer_.size()) == options_.buffer_batches) buffer_.pop_front();
+        if (static_cast<int64_t>(buffer_.size()) == options_.buffer_batches) DropOldest();
+        buffered_bytes_ += static_cast<int64_t>(payload.size());
         buffer_.push_back({sequence, std::move(payload)});
+        while (buffered_bytes_ > options_.buffer_bytes && buffer_.size() > 1) DropOldest();
       }
       Count(num_batches_, 1);
       Count(num_events_, num_events);
@@ -196,6 +199,11 @@ class EventPublisher::Impl {
     if (++head_place_ == slots_.size()) head_place_ = 0;
     head_.store(head + 1, std::memory_order_release);
     return true;
+  }
+
+  void DropOldest() {
+    buffered_bytes_ -= static_cast<int64_t>(buffer_.front().payload.size());
+    buffer_.pop_front();
   }
 
   void Serve(std::chrono::milliseconds wait, bool stopping) {
@@ -277,6 +285,7 @@ class EventPublisher::Impl {
   size_t head_place_ = 0;
 
   std::deque<Buffered> buffer_;  // by number
+  int64_t buffered_bytes_ = 0;
   std::deque<Replay> replays_;   // under way; at most kMostReplays
   std::string scratch_;
   std::atomic<int64_t> num_batches_{0}, num_events_{0}, num_bytes_{0}, num_failed_sends_{0};

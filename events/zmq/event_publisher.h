@@ -50,6 +50,8 @@ class EventPublisher {
     // Added to the ports of tcp endpoints; sent in each batch.
     int64_t data_parallel_rank = 0;
     int64_t buffer_batches = 10'000;    // for replay; 0 to 10,000,000
+    // Bytes of payloads that are kept for replay; the oldest go first. The latest batch always stays.
+    int64_t buffer_bytes = int64_t{64} << 20;  // 0 to 2^40
     int64_t high_water_mark = 100'000;  // messages per subscriber; 1 to 10,000,000
     int64_t queue_batches = 100'000;    // 40 bytes each; 1 to 10,000,000
     WhenFull when_full = WhenFull::kDrop;

@@ -112,6 +112,15 @@ TEST(EventStreamTest, WhoComesLateGetsWhatIsBuffered) {  // V-65
   EXPECT_EQ(back->index().num_keys(), 4);
 }
 
+TEST(EventStreamTest, WhatIsBufferedIsBoundedInBytes) {
+  auto publisher = Publisher(
+      {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_bytes = 1});
+  for (uint64_t i = 0; i < 5; ++i) publisher->Publish(Stored(i));
+  ASSERT_TRUE(publisher->Flush(kPatience));
+  auto late = Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
+  EXPECT_EQ(Take(*late, 2), "L0+4 4") << "the latest batch always stays";
+}
+
 // Speaks as a publisher would, but leaves out what it is told to.
 class RawPublisher {
  public:

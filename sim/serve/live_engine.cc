@@ -420,8 +420,9 @@ absl::Status LiveEngine::Impl::OpenEvents() {
   events::EventPublisher::Options options{.endpoint = asked.endpoint,
                                           .replay_endpoint = asked.replay_endpoint,
                                           .topic = asked.topic};
-  // Who is further behind than what replays go back to has lost batches in any case.
-  options.high_water_mark = options.buffer_batches;
+  // What waits for subscribers who do not read stays small; who is behind asks for a replay.
+  options.high_water_mark = 1000;
+  options.buffer_bytes = int64_t{16} << 20;
   const BlockHasher hasher(options_.simulation.manager.hash_algorithm, "");
   options.hash_form.digest_size = hasher.digest_size();
   options.hash_form.as_integers = asked.integer_hashes;
