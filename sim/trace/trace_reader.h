@@ -38,9 +38,9 @@
 namespace kvblocks::sim {
 
 // What kvsim convert --sort holds of a trace.
-inline constexpr int64_t kMostSortedBytes = int64_t{4} << 30;
+inline constexpr int64_t kMostSortedBytes = int64_t{1} << 30;
 // About 100 bytes each.
-inline constexpr int64_t kMostCheckedIds = int64_t{1} << 25;
+inline constexpr int64_t kMostCheckedIds = int64_t{1} << 22;
 
 struct TraceReaderOptions {
   std::string format = "auto";  // or one of TraceFormats()
@@ -48,7 +48,7 @@ struct TraceReaderOptions {
   int64_t reorder_window = 65536;  // requests
   // Requests are handed out early, as if the window were smaller, when those held take more than
   // this: ids copied from other requests cost a file nothing.
-  int64_t reorder_bytes = int64_t{1} << 30;
+  int64_t reorder_bytes = int64_t{1} << 28;
   bool require_sorted = false;     // a timestamp that goes backwards is an error
   bool skip_bad_rows = false;
   int max_errors = 20;
