@@ -105,7 +105,7 @@ int main() {
     double* const sum = sums[static_cast<int>(layout)];
     sum[0] = Attend(Model(DataType::kFloat32, QuantMode::kNone), layout, /*prints=*/true);
     sum[1] = Attend(Model(DataType::kInt8, QuantMode::kInt8PerTokenHead), layout, false);
-    std::printf("  sum of outputs %.4f, with int8_per_token_head rows %.4f\n", sum[0], sum[1]);
+    std::printf("  sum of outputs %.2f, with int8_per_token_head rows %.2f\n", sum[0], sum[1]);
     for (const int rows : {0, 1}) {
       if (!(std::abs(sum[rows] - sums[0][rows]) < 1e-6)) return 1;
     }

@@ -23,6 +23,7 @@ PrefixLookup::PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> 
   }
   std::stable_partition(lookup_groups_.begin(), lookup_groups_.end(),
                         [](const LookupGroup& g) { return g.manager->is_full_type(); });
+  has_several_groups_ = groups.size() > 1;
   is_full_and_other_ = lookup_groups_.size() == 2 && lookup_groups_[0].manager->is_full_type();
 }
 
@@ -61,7 +62,7 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
       current = length;
     }
     // Whoever is alone agrees with itself, and every prefix of a hit of a full type is one.
-  } while (current < candidate && lookup_groups_.size() > 1 && !is_full_and_other_);
+  } while (current < candidate && has_several_groups_ && !is_full_and_other_);
 
   hit.num_tokens = current;
   for (const LookupGroup& g : lookup_groups_) {

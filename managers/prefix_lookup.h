@@ -44,6 +44,7 @@ class PrefixLookup {
   const int64_t alignment_;
   const bool drops_last_full_block_;
   std::vector<LookupGroup> lookup_groups_;     // full types first, else by first occurrence
+  bool has_several_groups_ = false;
   bool is_full_and_other_ = false;
   mutable std::vector<int64_t> full_lengths_;  // scratch of one look-up
   mutable std::vector<uint8_t> verified_;

@@ -56,7 +56,7 @@ constexpr const char* kByKernels = "--time=auto or table, without --step-tables"
 constexpr const char* kByRoofline = "--time=auto, table or roofline, without --step-tables";
 constexpr const char* kExact = "--plan=exact, which it is about";
 constexpr const char* kTier = "--tier beside it, which it is about";
-constexpr const char* kDrafts = "--num-draft-tokens of at least 1, which it is about";
+constexpr const char* kNeedsDrafts = "--num-draft-tokens of at least 1, which it is about";
 
 const OptionUse kUses[] = {
     {"start_jitter", [](const ReplayConfig& c) { return c.concurrency() > 0; },
@@ -70,8 +70,8 @@ const OptionUse kUses[] = {
     {"load_if", HasTiers, kTier},
     {"load_failures", HasTiers, kTier},
     {"load_failure_policy", HasTiers, kTier},
-    {"lookahead_tokens", HasDrafts, kDrafts},
-    {"acceptance", HasDrafts, kDrafts},
+    {"lookahead_tokens", HasDrafts, kNeedsDrafts},
+    {"acceptance", HasDrafts, kNeedsDrafts},
     {"seed", DrawsAtRandom, "--num-draft-tokens, --load-failures or --policy=random, which draw"},
     {"memory_utilization", IsSizedByDevice, kSizedByDevice},
     {"kernel_tables", IsByKernels, kByKernels},
@@ -86,7 +86,7 @@ const OptionUse kUses[] = {
     {"prefill_factor", IsByKernels, kByKernels},
     {"expert_prefill_factor", IsByKernels, kByKernels},
     {"prefill_time_per_layer", IsByKernels, kByKernels},
-    {"draft_time", HasDrafts, kDrafts},
+    {"draft_time", HasDrafts, kNeedsDrafts},
     {"router_queue_order", HasQueue, "--router-queue, without which nobody waits"},
     {"router_queue_limit", HasQueue, "--router-queue, without which nobody waits"},
     {"min_replicas", HasRule, "--scale-rule"},

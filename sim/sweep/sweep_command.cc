@@ -169,16 +169,16 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
                     [&](const SweepMetric& other) { return other.name == metric.name; });
     if (!is_shown) metrics->push_back(metric);
   }
-  const std::string results =
+  const std::string results_file =
       spec_.empty() ? "" : absl::StrCat(spec_.substr(0, spec_.rfind('.')), ".results.jsonl");
   std::vector<RunFile> files = FilesOf(*spec);
-  if (!results.empty() && !search_.keeps_results()) {
-    files.push_back({"the specification's results", results, FileUse::kWritten});
+  if (!results_file.empty() && !search_.keeps_results()) {
+    files.push_back({"the specification's results", results_file, FileUse::kWritten});
   }
   if (absl::Status status = search_.CheckOutputs(files); !status.ok()) return status;
   auto points = ExpandSweep(*spec, &search_.hashes());
   if (!points.ok()) return points.status();
-  if (absl::Status status = search_.Open("sweep", results); !status.ok()) return status;
+  if (absl::Status status = search_.Open("sweep", results_file); !status.ok()) return status;
   const auto results = search_.runner().Run(*points);
   if (!results.ok()) return results.status();
   if (metrics_.empty()) {
