@@ -48,7 +48,7 @@ expect 2 'ends inside a message' events cut.kvlog
 echo '{}' >no.kvlog
 expect 2 'got no log of KV events' events no.kvlog
 expect 2 '--source needs an endpoint' events again.kvlog --source=tcp://127.0.0.1:1
-expect 2 'is the source itself' events again.kvlog --record=again.kvlog
+expect 2 'is what SOURCE reads and would be overwritten' events again.kvlog --record=again.kvlog
 expect 2 '--events-replay needs --events=ENDPOINT' replay --events-replay=tcp://127.0.0.1:1
 expect 2 '--events-pace: got "fast"' replay --events-pace=fast
 expect 2 'expected one like tcp' replay --events=http://127.0.0.1:1

@@ -100,18 +100,18 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --retain: got "all", expected nothing with --no-prefix-caching|replay --retain=all --no-prefix-caching
 --retain: got "all", expected nothing with --free-order|replay --retain=all --free-order=append_all
 --max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
---max-retained-share: got "0.25", expected --retain beside it|replay --max-retained-share=0.25
+--max-retained-share needs --retain beside it|replay --max-retained-share=0.25
 --tier: got "host", expected NAME:SIZE:read=SPEED|replay --tier=host
 --tier: got "host:1GiB", expected read=SPEED in it|replay --tier=host:1GiB
 --tier: got "host:1GiB:read=free:x", expected read=SPEED, |replay --tier=host:1GiB:read=free:x
 --tier: tiers: two have the name|replay --tier=host:1GiB:read=free,host:1GiB:read=free
 --tier: tier "host": capacity_bytes is 1, but a chunk|replay --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing with --no-prefix-caching|replay --tier=host:1GiB:read=free --no-prefix-caching
---load: got "sync", expected --tier beside it|replay --load=sync
---load-if: got "faster", expected --tier beside it|replay --load-if=faster
+--load needs --tier beside it|replay --load=sync
+--load-if needs --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
 --load-failures: got "0.1", expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
---load-failures: got "0.1", expected --tier beside it|replay --load-failures=0.1
+--load-failures needs --tier beside it|replay --load-failures=0.1
 --load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
 policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
@@ -182,8 +182,8 @@ nosuchfile|replay --catalogue nosuchfile
 cannot create|replay --csv=/nosuchfolder/x.csv
 cannot create|replay --json-file=/nosuchfolder/x.json
 both want standard output|replay --json --csv=-
-is the trace itself|replay trace.jsonl --csv=trace.jsonl
-is the trace itself|replay trace.jsonl --json-file=trace.jsonl
+is what TRACE reads and would be overwritten|replay trace.jsonl --csv=trace.jsonl
+is what TRACE reads and would be overwritten|replay trace.jsonl --json-file=trace.jsonl
 --trace-format|replay --trace-format=csvx
 --block-size: got 0|stats --block-size 0
 --model: .*llama-3.1-8b|plan --model=gpt-9
@@ -212,7 +212,7 @@ too-long.txtpb: .*16777216|replay --kv-cache-config too-long.txtpb
 too-long.txtpb: .*16777216|replay --catalogue too-long.txtpb
 too-long.json: .*16777216|replay --model=too-long.json
 /dev/zero: .*16777216|replay --catalogue /dev/zero
-is the trace itself|convert trace.jsonl trace.jsonl
+is what IN reads and would be overwritten|convert trace.jsonl trace.jsonl
 nosuchfile|validate nosuchfile
 --max-messages: got -1|validate --max-messages=-1
 --reorder: got 0|validate --reorder=0
@@ -236,7 +236,7 @@ given twice|compare - -
 --json-file and --csv both want standard output|replay --json-file=- --csv=-
 needs --steps|replay --step-requests
 cannot create|replay --steps=/nosuchfolder/x.csv
-is the trace itself|replay trace.jsonl --steps=trace.jsonl
+is what TRACE reads and would be overwritten|replay trace.jsonl --steps=trace.jsonl
 name two files|replay --steps=x.out --csv=x.out
 --rows|verify --rows=-1
 --backend|verify --backend=abacus

@@ -115,7 +115,7 @@ refuse '--rate: got -1' gen --rate=-1 -o x.kvt
 refuse '--turns: got "x"' gen --turns=x -o x.kvt
 refuse '--like: got it beside' gen chat.txtpb --like=a.kvt -o x.kvt
 refuse 'expected none of the options of a chat' gen chat.txtpb --rate=3 -o x.kvt
-refuse 'is what is read and would be overwritten' gen chat.txtpb -o chat.txtpb
+refuse 'is what SPEC reads and would be overwritten' gen chat.txtpb -o chat.txtpb
 printf 'workload: "w"\nsesions: 3\n' >bad.txtpb
 refuse 'bad.txtpb:2:' stats bad.txtpb
 printf 'PAR1' >x.parquet

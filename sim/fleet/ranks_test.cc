@@ -128,13 +128,13 @@ TEST_F(RanksTest, RanksGoOnUntilTheyAsk) {
   EXPECT_THAT(TokensOf("c"), ElementsAre(14));
 }
 
-// D-6: prompts are computed in every third step of all ranks while something decodes.
+// D-6: prompts of more than a token are computed in every third step of all ranks while something decodes.
 TEST_F(RanksTest, PromptsComeInStepsOfAllRanks) {
   workload_.config.scheduler.prefill_schedule_interval = 3;
   workload_.Add({.id = "a", .prompt = 1, .output = 9, .at = 0});
   workload_.Add({.id = "b", .prompt = 1, .output = 9, .at = 0});
-  workload_.Add({.id = "c", .prompt = 1, .output = 1, .at = 0.5});
-  workload_.Add({.id = "d", .prompt = 1, .output = 1, .at = 1.5});
+  workload_.Add({.id = "c", .prompt = 2, .output = 1, .at = 0.5});
+  workload_.Add({.id = "d", .prompt = 2, .output = 1, .at = 1.5});
   ASSERT_TRUE(Run().ok());
   EXPECT_EQ(TokensOf("c"), TokensOf("d"));
   EXPECT_THAT(TokensOf("a")[2], 3);  // the fourth step is the first one with a prompt
