@@ -352,6 +352,34 @@ TEST(EventStreamTest, ClientsThatDoNotReadTheirReplaysHoldNothingUp) {
   }
 }
 
+TEST(EventStreamTest, ASubscriberThatIsNotAskedHoldsSoManyBytes) {
+  const auto context = SharedContext();
+  zmq::socket_t publisher(*context, zmq::socket_type::xpub);
+  publisher.set(zmq::sockopt::linger, 0);
+  publisher.set(zmq::sockopt::sndhwm, 1);
+  publisher.set(zmq::sockopt::xpub_nodrop, 1);
+  publisher.bind("tcp://127.0.0.1:*");
+  constexpr int kMegabyte = 1 << 20;
+  auto subscriber = Subscriber(
+      {.sources = {{.endpoint = publisher.get(zmq::sockopt::last_endpoint)}},
+       .max_queue_bytes = 4 * kMegabyte,
+       .max_message_bytes = kMegabyte});
+  zmq::message_t joined;
+  ASSERT_TRUE(publisher.recv(joined).has_value());
+  const std::string message(kMegabyte, 'x');
+  constexpr int kMost = 256;
+  int sent = 0;
+  // What the system's own buffers hold comes on top.
+  for (int idle = 0; idle < 100 && sent < kMost;) {
+    const bool is_taken = publisher.send(zmq::buffer(message), zmq::send_flags::dontwait).has_value();
+    sent += is_taken;
+    idle = is_taken ? 0 : idle + 1;
+    if (!is_taken) std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_GE(sent, 4);
+  EXPECT_LT(sent, 64);
+}
+
 TEST(EventStreamTest, WaitingLosesNothing) {
   auto publisher = Publisher({.endpoint = Unique("pub"),
                               .replay_endpoint = Unique("replay"),
@@ -432,6 +460,8 @@ TEST(EventStreamTest, WhatCannotBeIsRefusedByName) {
   EXPECT_NE(empty.ToString().find("queue_batches: got 0"), std::string::npos) << empty;
   EXPECT_FALSE(EventPublisher::Create({.endpoint = "http://x:1"}).ok());
   EXPECT_FALSE(EventSubscriber::Create({}).ok());
+  const auto queue = EventSubscriber::Create({.sources = {{.endpoint = Unique("pub")}}, .max_queue_bytes = 0});
+  EXPECT_NE(queue.status().message().find("max_queue_bytes: got 0"), std::string::npos);
   auto first = Publisher({.endpoint = "tcp://127.0.0.1:*"});
   const auto second = EventPublisher::Create({.endpoint = "tcp://::1:1", .high_water_mark = -1});
   EXPECT_FALSE(second.ok());

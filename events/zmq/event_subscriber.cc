@@ -22,7 +22,7 @@ using Arrival = SequenceTracker::Arrival;
 
 absl::Status CheckOptions(const EventSubscriber::Options& options) {
   absl::Status status = CheckPositive("sources", static_cast<int64_t>(options.sources.size()));
-  status.Update(CheckRange("high_water_mark", options.high_water_mark, 1, 10'000'000));
+  status.Update(CheckRange("max_queue_bytes", options.max_queue_bytes, 1024, int64_t{1} << 40));
   status.Update(CheckRange("max_message_bytes", options.max_message_bytes, 1024, int64_t{1} << 30));
   status.Update(CheckRange("replay_timeout", options.replay_timeout.count(), 1, 3'600'000));
   status.Update(CheckRange("max_streams", options.max_streams, 1, 1'000'000));
@@ -45,7 +45,7 @@ constexpr int64_t kMaxSequence = int64_t{1} << 62;
 constexpr int64_t kMostReplies = 10'000'000;
 constexpr int64_t kMostReplayTimeouts = 12;
 // A router drops replies that do not fit. vLLM and we buffer 10,000 batches by default.
-constexpr int64_t kLeastReplyQueue = 20'000;
+constexpr int kReplyQueue = 20'000;
 
 }  // namespace
 
@@ -144,7 +144,8 @@ class EventSubscriber::Impl {
     zmq::socket_t socket(*context_, type);
     socket.set(zmq::sockopt::linger, 0);
     socket.set(zmq::sockopt::maxmsgsize, options_.max_message_bytes);
-    socket.set(zmq::sockopt::rcvhwm, static_cast<int>(options_.high_water_mark));
+    const int64_t queue = options_.max_queue_bytes / options_.max_message_bytes;
+    socket.set(zmq::sockopt::rcvhwm, static_cast<int>(std::clamp<int64_t>(queue, 1, 10'000'000)));
     return socket;
   }
 
@@ -316,9 +317,7 @@ class EventSubscriber::Impl {
     source.num_replies = 0;
     try {
       source.dealer = NewSocket(zmq::socket_type::dealer);
-      source.dealer.set(
-          zmq::sockopt::rcvhwm,
-          static_cast<int>(std::max(options_.high_water_mark, kLeastReplyQueue)));
+      source.dealer.set(zmq::sockopt::rcvhwm, kReplyQueue);
       Attach(source.dealer, source.replay_endpoint, false);
       const uint64_t bits = BigEndian(static_cast<uint64_t>(first));
       source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);

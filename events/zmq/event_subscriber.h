@@ -49,11 +49,11 @@ class EventSubscriber {
   struct Options {
     std::vector<Source> sources = {};
     std::string topic = {};             // topics that begin with it
-    // Messages that wait per source, and at least 20,000 of a replay; 1 to 10,000,000. ZeroMQ counts
-    // no bytes: they may take high_water_mark times max_message_bytes.
-    int64_t high_water_mark = 100'000;
-    int64_t max_message_bytes = int64_t{64}
-                                << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
+    // What may wait per source; further messages wait at the publisher, which has a limit of its own.
+    // ZeroMQ counts messages, not bytes, so each counts as one of max_message_bytes, and at least
+    // one waits. Of a replay 20,000 wait: a publisher drops replies for which there is no room.
+    int64_t max_queue_bytes = int64_t{1} << 30;    // 1 KiB to 1 TiB
+    int64_t max_message_bytes = int64_t{16} << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
     // How long a replay may bring nothing new before what is missing is given up. It may take 12
     // times as long in all, or longer as long as its replies wait here.
     std::chrono::milliseconds replay_timeout{5000};

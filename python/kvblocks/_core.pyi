@@ -1543,9 +1543,10 @@ class EventSubscriber:
     Use it in a with statement, or close it.
     """
 
-    def __init__(self, sources: Sequence[EventSource], *, topic: str = '', high_water_mark: int = 100000, max_message_bytes: int = 67108864, replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, keep_index: bool = True, medium: str = 'GPU') -> None:
+    def __init__(self, sources: Sequence[EventSource], *, topic: str = '', max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, keep_index: bool = True, medium: str = 'GPU') -> None:
         """
-        topic: only topics that begin with it. high_water_mark: messages that wait per source.
+        topic: only topics that begin with it. max_queue_bytes: what may wait per source; each message counts
+        as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer one is disconnected.
 
         replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for what
         is still buffered. medium: that the index keeps.

@@ -319,11 +319,11 @@ std::optional<PyReceived> Receive(PySubscriber& self, std::optional<double> time
 }
 
 void NewSubscriber(PySubscriber* self, std::vector<EventSubscriber::Source> sources, std::string topic,
-                   int64_t high_water_mark, int64_t max_message_bytes, double replay_timeout,
+                   int64_t max_queue_bytes, int64_t max_message_bytes, double replay_timeout,
                    bool replay_at_start, int64_t max_streams, bool keep_index, std::string medium) {
   new (self) PySubscriber({.sources = std::move(sources),
                            .topic = std::move(topic),
-                           .high_water_mark = high_water_mark,
+                           .max_queue_bytes = max_queue_bytes,
                            .max_message_bytes = max_message_bytes,
                            .replay_timeout = milliseconds(Milliseconds(replay_timeout, "replay_timeout")),
                            .replay_at_start = replay_at_start,
@@ -391,14 +391,15 @@ Gaps are asked for again as far as the publisher still has them, and an index of
 stream is what comes from one source under one topic. All work is done inside receive; one thread at a time.
 Use it in a with statement, or close it.)")
       .def("__init__", &NewSubscriber, nb::arg("sources"), nb::kw_only(), nb::arg("topic") = "",
-           nb::arg("high_water_mark") = 100'000, nb::arg("max_message_bytes") = int64_t{64} << 20,
+           nb::arg("max_queue_bytes") = int64_t{1} << 30, nb::arg("max_message_bytes") = int64_t{16} << 20,
            nb::arg("replay_timeout") = 5.0, nb::arg("replay_at_start") = true, nb::arg("max_streams") = 4096,
            nb::arg("keep_index") = true, nb::arg("medium") = "GPU",
            nb::sig("def __init__(self, sources: Sequence[EventSource], *, topic: str = '', "
-                   "high_water_mark: int = 100000, max_message_bytes: int = 67108864, "
+                   "max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, "
                    "replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, "
                    "keep_index: bool = True, medium: str = 'GPU') -> None"),
-           R"(topic: only topics that begin with it. high_water_mark: messages that wait per source.
+           R"(topic: only topics that begin with it. max_queue_bytes: what may wait per source; each message counts
+as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer one is disconnected.
 
 replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for what
 is still buffered. medium: that the index keeps.
