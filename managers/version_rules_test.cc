@@ -177,23 +177,27 @@ TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
 }
 
 // BM-121: copies come before what the step writes, so rows that it writes are not copied in it, even
-// if the state behind them is there.
+// if the state behind them is there. The engine copies them all the same.
 TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
-  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
-  const auto donor = NewRequest(*manager, Tokens(7), "donor");
-  StepWithCopies(*manager, *donor, 6);
-  const BlockId tail = manager->GetBlocks(*donor, 0)[1];
-  ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
-  // A step that runs over the tail registers the rows there, and no state.
-  const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
-  StepWithCopies(*manager, *writer, 7);
-  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
-  const ComputedBlocks hits = Hits(*manager, *request);
-  ASSERT_EQ(hits.num_tokens(), 6);
-  ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
-  ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
-  EXPECT_FALSE(Step(*manager, *request, 3).has_value());
-  StepWithCopies(*manager, *request, 3);
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.partial_hits = true};
+    options.semantics.copies_blocks_of_step = as_engine;
+    const auto manager = Manager(FullAndStates(4), options);
+    const auto donor = NewRequest(*manager, Tokens(7), "donor");
+    StepWithCopies(*manager, *donor, 6);
+    const BlockId tail = manager->GetBlocks(*donor, 0)[1];
+    ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
+    // A step that runs over the tail registers the rows there, and no state.
+    const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
+    StepWithCopies(*manager, *writer, 7);
+    const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+    const ComputedBlocks hits = Hits(*manager, *request);
+    ASSERT_EQ(hits.num_tokens(), 6);
+    ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
+    ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
+    EXPECT_EQ(Step(*manager, *request, 3).has_value(), as_engine);
+    if (!as_engine) StepWithCopies(*manager, *request, 3);
+  }
 }
 
 // V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops, and

@@ -414,7 +414,8 @@ bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& 
     if (groups_[g].is_mamba()) {
       const std::optional<Key>& key = pool_.blocks()[static_cast<size_t>(list.back())].key;
       if (key && state_keys_in_step_.count(*key) > 0) return true;
-    } else if (EndsInside(params, g) && registered_in_step_.count(list.back()) > 0) {
+    } else if (!options_.semantics.copies_blocks_of_step && EndsInside(params, g) &&
+               registered_in_step_.count(list.back()) > 0) {
       return true;  // BM-121: a copy is made before the step writes anything
     }
   }
