@@ -45,8 +45,8 @@ struct Semantics {
   // One BlockStored per registration, also where nothing of it is kept, with the tokens of all its
   // positions; otherwise one per run of kept blocks. V-61.
   bool one_event_per_registration = false;
-  // Tails of prompts are registered in full-attention groups also where no look-up can use them.
-  // V-20.
+  // Tails of prompts are registered also where no look-up can use them: in full-attention groups, and
+  // inside a block of states where a step ends there and groups drop. V-20, V-115.
   bool registers_unusable_tails = false;
   // The admission gate caps a windowed group's need before it subtracts blocks that are there or
   // skipped, so that it asks for too few behind a hit. V-42.

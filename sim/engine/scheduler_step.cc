@@ -65,7 +65,7 @@ void Scheduler::Schedule(SimTime now) {
   step.num_decode_tokens = step.num_tokens - step.num_prefill_tokens;
   step.start = step.device_start = step.end = now;
   step.scheduled = step_->scheduled;
-  if (has_copies()) TakeCopies();
+  TakeCopies();
   step.num_running = num_running();
   step.num_waiting = num_waiting();
   const BlockPool& pool = manager_->pool();

@@ -252,7 +252,14 @@ int64_t Manager::MostStates(const GroupRules& rules) const {
   if (options_.max_model_len <= rules.block_size()) return 1 + rules.num_scratch();
   const bool exports =
       options_.enable_caching && rules.spec.options().num_checkpoint_blocks > 0;
-  return 2 + rules.num_scratch() + (exports ? 1 : 0) + (rules.is_fine() ? 1 : 0);
+  return 2 + rules.num_scratch() + (exports ? 1 : 0) + (MovesStates(rules) ? 1 : 0);
+}
+
+bool Manager::MovesStates(const GroupRules& rules) const {  // BM-122, V-115
+  const Semantics& semantics = options_.semantics;
+  return rules.is_fine() ||
+         (options_.enable_caching && semantics.registers_usable_tails &&
+          semantics.registers_unusable_tails && rules.block_size() > hash_block_size_);
 }
 
 std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
