@@ -75,6 +75,7 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
   out.manager.max_model_len = config.max_model_len;
   out.manager.enable_caching = config.prefix_caching;
   out.manager.watermark = config.watermark;
+  out.manager.block_count_formula = BlockCountFormula::kUpstream;  // for the gate
   out.manager.semantics = Semantics::Vllm033Exactly();
   out.manager.semantics.retention_interval = config.retention;
   sim::SchedulerOptions& scheduler = out.scheduler;
