@@ -202,6 +202,8 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"),
                 kFirst},
                "has no window");
+  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
+               "field \"block_size\" is 4");
   expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");
   // What the engine derived, and what nobody knows here.
   expect_error({With(R"("lookahead_slots":0)", R"("lookahead_slots":1)"), kFirst},
