@@ -46,7 +46,8 @@ class FullAttentionManager final : public SingleTypeManager {
 
   // Copies are made before the step computes anything.
   bool MayUseHits(absl::Span<const BlockId> hits, int64_t num_tokens) const override {
-    return hits.empty() || static_cast<int64_t>(hits.size()) * block_size() <= num_tokens ||
+    return hits.empty() || options_.semantics.copies_blocks_of_step ||
+           static_cast<int64_t>(hits.size()) * block_size() <= num_tokens ||
            !registered_in_step_.contains(hits.back());
   }
 

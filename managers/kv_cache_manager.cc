@@ -252,7 +252,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
     const size_t num_copies = copies_.size();
     // Behind a hit that ends inside a block there are no external tokens.
-    if (has_partial_hits_ && params.num_external_computed_tokens == 0) {
+    if (params.num_external_computed_tokens == 0) {
       mutable_group(g).TakeCopies(held, !known, demand, total, copies_);
     }
     mutable_group(g).AllocateNew(held, demand);

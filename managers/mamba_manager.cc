@@ -66,8 +66,7 @@ class MambaManager final : public SingleTypeManager {
   int64_t MostHeldAtOnce(const SlotDemand& longest) const override {
     if (mode_ != MambaCacheMode::kAlign) return 0;
     if (longest.num_main <= block_size()) return 1 + num_speculative_blocks_;
-    return 2 + num_speculative_blocks_ + (has_checkpoints_ ? 1 : 0) +
-           (has_inner_boundaries_ ? 1 : 0);
+    return 2 + num_speculative_blocks_ + (has_checkpoints_ ? 1 : 0) + (makes_copies_ ? 1 : 0);
   }
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                        const ReuseBoundaries& boundaries) override;

@@ -290,6 +290,7 @@ TEST(PartialHitsModelTest, HitsHoldWhatTheRequestWouldHaveComputed) {
             .specs = specs, .is_native = is_native, .semantics = SemanticsOf(version)};
         // It relies on where steps end: see the next test.
         setting.semantics.registers_earlier_states = false;
+        setting.semantics.copies_blocks_of_step = false;  // copies come before what a step writes
         for (int seed = 0; seed < 3; ++seed) {
           setting.lookahead = seed % 3 == 2 ? 1 : 0;
           SCOPED_TRACE(absl::StrCat(version, " seed ", seed, " native ", is_native));
@@ -314,10 +315,11 @@ TEST(PartialHitsModelTest, EarlierStatesAreRightWhereStepsEndAtThem) {
     Counts counts;
     for (const auto& specs : Models()) {
       for (int seed = 0; seed < 3; ++seed) {
-        const Setting setting{.specs = specs,
-                              .semantics = SemanticsOf("vllm-0.33-exactly"),
-                              .lookahead = seed % 3 == 2 ? 1 : 0,
-                              .steps_end_at_states = steps_end_at_states};
+        Setting setting{.specs = specs,
+                        .semantics = SemanticsOf("vllm-0.33-exactly"),
+                        .lookahead = seed % 3 == 2 ? 1 : 0,
+                        .steps_end_at_states = steps_end_at_states};
+        setting.semantics.copies_blocks_of_step = false;
         ASSERT_TRUE(setting.semantics.registers_earlier_states);
         Drive(setting, seed % 2 == 0 ? 40 : 200, seed, counts);
         if (testing::Test::HasFatalFailure()) return;

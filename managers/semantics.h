@@ -45,8 +45,8 @@ struct Semantics {
   // One BlockStored per registration, also where nothing of it is kept, with the tokens of all its
   // positions; otherwise one per run of kept blocks. V-61.
   bool one_event_per_registration = false;
-  // Tails of prompts are registered in full-attention groups also where no look-up can use them.
-  // V-20.
+  // Tails of prompts are registered also where no look-up can use them: in full-attention groups, and
+  // inside a block of states where a step ends there and groups drop. V-20, V-115.
   bool registers_unusable_tails = false;
   // The admission gate caps a windowed group's need before it subtracts blocks that are there or
   // skipped, so that it asks for too few behind a hit. V-42.
@@ -67,6 +67,9 @@ struct Semantics {
   // latest: with steps in flight, states behind outputs. Otherwise only what the latest step left is.
   // And of a boundary inside a block, sparse registration keeps the last state before it. V-6.
   bool registers_earlier_states = false;
+  // A hit that ends inside a block is used even if the step that computes the block is the same one:
+  // the copy comes before what the step writes. BM-121.
+  bool copies_blocks_of_step = false;
   // GetNumCommonPrefixBlocks answers 0, because cascade attention is gone from the engine. V-30.
   bool has_no_common_prefix = false;
 
@@ -95,6 +98,7 @@ struct Semantics {
     semantics.clamps_external_tokens = true;
     semantics.replays_behind_lookahead_hashes = true;
     semantics.registers_earlier_states = true;
+    semantics.copies_blocks_of_step = true;
     semantics.has_no_common_prefix = true;
     return semantics;
   }
@@ -130,6 +134,7 @@ inline constexpr SemanticsSwitch kSemanticsSwitches[] = {
     {"has_no_common_prefix", &Semantics::has_no_common_prefix},
     {"replays_behind_lookahead_hashes", &Semantics::replays_behind_lookahead_hashes},
     {"registers_earlier_states", &Semantics::registers_earlier_states},
+    {"copies_blocks_of_step", &Semantics::copies_blocks_of_step},
 };
 
 }  // namespace kvblocks

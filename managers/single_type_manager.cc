@@ -12,12 +12,14 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       options_(options),
       pool_(pool),
       block_size_(spec.block_size() * options.num_ranks_per_block),
-      hashes_per_block_(
-          options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
+      hashes_per_block_(options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size
+                                                    : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
       registers_tails_(has_inner_boundaries_ || traits.registers_tails ||
                        (options.semantics.registers_unusable_tails && traits.is_full_type &&
                         hashes_per_block_ > 1)),
+      makes_copies_(has_inner_boundaries_ || (traits.registers_tails && hashes_per_block_ > 1 &&
+                                              options.semantics.registers_unusable_tails)),
       traits_(traits) {}
 
 int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
@@ -71,7 +73,7 @@ int64_t SingleTypeManager::CountBlocksNeeded(const GroupBlocks* held, const Slot
   for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
     needed += hits[i] != kNullBlockId && pool_->block(hits[i]).ref_count == 0;
   }
-  if (has_inner_boundaries_) {
+  if (makes_copies_) {
     needed += held != nullptr ? StateToCopy(*held, demand) >= 0
                               : static_cast<int64_t>(hits.size()) * block_size() > total_computed;
   }
@@ -144,7 +146,7 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
   const bool ends_inside = tail % block_size() != 0;
   if (!ends_inside && (traits_.is_full_type || !adds_keys)) return;
   // A state is written over unless it moves away first.
-  if (ends_inside && !traits_.is_full_type && !has_inner_boundaries_) return;
+  if (ends_inside && !traits_.is_full_type && !makes_copies_) return;
   const int64_t position = block_size_.CeilDiv(tail) - 1;
   if (position >= static_cast<int64_t>(held.table.size())) return;
   if (!adds_keys && position < held.num_cached) return;

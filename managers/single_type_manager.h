@@ -137,6 +137,8 @@ class SingleTypeManager {
   bool keeps_all_blocks() const { return traits_.is_full_type && !spec_.output_window(); }
   // Whether prompts that end inside a block are registered up to there.
   bool registers_tails() const { return registers_tails_; }
+  // Whether steps may copy blocks: where hits end inside them or states are registered there.
+  bool makes_copies() const { return makes_copies_; }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
   int64_t NumUnneededTokens(int64_t n) const {
@@ -200,12 +202,12 @@ class SingleTypeManager {
     if (held.num_new > 0) TakeBlocks(held.num_new, held.table);
   }
 
-  // With partial hits, between AdoptHits (`is_new`) and AllocateNew: takes a block for each one
+  // Between AdoptHits (`is_new`) and AllocateNew: takes a block for each one
   // that the request is about to write into although others may hit it, and appends the copy to be
   // made. A hit that ends inside a block is exchanged for its copy, which NewBlocks shall name.
   void TakeCopies(GroupBlocks& held, bool is_new, const SlotDemand& demand, int64_t total_computed,
                   std::vector<BlockCopy>& copies) {
-    if (!has_inner_boundaries_) return;
+    if (!makes_copies_) return;
     if (is_new) return CopyHitTail(held, total_computed, copies);
     CopyOverwrittenState(held, demand, copies);
   }
@@ -347,6 +349,7 @@ class SingleTypeManager {
   const int64_t hashes_per_block_;   // 0 when nothing is hashed
   const bool has_inner_boundaries_;  // hits may end inside this group's blocks
   const bool registers_tails_;       // of prompts, where they end inside its blocks
+  const bool makes_copies_;
 
  private:
   // mamba_manager.cc.

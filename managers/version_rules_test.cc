@@ -177,23 +177,58 @@ TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
 }
 
 // BM-121: copies come before what the step writes, so rows that it writes are not copied in it, even
-// if the state behind them is there.
+// if the state behind them is there. The engine copies them all the same.
 TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
-  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
-  const auto donor = NewRequest(*manager, Tokens(7), "donor");
-  StepWithCopies(*manager, *donor, 6);
-  const BlockId tail = manager->GetBlocks(*donor, 0)[1];
-  ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
-  // A step that runs over the tail registers the rows there, and no state.
-  const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
-  StepWithCopies(*manager, *writer, 7);
-  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
-  const ComputedBlocks hits = Hits(*manager, *request);
-  ASSERT_EQ(hits.num_tokens(), 6);
-  ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
-  ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
-  EXPECT_FALSE(Step(*manager, *request, 3).has_value());
-  StepWithCopies(*manager, *request, 3);
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.partial_hits = true};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.copies_blocks_of_step = as_engine;
+    const auto manager = Manager(FullAndStates(4), options);
+    const auto donor = NewRequest(*manager, Tokens(7), "donor");
+    StepWithCopies(*manager, *donor, 6);
+    const BlockId tail = manager->GetBlocks(*donor, 0)[1];
+    ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
+    // A step that runs over the tail registers the rows there, and no state.
+    const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
+    StepWithCopies(*manager, *writer, 7);
+    const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+    const ComputedBlocks hits = Hits(*manager, *request);
+    ASSERT_EQ(hits.num_tokens(), 6);
+    ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
+    ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
+    EXPECT_EQ(Step(*manager, *request, 3).has_value(), as_engine);
+    if (!as_engine) StepWithCopies(*manager, *request, 3);
+  }
+}
+
+// V-115, BM-122: where groups drop, what is registered of states is not rounded, so a step may end
+// where a resend can use its state although no hit ends inside a block there (the window's blocks are
+// too large for that). The engine registers it all the same, and moves it to a block of its own.
+TEST(VersionRulesTest, StatesInsideBlocksThatNoHitEndsInAreKeptAndMove) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheConfig config = Config(60, {Full(4), Window(8, 16)});
+    config.groups.push_back(
+        {.spec = MambaSpec::Create(
+                     {.block_size = 8, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
+                     .value()});
+    KvCacheManagerOptions options{.use_eagle = true};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.registers_unusable_tails = as_engine;
+    ASSERT_FALSE(SupportsPartialHits(config, options));
+    const auto manager = Manager(config, options);
+    const auto request = NewRequest(*manager, Tokens(17));
+    ASSERT_EQ(Step(*manager, *request, 12), (Lists{{1, 2, 3}, {4, 5}, {0, 6}}));
+    EXPECT_EQ(manager->pool().block(6).has_key(), as_engine);
+    const Lists second = {{7, 8}, {9}, {as_engine ? 11 : 10}};
+    EXPECT_EQ(Step(*manager, *request, 5), second);
+    const std::vector<BlockCopy> copies = manager->TakeBlockCopies();
+    ASSERT_EQ(copies.size(), as_engine ? 1u : 0u);
+    if (as_engine) {
+      EXPECT_EQ(copies[0], (BlockCopy{.group = 2, .source = 6, .target = 10}));
+    }
+    EXPECT_TRUE(manager->ReleaseBlockCopies(copies).ok());
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
 }
 
 // V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops, and

@@ -234,6 +234,23 @@ TEST_F(SchedulerRulesTest, V77_ButAQueueThatWasNotEmptiedGoesOn) {
                                    "8: D:2 [] fin D"));
 }
 
+// A part of a prompt counts even if its request was preempted in that very step, here at 4.
+TEST_F(SchedulerRulesTest, V77_FromAPartThatWasTakenBackToo) {
+  replay_.config.kv_cache.num_blocks = 6;
+  replay_.config.manager.enable_caching = false;
+  scheduler().policy = SchedulingPolicy::kPriority;
+  scheduler().prefill_schedule_interval = 3;
+  scheduler().max_num_batched_tokens = 8;
+  scheduler().long_prefill_token_threshold = 4;
+  scheduler().reserve_full_isl = false;
+  replay_.Add({.id = "A", .prompt = 17, .output = 1, .at = 0, .priority = 5});
+  replay_.Add({.id = "B", .prompt = 2, .output = 9, .at = 0.5, .priority = 0});
+  EXPECT_THAT(Lines(),
+              ElementsAre("0: A:8 [1,2]", "1: A:4 [3], B:2 [4]", "2: B:1 []", "3: B:1 []",
+                          "4: B:1 [5] preempt A", "5: B:1 []", "6: B:1 []", "7: B:1 [], A:4 [3]",
+                          "8: B:1 [2]", "9: B:1 [] fin B", "10: A:8 [2,5]", "11: A:5 [4,1] fin A"));
+}
+
 // --- V-80, V-81: where parts of prompts end ---
 
 TEST_F(SchedulerRulesTest, V80_ADrafterOfSeveralModulesReadsBehindAPart) {
@@ -243,6 +260,22 @@ TEST_F(SchedulerRulesTest, V80_ADrafterOfSeveralModulesReadsBehindAPart) {
   Add("A", 0, 10, 1);
   // 8 would leave 2 tokens, fewer than the three that the drafter reads.
   EXPECT_THAT(Lines(), ElementsAre("0: A:7 [1,2,3]", "1: A:3 [4] fin A"));
+}
+
+// What it needs behind a part keeps nobody else from entering.
+TEST_F(SchedulerRulesTest, V80_WhoGetsNothingForItsDrafterLetsOthersPass) {
+  replay_.config.kv_cache.num_blocks = 60;
+  scheduler().max_num_batched_tokens = 8;
+  ASSERT_TRUE(
+      ApplyDrafts(
+          {.drafter = Drafter::kMtpModules, .num_draft_tokens = 2, .lookahead_hashes = false},
+          &replay_.config)
+          .ok());
+  Add("A", 0, 7, 1);
+  Add("B", 0, 2, 1);
+  Add("C", 0, 20, 1);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:7 [1,2,3], C:1 [4] fin A", "1: C:8 [3,2]", "2: C:8 [5,6]",
+                                   "3: C:3 [7], B:2 [8] fin C fin B"));
 }
 
 KvCacheGroup States(int64_t block_size) {
@@ -261,6 +294,21 @@ TEST_F(SchedulerRulesTest, V81_APartThatWouldEndBeforeABlockWaits) {
   // A stops at 8, the end of its last block; the 6 tokens left do not fill a block of B.
   EXPECT_THAT(Lines(),
               ElementsAre("0: A:8 [1,2]", "1: A:3 [3,4], B:8 [5,6] fin A", "2: B:3 [4,3] fin B"));
+}
+
+// Nor do the drafts that fill an admission up: it enters bare.
+TEST_F(SchedulerRulesTest, V81_NoPaddingOverTheEndOfABlock) {
+  replay_.config.kv_cache.num_blocks = 60;
+  replay_.config.kv_cache.groups = {States(8), FullGroup(4)};
+  replay_.config.manager.partial_hits = true;
+  replay_.config.manager.semantics.retention_interval = std::nullopt;
+  Ngram(4);
+  Add("A", 0, 7, 1, Tokens(1, 7));
+  Add("B", 3, 5, 3, Tokens(1, 5));
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(lines[2].substr(0, 9), "3: B:1h4 ");
+  EXPECT_EQ(lines[3].substr(0, 7), "4: B:5 ");
 }
 
 TEST_F(SchedulerRulesTest, V81_BlocksLongerThanAStepAreComputedInParts) {

@@ -244,6 +244,12 @@ class Semantics:
     @registers_earlier_states.setter
     def registers_earlier_states(self, arg: bool, /) -> None: ...
 
+    @property
+    def copies_blocks_of_step(self) -> bool: ...
+
+    @copies_blocks_of_step.setter
+    def copies_blocks_of_step(self, arg: bool, /) -> None: ...
+
 class KVCacheManager:
     """
     What a scheduler calls: prefix look-up, slots, freeing, over all KV-cache groups of a model.

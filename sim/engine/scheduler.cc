@@ -119,7 +119,7 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
           group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});
       KVBLOCKS_CHECK(states.ok(), states.status().ToString());
       // One more where a state that others can hit moves out of the way of the next.
-      const bool may_move = has_copies() && group.block_size() > manager_->hash_block_size();
+      const bool may_move = group.makes_copies();
       // And where states are given back when the step behind them is over, one per further step.
       const bool is_aligned =
           group.spec().get_if<MambaSpec>()->options().cache_mode == MambaCacheMode::kAlign;

@@ -225,7 +225,8 @@ class Scheduler {
   void Unreserve(SimRequest& request);
 
   void TellAdmission(const AdmissionRecord& admission, SimTime now);
-  bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
+  enum class Sized { kEnters, kWaits, kLetsOthersPass };
+  Sized SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
   bool StartsAfresh(const SimRequest* request) const;
   bool IsStillBlocked(const SimRequest& head) const;

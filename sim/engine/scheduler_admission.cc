@@ -14,11 +14,12 @@ void Scheduler::ScheduleWaiting(SimTime now) {
 }
 
 // How much of a waiting request this step takes, behind record.num_context tokens that need no
-// computing. False: nothing, and of nobody behind it.
-bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record) const {
+// computing. kWaits: nothing, and of nobody behind it.
+Scheduler::Sized Scheduler::SizeAdmission(const SimRequest& request,
+                                          ScheduledRecord& record) const {
   const int64_t computed = record.num_context;
   // A step between prompts takes those of which one token is left (V-77).
-  if (holds_prompts_ && computed < request.num_known - 1) return false;
+  if (holds_prompts_ && computed < request.num_known - 1) return Sized::kWaits;
   const int64_t budget = std::min(budget_, slot_budget_ - options_.num_draft_slots);
   int64_t num_tokens = request.num_known - computed;
   record.is_prefill = num_tokens > 1;
@@ -26,15 +27,24 @@ bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record
   if (num_tokens == 1 && PadsAdmission(computed)) {
     // Filled up to the shape of the decodes around it, so that the whole step has one shape.
     num_tokens = 1 + options_.num_draft_tokens;
-    if (num_tokens > budget || computed + num_tokens > max_model_len_) return false;
+    if (num_tokens > budget || computed + num_tokens > max_model_len_) return Sized::kWaits;
     record.is_padded = true;
   }
   num_tokens = std::min(num_tokens, longest_part_);
-  if (!options_.enable_chunked_prefill && num_tokens > budget) return false;
-  num_tokens = PartOfPrompt(request, computed, std::min(num_tokens, budget));
+  if (!options_.enable_chunked_prefill && num_tokens > budget) return Sized::kWaits;
+  const int64_t most = std::min(num_tokens, budget);
+  num_tokens = PartOfPrompt(request, computed, most);
+  if (record.is_padded && num_tokens < most) {
+    // No step runs over the end of a state's block, and drafts are not cut short (V-81).
+    num_tokens = 1;
+    record.is_padded = false;
+  }
   record.num_tokens = static_cast<int32_t>(num_tokens);
   if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
-  return num_tokens > 0;
+  if (num_tokens > 0) return Sized::kEnters;
+  // What a drafter of several modules needs behind a part keeps back this request only (V-80).
+  const bool reaches_state = state_boundary_ == 0 || PartUpToState(request, computed, most) > 0;
+  return reaches_state ? Sized::kLetsOthersPass : Sized::kWaits;
 }
 
 // A request with blocks enters the running list.
@@ -114,8 +124,9 @@ void Scheduler::AdmitWaiting(SimTime now) {
     }
 
     ScheduledRecord record{.num_context = num_hits + external.num_tokens};
-    if (!SizeAdmission(request, record)) return;
-    if (request.num_encoder > encoder_budget_) {
+    const Sized sized = SizeAdmission(request, record);
+    if (sized == Sized::kWaits) return;
+    if (sized == Sized::kLetsOthersPass || request.num_encoder > encoder_budget_) {
       SetAside(request);
       continue;
     }

@@ -237,7 +237,12 @@ bool Scheduler::AdmitLoaded() {
     }
     SyncContent(request);
     ScheduledRecord record{.num_context = request.num_computed, .is_loaded = true};
-    if (!SizeAdmission(request, record)) return false;
+    const Sized sized = SizeAdmission(request, record);
+    if (sized == Sized::kWaits) return false;
+    if (sized == Sized::kLetsOthersPass) {
+      ++i;
+      continue;
+    }
     const auto slots =
         manager_->AllocateSlots(*request.kv, {.num_new_tokens = record.num_tokens,
                                               .num_lookahead_tokens = options_.num_lookahead_tokens,

@@ -65,7 +65,7 @@ void Scheduler::Schedule(SimTime now) {
   step.num_decode_tokens = step.num_tokens - step.num_prefill_tokens;
   step.start = step.device_start = step.end = now;
   step.scheduled = step_->scheduled;
-  if (has_copies()) TakeCopies();
+  TakeCopies();
   step.num_running = num_running();
   step.num_waiting = num_waiting();
   const BlockPool& pool = manager_->pool();
@@ -148,10 +148,13 @@ bool Scheduler::HoldsPrompts() const {
 }
 
 void Scheduler::CountPromptStep() {
-  for (const ScheduledRecord& record : step_->scheduled) {
-    const bool has_prompt = record.is_admission ? record.is_prefill : record.request->is_chunk;
-    if (has_prompt) last_prompt_step_ = num_scheduled_steps_;
-  }
+  // Also of a request that lost its part of this very step.
+  const bool has_prompt =
+      num_prompt_parts_ > 0 ||
+      std::any_of(step_->scheduled.begin(), step_->scheduled.end(),
+                  [](const ScheduledRecord& r) { return r.is_admission && r.is_prefill; });
+  // What comes out empty is no step.
+  if (has_prompt) last_prompt_step_ = num_scheduled_steps_ - (step_is_empty() ? 1 : 0);
 }
 
 // --- Running requests ---

@@ -306,16 +306,15 @@ void NaiveEngine::Schedule() {
   encoder_slots_ = std::max(o_.budget, o_.max_encoder);
   longest_part_ = LongestPart();
   holds_prompts_ = HoldsPrompts();
+  has_prompt_ = false;
   WalkRunning();
   const size_t num_walked = step_.size();
   if (preempted_.empty()) {
     if (AdmitHolding(num_walked)) Admit(num_walked);
     if (!holds_prompts_) queue_was_left_ = !waiting_.empty();
   }
-  for (size_t i = 0; i < step_.size(); ++i) {
-    const bool has_prompt = i >= num_walked ? step_[i].prefill : step_[i].request->chunk;
-    if (has_prompt) last_prompt_step_ = num_steps_;
-  }
+  for (size_t i = num_walked; i < step_.size(); ++i) has_prompt_ = has_prompt_ || step_[i].prefill;
+  if (has_prompt_) last_prompt_step_ = num_steps_ - (step_.empty() ? 1 : 0);
 }
 
 void NaiveEngine::Preempt(NaiveRequest* r) {
@@ -375,6 +374,7 @@ void NaiveEngine::WalkRunning() {
     const int64_t verified =
         std::max<int64_t>(0, std::min(r->drafts, tokens + computed - n - to_come));
     r->drafts = 0;
+    has_prompt_ = has_prompt_ || r->chunk;
     step_.push_back(
         {r, tokens, verified, false, prefill, absl::StrCat(r->id, ":", tokens, " ", taken)});
     budget_ -= tokens;

@@ -208,7 +208,7 @@ class NaiveEngine {
 
   const NaiveOptions o_;
   int64_t budget_ = 0, slots_ = 0, encoder_slots_ = 0, longest_part_ = 0;
-  bool holds_prompts_ = false, queue_was_left_ = false;
+  bool holds_prompts_ = false, queue_was_left_ = false, has_prompt_ = false;
   int64_t num_steps_ = 0, last_prompt_step_ = -1000000;
   std::deque<int> free_;
   std::map<int, int> references_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,16 +66,30 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
   sim::SimulationConfig out;
   if (absl::Status status = sim::ApplyEnginePreset("vllm-0.33", &out); !status.ok()) return status;
   out.kv_cache.num_blocks = config.num_blocks;
+  bool has_states = false;
+  int64_t state_size = 1;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     auto spec = MakeGroupSpec(config.groups[g]);
     if (!spec.ok()) return spec.status();
     out.kv_cache.groups.push_back({.spec = *std::move(spec),
                                    .layer_names = {absl::StrCat("layer.", g)},
                                    .is_draft = config.groups[g].is_draft});
+    if (config.groups[g].kind != "mamba") continue;
+    has_states = true;
+    if (config.block_size % config.groups[g].block_size == 0) {
+      state_size = std::lcm(state_size, config.groups[g].block_size);
+    }
+  }
+  if (has_states && state_size != config.block_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("field \"block_size\" is ", config.block_size,
+                     ", expected the least common multiple of those of states, at which the "
+                     "simulator ends parts of prompts"));
   }
   out.manager.max_model_len = config.max_model_len;
   out.manager.enable_caching = config.prefix_caching;
   out.manager.watermark = config.watermark;
+  out.manager.block_count_formula = BlockCountFormula::kUpstream;  // for the gate
   out.manager.semantics = Semantics::Vllm033Exactly();
   out.manager.semantics.retention_interval = config.retention;
   sim::SchedulerOptions& scheduler = out.scheduler;

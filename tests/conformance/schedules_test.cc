@@ -31,7 +31,7 @@ int64_t DifferingLine(const std::string& file, const ScheduleReplayOptions& opti
 
 TEST(SchedulesTest, ShippedSchedulesAgree) {
   const auto files = CompressedFilesIn(kFolder);
-  ASSERT_EQ(files.size(), 37u);
+  ASSERT_EQ(files.size(), 43u);
   for (const std::string& file : files) {
     for (const bool exact_steps : {false, true}) {
       SCOPED_TRACE(absl::StrCat(file, exact_steps ? ", exact steps" : ""));
@@ -202,6 +202,8 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"),
                 kFirst},
                "has no window");
+  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
+               "field \"block_size\" is 4");
   expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");
   // What the engine derived, and what nobody knows here.
   expect_error({With(R"("lookahead_slots":0)", R"("lookahead_slots":1)"), kFirst},

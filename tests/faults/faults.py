@@ -727,7 +727,7 @@ FAULTS = [
     Fault("an exported state is not registered", _MAMBA,
           "const bool exported = (i", "const bool exported = !{F} && (i"),
     Fault("plans for page classes forget where a registered state moves", _MAMBA,
-          "(has_inner_boundaries_ ? 1 : 0);", "(has_inner_boundaries_ && !{F} ? 1 : 0);"),
+          "(makes_copies_ ? 1 : 0);", "(makes_copies_ && !{F} ? 1 : 0);"),
     Fault("plans for page classes forget the states that are held", _GROUP,
           "most - real - need.num_pages", "most - ({F} ? 0 : real) - need.num_pages"),
 

@@ -252,7 +252,14 @@ int64_t Manager::MostStates(const GroupRules& rules) const {
   if (options_.max_model_len <= rules.block_size()) return 1 + rules.num_scratch();
   const bool exports =
       options_.enable_caching && rules.spec.options().num_checkpoint_blocks > 0;
-  return 2 + rules.num_scratch() + (exports ? 1 : 0) + (rules.is_fine() ? 1 : 0);
+  return 2 + rules.num_scratch() + (exports ? 1 : 0) + (MovesStates(rules) ? 1 : 0);
+}
+
+bool Manager::MovesStates(const GroupRules& rules) const {  // BM-122, V-115
+  const Semantics& semantics = options_.semantics;
+  return rules.is_fine() ||
+         (options_.enable_caching && semantics.registers_usable_tails &&
+          semantics.registers_unusable_tails && rules.block_size() > hash_block_size_);
 }
 
 std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
@@ -414,7 +421,8 @@ bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& 
     if (groups_[g].is_mamba()) {
       const std::optional<Key>& key = pool_.blocks()[static_cast<size_t>(list.back())].key;
       if (key && state_keys_in_step_.count(*key) > 0) return true;
-    } else if (EndsInside(params, g) && registered_in_step_.count(list.back()) > 0) {
+    } else if (!options_.semantics.copies_blocks_of_step && EndsInside(params, g) &&
+               registered_in_step_.count(list.back()) > 0) {
       return true;  // BM-121: a copy is made before the step writes anything
     }
   }

@@ -210,6 +210,8 @@ class Manager {
   // The tokens behind which the step has its state exported, or 0 (V-45).
   int64_t CheckpointOf(const GroupRules& rules, const GroupTable& table, const Step& step) const;
   int64_t MostStates(const GroupRules& rules) const;
+  // Whether a state that is registered inside its block moves before it is overwritten.
+  bool MovesStates(const GroupRules& rules) const;
   // Of a request that only wants so many tokens.
   LookupQuery QueryFor(const Request& request, int64_t max_tokens) const;
   // Of a hit, the tokens at its end that are computed again (V-46).

@@ -149,7 +149,7 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
   }
   const bool again = options_.semantics.registers_usable_tails;
   const bool ends_inside = tail % rules.block_size() != 0;
-  if (ends_inside && rules.is_mamba() && !is_usable) return;
+  if (ends_inside && rules.is_mamba() && !MovesStates(rules)) return;
   const int64_t position = (tail - 1) / rules.block_size();
   if (position >= table.size()) return;
   if (!again && (table.is_tail_dealt_with || !ends_inside)) return;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "kvblocks/managers/kv_cache_manager_setup.h"
 #include "kvblocks/tests/property/check_property.h"
 #include "kvblocks/tests/property/operation.h"
 #include "kvblocks/tests/property/scenario.h"
@@ -34,8 +35,13 @@ int64_t BlocksOfGroup(const Scenario& scenario, const KvCacheSpec& spec, bool ex
     uncapped += scenario.options.enable_caching ? mamba->options().num_checkpoint_blocks : 0;
   }
   // Next to its copy, the block where a hit ends or the state to be overwritten.
-  const bool may_copy = scenario.options.partial_hits && scenario.options.enable_caching &&
-                        block_size > *scenario.config.hash_block_size;
+  const Semantics& semantics = scenario.options.semantics;
+  const bool moves_states = spec.kind() == KvCacheSpecKind::kMamba &&
+                            semantics.registers_usable_tails && semantics.registers_unusable_tails;
+  const auto sizes = ResolveBlockSizes(scenario.config, scenario.options);
+  const bool may_copy = (scenario.options.partial_hits || moves_states) &&
+                        scenario.options.enable_caching && sizes.ok() &&
+                        block_size > sizes->hash_block_size;
   return cap.value_or(uncapped) + spec.sink_length() / spec.block_size() + (may_copy ? 1 : 0);
 }
 

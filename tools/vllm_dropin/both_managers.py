@@ -165,7 +165,7 @@ class BothManagers:
             f"in flight {request.num_in_flight_tokens}, known {request.num_tokens}, prompt "
             f"{request.num_prompt_tokens}, hit {num_new_computed_tokens}, {kwargs})"
         )
-        if a is None and b is not None and kwargs.get("full_sequence_must_fit") and self._holds_states(request):
+        if a is None and b is not None and kwargs.get("full_sequence_must_fit") and self._is_turn_with_states(request):
             raise KnownDifference("the gate counts a state beside those that a session's turn before left")
         self._same(what, a, b)
         self.tally.facts["no space"] += a is None
@@ -175,8 +175,9 @@ class BothManagers:
         self.compare_pools(what)
         return None if a is None else Pair(*answers)
 
-    def _holds_states(self, request: Any) -> bool:
-        return request.num_computed_tokens > 0 and any(
+    def _is_turn_with_states(self, request: Any) -> bool:
+        # Only sessions have a queue.
+        return request.streaming_queue is not None and request.num_computed_tokens > 0 and any(
             hasattr(manager, "cached_blocks_this_step") for manager in self.theirs.coordinator.single_type_managers
         )
 
