@@ -33,6 +33,13 @@ for i in $(seq 500); do
 done >rounds.jsonl
 expect 0 '' convert rounds.jsonl some.csv --to=csv --sample=0.01
 
+# --- Events of many streams ---
+{
+  printf '\xb1kvblocks-events-1'
+  for i in $(seq 10000 15000); do printf '\x94\xa1s\xa5%d\x00\xc4\x03\x92\x01\x90' "$i"; done
+} >streams.kvlog
+expect 2 'got more than 4096 streams' events streams.kvlog
+
 # --- Workloads of many sessions at once ---
 expect 2 'sessions under way at once: got' gen --turns=1000 --rate=1000 -o made.kvt
 expect 2 '--rate: got 1e-09, expected 1e-06 to' gen --rate=1e-9 -o made.kvt
