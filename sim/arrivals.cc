@@ -25,8 +25,9 @@ absl::Status Arrivals::Peek() {
   if (!more.ok() || !*more) {
     next_.reset();
     is_at_end_ = true;
+    return more.status();
   }
-  return more.status();
+  return CheckHeldBytes(store_->spec_bytes() + held_bytes_ + BytesOf(*next_), *reader_);
 }
 
 // Takes a request on the books: it is due at a known time, or waits for others.
@@ -220,6 +221,7 @@ absl::Status Arrivals::ReadAhead() {
       absl::Status status = Enter(std::move(request), session, shift);
       if (!status.ok()) return status;
     } else {
+      held_bytes_ += BytesOf(request);
       held_.push_back({std::move(request), session});
     }
   }
@@ -250,6 +252,7 @@ absl::Status Arrivals::StartSession(SimTime now) {
       ++it;
       continue;
     }
+    held_bytes_ -= BytesOf(it->request);
     absl::Status status = Enter(std::move(it->request), session, shift);
     if (!status.ok()) return status;
     it = held_.erase(it);

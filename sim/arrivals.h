@@ -8,7 +8,8 @@
 // read is unfinished; up to kReadAhead rows are read ahead to find a session's turns. A request
 // without a session is one of its own.
 //
-// Memory: live requests, 8 bytes per row read, and one entry per session if sessions matter.
+// Memory: live requests, bounded by CheckHeldBytes; 8 bytes per row read, and one entry per session if
+// sessions matter.
 
 #ifndef KVBLOCKS_SIM_ARRIVALS_H_
 #define KVBLOCKS_SIM_ARRIVALS_H_
@@ -127,6 +128,7 @@ class Arrivals {
 
   // With concurrency only.
   std::list<Held> held_;                             // turns of sessions that have not started
+  int64_t held_bytes_ = 0;                           // of them, about
   absl::flat_hash_map<uint64_t, Session> sessions_;  // started
   int64_t num_active_ = 0;                           // of them
 };

@@ -28,7 +28,7 @@ while IFS='|' read -r pattern arguments; do
   expect 2 "$pattern" $arguments
 done <<'END'
 --kernel-tables: /nonexistent: cannot be opened|replay --kernel-tables=/nonexistent
---kernel-tables needs --time=auto or table|replay --kernel-tables=/nonexistent --time=fixed
+--kernel-tables needs --time=auto or table, without --step-tables|replay --kernel-tables=/nonexistent --time=fixed
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times needs --time=recorded|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded

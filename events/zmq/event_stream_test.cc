@@ -257,6 +257,20 @@ TEST_F(GapTest, RepliesThatBringNothingDoNotProlongAReplay) {
   EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
 }
 
+TEST_F(GapTest, ManyRepliesThatBringNothingDoNotProlongAReplayEither) {
+  timeout_ = milliseconds(50);
+  Start();
+  for (const int64_t sequence : {0, 2}) raw_->Send(sequence);
+  EXPECT_EQ(Take(*subscriber_, 1), "0");
+  while (subscriber_->stats().num_replay_requests == 0) subscriber_->Receive(milliseconds(1));
+  const zmq::message_t client = raw_->AwaitRequest(1);
+  for (int i = 0; i < 1000; ++i) raw_->Reply(client, 0);
+  std::this_thread::sleep_for(13 * timeout_);
+  EXPECT_EQ(Take(*subscriber_, 2), "L1+1 2");
+  EXPECT_LE(subscriber_->streams()[0].num_duplicates, 1) << "of those that wait";
+  EXPECT_EQ(subscriber_->stats().num_replay_timeouts, 1);
+}
+
 TEST_F(GapTest, ARestartedPublisherIsNoDuplicate) {
   Start();
   for (const int64_t sequence : {0, 1, 2}) raw_->Send(sequence);

@@ -41,7 +41,7 @@ absl::Status CheckOptions(const EventSubscriber::Options& options) {
 constexpr int64_t kMaxSequence = int64_t{1} << 62;
 
 // What ends a replay that does not end itself: so many replies, as many as a publisher can buffer,
-// or so many times replay_timeout, unless replies wait that Receive did not come to.
+// or so many times replay_timeout. Replies that bring something may have waited for Receive longer.
 constexpr int64_t kMostReplies = 10'000'000;
 constexpr int64_t kMostReplayTimeouts = 12;
 // A router drops replies that do not fit. vLLM and we buffer 10,000 batches by default.
@@ -164,11 +164,7 @@ class EventSubscriber::Impl {
 
   void OnReplayReply(SourceState& source) {
     if (!ReceiveFrames(source.dealer, &frames_)) return;
-    if (++source.num_replies > kMostReplies) {
-      ++stats_.num_replay_timeouts;
-      EndReplay(source);
-      return;
-    }
+    bool has_news = false;
     // [empty, topic, number, payload]; up to vLLM 0.25 without the topic.
     const size_t place = frames_.size() == 4 ? 2 : 1;
     const std::optional<int64_t> sequence =
@@ -177,20 +173,26 @@ class EventSubscriber::Impl {
       ++stats_.num_malformed;
     } else if (*sequence == kEndOfReplay) {
       EndReplay(source);
+      return;
     } else if (frames_.size() == 4) {
-      Renew(source, TakeReplayed(source, MessageOf(frames_[1], *sequence, frames_[3])));
+      has_news = TakeReplayed(source, MessageOf(frames_[1], *sequence, frames_[3]));
     } else {
       const bool is_one = source.streams.size() == 1;
       Message message = MessageOf(frames_[0], *sequence, frames_[2]);
       message.topic = source.held ? source.held->topic
                       : is_one    ? source.streams.begin()->first
                                   : options_.topic;
-      Renew(source, TakeReplayed(source, std::move(message)));
+      has_news = TakeReplayed(source, std::move(message));
     }
-  }
-  void Renew(SourceState& source, bool has_news) const {
-    if (!has_news) return;
-    source.replay_deadline = std::min(Clock::now() + options_.replay_timeout, source.replay_end);
+    const Clock::time_point now = Clock::now();
+    if (has_news) {
+      source.replay_deadline = std::min(now + options_.replay_timeout, source.replay_end);
+    }
+    // Without news the deadline holds, however many replies come.
+    if (++source.num_replies >= kMostReplies || (!has_news && now >= source.replay_end)) {
+      ++stats_.num_replay_timeouts;
+      EndReplay(source);
+    }
   }
   static Message MessageOf(const zmq::message_t& topic, int64_t sequence,
                            const zmq::message_t& payload) {

@@ -930,6 +930,13 @@ def test_elements_of_odd_sizes_are_refused() -> None:
                 lambda size=size: attention.gather_rows(np.zeros((2, 3), f"V{size}"), index))
 
 
+def test_rows_behind_pointers_are_refused() -> None:
+    buffers = pytest.importorskip("_testbuffer")
+    rows = buffers.ndarray(list(range(6)), shape=[2, 3], format="i", flags=buffers.ND_PIL)
+    refusal(r"^gather_rows: rows has rows behind pointers \(a suboffset in dimension 0\)",
+            lambda: attention.gather_rows(rows, np.zeros(2, np.int32)))
+
+
 def test_any_library_with_dlpack() -> None:
     rng = np.random.default_rng(11)
     case = Paged(rng, [5])

@@ -62,6 +62,11 @@ class ConvertCommand final : public Command {
     if (!config.ok()) return Fail("convert", config.status());
     auto reader = MakeReaderOptions(*config);
     if (!reader.ok()) return Fail("convert", reader.status());
+    if (sort_ && (given_.has_reorder() || given_.require_sorted())) {
+      return Fail("convert", absl::InvalidArgumentError(absl::StrCat(
+                                 given_.has_reorder() ? "--reorder" : "--require-sorted",
+                                 ": got it beside --sort, which accepts rows in any order")));
+    }
     ConvertOptions options;
     options.reader = *reader;
     options.sort = sort_;

@@ -293,7 +293,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
   });
   std::vector<TraceRequest> requests;
   if (!variants.empty()) {
-    auto all = ReadAll(feed);
+    auto all = ReadAll(feed, reader->get());
     if (!all.ok()) return all.status();
     requests = *std::move(all);
     feed = FeedFrom(&requests);

@@ -321,6 +321,12 @@ class EventsCommand final : public Command {
     const std::pair<std::string, std::string> key(message.source, message.topic);
     auto found = logged_.find(key);
     if (found == logged_.end()) {
+      const int64_t most = events::EventSubscriber::Options().max_streams;
+      if (static_cast<int64_t>(streams_.size()) == most) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            source_, ": got more than ", most,
+            " streams of a source and a topic, expected at most as many as are recorded"));
+      }
       const events::HolderId id =
           AddStream(message.topic.empty() ? message.source
                                           : absl::StrCat(message.source, " ", message.topic));

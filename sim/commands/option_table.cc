@@ -113,6 +113,12 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
   });
 }
 
+// About what a run makes of the workload, not about what is read of a trace.
+bool IsOfRun(std::string_view field) {
+  return field == "concurrency" || field == "start_jitter" || field == "zero_output" ||
+         field == "encoder_tokens";
+}
+
 }  // namespace
 
 bool NamesFile(std::string_view field) {
@@ -172,6 +178,7 @@ void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* gi
     // The trace is positional.
     const std::string_view of_row = row.group;
     if (of_row.empty() || (group.empty() ? of_row == kFleetGroup : of_row != group)) continue;
+    if (group == kWorkloadGroup && IsOfRun(row.field)) continue;
     Bind(row, options, given);
   }
 }

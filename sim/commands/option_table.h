@@ -55,7 +55,7 @@ std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& config)
 absl::StatusOr<std::string> OptionField(std::string_view name);
 
 // Adds the rows of one group to a command; values given land in `given`, which must outlive the
-// parse. Of an empty group: all but those of several replicas.
+// parse. Of an empty group: all but those of several replicas. Of the workload alone: what is read.
 void BindOptions(std::string_view group, OptionParser* options,
                  ::kvblocks::config::v1::ReplayConfig* given);
 // The same for the row of one field.

@@ -52,12 +52,18 @@ RequestFeed ShuffledFeedFrom(const std::vector<TraceRequest>* requests, uint64_t
   };
 }
 
-absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed) {
+absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed,
+                                                  const TraceReader* reader) {
   std::vector<TraceRequest> requests;
+  int64_t bytes = 0;
   while (true) {
     const auto request = feed();
     if (!request.ok()) return request.status();
     if (*request == nullptr) return requests;
+    bytes += BytesOf(**request);
+    if (reader != nullptr) {
+      if (absl::Status status = CheckHeldBytes(bytes, *reader); !status.ok()) return status;
+    }
     requests.push_back(std::move(**request));
   }
 }

@@ -31,7 +31,9 @@ RequestFeed FeedFrom(const std::vector<TraceRequest>* requests);
 // In random order; only the turns of a session keep theirs.
 RequestFeed ShuffledFeedFrom(const std::vector<TraceRequest>* requests, uint64_t seed);
 
-absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed);
+// With the reader that feeds it, ResourceExhausted as CheckHeldBytes says.
+absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed,
+                                                  const TraceReader* reader = nullptr);
 
 struct OrderRunOptions {
   RequestBlocksOptions blocks;

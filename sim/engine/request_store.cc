@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 
@@ -21,6 +22,7 @@ SimRequest* RequestStore::Add(TraceRequest spec) {
   request->num_prompt = request->num_known = spec.input_length;
   request->max_output = spec.output_length;
   request->spec = std::move(spec);
+  spec_bytes_ += BytesOf(request->spec);
   return request;
 }
 
@@ -40,6 +42,7 @@ void RequestStore::Remove(SimRequest* request) {
   const int32_t slot = request->slot;
   KVBLOCKS_CHECK(slot >= 0 && requests_[static_cast<size_t>(slot)].get() == request,
                  "request " + request->spec.id + " is not in this store");
+  spec_bytes_ -= BytesOf(request->spec);
   *request = SimRequest();
   spare_slots_.push_back(slot);
   --num_live_;

@@ -29,12 +29,15 @@ class RequestStore {
   void Remove(SimRequest* request);
 
   int64_t num_live() const { return num_live_; }
+  // About what the specs of the live ones take.
+  int64_t spec_bytes() const { return spec_bytes_; }
   int64_t peak_live() const { return static_cast<int64_t>(requests_.size()); }
 
  private:
   std::vector<std::unique_ptr<SimRequest>> requests_;  // by slot, live or spare
   std::vector<int32_t> spare_slots_;
   int64_t num_live_ = 0;
+  int64_t spec_bytes_ = 0;
 };
 
 }  // namespace kvblocks::sim

@@ -35,7 +35,7 @@ class FittedGenerator final : public Generator {
     BeginPhase();
   }
 
-  bool Next(GeneratedRequest* out) override {
+  absl::StatusOr<bool> Next(GeneratedRequest* out) override {
     if (row_ == num_requests_) return false;
     if (in_phase_ == phase().requests()) {
       in_phase_ = 0;

@@ -3,7 +3,7 @@
 //   auto workload = ParseWorkload(text, "chat.txtpb");
 //   std::unique_ptr<Generator> generator = MakeGenerator(*workload);
 //   GeneratedRequest request;
-//   while (generator->Next(&request)) ...
+//   while (*generator->Next(&request)) ...
 //
 // Always the same requests for the same workload, on every machine; a request does not change when
 // the workload is made longer. Memory: the sessions that go on, or for a fitted workload all blocks
@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kvblocks/sim/gen/workload.pb.h"
 
 namespace kvblocks::sim {
@@ -40,8 +41,8 @@ struct GeneratedRequest {
 class Generator {
  public:
   virtual ~Generator() = default;
-  // False at the end.
-  virtual bool Next(GeneratedRequest* out) = 0;
+  // False at the end. ResourceExhausted: more sessions are under way at once than fit.
+  virtual absl::StatusOr<bool> Next(GeneratedRequest* out) = 0;
 };
 
 // REQUIRES: CheckWorkload accepts it.

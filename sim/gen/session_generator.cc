@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kvblocks/sim/gen/arrival_process.h"
 #include "kvblocks/sim/gen/fitted_generator.h"
 #include "kvblocks/sim/gen/generator.h"
@@ -15,6 +17,16 @@ namespace {
 
 namespace pb = ::kvblocks::workload::v1;
 
+// What plans of sessions under way may hold, in pieces of content of 16 bytes.
+constexpr int64_t kMostHeldPieces = int64_t{1} << 26;
+
+int64_t HeldPieces(const std::vector<PlannedRequest>& plan) {
+  constexpr size_t kOfRequest = 8;  // without its content
+  size_t pieces = 0;
+  for (const PlannedRequest& request : plan) pieces += kOfRequest + request.content.size();
+  return static_cast<int64_t>(pieces);
+}
+
 class SessionGenerator final : public Generator {
  public:
   explicit SessionGenerator(const pb::Workload& workload)
@@ -24,19 +36,26 @@ class SessionGenerator final : public Generator {
         arrivals_(workload_.arrivals(), seed_) {
     if (workload_.arrivals().has_closed()) {
       const int64_t users = workload_.arrivals().closed().users();
-      for (int64_t user = 0; user < users && HasMore(); ++user) Begin(0, {}, 0);
+      for (int64_t user = 0; user < users && HasMore() && !HoldsTooMuch(); ++user) {
+        Begin(0, {}, 0);
+      }
     } else if (HasMore()) {
       next_start_ns_ = arrivals_.Next();
     }
   }
 
-  bool Next(GeneratedRequest* out) override {
+  absl::StatusOr<bool> Next(GeneratedRequest* out) override {
     if (workload_.requests() > 0 && row_ >= workload_.requests()) return false;
     // A session begins before what is due no earlier.
-    while (!workload_.arrivals().has_closed() && HasMore() &&
+    while (!workload_.arrivals().has_closed() && HasMore() && !HoldsTooMuch() &&
            (due_.empty() || next_start_ns_ <= due_.top().arrival_ns)) {
       Begin(next_start_ns_, {}, 0);
       if (HasMore()) next_start_ns_ = arrivals_.Next();
+    }
+    if (HoldsTooMuch()) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "sessions under way at once: got ", active_.size(), " with more than ", kMostHeldPieces,
+          " pieces of content, expected fewer (a lower rate, or fewer users or turns)"));
     }
     if (due_.empty()) return false;
     const Due due = due_.top();
@@ -48,6 +67,7 @@ class SessionGenerator final : public Generator {
       if (workload_.arrivals().has_closed() && HasMore()) {
         GoOn(active, due.arrival_ns);
       }
+      held_pieces_ -= HeldPieces(active.plan);
       active_.erase(due.session);
     }
     return true;
@@ -79,9 +99,12 @@ class SessionGenerator final : public Generator {
            (workload_.requests() == 0 || session < workload_.requests()) && !arrivals_.has_ended();
   }
 
+  bool HoldsTooMuch() const { return held_pieces_ > kMostHeldPieces; }
+
   void Begin(int64_t start_ns, std::vector<int64_t> starts_after, int64_t think_ns) {
     Active active;
     active.plan = planner_.Plan(session_, start_ns);
+    held_pieces_ += HeldPieces(active.plan);
     active.num_left = static_cast<int>(active.plan.size());
     active.rows.resize(active.plan.size());
     active.starts_after = std::move(starts_after);
@@ -130,6 +153,7 @@ class SessionGenerator final : public Generator {
   ArrivalProcess arrivals_;
   std::priority_queue<Due> due_;
   std::unordered_map<uint64_t, Active> active_;
+  int64_t held_pieces_ = 0;
   uint64_t session_ = 0;  // next to begin
   int64_t next_start_ns_ = 0;
   int64_t row_ = 0;

@@ -48,8 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::unique_ptr<Generator> second = MakeGenerator(*again);
   GeneratedRequest a, b;
   int64_t before_ns = 0;
-  for (int64_t row = 0; row < 50 && first->Next(&a); ++row) {
-    FUZZ_EXPECT(second->Next(&b), printed);
+  for (int64_t row = 0; row < 50 && *first->Next(&a); ++row) {
+    FUZZ_EXPECT(*second->Next(&b), printed);
     FUZZ_EXPECT(a.content_ids == b.content_ids && a.arrival_ns == b.arrival_ns, printed);
     FUZZ_EXPECT(a.arrival_ns >= before_ns, printed);
     FUZZ_EXPECT(a.input_length >= 1 && a.output_length >= 1, printed);

@@ -41,7 +41,7 @@ std::vector<GeneratedRequest> Make(const std::string& text) {
   const auto generator = MakeGenerator(Parse(text));
   std::vector<GeneratedRequest> requests;
   GeneratedRequest request;
-  while (generator->Next(&request)) requests.push_back(request);
+  while (*generator->Next(&request)) requests.push_back(request);
   return requests;
 }
 

@@ -75,13 +75,14 @@ double DecodedTrace::arrival_seconds() const {
 
 absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader) {
   DecodedTrace trace;
-  auto requests = ReadAll(FeedFrom(reader));
+  auto requests = ReadAll(FeedFrom(reader), reader);
   if (!requests.ok()) return requests.status();
   trace.requests = *std::move(requests);
   trace.info = reader->info();
   trace.counters = reader->counters();
   trace.warnings = reader->warnings();
   trace.dialect = reader->dialect();
+  trace.progress = reader->progress();
   NumberConversations(&trace);
   return trace;
 }
@@ -114,10 +115,6 @@ absl::StatusOr<bool> DecodedReader::Next(TraceRequest& out) {
   }
   out.arrival_ns = static_cast<int64_t>(arrival);
   return true;
-}
-
-ReadProgress DecodedReader::progress() const {
-  return {static_cast<int64_t>(next_), static_cast<int64_t>(trace_->requests.size())};
 }
 
 absl::Status DecodedReader::Restart() {

@@ -3,7 +3,7 @@
 //
 // Always: what a DecodedReader yields is what a TraceReader of the file yields with the same options,
 // --speedup included. A DecodedTrace never changes and is read by many threads at once.
-// Memory: all requests, with 8 bytes per content id.
+// Memory: all requests, with 8 bytes per content id; bounded by CheckHeldBytes.
 
 #ifndef KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_
 #define KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_
@@ -27,6 +27,7 @@ struct DecodedTrace {
   TraceReaderCounters counters;
   std::vector<std::string> warnings;
   std::string dialect;
+  ReadProgress progress;  // all of the file
   std::vector<TraceRequest> requests;  // at their own times
   // By request: number of the conversation, by first appearance. Requests of a session are one, and
   // what waits for others belongs to the first of them.
@@ -48,7 +49,7 @@ class DecodedReader final : public TraceReader {
 
   absl::StatusOr<bool> Next(TraceRequest& out) override;
   const TraceInfo& info() const override { return trace_->info; }
-  ReadProgress progress() const override;
+  ReadProgress progress() const override { return trace_->progress; }
   absl::Status Restart() override;
   const TraceReaderCounters& counters() const override { return trace_->counters; }
   const std::vector<std::string>& warnings() const override { return trace_->warnings; }

@@ -20,6 +20,11 @@ namespace {
 
 namespace pb = kvblocks::trace::v1;
 
+// A byte of a record takes up to 50 in memory, and compressed records cost next to nothing.
+constexpr int64_t kMostRecordBytes = int64_t{16} << 20;
+constexpr size_t kMostStrings = size_t{1} << 20;
+constexpr size_t kMostStringBytes = size_t{64} << 20;
+
 std::string UnknownFieldsOf(const google::protobuf::Message& message) {
   std::string bytes;
   message.GetReflection()->GetUnknownFields(message).SerializeToString(&bytes);
@@ -30,7 +35,7 @@ class NativeReader : public RowSource {
  public:
   NativeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
                std::string dialect)
-      : stream_(std::move(source), options.max_line_bytes),
+      : stream_(std::move(source), std::min(options.max_line_bytes, kMostRecordBytes)),
         log_(log),
         dialect_(std::move(dialect)),
         window_(kDefaultCopyWindow, kDefaultCopyWindowIds) {}
@@ -60,7 +65,13 @@ class NativeReader : public RowSource {
           return TakeRequest(row, problems);
         case pb::Record::kStrings:
           for (std::string& value : *record_.mutable_strings()->mutable_value()) {
+            string_bytes_ += value.size();
             strings_.push_back(std::move(value));
+          }
+          if (strings_.size() > kMostStrings || string_bytes_ > kMostStringBytes) {
+            return Damage(absl::ResourceExhaustedError(absl::StrCat(
+                "strings: got ", strings_.size(), " of ", string_bytes_, " bytes, expected at most ",
+                kMostStrings, " of ", kMostStringBytes)));
           }
           break;
         case pb::Record::kFooter:
@@ -281,6 +292,7 @@ class NativeReader : public RowSource {
   std::string bytes_;
   pb::Record record_;
   std::vector<std::string> strings_ = {""};
+  size_t string_bytes_ = 0;
   int64_t arrival_ns_ = 0;
   int64_t num_requests_ = 0;
   uint64_t input_tokens_ = 0;

@@ -133,7 +133,7 @@ TEST(NativeReaderTest, RandomBytesAfterTheMagicAreErrors) {
 
 TEST(NativeReaderTest, HugeLengthsAllocateNothing) {
   EXPECT_THAT(TraceError(std::string("KVTRACE1\xff\xff\xff\xff\x7f", 13)),
-              HasSubstr("record length: got 34359738367 bytes, expected at most 67108864"));
+              HasSubstr("record length: got 34359738367 bytes, expected at most 16777216"));
   EXPECT_THAT(TraceError("KVTRACE1" + std::string(11, '\xff')), HasSubstr("64 bits"));
   EXPECT_THAT(TraceError(std::string("KVTRACE1\x80\x80\x80\x1f", 12)),
               HasSubstr("truncated record"));
@@ -300,6 +300,30 @@ TEST(NativeWriterTest, MisuseIsRefused) {
   r.arrival_ns = 6;
   r.waits_for = {17};
   EXPECT_FALSE(writer->Write(r).ok()) << "a row that was not written";
+}
+
+TEST(NativeReaderTest, StringsAndRecordsAreBounded) {
+  const auto error_of = [](const std::string& bytes) {
+    auto reader = OpenTraceString(bytes, "t", {});
+    return std::string(reader.ok() ? AllRequests(**reader).status().message()
+                                   : reader.status().message());
+  };
+  const auto record = [](const std::string& bytes) {
+    std::string length;
+    AppendRecordLength(bytes.size(), &length);
+    return length + bytes;
+  };
+  pb::Record header, strings;
+  header.mutable_header()->set_version(1);
+  strings.mutable_strings()->add_value(std::string(size_t{1} << 20, 'x'));
+  std::string many = "KVTRACE1" + record(header.SerializeAsString());
+  const std::string start = many;
+  for (int i = 0; i < 65; ++i) many += record(strings.SerializeAsString());
+  EXPECT_THAT(error_of(many), HasSubstr("strings: got 66 of 68157440 bytes, expected at most"));
+  std::string length;
+  AppendRecordLength((size_t{16} << 20) + 1, &length);
+  EXPECT_THAT(error_of(start + length),
+              HasSubstr("record length: got 16777217 bytes, expected at most 16777216"));
 }
 
 }  // namespace

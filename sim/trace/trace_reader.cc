@@ -48,19 +48,6 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// About what a request takes.
-int64_t BytesOf(const TraceRequest& request) {
-  size_t bytes = sizeof(TraceRequest) + request.content_ids.capacity() * sizeof(int64_t) +
-                 request.waits_for.capacity() * sizeof(int64_t) +
-                 (request.output_ids.capacity() + request.accepted_drafts.capacity()) *
-                     sizeof(uint32_t);
-  for (const std::string* text : {&request.id, &request.tenant, &request.slo_class,
-                                  &request.adapter, &request.salt, &request.unknown_fields}) {
-    bytes += text->capacity();
-  }
-  return static_cast<int64_t>(bytes);
-}
-
 class TraceReaderImpl : public TraceReader {
  public:
   TraceReaderImpl(std::string file, SourceFactory factory, const TraceReaderOptions& options)
@@ -368,6 +355,29 @@ absl::StatusOr<std::unique_ptr<TraceReader>> Open(std::string file, SourceFactor
 
 }  // namespace
 
+int64_t BytesOf(const TraceRequest& request) {
+  size_t bytes = sizeof(TraceRequest) + request.content_ids.capacity() * sizeof(int64_t) +
+                 request.waits_for.capacity() * sizeof(int64_t) +
+                 (request.output_ids.capacity() + request.accepted_drafts.capacity()) *
+                     sizeof(uint32_t);
+  for (const std::string* text : {&request.id, &request.tenant, &request.slo_class,
+                                  &request.adapter, &request.salt, &request.unknown_fields}) {
+    bytes += text->size();
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+absl::Status CheckHeldBytes(int64_t bytes, const TraceReader& reader) {
+  constexpr int64_t kPerByte = 64;  // what real traces take, compressed ones too
+  if (bytes / kPerByte <= kMostSortedBytes / kPerByte + reader.progress().bytes_read) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      reader.info().name, ": requests held at once: got ", bytes,
+      " bytes of them, expected at most ", kMostSortedBytes, " and ", kPerByte,
+      " for each byte of the file (--limit and --sample take a part of the trace)"));
+}
+
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
                                                        const TraceReaderOptions& options) {
   const int window_log = options.zstd_window_log;
@@ -378,13 +388,13 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
         if (std::exchange(opened, true)) {
           std::error_code ignored;
           if (path == "-") {
-            return absl::FailedPreconditionError(
+            return absl::InvalidArgumentError(
                 "<stdin>: error: restart: got standard input, expected a file to read again");
           }
           // To open a pipe again would wait for another writer.
           if (std::filesystem::exists(path, ignored) &&
               !std::filesystem::is_regular_file(path, ignored)) {
-            return absl::FailedPreconditionError(absl::StrCat(
+            return absl::InvalidArgumentError(absl::StrCat(
                 path, ": error: restart: got a pipe or device, expected a file to read again"));
           }
         }

@@ -142,6 +142,12 @@ class TraceReader {
   virtual std::string dialect() const { return ""; }
 };
 
+// About what a request takes in memory.
+int64_t BytesOf(const TraceRequest& request);
+// For those that hold many requests of a trace. ResourceExhausted if they take more than
+// kMostSortedBytes and a multiple of what was read of the file: copied ids cost a file nothing.
+absl::Status CheckHeldBytes(int64_t bytes, const TraceReader& reader);
+
 // The names that TraceReaderOptions::format may have beside "auto", in the order of documentation.
 const std::vector<std::string>& TraceFormats();
 

@@ -15,7 +15,6 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int64_t kRoundBlockTokens = 64;
-// Each session holds the ids of its last round.
 constexpr int64_t kMostRoundTokens = kRoundBlockTokens << 20;
 
 class TraceLabReader : public LineRows {
@@ -43,9 +42,12 @@ class TraceLabReader : public LineRows {
   enum Field { kSession, kRound, kTotal, kPrefix, kAppended, kOutput, kEvents };
   enum EventField { kEventType, kTimestamp };
   static constexpr int64_t kNoTime = INT64_MIN;
+  struct Run {
+    int64_t first, size;
+  };
   struct Session {
-    std::vector<int64_t> ids;  // of its last prompt and output
-    int64_t num_tokens = 0;    // that they stand for
+    std::vector<Run> runs;   // its last prompt and output: a short row may stand for a million ids
+    int64_t num_tokens = 0;  // that they stand for
     int64_t next_id = 0;
     int64_t last_row = -1;
     int64_t output_ns = kNoTime;      // when its last output came
@@ -136,6 +138,10 @@ class TraceLabReader : public LineRows {
     return absl::OkStatus();
   }
 
+  static int64_t BlocksOf(int64_t tokens) {
+    return (tokens + kRoundBlockTokens - 1) / kRoundBlockTokens;
+  }
+
   void JoinSession(Session* session, RawRow* row) {
     TraceRequest& r = row->request;
     row->has_timestamp = session->last_row < 0;  // then it starts at 0
@@ -148,15 +154,23 @@ class TraceLabReader : public LineRows {
     }
     // The prefix is what the session had; a block that ends inside another text is another block.
     const bool goes_on = prefix_ >= session->num_tokens;
-    const int64_t kept = goes_on ? static_cast<int64_t>(session->ids.size())
-                                 : prefix_ / kRoundBlockTokens;
-    session->ids.resize(static_cast<size_t>(kept));
-    session->num_tokens = r.input_length + r.output_length;
-    const int64_t size = (session->num_tokens + kRoundBlockTokens - 1) / kRoundBlockTokens;
-    while (static_cast<int64_t>(session->ids.size()) < size) {
-      session->ids.push_back(session->next_id++);
+    const int64_t had = BlocksOf(session->num_tokens);
+    const int64_t kept = goes_on ? had : prefix_ / kRoundBlockTokens;
+    for (int64_t left = had - kept; left > 0;) {
+      Run& last = session->runs.back();
+      const int64_t size = std::min(left, last.size);
+      left -= size;
+      last.size -= size;
+      if (last.size == 0) session->runs.pop_back();
     }
-    r.content_ids = session->ids;
+    session->num_tokens = r.input_length + r.output_length;
+    const int64_t size = BlocksOf(session->num_tokens);
+    if (size > kept) session->runs.push_back({session->next_id, size - kept});
+    session->next_id += size - kept;
+    r.content_ids.reserve(static_cast<size_t>(size));
+    for (const Run& run : session->runs) {
+      for (int64_t i = 0; i < run.size; ++i) r.content_ids.push_back(run.first + i);
+    }
     r.ids_cover_output = true;
     session->last_row = r.row;
     session->output_ns = output_ns_;

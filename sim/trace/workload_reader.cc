@@ -37,14 +37,17 @@ TraceInfo InfoOf(const workload::v1::Workload& workload) {
 
 class WorkloadReader final : public RowSource {
  public:
-  WorkloadReader(workload::v1::Workload workload, ReadProgress progress)
-      : info_(InfoOf(workload)),
+  WorkloadReader(workload::v1::Workload workload, ReadProgress progress, const RowLog* log)
+      : log_(log),
+        info_(InfoOf(workload)),
         progress_(progress),
         num_requests_(workload.requests()),
         generator_(MakeGenerator(workload)) {}
 
   absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>*) override {
-    if (!generator_->Next(&made_)) return RowOutcome::kEnd;
+    const absl::StatusOr<bool> more = generator_->Next(&made_);
+    if (!more.ok()) return StreamError(*log_, more.status(), "request", row_);
+    if (!*more) return RowOutcome::kEnd;
     *row = RawRow();
     TraceRequest& to = row->request;
     to.row = row_++;
@@ -73,6 +76,7 @@ class WorkloadReader final : public RowSource {
   }
 
  private:
+  const RowLog* const log_;
   const TraceInfo info_;
   const ReadProgress progress_;
   const int64_t num_requests_;  // at most; 0: not known
@@ -103,7 +107,7 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeWorkloadReader(std::unique_ptr<By
   absl::StatusOr<workload::v1::Workload> workload = ParseWorkload(text, log->file);
   if (!workload.ok()) return workload.status();
   return std::make_unique<WorkloadReader>(*std::move(workload),
-                                          ReadProgress{source->bytes_read(), 0});
+                                          ReadProgress{source->bytes_read(), 0}, log);
 }
 
 }  // namespace kvblocks::sim
