@@ -320,6 +320,9 @@ TEST(NativeReaderTest, StringsAndRecordsAreBounded) {
   const std::string start = many;
   for (int i = 0; i < 65; ++i) many += record(strings.SerializeAsString());
   EXPECT_THAT(error_of(many), HasSubstr("strings: got 66 of 68157440 bytes, expected at most"));
+  (*header.mutable_header()->mutable_notes())["copy_window_ids"] = "33554433";
+  EXPECT_THAT(error_of("KVTRACE1" + record(header.SerializeAsString())),
+              HasSubstr("note copy_window_ids: got \"33554433\", expected 0 to 33554432"));
   std::string length;
   AppendRecordLength((size_t{16} << 20) + 1, &length);
   EXPECT_THAT(error_of(start + length),
