@@ -66,8 +66,7 @@ void HandleSignals() {
 void EndWithoutMemory() {
   RemoveUnfinishedFiles();
   constexpr std::string_view kMessage =
-      "kvsim: out of memory for the input, what is counted over it, or the pool (about 60 bytes "
-      "per block of --num-blocks)\n";
+      "kvsim: out of memory for the input, what is counted over it, or a pool\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
   _exit(kBadInput);
 }

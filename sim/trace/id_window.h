@@ -17,9 +17,9 @@ namespace kvblocks::sim {
 
 inline constexpr int64_t kDefaultCopyWindow = 65536;
 inline constexpr int64_t kDefaultCopyWindowIds = int64_t{1} << 24;
-// What a reader accepts; a file that asks for more is hostile or needs a machine of its own.
+// What a reader accepts; a file that asks for more is hostile: a few bytes copy as many.
 inline constexpr int64_t kMostCopyWindow = int64_t{1} << 20;
-inline constexpr int64_t kMostCopyWindowIds = int64_t{1} << 27;
+inline constexpr int64_t kMostCopyWindowIds = int64_t{1} << 25;
 
 class IdWindow {
  public:

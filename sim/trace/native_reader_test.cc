@@ -303,11 +303,6 @@ TEST(NativeWriterTest, MisuseIsRefused) {
 }
 
 TEST(NativeReaderTest, StringsAndRecordsAreBounded) {
-  const auto error_of = [](const std::string& bytes) {
-    auto reader = OpenTraceString(bytes, "t", {});
-    return std::string(reader.ok() ? AllRequests(**reader).status().message()
-                                   : reader.status().message());
-  };
   const auto record = [](const std::string& bytes) {
     std::string length;
     AppendRecordLength(bytes.size(), &length);
@@ -319,10 +314,13 @@ TEST(NativeReaderTest, StringsAndRecordsAreBounded) {
   std::string many = "KVTRACE1" + record(header.SerializeAsString());
   const std::string start = many;
   for (int i = 0; i < 65; ++i) many += record(strings.SerializeAsString());
-  EXPECT_THAT(error_of(many), HasSubstr("strings: got 66 of 68157440 bytes, expected at most"));
+  EXPECT_THAT(TraceError(many), HasSubstr("strings: got 66 of 68157440 bytes, expected at most"));
+  (*header.mutable_header()->mutable_notes())["copy_window_ids"] = "33554433";
+  EXPECT_THAT(TraceError("KVTRACE1" + record(header.SerializeAsString())),
+              HasSubstr("note copy_window_ids: got \"33554433\", expected 0 to 33554432"));
   std::string length;
   AppendRecordLength((size_t{16} << 20) + 1, &length);
-  EXPECT_THAT(error_of(start + length),
+  EXPECT_THAT(TraceError(start + length),
               HasSubstr("record length: got 16777217 bytes, expected at most 16777216"));
 }
 
