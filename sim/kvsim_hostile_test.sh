@@ -107,6 +107,12 @@ END
 
 # --- A pipe cannot be read twice ---
 mkfifo pipe
+expect 2 'a pipe or device can be read once' curve pipe --mode=schedule
+expect 2 'pipe: can be read once' calibrate --measured=pipe
+expect 2 'expected a file, which can be read twice' gen --like=pipe --check -o made.kvt
+cat trace.jsonl >pipe &
+expect 0 '' gen --like=pipe --to=spec -o made.txtpb
+wait
 cat trace.jsonl >pipe &
 expect 2 'restart: got a pipe or device' stats pipe --link-turns
 wait
