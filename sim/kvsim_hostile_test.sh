@@ -86,6 +86,10 @@ done <<'END'
 --memory-utilization needs a pool that|replay --memory-utilization=0.5 --num-blocks=2000
 --activation-gb needs a pool that|replay --activation-gb=3 --num-blocks=2000
 --graph-gb needs a pool that|replay --graph-gb=3 --kv-memory=20
+--layout needs --plan=exact|sweep --layout=slab --grid=num_blocks=1000,2000
+--step-time needs --time=fixed|tune --step-time=1ms --over=num_blocks=1000,2000
+--layout needs --plan=exact|capacity --layout=slab --slo=ttft:2s@p99
+--memory-utilization needs a pool that|break-even --memory-utilization=0.5 --num-blocks=400 --tier=host:2GiB:read=20GB/s
 --acceptance needs --num-draft-tokens|replay --acceptance=iid:0.5
 --drafter needs --num-draft-tokens|replay --drafter=eagle
 --step-time needs --time=fixed|replay --step-time=1ms
@@ -103,6 +107,12 @@ END
 
 # --- A pipe cannot be read twice ---
 mkfifo pipe
+expect 2 'a pipe or device can be read once' curve pipe --mode=schedule
+expect 2 'pipe: can be read once' calibrate --measured=pipe
+expect 2 'expected a file, which can be read twice' gen --like=pipe --check -o made.kvt
+cat trace.jsonl >pipe &
+expect 0 '' gen --like=pipe --to=spec -o made.txtpb
+wait
 cat trace.jsonl >pipe &
 expect 2 'restart: got a pipe or device' stats pipe --link-turns
 wait

@@ -21,6 +21,7 @@
 #include "kvblocks/sim/cost/whole_steps.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -229,6 +230,11 @@ ExitStatus CalibrateCommand::Run() {
   if (!reader.ok()) return Fail("calibrate", reader.status());
   TraceReaderOptions options = *reader;
   options.format = "auto";
+  const std::string& trace = config->trace().empty() ? measured_ : config->trace();
+  if (!CanBeReadAgain(trace)) {
+    return Fail("calibrate", absl::InvalidArgumentError(absl::StrCat(
+                                 trace, ": can be read once, and is replayed often; name a file")));
+  }
   const auto measurement = ReadMeasurement(measured_, options);
   if (!measurement.ok()) return Fail("calibrate", measurement.status());
   if (config->trace().empty()) config->set_trace(measured_);

@@ -15,6 +15,7 @@
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/run_in_parallel.h"
 #include "kvblocks/sim/simulation.h"
+#include "kvblocks/sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 
@@ -189,9 +190,10 @@ absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& o
         "--what-if, --block-sizes, --refine, --sample-paths and --blocks need a model of "
         "full attention"));
   }
-  if (config.trace() == "-") {
+  if (!CanBeReadAgain(config.trace())) {
     return absl::InvalidArgumentError(
-        "TRACE: standard input can be read once, and every size reads the trace; name a file");
+        "TRACE: standard input and pipes can be read once, and every size reads the trace; name a "
+        "file");
   }
   std::vector<int64_t> sizes = options.sizes;
   if (sizes.empty()) {

@@ -16,6 +16,7 @@
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/run_in_parallel.h"
+#include "kvblocks/sim/trace/byte_source.h"
 #include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
@@ -259,9 +260,10 @@ absl::StatusOr<CurveSetup> MakeCurveSetup(const ReplayConfig& asked, const Curve
 
 absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
                       ProgressLine* progress, pb::CurveReport* report) {
-  if (config.trace() == "-" && (options.mode == "schedule" || options.sample_paths > 0)) {
+  if (!CanBeReadAgain(config.trace()) && (options.mode == "schedule" || options.sample_paths > 0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("TRACE: standard input can be read once, and ",
+        absl::StrCat("TRACE: ", config.trace() == "-" ? "standard input" : "a pipe or device",
+                     " can be read once, and ",
                      options.mode == "schedule" ? "--mode=schedule" : "--sample-paths",
                      " reads the trace twice; name a file"));
   }

@@ -18,6 +18,7 @@
 #include "kvblocks/sim/gen/workload_spec.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/trace/byte_source.h"
 #include "kvblocks/sim/trace/convert.h"
 #include "kvblocks/specs/config/config_source.h"
 
@@ -162,9 +163,9 @@ class GenCommand final : public Command {
       return absl::InvalidArgumentError(
           "--check: got --output=-, expected another file, as the table goes to standard output");
     }
-    if (check_ && like_ == "-") {
-      return absl::InvalidArgumentError(
-          "--check: got --like=-, expected a file, which can be read twice");
+    if (check_ && !CanBeReadAgain(*like_)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--check: got --like=", *like_, ", expected a file, which can be read twice"));
     }
     if (!spec_.empty() && like_) {
       return absl::InvalidArgumentError(
@@ -193,7 +194,7 @@ class GenCommand final : public Command {
       if (!reader.ok()) return reader.status();
       auto workload = FitTrace(**reader);
       // A seed that is given is not chosen; a pipe cannot be read again.
-      if (!workload.ok() || seed_ >= 0 || *like_ == "-") return workload;
+      if (!workload.ok() || seed_ >= 0 || !CanBeReadAgain(*like_)) return workload;
       const auto run = RunTrace(reader_options);
       if (!run.ok()) return run.status();
       const auto greatest = ChooseSeed(*run, &*workload, [&](auto made) {

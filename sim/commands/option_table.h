@@ -81,6 +81,9 @@ absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& confi
 // whose values are good; `given` is what the command line says of it.
 absl::Status CheckOptionUses(const ::kvblocks::config::v1::ReplayConfig& config,
                              const ::kvblocks::config::v1::ReplayConfig& given);
+// The same for a search: what `asked` changes must be of use to one of the effective `configs` that it tries.
+absl::Status CheckOptionUses(const std::vector<const ::kvblocks::config::v1::ReplayConfig*>& configs,
+                             const ::kvblocks::config::v1::ReplayConfig& asked);
 // Sets options that do nothing to their defaults, for points of a sweep: an option may be for some of them.
 void DropUselessOptions(::kvblocks::config::v1::ReplayConfig* config);
 

@@ -166,6 +166,24 @@ absl::Status CheckOptionUses(const ReplayConfig& config, const ReplayConfig& giv
   return absl::OkStatus();
 }
 
+absl::Status CheckOptionUses(const std::vector<const ReplayConfig*>& configs,
+                             const ReplayConfig& asked) {
+  for (const OptionUse& use : kUses) {
+    const FieldDescriptor* field = FieldOf(use.field);
+    if (!asked.GetReflection()->HasField(asked, field) || !IsChanged(asked, field)) continue;
+    const bool is_used =
+        std::any_of(configs.begin(), configs.end(), [&](const ReplayConfig* config) {
+          const auto kinds = ReplicaKinds(*config);
+          if (!kinds.ok()) return true;  // told elsewhere
+          return std::any_of(kinds->begin(), kinds->end(), [&](const ReplicaKind& kind) {
+            return use.has_use(kind.config);
+          });
+        });
+    if (!is_used) return Needs(use);
+  }
+  return absl::OkStatus();
+}
+
 void DropUselessOptions(ReplayConfig* config) {
   for (const OptionUse& use : kUses) {
     const FieldDescriptor* field = FieldOf(use.field);

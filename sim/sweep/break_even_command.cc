@@ -69,7 +69,10 @@ class BreakEvenCommand final : public Command {
     auto asked = input_.Asked();
     if (!asked.ok()) return asked.status();
     search_.asked = *std::move(asked);
-    if (absl::Status status = run_.CheckOutputs(FilesOf(search_.asked, {})); !status.ok()) return status;
+    for (const absl::Status& status :
+         {CheckSearchUses(search_.asked, {}), run_.CheckOutputs(FilesOf(search_.asked, {}))}) {
+      if (!status.ok()) return status;
+    }
     if (absl::Status status = run_.Open("break-even", ""); !status.ok()) return status;
     const auto report = FindBreakEven(search_, &run_.runner(), &run_.hashes());
     if (!report.ok()) return report.status();

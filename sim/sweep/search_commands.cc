@@ -137,8 +137,9 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
     return absl::InvalidArgumentError(absl::StrCat("--objective: ", objective.status().message()));
   }
   tune.objective = *std::move(objective);
-  if (absl::Status status = search_.CheckOutputs(FilesOf(tune.asked, tune.axes)); !status.ok()) {
-    return status;
+  for (const absl::Status& status : {CheckSearchUses(tune.asked, tune.axes),
+                                     search_.CheckOutputs(FilesOf(tune.asked, tune.axes))}) {
+    if (!status.ok()) return status;
   }
   if (absl::Status status = search_.Open("tune", ""); !status.ok()) return status;
   ProgressLine progress(search_.quiet());
@@ -286,8 +287,9 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
   options.goodput = goodput_;
   options.target_rate = rate_;
   options.tolerance = tolerance_;
-  if (absl::Status status = search_.CheckOutputs(FilesOf(options.asked, {})); !status.ok()) {
-    return status;
+  for (const absl::Status& status :
+       {CheckSearchUses(options.asked, {}), search_.CheckOutputs(FilesOf(options.asked, {}))}) {
+    if (!status.ok()) return status;
   }
   if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;
   const auto report =

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/sweep/search_command.h"
@@ -178,6 +179,9 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
   if (absl::Status status = search_.CheckOutputs(files); !status.ok()) return status;
   auto points = ExpandSweep(*spec, &search_.hashes());
   if (!points.ok()) return points.status();
+  std::vector<const ReplayConfig*> configs;
+  for (const PlannedPoint& point : *points) configs.push_back(&point.config);
+  if (absl::Status status = CheckOptionUses(configs, spec->config()); !status.ok()) return status;
   if (absl::Status status = search_.Open("sweep", results_file); !status.ok()) return status;
   const auto results = search_.runner().Run(*points);
   if (!results.ok()) return results.status();

@@ -340,6 +340,27 @@ std::vector<RunFile> FilesOf(const pb::SweepSpec& spec) {
   return FilesOf(spec.config(), axes);
 }
 
+absl::Status CheckSearchUses(const ReplayConfig& asked, const std::vector<pb::Axis>& axes) {
+  std::vector<ReplayConfig> configs;
+  const auto add = [&](const ReplayConfig& given) {
+    auto config = EffectiveConfig(asked, given);
+    configs.push_back(config.ok() ? *std::move(config) : asked);  // a bad one is told elsewhere
+  };
+  add({});
+  for (const pb::Axis& axis : axes) {
+    const auto values = AxisValues(axis);
+    if (!values.ok()) return values.status();
+    for (const std::string& value : *values) {
+      ReplayConfig given;
+      if (absl::Status status = SetOption(axis.option(), value, &given); !status.ok()) return status;
+      add(given);
+    }
+  }
+  std::vector<const ReplayConfig*> tried;
+  for (const ReplayConfig& config : configs) tried.push_back(&config);
+  return CheckOptionUses(tried, asked);
+}
+
 absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
                                                       ContentHashes* hashes) {
   struct Values {

@@ -68,6 +68,10 @@ std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& asked,
                              const std::vector<::kvblocks::sweep::v1::Axis>& axes);
 std::vector<RunFile> FilesOf(const ::kvblocks::sweep::v1::SweepSpec& spec);
 
+// See CheckOptionUses; of a search that changes `asked` along one of `axes` at a time.
+absl::Status CheckSearchUses(const ::kvblocks::config::v1::ReplayConfig& asked,
+                             const std::vector<::kvblocks::sweep::v1::Axis>& axes);
+
 absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const ::kvblocks::sweep::v1::SweepSpec& spec,
                                                       ContentHashes* hashes);
 

@@ -304,6 +304,13 @@ absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& pa
   return Detect(std::make_unique<FileInput>(fd, true, total), zstd_window_log);
 }
 
+bool CanBeReadAgain(const std::string& path) {
+  if (path == "-") return false;
+  struct stat info;
+  // What is not there, or is a directory, is refused when it is opened.
+  return stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
+}
+
 std::unique_ptr<ByteSource> ByteSourceOfString(std::string content, int zstd_window_log) {
   // A string cannot fail to be read.
   return *Detect(std::make_unique<StringInput>(std::move(content)), zstd_window_log);

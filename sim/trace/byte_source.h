@@ -34,6 +34,9 @@ class ByteSource {
 absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path,
                                                            int zstd_window_log = 27);
 
+// False: standard input, a pipe or a device. To open a pipe again would wait for another writer.
+bool CanBeReadAgain(const std::string& path);
+
 // For tests and for content that is already in memory; detects compression as well.
 std::unique_ptr<ByteSource> ByteSourceOfString(std::string content, int zstd_window_log = 27);
 

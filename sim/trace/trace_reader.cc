@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <deque>
-#include <filesystem>
 #include <functional>
-#include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -386,14 +384,11 @@ absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
       path == "-" ? "<stdin>" : path,
       [path, window_log, opened]() mutable -> absl::StatusOr<std::unique_ptr<ByteSource>> {
         if (std::exchange(opened, true)) {
-          std::error_code ignored;
           if (path == "-") {
             return absl::InvalidArgumentError(
                 "<stdin>: error: restart: got standard input, expected a file to read again");
           }
-          // To open a pipe again would wait for another writer.
-          if (std::filesystem::exists(path, ignored) &&
-              !std::filesystem::is_regular_file(path, ignored)) {
+          if (!CanBeReadAgain(path)) {
             return absl::InvalidArgumentError(absl::StrCat(
                 path, ": error: restart: got a pipe or device, expected a file to read again"));
           }
