@@ -207,6 +207,7 @@ class Scheduler {
   void ScheduleRunning(SimTime now);
   int64_t LongestPart() const;
   bool HoldsPrompts() const;
+  bool LeavesWaiting() const;
   void CountPromptStep();
   bool AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index, SimTime now);
   SimRequest* TakeVictim(size_t& index);

@@ -53,6 +53,7 @@ void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
   awake_.push_back(&request);
   request.admission = num_admissions_++;
   request.state = RequestState::kRunning;
+  request.is_deferred = false;
   request.kv->set_status(RequestStatus::kRunning);
   request.num_computed = request.num_settled = record.num_context;
   UpdateQuietSlots(request);

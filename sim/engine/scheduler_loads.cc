@@ -55,6 +55,7 @@ bool Scheduler::StartLoading(SimRequest& request, const AdmissionRecord& admissi
                          : holding_.end();
   holding_.insert(place, &request);
   request.state = RequestState::kLoading;
+  request.is_deferred = true;
   request.num_computed = request.num_settled =
       admission.num_hit_tokens + admission.num_external_tokens;
   request.kv->set_num_computed_tokens(request.num_computed);
@@ -118,6 +119,7 @@ int64_t Scheduler::BlocksReservedForLoads() const {
 
 void Scheduler::SetAside(SimRequest& request) {
   waiting_.PopFront();
+  request.is_deferred = true;
   set_aside_.push_back(&request);
 }
 

@@ -40,9 +40,11 @@ void Scheduler::Schedule(SimTime now) {
   first_admitted_ = awake_.size();
   const bool admits = step.num_preempted == 0 && !waits_alone_;
   if (admits) ScheduleWaiting(now);
-  // A call that holds prompts, or admits nobody, keeps what the call before noted (V-121).
-  if (admits && !holds_prompts_) queue_was_left_ = !waiting_.empty();
-  if (options_.prefill_schedule_interval > 1) CountPromptStep();
+  if (options_.prefill_schedule_interval > 1) {
+    // A call that holds prompts, or admits nobody, keeps what the call before noted (V-121).
+    if (admits && !holds_prompts_) queue_was_left_ = LeavesWaiting();
+    CountPromptStep();
+  }
 
   needed_step_ = -1;
   for (ScheduledRecord& record : step_->scheduled) {
@@ -145,6 +147,13 @@ bool Scheduler::HoldsPrompts() const {
   }
   return quiet_.size() > 0 || std::any_of(awake_.begin(), awake_.end(),
                                           [](const SimRequest* r) { return !r->is_chunk; });
+}
+
+// Whether a request waits for space or budget. Those that were set aside wait for something else.
+bool Scheduler::LeavesWaiting() const {
+  bool leaves = false;
+  waiting_.ForEach([&](const SimRequest& request) { leaves |= !request.is_deferred; });
+  return leaves;
 }
 
 void Scheduler::CountPromptStep() {

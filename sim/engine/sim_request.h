@@ -70,6 +70,7 @@ struct SimRequest {
   int64_t token_step = -1;
   int64_t next_call = 0;
   bool is_chunk = false;  // known tokens remained behind its last step
+  bool is_deferred = false;  // set aside or loading since it last ran
   int64_t admission = -1;    // counts admissions of all requests: the order of the running list
   int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
   int64_t due = -1;          // while quiet: the next step that will

@@ -311,7 +311,10 @@ void NaiveEngine::Schedule() {
   const size_t num_walked = step_.size();
   if (preempted_.empty()) {
     if (AdmitHolding(num_walked)) Admit(num_walked);
-    if (!holds_prompts_) queue_was_left_ = !waiting_.empty();
+    if (!holds_prompts_) {
+      queue_was_left_ = std::any_of(waiting_.begin(), waiting_.end(),
+                                    [](const NaiveRequest* r) { return !r->deferred; });
+    }
   }
   for (size_t i = num_walked; i < step_.size(); ++i) has_prompt_ = has_prompt_ || step_[i].prefill;
   if (has_prompt_) last_prompt_step_ = num_steps_ - (step_.empty() ? 1 : 0);
@@ -415,6 +418,11 @@ void NaiveEngine::Admit(size_t num_walked) {
   const int64_t most = o_.max_active > 0 ? o_.max_active : o_.max_seqs;
   std::vector<NaiveRequest*> aside;
   bool alone_without_load = false;
+  const auto set_aside = [&](NaiveRequest* r) {
+    r->deferred = true;
+    aside.push_back(r);
+    waiting_.pop_front();
+  };
   const auto put_back = [&] {
     waiting_.insert(waiting_.begin(), aside.begin(), aside.end());
     Sort();
@@ -426,8 +434,7 @@ void NaiveEngine::Admit(size_t num_walked) {
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
     if (IsUnderWay(*r)) {
-      aside.push_back(r);
-      waiting_.pop_front();
+      set_aside(r);
       continue;
     }
     const int64_t n = static_cast<int64_t>(r->tokens.size());
@@ -440,8 +447,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     const int64_t hit_tokens = static_cast<int64_t>(hits.size()) * o_.block_size;
     const Offer offer = alone_without_load ? Offer() : Ask(*r, hit_tokens);
     if (offer.pending) {
-      aside.push_back(r);
-      waiting_.pop_front();
+      set_aside(r);
       continue;
     }
     if (!HasReserve(*r)) break;
@@ -460,8 +466,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     const int64_t tokens = Part(*r, computed, num_walked, &padded);
     if (tokens == 0) break;
     if (r->encoder > encoder_slots_) {
-      aside.push_back(r);
-      waiting_.pop_front();
+      set_aside(r);
       continue;
     }
     const auto need = [&](int64_t slots) {
@@ -478,6 +483,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     waiting_.pop_front();
     running_.push_back(r);
     r->admitted = true;
+    r->deferred = false;
     for (int id : hits) {
       if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
       ++uses_[id];

@@ -59,6 +59,7 @@ struct NaiveRequest {
   bool ended = false;
   bool chunk = false;  // after its last step
   bool admitted = false;  // at least once
+  bool deferred = false;  // set aside or loading since it last ran
   int64_t next_call = 0;  // with stages: of the scheduler, that may give it a token
   // Of its latest load: until when, from where, and how much comes.
   size_t loads = 0;  // so far

@@ -56,6 +56,7 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   if (need(computed) > spare - reserved) return false;
 
   waiting_.pop_front();
+  r->deferred = true;
   for (int id : hits) {
     if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
     ++uses_[id];
@@ -165,6 +166,7 @@ bool NaiveEngine::AdmitHolding(size_t num_walked) {
     if (!fits) continue;
     holding_.erase(std::find(holding_.begin(), holding_.end(), r));
     running_.push_back(r);
+    r->deferred = false;
     const bool prefill = n - r->settled > 1;
     const std::string taken = Grow(r, slots);
     Register(r, std::min(r->settled + tokens, n));
