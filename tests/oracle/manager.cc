@@ -264,6 +264,8 @@ bool Manager::MovesStates(const GroupRules& rules) const {  // BM-122, V-115
 
 std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
                                      int64_t num_slots, bool apply_cap) const {  // BM-56
+  const int64_t processed =
+      std::max<int64_t>(0, TotalComputed(request, params) - request.num_inflight);
   std::vector<PageNeed> needs;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupRules& rules = groups_[g];
@@ -326,8 +328,13 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
     need.pages = pages_for(num_slots, apply_cap, /*is_gate=*/apply_cap);
     need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true, false) - need.pages);
     const int64_t main = apply_cap ? num_slots : MainTokens(request, params);
+    // Only the gate comes before the trim, which may give the state back.
+    const bool is_trimmed =
+        !apply_cap && request.is_known &&
+        request.tables[g].registered_state <= rules.SkippedBlocks(processed) * rules.block_size();
     if ((!request.is_known && EndsInside(params, g)) ||
-        OverwrittenState(request, g, std::min(main, options_.max_model_len)) != kNullBlockId) {
+        (OverwrittenState(request, g, std::min(main, options_.max_model_len)) != kNullBlockId &&
+         !is_trimmed)) {
       ++need.pages;  // the copy
     }
     if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {
