@@ -214,7 +214,9 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void ReadRestOfHead() {
     ExpiresAfter(shared_->limits.head_seconds);
     http::async_read_header(stream_, buffer_, *parser_,
-                            [self = shared_from_this()](Code code, size_t) { self->OnHead(code); });
+                            [self = shared_from_this()](Code code, size_t count) {
+                              self->OnHead(code, count);
+                            });
   }
 
   // Refuses what was not read to its end; so the connection ends with it.
@@ -248,9 +250,13 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
   }
 
-  void OnHead(Code code) {
+  void OnHead(Code code, size_t num_bytes) {
     is_head_ = parser_->is_head_method();
     version_ = parser_->version();
+    // Beast forgets the fields of a head that it took from earlier reads.
+    if (!code && num_bytes > static_cast<size_t>(shared_->limits.max_head_bytes)) {
+      code = http::error::header_limit;
+    }
     if (code) return RefuseBytes(code);
     keep_alive_ = parser_->keep_alive();
     HttpRequest& request = parser_->request();
