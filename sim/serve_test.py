@@ -305,7 +305,8 @@ def test_pages(server):
                             ({"Origin": "null"}, 403), ({"Host": "evil.example"}, 403),
                             ({"Host": "evil.example:1", "Origin": "http://evil.example:1"}, 403),
                             ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200), ({"Host": "[::1]:8000"}, 200),
-                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Content-Type": "application/json; charset=utf-8"}, 200)]:
+                            ({"Host": "[::1].evil.example"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+                            ({"Content-Type": "application/json; charset=utf-8"}, 200)]:
         got, text = server.ask("/kvsim/faults", faults, headers=headers)
         check(got == status, f"faults with {headers}: {got} {text}")
     check(server.ask("/reset_prefix_cache", b"", headers={"Origin": "http://evil.example"})[0] == 403, "nor empty its cache")
