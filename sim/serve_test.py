@@ -322,6 +322,27 @@ def test_stops(server):
     wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, "and ends")
 
 
+def test_memory(server):
+    """Many answers to a short request take little until they are produced."""
+    def resident_mb():
+        with open(f"/proc/{server.process.pid}/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+    def num_waiting():
+        return server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting")
+    before = resident_mb()
+    asked = []
+    for _ in range(40):
+        asked.append(socket.create_connection(("127.0.0.1", server.ports[0])))
+        asked[-1].sendall(request({"prompt": "x", "max_tokens": 29000, "n": 128, "stream": True}))
+    wait_for(lambda: num_waiting() == 40 * 128, "all wait or run")
+    grown = resident_mb() - before
+    check(grown < 40, f"40 requests for 128 streams each take {grown:.1f} MB")
+    for connection in asked:
+        connection.close()
+    wait_for(lambda: num_waiting() == 0, "and end with their clients")
+
+
 def test_disconnect(server):
     body = json.dumps({"prompt": "a" * 50, "max_tokens": 10000, "ignore_eos": True, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -374,6 +395,7 @@ def main():
     test_refusals(server)
     test_disconnect(server)
     test_stops(server)
+    test_memory(server)
     test_pages(server)
     test_faults(server)
     server.end()

@@ -362,6 +362,8 @@ void Service::Submit(const std::shared_ptr<Pending>& pending) {
     live_[spec.id] = {pending, i, num_tokens};
     engine_->Submit(std::move(spec));
   }
+  // Nobody reads on, and its stop texts may be long.
+  pending->request = {};
   pending->prompts.clear();
 }
 
