@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -392,6 +393,32 @@ def test_faults(server):
     check(after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "with an empty cache")
 
 
+TOKENIZER = """
+import json, os, sys
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    text = json.loads(line)["text"]
+    if text == "end":
+        sys.exit()
+    ids = [int(file) for file in os.listdir("/proc/self/fd")] if text == "files" else [1] * len(text)
+    print(json.dumps({"ids": sorted(ids), "pieces": list(text)}), flush=True)
+"""
+
+
+def test_tokenizer():
+    """A tokenizer's process that ends is started again, and has no connection of the server's."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = os.path.join(folder, "python")
+        with open(python, "w", encoding="utf-8") as file:
+            file.write(f"#!{sys.executable}\n{TOKENIZER}")
+        os.chmod(python, 0o755)
+        server = Server("--tokenizer=any", f"--python={python}")
+        check(server.ask("/tokenize", {"prompt": "end"})[0] == 500, "a process that ends with each request")
+        files = server.json("/tokenize", {"prompt": "files"})["tokens"]
+        check(files == [0, 1, 2, 3], f"the next one has its pipes, and the folder that it lists: {files}")
+        server.end()
+
+
 def main():
     server = Server("--lora=sql=/adapters/sql", "--max-body-bytes=65536", "--max-model-len=30000")
     test_api(server)
@@ -410,6 +437,14 @@ def main():
     framed = Server("--max-body-bytes=65536", "--max-held-bytes=200000")
     test_framing(framed)
     framed.end()
+
+    test_tokenizer()
+
+    stopped = Server("--max-model-len=30000", "--drain=1s")
+    with socket.create_connection(("127.0.0.1", stopped.ports[0])) as connection:
+        connection.sendall(request(LONG_STOPS))
+        time.sleep(0.1)
+        stopped.end()
 
     keyed = Server("--replicas=2", "--policy=priority", "--speed=100", env={"KVSIM_API_KEY": "secret"})
     check(keyed.ports[0] != keyed.ports[1], "two replicas have two ports")
