@@ -345,6 +345,15 @@ def test_memory(server):
     for connection in asked:
         connection.close()
     wait_for(lambda: num_waiting() == 0, "and end with their clients")
+    before = resident_mb()
+    idle = [http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=30) for _ in range(200)]
+    for connection in idle:
+        connection.request("POST", "/tokenize", json.dumps({"prompt": "x" * 60000}))
+        connection.getresponse().read()
+    grown = resident_mb() - before
+    check(grown < 20, f"200 connections whose answers were read keep {grown:.1f} MB")
+    for connection in idle:
+        connection.close()
 
 
 def test_disconnect(server):

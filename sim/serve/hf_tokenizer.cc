@@ -214,7 +214,7 @@ class HfTokenizer final : public Tokenizer {
       received_.append(buffer, static_cast<size_t>(count));
     }
     const std::string line = received_.substr(0, end);
-    received_ = received_.substr(end + 1);  // and what a long line took is given back
+    received_.substr(end + 1).swap(received_);  // and what a long line took is given back
     if (parser_.parse(line).get(*answer) != simdjson::SUCCESS) return Nonsense();
     return absl::OkStatus();
   }

@@ -324,9 +324,15 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
 
   void OnReplied(Code code) {
     if (code || !keep_alive_) return EndConnection(code);
-    reply_ = {};
-    Hold(0);
+    ForgetAnswer();
     ReadHead(shared_->limits.idle_seconds);
+  }
+
+  // Texts that are assigned an empty one keep their memory.
+  void ForgetAnswer() {
+    std::string().swap(reply_.body());
+    std::string().swap(piece_);
+    Hold(0);
   }
 
   // Lets the client read what was written, also if it still sends.
@@ -335,8 +341,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     if (!code) {
       stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
       state_ = State::kOver;
-      reply_ = {};
-      Hold(0);
+      ForgetAnswer();
       ExpiresAfter(kDiscardSeconds);  // for all of it
       Discard(1 << 20);
       return;
@@ -389,7 +394,6 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     gone_ = nullptr;
     source_ = nullptr;
     head_writer_.reset();
-    piece_ = {};
     OnReplied({});
   }
 

@@ -193,7 +193,7 @@ void Service::Tokenize(Tokenizer& tokenizer, Pending& pending) const {
     if (request.echo) {
       pending.echoes.push_back(
           std::make_shared<const std::string>(absl::StrJoin(encoding->pieces, "")));
-      if (!repeats_prompt) encoding->pieces = {};
+      if (!repeats_prompt) encoding->pieces = std::vector<std::string>();
     }
     pending.prompts.push_back(std::make_shared<const Encoding>(*std::move(encoding)));
   }
