@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -264,10 +265,20 @@ def test_framing(server):
             ("long trailers", chunked + b"0\r\n" + b"a: b\r\n" * 50000, b"431"),
             ("many fields", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 300 + b"\r\n" + inner, b"431")]:
         got = raw(server, data)
-        answers = re.findall(rb"^HTTP/1\.[01] (\d+)", got, re.MULTILINE)
+        answers = re.findall(rb"HTTP/1\.[01] (\d+)", got)
         check(len(answers) == 1 and answers[0].startswith(status), f"{what}: {answers} of {got[:200]!r}")
     got = raw(server, chunked + b'd;a=b\r\n{"prompt":"a"\r\n1\r\n}\r\n0\r\na: b\r\n\r\n' + b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
     check(got.count(b"HTTP/1.1 200") == 2, f"chunks, extensions and trailers are taken, got {got!r}")
+    # Fields that come one by one count together: of each packet the last byte begins the next field.
+    with socket.create_connection(("127.0.0.1", server.ports[0]), timeout=20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(b"GET /health HTTP/1.1\r\nx")
+        for _ in range(10):
+            connection.sendall(b": " + b"y" * 4000 + b"\r\nx")
+            time.sleep(0.02)
+        connection.sendall(b": y\r\n\r\n")
+        got = connection.recv(1000)
+        check(got.startswith(b"HTTP/1.1 431"), f"a long head in pieces: {got[:200]!r}")
     # Bodies count as they come.
     waiting = []
     for _ in range(5):
@@ -295,20 +306,54 @@ def test_pages(server):
                             ({"Origin": "null"}, 403), ({"Host": "evil.example"}, 403),
                             ({"Host": "evil.example:1", "Origin": "http://evil.example:1"}, 403),
                             ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200), ({"Host": "[::1]:8000"}, 200),
-                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Content-Type": "application/json; charset=utf-8"}, 200)]:
+                            ({"Host": "[::1].evil.example"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+                            ({"Content-Type": "application/json; charset=utf-8"}, 200)]:
         got, text = server.ask("/kvsim/faults", faults, headers=headers)
         check(got == status, f"faults with {headers}: {got} {text}")
     check(server.ask("/reset_prefix_cache", b"", headers={"Origin": "http://evil.example"})[0] == 403, "nor empty its cache")
 
 
+LONG_STOPS = {"prompt": "x", "max_tokens": 20000, "n": 128, "stop": ["z" * 4096] + [f"e{i}" for i in range(63)]}
+
+
 def test_stops(server):
     """Long stop texts in many answers: others are answered meanwhile, and who asked may leave."""
-    body = {"prompt": "x", "max_tokens": 20000, "n": 128, "stop": ["z" * 4096] + [f"e{i}" for i in range(63)]}
     with socket.create_connection(("127.0.0.1", server.ports[0])) as connection:
-        connection.sendall(request(body))
-        check(server.ask("/health")[0] == 200, "health while stop texts are sought")
+        connection.sendall(request(LONG_STOPS))
+        start = time.time()
+        check(server.ask("/health")[0] == 200 and time.time() - start < 5, "health while stop texts are sought")
         wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") > 0, "it runs")
     wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, "and ends")
+
+
+def test_memory(server):
+    """Many answers to a short request take little until they are produced."""
+    def resident_mb():
+        with open(f"/proc/{server.process.pid}/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+    def num_waiting():
+        return server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting")
+    before = resident_mb()
+    asked = []
+    for _ in range(40):
+        asked.append(socket.create_connection(("127.0.0.1", server.ports[0])))
+        asked[-1].sendall(request({"prompt": "x", "max_tokens": 29000, "n": 128, "stream": True}))
+    wait_for(lambda: num_waiting() == 40 * 128, "all wait or run")
+    grown = resident_mb() - before
+    check(grown < 40, f"40 requests for 128 streams each take {grown:.1f} MB")
+    for connection in asked:
+        connection.close()
+    wait_for(lambda: num_waiting() == 0, "and end with their clients")
+    before = resident_mb()
+    idle = [http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=30) for _ in range(200)]
+    for connection in idle:
+        connection.request("POST", "/tokenize", json.dumps({"prompt": "x" * 60000}))
+        connection.getresponse().read()
+    grown = resident_mb() - before
+    check(grown < 20, f"200 connections whose answers were read keep {grown:.1f} MB")
+    for connection in idle:
+        connection.close()
 
 
 def test_disconnect(server):
@@ -357,12 +402,39 @@ def test_faults(server):
     check(after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "with an empty cache")
 
 
+TOKENIZER = """
+import json, os, sys
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    text = json.loads(line)["text"]
+    if text == "end":
+        sys.exit()
+    ids = [int(file) for file in os.listdir("/proc/self/fd")] if text == "files" else [1] * len(text)
+    print(json.dumps({"ids": sorted(ids), "pieces": list(text)}), flush=True)
+"""
+
+
+def test_tokenizer():
+    """A tokenizer's process that ends is started again, and has no connection of the server's."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = os.path.join(folder, "python")
+        with open(python, "w", encoding="utf-8") as file:
+            file.write(f"#!{sys.executable}\n{TOKENIZER}")
+        os.chmod(python, 0o755)
+        server = Server("--tokenizer=any", f"--python={python}")
+        check(server.ask("/tokenize", {"prompt": "end"})[0] == 500, "a process that ends with each request")
+        files = server.json("/tokenize", {"prompt": "files"})["tokens"]
+        check(files == [0, 1, 2, 3], f"the next one has its pipes, and the folder that it lists: {files}")
+        server.end()
+
+
 def main():
     server = Server("--lora=sql=/adapters/sql", "--max-body-bytes=65536", "--max-model-len=30000")
     test_api(server)
     test_refusals(server)
     test_disconnect(server)
     test_stops(server)
+    test_memory(server)
     test_pages(server)
     test_faults(server)
     server.end()
@@ -374,6 +446,14 @@ def main():
     framed = Server("--max-body-bytes=65536", "--max-held-bytes=200000")
     test_framing(framed)
     framed.end()
+
+    test_tokenizer()
+
+    stopped = Server("--max-model-len=30000", "--drain=1s")
+    with socket.create_connection(("127.0.0.1", stopped.ports[0])) as connection:
+        connection.sendall(request(LONG_STOPS))
+        time.sleep(0.1)
+        stopped.end()
 
     keyed = Server("--replicas=2", "--policy=priority", "--speed=100", env={"KVSIM_API_KEY": "secret"})
     check(keyed.ports[0] != keyed.ports[1], "two replicas have two ports")

@@ -178,7 +178,7 @@ class EventPublisher::Impl {
                  &scratch_);
     const auto num_events = static_cast<int64_t>(slot.events.size());
     const int64_t sequence = slot.sequence;
-    slot.events = {};
+    slot.events = std::vector<KvEvent>();  // {} would keep its memory in each of many slots
     try {
       zmq::message_t payload(scratch_.data(), scratch_.size());
       zmq::message_t copy;

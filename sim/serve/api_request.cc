@@ -295,7 +295,7 @@ class ApiParser::Impl {
     ~Use() {
       if (impl_->text.size() <= kKeptBytes) return;
       impl_->parser = std::make_unique<dom::parser>();
-      impl_->text = std::string();
+      std::string().swap(impl_->text);
     }
 
    private:

@@ -79,6 +79,8 @@ class HfTokenizer final : public Tokenizer {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
+    // Clients' connections would stay open for as long as the process lives.
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
     const char* argv[] = {python.c_str(), "-c", kScript, file.c_str(), nullptr};
     const int error = posix_spawnp(&child_, python.c_str(), &actions, nullptr,
                                    const_cast<char**>(argv), environ);
@@ -212,7 +214,7 @@ class HfTokenizer final : public Tokenizer {
       received_.append(buffer, static_cast<size_t>(count));
     }
     const std::string line = received_.substr(0, end);
-    received_ = received_.substr(end + 1);  // and what a long line took is given back
+    received_.substr(end + 1).swap(received_);  // and what a long line took is given back
     if (parser_.parse(line).get(*answer) != simdjson::SUCCESS) return Nonsense();
     return absl::OkStatus();
   }

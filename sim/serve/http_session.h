@@ -214,7 +214,9 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void ReadRestOfHead() {
     ExpiresAfter(shared_->limits.head_seconds);
     http::async_read_header(stream_, buffer_, *parser_,
-                            [self = shared_from_this()](Code code, size_t) { self->OnHead(code); });
+                            [self = shared_from_this()](Code code, size_t count) {
+                              self->OnHead(code, count);
+                            });
   }
 
   // Refuses what was not read to its end; so the connection ends with it.
@@ -248,9 +250,13 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
   }
 
-  void OnHead(Code code) {
+  void OnHead(Code code, size_t num_bytes) {
     is_head_ = parser_->is_head_method();
     version_ = parser_->version();
+    // Beast forgets the fields of a head that it took from earlier reads.
+    if (!code && num_bytes > static_cast<size_t>(shared_->limits.max_head_bytes)) {
+      code = http::error::header_limit;
+    }
     if (code) return RefuseBytes(code);
     keep_alive_ = parser_->keep_alive();
     HttpRequest& request = parser_->request();
@@ -318,9 +324,15 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
 
   void OnReplied(Code code) {
     if (code || !keep_alive_) return EndConnection(code);
-    reply_ = {};
-    Hold(0);
+    ForgetAnswer();
     ReadHead(shared_->limits.idle_seconds);
+  }
+
+  // Texts that are assigned an empty one keep their memory.
+  void ForgetAnswer() {
+    std::string().swap(reply_.body());
+    std::string().swap(piece_);
+    Hold(0);
   }
 
   // Lets the client read what was written, also if it still sends.
@@ -329,8 +341,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     if (!code) {
       stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
       state_ = State::kOver;
-      reply_ = {};
-      Hold(0);
+      ForgetAnswer();
       ExpiresAfter(kDiscardSeconds);  // for all of it
       Discard(1 << 20);
       return;
@@ -383,7 +394,6 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     gone_ = nullptr;
     source_ = nullptr;
     head_writer_.reset();
-    piece_ = {};
     OnReplied({});
   }
 

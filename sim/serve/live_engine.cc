@@ -292,7 +292,6 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     request->arrival = now;
     if (asked.ends_by_stop) request->ending = FinishReason::kStop;
     live.request = request;
-    Extend(live);
     live_[id] = std::move(live);
     Tell({.id = id, .kind = Kind::kAccepted});
     const absl::Status status = replica_->Submit(request, now);
@@ -339,6 +338,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
 
   void OnAdmission(const AdmissionRecord& record, SimTime) override {
     if (record.is_resume) return;
+    Extend(live_.at(record.request->spec.row));
     Tell({.id = record.request->spec.row,
           .num_tokens = record.num_hit_tokens + record.num_external_tokens,
           .kind = Kind::kAdmitted});

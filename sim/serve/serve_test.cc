@@ -1,6 +1,7 @@
 // What serve makes of bodies, and of an engine's tokens.
 
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <string>
@@ -15,6 +16,7 @@
 #include "kvblocks/sim/serve/service.h"
 #include "kvblocks/sim/serve/stop_matcher.h"
 #include "kvblocks/sim/serve/tokenizer.h"
+#include "kvblocks/sim/serve/tokenizer_queue.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/tiers/tier_text.h"
 #include "simdjson.h"
@@ -154,6 +156,36 @@ TEST(TokenizerTest, PseudoAnswersBeginWithSentences) {
   for (uint64_t i = 0; i < 400; ++i) {
     EXPECT_TRUE(isupper(text->pieces[text->StartOf(i)][0]));
   }
+}
+
+class SlowTokenizer final : public Tokenizer {
+ public:
+  absl::StatusOr<Encoding> Encode(std::string_view, bool, bool) override { return Encoding(); }
+  absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId>) override {
+    return std::vector<std::string>();
+  }
+  bool is_slow() const override { return true; }
+};
+
+// Counts who holds an object when the first task is posted.
+class CountingLoop final : public EventLoop {
+ public:
+  explicit CountingLoop(const std::shared_ptr<int>& held) : held_(held) {}
+  void Post(std::function<void()>) override { num_holders.set_value(held_.use_count()); }
+  void After(std::chrono::duration<double>, std::function<void()>) override {}
+
+  std::promise<int64_t> num_holders;
+
+ private:
+  const std::weak_ptr<int> held_;
+};
+
+TEST(TokenizerQueueTest, WhatACallHeldIsLeftToTheLoop) {
+  auto held = std::make_shared<int>();
+  CountingLoop loop(held);
+  TokenizerQueue queue(std::make_unique<SlowTokenizer>(), &loop);
+  queue.Run([held](Tokenizer&) {}, [held] {});
+  EXPECT_EQ(loop.num_holders.get_future().get(), 2);  // this test and the task
 }
 
 // --- Answers ---

@@ -59,7 +59,7 @@ bool IsSameKey(std::string_view a, std::string_view b) {
 // Whether this Host names a machine as no name of a stranger's domain can: by its address.
 bool IsAddress(std::string_view host) {
   if (const size_t end = host.find(']'); !host.empty() && host.front() == '[') {
-    return end != std::string_view::npos;
+    return end == host.size() - 1 || (end < host.size() && host[end + 1] == ':');
   }
   const std::string name(host.substr(0, host.find(':')));
   in_addr address;

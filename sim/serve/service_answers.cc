@@ -193,7 +193,7 @@ void Service::Tokenize(Tokenizer& tokenizer, Pending& pending) const {
     if (request.echo) {
       pending.echoes.push_back(
           std::make_shared<const std::string>(absl::StrJoin(encoding->pieces, "")));
-      if (!repeats_prompt) encoding->pieces = {};
+      if (!repeats_prompt) encoding->pieces = std::vector<std::string>();
     }
     pending.prompts.push_back(std::make_shared<const Encoding>(*std::move(encoding)));
   }
@@ -362,6 +362,8 @@ void Service::Submit(const std::shared_ptr<Pending>& pending) {
     live_[spec.id] = {pending, i, num_tokens};
     engine_->Submit(std::move(spec));
   }
+  // Nobody reads on, and its stop texts may be long.
+  pending->request = {};
   pending->prompts.clear();
 }
 

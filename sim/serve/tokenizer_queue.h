@@ -58,6 +58,7 @@ class TokenizerQueue {
       tasks_.pop_front();
       lock.unlock();
       work(*tokenizer_);
+      work = nullptr;  // what it holds may end on the I/O thread alone, where `done` ends
       loop_->Post(std::move(done));
       lock.lock();
     }
