@@ -336,8 +336,10 @@ const auto kSevens = std::make_shared<const std::vector<TokenId>>(std::vector<To
 // Fast: simulated steps of 1 ms, a thousand of them per millisecond.
 class LiveEngineTest : public ::testing::Test {
  protected:
-  void Start(int64_t num_blocks, double speed = 1e6, std::unique_ptr<TierConnector> tiers = nullptr) {
+  void Start(int64_t num_blocks, double speed = 1e6, std::unique_ptr<TierConnector> tiers = nullptr,
+             SchedulerOptions scheduler = {}) {
     SimulationConfig config;
+    config.scheduler = scheduler;
     config.kv_cache = {.num_blocks = num_blocks, .groups = {FullGroup(4)}};
     config.manager.max_model_len = 1000;
     config.manager.hash_algorithm = HashAlgorithm::kSha256Cbor;
@@ -448,6 +450,19 @@ TEST_F(LiveEngineTest, WhatNeverFitsIsRejectedWithAReason) {
   const SequenceUpdate end = WaitForEnd(1);
   EXPECT_EQ(end.kind, SequenceUpdate::Kind::kRejected);
   EXPECT_THAT(end.text, HasSubstr("blocks"));
+}
+
+TEST_F(LiveEngineTest, WhatCanNeverGoOnFailsAndOthersGoOn) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 16;
+  options.enable_chunked_prefill = false;
+  Start(100, /*speed=*/1e6, nullptr, options);
+  Submit(1, 20, 10);
+  Submit(2, 10, 10);
+  const SequenceUpdate end = WaitForEnd(1);
+  EXPECT_EQ(end.kind, SequenceUpdate::Kind::kFailed);
+  EXPECT_THAT(end.text, HasSubstr("a step has room for 16"));
+  EXPECT_EQ(WaitForEnd(2).kind, SequenceUpdate::Kind::kEnded);
 }
 
 TEST_F(LiveEngineTest, AnAbortEndsARequestAndFreesItsBlocks) {
