@@ -40,7 +40,7 @@ namespace kvblocks::sim {
 // What kvsim convert --sort holds of a trace.
 inline constexpr int64_t kMostSortedBytes = int64_t{1} << 30;
 // About 100 bytes each.
-inline constexpr int64_t kMostCheckedIds = int64_t{1} << 22;
+inline constexpr int64_t kMostCheckedIds = int64_t{1} << 21;
 
 struct TraceReaderOptions {
   std::string format = "auto";  // or one of TraceFormats()
