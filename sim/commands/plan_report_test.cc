@@ -195,7 +195,8 @@ TEST(PlanReportTest, PartialHitsNeedAModelWithStates) {
   };
   ReplayConfig bad = config;
   bad.set_partial_hits(false);
-  EXPECT_THAT(refusal(bad), HasSubstr("--match-unit: got \"48\", expected none without"));
+  EXPECT_THAT(std::string(CheckOptionUses(bad, {}).message()),
+              HasSubstr("--match-unit needs --partial-hits"));
   bad = config;
   bad.set_prefix_caching(false);
   EXPECT_THAT(refusal(bad), HasSubstr("--partial-hits: got \"true\", expected prefix caching"));
