@@ -11,6 +11,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/event_export.h"
 #include "kvblocks/sim/commands/fleet_replay.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_exports.h"

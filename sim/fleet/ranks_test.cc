@@ -138,7 +138,7 @@ TEST_F(RanksTest, PromptsComeInStepsOfAllRanks) {
   ASSERT_TRUE(Run().ok());
   EXPECT_EQ(TokensOf("c"), TokensOf("d"));
   EXPECT_THAT(TokensOf("a")[2], 3);  // the fourth step is the first one with a prompt
-  EXPECT_THAT(TokensOf("c"), ElementsAre(5));
+  EXPECT_THAT(TokensOf("c"), ElementsAre(6));  // a step of three tokens
 }
 
 // D-6

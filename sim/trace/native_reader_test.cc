@@ -135,7 +135,7 @@ TEST(NativeReaderTest, HugeLengthsAllocateNothing) {
   EXPECT_THAT(TraceError(std::string("KVTRACE1\xff\xff\xff\xff\x7f", 13)),
               HasSubstr("record length: got 34359738367 bytes, expected at most 16777216"));
   EXPECT_THAT(TraceError("KVTRACE1" + std::string(11, '\xff')), HasSubstr("64 bits"));
-  EXPECT_THAT(TraceError(std::string("KVTRACE1\x80\x80\x80\x1f", 12)),
+  EXPECT_THAT(TraceError(std::string("KVTRACE1\x80\x80\x80\x04", 12)),
               HasSubstr("truncated record"));
 }
 
