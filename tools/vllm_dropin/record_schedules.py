@@ -129,15 +129,19 @@ class Engine:
 
     def _abort(self, where: str) -> None:
         rows: list[int] = []
+        late = []  # act when their requests were delivered
         while self.aborts and self.aborts[0][0] <= self.time:
-            time, row = self.aborts[0]
+            row = self.aborts[0][1]
             if row not in self.made:
-                break  # it acts when it was delivered
-            self.aborts.popleft()
-            if not self.made[row].is_finished():
+                late.append(self.aborts[0])
+            elif not self.made[row].is_finished():
                 rows.append(row)
+            self.aborts.popleft()
+        self.aborts.extendleft(reversed(late))
         if rows:
-            self.scheduler.finish_requests([str(row) for row in rows], RequestStatus.FINISHED_ABORTED)
+            # One at a time: of several the scheduler makes a set, whose order depends on the process.
+            for row in rows:
+                self.scheduler.finish_requests(str(row), RequestStatus.FINISHED_ABORTED)
             self.lines.append({"abort": rows, "t": self.time, "at": where})
 
     def run(self) -> list[Line]:
