@@ -34,17 +34,23 @@ Scheduler::Sized Scheduler::SizeAdmission(const SimRequest& request,
   if (!options_.enable_chunked_prefill && num_tokens > budget) return Sized::kWaits;
   const int64_t most = std::min(num_tokens, budget);
   num_tokens = PartOfPrompt(request, computed, most);
-  if (record.is_padded && num_tokens < most) {
-    // No step runs over the end of a state's block, and drafts are not cut short (V-81).
+  if (record.is_padded && state_boundary_ > 0 && num_tokens != 1 + options_.num_draft_tokens) {
+    // No step runs over the end of a state's block, and drafts are not cut short there (V-81).
     num_tokens = 1;
     record.is_padded = false;
   }
   record.num_tokens = static_cast<int32_t>(num_tokens);
   if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
   if (num_tokens > 0) return Sized::kEnters;
-  // What a drafter of several modules needs behind a part keeps back this request only (V-80).
-  const bool reaches_state = state_boundary_ == 0 || PartUpToState(request, computed, most) > 0;
-  return reaches_state ? Sized::kLetsOthersPass : Sized::kWaits;
+  // What a drafter of several modules needs behind a part keeps back this request only (V-80). vLLM
+  // takes it from the part that ends at a state. That can leave an end from which no step goes on, so
+  // ours takes it before; where only ours leaves nothing, the request waits.
+  const int64_t part =
+      state_boundary_ == 0 ? most : PartUpToState(request, computed, most);
+  const int64_t left = request.num_known - computed - part;
+  const bool is_held_back =
+      left > 0 && left < num_prefill_lookahead_ && part <= num_prefill_lookahead_ - left;
+  return part > 0 && is_held_back ? Sized::kLetsOthersPass : Sized::kWaits;
 }
 
 // A request with blocks enters the running list.
