@@ -221,12 +221,14 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
 class ChunkedLocalAttentionManager final : public SingleTypeManager {
  public:
   ChunkedLocalAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {}), chunk_(spec.attention_chunk_size().value()) {}
+      : SingleTypeManager(spec, options, pool, {.hits_unhashed_tokens = true}),
+        chunk_(spec.attention_chunk_size().value()) {}
 
   // O(positions inside the last chunk) probes. REQUIRES: alignment == block_size(), no drop.
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
     const int64_t begin = block_size_.FloorDiv(chunk_.RoundDown(query.max_tokens));
-    const int64_t end = block_size_.FloorDiv(query.max_tokens);
+    const int64_t end = block_size_.FloorDiv(
+        std::min(query.max_tokens, query.content->num_hashed_tokens()));
     for (GroupId g : query.groups) {
       lists[static_cast<size_t>(g)].assign(static_cast<size_t>(begin), kNullBlockId);
     }

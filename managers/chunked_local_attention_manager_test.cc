@@ -1,9 +1,11 @@
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
+#include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/managers/testing/test_models.h"
 
@@ -76,6 +78,23 @@ TEST(ChunkedLocalAttentionManagerTest, HitOfNullsCanBeAdopted) {
   EXPECT_EQ(*Step(*manager, *request, 1), (Lists{{1}}));
   EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(0, 0, 0, 0, 1));
   EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
+}
+
+// With look-ahead hashes the last whole chunk may have no hash yet. It counts as computed all the
+// same, as in vLLM 0.33; a position inside the last chunk counts only if it is hashed and cached.
+TEST(ChunkedLocalAttentionManagerTest, ChunksThatAreNotHashedYetAreHit) {
+  for (const auto& [chunk, num_tokens, hit] :
+       {std::tuple{4, 18, 16}, {4, 17, 16}, {4, 16, 12}, {8, 18, 16}, {8, 15, 8}, {8, 23, 16}}) {
+    const auto manager = Manager(40, {Chunked(4, chunk)}, {.num_hash_lookahead_tokens = 6});
+    const auto request = NewRequest(*manager, Tokens(num_tokens));
+    EXPECT_EQ(Hits(*manager, *request).num_tokens(), hit) << chunk << " of " << num_tokens;
+    const LookupExplanation why = ExplainLookup(*manager, *request).value();
+    EXPECT_EQ(why.num_hit_tokens, hit);
+    int64_t missed = 0;
+    for (const MissedRun& run : why.missed) missed += run.num_tokens;
+    EXPECT_EQ(hit + missed, num_tokens);
+    EXPECT_TRUE(Step(*manager, *request, num_tokens - hit)) << chunk << " of " << num_tokens;
+  }
 }
 
 // V-1: sparse retention is for windows and states. A chunk's blocks are registered whatever the

@@ -101,10 +101,7 @@ absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out,
     return absl::OkStatus();
   }
   // The logits of the last token are needed, so it is computed in any case.
-  int64_t most = std::clamp<int64_t>(max_tokens, 0, request.num_tokens() - 1);
-  if (options_.num_hash_lookahead_tokens > 0) {
-    most = std::min(most, request.content_.num_hashed_tokens());
-  }
+  const int64_t most = std::clamp<int64_t>(max_tokens, 0, request.num_tokens() - 1);
   PrefixLookup::Hit hit = lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
   if (num_replay_tokens_ > 0 && hit.num_tokens > 0) {
     // The end of the hit is computed again, for the windows that are not cached.

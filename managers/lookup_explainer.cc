@@ -258,7 +258,8 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
   if (manager_.options().semantics.drops_last_full_block && manager_.num_groups() > 1) {
     most += group.draft_margin();
   }
-  most = std::min(most, content_.num_hashed_tokens());
+  const int64_t num_hashed = content_.num_hashed_tokens();
+  if (!group.hits_unhashed_tokens()) most = std::min(most, num_hashed);
   GroupReach reach{.group = g, .kind = std::string(group.spec().kind_name())};
   reach.num_hit_tokens = group.FindLongestCacheHit({.content = &content_,
                                                     .groups = alone,
@@ -273,6 +274,7 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
     reach.absence = WhyAbsent(g, *reach.stop_block, end);
     return reach;
   }
+  most = std::min(most, num_hashed);
   const int64_t longer = (reach.num_hit_tokens + alignment_) / BlockTokens(g);
   const int64_t end = longer + (group.draft_margin() > 0 ? 1 : 0);
   if (end * BlockTokens(g) > most) return reach;
@@ -424,7 +426,7 @@ LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens,
   } else {
     AddWithoutFullGroups(undropped, out);
   }
-  add(MissReason::kLookahead, num_hashed_full_, num_full_);
+  add(MissReason::kLookahead, std::max(num_hashed_full_, undropped), num_full_);
   add(num_full_ == 0 ? MissReason::kShorterThanABlock : MissReason::kPartialBlock, num_full_,
       num_tokens_);
   return out;

@@ -32,7 +32,9 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
   full_lengths_.assign(lookup_groups_.size(), kNotLookedUp);
   verified_.assign(lookup_groups_.size(), 0);
   Hit hit;
-  const int64_t most_with_drop = drops_last_full_block_ ? content.num_hashed_tokens() : max_tokens;
+  // With look-ahead hashes these end earlier than the tokens.
+  const int64_t num_hashed = content.num_hashed_tokens();
+  const int64_t most_with_drop = drops_last_full_block_ ? num_hashed : max_tokens;
   int64_t candidate = max_tokens;
   int64_t current = candidate;
   do {
@@ -44,11 +46,12 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
         continue;
       }
       const bool drop = manager.is_draft() && !verified_[i];
+      const int64_t most =
+          drop ? std::min(current + manager.draft_margin(), most_with_drop) : current;
       const int64_t length = manager.FindLongestCacheHit(
           {.content = &content,
            .groups = lookup_groups_[i].groups,
-           .max_tokens =
-               drop ? std::min(current + manager.draft_margin(), most_with_drop) : current,
+           .max_tokens = manager.hits_unhashed_tokens() ? most : std::min(most, num_hashed),
            .drop_last_block = drop,
            .alignment = alignment_},
           lists);

@@ -40,7 +40,7 @@ namespace kvblocks {
 struct LookupQuery {
   const PrefixContent* content = nullptr;
   absl::Span<const GroupId> groups = {};  // a position counts as cached only if all of them hold it
-  int64_t max_tokens = 0;                 // the hit may not be longer
+  int64_t max_tokens = 0;  // the hit may not be longer; more than is hashed for local chunks only
   bool drop_last_block = false;           // draft group: the block after the hit must match too
   int64_t alignment = 1;                  // hit lengths are multiples of it
 };
@@ -135,6 +135,8 @@ class SingleTypeManager {
   bool is_full_type() const { return traits_.is_full_type; }
   // So are those of the output.
   bool keeps_all_blocks() const { return traits_.is_full_type && !spec_.output_window(); }
+  // Whether a hit counts tokens without a look-up, so that they need not be hashed (local chunks).
+  bool hits_unhashed_tokens() const { return traits_.hits_unhashed_tokens; }
   // Whether prompts that end inside a block are registered up to there.
   bool registers_tails() const { return registers_tails_; }
   // Whether steps may copy blocks: where hits end inside them or states are registered there.
@@ -280,6 +282,7 @@ class SingleTypeManager {
     bool holds_one_block = false;  // whatever the tokens
     int64_t num_kept_tokens = 0;   // of those that no later token needs
     bool registers_tails = false;  // of prompts, also where hits end at the ends of blocks
+    bool hits_unhashed_tokens = false;  // a hit counts tokens without a look-up
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);

@@ -31,7 +31,7 @@ int64_t DifferingLine(const std::string& file, const ScheduleReplayOptions& opti
 
 TEST(SchedulesTest, ShippedSchedulesAgree) {
   const auto files = CompressedFilesIn(kFolder);
-  ASSERT_EQ(files.size(), 46u);
+  ASSERT_EQ(files.size(), 47u);
   for (const std::string& file : files) {
     for (const bool exact_steps : {false, true}) {
       SCOPED_TRACE(absl::StrCat(file, exact_steps ? ", exact steps" : ""));

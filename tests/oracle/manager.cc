@@ -113,8 +113,6 @@ LookupQuery Manager::QueryFor(const Request& request, int64_t max_tokens) const 
                     .hash_block_size = hash_block_size_,
                     .max_tokens = max_tokens,
                     .alignment = alignment()};
-  // V-15: with look-ahead, the hashes may end earlier.
-  if (options_.num_lookahead > 0) query.max_tokens = std::min(query.max_tokens, NumHashed(request));
   const bool may_be_last = options_.semantics.drops_last_full_block && groups_.size() > 1;
   query.max_with_drop = may_be_last ? NumHashed(request) : query.max_tokens;  // V-12
   return query;
