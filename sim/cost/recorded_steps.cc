@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -60,7 +62,14 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   absl::Status status = absl::OkStatus();
   while (true) {
     const int size = gzread(file, buffer.data(), static_cast<unsigned>(buffer.size()));
-    if (size < 0) status = absl::DataLossError(absl::StrCat(path, ": is damaged"));
+    if (size < 0) {
+      int code = Z_OK;
+      gzerror(file, &code);
+      // A folder, for example, can be opened.
+      status = code == Z_ERRNO ? absl::InvalidArgumentError(absl::StrCat(
+                                     path, ": cannot be read: ", std::strerror(errno)))
+                               : absl::DataLossError(absl::StrCat(path, ": is damaged"));
+    }
     if (size <= 0) break;
     text.append(buffer.data(), static_cast<size_t>(size));
     if (text.size() > kMostBytes) {

@@ -1,6 +1,7 @@
 #include "kvblocks/sim/serve/hf_tokenizer.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kvblocks/checks/json_text.h"
 #include "simdjson.h"
 
@@ -60,7 +62,7 @@ for line in sys.stdin:
 
 class HfTokenizer final : public Tokenizer {
  public:
-  HfTokenizer() = default;
+  explicit HfTokenizer(absl::Duration patience) : patience_(patience) {}
   ~HfTokenizer() override { Stop(); }
 
   absl::Status Start(const std::string& file, const std::string& python) {
@@ -75,6 +77,8 @@ class HfTokenizer final : public Tokenizer {
     }
     to_ = to[1];
     from_ = from[0];
+    fcntl(to_, F_SETFL, O_NONBLOCK);
+    deadline_ = absl::Now() + patience_;
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
@@ -188,9 +192,11 @@ class HfTokenizer final : public Tokenizer {
 
   absl::Status AskOnce(const std::string& ask, simdjson::dom::element* answer) {
     if (to_ < 0) return absl::UnavailableError("--tokenizer: its process is gone");
+    deadline_ = absl::Now() + patience_;
     for (size_t sent = 0; sent < ask.size();) {
+      if (absl::Status status = Wait(to_, POLLOUT); !status.ok()) return status;
       const ssize_t count = write(to_, ask.data() + sent, ask.size() - sent);
-      if (count < 0 && errno == EINTR) continue;
+      if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (count <= 0) return Failed("its process is gone");
       sent += static_cast<size_t>(count);
     }
@@ -202,11 +208,30 @@ class HfTokenizer final : public Tokenizer {
     return absl::OkStatus();
   }
 
+  // Until the pipe is ready. A process that does not answer is ended, so that the next request
+  // starts another one.
+  absl::Status Wait(int pipe, short events) {
+    while (true) {
+      const absl::Duration left = deadline_ - absl::Now();
+      pollfd item{.fd = pipe, .events = events, .revents = 0};
+      const int ready = left <= absl::ZeroDuration()
+                            ? 0
+                            : poll(&item, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+      if (ready > 0) return absl::OkStatus();
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready < 0) return Failed("poll");
+      Stop();
+      return absl::DeadlineExceededError(absl::StrCat(
+          "--tokenizer: no answer within ", absl::FormatDuration(patience_), "; it starts anew"));
+    }
+  }
+
   // One line.
   absl::Status Receive(simdjson::dom::element* answer) {
     size_t end, sought = 0;
     while ((end = received_.find('\n', sought)) == std::string::npos) {
       sought = received_.size();
+      if (absl::Status status = Wait(from_, POLLIN); !status.ok()) return status;
       char buffer[65536];
       const ssize_t count = read(from_, buffer, sizeof(buffer));
       if (count < 0 && errno == EINTR) continue;
@@ -219,6 +244,8 @@ class HfTokenizer final : public Tokenizer {
     return absl::OkStatus();
   }
 
+  const absl::Duration patience_;
+  absl::Time deadline_;  // of what is asked
   std::string file_, python_;
   pid_t child_ = -1;
   int to_ = -1;
@@ -230,8 +257,9 @@ class HfTokenizer final : public Tokenizer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(const std::string& file,
-                                                           const std::string& python) {
-  auto tokenizer = std::make_unique<HfTokenizer>();
+                                                           const std::string& python,
+                                                           absl::Duration patience) {
+  auto tokenizer = std::make_unique<HfTokenizer>(patience);
   if (absl::Status status = tokenizer->Start(file, python); !status.ok()) return status;
   return tokenizer;
 }

@@ -10,14 +10,17 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kvblocks/sim/serve/tokenizer.h"
 
 namespace kvblocks::sim {
 
 // `python`: the interpreter, "python3" or a path. InvalidArgument says what to install where the
-// package is missing, or what is wrong with the file.
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(const std::string& file,
-                                                           const std::string& python);
+// package is missing, or what is wrong with the file. A process that does not answer within
+// `patience` is ended with DeadlineExceeded; the next request starts another one.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(
+    const std::string& file, const std::string& python,
+    absl::Duration patience = absl::Seconds(60));
 
 }  // namespace kvblocks::sim
 
