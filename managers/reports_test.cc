@@ -102,6 +102,27 @@ TEST(ReusedBlocksTest, OneEventPerGroupWithItsSwitch) {
   EXPECT_EQ(stored[1].token_ids, Tokens(16));
 }
 
+// Over two ranks a block covers twice its tokens; the engine's report counts one rank's (V-62).
+TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
+  KvCacheConfig config = Config(20, {Full(4)});
+  config.hash_block_size = 4;
+  KvCacheManagerOptions options{.enable_events = true, .decode_context_parallel = 2};
+  for (const bool exactly : {false, true}) {
+    options.semantics.one_event_per_registration = exactly;
+    const auto manager = Manager(config, options);
+    ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
+    manager->TakeEvents();
+    const auto request = Reporting(*manager, Tokens(17));
+    ASSERT_EQ(Hits(*manager, *request).num_tokens(), 16);
+    const auto stored = TakeStored(*manager);
+    ASSERT_EQ(stored.size(), 1u);
+    const auto hashes = request->content().hashes();
+    EXPECT_EQ(stored[0].block_size, exactly ? 4 : 8);
+    EXPECT_EQ(stored[0].token_ids, Tokens(exactly ? 8 : 16));
+    EXPECT_THAT(stored[0].block_hashes, ElementsAre(hashes[exactly ? 0 : 1], hashes[exactly ? 1 : 3]));
+  }
+}
+
 TEST(ReusedBlocksTest, ATailIsReportedAsItIsCached) {
   KvCacheConfig config = Config(20, {Full(4), States(4)});
   config.hash_block_size = 2;
