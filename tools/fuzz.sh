@@ -68,9 +68,9 @@ fuzz_one() {
   return 1
 }
 
-declare -A corpus_file
-declare -A target_of
-findings=0
+declare -A corpus_file=()
+declare -A target_of=()
+findings=0 ended=0
 # Waits for one fuzzer and says what it found.
 reap() {
   local pid status name
@@ -79,6 +79,7 @@ reap() {
   name=${target_of[$pid]}
   unset "target_of[$pid]"
   cat "$kept/$name/said"
+  ended=$((ended + 1))
   [ "$status" -eq 0 ] || findings=$((findings + 1))
 }
 for target in "${targets[@]}"; do
@@ -91,5 +92,5 @@ for target in "${targets[@]}"; do
   target_of[$!]=$name
 done
 while [ "${#target_of[@]}" -gt 0 ]; do reap; done
-echo "${#targets[@]} fuzzers, $findings with findings"
-[ "$findings" -eq 0 ]
+echo "$ended of ${#targets[@]} fuzzers ended, $findings with findings"
+[ "$findings" -eq 0 ] && [ "$ended" -eq "${#targets[@]}" ]
