@@ -46,7 +46,7 @@ class FullAttentionManager final : public SingleTypeManager {
 
   // Copies are made before the step computes anything.
   bool MayUseHits(absl::Span<const BlockId> hits, int64_t num_tokens) const override {
-    return hits.empty() || options_.semantics.copies_blocks_of_step ||
+    return hits.empty() || options_.semantics.trusts_hits ||
            static_cast<int64_t>(hits.size()) * block_size() <= num_tokens ||
            !registered_in_step_.contains(hits.back());
   }
@@ -93,8 +93,7 @@ class SlidingWindowManager final : public SingleTypeManager {
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
       : SingleTypeManager(spec, options, pool, {.num_kept_tokens = spec.extra_retained_tokens()}),
         window_(spec.sliding_window().value()),
-        tail_blocks_(std::max<int64_t>(options.semantics.window_of_one_keeps_nothing ? 0 : 1,
-                                       block_size_.CeilDiv(window_ - 1))),
+        tail_blocks_(block_size_.CeilDiv(window_ - 1)),
         keeps_nothing_(tail_blocks_ == 0 && !options.is_draft) {}
 
   // Probes each position at most once: a miss rules out every hit whose window contains it. At most
@@ -195,7 +194,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
     const int64_t position = probe(begin, probe_end);
     if (position == probe_end) {
       // A run from the first token that is shorter than the window.
-      if (options_.semantics.aligns_before_drop && margin > 0 && step > 1 && end < tail_blocks_) {
+      if (margin > 0 && step > 1 && end < tail_blocks_) {
         end -= step;
       }
       for (int64_t i = 0; i < num_groups; ++i) {

@@ -179,9 +179,9 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const auto held_by = [&](GroupId g) {
     return known ? &request.groups_[static_cast<size_t>(g)] : nullptr;
   };
-  int64_t total =
-      request.num_computed_tokens_ + computed.num_tokens() + params.num_external_computed_tokens;
-  if (options_.semantics.clamps_external_tokens) total = std::min(total, options_.max_model_len);
+  const int64_t total = std::min(
+      options_.max_model_len,
+      request.num_computed_tokens_ + computed.num_tokens() + params.num_external_computed_tokens);
   const int64_t main = total + params.num_new_tokens;
   const int64_t num_slots = std::min(main + params.num_lookahead_tokens, options_.max_model_len);
   const int64_t processed = std::max<int64_t>(0, total - request.num_inflight_tokens_);

@@ -60,9 +60,9 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
     }
   }
   if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0 &&
-      (hit_length == 0 || !options_.semantics.allows_adopt_only)) {
+      (hit_length == 0 || options_.semantics.is_025)) {
     return Refuse(request, "num_new_tokens is 0 without ",
-                  options_.semantics.allows_adopt_only ? "hits or " : "",
+                  options_.semantics.is_025 ? "" : "hits or ",
                   "external tokens, expected at least 1");
   }
   if (request.status_ == RequestStatus::kFinished) {
@@ -97,14 +97,9 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                     " that is yet to be copied; truncate the hit to whole blocks, or leave it out");
     }
   }
+  if (!has_hits) return absl::OkStatus();
   const int64_t total =
       request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
-  if (total > options_.max_model_len && !options_.semantics.clamps_external_tokens) {
-    return Refuse(request, total,
-                  " tokens computed, hit and external together exceed max_model_len ",
-                  options_.max_model_len);
-  }
-  if (!has_hits) return absl::OkStatus();
   return CheckHits(request, *params.computed_blocks, std::min(total, options_.max_model_len));
 }
 
@@ -170,7 +165,7 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
         return Refuse(request, "hit block ", id, " of group ", g,
                       " is outside the pool's blocks 0..", pool_->num_blocks() - 1);
       }
-      if (options_.semantics.adopts_stale_hits) {
+      if (options_.semantics.trusts_hits) {
         const PageChunks* const chunks = pool_->chunks();
         if (chunks == nullptr || chunks->ClassOfPage(id) == chunks->ClassOfGroup(g)) continue;
         return Refuse(request, "hit block ", id, " of group ", g, " at position ", i,

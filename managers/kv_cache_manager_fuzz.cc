@@ -160,20 +160,12 @@ class Caller {
     const uint8_t version = input_.Byte() % 4;
     if (version == 1) semantics = Semantics::Vllm025();
     if (version == 2) semantics = Semantics::Vllm033Exactly();
-    constexpr bool Semantics::*kSwitches[] = {
-        &Semantics::retains_for_draft_drop,      &Semantics::drops_last_full_block,
-        &Semantics::draft_flags_need_eagle,      &Semantics::registers_usable_tails,
-        &Semantics::allows_adopt_only,           &Semantics::one_event_per_registration,
-        &Semantics::registers_unusable_tails,    &Semantics::caps_need_before_hits,
-        &Semantics::window_of_one_keeps_nothing, &Semantics::aligns_before_drop,
-        &Semantics::clamps_external_tokens,      &Semantics::has_no_common_prefix,
-        &Semantics::registers_earlier_states,    &Semantics::replays_behind_lookahead_hashes};
     const uint8_t changed = input_.Byte();
-    if (changed < std::size(kSwitches)) {
-      bool& value = semantics.*kSwitches[changed];
+    if (changed < std::size(kSemanticsSwitches)) {
+      bool& value = semantics.*kSemanticsSwitches[changed].member;
       value = !value;
     }
-    semantics.adopts_stale_hits = false;  // tables then need not fit their contents
+    semantics.trusts_hits = false;  // tables then need not fit their contents
     const uint8_t retention = input_.Byte();
     if (retention > 200) semantics.retention_interval = input_.Wild(0, 64);
     if (retention % 4 == 1) semantics.retention_interval = std::nullopt;
@@ -190,7 +182,7 @@ class Caller {
       return;
     }
     // What is left out of a registration's one event leaves no chain of parents.
-    if (manager_->options().semantics.one_event_per_registration) return;
+    if (!manager_->options().semantics.is_025) return;
     status = mirror_.Apply(events, [](const BlockStored&) { return true; });
     FUZZ_EXPECT(status.ok(), status.ToString());
     if (++num_checks_ % 8 != 0) return;  // dearer than all the rest

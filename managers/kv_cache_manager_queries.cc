@@ -60,10 +60,7 @@ int64_t KvCacheManager::GetNumRegisteredTokens(const Request& request, GroupId g
 
 std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
   std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
-  if (!HoldsBlocks(request) || !options_.enable_caching ||
-      options_.semantics.has_no_common_prefix) {
-    return common;
-  }
+  if (!HoldsBlocks(request) || !options_.enable_caching) return common;
   absl::flat_hash_map<BlockId, int32_t> with_copies;
   if (!copies_.empty()) {
     with_copies = outside_references_;
@@ -140,7 +137,7 @@ void KvCacheManager::ReportReusedBlocks(const Request& request,
     int64_t block_size = group(g).block_size();
     // The engine counts a rank's tokens of a block only, where hashes allow it (V-62).
     const int64_t of_rank = group(g).spec().block_size();
-    if (options_.semantics.one_event_per_registration && of_rank % hash_block_size() == 0) {
+    if (!options_.semantics.is_025 && of_rank % hash_block_size() == 0) {
       block_size = of_rank;
     }
     pool_->ReportStored(request.content_, computed.blocks(g), computed.num_tokens(), block_size, g);

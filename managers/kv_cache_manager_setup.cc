@@ -187,10 +187,6 @@ bool SupportsPartialHits(const KvCacheConfig& config, const KvCacheManagerOption
 }
 
 int64_t NumReplayedTokens(const KvCacheManagerOptions& options) {
-  // A hash that looks ahead exists only once its block is final.
-  if (options.num_hash_lookahead_tokens > 0 && !options.semantics.replays_behind_lookahead_hashes) {
-    return 0;
-  }
   return std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);
 }
 
@@ -199,7 +195,7 @@ std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
   const auto& groups = config.groups;
   const bool use_eagle = options.use_eagle;
   if (options.num_hash_lookahead_tokens > 0 ||
-      (!use_eagle && options.semantics.draft_flags_need_eagle)) {
+      (!use_eagle && !options.semantics.is_025)) {
     return std::vector<bool>(groups.size(), false);
   }
   const bool any_flagged =
@@ -346,7 +342,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
                                  .one_event_per_registration =
-                                     options.semantics.one_event_per_registration,
+                                     !options.semantics.is_025,
                                  .compared_block_size = compared_block_size,
                                  .history_keys = options.lookup_history_blocks,
                                  .eviction_policy = options.eviction_policy,
@@ -433,7 +429,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   if (options.enable_caching) {
     manager->lookup_.emplace(
         manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size(),
-        options.semantics.drops_last_full_block);
+        !options.semantics.is_025);
   }
   return manager;
 }

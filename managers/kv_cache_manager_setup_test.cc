@@ -165,7 +165,7 @@ TEST(KvCacheManagerSetupTest, DraftFlagsReachSiblingsAndWithoutFlagsAll) {
   config.groups[2].is_draft = true;
   EXPECT_THAT(EffectiveDraftFlags(config, eagle), ElementsAre(true, false, true));
   EXPECT_THAT(EffectiveDraftFlags(config, options), ElementsAre(false, false, false));
-  options.semantics.draft_flags_need_eagle = false;
+  options.semantics = Semantics::Vllm025();
   EXPECT_THAT(EffectiveDraftFlags(config, options), ElementsAre(true, false, true));
   eagle.num_hash_lookahead_tokens = 1;  // then nothing is dropped (V-10)
   EXPECT_THAT(EffectiveDraftFlags(config, eagle), ElementsAre(false, false, false));

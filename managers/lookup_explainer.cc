@@ -255,7 +255,7 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
   const GroupId alone[] = {g};
   // As far as look-ups of all groups may look in this one.
   int64_t most = num_tokens_ - 1;
-  if (manager_.options().semantics.drops_last_full_block && manager_.num_groups() > 1) {
+  if (!manager_.options().semantics.is_025 && manager_.num_groups() > 1) {
     most += group.draft_margin();
   }
   const int64_t num_hashed = content_.num_hashed_tokens();

@@ -43,7 +43,7 @@ class MambaManager final : public SingleTypeManager {
 
   int64_t StateTail(int64_t num_prompt_tokens) const override {
     if (!has_inner_boundaries_) return 0;
-    if (options_.semantics.registers_usable_tails) return ReusableEnd(num_prompt_tokens);
+    if (!options_.semantics.is_025) return ReusableEnd(num_prompt_tokens);
     return num_prompt_tokens - num_prompt_tokens % options_.hash_block_size;
   }
 
@@ -109,7 +109,7 @@ MambaManager::MambaManager(const KvCacheSpec& spec, const Options& options, Bloc
           {.has_own_layout = true,
            .can_drop = false,
            .registers_tails =
-               options.hash_block_size > 0 && options.semantics.registers_usable_tails &&
+               options.hash_block_size > 0 && !options.semantics.is_025 &&
                spec.get_if<MambaSpec>()->options().cache_mode == MambaCacheMode::kAlign}),
       mode_(spec.get_if<MambaSpec>()->options().cache_mode),
       num_speculative_blocks_(spec.get_if<MambaSpec>()->options().num_speculative_blocks),
@@ -249,7 +249,7 @@ bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundarie
 // What a resend of the prompt can use: a state is hit as a whole, so where other groups give up a
 // hash block behind it, or need tokens behind its hash, it ends that much earlier.
 int64_t MambaManager::TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const {
-  if (!options_.semantics.registers_usable_tails) {
+  if (options_.semantics.is_025) {
     return SingleTypeManager::TailOfPrompt(content, num_prompt_tokens);
   }
   return ReusableEnd(num_prompt_tokens);

@@ -276,7 +276,7 @@ std::vector<std::vector<KvCacheSpec>> Models() {
 Semantics SemanticsOf(const char* version) {
   Semantics semantics = *Semantics::ByName(version);
   // Stale hits would fail the comparison with the device, as they should.
-  semantics.adopts_stale_hits = false;
+  semantics.trusts_hits = false;
   semantics.retention_interval = std::nullopt;
   return semantics;
 }
@@ -290,7 +290,6 @@ TEST(PartialHitsModelTest, HitsHoldWhatTheRequestWouldHaveComputed) {
             .specs = specs, .is_native = is_native, .semantics = SemanticsOf(version)};
         // It relies on where steps end: see the next test.
         setting.semantics.registers_earlier_states = false;
-        setting.semantics.copies_blocks_of_step = false;  // copies come before what a step writes
         for (int seed = 0; seed < 3; ++seed) {
           setting.lookahead = seed % 3 == 2 ? 1 : 0;
           SCOPED_TRACE(absl::StrCat(version, " seed ", seed, " native ", is_native));
@@ -319,7 +318,6 @@ TEST(PartialHitsModelTest, EarlierStatesAreRightWhereStepsEndAtThem) {
                         .semantics = SemanticsOf("vllm-0.33-exactly"),
                         .lookahead = seed % 3 == 2 ? 1 : 0,
                         .steps_end_at_states = steps_end_at_states};
-        setting.semantics.copies_blocks_of_step = false;
         ASSERT_TRUE(setting.semantics.registers_earlier_states);
         Drive(setting, seed % 2 == 0 ? 40 : 200, seed, counts);
         if (testing::Test::HasFatalFailure()) return;

@@ -39,8 +39,9 @@ std::vector<BlockStored> TakeStored(KvCacheManager& manager) {
   return stored;
 }
 
-TEST(ReusedBlocksTest, AHitIsReportedPerGroupAndRun) {
-  const auto manager = Manager(50, {Full(8), Window(4, 9)}, {.enable_events = true});
+TEST(ReusedBlocksTest, AHitIsReportedPerGroupAndRunIn025) {
+  const auto manager = Manager(
+      50, {Full(8), Window(4, 9)}, {.semantics = Semantics::Vllm025(), .enable_events = true});
   ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(33)), 33));
   manager->TakeEvents();
   const auto request = Reporting(*manager, Tokens(40));
@@ -83,9 +84,8 @@ TEST(ReusedBlocksTest, NothingIsReportedUnasked) {
 }
 
 // As vLLM has it: one event with the tokens of all positions, whatever there is of them.
-TEST(ReusedBlocksTest, OneEventPerGroupWithItsSwitch) {
+TEST(ReusedBlocksTest, OneEventPerGroup) {
   KvCacheManagerOptions options{.enable_events = true};
-  options.semantics.one_event_per_registration = true;
   options.semantics.retention_interval = std::nullopt;
   const auto manager = Manager(50, {Window(4, 9), Chunked(4, 8)}, options);
   ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
@@ -104,18 +104,18 @@ TEST(ReusedBlocksTest, OneEventPerGroupWithItsSwitch) {
 
 // Over two ranks a block covers twice its tokens; the engine's report counts one rank's (V-62).
 TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
-  KvCacheConfig config = Config(20, {Full(4)});
+  KvCacheConfig config = Config(20, {Full(4), Full(4)});
   config.hash_block_size = 4;
   KvCacheManagerOptions options{.enable_events = true, .decode_context_parallel = 2};
   for (const bool exactly : {false, true}) {
-    options.semantics.one_event_per_registration = exactly;
+    options.semantics = exactly ? Semantics::Vllm033() : Semantics::Vllm025();
     const auto manager = Manager(config, options);
     ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
     manager->TakeEvents();
     const auto request = Reporting(*manager, Tokens(17));
     ASSERT_EQ(Hits(*manager, *request).num_tokens(), 16);
     const auto stored = TakeStored(*manager);
-    ASSERT_EQ(stored.size(), 1u);
+    ASSERT_EQ(stored.size(), 2u);
     const auto hashes = request->content().hashes();
     EXPECT_EQ(stored[0].block_size, exactly ? 4 : 8);
     EXPECT_EQ(stored[0].token_ids, Tokens(exactly ? 8 : 16));
@@ -123,10 +123,12 @@ TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
   }
 }
 
-TEST(ReusedBlocksTest, ATailIsReportedAsItIsCached) {
+TEST(ReusedBlocksTest, ATailIsReportedAsItIsCachedIn025) {
   KvCacheConfig config = Config(20, {Full(4), States(4)});
   config.hash_block_size = 2;
-  const auto manager = Manager(config, {.enable_events = true, .partial_hits = true});
+  const auto manager = Manager(config, {.semantics = Semantics::Vllm025(),
+                                        .enable_events = true,
+                                        .partial_hits = true});
   const auto first = NewRequest(*manager, Tokens(7));
   ASSERT_TRUE(Step(*manager, *first, 6));
   manager->NewStepStarts();
@@ -145,14 +147,6 @@ TEST(ReusedBlocksTest, ATailIsReportedAsItIsCached) {
     EXPECT_EQ(stored[i].token_ids, Tokens(2, 4));
     EXPECT_THAT(stored[i].block_hashes, ElementsAre(hashes[2]));
   }
-  // A row block that is registered as a whole in the meantime is the end of its run, unless the
-  // tail is a key of it.
-  ASSERT_TRUE(Step(*manager, *first, 2));
-  manager->TakeEvents();
-  ASSERT_EQ(Hits(*manager, *request).num_tokens(), 6);
-  stored = TakeStored(*manager);
-  ASSERT_EQ(stored.size(), 3u);
-  EXPECT_THAT(stored[1].block_hashes, ElementsAre(hashes[2]));
 }
 
 TEST(ReusedBlocksTest, RefusedWithoutEvents) {

@@ -132,7 +132,7 @@ void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
 
 int64_t SingleTypeManager::TailOfPrompt(const PrefixContent& content,
                                         int64_t num_prompt_tokens) const {
-  const bool last_token_counts = !options_.semantics.registers_usable_tails || draft_margin() > 0;
+  const bool last_token_counts = options_.semantics.is_025 || draft_margin() > 0;
   const int64_t usable = last_token_counts ? num_prompt_tokens : num_prompt_tokens - 1;
   return std::min(usable - usable % options_.hash_block_size, content.num_hashed_tokens());
 }
@@ -141,7 +141,7 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
                                         const ReuseBoundaries& boundaries) {
   const int64_t tail = TailOfPrompt(content, boundaries.num_prompt_tokens);
   if (tail <= 0 || tail > content.num_hashed_tokens() || !HoldsTail(held, tail, n)) return;
-  const bool adds_keys = options_.semantics.registers_usable_tails;
+  const bool adds_keys = !options_.semantics.is_025;
   // Rows are registered with their block; of states, one that sparse registration left out.
   const bool ends_inside = tail % block_size() != 0;
   if (!ends_inside && (traits_.is_full_type || !adds_keys)) return;
@@ -205,7 +205,7 @@ SingleTypeManager::Boundaries SingleTypeManager::BoundariesOf(const ReuseBoundar
   Boundaries out{};
   const auto add = [&](int64_t tokens) { out.tokens[out.count++] = std::max<int64_t>(0, tokens); };
   const int64_t prompt = reuse.num_prompt_tokens;
-  if (options_.any_drops && options_.semantics.retains_for_draft_drop) {
+  if (options_.any_drops && !options_.semantics.is_025) {
     // An identical prompt gives up a block of the hit that its last token allows, a longer one of
     // the hit up to the prompt's end.
     const int64_t unit = options_.scheduler_block_size;
@@ -216,7 +216,7 @@ SingleTypeManager::Boundaries SingleTypeManager::BoundariesOf(const ReuseBoundar
   }
   const int64_t shared = reuse.shared_prefix_boundary;
   if (shared > 0) add(shared);
-  if (shared > 0 && options_.is_draft && options_.semantics.retains_for_draft_drop) {
+  if (shared > 0 && options_.is_draft && !options_.semantics.is_025) {
     add(shared - block_size());
   }
   return out;

@@ -181,7 +181,7 @@ class SingleTypeManager {
                           absl::Span<const BlockId> hits, int64_t total_computed,
                           bool apply_cap) const {
     return CountBlocksNeeded(held, demand, hits, total_computed, apply_cap,
-                             options_.semantics.caps_need_before_hits);
+                             /*caps_before_hits=*/true);
   }
 
   // The same for a pool with chunks: new pages, the hits that are touched, and what a sequence of

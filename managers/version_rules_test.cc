@@ -56,21 +56,18 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
-// V-101: with look-ahead hashes the engine leaves out all the same what need not be. What a window
-// keeps is its spec's (V-100).
-TEST(VersionRulesTest, ReplaysBehindLookaheadHashesWithItsSwitch) {
-  for (const bool as_engine : {false, true}) {
-    KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};
-    options.semantics.retention_interval = std::nullopt;
-    options.semantics.replays_behind_lookahead_hashes = as_engine;
-    const auto manager = Manager(60, {Window(4, 9, as_engine ? 2 : 0)}, options);
-    const auto request = NewRequest(*manager, Tokens(40));
-    ASSERT_TRUE(Step(*manager, *request, 20));
-    // Of 20 tokens two may come again, so only four blocks are final.
-    EXPECT_EQ(manager->pool().num_keyed_blocks(), as_engine ? 4 : 5);
-    ASSERT_TRUE(manager->RemoveSkippedBlocks(*request, 20).ok());
-    EXPECT_EQ(manager->GetBlocks(*request, 0)[2], as_engine ? 3 : 0);
-  }
+// V-101: tokens that a drafter may compute again are left out with look-ahead hashes, too, which need
+// not be. What a window keeps is its spec's (V-100).
+TEST(VersionRulesTest, ReplaysBehindLookaheadHashes) {
+  KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};
+  options.semantics.retention_interval = std::nullopt;
+  const auto manager = Manager(60, {Window(4, 9, 2)}, options);
+  const auto request = NewRequest(*manager, Tokens(40));
+  ASSERT_TRUE(Step(*manager, *request, 20));
+  // Of 20 tokens two may come again, so only four blocks are final.
+  EXPECT_EQ(manager->pool().num_keyed_blocks(), 4);
+  ASSERT_TRUE(manager->RemoveSkippedBlocks(*request, 20).ok());
+  EXPECT_EQ(manager->GetBlocks(*request, 0)[2], 3);
 }
 
 // V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
@@ -182,7 +179,7 @@ TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
   for (const bool as_engine : {false, true}) {
     KvCacheManagerOptions options{.partial_hits = true};
     options.semantics.retention_interval = std::nullopt;
-    options.semantics.copies_blocks_of_step = as_engine;
+    options.semantics.trusts_hits = as_engine;
     const auto manager = Manager(FullAndStates(4), options);
     const auto donor = NewRequest(*manager, Tokens(7), "donor");
     StepWithCopies(*manager, *donor, 6);
@@ -249,64 +246,36 @@ TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
   EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
 }
 
-// V-30, BM-69: the engine answers 0 whatever is shared.
-TEST(VersionRulesTest, NothingIsACommonPrefixWithItsSwitch) {
-  for (const bool as_engine : {false, true}) {
-    KvCacheManagerOptions options;
-    options.semantics.has_no_common_prefix = as_engine;
-    const auto manager = Manager(20, {Full(4)}, options);
-    const auto a = NewRequest(*manager, Tokens(13), "a");
-    const auto b = NewRequest(*manager, Tokens(8) + Tokens(5, 500), "b");
-    ASSERT_TRUE(Step(*manager, *a, 13));
-    ASSERT_TRUE(Step(*manager, *b, 5));
-    EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*a), ElementsAre(as_engine ? 0 : 2));
-  }
-}
-
-// V-41: the engine cuts tokens beyond the longest sequence off, and so makes no slots for them.
+// V-41: tokens beyond the longest sequence are cut off, and get no slots.
 TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
-  for (const bool as_engine : {false, true}) {
-    KvCacheManagerOptions options{.max_model_len = 16};
-    options.semantics.clamps_external_tokens = as_engine;
-    const auto manager = Manager(20, {Full(4)}, options);
-    const auto request = NewRequest(*manager, Tokens(30));
-    const std::string before = State(*manager);
-    const auto slots = manager->AllocateSlots(
-        *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
-    EXPECT_EQ(slots.ok(), as_engine) << slots.status();
-    if (as_engine) {
-      EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
-    } else {
-      EXPECT_THAT(std::string(slots.status().message()),
-                  ::testing::HasSubstr("exceed max_model_len 16"));
-      EXPECT_EQ(State(*manager), before);
-    }
-    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-  }
+  const auto manager = Manager(20, {Full(4)}, {.max_model_len = 16});
+  const auto request = NewRequest(*manager, Tokens(30));
+  const auto slots = manager->AllocateSlots(
+      *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
+  EXPECT_TRUE(slots.ok()) << slots.status();
+  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
+  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
 }
 
-// V-42, WE-19: behind a hit the engine's gate asks for 2 blocks, ours for the 5 that come beside the
-// two of the hit. The step itself needs 6 with the hit.
+// V-42, WE-19: behind a hit the gate asks for 2 blocks, not for the 5 that come beside the two of the
+// hit. The step itself needs 6 with the hit.
 TEST(VersionRulesTest, TheGateBehindAHit) {
-  for (const bool as_engine : {false, true}) {
-    KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 16};
-    options.semantics.retention_interval = std::nullopt;
-    options.semantics.caps_need_before_hits = as_engine;
-    const auto manager = Manager(100, {Window(4, 8)}, options);
-    const auto a = NewRequest(*manager, Tokens(80), "a");
-    for (int step = 0; step < 5; ++step) ASSERT_TRUE(Step(*manager, *a, 16));
-    ASSERT_TRUE(manager->Free(*a).ok());
-    const auto other = NewRequest(*manager, Tokens(372, 1000), "other", /*skip_reading=*/true);
-    ASSERT_TRUE(Step(*manager, *other, 372));
-    ASSERT_EQ(manager->num_free_blocks(), 6);
-    const auto b = NewRequest(*manager, Tokens(80) + Tokens(80, 500), "b");
-    const ComputedBlocks hits = Hits(*manager, *b);
-    ASSERT_EQ(hits.num_tokens(), 80);
-    EXPECT_EQ(manager->group(0).NumBlocksNeeded(nullptr, {.num_slots = 160, .num_main = 160},
-                                                hits.blocks(0), 80, /*apply_cap=*/true),
-              as_engine ? 2 : 7);
-    EXPECT_EQ(Step(*manager, *b, 16, {.full_sequence_must_fit = true}).has_value(), as_engine);
-  }
+  KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 16};
+  options.semantics.retention_interval = std::nullopt;
+  const auto manager = Manager(100, {Window(4, 8)}, options);
+  const auto a = NewRequest(*manager, Tokens(80), "a");
+  for (int step = 0; step < 5; ++step) ASSERT_TRUE(Step(*manager, *a, 16));
+  ASSERT_TRUE(manager->Free(*a).ok());
+  const auto other = NewRequest(*manager, Tokens(372, 1000), "other", /*skip_reading=*/true);
+  ASSERT_TRUE(Step(*manager, *other, 372));
+  ASSERT_EQ(manager->num_free_blocks(), 6);
+  const auto b = NewRequest(*manager, Tokens(80) + Tokens(80, 500), "b");
+  const ComputedBlocks hits = Hits(*manager, *b);
+  ASSERT_EQ(hits.num_tokens(), 80);
+  EXPECT_EQ(manager->group(0).NumBlocksNeeded(nullptr, {.num_slots = 160, .num_main = 160},
+                                              hits.blocks(0), 80, /*apply_cap=*/true),
+            2);
+  EXPECT_TRUE(Step(*manager, *b, 16, {.full_sequence_must_fit = true}));
 }
 
 // BM-102, SM-14: whoever loses its part of a step hits what nobody wrote, unless the blocks of that part
@@ -337,7 +306,7 @@ TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
       NativeLayout{.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
   config.num_blocks = 1 + 3 * config.native->ids_per_chunk();
   KvCacheManagerOptions options;
-  options.semantics.adopts_stale_hits = true;
+  options.semantics.trusts_hits = true;
   const auto manager = Manager(config, options);
   const auto request = NewRequest(*manager, Tokens(9));
   ASSERT_TRUE(Step(*manager, *request, 9));

@@ -46,7 +46,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
           "max_encoder_tokens": 33, "retention_interval": 48,
           "register_unreachable_blocks": true, "partial_hits": true,
           "lookup_history_blocks": 7, "semantics": "vllm-0.25",
-          "semantics_switches": {"allows_adopt_only": true},
+          "semantics_switches": {"trusts_hits": true},
           "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3,
           "report_new_blocks": true,
           "decode_context_parallel": 2, "prefill_context_parallel": 3,
@@ -80,7 +80,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.max_retained_share, 0.5);
   Semantics semantics = Semantics::Vllm025();
   semantics.retention_interval = 48;
-  semantics.allows_adopt_only = true;
+  semantics.trusts_hits = true;
   EXPECT_EQ(o.semantics, semantics);
   EXPECT_EQ(o.num_hash_lookahead_tokens, 2);
   EXPECT_EQ(o.prefill_lookahead_tokens, 3);
@@ -109,7 +109,7 @@ TEST(KvCacheManagerConfigTest, CarriesEverySwitch) {
     }
     EXPECT_EQ(num_different, 1) << name;
   }
-  EXPECT_EQ(seen.size(), 17u);
+  EXPECT_EQ(seen.size(), 4u);
 }
 
 TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {

@@ -210,7 +210,7 @@ void BindSpecs(nb::module_& module) {
 
   nb::class_<Semantics> semantics(
       module, "Semantics",
-      "What KV-cache managers of several engines do differently, one switch each.\n\n"
+      "Whose rules a KV-cache manager follows.\n\n"
       "Semantics(\"vllm-0.33\"), \"vllm-0.25\" or \"vllm-0.33-exactly\"; switches may then be set.");
   semantics
       .def("__init__",

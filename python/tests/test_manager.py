@@ -366,7 +366,7 @@ def test_specs_are_values() -> None:
         kvblocks.KVCacheSpec.create("none")
     switches = kvblocks.Semantics("vllm-0.33-exactly")
     switches.retention_interval = None
-    assert switches.clamps_external_tokens and switches != kvblocks.Semantics("vllm-0.33-exactly")
+    assert switches.trusts_hits and switches != kvblocks.Semantics("vllm-0.33-exactly")
 
 
 def test_another_thread_is_refused_or_waits() -> None:

@@ -115,7 +115,7 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "a request whose load failed ends with an error, as in vLLM, or computes the rest"},
       {"watermark", "SHARE", kPool, "0", 0, 1, "of the pool, left free by admissions"},
       // --- Scheduler ---
-      {"engine", "vllm-0.10|vllm-0.19|vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,
+      {"engine", "vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,
        "rules and defaults of this version; vllm-main is the newest, vllm-0.33"},
       {"entry_point", "server|offline", kScheduler, "server", 0, 0,
        "whose limits on requests and tokens the engine chooses for the device"},
@@ -144,8 +144,6 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "from one step with prompts to the next while something decodes; 1: no limit"},
       {"reserve_full_isl", "", kScheduler, "true", 0, 0,
        "admit only what can hold its whole prompt at once"},
-      {"upstream_gate", "", kScheduler, "false", 0, 0,
-       "count a window's need at admission as the engine does, which is too little behind a hit"},
       {"too_big", "reject|run", kScheduler, "reject", 0, 0,
        "what becomes of a request that the whole pool cannot hold"},
       {"max_queue_time", "TIME", kScheduler, "0s", 0, 0,

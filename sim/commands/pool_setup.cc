@@ -221,7 +221,6 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   } else {
     setup->simulation.ranks_per_block = config.decode_context_parallel();
   }
-  manager.semantics.caps_need_before_hits = config.upstream_gate();
   status = SetPartialHits(config, setup->simulation.kv_cache, &manager);
   if (!status.ok()) return status;
   return SetRetention(config, setup->simulation.kv_cache, &manager);

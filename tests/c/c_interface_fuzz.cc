@@ -26,7 +26,7 @@ constexpr std::string_view kConfig =
 // How the options go on.
 constexpr std::string_view kVersions[] = {
     "}", "semantics: \"vllm-0.25\" }",
-    "semantics: \"vllm-0.33-exactly\" semantics_switches { adopts_stale_hits: false } }",
+    "semantics: \"vllm-0.33-exactly\" semantics_switches { trusts_hits: false } }",
     "use_eagle: true prefill_lookahead_tokens: 3 }",
     "use_eagle: true num_hash_lookahead_tokens: 2 retention_interval: 8 }"};
 

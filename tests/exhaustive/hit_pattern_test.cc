@@ -28,8 +28,7 @@ struct Pattern {
   std::vector<KvCacheGroup> groups;
   bool use_eagle = false;
   int64_t num_tokens = 13;
-  int64_t num_lookahead = 0;        // V-10
-  bool aligns_before_drop = false;  // V-36
+  int64_t num_lookahead = 0;  // V-10
 
   friend std::ostream& operator<<(std::ostream& out, const Pattern& pattern) {
     return out << pattern.name;
@@ -57,7 +56,7 @@ std::vector<Pattern> Patterns() {
       // V-12: the last full block is the one to drop.
       {"FullWindowWholeBlocksEagle", {Group(Full(2)), Group(Window(2, 4))}, true, 12},
       {"CoarseDraftWindowWholeBlocks", {Group(Full(4)), Draft(Window(2, 7))}, true, 16},
-      {"DraftWindowAlignedTwice", {Group(Full(4)), Draft(Window(2, 11))}, true, 17, 0, true},
+      {"DraftWindowAlignedTwice", {Group(Full(4)), Draft(Window(2, 11))}, true, 17},
       {"FullWindowLookahead", {Group(Full(2)), Group(Window(2, 4))}, false, 14, 1},
       {"WindowLookahead", {Group(Window(2, 6))}, false, 24, 3},
       {"FullTwoWindowsEagle", {Group(Full(4)), Group(Window(4, 5)), Group(Window(4, 9))}, true, 17},
@@ -70,7 +69,6 @@ TEST_P(HitPatternTest, EveryPatternOfCachedBlocksIsServedAsTheOracleDoes) {
   const KvCacheConfig config = {.num_blocks = 32, .groups = GetParam().groups};
   Semantics semantics;
   semantics.retention_interval = std::nullopt;  // everything that some pattern can use
-  semantics.aligns_before_drop = GetParam().aligns_before_drop;
   bool use_eagle = GetParam().use_eagle;
   for (const KvCacheGroup& group : config.groups) use_eagle = use_eagle || group.is_draft;
   const KvCacheManagerOptions options = {.max_model_len = 64,

@@ -90,7 +90,7 @@ Setting Exactly(Setting setting) {
     const auto interval = semantics.retention_interval;
     semantics = Semantics::Vllm033Exactly();
     semantics.retention_interval = interval;
-    semantics.adopts_stale_hits = false;
+    semantics.trusts_hits = false;
   });
 }
 

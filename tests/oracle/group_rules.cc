@@ -30,8 +30,7 @@ bool GroupRules::IsOldOutput(int64_t position, int64_t num_prompt, int64_t num_p
 }
 
 int64_t GroupRules::WindowBlocksNeeded() const {
-  const int64_t least = window_of_one_keeps_nothing ? 0 : 1;  // V-104: what it drops is all it has
-  return std::max(least, CeilDiv(*spec.sliding_window() - 1, block_size()));
+  return CeilDiv(*spec.sliding_window() - 1, block_size());  // V-104: 0 for a window of one
 }
 
 Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
@@ -73,7 +72,7 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
     bool all = true;
     for (int64_t i = first; i <= end + d - 1; ++i) all = all && is_cached(i);
     if (!all) continue;
-    if (drop && aligns_before_drop && bs != alignment && end < need) {
+    if (drop && bs != alignment && end < need) {
       // D-3: what is there, from the first token, is less than a window and the block to drop.
       const int64_t aligned = RoundDown((end + 1) * bs, alignment);
       return {.tokens = RoundDown(std::max<int64_t>(0, aligned - bs), alignment), .first_real = 0};

@@ -36,9 +36,6 @@ struct GroupRules {
   std::optional<int64_t> output_cap = std::nullopt;  // BM-116: the same behind the prompt
   int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
   int64_t num_kept = 0;   // V-14: tokens below a window of the output that are kept all the same
-  // V-36.
-  bool window_of_one_keeps_nothing = false;
-  bool aligns_before_drop = false;
 
   int64_t block_size() const { return spec.block_size() * num_ranks; }
   bool is_full() const {
@@ -59,8 +56,7 @@ struct GroupRules {
   bool is_fine() const { return fine_unit > 0 && fine_unit < block_size(); }
 
   bool keeps_nothing() const {
-    return window_of_one_keeps_nothing && spec.sliding_window() && *spec.sliding_window() == 1 &&
-           !is_draft;  // V-104
+    return spec.sliding_window() && *spec.sliding_window() == 1 && !is_draft;  // V-36, V-104
   }
 
   // BM-55: leading tokens that no later token needs once n are computed.

@@ -25,16 +25,14 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
     : options_(options),
       watermark_base_(config.native ? config.native->num_chunks : config.num_blocks),
       pool_(config.num_blocks, options.enable_caching, options.enable_events,
-            options.unhashed_first, config.native, options.semantics.one_event_per_registration),
+            options.unhashed_first, config.native, !options.semantics.is_025),
       outside_references_(static_cast<size_t>(config.num_blocks)) {
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
   // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
   const bool may_drop = options.num_lookahead == 0 &&
-                        (options.use_eagle || !options.semantics.draft_flags_need_eagle);
-  if (options.num_lookahead == 0 || options.semantics.replays_behind_lookahead_hashes) {
-    num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
-  }
+                        (options.use_eagle || options.semantics.is_025);
+  num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (const KvCacheGroup& group : config.groups) {
@@ -54,9 +52,7 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
          .admission_cap =
              AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
                             options.exact_caps),
-         .num_kept = num_replayed_,
-         .window_of_one_keeps_nothing = options.semantics.window_of_one_keeps_nothing,
-         .aligns_before_drop = options.semantics.aligns_before_drop});
+         .num_kept = num_replayed_});
     groups_.back().output_cap =
         OutputCapOf(groups_.back(), options.max_model_len, options.max_in_flight_tokens,
                     options.exact_caps);
@@ -113,7 +109,7 @@ LookupQuery Manager::QueryFor(const Request& request, int64_t max_tokens) const 
                     .hash_block_size = hash_block_size_,
                     .max_tokens = max_tokens,
                     .alignment = alignment()};
-  const bool may_be_last = options_.semantics.drops_last_full_block && groups_.size() > 1;
+  const bool may_be_last = !options_.semantics.is_025 && groups_.size() > 1;
   query.max_with_drop = may_be_last ? NumHashed(request) : query.max_tokens;  // V-12
   return query;
 }
@@ -163,14 +159,10 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
     if (!InRange(n)) return false;
   }
   if (params.num_new == 0 && params.num_external == 0 &&
-      !(hits.tokens > 0 && options_.semantics.allows_adopt_only)) {  // V-40
+      !(hits.tokens > 0 && !options_.semantics.is_025)) {  // V-40
     return false;
   }
   if (request.status == Status::kFinished) return false;
-  if (Add(Add(request.num_computed, hits.tokens), params.num_external) > options_.max_model_len &&
-      !options_.semantics.clamps_external_tokens) {
-    return false;
-  }
   if (request.is_known && (hits.has_blocks() || hits.tokens > 0 || params.num_external > 0)) {
     return false;
   }
@@ -202,7 +194,7 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
         continue;
       }
       if (id < 0 || id >= static_cast<BlockId>(pool_.blocks().size())) return false;
-      if (options_.semantics.adopts_stale_hits) {  // V-36; never a page of another size
+      if (options_.semantics.trusts_hits) {  // V-36; never a page of another size
         if (pool_.ClassOf(id) != pool_.ClassOfGroup(static_cast<GroupId>(g))) return false;
       } else if (!HoldsHit(request, params, g, i)) {
         return false;
@@ -256,7 +248,7 @@ int64_t Manager::MostStates(const GroupRules& rules) const {
 bool Manager::MovesStates(const GroupRules& rules) const {  // BM-122, V-115
   const Semantics& semantics = options_.semantics;
   return rules.is_fine() ||
-         (options_.enable_caching && semantics.registers_usable_tails &&
+         (options_.enable_caching && !semantics.is_025 &&
           semantics.registers_unusable_tails && rules.block_size() > hash_block_size_);
 }
 
@@ -315,7 +307,7 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
         cap = CeilDiv(request.num_prompt, rules.block_size()) + *rules.output_cap;
       }
       const int64_t required = CeilDiv(slots, rules.block_size());
-      if (is_gate && cap && options_.semantics.caps_need_before_hits) {  // V-42
+      if (is_gate && cap) {  // V-42
         return std::max<int64_t>(std::min(required, *cap) - std::max(have, skipped), 0);
       }
       const int64_t missing = std::max<int64_t>(required - std::max(have, skipped), 0);
@@ -426,7 +418,7 @@ bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& 
     if (groups_[g].is_mamba()) {
       const std::optional<Key>& key = pool_.blocks()[static_cast<size_t>(list.back())].key;
       if (key && state_keys_in_step_.count(*key) > 0) return true;
-    } else if (!options_.semantics.copies_blocks_of_step && EndsInside(params, g) &&
+    } else if (!options_.semantics.trusts_hits && EndsInside(params, g) &&
                registered_in_step_.count(list.back()) > 0) {
       return true;  // BM-121: a copy is made before the step writes anything
     }
@@ -462,7 +454,6 @@ std::vector<int64_t> Manager::CommonPrefix(const Request& request,
                                            const std::vector<const Request*>& all) const {
   std::vector<int64_t> lengths(groups_.size(), 0);
   if (!options_.enable_caching || !request.is_known) return lengths;
-  if (options_.semantics.has_no_common_prefix) return lengths;  // V-30
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (!groups_[g].is_full()) continue;
     const std::vector<BlockId>& mine = request.tables[g].blocks;

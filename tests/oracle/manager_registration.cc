@@ -53,7 +53,7 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
 std::vector<int64_t> Manager::Boundaries(const GroupRules& rules, const Request& request) const {
   // BM-117: where a resend of the prompt can end its hit.
   std::vector<int64_t> boundaries = {request.num_prompt - 1};
-  const bool for_drop = any_drops_ && options_.semantics.retains_for_draft_drop;
+  const bool for_drop = any_drops_ && !options_.semantics.is_025;
   const int64_t unit = scheduler_block_size_;
   if (for_drop) {  // V-3: and a longer prompt, each after the drop
     boundaries = {RoundDown(request.num_prompt - 1, unit) - unit,
@@ -121,7 +121,7 @@ Registration Manager::RegistrationOf(const Request& request, size_t g) const {
 int64_t Manager::TailOfPrompt(const GroupRules& rules, const Request& request) const {
   const int64_t prompt = request.num_prompt;
   int64_t tail = RoundDown(prompt, hash_block_size_);  // BM-120
-  if (options_.semantics.registers_usable_tails) {     // V-20, V-21
+  if (!options_.semantics.is_025) {     // V-20, V-21
     const int64_t unusable = rules.is_mamba() ? std::max<int64_t>(1, options_.num_lookahead) : 1;
     if (!(rules.is_mamba() ? any_drops_ : rules.is_draft)) {
       tail = RoundDown(std::max<int64_t>(0, prompt - unusable), hash_block_size_);
@@ -137,7 +137,7 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
   GroupTable& table = request.tables[g];
   const bool is_usable = rules.is_fine();
   const bool is_state = rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign &&
-                        options_.semantics.registers_usable_tails;  // V-115
+                        !options_.semantics.is_025;  // V-115
   const bool is_wanted =
       is_usable || is_state || (options_.semantics.registers_unusable_tails && rules.is_full() &&
                                 rules.block_size() > hash_block_size_);
@@ -147,7 +147,7 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
     if (n != tail) return;
     if (table.chunk_end != tail && !options_.semantics.registers_earlier_states) return;
   }
-  const bool again = options_.semantics.registers_usable_tails;
+  const bool again = !options_.semantics.is_025;
   const bool ends_inside = tail % rules.block_size() != 0;
   if (ends_inside && rules.is_mamba() && !MovesStates(rules)) return;
   const int64_t position = (tail - 1) / rules.block_size();

@@ -27,11 +27,7 @@ void Harness::Misuse(LiveRequest& request, Numbers numbers) {
   const int64_t computed = request.model.num_computed;
   const int64_t inflight = request.model.num_inflight;
   const oracle::Status status = request.model.status;
-  // More tokens than the longest sequence may be cut off instead.
-  const int64_t first_clamped = 9;
-  const bool clamps = semantics().clamps_external_tokens;
-  switch (const int64_t kind = numbers.Below(12);
-          clamps && kind >= first_clamped ? kind - first_clamped : kind) {
+  switch (numbers.Below(9)) {
     case 0:
       params.num_new = -1 - numbers.Below(3);
       break;
@@ -102,7 +98,7 @@ void Harness::MisuseLists(LiveRequest& request, Numbers numbers) {
       }
       // The last block may really hold the request's first tokens.
       if (id == num_blocks - 1 &&
-          (semantics().adopts_stale_hits || manager_->pool().block(id).has_key())) {
+          (semantics().trusts_hits || manager_->pool().block(id).has_key())) {
         continue;
       }
       ExpectRefused("hits that hold nothing", before, allocate_with(ComputedBlocks(lists, bs)));

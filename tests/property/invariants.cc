@@ -207,8 +207,7 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
     for (GroupId g = 0; g < manager.num_groups(); ++g) {
       int64_t expected = 0;
       const auto mine = manager.GetBlocks(*request.real, g);
-      const bool counts = manager.group(g).is_full_type() && pool.enable_caching() &&
-                          !manager.options().semantics.has_no_common_prefix;
+      const bool counts = manager.group(g).is_full_type() && pool.enable_caching();
       while (counts && expected < static_cast<int64_t>(mine.size()) &&
              mine[static_cast<size_t>(expected)] != kNullBlockId &&
              std::all_of(requests.begin(), requests.end(), [&](const LiveRequest& other) {

@@ -37,7 +37,7 @@ int64_t BlocksOfGroup(const Scenario& scenario, const KvCacheSpec& spec, bool ex
   // Next to its copy, the block where a hit ends or the state to be overwritten.
   const Semantics& semantics = scenario.options.semantics;
   const bool moves_states = spec.kind() == KvCacheSpecKind::kMamba &&
-                            semantics.registers_usable_tails && semantics.registers_unusable_tails;
+                            !semantics.is_025 && semantics.registers_unusable_tails;
   const auto sizes = ResolveBlockSizes(scenario.config, scenario.options);
   const bool may_copy = (scenario.options.partial_hits || moves_states) &&
                         scenario.options.enable_caching && sizes.ok() &&

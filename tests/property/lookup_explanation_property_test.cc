@@ -155,7 +155,7 @@ class World {
     const int64_t margin = draft ? expected.Size(reach.group) : 0;
     const Semantics& semantics = manager_->options().semantics;
     int64_t end = (request.num_tokens() - 1) / why.hit_alignment * why.hit_alignment;
-    const bool may_drop_last = semantics.drops_last_full_block && manager_->num_groups() > 1;
+    const bool may_drop_last = !semantics.is_025 && manager_->num_groups() > 1;
     const auto serves = [&](int64_t tokens) {
       return expected.IsHashed(tokens + margin) &&
              (tokens + margin < request.num_tokens() || may_drop_last) &&
@@ -164,7 +164,7 @@ class World {
     };
     while (end > 0 && !serves(end)) end -= why.hit_alignment;
     const SingleTypeManager& group = manager_->group(reach.group);
-    if (draft && semantics.aligns_before_drop && group.spec().sliding_window() &&
+    if (draft && group.spec().sliding_window() &&
         group.block_size() != why.hit_alignment && end > 0 &&
         end < oracle::CeilDiv(*group.spec().sliding_window() - 1, group.block_size()) *
                   group.block_size()) {
