@@ -298,7 +298,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
   if (!clock.ok()) return clock.status();
 
   SimulationConfig config;
-  if (absl::Status status = ApplyEnginePreset("vllm-0.19", &config); !status.ok()) return status;
+  if (absl::Status status = ApplyEnginePreset("vllm-0.25", &config); !status.ok()) return status;
   config.scheduler.async = SchedulesAhead(point);
   // Any number of blocks that is enough: admission by memory is not what is judged.
   constexpr int64_t kBlockSize = 64;

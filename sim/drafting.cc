@@ -22,12 +22,12 @@ struct Traits {
 };
 
 constexpr std::array<Traits, 9> kTraits = {{
-    {Drafter::kNgram, "ngram", EngineVersion::kVllm010, false, false, false},
-    {Drafter::kEagle, "eagle", EngineVersion::kVllm010, true, true, true},
+    {Drafter::kNgram, "ngram", EngineVersion::kVllm025, false, false, false},
+    {Drafter::kEagle, "eagle", EngineVersion::kVllm025, true, true, true},
     {Drafter::kParallelEagle, "parallel_eagle", EngineVersion::kVllm033, true, true, true},
-    {Drafter::kMtp, "mtp", EngineVersion::kVllm010, true, true, true},
+    {Drafter::kMtp, "mtp", EngineVersion::kVllm025, true, true, true},
     {Drafter::kMtpModules, "mtp_modules", EngineVersion::kVllm033, true, true, true},
-    {Drafter::kDraftModel, "draft_model", EngineVersion::kVllm019, true, false, false},
+    {Drafter::kDraftModel, "draft_model", EngineVersion::kVllm025, true, false, false},
     {Drafter::kParallelDraftModel, "parallel_draft_model", EngineVersion::kVllm033, true, false,
      false},
     {Drafter::kDFlash, "dflash", EngineVersion::kVllm033, true, true, false},

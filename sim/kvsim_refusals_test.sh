@@ -63,8 +63,8 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --max-num-batched-tokens: got -1, expected 0 to|replay --max-num-batched-tokens=-1
 --max-num-active-seqs: got 9, expected 0 to 8|replay --max-num-active-seqs=9 --max-num-seqs=8
 --max-num-active-seqs: set for --engine=vllm-0.25, expected vllm-0.33|replay --engine=vllm-0.25 --max-num-active-seqs=4
---max-num-scheduled-tokens: set for --engine=vllm-0.19|replay --engine=vllm-0.19 --max-num-scheduled-tokens=64
---adaptive-prefill-threshold: set for --engine=vllm-0.10|replay --engine=vllm-0.10 --adaptive-prefill-threshold
+--max-num-scheduled-tokens: set for --engine=vllm-0.25|replay --engine=vllm-0.25 --max-num-scheduled-tokens=64
+--adaptive-prefill-threshold: set for --engine=vllm-0.25|replay --engine=vllm-0.25 --adaptive-prefill-threshold
 --prefill-schedule-interval: set for|replay --engine=vllm-0.25 --prefill-schedule-interval=4
 --prefill-schedule-interval: got 0, expected 1 to|replay --prefill-schedule-interval=0
 --lookahead-hashes: set for --engine=vllm-0.25|replay --engine=vllm-0.25 --lookahead-hashes

@@ -66,12 +66,6 @@ expect 0 '' replay --json --config config.textproto
 cmp by_flags.json out || fail "the printed configuration replays differently"
 expect 0 '' replay --config config.textproto --num-blocks=400 --print-config
 grep -q '^num_blocks: 400$' out || fail "options do not win over the file"
-expect 0 '' replay --engine=vllm-0.10 --print-config
-grep -q '^reserve_full_isl: false$' out || fail "the preset sets nothing"
-grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
-grep -q "^async: false$" out || fail "the preset is not synchronous"
-expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
-grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
 for policy in arc fifo gdsf hazard lfu lirs s3fifo sieve slru w-tinylfu; do
   expect 0 '' replay --num-blocks=300 --eviction-policy=$policy --time=fixed
   grep -q "evicts by $policy" out || fail "the report does not name the policy $policy"
@@ -143,7 +137,7 @@ says 'engine vllm-0.33, async; at most 8,192 tokens and 1,024 requests per step,
 says 'at most 16,384 tokens and 1,024 requests' replay --entry-point=offline
 says 'at most 2,048 tokens and 256 requests' replay --device=l40s --num-blocks=2000
 says 'at most 64 tokens and 64 requests per step, chosen' replay --max-num-batched-tokens=64
-says 'engine vllm-0.10, sync; .*per step, given' replay --engine=vllm-0.10 --max-num-seqs=8 --max-num-batched-tokens=64
+says 'engine vllm-0.25, async; .*per step, given' replay --engine=vllm-0.25 --max-num-seqs=8 --max-num-batched-tokens=64
 says '"engine": "vllm-0.25"' replay --quiet --json --engine=vllm-0.25
 says '"max_num_seqs": "1024"' replay --quiet --json
 

@@ -110,15 +110,10 @@ absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) 
   if (!version) {
     return absl::InvalidArgumentError(
         absl::StrCat("engine is \"", absl::string_view(name.data(), name.size()),
-                     "\", expected one of vllm-0.10, vllm-0.19, vllm-0.25, vllm-0.33, vllm-main"));
+                     "\", expected one of vllm-0.25, vllm-0.33, vllm-main"));
   }
   config->engine = *version;
   config->scheduler.rules = SchedulerRules::Of(*version);
-  config->scheduler.reserve_full_isl = *version > EngineVersion::kVllm010;
-  config->scheduler.async = *version > EngineVersion::kVllm010;
-  const bool is_old = *version < EngineVersion::kVllm025;
-  config->manager.free_order = is_old ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  if (is_old) config->manager.watermark = 0.0;
   config->manager.semantics =
       *version < EngineVersion::kVllm033 ? Semantics::Vllm025() : Semantics::Vllm033();
   return absl::OkStatus();

@@ -70,11 +70,8 @@ absl::Status Validate(const SimulationConfig& config);
 // Tokens that all steps under way can have together: what max_in_flight_tokens is by default.
 int64_t MaxInFlightTokens(const SimulationConfig& config);
 
-// Pins the rules to a version of vLLM, keeping all other options: "vllm-0.10" (synchronous, no
-// whole-sequence gate, freed blocks to the back of the queue), "vllm-0.19" (asynchronous, gate,
-// freed blocks to the back), "vllm-0.25" (key-less blocks to the front, a watermark), "vllm-0.33"
-// (see SchedulerRules; windows and states are kept sparsely). "vllm-main" is the last of them.
-// InvalidArgument for another name.
+// Pins the rules to a version of vLLM, keeping all other options: "vllm-0.25" or "vllm-0.33" (see
+// SchedulerRules and Semantics). "vllm-main" is the last of them. InvalidArgument for another name.
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config);
 
 }  // namespace kvblocks::sim

@@ -166,21 +166,8 @@ TEST(SimulationConfigTest, ManagerReportsWhatItChecksItself) {
   EXPECT_THAT(simulation.status().message(), HasSubstr("hash_block_size"));
 }
 
-TEST(SimulationConfigTest, PresetsPinAVersion) {
+TEST(SimulationConfigTest, UnknownVersionsAreRefused) {
   SimulationConfig config = Good();
-  ASSERT_TRUE(ApplyEnginePreset("vllm-0.10", &config).ok());
-  EXPECT_FALSE(config.scheduler.reserve_full_isl);
-  EXPECT_FALSE(config.scheduler.async);
-  EXPECT_EQ(config.manager.free_order, FreeOrder::kAppendAll);
-  ASSERT_TRUE(ApplyEnginePreset("vllm-0.19", &config).ok());
-  EXPECT_TRUE(config.scheduler.reserve_full_isl);
-  EXPECT_TRUE(config.scheduler.async);
-  EXPECT_EQ(config.manager.free_order, FreeOrder::kAppendAll);
-  config.manager.watermark = 0.1;
-  ASSERT_TRUE(ApplyEnginePreset("vllm-main", &config).ok());
-  EXPECT_EQ(config.manager.free_order, FreeOrder::kUnhashedFirst);
-  EXPECT_TRUE(config.scheduler.async);
-  EXPECT_EQ(config.manager.watermark, 0.1);
   const absl::Status status = ApplyEnginePreset("vllm-9", &config);
   EXPECT_THAT(status.message(), HasSubstr("\"vllm-9\""));
   EXPECT_THAT(status.message(), HasSubstr("vllm-main"));

@@ -36,7 +36,7 @@ std::string EngineProfile() {
 // As the server was started: 2,048 tokens a step, asynchronous, ShareGPT prompts.
 ReplayConfig ServerOf(const std::string& device) {
   ReplayConfig given;
-  given.set_engine("vllm-0.19");
+  given.set_engine("vllm-0.25");
   given.set_trace(FileOf("sharegpt.kvtrace.gz"));
   given.set_model("llama-3.1-8b");
   given.set_device(device);

@@ -201,9 +201,6 @@ TEST(PlanReportTest, PartialHitsNeedAModelWithStates) {
   bad.set_prefix_caching(false);
   EXPECT_THAT(refusal(bad), HasSubstr("--partial-hits: got \"true\", expected prefix caching"));
   bad = config;
-  bad.set_engine("vllm-0.19");
-  EXPECT_THAT(refusal(bad), HasSubstr("expected vllm-0.25 or newer"));
-  bad = config;
   bad.set_model("llama-3.1-8b");
   EXPECT_THAT(refusal(bad), HasSubstr("expected a model with states"));
 }

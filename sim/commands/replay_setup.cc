@@ -86,11 +86,6 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
 
 // What an older version has not learnt yet is refused, never ignored.
 absl::Status CheckEngineHas(const ReplayConfig& config) {
-  if (config.partial_hits() &&
-      *ParseEngineVersion(config.engine()) < EngineVersion::kVllm025) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--partial-hits: set for --engine=", config.engine(), ", expected vllm-0.25 or newer"));
-  }
   if (*ParseEngineVersion(config.engine()) >= EngineVersion::kVllm033) return absl::OkStatus();
   const struct {
     const char* flag;

@@ -4,10 +4,6 @@ namespace kvblocks::sim {
 
 std::string_view EngineVersionName(EngineVersion version) {
   switch (version) {
-    case EngineVersion::kVllm010:
-      return "vllm-0.10";
-    case EngineVersion::kVllm019:
-      return "vllm-0.19";
     case EngineVersion::kVllm025:
       return "vllm-0.25";
     case EngineVersion::kVllm033:

@@ -16,9 +16,8 @@
 namespace kvblocks::sim {
 
 // Oldest first.
-inline constexpr std::array<EngineVersion, 4> kEngineVersions = {
-    EngineVersion::kVllm010, EngineVersion::kVllm019, EngineVersion::kVllm025,
-    EngineVersion::kVllm033};
+inline constexpr std::array<EngineVersion, 2> kEngineVersions = {EngineVersion::kVllm025,
+                                                                 EngineVersion::kVllm033};
 
 // "vllm-0.33".
 std::string_view EngineVersionName(EngineVersion version);

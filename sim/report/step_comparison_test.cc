@@ -193,7 +193,7 @@ TEST(StepComparisonTest, ASmallerPoolPartsAtALaterStep) {
 }
 
 TEST(StepComparisonTest, EnginesOfDifferentVersionsPart) {
-  const auto comparison = Compare(StepsOf(25, "vllm-0.10"), StepsOf(25, "vllm-main"));
+  const auto comparison = Compare(StepsOf(25, "vllm-0.25"), StepsOf(25, "vllm-main"));
   EXPECT_FALSE(comparison.same());
   EXPECT_GT(comparison.equal_steps(), 0);
   EXPECT_GT(comparison.first_divergence().requests_differ(), 0);

@@ -18,7 +18,7 @@ bool IsSlowForItsMemory(std::string_view device_name) {
 SchedulerLimits OfDevice(const ServerDevice& server) {
   const bool offline = server.entry_point == EntryPoint::kOffline;
   // 0.25 knows two sizes of devices.
-  if (server.version > EngineVersion::kVllm025 && server.device_memory_bytes >= 160 * kGib) {
+  if (server.version == EngineVersion::kVllm033 && server.device_memory_bytes >= 160 * kGib) {
     return {16384, 1024};
   }
   if (server.device_memory_bytes >= 70 * kGib && !IsSlowForItsMemory(server.device_name)) {

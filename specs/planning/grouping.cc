@@ -63,7 +63,7 @@ class Grouper {
 
  private:
   bool exact() const { return options_.policy == PlanPolicy::kExact; }
-  bool is_025() const { return options_.version <= EngineVersion::kVllm025; }
+  bool is_025() const { return options_.version == EngineVersion::kVllm025; }
   LabelRule label_rule() const {
     if (labels_apart()) return LabelRule::kApart;
     return is_025() ? LabelRule::kAgree : LabelRule::kIgnore;
@@ -307,7 +307,7 @@ std::optional<Grouping> GroupUpstream(std::span<const LayerCache> caches,
   }
   // 0.25 lets hidden states share the table of full attention where that is all there is.
   const bool shares_a_table =
-      options.version <= EngineVersion::kVllm025 && IsUniformType(SpecsOf(caches));
+      options.version == EngineVersion::kVllm025 && IsUniformType(SpecsOf(caches));
   const bool apart = !hidden.empty() && !others.empty() && !shares_a_table;
   Grouper grouper(apart ? std::span<const LayerCache>(rest) : caches, options, PoolLayout::kUniform,
                   /*typical_len=*/0, errors);
@@ -329,7 +329,7 @@ std::optional<Grouping> GroupLayers(std::span<const LayerCache> caches, const Pl
   }
   std::optional<Grouping> grouping = GroupUpstream(caches, options, errors);
   const bool aligned = grouping.has_value() && grouping->block_outermost &&
-                       grouping->groups.size() > 1 && options.version > EngineVersion::kVllm025;
+                       grouping->groups.size() > 1 && options.version == EngineVersion::kVllm033;
   if (aligned && !AlignStride(&*grouping, errors)) return std::nullopt;
   return grouping;
 }

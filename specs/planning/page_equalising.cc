@@ -38,7 +38,7 @@ absl::StatusOr<KvCacheSpec> WithPage(const KvCacheSpec& spec, int64_t page_bytes
   if (spec.page_bytes() == page_bytes) return spec;
   if (IsState(spec)) return spec.WithPageSizePadded(page_bytes);
   const bool may_be_padded = spec.options().indexes_kv_by_block_stride ||
-                             (version > EngineVersion::kVllm025 && !IsMla(spec));
+                             (version == EngineVersion::kVllm033 && !IsMla(spec));
   if (page_bytes % spec.page_bytes() == 0) {
     absl::StatusOr<KvCacheSpec> larger =
         WithLargerBlock(spec, page_bytes / spec.page_bytes(), page_bytes);

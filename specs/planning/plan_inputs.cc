@@ -84,7 +84,7 @@ class InputChecker {
 
   // The state of every block is something that only 0.25 keeps.
   void CheckStateModes() {
-    if (options_.version <= EngineVersion::kVllm025) return;
+    if (options_.version == EngineVersion::kVllm025) return;
     PlanError error = {.code = PlanErrorCode::kBadValue};
     for (const LayerCache& cache : inputs_.distinct) {
       const auto* mamba = cache.spec.get_if<MambaSpec>();

@@ -22,7 +22,7 @@ std::string_view LayoutName(PoolLayout layout) {
 
 MemoryLayout MemoryLayoutFor(std::span<const LayerCache> caches, const PlanOptions& options) {
   if (options.memory_layout.has_value()) return *options.memory_layout;
-  if (options.version <= EngineVersion::kVllm025) return MemoryLayout::kLayerOutermost;
+  if (options.version == EngineVersion::kVllm025) return MemoryLayout::kLayerOutermost;
   const bool sparse = std::ranges::any_of(caches, [](const LayerCache& cache) {
     return cache.spec.options().model_version != ModelVersion::kNone ||
            cache.spec.kind() == KvCacheSpecKind::kSlidingWindowMla ||
@@ -32,7 +32,7 @@ MemoryLayout MemoryLayoutFor(std::span<const LayerCache> caches, const PlanOptio
 }
 
 bool ReservesNullBlock(PlanPolicy policy, EngineVersion version) {
-  return policy == PlanPolicy::kExact || version > EngineVersion::kVllm025;
+  return policy == PlanPolicy::kExact || version == EngineVersion::kVllm033;
 }
 
 }  // namespace kvblocks
