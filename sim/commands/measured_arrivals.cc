@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "kvblocks/sim/trace/forwarding_reader.h"
 
 namespace kvblocks::sim {
 namespace {

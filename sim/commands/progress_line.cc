@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/trace/forwarding_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,7 +9,6 @@
 #include "absl/strings/string_view.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {

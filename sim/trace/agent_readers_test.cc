@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/agent_readers.h"
-
 #include <string>
 #include <vector>
 

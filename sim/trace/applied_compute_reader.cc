@@ -1,13 +1,17 @@
+// Applied Compute's agents, a session per line of JSONL: num_turns, input_prompt_length,
+// assistant_response_length (one per turn), tool_call_output_length (one less) and
+// tool_call_latency (s, as many). A turn's prompt is all of the session before it and the output of
+// the tool. All sessions start at 0. A session is good or bad as a whole.
+
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/agent_readers.h"
-#include "kvblocks/sim/trace/conversation.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -138,8 +142,8 @@ class AppliedComputeReader : public LineRows {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeAppliedComputeReader(
-    std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log) {
+OpenedRows MakeAppliedComputeReader(std::unique_ptr<ByteSource> source,
+                                    const TraceReaderOptions& options, RowLog* log) {
   return OpenLineRows<AppliedComputeReader>(std::move(source), options, log);
 }
 

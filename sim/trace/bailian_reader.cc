@@ -1,14 +1,22 @@
+// Qwen-Bailian's JSONL: chat_id, parent_chat_id (-1 or absent: none), timestamp (s), input_length,
+// output_length, type, turn (from 1), hash_ids (16 tokens each). The requests of one conversation
+// are a session. As recorded they arrive at their own times; with closed_loop a request waits for
+// its parent as well. A parent that is not in the file, as in parts of longer traces, still joins
+// its children in one session.
+
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/sim/trace/hash_readers.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
+
+constexpr int64_t kBailianBlockTokens = 16;
 
 class BailianReader : public LineRows {
  public:
@@ -111,9 +119,8 @@ class BailianReader : public LineRows {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeBailianReader(std::unique_ptr<ByteSource> source,
-                                                             const TraceReaderOptions& options,
-                                                             RowLog* log) {
+OpenedRows MakeBailianReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                             RowLog* log) {
   return OpenLineRows<BailianReader>(std::move(source), options, log);
 }
 

@@ -1,5 +1,5 @@
 // CodingSessionParser: one session of a coding agent, from its JSON document to checked values. The
-// format is described in coding_session_reader.h.
+// format is described in coding_session_reader.cc.
 //
 // Always: what Parse accepts has all fields that its kind of entry needs, lengths whose sum is one,
 // and times that are not negative; whether the number of ids fits is the reader's to say, who knows
@@ -9,16 +9,15 @@
 #ifndef KVBLOCKS_SIM_TRACE_CODING_SESSION_PARSER_H_
 #define KVBLOCKS_SIM_TRACE_CODING_SESSION_PARSER_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <set>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/trace/json_values.h"
+#include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
@@ -51,7 +50,7 @@ struct CodingSession {
 class CodingSessionParser {
  public:
   // `log` hears of fields that are not read; it must outlive the parser.
-  explicit CodingSessionParser(const RowLog* log) : log_(log) {}
+  explicit CodingSessionParser(const RowLog* log);
 
   // Fills `session` from a line and `at->id` as soon as it is known. What is wrong is appended to
   // `problems`, which are in the row `at`.
@@ -59,27 +58,17 @@ class CodingSessionParser {
              std::vector<TraceProblem>* problems);
 
  private:
-  absl::Status OnField(std::string_view key, JsonValue& value);
-  absl::Status ReadEntries(JsonValue& list, const std::string& prefix, int depth,
+  absl::Status ReadField(int field, JsonValue& value);
+  absl::Status ReadEntries(JsonValue& list, const std::string& prefix, size_t depth,
                            std::vector<CodingEntry>* entries);
-  absl::Status ReadEntry(JsonValue& value, const std::string& path, int depth, CodingEntry* entry);
-  void CheckEntry(const std::string& where, const std::string& type, uint64_t seen,
-                  CodingEntry* entry);
-  template <size_t n>
-  int FieldOf(const std::array<std::string_view, n>& names, const std::string& where,
-              std::string_view key, JsonValue& value, uint64_t* seen, absl::Status* status);
-  absl::Status SkipOther(std::string_view key, JsonValue& value);
-  absl::Status Note(const std::string& what, const absl::Status& status);
-  absl::Status GoOn() const;
-  void Bad(ProblemKind kind, const std::string& text);
-  void Missing(const std::string& where, std::string_view field);
+  absl::Status ReadEntry(JsonValue& value, const std::string& path, size_t depth,
+                         CodingEntry* entry);
+  static void CheckEntry(const std::string& type, JsonFields* fields, CodingEntry* entry);
 
-  const RowLog* log_;
-  JsonObjectReader json_;
-  std::set<std::string> unknown_;  // fields that were reported
+  JsonFields fields_;
+  std::deque<JsonFields> entry_fields_;  // by depth
 
   // Of the session being read.
-  uint64_t seen_ = 0;
   TraceRequest* at_ = nullptr;
   CodingSession* session_ = nullptr;
   std::vector<TraceProblem>* problems_ = nullptr;

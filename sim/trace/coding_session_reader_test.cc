@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/coding_session_reader.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <fstream>

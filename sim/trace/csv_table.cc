@@ -5,7 +5,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {

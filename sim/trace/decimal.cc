@@ -7,8 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -18,12 +16,11 @@ constexpr int64_t kMaxRationalPart = 1000000000000000000;
 // Long values are cut, so that a message never carries a megabyte of digits.
 std::string Quoted(std::string_view text) {
   constexpr size_t kShown = 60;
-  return absl::StrCat("\"", View(text.substr(0, kShown)), text.size() > kShown ? "...\"" : "\"");
+  return absl::StrCat("\"", std::string(text.substr(0, kShown)), text.size() > kShown ? "...\"" : "\"");
 }
 
-absl::Status Bad(std::string_view text, std::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("got ", Quoted(text), ", expected ", View(expected)));
+absl::Status Bad(std::string_view text, const std::string& expected) {
+  return absl::InvalidArgumentError(absl::StrCat("got ", Quoted(text), ", expected ", expected));
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -115,7 +112,7 @@ absl::StatusOr<int64_t> ParseRoundedDecimal(std::string_view text, int exponent)
 }
 
 absl::StatusOr<Rational> ParseRational(std::string_view text) {
-  constexpr std::string_view kExpected = "a ratio such as 3, 0.25 or 3/2";
+  const std::string kExpected = "a ratio such as 3, 0.25 or 3/2";
   Rational result;
   if (const size_t slash = text.find('/'); slash != std::string_view::npos) {
     absl::StatusOr<int64_t> numerator = ParseScaledDecimal(text.substr(0, slash), 0);

@@ -1,3 +1,14 @@
+// Dynamo's request traces, dynamo.request.trace.v1 as JSONL: records of event_type request_end with
+// request.request_received_ms (Unix), request.output_tokens and request.replay (trace_block_size,
+// input_length, input_sequence_hashes). Other records are left out and counted. Hashes cover all
+// blocks before them, so equal hashes mean equal prompts up to there. Times count from midnight
+// (UTC) of the first row's day.
+//
+// Sessions are agent_context.session_id. With closed_loop a request waits for the one before it in
+// its session and, if it is the session's first, for the last one of parent_session_id, as far as
+// these had ended when it began; it thinks for the recorded time between, and its own time plays no
+// part.
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -5,12 +16,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/block_size_rule.h"
 #include "kvblocks/sim/trace/civil_time.h"
-#include "kvblocks/sim/trace/hash_readers.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/session_numbers.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -84,13 +93,14 @@ class DynamoReader : public LineRows {
     }
     fields_.Require({kReceived, kOutput, kBlockSize, kInput, kHashes});
     if (fields_.Seen(kBlockSize)) {
-      block_size_rule_.Check(block_size_, "trace_block_size", problems->empty(), is_settled(),
-                             &info_, &fields_);
+      const std::string problem = block_size_rule_.Check(
+          block_size_, "trace_block_size", problems->empty(), is_settled(), &info_);
+      if (!problem.empty()) fields_.Bad(ProblemKind::kBlockSize, problem);
     }
     if (!problems->empty()) return;
     // ReadInteger has seen to it that the product is one.
     const absl::Status status =
-        clock_.Since(CivilTimeOfUnix(received_ms_ * 1000000), absl::StrCat(received_ms_),
+        clock_.Since(absl::FromUnixNanos(received_ms_ * 1000000), absl::StrCat(received_ms_),
                      &info_.notes, &row.timestamp_ns);
     if (!status.ok()) {
       fields_.Bad(ProblemKind::kValue, absl::StrCat("request_received_ms: ", status.message()));
@@ -173,9 +183,8 @@ class DynamoReader : public LineRows {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeDynamoReader(std::unique_ptr<ByteSource> source,
-                                                            const TraceReaderOptions& options,
-                                                            RowLog* log) {
+OpenedRows MakeDynamoReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                            RowLog* log) {
   return OpenLineRows<DynamoReader>(std::move(source), options, log);
 }
 

@@ -1,224 +1,186 @@
-#include "kvblocks/sim/trace/field_map_reader.h"
+#include <xxhash.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/csv_table.h"
 #include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/field_map.h"
 #include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/session_numbers.h"
-#include "kvblocks/sim/trace/string_view.h"
+#include "kvblocks/sim/trace/pseudo_tokens.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
 
-enum class MapTo {
-  kInput,
-  kOutput,
-  kArrival,
-  kDate,
-  kIds,
-  kId,
-  kSession,
-  kTurn,
-  kPriority,
-  kMinTokens,
-  kEncoderTokens,
-  kTenant,
-  kSloClass,
-  kAdapter,
-  kSalt,
-  kThink,
-  kAbortAfter,
-};
-
-struct MapField {
-  std::string_view name;
-  MapTo to;
-  int exponent = 0;  // of times: digits behind the point that are nanoseconds
-};
-constexpr std::array<MapField, 26> kMapFields = {{
-    {"input_length", MapTo::kInput},
-    {"output_length", MapTo::kOutput},
-    {"arrival_s", MapTo::kArrival, 9},
-    {"arrival_ms", MapTo::kArrival, 6},
-    {"arrival_us", MapTo::kArrival, 3},
-    {"arrival_ns", MapTo::kArrival, 0},
-    {"arrival", MapTo::kDate},
-    {"ids", MapTo::kIds},
-    {"id", MapTo::kId},
-    {"session", MapTo::kSession},
-    {"turn", MapTo::kTurn},
-    {"priority", MapTo::kPriority},
-    {"min_tokens", MapTo::kMinTokens},
-    {"encoder_tokens", MapTo::kEncoderTokens},
-    {"tenant", MapTo::kTenant},
-    {"slo_class", MapTo::kSloClass},
-    {"adapter", MapTo::kAdapter},
-    {"salt", MapTo::kSalt},
-    {"think_s", MapTo::kThink, 9},
-    {"think_ms", MapTo::kThink, 6},
-    {"think_us", MapTo::kThink, 3},
-    {"think_ns", MapTo::kThink, 0},
-    {"abort_after_s", MapTo::kAbortAfter, 9},
-    {"abort_after_ms", MapTo::kAbortAfter, 6},
-    {"abort_after_us", MapTo::kAbortAfter, 3},
-    {"abort_after_ns", MapTo::kAbortAfter, 0},
-}};
-
-struct Mapping {
-  const MapField* field;
-  std::string column;
-};
-
-bool HasField(const std::vector<Mapping>& map, MapTo to) {
-  return std::any_of(map.begin(), map.end(), [to](const Mapping& m) { return m.field->to == to; });
-}
-
-absl::Status BadMap(std::string_view got, const std::string& expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--fields: got ", Shown(got), ", expected ", expected));
-}
-
-absl::StatusOr<std::vector<Mapping>> ParseFieldMap(std::string_view text) {
-  std::vector<Mapping> map;
-  for (std::string_view rest = text; !rest.empty();) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    const std::string_view part = rest.substr(0, comma);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-    const size_t equals = part.find('=');
-    if (equals == std::string_view::npos || equals == 0 || equals + 1 == part.size()) {
-      return BadMap(part, "FIELD=COLUMN, with commas between several");
-    }
-    const std::string_view name = part.substr(0, equals);
-    const auto field = std::find_if(kMapFields.begin(), kMapFields.end(),
-                                    [&](const MapField& f) { return f.name == name; });
-    if (field == kMapFields.end()) {
-      std::string names;
-      for (const MapField& f : kMapFields) {
-        absl::StrAppend(&names, names.empty() ? "" : ", ", View(f.name));
-      }
-      return BadMap(name, absl::StrCat("one of ", names));
-    }
-    const bool is_arrival = field->to == MapTo::kArrival || field->to == MapTo::kDate;
-    for (const Mapping& other : map) {
-      const bool is_other_arrival =
-          other.field->to == MapTo::kArrival || other.field->to == MapTo::kDate;
-      if (other.field->to == field->to || (is_arrival && is_other_arrival)) {
-        return BadMap(part, absl::StrCat("it beside no ", View(other.field->name)));
-      }
-      if (other.column == part.substr(equals + 1)) {
-        return BadMap(
-            part, absl::StrCat("each column once (", View(other.field->name), " has it already)"));
-      }
-    }
-    map.push_back({&*field, std::string(part.substr(equals + 1))});
+// 0x and hexadecimal digits. Up to 64 bits are the id; longer hashes are hashed again.
+absl::StatusOr<int64_t> IdOfHexHash(std::string_view text) {
+  std::string_view digits = text;
+  if (digits.substr(0, 2) == "0x" || digits.substr(0, 2) == "0X") digits.remove_prefix(2);
+  const bool is_hex =
+      !digits.empty() &&
+      digits.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+  if (is_hex) digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size() - 1));
+  uint64_t id = 0;
+  if (is_hex && digits.size() > 16) {
+    const std::string lower = absl::AsciiStrToLower(View(digits));
+    id = XXH64(lower.data(), lower.size(), 0);
+  } else if (!is_hex || !absl::SimpleHexAtoi(View(digits), &id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", Shown(text), ", expected hexadecimal digits such as 0x1f"));
   }
-  for (const auto& [to, name] :
-       {std::pair(MapTo::kInput, "input_length"), std::pair(MapTo::kOutput, "output_length")}) {
-    if (!HasField(map, to)) {
-      return BadMap(text, absl::StrCat("also ", name, "=COLUMN"));
-    }
-  }
-  return map;
+  return static_cast<int64_t>(id);
 }
 
-// What CSV and JSONL have in common: the values of a row as texts, one per mapping.
+// What CSV and JSONL have in common: a row is begun, its values are set one by one as texts, and it
+// is finished. Without a preset the map is a user's.
 class FieldMapReader : public LineRows {
  public:
   FieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-                 std::vector<Mapping> map)
-      : LineRows(std::move(source), options, log, "fields"), map_(std::move(map)) {
-    values_.resize(map_.size());
-    if (HasField(map_, MapTo::kIds)) info_.block_tokens = options.trace_block_size;
+                 const FieldPreset* preset, std::vector<Mapping> map)
+      : LineRows(std::move(source), options, log, preset != nullptr ? preset->format : "fields"),
+        preset_(preset),
+        map_(std::move(map)),
+        block_size_rule_(HasField(map_, MapTo::kIds) || HasField(map_, MapTo::kHexIds)
+                             ? options.trace_block_size
+                             : 0,
+                         preset != nullptr ? preset->block_tokens : 0, &info_),
+        tokens_(options.bytes_per_token) {
+    if (preset != nullptr && !preset->zero_output.empty()) {
+      info_.notes["zero_output"] = std::string(preset->zero_output);
+    }
+  }
+
+  std::string dialect() const override {
+    if (preset_ == nullptr) return "";
+    if (HasField(map_, MapTo::kPrompt)) {
+      return info_.pseudo_tokens ? "texts as pseudo-tokens" : "token ids";
+    }
+    if (!HasField(map_, MapTo::kOutput)) return "look-ups, without outputs";
+    const bool has_times = std::any_of(map_.begin(), map_.end(), [](const Mapping& mapping) {
+      return IsArrival(mapping.field->to);
+    });
+    return has_times ? "" : "no arrival times: all at 0";
   }
 
  protected:
+  bool is_preset() const { return preset_ != nullptr; }
   const std::vector<Mapping>& map() const { return map_; }
-  std::vector<std::string>& values() { return values_; }
+  void set_map(std::vector<Mapping> map) { map_ = std::move(map); }
 
-  void TakeValues(RawRow row, std::vector<RawRow>* rows, std::vector<TraceProblem>* problems) {
-    row.has_timestamp = false;
-    bool has_think = false;
-    for (size_t i = 0; i < map_.size(); ++i) {
-      const MapField& field = *map_[i].field;
-      if (values_[i].empty()) {
-        if (field.to == MapTo::kInput || field.to == MapTo::kOutput) {
-          problems->push_back(RowProblem(
-              ProblemKind::kMissingField, row.request,
-              absl::StrCat("field ", map_[i].column, ": got nothing, expected a value")));
-        }
-        continue;
-      }
-      has_think = has_think || field.to == MapTo::kThink;
-      const absl::Status status = Set(field, values_[i], &row);
-      if (status.ok()) continue;
-      problems->push_back(RowProblem(ProblemKind::kValue, row.request,
-                                     absl::StrCat(map_[i].column, ": ", status.message())));
-    }
-    if (!problems->empty()) return;
-    const uint64_t session = row.request.session;
-    const bool is_first = session == 0 || seen_.insert(session).second;
-    row.waits_for_session = !is_first && (!row.has_timestamp || has_think);
-    // What waits for nothing and has no time is there from the start.
-    if (!row.waits_for_session) row.has_timestamp = true;
-    rows->push_back(std::move(row));
+  void Begin(RawRow&& at) {
+    row_ = std::move(at);
+    row_.has_timestamp = false;
+    values_ = 0;
+    time_.reset();
+    session_.text.clear();
+    has_think_ = false;
+    total_ = -1;
+  }
+  // The value number `index` of the map is there, whatever it is.
+  void MarkSet(size_t index) { values_ |= uint64_t{1} << index; }
+  RawRow& row() { return row_; }
+
+  void Bad(ProblemKind kind, const std::string& text, std::vector<TraceProblem>* problems) {
+    problems->push_back(RowProblem(kind, row_.request, text));
   }
 
- private:
-  absl::Status Set(const MapField& field, const std::string& text, RawRow* row) {
+  // `is_csv`: columns of numbers have a value in each row of a preset.
+  void Finish(bool is_csv, std::vector<RawRow>* rows, std::vector<TraceProblem>* problems) {
+    std::string time_column;
+    for (size_t i = 0; i < map_.size(); ++i) {
+      const Mapping& mapping = map_[i];
+      const MapField& field = *mapping.field;
+      if (IsArrival(field.to)) time_column = mapping.column;
+      if ((values_ >> i & 1) != 0) {
+        if (field.to == MapTo::kBlockTokens) CheckBlockTokens(mapping.column, problems);
+      } else if (mapping.is_needed || (is_csv && is_preset() && !field.is_text)) {
+        Bad(ProblemKind::kMissingField,
+            absl::StrCat("field ", mapping.column, ": got nothing, expected a value"), problems);
+      }
+    }
+    if (HasField(map_, MapTo::kPrompt) && problems->empty()) CheckPrompt(problems);
+    if (!problems->empty()) return;
+    if (time_) {
+      const absl::Status status =
+          clock_.Since(*time_, time_text_, &info_.notes, &row_.timestamp_ns);
+      if (!status.ok()) {
+        return Bad(ProblemKind::kValue, absl::StrCat(time_column, ": ", status.message()),
+                   problems);
+      }
+    }
+    // Numbered last, so that a bad row does not use up a number.
+    bool is_first = true;
+    if (!session_.text.empty()) {
+      const uint64_t session = row_.request.session = sessions_.NumberOf(session_);
+      // The requests of presets have times of their own.
+      is_first = is_preset() || session == 0 || seen_.insert(session).second;
+    }
+    row_.waits_for_session = !is_first && (!row_.has_timestamp || has_think_);
+    // What waits for nothing and has no time is there from the start.
+    if (!row_.waits_for_session) row_.has_timestamp = true;
+    WarnOfTotal();
+    rows->push_back(std::move(row_));
+  }
+
+  // A value that is there. Errors lack the column's name.
+  absl::Status Set(const MapField& field, std::string_view text) {
     constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
-    TraceRequest& r = row->request;
+    constexpr int64_t kAnyNumber = std::numeric_limits<int64_t>::max();
+    // Numbers that are too large a length are known as such behind the reader.
+    const int64_t max_length = is_preset() ? kAnyNumber : kMaxTraceLength;
+    TraceRequest& r = row_.request;
     switch (field.to) {
       case MapTo::kInput:
-        return Whole(text, 0, kMaxTraceLength, &r.input_length);
+        return Whole(text, 0, max_length, &r.input_length);
       case MapTo::kOutput:
-        return Whole(text, 0, kMaxTraceLength, &r.output_length);
+        return Whole(text, 0, max_length, &r.output_length);
       case MapTo::kArrival:
-        row->has_timestamp = true;
-        return Time(text, field.exponent, &row->timestamp_ns);
+        row_.has_timestamp = true;
+        return Time(text, field.exponent, &row_.timestamp_ns);
       case MapTo::kDate: {
-        row->has_timestamp = true;
-        absl::StatusOr<CivilTime> time = ParseAzureTimestamp(text);
+        row_.has_timestamp = true;
+        absl::StatusOr<absl::Time> time = ParseAzureTimestamp(text);
         if (!time.ok()) return time.status();
-        return clock_.Since(*time, text, &info_.notes, &row->timestamp_ns);
+        time_ = *time;
+        time_text_ = std::string(text);
+        return absl::OkStatus();
+      }
+      case MapTo::kUnix: {
+        row_.has_timestamp = true;
+        int64_t ns = 0;
+        if (absl::Status status = Time(text, field.exponent, &ns); !status.ok()) return status;
+        time_ = absl::FromUnixNanos(ns);
+        time_text_ = std::string(text);
+        return absl::OkStatus();
       }
       case MapTo::kIds:
         return Ids(text, &r.content_ids);
       case MapTo::kId:
         return Text(text, &r.id);
-      case MapTo::kSession: {
-        JsonId id;
-        id.text = text;
-        id.is_integer = absl::SimpleAtoi(text, &id.integer);
-        r.session = sessions_.NumberOf(id);
+      case MapTo::kSession:
+        session_.text = std::string(text);
+        session_.is_integer = absl::SimpleAtoi(View(text), &session_.integer);
         return absl::OkStatus();
-      }
-      case MapTo::kTurn: {
-        int64_t turn = 0;
-        absl::Status status = Whole(text, 0, kMaxUint32, &turn);
-        r.turn = static_cast<uint32_t>(turn);
-        row->has_turn = true;
-        return status;
-      }
-      case MapTo::kPriority: {
-        int64_t priority = 0;
-        absl::Status status = Whole(text, std::numeric_limits<int32_t>::min(),
-                                    std::numeric_limits<int32_t>::max(), &priority);
-        r.priority = static_cast<int32_t>(priority);
-        return status;
-      }
+      case MapTo::kTurn:
+        row_.has_turn = true;
+        return Whole(text, 0, kMaxUint32, &r.turn);
+      case MapTo::kPriority:
+        return Whole(text, std::numeric_limits<int32_t>::min(),
+                     std::numeric_limits<int32_t>::max(), &r.priority);
       case MapTo::kMinTokens:
         return Whole(text, 0, kMaxTraceLength, &r.min_tokens);
       case MapTo::kEncoderTokens:
@@ -232,36 +194,97 @@ class FieldMapReader : public LineRows {
       case MapTo::kSalt:
         return Text(text, &r.salt);
       case MapTo::kThink:
+        has_think_ = true;
         return Time(text, field.exponent, &r.think_ns);
       case MapTo::kAbortAfter:
         return Time(text, field.exponent, &r.abort_after_ns);
+      case MapTo::kTotal:
+        return Whole(text, 0, kAnyNumber, &total_);
+      case MapTo::kBlockTokens:
+        return Whole(text, 1, kMaxTraceLength, &block_tokens_);
+      case MapTo::kHexIds: {
+        absl::StatusOr<int64_t> id = IdOfHexHash(text);
+        if (id.ok()) r.content_ids.push_back(*id);
+        return id.status();
+      }
+      case MapTo::kPrompt: {
+        std::vector<uint32_t> tokens;
+        tokens_.AppendText(text, &tokens);
+        r.content_ids.assign(tokens.begin(), tokens.end());
+        return absl::OkStatus();
+      }
+      case MapTo::kModel:
+      case MapTo::kLogType:
+        break;
     }
     return absl::OkStatus();
   }
 
-  static absl::Status Whole(const std::string& text, int64_t least, int64_t most, int64_t* out) {
-    // "512.0" is a whole number, too.
+  bool is_text_ = false;  // the prompt of the row being read
+
+ private:
+  void CheckBlockTokens(const std::string& column, std::vector<TraceProblem>* problems) {
+    const std::string problem = block_size_rule_.Check(block_tokens_, column, problems->empty(),
+                                                       is_settled(), &info_);
+    if (!problem.empty()) Bad(ProblemKind::kBlockSize, problem, problems);
+  }
+
+  void CheckPrompt(std::vector<TraceProblem>* problems) {
+    if (!is_settled() && !is_decided_) info_.pseudo_tokens = is_text_;
+    is_decided_ = true;
+    if (is_text_ != info_.pseudo_tokens) {
+      return Bad(ProblemKind::kValue,
+                 absl::StrCat("prompt: got ", is_text_ ? "a text" : "token ids", ", expected ",
+                              is_text_ ? "token ids" : "a text", " as in the first good row"),
+                 problems);
+    }
+    row_.request.input_length = static_cast<int64_t>(row_.request.content_ids.size());
+  }
+
+  void WarnOfTotal() {
+    const TraceRequest& r = row_.request;
+    if (total_ < 0 || total_ - r.input_length == r.output_length) return;
+    const auto column = std::find_if(map_.begin(), map_.end(), [](const Mapping& m) {
+      return m.field->to == MapTo::kTotal;
+    });
+    log()->Warn(RowProblem(ProblemKind::kLength, r,
+                           absl::StrCat(column->column, ": got ", total_, ", expected ",
+                                        r.input_length, " + ", r.output_length,
+                                        " (the sum is not used)"),
+                           ProblemSeverity::kWarning));
+  }
+
+  template <typename Int>
+  absl::Status Whole(std::string_view text, int64_t least, int64_t most, Int* out) const {
     const bool is_negative = text[0] == '-';
-    absl::StatusOr<int64_t> value =
-        ParseScaledDecimal(std::string_view(text).substr(is_negative ? 1 : 0), 0);
-    if (value.ok()) *out = is_negative ? -*value : *value;
-    if (value.ok() && *out >= least && *out <= most) return absl::OkStatus();
-    *out = 0;
+    const std::string_view number = text.substr(is_negative ? 1 : 0);
+    // For users "512.0" is a whole number, too.
+    const bool is_form =
+        !is_preset() || number.find_first_not_of("0123456789") == std::string_view::npos;
+    absl::StatusOr<int64_t> value = ParseScaledDecimal(number, 0);
+    const int64_t whole = !value.ok() ? 0 : is_negative ? -*value : *value;
+    if (is_form && value.ok() && whole >= least && whole <= most) {
+      *out = static_cast<Int>(whole);
+      return absl::OkStatus();
+    }
     return absl::InvalidArgumentError(
-        absl::StrCat("got ", Shown(text), ", expected a whole number from ", least, " to ", most));
+        absl::StrCat("got ", Shown(text), ", expected a whole number from ", least, " to ",
+                     most == std::numeric_limits<int64_t>::max() ? kMaxTraceLength : most));
   }
 
   // As native files need it.
-  static absl::Status Text(const std::string& text, std::string* out) {
+  static absl::Status Text(std::string_view text, std::string* out) {
     if (!IsUtf8(text)) {
       return absl::InvalidArgumentError(absl::StrCat("got ", Shown(text), ", expected UTF-8"));
     }
-    *out = text;
+    *out = std::string(text);
     return absl::OkStatus();
   }
 
-  static absl::Status Time(const std::string& text, int exponent, int64_t* out) {
-    absl::StatusOr<int64_t> ns = ParseRoundedDecimal(text, exponent);
+  absl::Status Time(std::string_view text, int exponent, int64_t* out) const {
+    absl::StatusOr<int64_t> ns = is_preset() && !preset_->rounds_times
+                                     ? ParseScaledDecimal(text, exponent)
+                                     : ParseRoundedDecimal(text, exponent);
     if (ns.ok()) *out = *ns;
     return ns.status();
   }
@@ -286,55 +309,105 @@ class FieldMapReader : public LineRows {
     return absl::OkStatus();
   }
 
-  const std::vector<Mapping> map_;
-  std::vector<std::string> values_;  // of the row being read
+  const FieldPreset* const preset_;
+  std::vector<Mapping> map_;
+  BlockSizeRule block_size_rule_;
+  const PseudoTokens tokens_;
   DayClock clock_;
   SessionNumbers sessions_;
   absl::flat_hash_set<uint64_t> seen_;  // sessions
+  bool is_decided_ = false;             // whether prompts are texts
+
+  // The row being read.
+  RawRow row_;
+  uint64_t values_ = 0;  // a bit for each of the map
+  std::optional<absl::Time> time_;
+  std::string time_text_;
+  JsonId session_;
+  bool has_think_ = false;
+  int64_t total_ = -1;
+  int64_t block_tokens_ = 0;
 };
 
 class CsvFieldMapReader final : public FieldMapReader {
  public:
-  using FieldMapReader::FieldMapReader;
+  CsvFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                    RowLog* log, const FieldPreset* preset, std::vector<Mapping> map)
+      : FieldMapReader(std::move(source), options, log, preset, std::move(map)),
+        model_filter_{MapTo::kModel, "--model-filter", options.model_filter},
+        log_type_filter_{MapTo::kLogType, "--log-type", options.log_type} {}
 
+  // To be called before ReadAhead.
   absl::Status Open() {
     Line line;
     absl::StatusOr<bool> has_header = ReadHeader(&line);
     if (!has_header.ok()) return has_header.status();
     std::string problem = table_.SetHeader(*has_header ? line.text : std::string_view());
+    std::vector<Mapping> there;
     for (const Mapping& mapping : map()) {
-      columns_.push_back(table_.ColumnOf(mapping.column));
-      if (!problem.empty() || columns_.back() != CsvTable::kNoColumn) continue;
-      problem = absl::StrCat("CSV header: got ", Shown(line.text), ", expected a column ",
-                             mapping.column, " (--fields)");
+      const size_t column = table_.ColumnOf(mapping.column);
+      if (column != CsvTable::kNoColumn) {
+        columns_.push_back(column);
+        there.push_back(mapping);
+      } else if (problem.empty() && (mapping.is_needed || !is_preset())) {
+        problem = absl::StrCat("CSV header: got ", Shown(line.text), ", expected a column ",
+                               mapping.column, is_preset() ? "" : " (--fields)");
+      }
+    }
+    set_map(std::move(there));
+    for (const Filter& filter : {model_filter_, log_type_filter_}) {
+      if (!problem.empty() || filter.value.empty() || HasField(map(), filter.to)) continue;
+      problem = absl::StrCat(filter.flag, ": got ", Shown(filter.value),
+                             ", expected a trace with a column to select by");
     }
     if (problem.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError(RowError(*log(), *has_header ? line.number : 1, problem));
   }
 
  private:
+  // Only rows with this text are read; empty: all.
+  struct Filter {
+    MapTo to;
+    const char* flag;
+    std::string value;
+  };
+
   void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
              std::vector<TraceProblem>* problems) override {
+    Begin(std::move(at));
     if (const std::string problem = table_.SetRow(text); !problem.empty()) {
-      problems->push_back(RowProblem(ProblemKind::kSyntax, at.request, problem));
-      return;
+      return Bad(ProblemKind::kSyntax, problem, problems);
     }
     for (size_t i = 0; i < columns_.size(); ++i) {
-      values()[i] = std::string(table_.fields()[columns_[i]]);
+      const MapTo to = map()[i].field->to;
+      const std::string_view value = table_.fields()[columns_[i]];
+      for (const Filter& filter : {std::cref(model_filter_), std::cref(log_type_filter_)}) {
+        if (filter.to != to || filter.value.empty() || filter.value == value) continue;
+        ++log()->counters.not_selected;
+        problems->clear();
+        return;
+      }
+      if (value.empty()) continue;
+      MarkSet(i);
+      const absl::Status status = Set(*map()[i].field, value);
+      if (status.ok()) continue;
+      Bad(ProblemKind::kValue, absl::StrCat(map()[i].column, ": ", status.message()), problems);
     }
-    TakeValues(std::move(at), rows, problems);
+    Finish(true, rows, problems);
   }
 
+  const Filter model_filter_, log_type_filter_;
   CsvTable table_;
-  std::vector<size_t> columns_;
+  std::vector<size_t> columns_;  // of the map
 };
 
 class JsonFieldMapReader final : public FieldMapReader {
  public:
   JsonFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                     RowLog* log, std::vector<Mapping> map_of_fields)
-      : FieldMapReader(std::move(source), options, log, std::move(map_of_fields)),
-        fields_(Names(map()), log) {}
+                     RowLog* log, const FieldPreset* preset, std::vector<Mapping> map_of_fields)
+      : FieldMapReader(std::move(source), options, log, preset, std::move(map_of_fields)),
+        fields_(Names(map()), log,
+                preset != nullptr ? preset->ignored : std::vector<std::string_view>()) {}
 
  private:
   static std::vector<JsonFields::Name> Names(const std::vector<Mapping>& map) {
@@ -345,47 +418,104 @@ class JsonFieldMapReader final : public FieldMapReader {
 
   void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
              std::vector<TraceProblem>* problems) override {
-    RawRow row = std::move(at);
-    for (std::string& value : values()) value.clear();
-    fields_.Begin(&row.request, problems);
+    Begin(std::move(at));
+    fields_.Begin(&row().request, problems);
     fields_.ParseLine(text, [&](int field, JsonValue& value) {
-      std::string& out = values()[static_cast<size_t>(field)];
-      if (!value.IsList()) return value.ReadText(&out);
-      return value.ReadList([&](JsonValue& element) {
-        std::string number;
-        absl::Status status = element.ReadText(&number);
-        absl::StrAppend(&out, out.empty() ? "" : " ", number);
-        return status;
-      });
+      return Read(static_cast<size_t>(field), value);
     });
-    if (problems->empty()) TakeValues(std::move(row), rows, problems);
+    if (!problems->empty() && problems->back().kind == ProblemKind::kSyntax) return;
+    Finish(false, rows, problems);
+  }
+
+  absl::Status Read(size_t index, JsonValue& value) {
+    const MapField& field = *map()[index].field;
+    std::string text;
+    const absl::Status status =
+        is_preset() ? ReadForPreset(field, value, &text) : ReadForUser(value, &text);
+    if (is_preset() || !status.ok() || !text.empty()) MarkSet(index);
+    return !status.ok() || text.empty() ? status : Set(field, text);
+  }
+
+  static absl::Status ReadForUser(JsonValue& value, std::string* text) {
+    if (!value.IsList()) return value.ReadText(text);
+    return value.ReadList([&](JsonValue& element) {
+      std::string number;
+      absl::Status status = element.ReadText(&number);
+      absl::StrAppend(text, text->empty() ? "" : " ", number);
+      return status;
+    });
+  }
+
+  // Numbers are numbers there and texts are texts. `text` is what is then to be set.
+  absl::Status ReadForPreset(const MapField& field, JsonValue& value, std::string* text) {
+    int64_t number = 0;
+    JsonId id;
+    switch (field.to) {
+      case MapTo::kHexIds:
+        return value.ReadList([&](JsonValue& element) {
+          std::string hash;
+          absl::Status status = element.ReadString(&hash);
+          return status.ok() ? Set(field, hash) : status;
+        });
+      case MapTo::kPrompt:
+        is_text_ = value.IsString();
+        return is_text_ ? value.ReadString(text) : value.ReadIntegers(&row().request.content_ids);
+      case MapTo::kId: {
+        absl::Status status = value.ReadId(&id);
+        *text = std::move(id.text);
+        return status;
+      }
+      default:
+        if (!field.is_text && (value.IsString() || value.IsList())) {
+          return value.ReadDecimal(0, &number);  // says that it is no number
+        }
+        return value.ReadText(text);
+    }
   }
 
   JsonFields fields_;
 };
 
+template <typename Reader>
+OpenedRows OpenFieldMap(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                        RowLog* log, const FieldPreset* preset, std::vector<Mapping> map) {
+  auto reader = std::make_unique<Reader>(std::move(source), options, log, preset, std::move(map));
+  if constexpr (std::is_same_v<Reader, CsvFieldMapReader>) {
+    if (absl::Status status = reader->Open(); !status.ok()) return status;
+  }
+  if (absl::Status status = reader->ReadAhead(); !status.ok()) return status;
+  return std::unique_ptr<RowSource>(std::move(reader));
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeFieldMapReader(std::unique_ptr<ByteSource> source,
-                                                              const TraceReaderOptions& options,
-                                                              RowLog* log) {
-  absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(options.fields);
+OpenedRows MakePresetReader(const std::string& format, std::unique_ptr<ByteSource> source,
+                            const TraceReaderOptions& options, RowLog* log) {
+  const FieldPreset& preset = *FindFieldPreset(format);
+  absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(preset.fields, true);
+  if (!map.ok()) return map.status();
+  return preset.shapes.empty() ? OpenFieldMap<CsvFieldMapReader>(std::move(source), options, log,
+                                                                 &preset, *std::move(map))
+                               : OpenFieldMap<JsonFieldMapReader>(std::move(source), options, log,
+                                                                  &preset, *std::move(map));
+}
+
+OpenedRows MakeFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                              RowLog* log) {
+  absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(options.fields, false);
   if (!map.ok()) return map.status();
   if (HasField(*map, MapTo::kIds) && options.trace_block_size <= 0) {
-    return BadMap(options.fields, "--trace-block-size with ids: tokens per id");
+    return BadFieldMap(options.fields, "--trace-block-size with ids: tokens per id");
   }
   absl::StatusOr<std::string> head =
       PeekHead(&source, static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 64)));
   if (!head.ok()) return StreamError(*log, head.status(), "line", 0);
   const size_t first = head->find_first_not_of(" \t\r\n\xef\xbb\xbf");
   if (first != std::string::npos && (*head)[first] == '{') {
-    return OpenLineRows<JsonFieldMapReader>(std::move(source), options, log, *std::move(map));
+    return OpenFieldMap<JsonFieldMapReader>(std::move(source), options, log, nullptr,
+                                            *std::move(map));
   }
-  auto reader =
-      std::make_unique<CsvFieldMapReader>(std::move(source), options, log, *std::move(map));
-  if (absl::Status status = reader->Open(); !status.ok()) return status;
-  if (absl::Status status = reader->ReadAhead(); !status.ok()) return status;
-  return std::unique_ptr<RowSource>(std::move(reader));
+  return OpenFieldMap<CsvFieldMapReader>(std::move(source), options, log, nullptr, *std::move(map));
 }
 
 }  // namespace kvblocks::sim

@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/field_map_reader.h"
-
 #include <string>
 #include <vector>
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/sim/gen/workload_spec.h"
+#include "kvblocks/sim/trace/field_map.h"
 #include "kvblocks/sim/trace/json_values.h"
 #include "kvblocks/sim/trace/row_source.h"
 
@@ -86,39 +87,32 @@ class FirstLine {
   int64_t number_ = 1;
 };
 
-// A record with these fields, and without those, is of this format. hash_ids may also have to be an
-// object or not to be one.
-struct RecordShape {
+struct ShapeOfFormat {
   const char* format;
-  std::vector<std::string_view> all;
-  std::vector<std::string_view> any;  // one of them, if there are any here
-  std::vector<std::string_view> none;
+  RecordShape shape;
 };
 
-const std::vector<RecordShape>& RecordShapes() {
-  static const auto* const shapes = new std::vector<RecordShape>{
-      {"bailian", {"hash_ids", "chat_id"}, {}, {}},
-      {"mooncake", {"hash_ids"}, {}, {"chat_id", "hash_ids is an object"}},
-      {"mooncake", {"sequence_hash_ids"}, {}, {"hash_ids"}},
-      {"ragpulse", {"hash_ids", "hash_ids is an object"}, {}, {"chat_id"}},
-      {"coding", {"requests", "hash_id_scope"}, {}, {}},
-      {"llmservingsim", {}, {"sub_requests", "arrival_time_ns"}, {}},
-      {"dynamo", {"event_type"}, {"schema", "request", "request_id", "tool"}, {}},
-      {"lmcache", {"seq_len", "chunk_size"}, {}, {}},
-      {"lmcache", {"chunk_hashes"}, {}, {"seq_len"}},
+const std::vector<ShapeOfFormat>& RecordShapes() {
+  static const auto* const shapes = new std::vector<ShapeOfFormat>{
+      {"bailian", {{"hash_ids", "chat_id"}}},
+      {"mooncake", {{"hash_ids"}, {}, {"chat_id", "hash_ids is an object"}}},
+      {"mooncake", {{"sequence_hash_ids"}, {}, {"hash_ids"}}},
+      {"ragpulse", {{"hash_ids", "hash_ids is an object"}, {}, {"chat_id"}}},
+      {"coding", {{"requests", "hash_id_scope"}}},
+      {"llmservingsim", {{}, {"sub_requests", "arrival_time_ns"}}},
+      {"dynamo", {{"event_type"}, {"schema", "request", "request_id", "tool"}}},
       {"aiperf",
-       {},
-       {"input_length", "input_tokens"},
-       {"hash_ids", "sequence_hash_ids", "prompt", "chat_id"}},
-      {"applied-compute", {"input_prompt_length"}, {}, {}},
-      {"tracelab", {"newly_append_tokens"}, {}, {}},
-      {"vllm-custom", {"prompt"}, {}, {}},
-      {"aiperf-profile", {"metadata", "metrics"}, {}, {}},
-      {"aiperf-profile", {"metadata", "error"}, {}, {"metrics"}},
-      {"vllm-bench", {"input_lens"}, {}, {}},
-      {"vllm-bench", {"total_input_tokens", "completed"}, {}, {"input_lens"}},
-      {"request-log", {"first_token_ts"}, {}, {}},
-      {"otel-genai", {"resourceSpans"}, {}, {}},
+       {{},
+        {"input_length", "input_tokens"},
+        {"hash_ids", "sequence_hash_ids", "prompt", "chat_id"}}},
+      {"applied-compute", {{"input_prompt_length"}}},
+      {"tracelab", {{"newly_append_tokens"}}},
+      {"aiperf-profile", {{"metadata", "metrics"}}},
+      {"aiperf-profile", {{"metadata", "error"}, {}, {"metrics"}}},
+      {"vllm-bench", {{"input_lens"}}},
+      {"vllm-bench", {{"total_input_tokens", "completed"}, {}, {"input_lens"}}},
+      {"request-log", {{"first_token_ts"}}},
+      {"otel-genai", {{"resourceSpans"}}},
   };
   return *shapes;
 }
@@ -146,12 +140,16 @@ absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& lo
   }
   const auto has = [&](std::string_view key) { return keys.contains(key); };
   std::vector<std::string> candidates;
-  for (const RecordShape& shape : RecordShapes()) {
+  const auto try_shape = [&](std::string_view format, const RecordShape& shape) {
     if (std::all_of(shape.all.begin(), shape.all.end(), has) &&
         (shape.any.empty() || std::any_of(shape.any.begin(), shape.any.end(), has)) &&
         std::none_of(shape.none.begin(), shape.none.end(), has)) {
-      candidates.push_back(shape.format);
+      candidates.emplace_back(format);
     }
+  };
+  for (const auto& [format, shape] : RecordShapes()) try_shape(format, shape);
+  for (const FieldPreset& preset : FieldPresets()) {
+    for (const RecordShape& shape : preset.shapes) try_shape(preset.format, shape);
   }
   if (candidates.size() == 1) return candidates[0];
   if (candidates.size() > 1) {
@@ -179,9 +177,11 @@ bool IsWorkload(std::string_view head) {
 
 // Of a CSV file, by the columns that its header names; empty: unknown.
 std::string_view DetectCsv(std::string_view text) {
-  if (text.substr(0, 10) == "TIMESTAMP,") return "azure";
-  if (Contains(text, "Request tokens")) return "burstgpt";
-  if (Contains(text, "num_prefill_tokens")) return "vidur";
+  for (const FieldPreset& preset : FieldPresets()) {
+    const std::string_view begin = preset.csv_begin, part = preset.csv_part;
+    if (!begin.empty() && text.substr(0, begin.size()) == begin) return preset.format;
+    if (!part.empty() && Contains(text, part)) return preset.format;
+  }
   return "";
 }
 

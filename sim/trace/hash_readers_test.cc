@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/hash_readers.h"
-
 #include <fstream>
 #include <string>
 #include <vector>
@@ -137,37 +135,6 @@ TEST(DynamoReaderTest, BadRecordsNameTheField) {
       HasSubstr("got 18446744073709551616, expected whole numbers from 0 to 2^64-1"));
   EXPECT_THAT(TraceError(begin + R"("request": {"request_received_ms": 9223372036855}})"),
               HasSubstr("request_received_ms: got 9223372036855"));
-}
-
-TEST(LmcacheReaderTest, HashesAreHexadecimalAndThereIsNoOutput) {
-  const std::vector<TraceRequest> r = Sample("lmcache.jsonl");
-  ASSERT_EQ(r.size(), 2u);
-  EXPECT_THAT(r[0].content_ids, ElementsAre(0x1f, -1));
-  EXPECT_THAT(r[1].content_ids, ElementsAre(0x1f, 0x2a));
-  EXPECT_EQ(r[0].output_length, 0);
-  EXPECT_EQ(r[1].arrival_ns - r[0].arrival_ns, 1377000100) << "exact to 1 ns";
-}
-
-TEST(LmcacheReaderTest, LongHashesAreTheSameOnlyIfAllDigitsAre) {
-  const auto ids = [](const std::string& hash) {
-    auto r = ReadTrace(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16, "chunk_hashes": [")" +
-                       hash + R"("]})");
-    EXPECT_TRUE(r.ok()) << r.status();
-    return r.ok() ? (*r)[0].content_ids : std::vector<int64_t>();
-  };
-  EXPECT_EQ(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdef"));
-  EXPECT_NE(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdee"));
-  EXPECT_EQ(ids("0x0000000000000000000f"), ids("f")) << "leading zeros are no digits";
-  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16,)"
-                         R"( "chunk_hashes": ["0xfg"]})"),
-              HasSubstr("chunk_hashes: got \"0xfg\", expected hexadecimal digits"));
-}
-
-TEST(LmcacheReaderTest, ChunksHaveOneSizePerFile) {
-  const std::string rest = R"(, "seq_len": 0, "chunk_hashes": []})";
-  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16)" + rest + "\n" +
-                         R"({"timestamp": 1, "chunk_size": 32)" + rest),
-              HasSubstr("t:2: error: chunk_size: got 32, expected 16 as in the first good row"));
 }
 
 }  // namespace

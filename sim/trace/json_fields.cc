@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -13,11 +13,14 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/sim/trace/json_values.h"
 #include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
@@ -25,9 +28,9 @@ namespace kvblocks::sim {
 class LineRows : public RowSource {
  public:
   LineRows(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-           const char* format);
+           std::string_view format);
   // For records that are not lines.
-  LineRows(std::unique_ptr<RowRecords> records, RowLog* log, const char* format);
+  LineRows(std::unique_ptr<RowRecords> records, RowLog* log, std::string_view format);
 
   // Reads up to the first good row, but not beyond kMostPending bad ones.
   absl::Status ReadAhead();
@@ -74,6 +77,51 @@ class LineRows : public RowSource {
   size_t next_of_line_ = 0;
   std::deque<Pending> pending_;  // read ahead
 };
+
+// The numbers by which sessions go whose names a trace gives.
+//
+// Positive integers are kept if the first session of the file is one; names are then numbered from
+// 2^63 on, otherwise from 1, by first appearance. Memory: one table entry per name.
+class SessionNumbers {
+ public:
+  uint64_t NumberOf(const JsonId& id);
+
+ private:
+  bool decided_ = false;
+  bool keep_integers_ = false;
+  uint64_t next_ = 1;
+  absl::flat_hash_map<std::string, uint64_t> numbers_;
+};
+
+// The first good row of a file decides how many tokens its content ids stand for, and the others
+// must agree, unless the size was given from outside.
+class BlockSizeRule {
+ public:
+  // `given`: from outside; 0: the file decides. `initial` is the size until then.
+  BlockSizeRule(int64_t given, int64_t initial, TraceInfo* info);
+
+  // A row that is good so far (`is_good`) says `tokens`. `is_settled`: info may not change any
+  // more. Empty, or what is wrong.
+  std::string Check(int64_t tokens, std::string_view field, bool is_good, bool is_settled,
+                    TraceInfo* info);
+
+ private:
+  bool is_fixed_;
+  bool is_decided_ = false;
+};
+
+// Conversations of which only lengths are known: every turn's prompt begins with the whole of the
+// turn before, prompt and output.
+//
+// Their content needs no ids from the file: block i of a conversation has the id i, and ids hold
+// within one session. A prompt that ends within a block shares the block's first tokens with the
+// longer prompt of a later turn (see content_keys.h), so what turns share is exact to the token,
+// whatever the size of a block: it only decides how many ids there are.
+inline constexpr int64_t kConversationBlockTokens = 512;
+// What a trace of conversations is.
+void SetConversationInfo(TraceInfo* info);
+// The content of a turn whose lengths are set. REQUIRES: lengths from 0 to kMaxTraceLength.
+void SetConversationContent(TraceRequest* request);
 
 // What most Make...Reader functions do.
 template <typename Reader, typename... Args>

@@ -1,12 +1,18 @@
+// LLMServingSim's JSONL. Flat rows: input_toks, output_toks, arrival_time_ns, and input_tok_ids and
+// output_tok_ids if there. Sessions: session_id, arrival_time_ns and sub_requests, each with
+// input_toks, output_toks, token ids if there, and tool_duration_ns, after which the next one
+// follows. Both may stand in one file. Either all requests have ids of their prompts or none has;
+// without them nothing is shared. A session is good or bad as a whole.
+
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/agent_readers.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -161,8 +167,8 @@ class LlmServingSimReader : public LineRows {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeLlmServingSimReader(
-    std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log) {
+OpenedRows MakeLlmServingSimReader(std::unique_ptr<ByteSource> source,
+                                   const TraceReaderOptions& options, RowLog* log) {
   return OpenLineRows<LlmServingSimReader>(std::move(source), options, log);
 }
 

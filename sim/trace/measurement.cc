@@ -7,7 +7,6 @@
 #include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/line_rows.h"
 #include "kvblocks/sim/trace/measurement_parser.h"
-#include "kvblocks/sim/trace/session_numbers.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,7 +8,6 @@
 #include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -83,7 +82,7 @@ class AiperfMeasurementParser : public MeasurementParser {
     TakeTimes(&r);
     if (fields_.Seen(kStart) && problems->empty()) {
       const absl::Status status =
-          clock_.Since(CivilTimeOfUnix(start_), absl::StrCat(start_, " ns"), &notes_, &r.start_ns);
+          clock_.Since(absl::FromUnixNanos(start_), absl::StrCat(start_, " ns"), &notes_, &r.start_ns);
       if (!status.ok()) {
         fields_.Bad(ProblemKind::kValue, absl::StrCat("request_start_ns: ", status.message()));
       }
@@ -351,7 +350,7 @@ class RequestLogParser : public MeasurementParser {
     at->id = r.id;
     fields_.Require({kInput, kOutput, kArrival, kQueued, kFirst, kLast});
     if (!problems->empty()) return;
-    const absl::Status status = clock_.Since(CivilTimeOfUnix(arrival_),
+    const absl::Status status = clock_.Since(absl::FromUnixNanos(arrival_),
                                              absl::StrCat(arrival_, " ns"), &notes_, &r.start_ns);
     if (!status.ok()) {
       fields_.Bad(ProblemKind::kValue, absl::StrCat("arrival_time: ", status.message()));

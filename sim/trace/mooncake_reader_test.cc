@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/mooncake_reader.h"
-
 #include <string>
 #include <vector>
 

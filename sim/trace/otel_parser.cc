@@ -152,7 +152,7 @@ class OtelParser : public MeasurementParser {
     if (!r->failed() || !output_.empty()) TakeTokens("output_tokens", output_, &r->output_length);
     span_.Require({kStart});
     if (problems_->size() != before) return;
-    const absl::Status status = clock_.Since(CivilTimeOfUnix(start_ns_),
+    const absl::Status status = clock_.Since(absl::FromUnixNanos(start_ns_),
                                              absl::StrCat(start_ns_, " ns"), &notes_, &r->start_ns);
     if (!status.ok()) {
       span_.Bad(ProblemKind::kValue, absl::StrCat("startTimeUnixNano: ", status.message()));

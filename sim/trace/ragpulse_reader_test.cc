@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/ragpulse_reader.h"
-
 #include <map>
 #include <string>
 #include <vector>

@@ -6,7 +6,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/civil_time.h"
 #include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/decimal.h"
@@ -16,7 +17,6 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int64_t kNanosecondsPerDay = 86400000000000;
-constexpr int64_t kLastDay = 2932896;  // 9999-12-31 since 1970-01-01
 
 std::string JsonString(const std::string& text) {
   std::string out;
@@ -159,8 +159,8 @@ class CsvWriter : public TraceWriter {
     if (info.block_tokens != 0) losses_.insert("the content of prompts");
     const auto note = info.notes.find("day_one");
     if (note != info.notes.end()) {
-      absl::StatusOr<CivilTime> time = ParseAzureTimestamp(note->second + " 00:00:00");
-      if (time.ok()) day_ = time->day;
+      absl::StatusOr<absl::Time> time = ParseAzureTimestamp(note->second + " 00:00:00");
+      if (time.ok()) day_one_ = *time;
     }
     return sink_->Write("TIMESTAMP,ContextTokens,GeneratedTokens\n");
   }
@@ -173,9 +173,10 @@ class CsvWriter : public TraceWriter {
           "(--rebase)"));
     }
     first_ = false;
-    if (const int64_t day = day_ + r.arrival_ns / kNanosecondsPerDay; day > kLastDay) {
+    const absl::Time time = day_one_ + absl::Nanoseconds(r.arrival_ns);
+    if (absl::ToCivilDay(time, absl::UTCTimeZone()) > absl::CivilDay(9999, 12, 31)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("arrival: got the day ", FormatDay(day),
+          absl::StrCat("arrival: got the day ", FormatDay(time),
                        ", expected one up to 9999-12-31, the last that CSV can say"));
     }
     TraceRequest plain;
@@ -187,15 +188,15 @@ class CsvWriter : public TraceWriter {
     plain.output_length = r.output_length;
     plain.content_ids = r.content_ids;
     if (!(plain == r)) losses_.insert("fields other than arrival and lengths");
-    return sink_->Write(absl::StrCat(FormatAzureTimestamp(day_, r.arrival_ns), ",", r.input_length,
-                                     ",", r.output_length, "\n"));
+    return sink_->Write(absl::StrCat(FormatAzureTimestamp(time), ",", r.input_length, ",",
+                                     r.output_length, "\n"));
   }
 
   absl::Status Finish() override { return sink_->Close(); }
 
  private:
   std::unique_ptr<ByteSink> sink_;
-  int64_t day_ = 0;
+  absl::Time day_one_ = absl::UnixEpoch();
   bool first_ = true;
 };
 

@@ -7,65 +7,44 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/trace/agent_readers.h"
-#include "kvblocks/sim/trace/coding_session_reader.h"
-#include "kvblocks/sim/trace/csv_readers.h"
-#include "kvblocks/sim/trace/field_map_reader.h"
-#include "kvblocks/sim/trace/hash_readers.h"
 #include "kvblocks/sim/trace/measurement.h"
-#include "kvblocks/sim/trace/mooncake_reader.h"
 #include "kvblocks/sim/trace/native_reader.h"
-#include "kvblocks/sim/trace/ragpulse_reader.h"
-#include "kvblocks/sim/trace/text_readers.h"
-#include "kvblocks/sim/trace/workload_reader.h"
 
 namespace kvblocks::sim {
 namespace {
 
-using Source = std::unique_ptr<ByteSource>;
-using Opened = absl::StatusOr<std::unique_ptr<RowSource>>;
-using MakeReader = Opened (*)(Source, const TraceReaderOptions&, RowLog*);
-
-template <const char* format>
-Opened MakeMeasured(Source source, const TraceReaderOptions& options, RowLog* log) {
-  return MakeMeasurementReader(std::move(source), format, options, log);
-}
-constexpr char kAiperfProfile[] = "aiperf-profile";
-constexpr char kVllmBench[] = "vllm-bench";
-constexpr char kRequestLog[] = "request-log";
-constexpr char kOtelGenAi[] = "otel-genai";
-
-Opened MakeNative(Source source, const TraceReaderOptions& options, RowLog* log) {
+OpenedRows MakeNative(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                      RowLog* log) {
   return MakeNativeReader(std::move(source), options, log);
 }
 
 struct FormatRow {
   const char* name;
-  MakeReader make;
+  MakeReader* make = nullptr;  // null: a preset of fields, or a measurement
 };
 constexpr std::array<FormatRow, 23> kFormatRows = {{
     {"mooncake", MakeMooncakeReader},
-    {"azure", MakeAzureReader},
+    {"azure"},
     {"coding", MakeCodingSessionReader},
     {"native", MakeNative},
     {"native-text", MakeNativeTextReader},
     {"workload", MakeWorkloadReader},
     {"ragpulse", MakeRagPulseReader},
     {"bailian", MakeBailianReader},
-    {"burstgpt", MakeBurstGptReader},
-    {"vidur", MakeVidurReader},
+    {"burstgpt"},
+    {"vidur"},
     {"llmservingsim", MakeLlmServingSimReader},
     {"dynamo", MakeDynamoReader},
-    {"lmcache", MakeLmcacheReader},
+    {"lmcache"},
     {"aiperf", MakeAiperfReader},
     {"applied-compute", MakeAppliedComputeReader},
     {"tracelab", MakeTraceLabReader},
     {"sharegpt", MakeShareGptReader},
-    {"vllm-custom", MakeVllmDatasetReader},
-    {kAiperfProfile, MakeMeasured<kAiperfProfile>},
-    {kVllmBench, MakeMeasured<kVllmBench>},
-    {kRequestLog, MakeMeasured<kRequestLog>},
-    {kOtelGenAi, MakeMeasured<kOtelGenAi>},
+    {"vllm-custom"},
+    {"aiperf-profile"},
+    {"vllm-bench"},
+    {"request-log"},
+    {"otel-genai"},
     {"fields", MakeFieldMapReader},
 }};
 
@@ -115,12 +94,15 @@ const std::vector<std::string>& TraceFormats() {
   return *names;
 }
 
-Opened MakeReaderOfFormat(const std::string& format, Source source,
-                          const TraceReaderOptions& options, RowLog* log) {
+OpenedRows MakeReaderOfFormat(const std::string& format, std::unique_ptr<ByteSource> source,
+                              const TraceReaderOptions& options, RowLog* log) {
   for (const FormatRow& row : kFormatRows) {
     if (row.name != format) continue;
     if (absl::Status status = CheckOptionsOfFormats(format, options); !status.ok()) return status;
-    return row.make(std::move(source), options, log);
+    if (row.make != nullptr) return row.make(std::move(source), options, log);
+    return IsMeasurementFormat(format)
+               ? MakeMeasurementReader(std::move(source), format, options, log)
+               : MakePresetReader(format, std::move(source), options, log);
   }
   return absl::InvalidArgumentError(absl::StrCat("--trace-format: got ", Shown(format),
                                                  ", expected auto, ",

@@ -14,8 +14,13 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace kvblocks::sim {
+
+// Text as Abseil's functions take it. Where Abseil was built before C++17, its string_view is a
+// type of its own.
+inline absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 // Errors make a row or a file unusable, warnings are probably mistakes, notes are neither.
 enum class ProblemSeverity { kError, kWarning, kNote };

@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -63,7 +64,7 @@ struct TraceReaderOptions {
 
   // --- Of single formats; they have no effect on the others, where they are left as they are ---
   // Fields and the columns or paths they are read from, "input_length=prompt,arrival_s=ts": a CSV
-  // or JSONL file of any other shape (field_map_reader.h).
+  // or JSONL file of any other shape (field_map.h).
   std::string fields;
   // RAGPulse: components in the order of the prompt, and the folder of the files with their lengths
   // (empty: that of the trace).
@@ -140,6 +141,23 @@ class TraceReader {
   virtual const std::vector<std::string>& warnings() const = 0;
   // Which variety of the format the rows read so far are of, in words; may be empty.
   virtual std::string dialect() const { return ""; }
+};
+
+// A reader that hands on what another one reads; what changes or watches requests derives from it.
+class ForwardingReader : public TraceReader {
+ public:
+  explicit ForwardingReader(std::unique_ptr<TraceReader> reader) : reader_(std::move(reader)) {}
+
+  absl::StatusOr<bool> Next(TraceRequest& out) override { return reader_->Next(out); }
+  const TraceInfo& info() const override { return reader_->info(); }
+  ReadProgress progress() const override { return reader_->progress(); }
+  absl::Status Restart() override { return reader_->Restart(); }
+  const TraceReaderCounters& counters() const override { return reader_->counters(); }
+  const std::vector<std::string>& warnings() const override { return reader_->warnings(); }
+  std::string dialect() const override { return reader_->dialect(); }
+
+ private:
+  const std::unique_ptr<TraceReader> reader_;
 };
 
 // About what a request takes in memory.

@@ -1,3 +1,9 @@
+// TraceLab's rounds, one per line of JSONL: session_id, prefix_tokens, newly_append_tokens,
+// output_tokens, and timing_events. A round's prompt is the first prefix_tokens of the session
+// before it, in blocks of 64 tokens unless it is all of it, and new ones. Sessions start at 0; the
+// next round follows after the recorded time between the last output and the input that it waited
+// for.
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -5,11 +11,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/agent_readers.h"
 #include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/session_numbers.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -112,21 +117,21 @@ class TraceLabReader : public LineRows {
   // which the next round waited.
   absl::Status ReadEvent(JsonValue& value, const TraceRequest& at,
                          std::vector<TraceProblem>* problems) {
-    constexpr int64_t kMostDays = 100'000, kNsPerDay = 86'400'000'000'000;
+    const absl::Time first = absl::UnixEpoch(), end = first + absl::Hours(24 * 100'001);
     std::string type, time;
     event_fields_.Begin(&at, problems, "timing_events: ");
     const absl::Status status = event_fields_.ReadObject(value, [&](int field, JsonValue& of_field) {
       return of_field.ReadString(field == kEventType ? &type : &time);
     });
     if (!status.ok() || !event_fields_.Seen(kTimestamp)) return status;
-    const auto civil = ParseAzureTimestamp(time);
-    if (!civil.ok() || civil->day < 0 || civil->day > kMostDays) {
+    const auto parsed = ParseAzureTimestamp(time);
+    if (!parsed.ok() || *parsed < first || *parsed >= end) {
       event_fields_.Bad(ProblemKind::kValue,
                         absl::StrCat("timestamp: got ", Shown(time),
                                      ", expected a time like 2026-08-25T00:00:09.010Z"));
       return absl::OkStatus();
     }
-    const int64_t ns = civil->day * kNsPerDay + civil->ns_of_day;
+    const int64_t ns = absl::ToUnixNanos(*parsed);
     if (type != "user_message" && type != "tool_result") {
       output_ns_ = std::max(output_ns_, ns);
       late_input_ns_ = kNoTime;
@@ -189,9 +194,8 @@ class TraceLabReader : public LineRows {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeTraceLabReader(std::unique_ptr<ByteSource> source,
-                                                              const TraceReaderOptions& options,
-                                                              RowLog* log) {
+OpenedRows MakeTraceLabReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                              RowLog* log) {
   return OpenLineRows<TraceLabReader>(std::move(source), options, log);
 }
 

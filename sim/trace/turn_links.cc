@@ -12,7 +12,6 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/trace/content_keys.h"
 #include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/forwarding_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,5 @@
-#include "kvblocks/sim/trace/workload_reader.h"
+// Workloads (sim/gen) read in place of a trace: the same requests and notes as from the native file
+// that `kvsim gen` writes of them.
 
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include "kvblocks/sim/gen/expected_facts.h"
 #include "kvblocks/sim/gen/generator.h"
 #include "kvblocks/sim/gen/workload_spec.h"
+#include "kvblocks/sim/trace/trace_formats.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
@@ -87,9 +89,8 @@ class WorkloadReader final : public RowSource {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeWorkloadReader(std::unique_ptr<ByteSource> source,
-                                                              const TraceReaderOptions&,
-                                                              RowLog* log) {
+OpenedRows MakeWorkloadReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions&,
+                              RowLog* log) {
   std::string text;
   char chunk[1 << 16];
   while (true) {

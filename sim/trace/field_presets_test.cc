@@ -1,20 +1,21 @@
-#include "kvblocks/sim/trace/csv_readers.h"
-
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/civil_time.h"
+#include "kvblocks/sim/trace/field_map.h"
 
 namespace kvblocks::sim {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr char kHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n";
 
-TEST(AzureReaderTest, ReadsThePublishedForm) {
+TEST(AzurePresetTest, ReadsThePublishedForm) {
   auto reader = OpenTraceString(std::string(kHeader) +
                                     "2023-11-16 18:17:03.9799600,4808,10\r\n"
                                     "2023-11-16 18:17:04.0319600,3180,8",
@@ -31,27 +32,7 @@ TEST(AzureReaderTest, ReadsThePublishedForm) {
   EXPECT_EQ((*requests)[1].line, 3);
 }
 
-TEST(AzureReaderTest, TimestampForms) {
-  const auto ns = [](const char* text) { return ParseAzureTimestamp(text)->ns_of_day; };
-  EXPECT_EQ(ns("1970-01-02 00:00:01"), 1000000000);
-  EXPECT_EQ(ParseAzureTimestamp("1970-01-02 00:00:01")->day, 1);
-  EXPECT_EQ(ns("2024-05-10T00:00:00.123456789Z"), 123456789);
-  EXPECT_EQ(ns("2024-05-10 00:00:00.1+00:00"), 100000000);
-  EXPECT_EQ(ParseAzureTimestamp("2024-03-01 00:30:00+01:00")->day,
-            ParseAzureTimestamp("2024-02-29 23:30:00")->day);
-  EXPECT_EQ(ns("2024-03-01 00:30:00+01:00"), ns("2024-02-29 23:30:00"));
-  EXPECT_EQ(ParseAzureTimestamp("2023-12-31 23:30:00-01:00")->day,
-            ParseAzureTimestamp("2024-01-01 00:30:00")->day);
-  for (const char* bad :
-       {"", "2023-11-16", "2023-13-01 00:00:00", "2023-02-29 00:00:00", "2023-11-16 24:00:00",
-        "2023-11-16 00:60:00", "2023-11-16 00:00:60", "2023-11-16 00:00:00.", "x",
-        "2023-11-16 00:00:00.1234567890", "2023-11-16 00:00:00+0100", "2023-11-16 00:00:00 ",
-        "23-11-16 00:00:00", "2023-11-16 00:00:00Zx", "2023/11/16 00:00:00"}) {
-    EXPECT_FALSE(ParseAzureTimestamp(bad).ok()) << bad;
-  }
-}
-
-TEST(AzureReaderTest, BadRowsNameTheField) {
+TEST(AzurePresetTest, BadRowsNameTheField) {
   const auto error = [](const std::string& row) {
     return TraceError(std::string(kHeader) + "2023-11-16 10:00:00,1,1\n" + row + "\n");
   };
@@ -59,14 +40,15 @@ TEST(AzureReaderTest, BadRowsNameTheField) {
   EXPECT_THAT(error("2023-11-16 10:00:01,1,1,1"), HasSubstr("got 4 fields"));
   EXPECT_THAT(error("2023-11-16 10:00:01,-1,1"), HasSubstr("ContextTokens: got \"-1\""));
   EXPECT_THAT(error("2023-11-16 10:00:01,1,1e3"), HasSubstr("GeneratedTokens: got \"1e3\""));
-  EXPECT_THAT(error("2023-11-16 10:00:01,,1"), HasSubstr("ContextTokens: got \"\""));
-  EXPECT_THAT(error("2023-11-16 10:00:01,2147483648,1"), HasSubstr("input length"));
+  EXPECT_THAT(error("2023-11-16 10:00:01,,1"), HasSubstr("field ContextTokens: got nothing"));
+  EXPECT_THAT(error("2023-11-16 10:00:01,2147483648,1"),
+              HasSubstr("input length: got 2147483648"));
   EXPECT_THAT(error("yesterday,1,1"), HasSubstr("TIMESTAMP: got \"yesterday\""));
   EXPECT_THAT(error("2023-11-15 10:00:01,1,1"), HasSubstr("expected a day from 2023-11-16 on"));
   EXPECT_THAT(error("2923-11-15 10:00:01,1,1"), HasSubstr("within 2^63 ns of 2023-11-16"));
 }
 
-TEST(AzureReaderTest, TheLastNanosecondOf64BitsIsATime) {
+TEST(AzurePresetTest, TheLastNanosecondOf64BitsIsATime) {
   const std::string begin = std::string(kHeader) + "1970-01-01 00:00:00,1,1\n";
   const auto last = ReadTrace(begin + "2262-04-11 23:47:16.854775807,1,1\n");
   ASSERT_TRUE(last.ok()) << last.status();
@@ -74,21 +56,16 @@ TEST(AzureReaderTest, TheLastNanosecondOf64BitsIsATime) {
   EXPECT_THAT(TraceError(begin + "2262-04-11 23:47:16.854775808,1,1\n"), HasSubstr("2^63 ns"));
 }
 
-TEST(AzureReaderTest, HeaderMustMatchAndMayStandAlone) {
+TEST(AzurePresetTest, HeaderMustMatchAndMayStandAlone) {
   EXPECT_THAT(TraceError("TIMESTAMP,Tokens\n"), HasSubstr("CSV header: got"));
   EXPECT_TRUE(ReadTrace(kHeader)->empty());
-}
-
-TEST(AzureReaderTest, FormattedTimestampsReadBack) {
-  EXPECT_EQ(FormatAzureTimestamp(19677, 65823979960000), "2023-11-16 18:17:03.9799600");
-  EXPECT_EQ(FormatAzureTimestamp(0, 86400000000000 + 1), "1970-01-02 00:00:00.000000001");
 }
 
 constexpr const char* kBurst =
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
 
 // SM-44.
-TEST(BurstGptReaderTest, PublishedRows) {
+TEST(BurstGptPresetTest, PublishedRows) {
   auto reader = OpenTraceString(std::string(kBurst) +
                                     "5,ChatGPT,472,18,490,Conversation log\n"
                                     "45,ChatGPT,1087,230,1317,Conversation log\n"
@@ -105,7 +82,7 @@ TEST(BurstGptReaderTest, PublishedRows) {
   EXPECT_TRUE((*reader)->warnings().empty());
 }
 
-TEST(BurstGptReaderTest, ColumnsAreFoundByNameAndRowsSelected) {
+TEST(BurstGptPresetTest, ColumnsAreFoundByNameAndRowsSelected) {
   const std::string content =
       "Log Type, Session ID ,Response tokens,Request tokens,Timestamp,Elapsed time,Model\n"
       "API log,\"a,b\",3,9,0.5,1.25,\"M \"\"1\"\"\"\n"
@@ -135,7 +112,7 @@ TEST(BurstGptReaderTest, ColumnsAreFoundByNameAndRowsSelected) {
               HasSubstr("--model-filter: got \"M2\", expected a trace with a column"));
 }
 
-TEST(BurstGptReaderTest, ATotalThatIsNotTheSumIsAWarning) {
+TEST(BurstGptPresetTest, ATotalThatIsNotTheSumIsAWarning) {
   auto reader = OpenTraceString(std::string(kBurst) + "5,M,472,18,491,API log\n", "t", {});
   ASSERT_TRUE(AllRequests(**reader).ok());
   ASSERT_EQ((*reader)->warnings().size(), 1u);
@@ -143,11 +120,11 @@ TEST(BurstGptReaderTest, ATotalThatIsNotTheSumIsAWarning) {
               HasSubstr("t:2: warning: Total tokens: got 491, expected 472 + 18"));
 }
 
-TEST(BurstGptReaderTest, BadRowsNameTheColumn) {
+TEST(BurstGptPresetTest, BadRowsNameTheColumn) {
   const auto error = [](const std::string& row) { return TraceError(kBurst + row + "\n"); };
   EXPECT_THAT(error("x,M,1,1,2,API log"), HasSubstr("t:2: error: Timestamp: got \"x\""));
   EXPECT_THAT(error("1,M,-1,1,2,API log"), HasSubstr("Request tokens: got \"-1\""));
-  EXPECT_THAT(error("1,M,1,,2,API log"), HasSubstr("Response tokens: got \"\""));
+  EXPECT_THAT(error("1,M,1,,2,API log"), HasSubstr("field Response tokens: got nothing"));
   EXPECT_THAT(error("1,M,1,1"), HasSubstr("CSV row: got 4 fields, expected 6"));
   EXPECT_THAT(error("1e-10,M,1,1,2,API log"), HasSubstr("at most 9 digits after the point"));
   EXPECT_THAT(TraceError("Request tokens,Response tokens\n"),
@@ -158,7 +135,7 @@ TEST(BurstGptReaderTest, BadRowsNameTheColumn) {
               HasSubstr("got 5001 columns, expected at most 1000"));
 }
 
-TEST(VidurReaderTest, ArrivalsMayBeMissingAndAreRoundedToANanosecond) {
+TEST(VidurPresetTest, ArrivalsMayBeMissingAndAreRoundedToANanosecond) {
   auto r =
       ReadTrace("num_decode_tokens,num_prefill_tokens,arrived_at\n4,300,0.30000000000000004\n");
   ASSERT_TRUE(r.ok()) << r.status();
@@ -166,6 +143,88 @@ TEST(VidurReaderTest, ArrivalsMayBeMissingAndAreRoundedToANanosecond) {
   EXPECT_EQ((*r)[0].input_length, 300);
   auto reader = OpenTraceString("num_prefill_tokens,num_decode_tokens\n1,2\n", "t", {});
   EXPECT_EQ((*reader)->dialect(), "no arrival times: all at 0");
+}
+
+TEST(LmcachePresetTest, HashesAreHexadecimalAndThereIsNoOutput) {
+  auto reader = OpenTrace("sim/trace/testdata/formats/lmcache.jsonl", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->dialect(), "look-ups, without outputs");
+  const std::vector<TraceRequest> r = *AllRequests(**reader);
+  ASSERT_EQ(r.size(), 2u);
+  EXPECT_THAT(r[0].content_ids, ElementsAre(0x1f, -1));
+  EXPECT_THAT(r[1].content_ids, ElementsAre(0x1f, 0x2a));
+  EXPECT_EQ(r[0].output_length, 0);
+  EXPECT_EQ(r[1].arrival_ns - r[0].arrival_ns, 1377000100) << "exact to 1 ns";
+}
+
+TEST(LmcachePresetTest, LongHashesAreTheSameOnlyIfAllDigitsAre) {
+  const auto ids = [](const std::string& hash) {
+    auto r = ReadTrace(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16, "chunk_hashes": [")" +
+                       hash + R"("]})");
+    EXPECT_TRUE(r.ok()) << r.status();
+    return r.ok() ? (*r)[0].content_ids : std::vector<int64_t>();
+  };
+  EXPECT_EQ(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdef"));
+  EXPECT_NE(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdee"));
+  EXPECT_EQ(ids("0x0000000000000000000f"), ids("f")) << "leading zeros are no digits";
+  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16,)"
+                         R"( "chunk_hashes": ["0xfg"]})"),
+              HasSubstr("chunk_hashes: got \"0xfg\", expected hexadecimal digits"));
+}
+
+TEST(LmcachePresetTest, ChunksHaveOneSizePerFile) {
+  const std::string rest = R"(, "seq_len": 0, "chunk_hashes": []})";
+  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16)" + rest + "\n" +
+                         R"({"timestamp": 1, "chunk_size": 32)" + rest),
+              HasSubstr("t:2: error: chunk_size: got 32, expected 16 as in the first good row"));
+}
+
+// SM-46.
+TEST(VllmCustomPresetTest, TextsAndTokenIds) {
+  auto r = ReadTrace("{\"prompt\": [3, 1, 2]}\n{\"prompt\": [], \"output_tokens\": 5}\n");
+  ASSERT_TRUE(r.ok()) << r.status();
+  EXPECT_THAT((*r)[0].content_ids, ElementsAre(3, 1, 2));
+  EXPECT_EQ((*r)[0].output_length, 0);
+  EXPECT_THAT((*r)[1].content_ids, IsEmpty());
+  auto reader = OpenTrace("sim/trace/testdata/formats/vllm_custom.jsonl", {});
+  EXPECT_TRUE((*reader)->info().pseudo_tokens);
+  EXPECT_EQ(AllRequests(**reader)->at(1).priority, 1);
+  EXPECT_THAT(TraceError("{\"prompt\": \"abc\"}\n{\"prompt\": [1]}\n"),
+              HasSubstr("t:2: error: prompt: got token ids, expected a text"));
+  EXPECT_THAT(TraceError("{\"prompt\": 5}\n"), HasSubstr("prompt: got 5, expected a list"));
+  EXPECT_THAT(TraceError("{\"prompt\": \"a\", \"output_tokens\": -1}"),
+              HasSubstr("output_tokens: got \"-1\""));
+}
+
+TEST(FieldPresetsTest, AFileMayLackOnlyWhatIsOptional) {
+  // An empty number is none; an empty text is no text.
+  const auto r = ReadTrace("arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n");
+  ASSERT_TRUE(r.ok()) << r.status();
+  EXPECT_THAT(TraceError("arrived_at,num_prefill_tokens,num_decode_tokens\n,2,3\n"),
+              HasSubstr("t:2: error: field arrived_at: got nothing"));
+  EXPECT_THAT(TraceError(R"({"chunk_size": 16, "seq_len": 0, "chunk_hashes": []})"),
+              HasSubstr("t:1: error: field timestamp: got nothing"));
+}
+
+TEST(FieldPresetsTest, NumbersOfJsonAreNumbersAndTextsAreTexts) {
+  const auto error = [](const std::string& time, const std::string& size, const std::string& hash) {
+    return TraceError(R"({"timestamp": )" + time + R"(, "chunk_size": )" + size +
+                      R"(, "seq_len": 16, "chunk_hashes": [)" + hash + "]}");
+  };
+  EXPECT_EQ(error("1", "16", "\"1\""), "");
+  EXPECT_THAT(error("\"1\"", "16", "\"1\""), HasSubstr("timestamp: got \"1\", expected a number"));
+  EXPECT_THAT(error("1", "16.0", "\"1\""), HasSubstr("chunk_size: got \"16.0\", expected a whole"));
+  EXPECT_THAT(error("1", "0", "\"1\""), HasSubstr("chunk_size: got \"0\", expected a whole"));
+  EXPECT_THAT(error("1", "16", "1"), HasSubstr("chunk_hashes: got 1, expected a string"));
+}
+
+TEST(FieldPresetsTest, EachIsATraceFormatWithAMapOfItsOwn) {
+  for (const FieldPreset& preset : FieldPresets()) {
+    SCOPED_TRACE(preset.format);
+    EXPECT_THAT(TraceFormats(), testing::Contains(std::string(preset.format)));
+    EXPECT_TRUE(ParseFieldMap(preset.fields, true).ok());
+    EXPECT_EQ(preset.shapes.empty(), !preset.csv_begin.empty() || !preset.csv_part.empty());
+  }
 }
 
 }  // namespace

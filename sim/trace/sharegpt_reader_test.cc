@@ -1,5 +1,3 @@
-#include "kvblocks/sim/trace/text_readers.h"
-
 #include <string>
 #include <vector>
 
@@ -14,7 +12,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 std::string Conversation(const std::vector<std::pair<std::string, std::string>>& messages) {
   std::string text;
@@ -161,23 +158,6 @@ TEST(ShareGptReaderTest, LongElementsAreBadRowsAndTheNextOneIsRead) {
   EXPECT_EQ(AllRequests(**reader)->size(), 1u);
   EXPECT_EQ((*reader)->counters().bad_rows, 1);
   EXPECT_THAT((*reader)->warnings()[0], HasSubstr("element 1: length: got"));
-}
-
-// SM-46.
-TEST(VllmDatasetReaderTest, TextsAndTokenIds) {
-  auto r = ReadTrace("{\"prompt\": [3, 1, 2]}\n{\"prompt\": [], \"output_tokens\": 5}\n");
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_THAT((*r)[0].content_ids, ElementsAre(3, 1, 2));
-  EXPECT_EQ((*r)[0].output_length, 0);
-  EXPECT_THAT((*r)[1].content_ids, IsEmpty());
-  auto reader = OpenTrace("sim/trace/testdata/formats/vllm_custom.jsonl", {});
-  EXPECT_TRUE((*reader)->info().pseudo_tokens);
-  EXPECT_EQ(AllRequests(**reader)->at(1).priority, 1);
-  EXPECT_THAT(TraceError("{\"prompt\": \"abc\"}\n{\"prompt\": [1]}\n"),
-              HasSubstr("t:2: error: prompt: got token ids, expected a text"));
-  EXPECT_THAT(TraceError("{\"prompt\": 5}\n"), HasSubstr("prompt: got 5, expected a list"));
-  EXPECT_THAT(TraceError("{\"prompt\": \"a\", \"output_tokens\": -1}"),
-              HasSubstr("output_tokens: got -1"));
 }
 
 }  // namespace
