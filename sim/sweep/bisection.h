@@ -1,8 +1,8 @@
 // Bisection: the border between numbers that meet a condition and numbers that do not.
 //
 // It takes meeting as monotone. From a number on either side it closes in on the border by thirds,
-// two numbers at once, so that two cores have work. Numbers have four digits, or are whole: both can
-// be typed again. Same answers, same numbers tried.
+// two numbers at once, so that two cores have work. Numbers have four digits, or are whole: both
+// can be typed again. Same answers, same numbers tried.
 
 #ifndef KVBLOCKS_SIM_SWEEP_BISECTION_H_
 #define KVBLOCKS_SIM_SWEEP_BISECTION_H_

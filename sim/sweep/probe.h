@@ -1,5 +1,5 @@
-// A probe of a capacity search: replays judged by the limits of --slo over all of their requests, and
-// why they miss them.
+// A probe of a capacity search: replays judged by the limits of --slo over all of their requests,
+// and why they miss them.
 
 #ifndef KVBLOCKS_SIM_SWEEP_PROBE_H_
 #define KVBLOCKS_SIM_SWEEP_PROBE_H_
@@ -14,8 +14,8 @@
 
 namespace kvblocks::sim {
 
-// Whether --slo has percentiles, or --goodput limits to be about. InvalidArgument if the text is bad,
-// or --goodput has no limits.
+// Whether --slo has percentiles, or --goodput limits to be about. InvalidArgument if the text is
+// bad, or --goodput has no limits.
 absl::StatusOr<bool> HasLimits(std::string_view slo, double goodput);
 
 struct Probed {
