@@ -87,9 +87,9 @@ done <<'END'
 --activation-gb needs a pool that|replay --activation-gb=3 --num-blocks=2000
 --graph-gb needs a pool that|replay --graph-gb=3 --kv-memory=20
 --layout needs --plan=exact|sweep --layout=slab --grid=num_blocks=1000,2000
---step-time needs --time=fixed|tune --step-time=1ms --over=num_blocks=1000,2000
+--step-time needs --time=fixed|capacity --step-time=1ms --largest=num_blocks=1000:2000 --where=hit-rate>=0.5
 --layout needs --plan=exact|capacity --layout=slab --slo=ttft:2s@p99
---memory-utilization needs a pool that|break-even --memory-utilization=0.5 --num-blocks=400 --tier=host:2GiB:read=20GB/s
+--memory-utilization needs a pool that|capacity --memory-utilization=0.5 --num-blocks=400 --smallest=max-num-seqs=1:9 --where=hit-rate>=0.5
 --acceptance needs --num-draft-tokens|replay --acceptance=iid:0.5
 --drafter needs --num-draft-tokens|replay --drafter=eagle
 --step-time needs --time=fixed|replay --step-time=1ms

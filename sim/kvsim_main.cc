@@ -28,7 +28,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim plan --model=NAME           what its layers store and how many requests a device holds
   kvsim sweep trace.jsonl.gz        many combinations of options, on all cores
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99    the highest rate within limits; how many GPUs
-  kvsim break-even trace.jsonl.gz --tier=host:64GiB:read=50GB/s    how fast a tier must be
+  kvsim capacity trace.jsonl.gz --smallest num-blocks=500:50000 --where "hit-rate>=0.6"
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
@@ -71,8 +71,27 @@ void EndWithoutMemory() {
   _exit(kBadInput);
 }
 
+struct RemovedCommand {
+  std::string_view name;
+  const char* instead;
+};
+constexpr RemovedCommand kRemovedCommands[] = {
+    {"tune",
+     "kvsim capacity --largest OPTION=FIRST:LAST --where CONDITION for one option, or kvsim sweep "
+     "--grid OPTION=VALUES --pareto=METRIC --where CONDITION for several"},
+    {"break-even",
+     "kvsim capacity --smallest \"tier=NAME:SIZE:read={0.1:100}GB/s\" --baseline tier= --where "
+     "\"ttft-mean<=baseline\""},
+};
+
 int Main(int argc, char** argv) {
   HandleSignals();
+  for (const RemovedCommand& removed : kRemovedCommands) {
+    if (argc < 2 || argv[1] != removed.name) continue;
+    std::fprintf(stderr, "kvsim: got the command %s, which there is no longer; use %s\n", argv[1],
+                 removed.instead);
+    return kBadInput;
+  }
   std::set_new_handler(EndWithoutMemory);
   OptionParser program(
       "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
@@ -84,9 +103,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddCurveCommand(&program));
   commands.push_back(AddPlanCommand(&program));
   commands.push_back(AddSweepCommand(&program));
-  commands.push_back(AddTuneCommand(&program));
   commands.push_back(AddCapacityCommand(&program));
-  commands.push_back(AddBreakEvenCommand(&program));
   commands.push_back(AddExplainCommand(&program));
   commands.push_back(AddGenCommand(&program));
   commands.push_back(AddStatsCommand(&program));

@@ -115,11 +115,22 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
 policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
---tier: none given|break-even
---of: not given, expected the tier whose bandwidth is sought: a, b|break-even --tier=a:1GiB:read=free,b:1GiB:read=free
---of: got "c", expected a tier of --tier: a|break-even --tier=a:1GiB:read=free --of=c
---time: got fixed|break-even --tier=a:1GiB:read=free --time=fixed
---metric: |break-even --tier=a:1GiB:read=free --metric=speed
+--baseline: no condition of --where compares|capacity --smallest tier=a:1GiB:read={1:9}GB/s --baseline tier= --where hit-rate>=0.5
+--baseline: got "tier", expected OPTION=VALUE|capacity --smallest num-blocks=300:900 --baseline tier --where hit-rate>=baseline
+--where: got "ttft-mean<=baseline", which needs --baseline|capacity --smallest num-blocks=300:900 --where ttft-mean<=baseline
+--where: got "speed", expected one of|capacity --smallest num-blocks=300:900 --where speed<=1
+--where: got "ttft-mean<=1", but the replay has no such figure|capacity --smallest num-blocks=300:900 --where ttft-mean<=1 --time=fixed
+--where: got "slo", but no limit of --slo has a percentile|capacity --smallest num-blocks=300:900 --where slo --slo=ttft:1s
+--where: none given, expected a condition|capacity --largest num-blocks=300:900 --slo=ttft:1s
+--where needs --largest or --smallest|capacity --slo=ttft:1s@p99 --where hit-rate>=0.5
+--csv needs --largest or --smallest|capacity --slo=ttft:1s@p99 --csv=a.csv
+--smallest: got "num-blocks=900:300", expected a range|capacity --smallest num-blocks=900:300 --where hit-rate>=0.5
+--largest: got "num-blocks=300", expected a range|capacity --largest num-blocks=300 --where hit-rate>=0.5
+--rate: has no use with --largest or --smallest|capacity --rate=3 --largest num-blocks=300:900 --where hit-rate>=0.5
+--smallest: has no use with --split-replicas|capacity --slo=ttft:1s --split-replicas=3 --smallest num-blocks=300:900
+--where: got "ttft-mean<=baseline", expected a number: a sweep has no baseline|sweep --grid seed=1 --pareto=hit-rate --where ttft-mean<=baseline
+--where: got "slo", but no point has such a figure|sweep --grid seed=1 --limit=50 --pareto=hit-rate --where slo
+--where needs --pareto|sweep --grid seed=1 --where hit-rate>=0.5
 --tier: tier "host": capacity_bytes is 1, but a chunk|serve --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|replay --prefill-replicas=1 --decode-replicas=1 --tier=host:1GiB:read=free
 --prefill-router: got "best", expected one of round-robin|replay --prefill-replicas=1 --decode-replicas=1 --prefill-router=best

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs kvsim curve, sweep, point, tune and capacity.
+# Runs kvsim curve, sweep, point and capacity.
 . "$(dirname "$0")/kvsim_checks.sh"
 
 # --- Curves ---
@@ -119,7 +119,11 @@ grep -q 'requests were rejected' out || fail "a point without figures does not s
 expect 2 'did you mean --num-blocks' sweep --grid num-block=1
 expect 2 'nothing to sweep over' sweep
 expect 2 'two axes' sweep --grid seed=1,2 --grid seed=3
-expect 2 'expected two metrics or more' sweep --grid seed=1 --pareto=hit-rate
+# The best point by one metric, of those that hold a condition.
+expect 0 '' sweep --limit=100 --grid num-blocks=300,600,900 --pareto=hit-rate --csv=-
+grep -q '^2,.*true,$' out && [ "$(grep -c 'true,$' out)" -eq 1 ] || fail "the largest pool is not the best: $(cat out)"
+expect 0 '' sweep --limit=100 --grid num-blocks=300,600,900 --pareto=hit-rate --where 'pool-gib<=1.5' --csv=-
+grep -q '^1,.*true,$' out && [ "$(grep -c 'true,$' out)" -eq 1 ] || fail "a condition excludes nothing: $(cat out)"
 expect 2 'metrics: got "x"' sweep --grid seed=1 --metrics=x
 expect 2 'no such file' sweep nowhere.jsonl --grid seed=1
 expect 2 'standard input can be read once' sweep - --grid seed=1
@@ -138,11 +142,8 @@ kill -TERM $sweep  # a shell ignores SIGINT for what it puts in the background
 wait $sweep
 grep -q 'finished points are in cut.jsonl' err || fail "an interrupted sweep does not say what it keeps: $(cat err)"
 [ "$(wc -l <cut.jsonl)" -ge 3 ] || fail "an interrupted sweep lost its points"
-expect 0 '' tune --over max-num-seqs=1:512:*2 --speedup=60 --limit=150 --json
-grep -q '"objective": "output-tokens-per-s"' out || fail "tune has no objective"
-expect 1 '' tune --over max-num-seqs=1,2 --slo=ttft:1us:p99 --limit=50
-grep -q 'no point that was tried meets --slo' out || fail "tune does not say that nothing fits"
-expect 2 'nothing to tune' tune
+expect 2 'kvsim capacity --largest' tune --over max-num-seqs=1,2
+expect 2 'kvsim capacity --smallest' break-even --tier=host:2GiB:read=20GB/s
 expect 0 '' capacity --slo=ttft:500ms@p99 --num-blocks=4000 --json-file=capacity.json
 speedup=$(grep -m1 -A12 '"at_highest"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
 expect 0 '' replay --slo=ttft:500ms:p99 --num-blocks=4000 --speedup=$speedup --quiet
@@ -160,17 +161,24 @@ expect 2 'closed loop' capacity --slo=ttft:1s@p99 --concurrency=2
 expect 2 'time: got fixed' capacity --slo=ttft:1s@p99 --time=fixed
 expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,h200
 
-# --- Break-even of a tier (SM-106): below it the metric is worse than without, above it is not ---
-expect 0 '' break-even --num-blocks=400 --tier=host:2GiB:read=20GB/s:latency=50us
-between=$(sed -n 's/.* breaks even between \(.*\)GB.s and \(.*\)GB.s: .*/\1 \2/p' out)
-[ -n "$between" ] || fail "no break-even: $(cat out)"
+# --- The border of any option: its value holds the conditions, the next one tried does not ---
+expect 0 '' capacity --largest max-num-seqs=1:256 --speedup=60 --limit=150 --slo=tpot:9ms@p95 --json
+value() { grep -m1 "\"$1\"" out | cut -d'"' -f4; }
+found=$(value value) missed=$(value missed)
+expect 0 '' replay --max-num-seqs=$found --speedup=60 --limit=150 --slo=tpot:9ms@p95 --quiet
+expect 1 '' replay --max-num-seqs=$missed --speedup=60 --limit=150 --slo=tpot:9ms@p95 --quiet
+expect 1 '' capacity --smallest num-blocks=300:900 --where 'hit-rate>=0.99' --limit=100
+grep -q '^answer  *no value of the range holds' out || fail "a condition that nothing holds is held: $(cat out)"
+# The break-even of a tier (SM-106): below it the TTFT is worse than without a tier, at it, it is not.
+expect 0 '' capacity --num-blocks=400 --smallest 'tier=host:2GiB:read={0.5:50}GB/s:latency=50us' --baseline tier= \
+  --where 'ttft-mean<=baseline' --tolerance=0.05 --json --csv=border.csv
+found=$(value value) missed=$(value missed)
+[ "$(awk -F, '{ print NF }' border.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV of a border"
 ttft() { expect 0 '' replay --num-blocks=400 --json "$@"
   tr -s '\n ' ' ' <out | grep -o '"ttft": {[^}]*' | grep -o '"mean_ms": [0-9.e+]*' | cut -d' ' -f2; }
-none=$(ttft)
-worse=$(ttft --tier=host:2GiB:read=${between% *}GB/s:latency=50us)
-even=$(ttft --tier=host:2GiB:read=${between#* }GB/s:latency=50us)
-awk "BEGIN { exit !($worse > $none && $even <= $none && ${between#* } <= 1.05 * ${between% *}) }" ||
-  fail "TTFT $none without, $worse and $even at the ends of $between"
+none=$(ttft) worse=$(ttft --tier=$missed) even=$(ttft --tier=$found)
+awk "BEGIN { exit !($worse > $none && $even <= $none) }" ||
+  fail "TTFT $none without, $worse with $missed and $even with $found"
 # --- Prefill and decode apart: which division, and how many ---
 limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
 expect 0 '' capacity $limits --split-replicas=3 --json

@@ -10,7 +10,7 @@ expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
 expect 0 '' --version
 grep -qxE 'kvsim [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints $(cat out)"
-for command in replay curve plan sweep tune capacity point explain verify stats convert validate compare calibrate events; do
+for command in replay curve plan sweep capacity point explain verify stats convert validate compare calibrate events; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"

@@ -370,7 +370,7 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return BadOption("--tier", setup.config.tier(),
-             "nothing: only kvsim replay, explain, verify, break-even, serve and sweeps have tiers");
+             "nothing: only kvsim replay, explain, verify, serve and searches have tiers");
 }
 
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup, int64_t replica,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -15,10 +16,8 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/slo.h"
-#include "kvblocks/sim/sweep/capacity_binding.h"
-#include "kvblocks/sim/sweep/capacity_notes.h"
-#include "kvblocks/sim/sweep/probe_sums.h"
+#include "kvblocks/sim/sweep/bisection.h"
+#include "kvblocks/sim/sweep/probe.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -32,13 +31,6 @@ constexpr double kMostSpeedup = 16384;
 constexpr double kLeastSpeedup = 1.0 / 1024;
 constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
-
-pb::Setting SettingFor(const char* option, const std::string& value) {
-  pb::Setting setting;
-  setting.set_option(option);
-  setting.set_value(value);
-  return setting;
-}
 
 // Four digits: far below any tolerance, and short enough to type again.
 std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
@@ -56,10 +48,6 @@ class CapacitySearch {
   absl::StatusOr<pb::CapacityReport> Run();
 
  private:
-  struct Probed {
-    pb::CapacityReport::Probe probe;
-    pb::PointResult worst;  // of the replicas, the one with most of its limits
-  };
   struct Wanted {
     double speedup;
     int64_t replicas;
@@ -71,8 +59,8 @@ class CapacitySearch {
   absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
                                                const std::vector<Wanted>& wanted);
   bool IsOneReplay(const Wanted& wanted) const;
-  Probed Sum(const Wanted& wanted, const pb::PointResult* results, int64_t count) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
+  absl::Status CloseInOnRate(Bisection* border, const std::map<double, Probed>& probed) const;
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
                                      int64_t replicas);
   absl::Status FindReplicas(pb::CapacityReport::Candidate* candidate);
@@ -82,7 +70,6 @@ class CapacitySearch {
   PointRunner* runner_;
   DecodedTraces* traces_;
   ContentHashes* hashes_;
-  std::vector<Objective> objectives_;
   bool has_router_ = false;
   int64_t fleet_ = 1;  // replicas whose highest rate is looked for
   double trace_rate_ = 0;
@@ -115,23 +102,15 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         "--time: got fixed: with steps of one length no latency means anything; expected another "
         "clock");
   }
-  auto objectives = ParseObjectives(config.slo());
-  if (!objectives.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
-  }
-  objectives_ = *std::move(objectives);
-  const bool has_percentile =
-      std::any_of(objectives_.begin(), objectives_.end(),
-                  [](const Objective& objective) { return objective.percentile > 0; });
-  if (!has_percentile && options_.goodput == 0) {
+  const auto has_limits = HasLimits(config.slo(), options_.goodput);
+  if (!has_limits.ok()) return has_limits.status();
+  if (!*has_limits) {
     return absl::InvalidArgumentError(
-        objectives_.empty()
+        config.slo().empty()
             ? "--slo: none given, expected limits with percentiles, like ttft:2s@p99,tpot:50ms@p95"
             : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or "
-              "--goodput=SHARE "
-              "of requests that meet all limits");
+              "--goodput=SHARE of requests that meet all limits");
   }
-  if (objectives_.empty()) return absl::InvalidArgumentError("--goodput: needs --slo");
   has_router_ = AsksForRouter(config);
   if (IsFleet(config) && options_.target_rate > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -197,52 +176,7 @@ bool CapacitySearch::IsOneReplay(const Wanted& wanted) const {
   return wanted.replicas > 1 && (has_router_ || fleet_ > 1);
 }
 
-CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::PointResult* results,
-                                           int64_t count) const {
-  Probed probed;
-  pb::CapacityReport::Probe& probe = probed.probe;
-  probe.set_speedup(SpeedupText(wanted.speedup));
-  probe.set_requests_per_s(trace_rate_ * wanted.speedup);
-  probe.set_replicas(wanted.replicas);
-  ProbeSums sums(objectives_.size());
-  for (int64_t i = 0; i < count; ++i) {
-    const pb::PointResult& result = results[i];
-    if (!result.problem().empty()) {
-      probe.set_problem(result.problem());
-      return probed;
-    }
-    sums.Add(result);
-  }
-  probed.worst = std::move(sums.worst);
-  const auto share = [&](int64_t part) {
-    return sums.total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(sums.total);
-  };
-  bool met = sums.total > 0;
-  for (size_t o = 0; o < objectives_.size(); ++o) {
-    const Objective& objective = objectives_[o];
-    pb::CapacityReport::Objective* out = probe.add_objectives();
-    const auto& described = probed.worst.report().goodput().objectives(static_cast<int>(o));
-    out->set_metric(described.metric());
-    out->set_limit_ms(described.limit_ms());
-    out->set_percentile(described.percentile());
-    out->set_observed_ms(sums.observed[o]);
-    out->set_share(share(sums.good[o]));
-    // Counts, so that replicas add up and requests that never ran are not left out.
-    out->set_met(objective.percentile == 0 ||
-                 static_cast<__int128>(sums.good[o]) * 10000 >=
-                     static_cast<__int128>(objective.percentile) * sums.total);
-    met = met && out->met();
-  }
-  if (has_followers_ && sums.last_arrival > sums.first_arrival) {
-    probe.set_requests_per_s(static_cast<double>(sums.arrived - 1) /
-                             (sums.last_arrival - sums.first_arrival));
-  }
-  probe.set_good_share(share(sums.all_good));
-  probe.set_met(met && share(sums.all_good) >= options_.goodput);
-  return probed;
-}
-
-absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
+absl::StatusOr<std::vector<Probed>> CapacitySearch::ProbeAll(
     const pb::CapacityReport::Candidate& candidate, const std::vector<Wanted>& wanted) {
   std::vector<PlannedPoint> points;
   std::vector<int64_t> counts;
@@ -251,11 +185,11 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
     counts.push_back(is_one_replay ? 1 : one.replicas);
     for (int64_t replica = 0; replica < counts.back(); ++replica) {
       std::vector<pb::Setting> settings = {
-          SettingFor("device", candidate.device()),
-          SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
-          SettingFor("speedup", SpeedupText(one.speedup))};
-      if (one.is_spread) settings.push_back(SettingFor("spread", "true"));
-      if (is_one_replay) settings.push_back(SettingFor("replicas", absl::StrCat(one.replicas)));
+          MakeSetting("device", candidate.device()),
+          MakeSetting("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
+          MakeSetting("speedup", SpeedupText(one.speedup))};
+      if (one.is_spread) settings.push_back(MakeSetting("spread", "true"));
+      if (is_one_replay) settings.push_back(MakeSetting("replicas", absl::StrCat(one.replicas)));
       auto point = PlanPoint(options_.asked, settings, hashes_,
                              is_one_replay || one.replicas == 1 ? 0 : one.replicas, replica);
       if (!point.ok()) return point.status();
@@ -265,95 +199,88 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
   const auto results = runner_->Run(points);
   if (!results.ok()) return results.status();
   std::vector<Probed> probed;
-  const pb::PointResult* next = results->data();
+  size_t next = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    probed.push_back(Sum(wanted[i], next, counts[i]));
-    next += counts[i];
+    const auto count = static_cast<size_t>(counts[i]);
+    Probed& one = probed.emplace_back(
+        JudgeLimits(absl::MakeConstSpan(*results).subspan(next, count), options_.goodput));
+    one.probe.set_speedup(SpeedupText(wanted[i].speedup));
+    one.probe.set_requests_per_s(has_followers_ && one.arrivals_per_s > 0
+                                     ? one.arrivals_per_s
+                                     : trace_rate_ * wanted[i].speedup);
+    one.probe.set_replicas(wanted[i].replicas);
+    next += count;
   }
   return probed;
 }
 
 absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* candidate) {
-  // Of the rates that were tried.
-  double low = 0, high = 0;
-  Probed at_low, at_high;
   candidate->set_is_monotone(true);
-  // Two at a time, so that two cores have work. `speedups` ascend.
-  const auto probe = [&](std::vector<double> speedups) -> absl::Status {
+  std::map<double, Probed> probed;  // by speed-up
+  const auto probe = [&](const std::vector<double>& speedups) -> absl::StatusOr<std::vector<bool>> {
     std::vector<Wanted> wanted;
-    for (const double speedup : speedups) wanted.push_back({Rounded(speedup), fleet_});
-    const auto probed = ProbeAll(*candidate, wanted);
-    if (!probed.ok()) return probed.status();
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const Probed& one = (*probed)[i];
-      const double speedup = wanted[i].speedup;
+    for (const double speedup : speedups) wanted.push_back({speedup, fleet_});
+    auto results = ProbeAll(*candidate, wanted);
+    if (!results.ok()) return results.status();
+    std::vector<bool> is_met;
+    for (size_t i = 0; i < speedups.size(); ++i) {
+      Probed& one = (*results)[i];
       if (!one.probe.problem().empty()) {
         candidate->set_problem(one.probe.problem());
-        return absl::OkStatus();
+        return absl::CancelledError(one.probe.problem());
       }
-      if (one.probe.met()) {
-        if (high > 0 && speedup > high) {
-          candidate->set_is_monotone(false);
-        } else if (speedup > low) {
-          low = speedup;
-          at_low = one;
-        }
-      } else if ((high == 0 || speedup < high) && speedup > low) {
-        high = speedup;
-        at_high = one;
-      }
+      is_met.push_back(one.probe.met());
+      probed[speedups[i]] = std::move(one);
     }
-    return absl::OkStatus();
+    return is_met;
   };
-  for (double speedup = 1; high == 0 && speedup <= kMostSpeedup; speedup *= 4) {
-    if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
-    if (!candidate->problem().empty()) return absl::OkStatus();
+  Bisection border({.tolerance = options_.tolerance}, probe);
+  if (absl::Status status = CloseInOnRate(&border, probed); !status.ok()) {
+    return candidate->problem().empty() ? status : absl::OkStatus();
   }
-  // Slower, requests hardly meet each other, and the clock ends after 106 days.
-  const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
-  for (double speedup = 0.25; low == 0 && speedup >= least; speedup /= 4) {
-    const double before = WorstUse(at_high.probe);
-    if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
-    if (!candidate->problem().empty()) return absl::OkStatus();
-    // Requests that come one by one are as fast as they get.
-    if (low == 0 && WorstUse(at_high.probe) == before) break;
-  }
-  while (low > 0 && high > 0 && high / low > 1 + options_.tolerance) {
-    const double third = std::cbrt(high / low);
-    const double before_low = low, before_high = high;
-    if (absl::Status status = probe({low * third, low * third * third}); !status.ok()) {
-      return status;
-    }
-    if (low == before_low && high == before_high) break;  // no number between them has four digits
-  }
-  if (low > 0 && high > 0) {
-    const double found = high;
-    if (absl::Status status =
-            probe({found * (1 + options_.tolerance), found * (1 + 4 * options_.tolerance)});
-        !status.ok()) {
-      return status;
-    }
-  }
+  const Probed &at_low = probed[border.low()], &at_high = probed[border.high()];
+  candidate->set_is_monotone(border.is_monotone());
   candidate->set_highest_rate(at_low.probe.requests_per_s());
   candidate->set_failing_rate(at_high.probe.requests_per_s());
-  if (low > 0) *candidate->mutable_at_highest() = at_low.probe;
-  if (high > 0) {
+  if (border.low() > 0) *candidate->mutable_at_highest() = at_low.probe;
+  if (border.high() > 0) {
     *candidate->mutable_at_failing() = at_high.probe;
-    candidate->set_binding(DescribeBinding(at_high.probe, at_high.worst, options_.goodput));
+    candidate->set_binding(absl::StrCat(DescribeMissedLimits(at_high.probe, options_.goodput), ". ",
+                                        DescribeBottleneck(at_high)));
   }
   // Recorders that look every few seconds give many requests one time.
-  if (high > 0 && num_arrivals_ > 2 * num_arrival_times_) {
-    const auto probed = ProbeAll(*candidate, {{.speedup = high, .replicas = fleet_, .is_spread = true}});
-    if (!probed.ok()) return probed.status();
-    candidate->set_met_if_spread(probed->front().probe.met());
+  if (border.high() > 0 && num_arrivals_ > 2 * num_arrival_times_) {
+    const auto spread =
+        ProbeAll(*candidate, {{.speedup = border.high(), .replicas = fleet_, .is_spread = true}});
+    if (!spread.ok()) return spread.status();
+    candidate->set_met_if_spread(spread->front().probe.met());
   }
-  if (low == 0)
+  if (border.low() == 0) {
     candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
                                            at_high.probe.requests_per_s()));
+  }
   return absl::OkStatus();
 }
 
-absl::StatusOr<CapacitySearch::Probed> CapacitySearch::ProbeTarget(
+// From the rate as recorded up, or down, until one is met and one is not.
+absl::Status CapacitySearch::CloseInOnRate(Bisection* border,
+                                           const std::map<double, Probed>& probed) const {
+  for (double speedup = 1; border->high() == 0 && speedup <= kMostSpeedup; speedup *= 4) {
+    if (absl::Status status = border->Try({speedup, 2 * speedup}); !status.ok()) return status;
+  }
+  // Slower, requests hardly meet each other, and the clock ends after 106 days.
+  const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
+  for (double speedup = 0.25; border->low() == 0 && speedup >= least; speedup /= 4) {
+    const double before = WorstUse(probed.at(border->high()).probe);
+    if (absl::Status status = border->Try({speedup, 2 * speedup}); !status.ok()) return status;
+    // Requests that come one by one are as fast as they get.
+    if (border->low() == 0 && WorstUse(probed.at(border->high()).probe) == before) break;
+  }
+  if (absl::Status status = border->CloseIn(); !status.ok()) return status;
+  return border->LookBeyond(0, std::numeric_limits<double>::infinity());
+}
+
+absl::StatusOr<Probed> CapacitySearch::ProbeTarget(
     const pb::CapacityReport::Candidate& candidate, int64_t replicas) {
   constexpr double kClose = 0.99, kLeastStep = 1.1;
   double speedup = Rounded(options_.target_rate / trace_rate_);

@@ -49,6 +49,16 @@ absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const Capacit
                                                                    DecodedTraces* traces,
                                                                    ContentHashes* hashes);
 
+// Of the trace.
+struct CapacityNoteFacts {
+  double arrival_seconds = 0;  // from the first to the last
+  int64_t num_arrivals = 0;    // of requests that wait for none
+  int64_t num_arrival_times = 0;
+};
+// What a planner must know beside the rates that were found. The report has everything else.
+void AddCapacityNotes(const CapacityNoteFacts& facts,
+                      ::kvblocks::sweep::v1::CapacityReport* report);
+
 // A screen for people.
 std::string FormatCapacity(const ::kvblocks::sweep::v1::CapacityReport& report, bool color);
 

@@ -1,4 +1,4 @@
-// What sweep, tune and capacity have in common: the options of the search beside those of a replay,
+// What sweep and capacity have in common: the options of the search beside those of a replay,
 // where results are kept, and who runs the points.
 
 #ifndef KVBLOCKS_SIM_SWEEP_SEARCH_COMMAND_H_
@@ -39,6 +39,7 @@ class SearchOptions {
                    const ReportOutput::Texts& texts, ExitStatus done);
 
   bool quiet() const { return output_.quiet(); }
+  const std::string& csv() const { return output_.csv(); }
   int num_threads() const { return static_cast<int>(threads_); }
   bool keeps_results() const { return !results_.empty() || retry_; }
 

@@ -12,6 +12,7 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/sweep/condition.h"
 #include "kvblocks/sim/sweep/search_command.h"
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_metrics.h"
@@ -62,9 +63,15 @@ class SweepCommand final : public Command {
                    .help = "columns of the table and the CSV, as docs/searching.md names them"},
                   &metrics_);
     options_->Add({.name = "--pareto",
-                   .unit = "NAME,NAME,...",
-                   .help = "mark the points that no other one beats in these metrics"},
+                   .unit = "NAME,...",
+                   .help = "mark the points that no other one beats in these metrics; of one "
+                           "metric: the best point"},
                   &pareto_);
+    options_->AddRepeated({.name = "--where",
+                           .unit = "CONDITION",
+                           .help = "only points that hold it are marked: METRIC<=NUMBER, "
+                                   "METRIC>=NUMBER, or slo, the percentiles of --slo"},
+                          &where_);
     options_->Add({.name = "--prices",
                    .unit = "DEVICE:PRICE,...",
                    .help = "of one device for an hour, for cost-per-1m-tokens"},
@@ -91,7 +98,7 @@ class SweepCommand final : public Command {
   ReplayInput input_;
   SearchOptions search_;
   std::string spec_, metrics_, pareto_, prices_;
-  std::vector<std::string> grid_;
+  std::vector<std::string> grid_, where_;
   int64_t rows_ = 200;
   bool print_spec_ = false;
 };
@@ -160,9 +167,17 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
   if (!front.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--pareto: ", front.status().message()));
   }
-  if (front->size() == 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--pareto: got \"", pareto_, "\", expected two metrics or more"));
+  auto conditions = ParseConditions(where_, *prices);
+  if (!conditions.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--where: ", conditions.status().message()));
+  }
+  if (!conditions->empty() && front->empty()) {
+    return absl::InvalidArgumentError("--where needs --pareto, the points that it is about");
+  }
+  for (const Condition& condition : *conditions) {
+    if (!condition.is_of_baseline) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--where: got \"", condition.text, "\", expected a number: a sweep has no baseline"));
   }
   for (const SweepMetric& metric : *front) {
     const bool is_shown =
@@ -185,15 +200,26 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
   if (absl::Status status = search_.Open("sweep", results_file); !status.ok()) return status;
   const auto results = search_.runner().Run(*points);
   if (!results.ok()) return results.status();
-  if (metrics_.empty()) {
-    // Columns that nobody asked for and that no point has.
-    std::erase_if(*metrics, [&](const SweepMetric& metric) {
-      return std::none_of(results->begin(), results->end(), [&](const pb::PointResult& result) {
-        return ValueOf(metric, result).has_value();
-      });
-    });
+  for (const Condition& condition : *conditions) {
+    const bool has_figure =
+        std::any_of(results->begin(), results->end(), [&](const pb::PointResult& result) {
+          return Holds(condition, result, {}).has_value();
+        });
+    if (has_figure) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--where: got \"", condition.text, "\", but no point has such a figure"));
   }
-  const pb::SweepReport report = MakeSweepReport(*results, *metrics, *front);
+  if (metrics_.empty()) DropEmptyMetrics(*results, &*metrics);
+  std::vector<bool> is_candidate;
+  for (const pb::PointResult& result : *results) {
+    is_candidate.push_back(
+        std::all_of(conditions->begin(), conditions->end(), [&](const Condition& condition) {
+          return Holds(condition, result, {}).value_or(false);
+        }));
+  }
+  pb::SweepReport report = MakeSweepReport(*results, *metrics, *front,
+                                           ParetoFront(*results, *front, is_candidate));
+  for (const Condition& condition : *conditions) report.add_conditions(condition.text);
   const bool has_problem =
       std::any_of(results->begin(), results->end(),
                   [](const pb::PointResult& result) { return !result.problem().empty(); });

@@ -11,9 +11,7 @@ namespace kvblocks::sim {
 
 std::unique_ptr<Command> AddSweepCommand(OptionParser* program);
 std::unique_ptr<Command> AddPointCommand(OptionParser* program);
-std::unique_ptr<Command> AddTuneCommand(OptionParser* program);
 std::unique_ptr<Command> AddCapacityCommand(OptionParser* program);
-std::unique_ptr<Command> AddBreakEvenCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

@@ -7,11 +7,14 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/metric_list.h"
+#include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -281,13 +284,23 @@ std::optional<double> ValueOf(const SweepMetric& metric, const pb::PointResult& 
   return metric.value(result.report());
 }
 
+std::string MetricText(const SweepMetric& metric, double value) {
+  if (metric.is_percent) return absl::StrFormat("%.*f %%", metric.decimals, 100 * value);
+  if (metric.decimals == 0 && std::abs(value) < 9e15) {
+    return WithThousands(static_cast<int64_t>(value));
+  }
+  return GroupThousands(absl::StrFormat("%.*f", metric.decimals, value));
+}
+
 std::vector<bool> ParetoFront(const std::vector<pb::PointResult>& results,
-                              const std::vector<SweepMetric>& metrics) {
+                              const std::vector<SweepMetric>& metrics,
+                              const std::vector<bool>& is_candidate) {
   std::vector<bool> on_front(results.size(), false);
   if (metrics.empty()) return on_front;
   std::vector<std::vector<double>> values(results.size());
   std::vector<size_t> order;
   for (size_t i = 0; i < results.size(); ++i) {
+    if (!is_candidate[i]) continue;
     for (const SweepMetric& metric : metrics) {
       const auto value = ValueOf(metric, results[i]);
       if (!value) break;

@@ -48,10 +48,14 @@ std::vector<std::string> SweepMetricNames();
 std::optional<double> ValueOf(const SweepMetric& metric,
                               const ::kvblocks::sweep::v1::PointResult& result);
 
+// A value as tables show it.
+std::string MetricText(const SweepMetric& metric, double value);
+
 // Which points no other point beats: none is at least as good in every metric and better in one.
-// Points that lack a value are never on it. O(n^2) at worst.
+// Points that lack a value, or that `is_candidate` leaves out, are never on it. O(n^2) at worst.
 std::vector<bool> ParetoFront(const std::vector<::kvblocks::sweep::v1::PointResult>& results,
-                              const std::vector<SweepMetric>& metrics);
+                              const std::vector<SweepMetric>& metrics,
+                              const std::vector<bool>& is_candidate);
 
 }  // namespace kvblocks::sim
 

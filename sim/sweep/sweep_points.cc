@@ -264,6 +264,13 @@ absl::StatusOr<std::vector<std::string>> AxisValues(const pb::Axis& axis) {
   return values;
 }
 
+pb::Setting MakeSetting(std::string option, std::string value) {
+  pb::Setting setting;
+  setting.set_option(std::move(option));
+  setting.set_value(std::move(value));
+  return setting;
+}
+
 absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
                                        const std::vector<pb::Setting>& settings,
                                        ContentHashes* hashes, int64_t replicas, int64_t replica) {

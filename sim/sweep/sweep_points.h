@@ -55,6 +55,8 @@ absl::StatusOr<::kvblocks::sweep::v1::Axis> ParseAxis(std::string_view text);
 // The values of an axis, ranges written out.
 absl::StatusOr<std::vector<std::string>> AxisValues(const ::kvblocks::sweep::v1::Axis& axis);
 
+::kvblocks::sweep::v1::Setting MakeSetting(std::string option, std::string value);
+
 // One point: `asked` with `settings` over it, and defaults. InvalidArgument for an unknown option
 // or a value that is none, NotFound and the like for files; options out of range are in the point's
 // status.

@@ -48,23 +48,27 @@ std::string SettingOf(const pb::SweepRow& row, const std::string& option) {
 
 std::string MetricCell(const SweepMetric& metric, const pb::SweepRow& row) {
   const auto value = RowValue(row, metric.name);
-  if (!value) return "n/a";
-  if (metric.is_percent) return absl::StrFormat("%.*f %%", metric.decimals, 100 * *value);
-  if (metric.decimals == 0 && std::abs(*value) < 9e15) {
-    return WithThousands(static_cast<int64_t>(*value));
-  }
-  return GroupThousands(absl::StrFormat("%.*f", metric.decimals, *value));
+  return value ? MetricText(metric, *value) : "n/a";
+}
+
+void DropEmptyMetrics(const std::vector<pb::PointResult>& results,
+                      std::vector<SweepMetric>* metrics) {
+  std::erase_if(*metrics, [&](const SweepMetric& metric) {
+    return std::none_of(results.begin(), results.end(), [&](const pb::PointResult& result) {
+      return ValueOf(metric, result).has_value();
+    });
+  });
 }
 
 pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
                                 const std::vector<SweepMetric>& metrics,
-                                const std::vector<SweepMetric>& front) {
+                                const std::vector<SweepMetric>& front,
+                                const std::vector<bool>& on_front) {
   pb::SweepReport report;
   report.set_schema_version(1);
   std::vector<std::string> options;
   int64_t num_problems = 0, num_same = 0;
   std::set<std::string> names;
-  const std::vector<bool> on_front = ParetoFront(results, front);
   for (const SweepMetric& metric : metrics) report.add_metrics(metric.name);
   for (const SweepMetric& metric : front) report.add_front_metrics(metric.name);
   for (size_t i = 0; i < results.size(); ++i) {
@@ -119,15 +123,50 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
   return report;
 }
 
+namespace {
+
+// Points that are best by one metric may stand below the rows that are shown.
+void AddBest(const pb::SweepReport& report, const std::vector<SweepMetric>& metrics,
+             TextPage* page) {
+  const std::string& name = report.front_metrics(0);
+  const pb::SweepRow* best = nullptr;
+  int64_t num_more = -1;
+  for (const pb::SweepRow& row : report.rows()) {
+    if (!row.on_front()) continue;
+    if (best == nullptr) best = &row;
+    ++num_more;
+  }
+  if (best == nullptr) {
+    page->Text("best", absl::StrCat("no point has ", name));
+    return;
+  }
+  std::vector<std::string> flags;
+  for (const pb::Setting& setting : best->settings()) {
+    flags.push_back(absl::StrCat("--", Dashed(setting.option()), "=", setting.value()));
+  }
+  const auto metric = std::find_if(metrics.begin(), metrics.end(),
+                                   [&](const SweepMetric& other) { return other.name == name; });
+  const std::string more = num_more > 0 ? absl::StrCat("; ", num_more, " more have it, too") : "";
+  page->Text("best", absl::StrCat("* ", absl::StrJoin(flags, " "), ": ", name, " ",
+                                  MetricCell(*metric, *best), more));
+}
+
+}  // namespace
+
 std::string FormatSweep(const pb::SweepReport& report, const std::vector<SweepMetric>& metrics,
                         int64_t max_rows, bool color) {
   TextPage page(color);
   if (!report.workload().empty()) page.Text("workload", report.workload());
   page.Line("points", WithThousands(report.rows_size()));
-  if (report.front_metrics_size() > 0) {
+  if (report.front_metrics_size() == 1) {
+    AddBest(report, metrics, &page);
+  } else if (report.front_metrics_size() > 1) {
     page.Text("front",
               absl::StrCat("* no other point is at least as good in ",
                            absl::StrJoin(report.front_metrics(), ", "), " and better in one"));
+  }
+  if (report.conditions_size() > 0) {
+    page.Text("", absl::StrCat("of those with ", absl::StrJoin(report.conditions(), " and ")));
   }
   page.Blank();
   std::vector<std::vector<std::string>> cells;

@@ -12,10 +12,16 @@
 
 namespace kvblocks::sim {
 
+// Leaves out what no point has.
+void DropEmptyMetrics(const std::vector<::kvblocks::sweep::v1::PointResult>& results,
+                      std::vector<SweepMetric>* metrics);
+
 // The rows in the order of `results`. `front`: metrics of the Pareto front; none: no front.
+// `on_front`: which results are on it, or the answer of a search.
 ::kvblocks::sweep::v1::SweepReport MakeSweepReport(
     const std::vector<::kvblocks::sweep::v1::PointResult>& results,
-    const std::vector<SweepMetric>& metrics, const std::vector<SweepMetric>& front);
+    const std::vector<SweepMetric>& metrics, const std::vector<SweepMetric>& front,
+    const std::vector<bool>& on_front);
 
 // Lines of any width: a column per option and metric. `max_rows`: of the table; the rest is counted.
 std::string FormatSweep(const ::kvblocks::sweep::v1::SweepReport& report,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,11 +14,13 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/sweep/bisection.h"
+#include "kvblocks/sim/sweep/border_search.h"
 #include "kvblocks/sim/sweep/capacity_search.h"
+#include "kvblocks/sim/sweep/condition.h"
 #include "kvblocks/sim/sweep/point_runner.h"
 #include "kvblocks/sim/sweep/sweep_points.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
-#include "kvblocks/sim/sweep/tune_search.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -273,7 +276,9 @@ TEST(PointRunnerTest, SM107ResultsAreThoseOfReplaysWhateverTheNumberOfThreads) {
     for (size_t i = 0; i < one.size(); ++i) {
       EXPECT_EQ(many[i].SerializeAsString(), one[i].SerializeAsString());
     }
-    const auto a = MakeSweepReport(one, metrics, front), b = MakeSweepReport(many, metrics, front);
+    const std::vector<bool> all(one.size(), true);
+    const auto a = MakeSweepReport(one, metrics, front, ParetoFront(one, front, all));
+    const auto b = MakeSweepReport(many, metrics, front, ParetoFront(many, front, all));
     EXPECT_EQ(FormatSweep(a, metrics, 100, false), FormatSweep(b, metrics, 100, false));
     EXPECT_EQ(SweepCsv(a), SweepCsv(b));
     EXPECT_EQ(SweepPage(a, metrics, front), SweepPage(b, metrics, front));
@@ -344,8 +349,12 @@ TEST(SweepMetricsTest, TheFrontIsWhatNoPointBeats) {
                                           point(0.7, 4), point(0.1, 0), point(0.1, 1)};
   results.push_back({});  // without figures
   const auto metrics = *FindSweepMetrics("hit-rate,preemptions", {});
-  EXPECT_THAT(ParetoFront(results, metrics),
+  std::vector<bool> is_candidate(results.size(), true);
+  EXPECT_THAT(ParetoFront(results, metrics, is_candidate),
               ElementsAre(false, true, true, true, true, false, false));
+  is_candidate[1] = is_candidate[2] = false;
+  EXPECT_THAT(ParetoFront(results, metrics, is_candidate),
+              ElementsAre(true, false, false, true, true, false, false));
   EXPECT_EQ(FindSweepMetric("hitrate", {}).ok(), false);
   const auto field = FindSweepMetric("min:preemption.preemptions", {});
   ASSERT_TRUE(field.ok());
@@ -358,41 +367,149 @@ TEST(SweepMetricsTest, TheFrontIsWhatNoPointBeats) {
   EXPECT_FALSE(ParsePrices("h100:1,h100-sxm:2", {}).ok());
 }
 
-TEST(TuneTest, SM109FindsTheBestOfTheGridAndKeepsEveryPoint) {
-  TuneOptions tune;
-  tune.asked.set_limit(80);
-  tune.asked.set_speedup("60");
-  for (const char* text : {"max-num-seqs=1:4096:*2", "num-blocks=400,1000,3000"}) {
-    tune.axes.push_back(*ParseAxis(text));
+Condition ConditionOf(const std::string& text) {
+  auto condition = ParseCondition(text, {});
+  EXPECT_TRUE(condition.ok()) << condition.status();
+  return *std::move(condition);
+}
+
+TEST(ConditionTest, HoldsByNumberByBaselineAndByLimits) {
+  const auto with_hits = [](double hit_rate) {
+    pb::PointResult result;
+    result.mutable_report()->mutable_whole_run()->mutable_token_hit_rate()->set_value(hit_rate);
+    return result;
+  };
+  EXPECT_EQ(Holds(ConditionOf("hit-rate>=0.6"), with_hits(0.6), {}), true);
+  EXPECT_EQ(Holds(ConditionOf("hit-rate>=0.6"), with_hits(0.59), {}), false);
+  EXPECT_EQ(Holds(ConditionOf("hit-rate<=baseline"), with_hits(0.5), with_hits(0.5)), true);
+  EXPECT_EQ(Holds(ConditionOf("hit-rate>=1.2*baseline"), with_hits(0.5), with_hits(0.5)), false);
+  // A report without the figure neither holds it nor misses it.
+  EXPECT_EQ(Holds(ConditionOf("goodput>=1"), with_hits(0.5), {}), std::nullopt);
+  EXPECT_EQ(Holds(ConditionOf("slo"), with_hits(0.5), {}), std::nullopt);
+  EXPECT_EQ(Holds(ConditionOf("hit-rate<=baseline"), with_hits(0.5), {}), std::nullopt);
+  // A rejected request is within no limit.
+  pb::PointResult limited = with_hits(0.5);
+  auto* goodput = limited.mutable_report()->mutable_goodput();
+  goodput->set_requests_total(100);
+  auto* limit = goodput->add_objectives();
+  limit->set_percentile(90);
+  limit->set_limit_ms(5);
+  limit->set_requests_good(90);
+  EXPECT_EQ(Holds(ConditionOf("slo"), limited, {}), true);
+  limit->set_requests_good(89);
+  EXPECT_EQ(Holds(ConditionOf("slo"), limited, {}), false);
+  EXPECT_THAT(DescribeMiss({ConditionOf("slo"), ConditionOf("hit-rate>=0.6")}, limited, {}),
+              HasSubstr("hit-rate is 50.00 %, the least is 60.00 %. The bottleneck is"));
+  for (const char* bad : {"hit-rate", "hit-rate>=", "hit-rate>=x", "hit-rate>=2baseline", "x<=1",
+                          "hit-rate<=2*", "hit-rate<=inf"}) {
+    EXPECT_FALSE(ParseCondition(bad, {}).ok()) << bad;
   }
-  tune.objective = *FindSweepMetric("output-tokens-per-s", {});
+}
+
+TEST(BisectionTest, FindsTheBorderOnEitherSideAndSaysIfThereAreSeveral) {
+  for (int border = 2; border <= 100; ++border) {
+    for (const bool low_meets : {true, false}) {
+      int64_t num_tried = 0;
+      Bisection search({.low_meets = low_meets, .is_whole = true, .tolerance = 0.002},
+                       [&](const std::vector<double>& numbers) {
+                         std::vector<bool> is_met;
+                         for (const double n : numbers) is_met.push_back((n < border) == low_meets);
+                         num_tried += static_cast<int64_t>(numbers.size());
+                         return is_met;
+                       });
+      ASSERT_TRUE(search.Try({1, 100}).ok());
+      ASSERT_TRUE(search.CloseIn().ok());
+      ASSERT_TRUE(search.LookBeyond(1, 100).ok());
+      EXPECT_EQ(search.met(), low_meets ? border - 1 : border);
+      EXPECT_EQ(search.missed(), low_meets ? border : border - 1);
+      EXPECT_TRUE(search.is_monotone());
+      EXPECT_LT(num_tried, 18) << border;
+    }
+  }
+  // Two borders, at 10 and at 10.5.
+  Bisection several({.tolerance = 0.01}, [](const std::vector<double>& numbers) {
+    std::vector<bool> is_met;
+    for (const double n : numbers) is_met.push_back(n < 10 || n > 10.3);
+    return is_met;
+  });
+  ASSERT_TRUE(several.Try({1, 10.2}).ok());
+  ASSERT_TRUE(several.CloseIn().ok());
+  EXPECT_TRUE(several.is_monotone());
+  ASSERT_TRUE(several.LookBeyond(1, 100).ok());
+  EXPECT_FALSE(several.is_monotone());
+  EXPECT_LT(several.high() / several.low(), 1.01);
+}
+
+TEST(BorderTest, SearchedOptionsAreRangesAloneOrInBraces) {
+  const auto blocks = ParseSearchedOption("num-blocks=500:20000");
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  EXPECT_EQ(blocks->field, "num_blocks");
+  EXPECT_TRUE(blocks->is_whole);
+  const auto tier = ParseSearchedOption("tier=host:2GiB:read={0.5:50}GB/s:latency=50us");
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  EXPECT_FALSE(tier->is_whole);
+  EXPECT_EQ(tier->ValueText("7"), "host:2GiB:read=7GB/s:latency=50us");
+  for (const char* bad : {"num-blocks", "num-blocks=5", "num-blocks=9:5", "num-blocks=0:5",
+                          "num-blocks={5:9", "num-block=5:9", "num-blocks=0.5:9",
+                          "tier=host:1:2"}) {
+    EXPECT_FALSE(ParseSearchedOption(bad).ok()) << bad;
+  }
+}
+
+// The smallest pool and the largest batch: these hold, the next ones that were tried do not.
+TEST(BorderTest, SM109TheBorderHoldsAndTheNextValueDoesNot) {
+  BorderOptions options;
+  options.asked.set_limit(120);
+  options.asked.set_speedup("40");
+  options.searched = *ParseSearchedOption("num-blocks=300:8000");
+  options.is_largest = false;
+  options.baseline = {*ParseSetting("num-blocks=8000")};
+  options.conditions = {ConditionOf("hit-rate>=0.9*baseline")};
   DecodedTraces traces;
   ContentHashes hashes;
   auto log = ResultLog::Open("", false);
   PointRunner runner(&traces, log->get(), 2, nullptr);
-  ProgressLine progress(/*quiet=*/true);
-  const auto tuned = Tune(tune, &runner, &hashes, &progress);
-  ASSERT_TRUE(tuned.ok()) << tuned.status();
-  EXPECT_LT(tuned->evaluated.size(), 39);
-  pb::SweepSpec spec;
-  *spec.mutable_config() = tune.asked;
-  for (const pb::Axis& axis : tune.axes) *spec.add_grid() = axis;
-  double best = 0;
-  for (const pb::PointResult& result : RunAll(PointsOf(spec), 2)) {
-    best = std::max(best, *ValueOf(tune.objective, result));
-  }
-  EXPECT_EQ(*ValueOf(tune.objective, tuned->evaluated[tuned->best]), best);
-  for (const pb::PointResult& result : tuned->evaluated) {
-    EXPECT_NE((*log)->Find(result.name()), nullptr);
-  }
-  EXPECT_THAT(tuned->steps.front(), HasSubstr("the curve"));
-  // A limit that only few requests at once meet.
-  tune.asked.set_slo("tpot:7ms:p90");
-  const auto limited = Tune(tune, &runner, &hashes, &progress);
-  ASSERT_TRUE(limited.ok());
-  EXPECT_TRUE(limited->is_feasible);
-  EXPECT_TRUE(limited->evaluated[limited->best].report().goodput().met());
-  EXPECT_LT(*ValueOf(tune.objective, limited->evaluated[limited->best]), best);
+  const auto hit_rate = [&](const std::string& num_blocks) {
+    ReplayConfig config = options.asked;
+    EXPECT_TRUE(SetOption("num-blocks", num_blocks, &config).ok());
+    return RunPoint(*PlanPoint(config, {}, &hashes), &traces).report().whole_run().token_hit_rate()
+        .value();
+  };
+  auto metrics = *FindSweepMetrics("hit-rate,imbalance", {});
+  auto report = FindBorder(options, &metrics, &runner, &hashes);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const double wanted = 0.9 * hit_rate("8000");
+  EXPECT_GE(hit_rate(report->value()), wanted);
+  EXPECT_LT(hit_rate(report->missed()), wanted);
+  EXPECT_EQ(metrics.size(), 1);  // one replica has no imbalance
+  EXPECT_THAT(report->because(), HasSubstr("hit-rate is "));
+  EXPECT_THAT(FormatBorder(*report, metrics, false),
+              HasSubstr(absl::StrCat("--num-blocks=", report->value())));
+  int64_t num_answers = 0;
+  for (const pb::SweepRow& row : report->tried().rows()) num_answers += row.on_front();
+  EXPECT_EQ(num_answers, 1);
+
+  // Limits of --slo are a condition. Beyond the range the answer is none, or its end.
+  options.asked.set_slo("tpot:7ms@p90");
+  options.searched = *ParseSearchedOption("max-num-seqs=1:256");
+  options.is_largest = true;
+  options.baseline.clear();
+  options.conditions.clear();
+  ASSERT_TRUE(AddLimits(0, &options).ok());
+  report = FindBorder(options, &metrics, &runner, &hashes);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_NE(report->value(), "");
+  EXPECT_THAT(report->because(), HasSubstr("tpot p90 is "));
+  options.conditions = {ConditionOf("hit-rate>=2")};
+  report = FindBorder(options, &metrics, &runner, &hashes);
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->value(), "");
+  EXPECT_EQ(report->missed(), "1");
+  options.conditions = {ConditionOf("hit-rate<=2")};
+  report = FindBorder(options, &metrics, &runner, &hashes);
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->value(), "256");
+  EXPECT_EQ(report->missed(), "");
 }
 
 TEST(CapacityTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
@@ -428,7 +545,7 @@ TEST(CapacityTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   }
   EXPECT_TRUE(found.at_highest().met());
   EXPECT_FALSE(found.at_failing().met());
-  EXPECT_THAT(found.binding(), HasSubstr("Short is "));
+  EXPECT_THAT(found.binding(), HasSubstr("The bottleneck is "));
   // The fewest replicas: these meet it, one less does not.
   EXPECT_GT(found.replicas(), 1);
   EXPECT_TRUE(found.at_target().met());

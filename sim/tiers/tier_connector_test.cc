@@ -72,15 +72,6 @@ TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
               HasSubstr("shared in it, as \"a\" before it is"));
 }
 
-TEST(TierTextTest, TheSpeedOfOneTierCanBeChanged) {
-  constexpr std::string_view kText = "host:1GiB:read=9GB/s:fifo,disk:1TiB:read=5GB/s:write=3GB/s";
-  EXPECT_EQ(WithReadSpeed(kText, "disk", "2GB/s").value(),
-            "host:1GiB:read=9GB/s:fifo,disk:1TiB:read=2GB/s:write=3GB/s");
-  EXPECT_EQ(WithReadSpeed(kText, "host", "free").value(),
-            "host:1GiB:read=free:fifo,disk:1TiB:read=5GB/s:write=3GB/s");
-  EXPECT_FALSE(WithReadSpeed(kText, "dis", "free").ok());
-}
-
 struct Failures {
   double share = 0;
   uint64_t seed = 0;

@@ -5,7 +5,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kvblocks/checks/status_text.h"
@@ -157,22 +156,6 @@ absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text) {
     tiers.push_back(*std::move(tier));
   }
   return tiers;
-}
-
-absl::StatusOr<std::string> WithReadSpeed(std::string_view text, std::string_view name,
-                                          std::string_view speed) {
-  std::vector<std::string> tiers = absl::StrSplit(std::string(text), ',');
-  for (std::string& tier : tiers) {
-    std::vector<std::string> parts = absl::StrSplit(tier, ':');
-    if (parts.front() != name) continue;
-    for (std::string& part : parts) {
-      if (part.substr(0, 5) == "read=") part = absl::StrCat("read=", std::string(speed));
-    }
-    tier = absl::StrJoin(parts, ":");
-    return absl::StrJoin(tiers, ",");
-  }
-  return InvalidArgument("tier: got \"", std::string(text), "\", expected a tier \"",
-                         std::string(name), "\" in it");
 }
 
 }  // namespace kvblocks::sim

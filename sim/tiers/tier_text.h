@@ -43,12 +43,6 @@ struct SimTier {
 // Empty for an empty text. InvalidArgument quotes the tier and says what is expected.
 absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text);
 
-// The text with another speed for the tier of this name: "20GB/s" or "free". Its write speed follows
-// unless the text gives one of its own. InvalidArgument if no tier has the name; the rest of the text
-// is not looked at.
-absl::StatusOr<std::string> WithReadSpeed(std::string_view text, std::string_view name,
-                                          std::string_view speed);
-
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
