@@ -74,11 +74,11 @@ BreakEvenSearch::Settings BreakEvenSearch::Without() {
   Settings settings = With("");
   // What is said of tiers goes with them.
   for (const char* option : {"load", "load_if", "load_failures", "load_failure_policy"}) {
-    for (const OptionRow& row : ReplayOptionRows()) {
-      if (std::string_view(row.field) != option) continue;
+    for (const ReplayOption& row : ReplayOptions()) {
+      if (row.name() != option) continue;
       pb::Setting& setting = settings.emplace_back();
       setting.set_option(option);
-      setting.set_value(row.initial);
+      setting.set_value(DefaultText(row));
     }
   }
   return settings;
