@@ -178,7 +178,8 @@ absl::Status CheckOptionUses(const std::vector<const ReplayConfig*>& configs,
 void DropUselessOptions(ReplayConfig* config) {
   for (const ReplayOption& option : ReplayOptions()) {
     // A grid over seeds asks for as many points.
-    if (Missing(option, *config) == nullptr || option.name() == "seed") continue;
+    if (option.name() == "seed" || !IsChanged(*config, option)) continue;
+    if (Missing(option, *config) == nullptr) continue;
     SetOption(option.name(), DefaultText(option), config).IgnoreError();
   }
 }

@@ -97,8 +97,8 @@ std::string ValueText(const Message& message, const FieldDescriptor* field) {
 }
 
 std::string DefaultText(const ReplayOption& option) {
-  return option.setting->default_().empty() ? ValueText(ReplayConfig(), option.field)
-                                            : option.setting->default_();
+  const std::string& text = option.setting->default_();
+  return text.empty() ? ValueText(ReplayConfig::default_instance(), option.field) : text;
 }
 
 std::string FlagName(std::string_view field) {
@@ -145,6 +145,14 @@ void Bind(const ReplayOption& option, OptionParser* options, ReplayConfig* given
     const std::string expected = SetField(field, value, given);
     return expected.empty() ? "" : absl::StrCat("got \"", value, "\", expected ", expected);
   });
+}
+
+ReplayConfig MakeDefaults() {
+  ReplayConfig config;
+  for (const ReplayOption& option : ReplayOptions()) {
+    SetField(option.field, DefaultText(option), &config);
+  }
+  return config;
 }
 
 const ReplayOption* Find(std::string_view field) {
@@ -215,10 +223,8 @@ void BindOption(std::string_view name, OptionParser* options, ReplayConfig* give
 }
 
 absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
-  ReplayConfig config;
-  for (const ReplayOption& option : ReplayOptions()) {
-    SetField(option.field, DefaultText(option), &config);
-  }
+  static const auto* const defaults = new ReplayConfig(MakeDefaults());
+  ReplayConfig config = *defaults;
   SimulationConfig preset;
   if (absl::Status status = ApplyEnginePreset(engine, &preset); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
@@ -272,8 +278,9 @@ absl::Status CheckOptionRanges(const ReplayConfig& config) {
                             got, setting.min(), MostOf(setting), setting.help()));
       }
       case FieldDescriptor::CPPTYPE_STRING: {
+        if (setting.unit().find('|') == std::string::npos) break;
         const std::vector<std::string> choices = absl::StrSplit(setting.unit(), '|');
-        if (choices.size() < 2 || std::count(choices.begin(), choices.end(), got) > 0) break;
+        if (std::count(choices.begin(), choices.end(), got) > 0) break;
         return BadOption(
             FlagName(option.name()), got,
             absl::StrCat("one of ", absl::StrJoin(choices, ", "), " (", setting.help(), ")"));
