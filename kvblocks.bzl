@@ -183,13 +183,14 @@ def kv_property_tests(name = "property_test", deps = [], exclude = [], **kwargs)
         **kwargs
     )
 
-def kv_proto_library(name, srcs, deps = [], visibility = None):
+def kv_proto_library(name, srcs, deps = [], imports = [], visibility = None):
     """A C++ library <name> of .proto files, included as kvblocks/<folder>/<file>.pb.h and imported likewise.
 
     Args:
       name: of the C++ library; the proto_library is <name>_messages.
       srcs: .proto files.
       deps: other libraries of this rule.
+      imports: messages of protobuf itself.
       visibility: of both.
     """
     proto_library(
@@ -197,7 +198,7 @@ def kv_proto_library(name, srcs, deps = [], visibility = None):
         srcs = srcs,
         import_prefix = "kvblocks",
         visibility = visibility,
-        deps = [dep + "_messages" for dep in deps],
+        deps = [dep + "_messages" for dep in deps] + imports,
     )
     cc_proto_library(
         name = name,

@@ -22,8 +22,8 @@ expect 0 '' explain $fleet --router=prefix --request=row:40
 grep -q 'was sent to replica [0-2] at .* by prefix' out || fail "explain says no replica: $(cat out)"
 expect 2 'needs --request' explain $fleet
 expect 2 'no such request' explain $fleet --request=row:99999999
-expect 2 '^kvsim replay: --router needs --replicas of at least 2' replay --router=prefix
-expect 2 '^kvsim replay: --event-loss means nothing to --router=random' replay $fleet --router=random --event-loss=0.1
+expect 2 '^kvsim replay: --router needs --replicas above 1' replay --router=prefix
+expect 2 '^kvsim replay: --event-loss needs --router=prefix (got random)' replay $fleet --router=random --event-loss=0.1
 expect 2 '^kvsim replay: --router: got "best", expected one of round-robin' replay $fleet --router=best
 expect 2 '^kvsim replay: --hit-weight: got "-1", expected a number from 0' replay $fleet --router=prefix --hit-weight=-1
 expect 2 '^kvsim replay: --session-factor: got "0.5", expected 0, or' replay $fleet --router=session --session-factor=0.5
@@ -167,9 +167,9 @@ speedup=$(grep -m1 -A12 '"at_highest"' capacity.json | grep -m1 '"speedup"' | cu
 expect 0 '' replay --num-blocks=4000 --slo=tpot:9ms:p95 --replicas=2 --router=prefix --speedup=$speedup
 speedup=$(grep -m1 -A12 '"at_failing"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
 expect 1 '' replay --num-blocks=4000 --slo=tpot:9ms:p95 --replicas=2 --router=prefix --speedup=$speedup
-expect 2 'router: expected --replicas=N beside it' capacity --slo=ttft:1s@p99 --router=prefix
+expect 2 'router needs --replicas above 1' capacity --slo=ttft:1s@p99 --router=prefix
 expect 2 'replicas: got 2, expected none with --rate' capacity --slo=ttft:1s@p99 --replicas=2 --rate=9
-expect 2 'means nothing to --router=random' capacity --slo=ttft:1s@p99 --rate=9 --router=random --event-loss=0.1
+expect 2 'event-loss needs --router=prefix (got random)' capacity --slo=ttft:1s@p99 --rate=9 --router=random --event-loss=0.1
 expect 2 '^kvsim replay: --steps works with one replica only' replay $fleet --steps=steps.csv
 expect 2 'compares cached blocks, but prefix caching is off' replay $fleet --router=prefix --no-prefix-caching
 

@@ -83,22 +83,22 @@ while IFS='|' read -r pattern arguments; do
   expect 2 "$pattern" $arguments
 done <<'END'
 --layout needs --plan=exact|replay --layout=slab
---memory-utilization needs a pool that|replay --memory-utilization=0.5 --num-blocks=2000
---activation-gb needs a pool that|replay --activation-gb=3 --num-blocks=2000
---graph-gb needs a pool that|replay --graph-gb=3 --kv-memory=20
+--memory-utilization needs no --num-blocks (got 2000)|replay --memory-utilization=0.5 --num-blocks=2000
+--activation-gb needs no --num-blocks (got 2000)|replay --activation-gb=3 --num-blocks=2000
+--graph-gb needs no --kv-memory (got 20)|replay --graph-gb=3 --kv-memory=20
 --layout needs --plan=exact|sweep --layout=slab --grid=num_blocks=1000,2000
 --step-time needs --time=fixed|capacity --step-time=1ms --largest=num_blocks=1000:2000 --where=hit-rate>=0.5
 --layout needs --plan=exact|capacity --layout=slab --slo=ttft:2s@p99
---memory-utilization needs a pool that|capacity --memory-utilization=0.5 --num-blocks=400 --smallest=max-num-seqs=1:9 --where=hit-rate>=0.5
+--memory-utilization needs no --num-blocks (got 400)|capacity --memory-utilization=0.5 --num-blocks=400 --smallest=max-num-seqs=1:9 --where=hit-rate>=0.5
 --acceptance needs --num-draft-tokens|replay --acceptance=iid:0.5
 --drafter needs --num-draft-tokens|replay --drafter=eagle
 --step-time needs --time=fixed|replay --step-time=1ms
---fixed-time needs --time=auto, table or roofline|replay --time=fixed --fixed-time=1ms
+--fixed-time needs --time=auto, table or roofline (got fixed)|replay --time=fixed --fixed-time=1ms
 --start-jitter needs --concurrency|replay --start-jitter=2s
---reorder needs rows that may be out of order|replay --reorder=5 --require-sorted
+--reorder needs no --require-sorted|replay --reorder=5 --require-sorted
 --reorder: got it beside --sort|convert trace.jsonl out.kvt --sort --reorder=5
---lost-requests needs --scale with a crash|replay --replicas=2 --scale=1s:stop --lost-requests=fail
---kv-events-bytes: got "true", expected --kv-events|serve --kv-events-bytes
+--lost-requests needs --scale with crash (got 1s:stop)|replay --replicas=2 --scale=1s:stop --lost-requests=fail
+--kv-events-bytes needs --kv-events|serve --kv-events-bytes
 expected no shared tier with one replica|replay --tier=host:9GiB:read=20GB/s:shared
 --scale-interval: got "1ns", expected a time with a unit, of at least 10ms|replay --replicas=2 --scale-rule=queue:1:2 --scale-interval=1ns
 unknown option --concurrency|convert trace.jsonl out.kvt --concurrency=5

@@ -37,7 +37,8 @@ constexpr const char* kFooter = R"(Start here
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
   kvsim gen --rate=10 -o work.kvt   make a workload; --like=TRACE: one that is like a trace
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
-  kvsim COMMAND --help              all options, with units and defaults
+  kvsim COMMAND --help              its options, with units and defaults; --help=all: all of them
+  source <(kvsim completion bash)   commands, options and values by the Tab key
 
 Exit status of all commands: 0 done, 1 a limit was missed, 2 bad input or options, 3 no progress,
 4 internal check failed, 130 interrupted (SIGINT), 143 terminated (SIGTERM).)";
@@ -115,6 +116,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddEventsCommand(&program));
   commands.push_back(AddServeCommand(&program));
   commands.push_back(AddPointCommand(&program));
+  commands.push_back(AddCompletionCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {
     case ParseOutcome::kHelp:

@@ -28,7 +28,7 @@ while IFS='|' read -r pattern arguments; do
   expect 2 "$pattern" $arguments
 done <<'END'
 --kernel-tables: /nonexistent: cannot be opened|replay --kernel-tables=/nonexistent
---kernel-tables needs --time=auto or table, without --step-tables|replay --kernel-tables=/nonexistent --time=fixed
+--kernel-tables needs --time=auto or table (got fixed)|replay --kernel-tables=/nonexistent --time=fixed
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times needs --time=recorded|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded
@@ -100,19 +100,19 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --retain: got "all", expected nothing with --no-prefix-caching|replay --retain=all --no-prefix-caching
 --retain: got "all", expected nothing with --free-order|replay --retain=all --free-order=append_all
 --max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
---max-retained-share needs --retain beside it|replay --max-retained-share=0.25
+--max-retained-share needs --retain (got none)|replay --max-retained-share=0.25
 --tier: got "host", expected NAME:SIZE:read=SPEED|replay --tier=host
 --tier: got "host:1GiB", expected read=SPEED in it|replay --tier=host:1GiB
 --tier: got "host:1GiB:read=free:x", expected read=SPEED, |replay --tier=host:1GiB:read=free:x
 --tier: tiers: two have the name|replay --tier=host:1GiB:read=free,host:1GiB:read=free
 --tier: tier "host": capacity_bytes is 1, but a chunk|replay --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing with --no-prefix-caching|replay --tier=host:1GiB:read=free --no-prefix-caching
---load needs --tier beside it|replay --load=sync
---load-if needs --tier beside it|replay --load-if=faster
+--load needs --tier (got none)|replay --load=sync
+--load-if needs --tier|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
 --load-failures: got "0.1", expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
---load-failures needs --tier beside it|replay --load-failures=0.1
---load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
+--load-failures needs --tier|replay --load-failures=0.1
+--load-failure-policy needs --load-failures (got 0)|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
 policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
 --baseline: no condition of --where compares|capacity --smallest tier=a:1GiB:read={1:9}GB/s --baseline tier= --where hit-rate>=0.5
@@ -138,7 +138,7 @@ compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --
 --link-latency: .*unit|replay --prefill-replicas=1 --decode-replicas=1 --link-latency=5
 --decode-replicas|replay --prefill-replicas=1 --decode-replicas=0
 --prefill-replicas needs --decode-replicas|replay --prefill-replicas=2
---link-scope needs --prefill-replicas and --decode-replicas|replay --link-scope=decode
+--link-scope needs --prefill-replicas|replay --link-scope=decode
 --link-bandwidth: got "0", expected a whole number from 1|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
 set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
 --csv has no use with --prefill-replicas|replay --prefill-replicas=1 --decode-replicas=1 --csv=rows.csv

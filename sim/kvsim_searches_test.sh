@@ -55,14 +55,14 @@ grep -q 'Hit rate with a second tier' surface.html || fail "no plot of two tiers
 expect 0 '' curve --sample-paths=0.5 --hot=32
 grep -q '^sampling .*the 32 hottest always' out || fail "a sampled curve does not say so"
 expect 2 'sample-paths: got 2, expected a share' curve --sample-paths=2
-expect 2 'hot: needs --sample-paths' curve --hot=3
+expect 2 'hot needs --sample-paths' curve --hot=3
 expect 2 'sample-paths: set with' curve --sample-paths=0.1 --what-if=shuffled
 expect 2 'standard input can be read once' curve - --mode=schedule
 expect 2 'max-num-seqs.*expected --mode=schedule' curve --max-num-seqs=3
 expect 2 'what-if: got x' curve --what-if=x
 expect 2 'expected one of order' curve --mode=x
 expect 2 'refine.*expected --mode=schedule' curve --refine=1
-expect 2 'tiers: needs --sizes' curve --tiers 5
+expect 2 'tiers needs --sizes' curve --tiers 5
 expect 2 'no-prefix-caching' curve --no-prefix-caching
 expect 2 'what-if.*need a model of full attention' curve --model=gemma-3-27b --device=h200 --what-if=shuffled
 expect 2 'both want standard output' curve --json --csv=-

@@ -10,12 +10,49 @@ expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
 expect 0 '' --version
 grep -qxE 'kvsim [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints $(cat out)"
-for command in replay curve plan sweep capacity point explain verify stats convert validate compare calibrate events; do
+for command in replay curve plan sweep capacity point explain verify stats convert validate compare calibrate events completion; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
   grep -q '{false}' out && fail "$command --help shows internals"
 done
+
+# --- Help in two lengths, and completion ---
+expect 0 '' replay --help
+num_options=$(grep -cE '^  -' out)
+[ "$num_options" -ge 20 ] && [ "$num_options" -le 25 ] || fail "replay --help lists $num_options options"
+grep -q '^and [0-9]* more options (kvsim replay --help=all)' out || fail "replay --help does not say that there are more"
+expect 0 '' replay --help=all
+[ "$(grep -cE '^  -' out)" -gt 120 ] || fail "replay --help=all lists $(grep -cE '^  -' out) options"
+expect 0 '' curve --help
+grep -q '^and all options of replay (kvsim replay --help=all)' out || fail "curve --help repeats the options of replay"
+grep -q -e '--watermark' out && fail "curve --help repeats the options of replay"
+# completes LINE WORDS: what bash offers at the end of the line.
+completes() {
+  local line=$1 want=$2 got
+  got=$(PATH="$(dirname "$kvsim"):$PATH" bash -c '
+    source <("$1" completion bash)
+    complete -p kvsim | grep -q -- "-F _kvsim" || echo "not registered"
+    read -ra COMP_WORDS <<<"$(sed "s/=/ = /g" <<<"$2")"
+    case $2 in *" ") COMP_WORDS+=("") ;; esac
+    COMP_WORDS[0]=$1 COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _kvsim
+    echo "${COMPREPLY[*]}"' completes "$kvsim" "$line")
+  [ "$got" = "$want" ] || fail "bash completes '$line' with '$got', expected '$want'"
+}
+completes 'kvsim rep' 'replay'
+completes 'kvsim replay --num-b' '--num-blocks='
+completes 'kvsim replay --no-pref' '--no-prefix-caching'
+completes 'kvsim replay --plan=' 'upstream exact'
+completes 'kvsim replay --plan=ex' 'exact'
+completes 'kvsim sweep --plan up' 'upstream'
+completes 'kvsim replay --tensor-parallel=' ''
+completes 'kvsim plan --lens' ''
+completes 'kvsim replay ' ''
+expect 0 '' completion zsh
+grep -q '^compdef _kvsim kvsim' out || fail "no completion of zsh"
+expect 2 'expected one of bash, zsh, words' completion fish
+
 expect 0 '' replay
 grep -q '^hit rate .* of prompt tokens' out || fail "replay prints no hit rate"
 [ "$(wc -l <out)" -le 45 ] || fail "the table has more than 45 lines"
@@ -191,7 +228,7 @@ expect 1 '' plan --model=gemma-3-27b --device=h100 --tp=2 --requests=50 --len=32
 grep -q '50 requests of 32,768 tokens: no, upstream' out || fail "no answer: $(tail -5 out)"
 grep -q '^would fit' out || fail "nothing would fit"
 says 'question 1 request of 131,072 tokens: yes, upstream' plan --model=llama-3.1-8b --device=h100 --requests=1
-expect 2 '--len: set without --requests' plan --len=100
+expect 2 '--len needs --requests' plan --len=100
 expect 2 '--eviction-policy: got sieve, expected lru' curve --eviction-policy=sieve
 expect 2 '--retain: got all, expected nothing' curve --retain=all
 expect 2 '--prefill-factor: requests that run one after the other' curve --prefill-factor=2

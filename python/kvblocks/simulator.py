@@ -53,7 +53,7 @@ def _trace(trace: TraceLike) -> list[str]:
 
 def help_text(command: str = "") -> str:
     """All options of a command, with units and defaults."""
-    _, text, messages = _program.run([command, "--help"] if command else ["--help"])
+    _, text, messages = _program.run([command, "--help=all"] if command else ["--help"])
     if not text:
         raise CommandError(messages.strip())
     return text

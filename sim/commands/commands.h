@@ -33,6 +33,8 @@ std::unique_ptr<Command> AddCalibrateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCompareCommand(OptionParser* program);
 std::unique_ptr<Command> AddEventsCommand(OptionParser* program);
 std::unique_ptr<Command> AddServeCommand(OptionParser* program);
+// Of the commands that the program has by the time it runs.
+std::unique_ptr<Command> AddCompletionCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

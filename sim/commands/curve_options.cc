@@ -77,11 +77,13 @@ void AddCurveOptions(OptionParser* options, CurveOptions* out) {
       &out->sample_text);
   options->Add({.name = "--hot",
                 .unit = "PATHS",
-                .help = "most frequent paths that are always in the sample [64]"},
+                .help = "most frequent paths that are always in the sample [64]",
+                .needs = "--sample-paths"},
                0, 1'000'000, &out->hot);
   options->AddList({.name = "--tiers",
                     .unit = "BLOCKS",
-                    .help = "second tiers of so many blocks behind each pool of --sizes, in place of the curve in CSV"},
+                    .help = "second tiers of so many blocks behind each pool of --sizes, in place of the curve in CSV",
+                    .needs = "--sizes"},
                    1, kMostBlocks, &out->tiers);
   options->Add({.name = "--threads", .unit = "N", .help = "0: one per core [0]"}, 0, 1024,
                &out->threads);
@@ -128,9 +130,6 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
         "--sample-paths: set with --mode=schedule, --what-if, --block-sizes or --tiers, which need "
         "every path");
   }
-  if (options.sample_paths == 0 && options.hot != 64) {
-    return absl::InvalidArgumentError("--hot: needs --sample-paths");
-  }
   const bool has_variants = !options.what_if.empty() || !options.block_sizes.empty();
   if (options.mode == "schedule" && (has_variants || options.blocks != "engine")) {
     return absl::InvalidArgumentError(
@@ -149,9 +148,6 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
   }
   if (!options.tiers.empty() && options.mode == "schedule") {
     return absl::InvalidArgumentError("--tiers: set for --mode=schedule, expected --mode=order");
-  }
-  if (!options.tiers.empty() && options.sizes.empty()) {
-    return absl::InvalidArgumentError("--tiers: needs --sizes, the pools in front of them");
   }
   if (!given.eviction_policy().empty() && given.eviction_policy() != "lru") {
     return absl::InvalidArgumentError(
@@ -177,10 +173,9 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
   }
   // Requests that run one after the other have neither schedule nor time.
   const auto* reflection = given.GetReflection();
-  const auto* descriptor = given.GetDescriptor();
-  for (const OptionRow& row : ReplayOptionRows()) {
-    const std::string_view group = row.group;
-    const std::string_view field = row.field;
+  for (const ReplayOption& option : ReplayOptions()) {
+    const std::string_view group = option.section;
+    const std::string_view field = option.name();
     const bool is_of_schedule =
         (group == "Scheduler" && field != "engine" && field != "max_model_len") ||
         group == "Measurements" || field == "acceptance" || field == "seed" ||
@@ -188,12 +183,9 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
         field == "spread" || field == "rebase" || field == "concurrency" ||
         field == "start_jitter" ||
         (group == "Model, device and time" && !IsOfPoolSize(field));
-    const auto* of_message = descriptor->FindFieldByName(row.field);
-    if (!is_of_schedule || of_message == nullptr || !reflection->HasField(given, of_message)) {
-      continue;
-    }
+    if (!is_of_schedule || !reflection->HasField(given, option.field)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(FlagName(row.field),
+        absl::StrCat(FlagName(field),
                      ": requests that run one after the other have no schedule and no clock, "
                      "expected --mode=schedule"));
   }

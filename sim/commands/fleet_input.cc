@@ -1,10 +1,7 @@
 #include "kvblocks/sim/commands/fleet_input.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -21,40 +18,14 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 namespace {
 
-constexpr uint32_t kAll = ~uint32_t{0};
-
-constexpr uint32_t Of(RouterKind kind) { return uint32_t{1} << static_cast<uint32_t>(kind); }
-constexpr uint32_t kScoring =
-    Of(RouterKind::kPrefix) | Of(RouterKind::kPrefixApproximate) | Of(RouterKind::kOracle);
-
-// A text of the configuration; empty: not given.
-struct FleetOption {
-  const char* field;
-  const std::string& (ReplayConfig::*text)() const;
-  uint32_t routers;  // that look at it
-};
-
-#define KVBLOCKS_FLEET_OPTION(FIELD, ROUTERS) {#FIELD, &ReplayConfig::FIELD, ROUTERS}
-
-const FleetOption kFleetOptions[] = {
-    KVBLOCKS_FLEET_OPTION(router, kAll),
-    KVBLOCKS_FLEET_OPTION(router_seed, kScoring | Of(RouterKind::kRandom) |
-                                           Of(RouterKind::kTwoChoices) | Of(RouterKind::kSession)),
-    KVBLOCKS_FLEET_OPTION(hit_weight, kScoring),
-    KVBLOCKS_FLEET_OPTION(load_weight, kScoring),
-    KVBLOCKS_FLEET_OPTION(queue_weight, kScoring),
-    KVBLOCKS_FLEET_OPTION(router_temperature, kScoring),
-    KVBLOCKS_FLEET_OPTION(session_factor, Of(RouterKind::kSession)),
-    KVBLOCKS_FLEET_OPTION(router_tree_blocks, Of(RouterKind::kPrefixApproximate)),
-    KVBLOCKS_FLEET_OPTION(router_queue, kAll),
-    KVBLOCKS_FLEET_OPTION(router_queue_order, kAll),
-    KVBLOCKS_FLEET_OPTION(router_queue_limit, kAll),
-    KVBLOCKS_FLEET_OPTION(router_delay, kAll),
-    KVBLOCKS_FLEET_OPTION(event_delay, Of(RouterKind::kPrefix)),
-    KVBLOCKS_FLEET_OPTION(event_loss, Of(RouterKind::kPrefix)),
-};
-
-#undef KVBLOCKS_FLEET_OPTION
+// What options other than those that make a fleet say of one; null: nothing.
+const ReplayOption* RouterOptionIn(const ReplayConfig& config) {
+  for (const ReplayOption& option : ReplayOptions()) {
+    if (option.section != kFleetGroup || option.setting->needs().empty()) continue;
+    if (!ValueText(config, option.field).empty()) return &option;
+  }
+  return nullptr;
+}
 
 absl::StatusOr<RouterKind> KindOf(const ReplayConfig& config) {
   if (config.router().empty()) {
@@ -107,11 +78,7 @@ bool IsFleet(const ReplayConfig& config) {
          AsksForScaling(config);
 }
 
-bool AsksForRouter(const ReplayConfig& config) {
-  return std::any_of(
-      std::begin(kFleetOptions), std::end(kFleetOptions),
-      [&](const FleetOption& option) { return !(config.*option.text)().empty(); });
-}
+bool AsksForRouter(const ReplayConfig& config) { return RouterOptionIn(config) != nullptr; }
 
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
@@ -127,25 +94,11 @@ absl::Status RefuseFleet(const ReplayConfig& config) {
             : absl::StrCat("replica: got \"", config.replica(),
                            "\", expected none: this command runs one replica"));
   }
-  for (const FleetOption& option : kFleetOptions) {
-    const std::string& text = (config.*option.text)();
-    if (text.empty()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        option.field, ": got \"", text, "\", expected none: this command runs one replica"));
-  }
-  return absl::OkStatus();
-}
-
-void DropUnusedFleetOptions(ReplayConfig* config) {
-  const auto kind = KindOf(*config);
-  if (!kind.ok()) return;  // told elsewhere
-  for (const FleetOption& option : kFleetOptions) {
-    if (IsFleet(*config) && (option.routers & Of(*kind)) != 0) continue;
-    // As an effective configuration has it.
-    const auto* field = ReplayConfig::descriptor()->FindFieldByName(option.field);
-    if ((config->*option.text)().empty()) continue;
-    config->GetReflection()->SetString(config, field, "");
-  }
+  const ReplayOption* option = RouterOptionIn(config);
+  if (option == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(option->name(), ": got \"", ValueText(config, option->field),
+                   "\", expected none: this command runs one replica"));
 }
 
 absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
@@ -154,17 +107,6 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
   const auto kind = KindOf(config);
   if (!kind.ok()) return kind.status();
   router.kind = *kind;
-  for (const FleetOption& option : kFleetOptions) {
-    if ((config.*option.text)().empty()) continue;
-    if (!IsFleet(config)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(option.field), " needs --replicas of at least 2, or --data-parallel"));
-    }
-    if ((option.routers & Of(router.kind)) == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(FlagName(option.field), " means nothing to --router=",
-                                                     std::string(RouterName(router.kind))));
-    }
-  }
   struct Number {
     const char* field;
     const std::string& text;

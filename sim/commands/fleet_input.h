@@ -14,16 +14,11 @@ namespace kvblocks::sim {
 // Whether there is or may be more than one replica, or --replica says of what kind it is.
 bool IsFleet(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// Whether there is an option of a router, with whatever value.
+// Whether there is an option that only several replicas have a use for, with whatever value.
 bool AsksForRouter(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// InvalidArgument names option, value and what is expected; also if one replica has options of a
-// router, or a router those that it does not look at.
+// InvalidArgument names option, value and what is expected.
 absl::StatusOr<FleetOptions> MakeFleetOptions(const ::kvblocks::config::v1::ReplayConfig& config);
-
-// Leaves out what MakeFleetOptions would refuse because nobody looks at it. For searches, which put
-// the options of one router beside another, or beside one replica alone.
-void DropUnusedFleetOptions(::kvblocks::config::v1::ReplayConfig* config);
 
 // For commands of one replica: InvalidArgument if there are more, or a router.
 absl::Status RefuseFleet(const ::kvblocks::config::v1::ReplayConfig& config);

@@ -85,6 +85,13 @@ const CLI::App* FindCommand(const CLI::App& app, const std::string& name) {
   return found.empty() ? nullptr : found.front();
 }
 
+bool AsksForAll(int argc, char** argv) {
+  for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
+    if (argv[i] == std::string_view("--help=all")) return true;
+  }
+  return false;
+}
+
 // What the library would take without a word: "--csv= x" as the value x, "--csv --json" as the value
 // --json, "--json=maybe" as an exception of another kind.
 std::string BadValue(const CLI::App& app, int argc, char** argv) {
@@ -130,7 +137,7 @@ std::string NameOf(const CLI::App& app) {
 }
 
 std::string WithHint(const std::string& name, const std::string& message) {
-  return absl::StrCat(name, ": ", message, "\n(", name, " --help lists all options)\n");
+  return absl::StrCat(name, ": ", message, "\n(", name, " --help=all lists all options)\n");
 }
 
 std::string Message(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
@@ -156,6 +163,56 @@ class OptionParser::Impl {
 
   CLI::App* app() const { return app_; }
 
+  void AddLater(std::function<void()> add) { later_ = std::move(add); }
+  void AddAll() {
+    if (const auto add = std::exchange(later_, nullptr)) add();
+  }
+
+  void Declare(const OptionText& text, CLI::Option* option, bool takes_value, bool is_negatable) {
+    declared_.push_back({text, takes_value, is_negatable});
+    made_.push_back(option);
+  }
+  std::vector<DeclaredOption>& declared() { return declared_; }
+  const std::vector<std::unique_ptr<OptionParser>>& children() const { return children_; }
+  void set_more(const std::string& more) { more_ = more; }
+  void set_footer(const std::string& footer) { footer_ = footer; }
+
+  std::string Help(bool lists_all, const std::string& program) {
+    int64_t num_hidden = 0;
+    for (size_t i = 0; i < made_.size(); ++i) {
+      const bool is_hidden = !lists_all && !declared_[i].text.is_common;
+      num_hidden += is_hidden;
+      // The library leaves out what is in no group.
+      made_[i]->group(is_hidden ? "" : declared_[i].text.group);
+    }
+    std::string end;
+    if (num_hidden > 0) {
+      const std::string what = num_hidden == 1 ? " more option (" : " more options (";
+      end = more_.empty() ? absl::StrCat(num_hidden, what, program, " ", app_->get_name(), " --help=all)")
+                          : more_;
+      end = absl::StrCat("and ", end, "\n\n");
+    }
+    app_->footer(absl::StrCat(end, footer_));
+    return app_->help(program);
+  }
+
+  // Empty: whatever is given has what it needs.
+  std::string MissingNeed() const {
+    for (size_t i = 0; i < made_.size(); ++i) {
+      const OptionText& text = declared_[i].text;
+      if (text.needs.empty() || made_[i]->count() == 0) continue;
+      std::string missing;
+      for (const std::string& name : std::vector<std::string>(absl::StrSplit(text.needs, ','))) {
+        const CLI::Option* needed = app_->get_option(name);
+        if (needed->count() > 0) continue;
+        const std::string unit = needed->get_type_name();
+        absl::StrAppend(&missing, missing.empty() ? "" : " and ", name, unit.empty() ? "" : "=", unit);
+      }
+      if (!missing.empty()) return absl::StrCat(FirstName(text), " needs ", missing);
+    }
+    return "";
+  }
+
   // Calls `set` for each value given.
   CLI::Option* Add(const OptionText& option, Setter set, bool is_repeated = false) {
     CLI::callback_t callback = [this, name = FirstName(option), file = option.file, is_repeated,
@@ -176,6 +233,7 @@ class OptionParser::Impl {
                              ->type_name(option.unit)
                              ->group(option.group)
                              ->required(option.is_required);
+    Declare(option, added, /*takes_value=*/true, /*is_negatable=*/false);
     if (option.name[0] == '-') added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     return added;
   }
@@ -200,6 +258,10 @@ class OptionParser::Impl {
   CLI::App* app_;
   std::vector<std::unique_ptr<OptionParser>> children_;
   std::vector<RunFile> files_;
+  std::vector<DeclaredOption> declared_;
+  std::vector<CLI::Option*> made_;  // beside them
+  std::function<void()> later_;
+  std::string more_, footer_;
 };
 
 OptionParser::OptionParser(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -210,6 +272,7 @@ OptionParser::OptionParser(const std::string& name, const std::string& descripti
   const auto formatter = std::make_shared<Formatter>();
   formatter->column_width(kHelpColumn);
   impl_->app()->formatter(formatter);
+  impl_->app()->set_help_flag("-h,--help", "print this help; --help=all lists all options");
   impl_->app()->require_subcommand(0, 1);
 }
 
@@ -267,39 +330,77 @@ void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
 }
 
 void OptionParser::AddFlag(const OptionText& option, bool* value) {
-  impl_->app()
-      ->add_flag_callback(option.name, [value] { *value = true; }, option.help)
-      ->group(option.group);
+  CLI::Option* added = impl_->app()
+                           ->add_flag_callback(option.name, [value] { *value = true; }, option.help)
+                           ->group(option.group);
+  impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/false);
 }
 
 void OptionParser::AddFlag(const OptionText& option, std::function<void(bool)> set) {
-  impl_->app()
-      ->add_flag_function(
-          absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
-          [set = std::move(set)](int64_t count) { set(count > 0); }, option.help)
-      ->group(option.group)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  CLI::Option* added = impl_->app()
+                           ->add_flag_function(
+                               absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
+                               [set = std::move(set)](int64_t count) { set(count > 0); }, option.help)
+                           ->group(option.group)
+                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/true);
 }
 
-void OptionParser::set_footer(const std::string& footer) { impl_->app()->footer(footer); }
+void OptionParser::AddLater(std::function<void()> add) { impl_->AddLater(std::move(add)); }
+
+void OptionParser::ShowOnly(const std::vector<std::string>& names) {
+  for (DeclaredOption& option : impl_->declared()) {
+    option.text.is_common = std::count(names.begin(), names.end(), FirstName(option.text)) > 0;
+  }
+}
+
+void OptionParser::set_more(const std::string& more) { impl_->set_more(more); }
+
+void OptionParser::set_footer(const std::string& footer) { impl_->set_footer(footer); }
+
+const std::vector<DeclaredOption>& OptionParser::Declared() {
+  impl_->AddAll();
+  return impl_->declared();
+}
+
+std::vector<OptionParser*> OptionParser::commands() const {
+  std::vector<OptionParser*> commands;
+  for (const auto& child : impl_->children()) commands.push_back(child.get());
+  return commands;
+}
+
+const std::string& OptionParser::name() const { return impl_->app()->get_name(); }
 
 ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
   CLI::App& app = *impl_->app();
+  OptionParser* chosen = this;
+  for (int i = 1; i < argc && chosen == this; ++i) {
+    for (const auto& child : impl_->children()) {
+      if (child->name() == argv[i]) chosen = child.get();
+    }
+  }
+  chosen->impl_->AddAll();
+  const std::string program = chosen == this ? "" : app.get_name();
+  if (AsksForAll(argc, argv)) {
+    *text = chosen->impl_->Help(/*lists_all=*/true, program);
+    return ParseOutcome::kHelp;
+  }
   if (const std::string bad = BadValue(app, argc, argv); !bad.empty()) {
-    const CLI::App* command = argc > 1 ? FindCommand(app, argv[1]) : nullptr;
-    *text = WithHint(command == nullptr ? app.get_name()
-                                        : absl::StrCat(app.get_name(), " ", command->get_name()),
+    *text = WithHint(chosen == this ? app.get_name() : absl::StrCat(app.get_name(), " ", chosen->name()),
                      bad);
     return ParseOutcome::kRefused;
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const auto chosen = app.get_subcommands();
-    *text = chosen.empty() ? app.help() : chosen.front()->help(app.get_name());
+    *text = chosen->impl_->Help(/*lists_all=*/false, program);
     return ParseOutcome::kHelp;
   } catch (const CLI::ParseError& error) {
     *text = Message(error, app, argc, argv);
+    return ParseOutcome::kRefused;
+  }
+  if (const std::string missing = chosen->impl_->MissingNeed(); !missing.empty()) {
+    *text = WithHint(NameOf(app), missing);
     return ParseOutcome::kRefused;
   }
   if (absl::Status status = impl_->CheckFiles(); !status.ok()) {
@@ -311,7 +412,7 @@ ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
 
 bool OptionParser::is_chosen() const { return impl_->app()->parsed(); }
 
-std::string OptionParser::Help() const { return impl_->app()->help(); }
+std::string OptionParser::Help() const { return impl_->Help(/*lists_all=*/false, ""); }
 
 const std::vector<RunFile>& OptionParser::files() const { return impl_->files(); }
 

@@ -9,8 +9,8 @@
 //
 // Always: only Parse writes the variables, which must outlive it. Messages name the option, the
 // value and what is expected instead. No option is given an empty value or the next option as its
-// value, and no file is both read and written. The library behind it takes seconds to compile wherever it
-// is included; that is option_parser.cc alone.
+// value, and no file is both read and written. The library behind it takes seconds to compile
+// wherever it is included; that is option_parser.cc alone.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_
 #define KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_
@@ -36,7 +36,16 @@ struct OptionText {
   std::string help = {};
   std::string group = "Options";  // heading in the help
   bool is_required = false;
+  bool is_common = true;    // listed by --help; --help=all lists all
+  std::string needs = {};   // options with commas between them, without which this one does nothing
   FileUse file = FileUse::kNone;  // of a value that is a path
+};
+
+// An option as completion sees it.
+struct DeclaredOption {
+  OptionText text;
+  bool takes_value = true;
+  bool is_negatable = false;
 };
 
 enum class ParseOutcome { kParsed, kHelp, kRefused };
@@ -68,6 +77,14 @@ class OptionParser {
   void AddFlag(const OptionText& option, bool* value);
   void AddFlag(const OptionText& option, std::function<void(bool)> set);
 
+  // Calls `add` when the command is chosen, before anything else is done: hundreds of options of
+  // commands that are not need not be made.
+  void AddLater(std::function<void()> add);
+  // Of the options so far --help lists these only.
+  void ShowOnly(const std::vector<std::string>& names);
+
+  // What --help says in place of options that only --help=all lists; without it, how many they are.
+  void set_more(const std::string& more);
   // What the help ends with.
   void set_footer(const std::string& footer);
 
@@ -76,6 +93,10 @@ class OptionParser {
   // Of a command: whether the command line names it.
   bool is_chosen() const;
   std::string Help() const;
+  const std::string& name() const;
+  // All options of a command, those that were to be added later included.
+  const std::vector<DeclaredOption>& Declared();
+  std::vector<OptionParser*> commands() const;
   // Of a command: the files that the command line named.
   const std::vector<RunFile>& files() const;
 

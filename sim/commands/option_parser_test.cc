@@ -11,8 +11,10 @@
 namespace kvblocks::sim {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A program with a command that has one option of each kind.
 struct Program {
@@ -29,6 +31,9 @@ struct Program {
       even = value;
       return value.size() % 2 == 0 ? "" : "got an odd text, expected an even one";
     });
+    command->Add({.name = "--depth", .unit = "N", .is_common = false, .needs = "--rows,--even"}, 0,
+                 9, &depth);
+    other->AddLater([this] { other->Add({.name = "--late"}, &request); });
   }
 
   ParseOutcome Parse(std::vector<std::string> arguments) {
@@ -46,16 +51,16 @@ struct Program {
   std::optional<bool> spread;
   std::vector<std::string> tolerances;
   std::vector<int64_t> lengths;
-  int64_t rows = 7;
+  int64_t rows = 7, depth = 0;
   bool quiet = false;
 };
 
 TEST(OptionParserTest, ValuesLandInTheVariables) {
   Program p;
-  ASSERT_EQ(p.Parse({"run", "file", "--rows=3", "--color", "never", "--request=7", "--tolerance=a",
-                     "--tolerance=b", "--lengths", "5", "6", "--quiet", "--no-spread",
-                     "--even=xy"}),
-            ParseOutcome::kParsed)
+  ASSERT_EQ(
+      p.Parse({"run", "file", "--rows=3", "--color", "never", "--request=7", "--tolerance=a",
+               "--tolerance=b", "--lengths", "5", "6", "--quiet", "--no-spread", "--even=xy"}),
+      ParseOutcome::kParsed)
       << p.text;
   EXPECT_TRUE(p.command->is_chosen());
   EXPECT_FALSE(p.other->is_chosen());
@@ -92,6 +97,8 @@ TEST(OptionParserTest, MessagesNameOptionValueAndExpectation) {
       {{"run", "f", "--row=3"}, "unknown option --row; did you mean --rows?\n"},
       {{"run", "f", "--rows=1", "--rows=2"}, "--rows"},
       {{"run"}, "IN is required"},
+      {{"run", "f", "--depth=1", "--rows=2"}, "program run: --depth needs --even\n"},
+      {{"run", "f", "--depth=1"}, "program run: --depth needs --rows=N and --even\n"},
       {{"walk", "--quiet"}, "program walk: unknown option --quiet\n(program walk --help"},
       {{"fly"}, "program: "},
   };
@@ -108,6 +115,26 @@ TEST(OptionParserTest, HelpIsThatOfTheCommand) {
   EXPECT_THAT(p.text, HasSubstr("Usage: program run"));
   EXPECT_THAT(p.text, HasSubstr("--[no-]spread"));
   EXPECT_THAT(Program().program.Help(), HasSubstr("walk"));
+}
+
+TEST(OptionParserTest, HelpListsCommonOptionsAndHelpAllListsAll) {
+  Program p;
+  EXPECT_EQ(p.Parse({"run", "--help"}), ParseOutcome::kHelp);
+  EXPECT_THAT(p.text, Not(HasSubstr("--depth")));
+  EXPECT_THAT(p.text, HasSubstr("and 1 more option (program run --help=all)"));
+  EXPECT_EQ(p.Parse({"run", "--help=all"}), ParseOutcome::kHelp);
+  EXPECT_THAT(p.text,
+              AllOf(HasSubstr("--depth"), HasSubstr("--rows"), Not(HasSubstr("more option"))));
+  p.command->ShowOnly({"--rows"});
+  EXPECT_EQ(p.Parse({"run", "--help"}), ParseOutcome::kHelp);
+  EXPECT_THAT(p.text, AllOf(HasSubstr("--rows"), Not(HasSubstr("--color"))));
+}
+
+TEST(OptionParserTest, OptionsAddedLaterAreThereForTheirCommand) {
+  Program p;
+  ASSERT_EQ(p.Parse({"walk", "--late=7"}), ParseOutcome::kParsed) << p.text;
+  EXPECT_EQ(p.request, "7");
+  EXPECT_EQ(Program().other->Declared().size(), 1);
 }
 
 TEST(OptionParserTest, SuggestsOnlyWhatIsClose) {

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -18,12 +19,7 @@ namespace {
 using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
 using ::kvblocks::config::v1::ReplayConfig;
-
-const FieldDescriptor* FieldOf(const OptionRow& row) {
-  return ReplayConfig::descriptor()->FindFieldByName(row.field);
-}
-
-std::string Number(double value) { return absl::StrCat(value); }
+using ::kvblocks::config::v1::Setting;
 
 // Empty: done; otherwise what was expected instead.
 std::string SetField(const FieldDescriptor* field, const std::string& text, Message* message) {
@@ -57,13 +53,53 @@ std::string SetField(const FieldDescriptor* field, const std::string& text, Mess
   }
 }
 
-std::string HelpOf(const OptionRow& row) {
-  const std::string initial = row.initial;
-  return initial.empty() ? std::string(row.help) : absl::StrCat(row.help, " [", initial, "]");
+std::vector<ReplayOption> MakeOptions() {
+  std::vector<ReplayOption> options;
+  std::string section;
+  const auto* message = ReplayConfig::descriptor();
+  for (int i = 0; i < message->field_count(); ++i) {
+    const FieldDescriptor* field = message->field(i);
+    if (!field->options().HasExtension(::kvblocks::config::v1::setting)) continue;
+    const Setting& setting = field->options().GetExtension(::kvblocks::config::v1::setting);
+    if (!setting.section().empty()) section = setting.section();
+    options.push_back({field, &setting, section});
+  }
+  return options;
 }
 
+double MostOf(const Setting& setting) {
+  return setting.max() == 0 ? std::numeric_limits<int32_t>::max() : setting.max();
+}
 
 }  // namespace
+
+const std::vector<ReplayOption>& ReplayOptions() {
+  static const auto* const options = new std::vector<ReplayOption>(MakeOptions());
+  return *options;
+}
+
+std::string ValueText(const Message& message, const FieldDescriptor* field) {
+  const auto* reflection = message.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection->GetInt64(message, field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection->GetUInt64(message, field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return absl::StrFormat("%.15g", reflection->GetDouble(message, field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(message, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection->GetString(message, field);
+    default:
+      return "";
+  }
+}
+
+std::string DefaultText(const ReplayOption& option) {
+  const std::string& text = option.setting->default_();
+  return text.empty() ? ValueText(ReplayConfig::default_instance(), option.field) : text;
+}
 
 std::string FlagName(std::string_view field) {
   std::string flag = "--";
@@ -72,62 +108,65 @@ std::string FlagName(std::string_view field) {
 }
 
 absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(flag), ": got \"", std::string(got), "\", expected ", std::string(expected)));
+  return absl::InvalidArgumentError(absl::StrCat(std::string(flag), ": got \"", std::string(got),
+                                                 "\", expected ", std::string(expected)));
 }
 
 namespace {
 
-// The name that engines' users type.
-std::string_view AliasOf(std::string_view field) {
-  return field == "tensor_parallel"     ? "--tp"
-         : field == "pipeline_parallel" ? "--pp"
-         : field == "data_parallel"     ? "--dp"
-                                        : "";
-}
-
-void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
-  const FieldDescriptor* field = FieldOf(row);
-  OptionText option = {
-      .name = FlagName(row.field), .unit = row.unit, .help = HelpOf(row), .group = row.group};
-  if (NamesFile(row.field)) option.file = FileUse::kRead;
+void Bind(const ReplayOption& option, OptionParser* options, ReplayConfig* given,
+          bool lists_common = true) {
+  const FieldDescriptor* field = option.field;
+  const Setting& setting = *option.setting;
+  OptionText text = {.name = FlagName(option.name()),
+                     .unit = setting.unit(),
+                     .help = setting.help(),
+                     .group = option.section,
+                     .is_common = lists_common && setting.common(),
+                     .file = setting.file() ? FileUse::kRead : FileUse::kNone};
+  const std::string initial = DefaultText(option);
+  if (!initial.empty()) absl::StrAppend(&text.help, " [", initial, "]");
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
-    options->AddFlag(option, [field, given](bool value) {
-      given->GetReflection()->SetBool(given, field, value);
-    });
+    options->AddFlag(
+        text, [field, given](bool value) { given->GetReflection()->SetBool(given, field, value); });
     return;
   }
-  if (std::string_view(row.field) == "replica") {
-    options->AddRepeated(option, [given](const std::string& text) {
-      given->set_replica(
-          absl::StrCat(given->replica(), given->replica().empty() ? "" : ";", text));
-      return std::string();
-    });
+  if (!setting.separator().empty()) {
+    options->AddRepeated(
+        text, [field, given, between = setting.separator()](const std::string& value) {
+          const std::string before = ValueText(*given, field);
+          SetField(field, absl::StrCat(before, before.empty() ? "" : between, value), given);
+          return std::string();
+        });
     return;
   }
-  const std::string_view alias = AliasOf(row.field);
-  if (!alias.empty()) absl::StrAppend(&option.name, ",", std::string(alias));
-  options->Add(option, [field, given](const std::string& text) -> std::string {
-    const std::string expected = SetField(field, text, given);
-    return expected.empty() ? "" : absl::StrCat("got \"", text, "\", expected ", expected);
+  if (!setting.alias().empty()) absl::StrAppend(&text.name, ",--", setting.alias());
+  options->Add(text, [field, given](const std::string& value) -> std::string {
+    const std::string expected = SetField(field, value, given);
+    return expected.empty() ? "" : absl::StrCat("got \"", value, "\", expected ", expected);
   });
 }
 
-// About what a run makes of the workload, not about what is read of a trace.
-bool IsOfRun(std::string_view field) {
-  return field == "concurrency" || field == "start_jitter" || field == "zero_output" ||
-         field == "encoder_tokens";
+ReplayConfig MakeDefaults() {
+  ReplayConfig config;
+  for (const ReplayOption& option : ReplayOptions()) {
+    SetField(option.field, DefaultText(option), &config);
+  }
+  return config;
+}
+
+const ReplayOption* Find(std::string_view field) {
+  for (const ReplayOption& option : ReplayOptions()) {
+    if (option.name() == field) return &option;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 bool NamesFile(std::string_view field) {
-  if (field == "model" || field == "draft_model") return true;
-  for (const OptionRow& row : ReplayOptionRows()) {
-    const std::string_view unit = row.unit;
-    if (row.field == field) return unit == "PATH" || unit == "FILE" || unit == "FOLDER";
-  }
-  return false;
+  const ReplayOption* option = Find(field);
+  return option != nullptr && option->setting->file();
 }
 
 std::vector<RunFile> FilesOf(const ReplayConfig& config) {
@@ -137,12 +176,11 @@ std::vector<RunFile> FilesOf(const ReplayConfig& config) {
   }
   std::vector<RunFile> files;
   for (const ReplayConfig& one : configs) {
-    for (const OptionRow& row : ReplayOptionRows()) {
-      if (!NamesFile(row.field)) continue;
-      const std::string path = one.GetReflection()->GetString(one, FieldOf(row));
+    for (const ReplayOption& option : ReplayOptions()) {
+      const std::string path = option.setting->file() ? ValueText(one, option.field) : "";
       if (path.empty()) continue;
-      const bool is_trace = std::string_view(row.field) == "trace";
-      files.push_back({is_trace ? "TRACE" : FlagName(row.field), path, FileUse::kRead});
+      const bool is_trace = option.name() == "trace";
+      files.push_back({is_trace ? "TRACE" : FlagName(option.name()), path, FileUse::kRead});
     }
   }
   return files;
@@ -152,46 +190,41 @@ absl::StatusOr<std::string> OptionField(std::string_view name) {
   std::string field(name.substr(0, 2) == "--" ? name.substr(2) : name);
   std::replace(field.begin(), field.end(), '-', '_');
   std::vector<std::string> known;
-  for (const OptionRow& row : ReplayOptionRows()) {
-    if (field == row.field || AliasOf(row.field) == absl::StrCat("--", field)) {
-      return std::string(row.field);
-    }
-    known.push_back(FlagName(row.field));
+  for (const ReplayOption& option : ReplayOptions()) {
+    const std::string& alias = option.setting->alias();
+    if (field == option.name() || (!alias.empty() && field == alias)) return option.name();
+    known.push_back(FlagName(option.name()));
   }
   const std::string suggestion = SuggestName(FlagName(field), known);
-  return absl::InvalidArgumentError(absl::StrCat(
-      FlagName(field), ": no such option of a replay", suggestion.empty() ? "" : "; ", suggestion));
+  return absl::InvalidArgumentError(absl::StrCat(FlagName(field), ": no such option of a replay",
+                                                 suggestion.empty() ? "" : "; ", suggestion));
 }
 
 absl::Status SetOption(std::string_view name, const std::string& value, ReplayConfig* config) {
   const auto field = OptionField(name);
   if (!field.ok()) return field.status();
-  const std::string expected =
-      SetField(ReplayConfig::descriptor()->FindFieldByName(*field), value, config);
-  if (expected.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(FlagName(*field), ": got \"", value, "\", expected ", expected));
+  const std::string expected = SetField(Find(*field)->field, value, config);
+  return expected.empty() ? absl::OkStatus() : BadOption(FlagName(*field), value, expected);
 }
 
-void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
-  for (const OptionRow& row : ReplayOptionRows()) {
-    // The trace is positional.
-    const std::string_view of_row = row.group;
-    if (of_row.empty() || (group.empty() ? of_row == kFleetGroup : of_row != group)) continue;
-    if (group == kWorkloadGroup && IsOfRun(row.field)) continue;
-    Bind(row, options, given);
+void BindOptions(std::string_view section, OptionParser* options, ReplayConfig* given,
+                 bool lists_common) {
+  for (const ReplayOption& option : ReplayOptions()) {
+    const bool is_wanted =
+        section.empty() ? option.section != kFleetGroup : option.section == section;
+    if (!is_wanted || option.name() == "trace") continue;  // which is positional
+    if (section == kWorkloadGroup && option.setting->of_run()) continue;
+    Bind(option, options, given, lists_common);
   }
 }
 
-void BindOption(std::string_view field, OptionParser* options, ReplayConfig* given) {
-  for (const OptionRow& row : ReplayOptionRows()) {
-    if (row.field == field) Bind(row, options, given);
-  }
+void BindOption(std::string_view name, OptionParser* options, ReplayConfig* given) {
+  Bind(*Find(name), options, given);
 }
 
 absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
-  ReplayConfig config;
-  for (const OptionRow& row : ReplayOptionRows()) SetField(FieldOf(row), row.initial, &config);
+  static const auto* const defaults = new ReplayConfig(MakeDefaults());
+  ReplayConfig config = *defaults;
   SimulationConfig preset;
   if (absl::Status status = ApplyEnginePreset(engine, &preset); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
@@ -222,46 +255,39 @@ absl::Status InOptionWords(const absl::Status& status) {
   for (const absl::string_view part : {"manager.", "scheduler.", "kv_cache."}) {
     absl::ConsumePrefix(&text, part);
   }
-  for (const OptionRow& row : ReplayOptionRows()) {
+  for (const ReplayOption& option : ReplayOptions()) {
     absl::string_view rest = text;
-    if (!absl::ConsumePrefix(&rest, row.field) || !absl::ConsumePrefix(&rest, " is ")) continue;
-    return absl::Status(status.code(), absl::StrCat(FlagName(row.field), ": got ", rest));
+    if (!absl::ConsumePrefix(&rest, option.name()) || !absl::ConsumePrefix(&rest, " is ")) continue;
+    return absl::Status(status.code(), absl::StrCat(FlagName(option.name()), ": got ", rest));
   }
   return status;
 }
 
 absl::Status CheckOptionRanges(const ReplayConfig& config) {
-  const auto* reflection = config.GetReflection();
-  for (const OptionRow& row : ReplayOptionRows()) {
-    const FieldDescriptor* field = FieldOf(row);
-    std::string got, expected;
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
-      const int64_t value = reflection->GetInt64(config, field);
-      if (static_cast<double>(value) >= row.low && static_cast<double>(value) <= row.high) continue;
-      got = absl::StrCat(value);
-    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
-      const double value = reflection->GetDouble(config, field);
-      if (value >= row.low && value <= row.high) continue;
-      got = Number(value);
-    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
-               absl::StrContains(row.unit, '|')) {
-      const std::string value = reflection->GetString(config, field);
-      const std::vector<std::string> choices = absl::StrSplit(row.unit, '|');
-      if (std::count(choices.begin(), choices.end(), value) > 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(row.field), ": got \"", value, "\", expected one of ",
-                       absl::StrJoin(choices, ", "), " (", row.help, ")"));
-    } else {
-      continue;
+  for (const ReplayOption& option : ReplayOptions()) {
+    const Setting& setting = *option.setting;
+    const std::string got = ValueText(config, option.field);
+    switch (option.field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT64:
+      case FieldDescriptor::CPPTYPE_DOUBLE: {
+        double value = std::nan("");
+        if (absl::SimpleAtod(got, &value) && value >= setting.min() && value <= MostOf(setting))
+          break;
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s: got %s, expected %.15g to %.15g (%s)", FlagName(option.name()),
+                            got, setting.min(), MostOf(setting), setting.help()));
+      }
+      case FieldDescriptor::CPPTYPE_STRING: {
+        if (setting.unit().find('|') == std::string::npos) break;
+        const std::vector<std::string> choices = absl::StrSplit(setting.unit(), '|');
+        if (std::count(choices.begin(), choices.end(), got) > 0) break;
+        return BadOption(
+            FlagName(option.name()), got,
+            absl::StrCat("one of ", absl::StrJoin(choices, ", "), " (", setting.help(), ")"));
+      }
+      default:
+        break;
     }
-    const auto limit = [&](double value) {
-      return value == std::floor(value) && std::abs(value) < 1e15
-                 ? absl::StrCat(static_cast<int64_t>(value))
-                 : Number(value);
-    };
-    return absl::InvalidArgumentError(absl::StrCat(FlagName(row.field), ": got ", got,
-                                                   ", expected ", limit(row.low), " to ",
-                                                   limit(row.high), " (", row.help, ")"));
   }
   return absl::OkStatus();
 }
@@ -314,7 +340,8 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
     // With KV from elsewhere engines have none (V-10).
     if (given.lookahead_hashes() || (file.lookahead_hashes() && !given.has_lookahead_hashes())) {
       return absl::InvalidArgumentError(
-          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers have none");
+          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers have "
+          "none");
     }
     config->set_lookahead_hashes(false);
   }

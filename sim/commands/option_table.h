@@ -1,8 +1,7 @@
-// The options of the replay command, one row each: name, unit, group, limits, default and help.
-//
-// Each row stands for the field of ReplayConfig with the same name (--num-blocks is num_blocks), so
-// command line, configuration file and help cannot drift apart. Limits are checked on the effective
-// configuration, wherever a value came from.
+// The options of a replay: the fields of ReplayConfig that have a setting (sim/settings.proto). The
+// command line, configuration files, defaults, checks and the help are made from the settings, so
+// an option is one field of sim/config.proto and its use. Values are checked on the effective
+// configuration, wherever they came from.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_
 #define KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_
@@ -16,6 +15,7 @@
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/run_files.h"
 #include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/settings.pb.h"
 
 namespace kvblocks::sim {
 
@@ -23,20 +23,25 @@ inline constexpr const char* kWorkloadGroup = "Workload";
 inline constexpr const char* kReportGroup = "Measurements";
 inline constexpr const char* kFleetGroup = "Several replicas";
 
-struct OptionRow {
-  const char* field;
-  const char* unit;  // shown after the name; for texts with few values: "a|b|c"
-  const char* group;
-  const char* initial;  // default, as text
-  double low;           // of numbers
-  double high;
-  const char* help;
+struct ReplayOption {
+  const google::protobuf::FieldDescriptor* field;
+  const ::kvblocks::config::v1::Setting* setting;
+  std::string section;  // heading in the help
+
+  const std::string& name() const { return field->name(); }  // "num_blocks"
 };
 
-const std::vector<OptionRow>& ReplayOptionRows();
+// In the order of the fields.
+const std::vector<ReplayOption>& ReplayOptions();
 
 // "--num-blocks".
 std::string FlagName(std::string_view field);
+
+// A value, as SetOption takes it. Of messages nothing.
+std::string ValueText(const google::protobuf::Message& message,
+                      const google::protobuf::FieldDescriptor* field);
+// The default, but for what an engine has otherwise.
+std::string DefaultText(const ReplayOption& option);
 
 // InvalidArgument: the option, what it was given, and what is expected.
 absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected);
@@ -45,21 +50,23 @@ absl::Status BadOption(std::string_view flag, std::string_view got, std::string_
 // InvalidArgument names an option that there is not, or a value that is none.
 absl::Status SetOption(std::string_view name, const std::string& value,
                        ::kvblocks::config::v1::ReplayConfig* config);
-// Whether values of this field are paths that a replay reads. A model may be one of its config.json.
+// Whether values of this field are paths that a replay reads. A model may be one of its
+// config.json.
 bool NamesFile(std::string_view field);
-// What a replay with these options reads: the trace, tables, and a model's configuration. Of all kinds of
-// replicas.
+// What a replay with these options reads: the trace, tables, and a model's configuration. Of all
+// kinds of replicas.
 std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& config);
 
 // The field that this name stands for; InvalidArgument if it is no option of a replay.
 absl::StatusOr<std::string> OptionField(std::string_view name);
 
-// Adds the rows of one group to a command; values given land in `given`, which must outlive the
-// parse. Of an empty group: all but those of several replicas. Of the workload alone: what is read.
-void BindOptions(std::string_view group, OptionParser* options,
-                 ::kvblocks::config::v1::ReplayConfig* given);
-// The same for the row of one field.
-void BindOption(std::string_view field, OptionParser* options,
+// Adds options to a command; values given land in `given`, which must outlive the parse. Of an
+// empty section: all but those of several replicas. Of the workload alone: what is read. --help
+// lists the common ones, or none.
+void BindOptions(std::string_view section, OptionParser* options,
+                 ::kvblocks::config::v1::ReplayConfig* given, bool lists_common = true);
+// The same for one.
+void BindOption(std::string_view name, OptionParser* options,
                 ::kvblocks::config::v1::ReplayConfig* given);
 
 // All fields at their defaults, those of an engine preset included.
@@ -69,22 +76,25 @@ absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_v
 // its messages may begin, is left out.
 absl::Status OfOption(std::string_view flag, std::string_view name, const absl::Status& status);
 
-// A status of the library, "retention_interval is 7, expected ...", in the words of the option whose
-// field it begins with: "--retention-interval: got 7, expected ...".
+// A status of the library, "retention_interval is 7, expected ...", in the words of the option
+// whose field it begins with: "--retention-interval: got 7, expected ...".
 absl::Status InOptionWords(const absl::Status& status);
 
 // Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
 absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// What would be ignored is refused: an option that is given, or that a file changes, beside others without
-// which it does nothing. InvalidArgument names it and what it needs. REQUIRES: an effective configuration
-// whose values are good; `given` is what the command line says of it.
+// What would be ignored is refused: an option that is given, or that a file changes, without what
+// its setting needs. InvalidArgument names both. REQUIRES: an effective configuration whose values
+// are good; `given` is what the command line says of it.
 absl::Status CheckOptionUses(const ::kvblocks::config::v1::ReplayConfig& config,
                              const ::kvblocks::config::v1::ReplayConfig& given);
-// The same for a search: what `asked` changes must be of use to one of the effective `configs` that it tries.
-absl::Status CheckOptionUses(const std::vector<const ::kvblocks::config::v1::ReplayConfig*>& configs,
-                             const ::kvblocks::config::v1::ReplayConfig& asked);
-// Sets options that do nothing to their defaults, for points of a sweep: an option may be for some of them.
+// The same for a search: what `asked` changes must be of use to one of the effective `configs` that
+// it tries.
+absl::Status CheckOptionUses(
+    const std::vector<const ::kvblocks::config::v1::ReplayConfig*>& configs,
+    const ::kvblocks::config::v1::ReplayConfig& asked);
+// Sets options that do nothing to their defaults, for points of a sweep: an option may be for some
+// of them.
 void DropUselessOptions(::kvblocks::config::v1::ReplayConfig* config);
 
 // Whether the groups that a configuration lists attend to an encoder.

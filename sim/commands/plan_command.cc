@@ -91,7 +91,8 @@ class PlanCommand final : public Command {
                   0, kMaxLen, &questions_.requests);
     options_->Add({.name = "--len",
                    .unit = "TOKENS",
-                   .help = "their length, output included; 0: the longest [0]"},
+                   .help = "their length, output included; 0: the longest [0]",
+                   .needs = "--requests"},
                   0, kMaxLen, &questions_.length);
     options_->AddFlag(
         {.name = "--list-models", .help = "print the names of the catalogue's models"},
@@ -122,11 +123,6 @@ class PlanCommand final : public Command {
       return WriteStdout(list_models_ ? Names(catalogue->models()) : Names(catalogue->devices()))
                  ? kDone
                  : kBadInput;
-    }
-    if (questions_.length > 0 && questions_.requests == 0) {
-      return Fail("plan", absl::InvalidArgumentError(
-                              "--len: set without --requests, expected both (--lengths lists "
-                              "lengths to state concurrency for)"));
     }
     if (json_ && IsStandardOutput(html_)) {
       return Fail("plan", absl::InvalidArgumentError(

@@ -41,17 +41,8 @@ constexpr const char* kReplayFooter = R"(Times need a unit (20ms, 1.5s, 2min). D
 .zst are compressed.
 
 Examples
-  kvsim replay                                     the workload that comes with kvsim
-  kvsim replay trace.jsonl.gz                      Llama-3.1-8B on an H100, pool as it fits
   kvsim replay trace.jsonl.gz --model=llama-3.1-70b --device=h200 --tensor-parallel=4
-  kvsim replay trace.jsonl.gz --num-blocks=10000 --block-size=512 --time=fixed
-                                                   cache behaviour only
-  kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
-                                                   four of them behind a router
-  kvsim replay trace.jsonl.gz --prefill-replicas=2 --decode-replicas=2
-                                                   prompts computed apart from decodes
-  kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
-  zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
+  kvsim replay trace.jsonl.gz --replicas=4 --router=prefix --slo=ttft:2s:p99 --json > report.json
 
 Exit status: 0 done, 1 a percentile of --slo missed, 2 bad input or options, 3 no progress,
 4 internal check failed.)";
@@ -81,13 +72,16 @@ class ReplayCommand final : public Command {
     options_->AddFlag(
         {.name = "--step-requests",
          .help = "with the tokens and new blocks of each request in the rows of --steps",
-         .group = kOutput},
+         .group = kOutput,
+         .needs = "--steps"},
         &step_requests_);
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
     split_.AddOptions(options_, /*with_replicas=*/true);
-    input_.AddOptions();
+    options_->ShowOnly({"TRACE", "--config", "--json", "--html", "--csv", "--prefill-replicas",
+                        "--decode-replicas"});
+    input_.AddOptions(/*is_replay=*/true);
     options_->set_footer(kReplayFooter);
   }
 
@@ -121,9 +115,6 @@ class ReplayCommand final : public Command {
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
   if (absl::Status status = output_.Check(FilesOf(config)); !status.ok()) return status;
-  if (step_requests_ && steps_.empty()) {
-    return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
-  }
   if (absl::Status status = events_.Check(); !status.ok()) return status;
   return exports_.Check();
 }
@@ -310,7 +301,6 @@ ExitStatus ReplayCommand::PrintConfig(const ReplayConfig& config) const {
 ExitStatus ReplayCommand::Run() {
   auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
-  if (absl::Status status = split_.Check(); !status.ok()) return Fail("replay", status);
   if (split_.is_split()) {
     if (IsFleet(*config) || AsksForRouter(*config)) {
       return Fail("replay", absl::InvalidArgumentError(

@@ -39,7 +39,8 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
   options->Add({.name = "--perfetto-limit",
                 .unit = "MB",
                 .help = "its largest size, before compression [100]",
-                .group = group},
+                .group = group,
+                .needs = "--perfetto"},
                1, 1'000'000, &perfetto_limit_);
   options->Add({.name = "--metrics",
                 .unit = "FILE",
@@ -52,12 +53,14 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
                 .unit = "TIME",
                 .help = "a point per tick instead, with timestamps, for Prometheus to take as "
                         "history; doubled for long runs",
-                .group = group},
+                .group = group,
+                .needs = "--metrics"},
                &metrics_tick_);
   options->Add({.name = "--metrics-epoch",
                 .unit = "SECONDS",
                 .help = "Unix time of the run's time 0 in these timestamps [0]",
-                .group = group},
+                .group = group,
+                .needs = "--metrics-tick"},
                0, 100'000'000'000, &metrics_epoch_);
 }
 
@@ -69,15 +72,6 @@ std::vector<std::pair<const char*, std::string>> ReplayExports::Outputs() const 
 }
 
 absl::Status ReplayExports::Check() const {
-  if (perfetto_limit_ > 0 && perfetto_.empty()) {
-    return absl::InvalidArgumentError("--perfetto-limit needs --perfetto=FILE");
-  }
-  if (!metrics_tick_.empty() && metrics_.empty()) {
-    return absl::InvalidArgumentError("--metrics-tick needs --metrics=FILE");
-  }
-  if (metrics_epoch_ >= 0 && metrics_tick_.empty()) {
-    return absl::InvalidArgumentError("--metrics-epoch needs --metrics-tick=TIME");
-  }
   if (metrics_tick_.empty()) return absl::OkStatus();
   const auto tick = ParseDuration(metrics_tick_);
   if (tick.ok() && *tick >= kMillisecond) return absl::OkStatus();

@@ -42,13 +42,17 @@ ReplayInput::ReplayInput(OptionParser* options, Fleets fleets)
        .unit = "FILE",
        .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
        .group = "Pool and prefix cache",
+       .is_common = false,
        .file = FileUse::kRead},
       &groups_file_);
 }
 
-void ReplayInput::AddOptions() {
-  if (fleets_ == Fleets::kTaken) BindOptions(kFleetGroup, options_, &given_);
-  BindOptions("", options_, &given_);
+void ReplayInput::AddOptions(bool is_replay) {
+  if (!is_replay) options_->set_more("all options of replay (kvsim replay --help=all)");
+  options_->AddLater([this, is_replay] {
+    BindOptions("", options_, &given_, is_replay);
+    if (fleets_ == Fleets::kTaken) BindOptions(kFleetGroup, options_, &given_, is_replay);
+  });
 }
 
 absl::Status ReplayInput::Read(ReplayConfig* file) {

@@ -30,7 +30,8 @@ class ReplayInput {
   ReplayInput(const ReplayInput&) = delete;
   ReplayInput& operator=(const ReplayInput&) = delete;
 
-  void AddOptions();
+  // Of a command other than replay --help lists none of them, and says where they are.
+  void AddOptions(bool is_replay = false);
 
   // Defaults, then the file, then the command line.
   absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Configure();

@@ -255,10 +255,6 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
                absl::StrCat("0 with --load=", config.load(),
                             ": only asynchronous loads can fail here"));
   }
-  if (options.load_failures == 0 && config.load_failure_policy() != "fail") {
-    return BadOption("--load-failure-policy", config.load_failure_policy(),
-               "--load-failures=SHARE beside it, which it is about");
-  }
   if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
     setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
   }

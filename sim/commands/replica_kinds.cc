@@ -19,11 +19,10 @@ namespace {
 // What one replica can have otherwise than another. The version of the engine is not among it: the
 // defaults of other options follow from it. Nor is how long clients wait.
 bool IsOfOneReplica(const std::string& field) {
-  if (field == "engine" || field == "max_queue_time") return false;
-  for (const OptionRow& row : ReplayOptionRows()) {
-    if (field != row.field) continue;
-    const std::string_view group = row.group;
-    return !group.empty() && group != kWorkloadGroup && group != kReportGroup && group != kFleetGroup;
+  for (const ReplayOption& option : ReplayOptions()) {
+    if (field != option.name()) continue;
+    return !option.setting->of_all() && option.section != kWorkloadGroup &&
+           option.section != kReportGroup && option.section != kFleetGroup;
   }
   return false;
 }

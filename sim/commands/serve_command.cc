@@ -146,16 +146,19 @@ ServeCommand::ServeCommand(OptionParser* program)
   options_->Add({.name = "--kv-events-replay",
                  .unit = "ENDPOINT",
                  .help = "where subscribers ask for batches again",
-                 .group = kEvents},
+                 .group = kEvents,
+                 .needs = "--kv-events"},
                 &asked_.replay);
   options_->Add({.name = "--kv-events-topic",
                  .unit = "TOPIC",
                  .help = "of the messages [none]",
-                 .group = kEvents},
+                 .group = kEvents,
+                 .needs = "--kv-events"},
                 &asked_.topic);
   options_->AddFlag({.name = "--kv-events-bytes",
                      .help = "hashes as all of their bytes, not as 64-bit integers",
-                     .group = kEvents},
+                     .group = kEvents,
+                     .needs = "--kv-events"},
                     &asked_.byte_hashes);
   options_->Add({.name = "--hash",
                  .unit = "NAME",
@@ -319,18 +322,7 @@ absl::Status ReadFaultReplicas(const Asked& asked, ServerOptions* out) {
 
 // Ports of events and of replays, of all replicas.
 absl::Status CheckEndpoints(const Asked& asked) {
-  if (asked.events.empty()) {
-    if (!asked.replay.empty()) {
-      return BadOption("--kv-events-replay", asked.replay, "--kv-events beside it");
-    }
-    if (!asked.topic.empty()) {
-      return BadOption("--kv-events-topic", asked.topic, "--kv-events beside it");
-    }
-    if (asked.byte_hashes) {
-      return BadOption("--kv-events-bytes", "true", "--kv-events beside it, whose hashes it is about");
-    }
-    return absl::OkStatus();
-  }
+  if (asked.events.empty()) return absl::OkStatus();
   if (asked.events.find("://") == std::string::npos) {
     return BadOption("--kv-events", asked.events, "an endpoint, like tcp://*:5557");
   }

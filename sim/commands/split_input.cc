@@ -98,40 +98,24 @@ void SplitInput::AddOptions(OptionParser* options, bool with_replicas) {
     options->Add({.name = "--prefill-replicas",
                   .unit = "P",
                   .help = "engines that compute prompts; with --decode-replicas",
-                  .group = kSplitGroup},
+                  .group = kSplitGroup,
+                  .needs = "--decode-replicas"},
                  1, most, &num_prefill_);
     options->Add({.name = "--decode-replicas",
                   .unit = "D",
                   .help = "engines that decode what these computed",
-                  .group = kSplitGroup},
+                  .group = kSplitGroup,
+                  .needs = "--prefill-replicas"},
                  1, most, &num_decode_);
   }
   for (size_t i = 0; i < kNumOptions; ++i) {
     options->Add({.name = kSplitOptions[i].name,
                   .unit = kSplitOptions[i].unit,
                   .help = kSplitOptions[i].help,
-                  .group = kSplitGroup},
+                  .group = kSplitGroup,
+                  .needs = with_replicas ? "--prefill-replicas" : "--split-replicas"},
                  &texts_[i]);
   }
-}
-
-absl::Status SplitInput::Check() const {
-  if (is_split()) return absl::OkStatus();
-  if (num_prefill_ > 0) {
-    return absl::InvalidArgumentError("--prefill-replicas needs --decode-replicas");
-  }
-  if (num_decode_ > 0) {
-    return absl::InvalidArgumentError("--decode-replicas needs --prefill-replicas");
-  }
-  return RefuseOptions("--prefill-replicas and --decode-replicas");
-}
-
-absl::Status SplitInput::RefuseOptions(const std::string& what) const {
-  for (size_t i = 0; i < kNumOptions; ++i) {
-    if (!texts_[i]) continue;
-    return absl::InvalidArgumentError(absl::StrCat(kSplitOptions[i].name, " needs ", what));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<SplitPlan> SplitInput::Configure(const ReplaySetup& setup) const {

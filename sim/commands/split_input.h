@@ -34,12 +34,8 @@ class SplitInput {
 
   // Whether replicas of the two kinds are asked for.
   bool is_split() const { return num_prefill_ > 0 && num_decode_ > 0; }
-  // Refuses what has no use without them.
-  absl::Status Check() const;
-  // InvalidArgument if any other option than these is given, which needs `what`.
-  absl::Status RefuseOptions(const std::string& what) const;
   // InvalidArgument names option, value and what is expected; also for models whose KV has no size per
-  // token. REQUIRES: Check.
+  // token.
   absl::StatusOr<SplitPlan> Configure(const ReplaySetup& setup) const;
 
  private:

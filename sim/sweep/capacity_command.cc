@@ -196,7 +196,6 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
     }
   }
   if (split_replicas_ > 0) return SearchSplit();
-  if (absl::Status status = split_.RefuseOptions("--split-replicas"); !status.ok()) return status;
   if (is_border()) return SearchBorder();
   auto asked = input_.Asked();
   if (!asked.ok()) return asked.status();
@@ -211,8 +210,14 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
   options.goodput = goodput_;
   options.target_rate = rate_;
   options.tolerance = tolerance_;
+  // How many replicas serve the rate is what is sought.
+  std::vector<::kvblocks::sweep::v1::Axis> tried;
+  if (rate_ > 0) {
+    tried.emplace_back().set_option("replicas");
+    tried.back().add_values("2");
+  }
   for (const absl::Status& status :
-       {CheckSearchUses(options.asked, {}), search_.CheckOutputs(FilesOf(options.asked, {}))}) {
+       {CheckSearchUses(options.asked, tried), search_.CheckOutputs(FilesOf(options.asked, {}))}) {
     if (!status.ok()) return status;
   }
   if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;

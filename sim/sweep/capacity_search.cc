@@ -127,11 +127,6 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
   if (!kinds.ok()) return kinds.status();
   fleet_ = 0;
   for (const ReplicaKind& kind : *kinds) fleet_ += kind.count;
-  if (has_router_ && !IsFleet(config) && options_.target_rate == 0) {
-    return absl::InvalidArgumentError(
-        "--router: expected --replicas=N beside it, to find their highest rate, or --rate, to find how "
-        "many it takes");
-  }
   if (!has_router_) return absl::OkStatus();
   // Whatever their number will be.
   ReplayConfig two = config;

@@ -19,26 +19,11 @@ namespace {
 
 // The options that decide what a reader yields, as text.
 std::string ReaderKey(const ReplayConfig& config) {
-  std::string key = config.trace();
-  const auto* reflection = config.GetReflection();
-  for (const OptionRow& row : ReplayOptionRows()) {
-    const std::string_view field = row.field;
-    if (row.group != std::string_view(kWorkloadGroup) || field == "speedup" ||
-        field == "concurrency" || field == "start_jitter" || field == "zero_output") {
-      continue;
-    }
-    const auto* of_message = ReplayConfig::descriptor()->FindFieldByName(row.field);
-    absl::StrAppend(&key, "\n", row.field, "=");
-    switch (of_message->cpp_type()) {
-      case google::protobuf::FieldDescriptor::CPPTYPE_INT64:
-        absl::StrAppend(&key, reflection->GetInt64(config, of_message));
-        break;
-      case google::protobuf::FieldDescriptor::CPPTYPE_BOOL:
-        absl::StrAppend(&key, reflection->GetBool(config, of_message));
-        break;
-      default:
-        absl::StrAppend(&key, reflection->GetString(config, of_message));
-    }
+  std::string key;
+  for (const ReplayOption& option : ReplayOptions()) {
+    if (option.section != kWorkloadGroup || option.setting->of_run()) continue;
+    if (option.name() == "speedup") continue;  // of times that are read already
+    absl::StrAppend(&key, "\n", option.name(), "=", ValueText(config, option.field));
   }
   return key;
 }

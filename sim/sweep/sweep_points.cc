@@ -286,7 +286,6 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   if (effective.ok()) {
     planned.config = *std::move(effective);
     // So that points that differ in these only are one.
-    DropUnusedFleetOptions(&planned.config);
     DropUselessOptions(&planned.config);
   } else {
     planned.status = effective.status();

@@ -9,7 +9,7 @@ programs and the values of those that take one of a few, configurations of .baze
 string literals and comments of the sources: labels, flags of kvsim, documents, rule numbers. A rule number exists if some
 page below docs/ defines it by a list entry that begins with the number in bold.
 
-The flags of kvsim are those of its --help, if the binary is given, else those of the tables in sim/commands/, sim/split/ and sim/sweep/.
+The flags of kvsim are those of its --help=all, if the binary is given, else those of sim/config.proto, sim/commands/ and sim/sweep/.
 Exit status: 0 all exist, 1 some do not; each is one line FILE:LINE: what.
 """
 
@@ -106,13 +106,15 @@ class Checker:
             if not re.match(r"sim/(commands/.*|split/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
                 continue
             text = self.text(f)
-            for field, unit in re.findall(r'\{"([a-z][a-z_0-9]*)",\s*"([^"]*)",\s*(?:k\w+|""),', text):
-                flags[field.replace("_", "-")] = values_of(unit)
-                flags["no-" + field.replace("_", "-")] = None
             for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
                 flags[name] = values_of(unit)
                 flags["no-" + name] = None
-        flags["tp"] = flags["pp"] = flags["dp"] = None
+        settings = self.text("sim/config.proto") if "sim/config.proto" in self.file_set else ""
+        for field, setting in re.findall(r"^  optional \w+ (\w+) = \d+ \[\(setting\) = \{(.*?)\}\];", settings, re.M | re.S):
+            unit = re.search(r'\bunit: "([^"]*)"', setting)
+            flags[field.replace("_", "-")] = values_of(unit[1] if unit else "")
+            flags["no-" + field.replace("_", "-")] = None
+            flags.update(dict.fromkeys(re.findall(r'\balias: "(\w+)"', setting)))
         return {"": flags}
 
     def label_exists(self, label):
@@ -391,7 +393,7 @@ def flags_of_help(text):
 
 def flags_of_binary(binary):
     def help_of(*command):
-        return subprocess.run([binary, *command, "--help"], capture_output=True, check=True).stdout.decode()
+        return subprocess.run([binary, *command, "--help=all"], capture_output=True, check=True).stdout.decode()
 
     listing = help_of()
     commands = re.findall(r"^  ([\w-]+) {4,}", listing[listing.index("Subcommands:"):], re.M)

@@ -47,9 +47,9 @@ TREE = {
     "queue/order_fuzz.cc": "int x;\n",
     "pool/pool.h": "// BM-1.\nclass BlockPool { void FreeBlocks(); int num_free; };\n",
     "pool/embed.cc": "int main() {\n  int blocks = 1;\n  return blocks;\n}\n",
-    "sim/commands/rows.cc": 'OptionRow rows[] = {\n    {"num_blocks", "N", kPool, "0", 0, 1, "pool"},\n'
-                            '    {"plan", "upstream|exact", kPool, "exact", 0, 0, "policy"},\n};\n'
-                            'void Bind() { options_->AddFlag({.name = "--json", .help = "JSON"}, &json_); }\n'
+    "sim/config.proto": 'message ReplayConfig {\n  optional int64 num_blocks = 1 [(setting) = {unit: "N" help: "pool"}];\n'
+                        '  optional string plan = 2 [(setting) = {\n    unit: "upstream|exact" default: "exact"\n    help: "policy"}];\n}\n',
+    "sim/commands/rows.cc": 'void Bind() { options_->AddFlag({.name = "--json", .help = "JSON"}, &json_); }\n'
                             'const char* kMessage = "raise --num-blocks";\n',
 }
 
