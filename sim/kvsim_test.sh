@@ -151,8 +151,6 @@ says '"max_num_seqs": "1024"' replay --quiet --json
 time_of() { grep -o '"time_source": "[^"]*"' out; }
 expect 0 '' replay --json --num-blocks=2000 --device=rtx-4090
 [ "$(time_of)" = '"time_source": "roofline, uncalibrated"' ] || fail "rtx-4090: $(time_of)"
-expect 0 '' replay --json --num-blocks=2000 --time=polynomial
-[ "$(time_of)" = '"time_source": "polynomial of no particular device"' ] || fail "$(time_of)"
 # What was recorded takes as long again, whatever the device.
 expect 0 '' replay --json --num-blocks=2000 --steps=steps.csv
 grep -A4 '"ttft"' out >a.ttft
@@ -160,20 +158,6 @@ expect 0 '' replay --json --num-blocks=2000 --time=recorded --step-times=steps.c
   --max-num-batched-tokens=8192 --max-num-seqs=1024
 grep -A4 '"ttft"' out >b.ttft
 cmp a.ttft b.ttft || fail "recorded steps give other latencies"
-# A table of whole steps: 2 ms, 10 us per token, 0.1 us per token of context, 30 us per sequence.
-awk 'BEGIN {
-  print "tokens,context,sequences,time_us"
-  for (i = 0; i < 400; ++i) {
-    s = 1 + (i * 37) % 60; t = s + (i % 3 == 0) * (i * 101 % 2000); c = s * (i * 53 % 900)
-    print t "," c "," s "," 2000 + 10 * t + c / 10 + 30 * s
-  }
-}' >taken.csv
-expect 0 '' calibrate --from=taken.csv --output=whole.csv
-grep -qE '^held out, the others +0\.0' out || fail "steps without noise are not met: $(cat out)"
-expect 0 '' replay --json --num-blocks=2000 --time=table --step-tables=whole.csv
-[ "$(time_of)" = '"time_source": "measured steps"' ] || fail "$(time_of)"
-expect 2 '--from: got --model next to it' calibrate --from=taken.csv --model=llama-3.1-8b
-expect 2 'expected the header tokens,context,sequences,time_us' calibrate --from=whole.csv
 # Drafts take time and memory.
 says '"part": "drafts"' replay --json --num-blocks=2000 --num-draft-tokens=2 --drafter=eagle
 says 'drafter.s time and memory are not counted' replay --num-blocks=2000 --num-draft-tokens=2 --drafter=dflash

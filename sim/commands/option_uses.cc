@@ -39,10 +39,7 @@ bool IsByLayers(const ReplayConfig& config) {
   return config.time() == "auto" || config.time() == "table" || config.time() == "roofline";
 }
 bool IsByKernels(const ReplayConfig& config) {
-  return IsByLayers(config) && config.time() != "roofline" && config.step_tables().empty();
-}
-bool IsByRoofline(const ReplayConfig& config) {
-  return IsByLayers(config) && config.step_tables().empty();
+  return IsByLayers(config) && config.time() != "roofline";
 }
 
 bool DrawsAtRandom(const ReplayConfig& config) {
@@ -52,8 +49,7 @@ bool DrawsAtRandom(const ReplayConfig& config) {
 constexpr const char* kSizedByDevice =
     "a pool that the device's memory sizes: neither --num-blocks nor --kv-memory";
 constexpr const char* kByLayers = "--time=auto, table or roofline, whose steps are made of layers";
-constexpr const char* kByKernels = "--time=auto or table, without --step-tables";
-constexpr const char* kByRoofline = "--time=auto, table or roofline, without --step-tables";
+constexpr const char* kByKernels = "--time=auto or table";
 constexpr const char* kExact = "--plan=exact, which it is about";
 constexpr const char* kTier = "--tier beside it, which it is about";
 constexpr const char* kNeedsDrafts = "--num-draft-tokens of at least 1, which it is about";
@@ -80,11 +76,10 @@ const OptionUse kUses[] = {
     {"activation_gb", IsSizedByDevice, kSizedByDevice},
     {"graph_gb", IsSizedByDevice, kSizedByDevice},
     {"kernel_tables", IsByKernels, kByKernels},
-    {"step_tables", [](const ReplayConfig& c) { return c.time() == "table"; }, "--time=table"},
     {"step_times", [](const ReplayConfig& c) { return c.time() == "recorded"; }, "--time=recorded"},
     {"step_time", [](const ReplayConfig& c) { return c.time() == "fixed"; }, "--time=fixed"},
-    {"compute_efficiency", IsByRoofline, kByRoofline},
-    {"memory_efficiency", IsByRoofline, kByRoofline},
+    {"compute_efficiency", IsByLayers, kByLayers},
+    {"memory_efficiency", IsByLayers, kByLayers},
     {"fixed_time", IsByLayers, kByLayers},
     {"time_per_layer", IsByLayers, kByLayers},
     {"time_per_sequence", IsByLayers, kByLayers},
