@@ -9,7 +9,7 @@
 //   DeliverAborts(now)
 //   Schedule(now)        hands the next step to the device
 //
-// or Advance(now), which does all but Submit. The parts are apart because an owner of several
+// or Advance(now), which does all but Submit. There are parts because an owner of several
 // replicas does each for all of them before the next: then what happens at one instant does not
 // depend on how the replicas are numbered.
 //
@@ -25,7 +25,7 @@
 // Always: times passed in never go back. Deterministic: the same calls give the same calls to the
 // observers. Cost: about 0.2 us per step and 50 ns per record in it, observers included; requests
 // that decode inside a block have none (see Scheduler), unless an observer needs them. Nothing is
-// allocated in steady state. Single-threaded; replicas that share nothing may run in several threads.
+// allocated in steady state. Single-threaded.
 
 #ifndef KVBLOCKS_SIM_REPLICA_H_
 #define KVBLOCKS_SIM_REPLICA_H_

@@ -118,10 +118,6 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
                                                    " millionths, expected 0 to ", kMillion));
   }
-  if (options.num_threads < 1 || options.num_threads > kMostThreads) {
-    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads,
-                                                   ", expected 1 to ", kMostThreads));
-  }
   const auto num_live =
       options.num_live > 0 ? options.num_live : static_cast<int32_t>(replicas.size());
   const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
@@ -162,16 +158,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
           "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their "
           "steps would wait for its loads"));
     }
-    fleet->shares_connectors_ |= setup.shares_connector;
   }
-  const absl::Status runs_ahead = CheckRunsAhead(
-      options, replicas.front().config.concurrency, fleet->shares_connectors_);
-  if (options.num_threads > 1 && !runs_ahead.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_threads is ", options.num_threads, ", expected 1; ", runs_ahead.message()));
-  }
-  fleet->runs_ahead_ = runs_ahead.ok();
-  fleet->set_.set_num_threads(options.num_threads);
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
@@ -265,7 +252,6 @@ absl::Status Fleet::Run() {
   }
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
-  result_.num_sent_ahead = set_.num_sent_ahead();
   return status;
 }
 

@@ -43,7 +43,7 @@ void PromptContents::Hash(const TraceInfo& trace, const SimRequest& request,
   }
 }
 
-int64_t PromptContents::HeldBy(const KvCacheManager& manager, ComputedBlocks* found) const {
+int64_t PromptContents::HeldBy(const KvCacheManager& manager) {
   if (manager.hashing() == nullptr || num_prompt_ <= 0) return 0;
   // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
   // keeps all of its blocks.
@@ -53,9 +53,9 @@ int64_t PromptContents::HeldBy(const KvCacheManager& manager, ComputedBlocks* fo
   }
   const auto probe = manager.NewRequestFromHashes("probe", num_prompt_, hashes_);
   KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-  const absl::Status status = manager.GetComputedBlocks(**probe, *found);
+  const absl::Status status = manager.GetComputedBlocks(**probe, found_);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
-  return found->num_tokens();
+  return found_.num_tokens();
 }
 
 }  // namespace kvblocks::sim

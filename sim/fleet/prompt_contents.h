@@ -29,10 +29,8 @@ class PromptContents {
             GroupId group);
   // That a hit can consist of: the last token is always computed.
   absl::Span<const BlockHash> blocks() const { return blocks_; }
-  // Tokens that a look-up finds. `found` is scratch; with one each, several threads may ask different
-  // managers.
-  int64_t HeldBy(const KvCacheManager& manager, ComputedBlocks* found) const;
-  int64_t HeldBy(const KvCacheManager& manager) { return HeldBy(manager, &found_); }
+  // Tokens that a look-up finds.
+  int64_t HeldBy(const KvCacheManager& manager);
 
  private:
   GroupId group_ = 0;

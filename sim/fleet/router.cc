@@ -36,23 +36,6 @@ absl::StatusOr<RouterKind> ParseRouter(std::string_view name) {
       "got \"", std::string(name), "\", expected one of ", absl::StrJoin(kNames, ", ")));
 }
 
-bool LooksAtReplicas(const RouterOptions& options) {
-  switch (options.kind) {
-    case RouterKind::kRoundRobin:
-    case RouterKind::kRandom:
-      return false;
-    case RouterKind::kSession:
-      return options.session_factor > 0;
-    default:
-      return true;
-  }
-}
-
-bool LooksAtReplicas(const RouterOptions& options, const SimRequest& request) {
-  const bool needs_session = options.kind == RouterKind::kSession;
-  return LooksAtReplicas(options) || (needs_session && request.spec.session == 0);
-}
-
 absl::Status Validate(const RouterOptions& options) {
   constexpr int64_t kMostWeight = 1'000'000 * kMillion;
   for (const auto& [field, value] :

@@ -100,11 +100,6 @@ inline bool UsesContent(RouterKind kind) {
          kind == RouterKind::kOracle;
 }
 
-// Whether such a router looks at loads or contents of replicas to find a place for each request, or for
-// this one. If not, the place follows from the requests before it.
-bool LooksAtReplicas(const RouterOptions& options);
-bool LooksAtReplicas(const RouterOptions& options, const SimRequest& request);
-
 struct RouteQuestion {
   const SimRequest& request;
   absl::Span<const ReplicaLoad> loads;  // by replica

@@ -323,9 +323,6 @@ void Scaler::Close(SimTime now) {
   for (size_t r = 0; r < slots_.size(); ++r) {
     if (slots_[r].state != State::kOff) result_.on_time[r] += now - slots_[r].since;
   }
-  // Replicas that run apart from each other drain in no order.
-  std::stable_sort(result_.timeline.begin(), result_.timeline.end(),
-                   [](const ScaleRecord& a, const ScaleRecord& b) { return a.time < b.time; });
 }
 
 }  // namespace kvblocks::sim
