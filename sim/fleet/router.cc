@@ -6,9 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/fleet/load_router.h"
-#include "kvblocks/sim/fleet/rank_router.h"
-#include "kvblocks/sim/fleet/score_router.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -61,12 +58,10 @@ absl::Status Validate(const RouterOptions& options) {
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
                                    GroupId group, const std::vector<RankGroup>& ranks) {
   if (options.kind == RouterKind::kDataParallel) {
-    return std::make_unique<RankRouter>(options, num_replicas, ranks);
+    return MakeRankRouter(options, num_replicas, ranks);
   }
-  if (UsesContent(options.kind)) {
-    return std::make_unique<ScoreRouter>(options, num_replicas, group);
-  }
-  return std::make_unique<LoadRouter>(options);
+  if (UsesContent(options.kind)) return MakeScoreRouter(options, num_replicas, group);
+  return MakeLoadRouter(options);
 }
 
 }  // namespace kvblocks::sim

@@ -15,7 +15,7 @@
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
 //   data-parallel       replicas in turn, and of a replica's ranks the one with the lowest score as vLLM's
-//                       own balancer counts it (see RankRouter)
+//                       own balancer counts it (see rank_router.cc)
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds
@@ -156,6 +156,13 @@ class Router {
 // `ranks`: of replicas that consist of several, ascending.
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
                                    GroupId group, const std::vector<RankGroup>& ranks = {});
+
+// What MakeRouter chooses from: routers by load, order and session; by score; of data-parallel ranks.
+std::unique_ptr<Router> MakeLoadRouter(const RouterOptions& options);
+std::unique_ptr<Router> MakeScoreRouter(const RouterOptions& options, int32_t num_replicas,
+                                        GroupId group);
+std::unique_ptr<Router> MakeRankRouter(const RouterOptions& options, int32_t num_replicas,
+                                       const std::vector<RankGroup>& groups);
 
 }  // namespace kvblocks::sim
 
