@@ -39,13 +39,14 @@ ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owne
 
 ReplicaSet::~ReplicaSet() = default;
 
-absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel* step_time,
-                             std::vector<EngineObserver*> observers) {
+absl::Status ReplicaSet::Add(ReplicaSetup setup) {
   const auto index = static_cast<int32_t>(replicas_.size());
   watchers_.push_back(std::make_unique<Watcher>(this, index));
-  observers.push_back(watchers_.back().get());
-  auto replica = Replica::Create(config, reader_->info(), step_time, observers, this);
+  setup.observers.push_back(watchers_.back().get());
+  auto replica =
+      Replica::Create(setup.config, reader_->info(), setup.step_time, setup.observers, this);
   if (!replica.ok()) return OfReplica(index, replica.status());
+  if (setup.connector != nullptr) (*replica)->set_connector(setup.connector);
   replicas_.push_back(*std::move(replica));
   next_.push_back(kNever);
   is_coupled_.push_back(0);
@@ -80,7 +81,7 @@ absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOption
 }
 
 absl::Status ReplicaSet::OfReplica(int32_t replica, const absl::Status& status) const {
-  return absl::Status(status.code(), absl::StrCat(owner_->NameOf(replica), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(NameOf(replica), ": ", status.message()));
 }
 
 absl::Status ReplicaSet::Run() {

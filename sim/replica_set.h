@@ -37,6 +37,14 @@
 
 namespace kvblocks::sim {
 
+struct ReplicaSetup {
+  SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;
+  std::vector<EngineObserver*> observers;
+  // Where it gets KV from that its pool does not hold; null: nowhere.
+  KvConnector* connector = nullptr;
+};
+
 class ReplicaSet final : private Replica::Owner {
  public:
   static constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
@@ -78,8 +86,7 @@ class ReplicaSet final : private Replica::Owner {
   ReplicaSet& operator=(const ReplicaSet&) = delete;
 
   // Before Run; numbers count up. Errors are Replica::Create's, with the name.
-  absl::Status Add(const SimulationConfig& config, const StepTimeModel* step_time,
-                   std::vector<EngineObserver*> observers);
+  absl::Status Add(ReplicaSetup setup);
   // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a group or
   // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector.
   absl::Status Couple(size_t first, size_t count, const LockstepOptions& options);
@@ -126,6 +133,7 @@ class ReplicaSet final : private Replica::Owner {
   const LockstepGroup& group(size_t index) const { return *groups_[index]; }
 
   int64_t num_skipped() const { return num_skipped_; }
+  std::string NameOf(int32_t replica) const { return owner_->NameOf(replica); }
   // With the name of the replica before the message.
   absl::Status OfReplica(int32_t replica, const absl::Status& status) const;
 

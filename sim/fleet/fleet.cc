@@ -145,9 +145,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     fleet->watchers_.push_back(
         std::make_unique<Watcher>(fleet.get(), static_cast<int32_t>(r)));
     setup.observers.push_back(fleet->watchers_.back().get());
-    absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
-    if (!status.ok()) return status;
-    if (setup.connector != nullptr) fleet->set_.replica(r).set_connector(setup.connector);
+    if (absl::Status status = fleet->set_.Add(setup); !status.ok()) return status;
     const bool is_coupled =
         std::any_of(options.ranks.begin(), options.ranks.end(), [&](const RankGroup& ranks) {
           return ranks.is_lockstep && static_cast<int32_t>(r) >= ranks.first &&
@@ -163,7 +161,10 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
   fleet->group_ = PromptContents::GroupOf(manager);
-  if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
+  const RouterKind kind = options.router.kind;
+  if (absl::Status status = CheckContents(fleet->set_, 0, count, kind, fleet->group_); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
   fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =
@@ -202,31 +203,6 @@ absl::Status Fleet::CoupleRanks() {
     lockstep.prefill_interval = set_.replica(first).scheduler().options().prefill_schedule_interval;
     absl::Status status = set_.Couple(first, static_cast<size_t>(ranks.count), lockstep);
     if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-// Contents are hashed once per request, for all replicas.
-absl::Status Fleet::CheckContents() const {
-  const KvCacheManager& first = set_.replica(0).manager();
-  const auto block_tokens = [&](const KvCacheManager& manager) {
-    return group_ < manager.num_groups() ? manager.group(group_).block_size() : 0;
-  };
-  if (UsesContent(options_.router.kind) && !caches_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("router ", std::string(RouterName(options_.router.kind)),
-                     " compares cached blocks, but prefix caching is off"));
-  }
-  for (size_t r = 1; r < set_.size(); ++r) {
-    const KvCacheManager& manager = set_.replica(r).manager();
-    const bool is_alike = PromptContents::AreAlike(manager, first, group_);
-    if (!is_alike) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("replica ", r, " has blocks of ", block_tokens(manager),
-                       " tokens, hashed by ", manager.hash_block_size(), ", and replica 0 of ",
-                       block_tokens(first), ", hashed by ", first.hash_block_size(),
-                       ": what one holds could not be compared with the other"));
-    }
   }
   return absl::OkStatus();
 }

@@ -91,14 +91,6 @@ struct FleetOptions {
   LockstepOptions lockstep = {};  // of all groups
 };
 
-struct ReplicaSetup {
-  SimulationConfig config;
-  const StepTimeModel* step_time = nullptr;
-  std::vector<EngineObserver*> observers;
-  // Where it gets KV from that its pool does not hold; null: nowhere.
-  KvConnector* connector = nullptr;
-};
-
 struct FleetResult {
   SimTime end_time = 0;
   int64_t num_skipped = 0;
@@ -157,7 +149,6 @@ class Fleet final : private ReplicaSet::Owner {
 
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
-  absl::Status CheckContents() const;
   absl::Status CoupleRanks();
   absl::Status Scale();
   absl::Status SendAgain();

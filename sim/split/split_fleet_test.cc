@@ -51,13 +51,13 @@ struct SplitReplay : SplitObserver {
     const auto step_time = MakeFixedStepTime(kSecond);
     EXPECT_TRUE(step_time.ok());
     reader = lines.MakeReader();
-    std::vector<SplitReplica> prefill(num_prefill,
+    std::vector<ReplicaSetup> prefill(num_prefill,
                                       {.config = config, .step_time = step_time->get(), .observers = {}});
-    std::vector<SplitReplica> decode = prefill;
+    std::vector<ReplicaSetup> decode = prefill;
     decode.resize(num_decode, prefill.front());
     decode.front().observers = {&lines};
     if (decode_blocks > 0) {
-      for (SplitReplica& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
+      for (ReplicaSetup& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
     }
     auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), this);
     if (!fleet.ok()) return fleet.status();
