@@ -166,7 +166,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
     // Given, it is all of it.
     if (times_.per_layer) options.rank_overhead = 0;
     options.mixed_layer_overhead = times_.prefill_per_layer;
-    if (!config_.async()) options.sequence_overhead = kSequenceOverheadInTurn;
+    if (!config_.async()) options.sequence_overhead = kSequenceOverheadSync;
     options.sequence_overhead = times_.per_sequence.value_or(options.sequence_overhead);
     options.prefill_factor = config_.prefill_factor();
     options.expert_prefill_factor = config_.expert_prefill_factor();
@@ -235,7 +235,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     auto drafted = with_drafter(*std::move(whole));
     if (!drafted.ok()) return drafted.status();
     return MakeDividedClock(*std::move(drafted),
-                            PipelineStages(hardware.model.num_layers(), num_stages), SendTime());
+                            PipelineStages(hardware.model.num_layers(), num_stages));
   }
   std::vector<std::unique_ptr<StepTimeModel>> stages;
   for (int64_t stage = 0; stage < num_stages; ++stage) {

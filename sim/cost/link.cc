@@ -64,36 +64,6 @@ int64_t Link::Start(SimTime now, int64_t bytes) {
   return id;
 }
 
-bool Link::Cancel(SimTime now, int64_t id) {
-  Run(now);
-  const auto found = transfers_.find(id);
-  if (found == transfers_.end()) return false;
-  const Transfer cancelled = found->second;
-  transfers_.erase(found);
-  ++totals_.num_cancelled;
-  if (!cancelled.is_moving) {
-    joining_.erase(std::find(joining_.begin(), joining_.end(), id));
-    return true;
-  }
-  moving_.erase({cancelled.end, id});
-  if (IsShared()) {
-    progress_.SetParts(std::max<int64_t>(static_cast<int64_t>(moving_.size()), 1));
-    return true;
-  }
-  // Those behind it move up by what it had not got yet.
-  std::set<std::pair<Service, int64_t>> moved;
-  for (const auto& [end, other] : moving_) {
-    Transfer& transfer = transfers_.at(other);
-    if (other > id) {
-      const Service begin = cancelled.end - static_cast<Service>(cancelled.bytes) * kSecond;
-      transfer.end -= cancelled.end - std::max(begin, progress_.service);
-    }
-    moved.emplace(transfer.end, other);
-  }
-  moving_.swap(moved);
-  return true;
-}
-
 void Link::Join(int64_t id) {
   Transfer& transfer = transfers_.at(id);
   if (moving_.empty()) progress_.service = progress_.part = 0;

@@ -75,15 +75,15 @@ TEST(DraftedStepTimeTest, SM66FurtherPassesSeeTheSequencesThatDrewATokenOnly) {
 
 TEST(PipelineTest, SM28WholeStepsAreDividedByLayers) {
   auto whole = MakeFixedStepTime(100);
-  const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32}, {.latency = 5, .per_token = 2});
+  const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32});
   ASSERT_TRUE(clock.ok()) << clock.status();
   EXPECT_EQ((*clock)->num_stages(), 3);
   std::vector<SimTime> stages(3);
-  SimTime send = 0;
+  SimTime send = 7;
   ASSERT_TRUE((*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
   EXPECT_EQ(stages, (std::vector<SimTime>{34, 34, 32}));  // of 34.375, 68.75 and 100
-  EXPECT_EQ(send, 9);
-  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 118);
+  EXPECT_EQ(send, 0);
+  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 100);
 }
 
 TEST(PipelineTest, SM28StagesHaveClocksOfTheirOwn) {
