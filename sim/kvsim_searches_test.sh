@@ -171,7 +171,7 @@ worse=$(ttft --tier=host:2GiB:read=${between% *}GB/s:latency=50us)
 even=$(ttft --tier=host:2GiB:read=${between#* }GB/s:latency=50us)
 awk "BEGIN { exit !($worse > $none && $even <= $none && ${between#* } <= 1.05 * ${between% *}) }" ||
   fail "TTFT $none without, $worse and $even at the ends of $between"
-# --- Prefill and decode apart: which division, and how many ---
+# --- Prefill and decode replicas: which division, and how many ---
 limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
 expect 0 '' capacity $limits --split-replicas=3 --json
 cp out divisions.json

@@ -427,17 +427,17 @@ says 'h100-sxm per stage, 2 stages .*of which stages stand idle [1-9]' replay --
 says 'sync; .* 2 stages' replay --pp=2 --engine=vllm-0.25
 says 'stage 0 of 3: h100-sxm' plan --model=llama-3.1-8b --pp=3
 
-# Prefill and decode apart: every request ends, and the rest of its time is where it says.
-apart='--prefill-replicas=1 --decode-replicas=1'
-says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' replay $apart --speedup=10
-says '396 arrived, 396 finished, .* computed where they decode' replay $apart --speedup=10 --local-tokens=100
+# Prefill and decode replicas: every request ends, and the rest of its time is where it says.
+split='--prefill-replicas=1 --decode-replicas=1'
+says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' replay $split --speedup=10
+says '396 arrived, 396 finished, .* computed where they decode' replay $split --speedup=10 --local-tokens=100
 # Next to a connector no hash looks ahead, and the last hit block is dropped (V-10).
-expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
+expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
 cp out dropped.json
-expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
+expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
 cmp out dropped.json || fail "hashes look ahead next to a connector"
-expect 2 'lookahead-hashes: engines that send or fetch KV' replay $apart --lookahead-hashes
-expect 1 '' replay $apart --speedup=10 --slo=ttft:1ms:p99 --quiet --json
+expect 2 'lookahead-hashes: engines that send or fetch KV' replay $split --lookahead-hashes
+expect 1 '' replay $split --speedup=10 --slo=ttft:1ms:p99 --quiet --json
 grep -q '"requests_local": "0"' out || fail "replay --json of two kinds has no totals"
 
 finish

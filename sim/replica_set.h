@@ -100,11 +100,11 @@ class ReplicaSet final : private Replica::Owner {
   // --- For the owner, while it runs ---
 
   SimTime now() const { return now_; }
-  // Hands the request to a replica, which OnEnded will tell about.
+  // Hands the request to a replica, which OnEnded will report.
   absl::Status Submit(SimRequest* request, int32_t replica);
   // The replica is called at this instant, too.
   void CallNow(int32_t replica);
-  // The replica is gone with all it has, and can be used again as new: OnEnded is told of each of its
+  // The replica is gone with all it has, and can be used again as new: OnEnded reports each of its
   // requests, ended by AbortCause::kCrash. From BeforeArrivals or AfterArrivals.
   absl::Status Crash(int32_t replica);
   // Makes a request that such an end left behind ready for Submit.

@@ -49,7 +49,7 @@ Examples
   kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
                                                    four of them behind a router
   kvsim replay trace.jsonl.gz --prefill-replicas=2 --decode-replicas=2
-                                                   prompts computed apart from decodes
+                                                   prefill and decode on replicas of their own
   kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
   zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
 

@@ -92,7 +92,7 @@ void Link::EndReached() {
     totals_.bytes = AddOrMost(totals_.bytes, transfer.bytes);
     totals_.transfer_time = AddOrMost(totals_.transfer_time, taken);
     totals_.queue_time = AddOrMost(totals_.queue_time, queued);
-    untold_.push_back({id, progress_.time, queued});
+    unreported_.push_back({id, progress_.time, queued});
     transfers_.erase(found);
   }
   if (IsShared()) progress_.SetParts(std::max<int64_t>(static_cast<int64_t>(moving_.size()), 1));
@@ -129,12 +129,12 @@ void Link::Run(SimTime now) {
 
 void Link::Advance(SimTime now, std::vector<Ended>* ended) {
   Run(now);
-  ended->insert(ended->end(), untold_.begin(), untold_.end());
-  untold_.clear();
+  ended->insert(ended->end(), unreported_.begin(), unreported_.end());
+  unreported_.clear();
 }
 
 std::optional<SimTime> Link::NextEnd() const {
-  if (!untold_.empty()) return untold_.front().time;
+  if (!unreported_.empty()) return unreported_.front().time;
   const int64_t speed = options_.bytes_per_second;
   Progress progress = progress_;
   auto num_moving = static_cast<int64_t>(moving_.size());

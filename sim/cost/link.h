@@ -75,7 +75,7 @@ class Link {
 
   // When the next one ends if nothing else starts; empty: none is under way, or not within the clock.
   std::optional<SimTime> NextEnd() const;
-  // Adds those that ended up to `now` and were not told yet, by time, then number.
+  // Adds those that ended up to `now` and were not reported yet, by time, then number.
   void Advance(SimTime now, std::vector<Ended>* ended);
 
   // What a transfer takes alone. REQUIRES: as Start.
@@ -124,7 +124,7 @@ class Link {
   std::deque<int64_t> joining_;            // in their latency, in order of start
   std::set<std::pair<Service, int64_t>> moving_;  // by when they end
   Progress progress_;
-  std::vector<Ended> untold_;
+  std::vector<Ended> unreported_;
   std::vector<int64_t> reached_;  // scratch
   LinkTotals totals_;
 };

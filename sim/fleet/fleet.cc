@@ -46,10 +46,10 @@ class Fleet::Watcher final : public EngineObserver {
     batches_.push_back({time, {events.begin(), events.end()}});
   }
 
-  void OnStepScheduled(const StepRecord& step) override { TellCounts(step.start); }
+  void OnStepScheduled(const StepRecord& step) override { ReportCounts(step.start); }
 
   void OnStepFinished(const StepRecord& step) override {
-    TellCounts(step.end);
+    ReportCounts(step.end);
     const auto& rule = fleet_->options_.scaling.rule;
     if (!rule || rule->measure != ScaleRule::Measure::kTtft) return;
     for (const OutputRecord& output : step.outputs) {
@@ -71,7 +71,7 @@ class Fleet::Watcher final : public EngineObserver {
   }
 
  private:
-  void TellCounts(SimTime now) {
+  void ReportCounts(SimTime now) {
     if (!WantsCounts(fleet_->options_.router.kind)) return;
     const Replica& replica = fleet_->set_.replica(static_cast<size_t>(replica_));
     const BlockPool& pool = replica.manager().pool();
@@ -374,7 +374,7 @@ Scaler::Measures Fleet::Measure() {
 
 absl::Status Fleet::Scale() {
   const SimTime now = set_.now();
-  const Scaler::Measures measures = scaler_->looks_at(now) ? Measure() : Scaler::Measures();
+  const Scaler::Measures measures = scaler_->checks_rule_at(now) ? Measure() : Scaler::Measures();
   for (const Scaler::Change& change : scaler_->Take(now, measures)) {
     switch (change.kind) {
       case ScaleRecord::Kind::kStop:

@@ -12,7 +12,7 @@
 //
 // Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is sent
 // again at that instant, behind steps that end and before requests that arrive; its tokens are lost, and
-// its latencies count from its first arrival. Its end there is told as AbortCause::kCrash to the
+// its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to the
 // observers of that replica. Requests wait at the router while no replica is live.
 //
 // Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
@@ -189,7 +189,7 @@ class Fleet final : private ReplicaSet::Owner {
   std::vector<OnItsWay> lost_;  // by crashes of this instant; `time` is the arrival
   std::vector<Routed> routed_;
   std::optional<Scaler> scaler_;
-  int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule looked
+  int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule was checked
   GroupId group_ = 0;                               // whose blocks are compared
   bool caches_ = false;
 

@@ -523,7 +523,7 @@ TEST_F(ScalingTest, SessionsForgetReplicas) {
   for (const auto& [id, replica] : sent_) EXPECT_EQ(replica, id == "0" ? home : 1 - home) << id;
 }
 
-// One request at a time per replica; the rule looks every 10 s.
+// One request at a time per replica; the rule is checked every 10 s.
 TEST_F(ScalingTest, QueuesStartAndStopReplicas) {
   workload_.config.scheduler.max_num_seqs = 1;
   options_.num_live = 1;

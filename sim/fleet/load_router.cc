@@ -1,4 +1,4 @@
-// LoadRouter: the routers that look at load, order and sessions alone.
+// LoadRouter: the routers that use load, order and sessions alone.
 
 #include <algorithm>
 #include <cstdint>

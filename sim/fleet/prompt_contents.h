@@ -1,4 +1,4 @@
-// PromptContents: a prompt's blocks, and what pools hold of them; for routers that look at contents.
+// PromptContents: a prompt's blocks, and what pools hold of them; for routers that compare contents.
 //
 // One prompt at a time: Hash, then ask. Pools are asked what a look-up would find now, and nothing in them
 // changes. Cost: a hash per block, and per pool a look-up.

@@ -4,7 +4,7 @@
 //
 //   max(sent there and not over, waiting + running) + waiting x 6 x max(0, use of the pool - 1/2)
 //
-// The first number is the front-end's own and exact. The others are what ranks told: they tell when a step
+// The first number is the front-end's own and exact. The others are what ranks reported: they report when a step
 // is scheduled and when one ends, and the front-end learns of it at most once in `stats_interval`. In
 // between it adds what it sent to the waiting ones. Of equal scores the first counts, from a rank on that
 // moves on by one with every request.
@@ -33,8 +33,8 @@ class RankRouter final : public Router {
  private:
   struct Unit {
     int32_t first = 0, count = 1;
-    int32_t start = 0;        // where the next look begins
-    bool is_changed = false;  // ranks told what the front-end does not know
+    int32_t start = 0;        // where the next search begins
+    bool is_changed = false;  // ranks reported what the front-end does not know
     bool has_reported = false;
     SimTime reported = 0;  // when that was due, or is
   };
@@ -74,7 +74,7 @@ RankRouter::RankRouter(const RouterOptions& options, int32_t num_replicas,
   }
 }
 
-// What was told before the report was due is in it, also if it is asked for later.
+// What came before the report was due is in it, also if it is asked for later.
 void RankRouter::Report(Unit& unit, SimTime now) {
   if (!unit.is_changed || unit.reported > now) return;
   const auto begin = latest_.begin() + unit.first;
@@ -87,7 +87,7 @@ void RankRouter::OnCounts(int32_t replica, const RankCounts& counts, SimTime now
   Unit& unit = units_[unit_of_[static_cast<size_t>(replica)]];
   RankCounts& latest = latest_[static_cast<size_t>(replica)];
   if (latest == counts) return;
-  // Told at one instant, it is in one report.
+  // What comes at one instant is in one report.
   if (unit.reported < now) Report(unit, now);
   latest = counts;
   if (unit.is_changed) return;

@@ -86,7 +86,7 @@ TEST_F(RanksTest, AStepLastsAsLongAsTheSlowestRank) {
   EXPECT_EQ(result_.lockstep[1].lost_time, 8 * kSecond);
 }
 
-// D-6: apart, each takes as long as it takes.
+// D-6: alone, each takes as long as it takes.
 TEST_F(RanksTest, RanksWithoutExpertsDoNotWait) {
   options_.ranks[0].is_lockstep = false;
   workload_.Add({.id = "long", .prompt = 10, .output = 2, .at = 0});
@@ -123,7 +123,7 @@ TEST_F(RanksTest, RanksGoOnUntilTheyAsk) {
   workload_.Add({.id = "b", .prompt = 1, .output = 2, .at = 10});
   ASSERT_TRUE(Run().ok());
   EXPECT_THAT(TokensOf("b"), ElementsAre(11, 12));
-  EXPECT_EQ(result_.lockstep[0].num_idle, 2);  // the third and the fourth since they rested
+  EXPECT_EQ(result_.lockstep[0].num_idle, 2);  // the third and the fourth since they were idle
   workload_.Add({.id = "c", .prompt = 1, .output = 1, .at = 12.5});
   ASSERT_TRUE(Run().ok());
   EXPECT_THAT(TokensOf("c"), ElementsAre(14));
@@ -209,7 +209,7 @@ TEST_F(RankRouterTest, LearnsAtMostOnceInAnInterval) {
   EXPECT_EQ(Route(99 * kMillisecond), 2);  // not yet
   router_->OnCounts(2, {.num_running = 9, .num_blocks = 10}, 100 * kMillisecond + 1);
   EXPECT_EQ(Route(101 * kMillisecond), 0);
-  // What rank 2 told behind the report is not in it.
+  // What rank 2 reported behind that is not in it.
   loads_[0].num_requests = loads_[1].num_requests = 8;
   EXPECT_EQ(Route(150 * kMillisecond), 2);
 }

@@ -1,7 +1,7 @@
 // Router: which replica a request goes to.
 //
-// A router is asked once per request and may look at what RouteQuestion holds and at what it was
-// told before: KV events that reached it, and its own decisions. It draws at random only by seed and
+// A router is asked once per request and may look at what RouteQuestion holds and at what it
+// learned before: KV events that reached it, and its own decisions. It draws at random only by seed and
 // submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
@@ -92,9 +92,9 @@ struct RouterOptions {
 // InvalidArgument names field, value and limit.
 absl::Status Validate(const RouterOptions& options);
 
-// Whether the router looks at what ranks tell of their engines.
+// Whether the router uses what ranks report of their engines.
 inline bool WantsCounts(RouterKind kind) { return kind == RouterKind::kDataParallel; }
-// Whether the router looks at what a prompt consists of.
+// Whether the router compares what a prompt consists of.
 inline bool UsesContent(RouterKind kind) {
   return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
          kind == RouterKind::kOracle;
@@ -117,7 +117,7 @@ inline bool MayHave(const RouteQuestion& question, size_t replica) {
   return question.has_room.empty() || question.has_room[replica] != 0;
 }
 
-// What an engine tells its balancer.
+// What an engine reports to its balancer.
 struct RankCounts {
   int64_t num_waiting = 0;
   int64_t num_running = 0;
@@ -143,7 +143,7 @@ class Router {
   virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
     (void)replica, (void)events;
   }
-  // What a replica has in its engine, as that tells; only if told to, see WantsCounts.
+  // What a replica has in its engine; only where WantsCounts.
   virtual void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
     (void)replica, (void)counts, (void)now;
   }

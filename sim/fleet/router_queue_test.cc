@@ -125,7 +125,7 @@ TEST(DecisionSeriesTest, SumsStayExactWhenTheTickDoubles) {
   DecisionSeries series;
   series.Add(0, {.routed = 1, .oracle_more_tokens = 7});
   series.Add(499 * kSecond, {.routed = 1});
-  series.Add(3, {.missing_tokens = 2});  // replicas are told one after the other
+  series.Add(3, {.missing_tokens = 2});  // replicas report one after the other
   series.Add(1500 * kSecond, {.routed = 1, .unknown_tokens = 5});
   ::kvblocks::fleet::v1::DecisionSeries out;
   series.Fill(&out);

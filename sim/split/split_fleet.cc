@@ -26,14 +26,14 @@ absl::Status Check(const SplitOptions& options) {
 
 }  // namespace
 
-// What a replica asks of the fleet and tells it. A prefill replica's blocks are held until they are
+// What a replica asks of the fleet and reports to it. A prefill replica's blocks are held until they are
 // fetched; a decode replica fetches them.
 class SplitFleet::Side final : public KvConnector, public EngineObserver {
  public:
   Side(SplitFleet* fleet, size_t replica) : fleet_(fleet), replica_(replica) {}
 
-  void Tell(const LoadEnd& end) { events_.loads.push_back(end); }
-  void TellOver(int64_t hold) { events_.holds.push_back(hold); }
+  void AddEnd(const LoadEnd& end) { events_.loads.push_back(end); }
+  void AddReleased(int64_t hold) { events_.holds.push_back(hold); }
 
   // --- KvConnector ---
 
@@ -213,7 +213,7 @@ absl::Status SplitFleet::BeforeArrivals() {
         life.load_end = end.time;
         life.link_queue = end.queue_time;
       }
-      sides_[transfer.decode]->Tell({transfer.load, transfer.num_tokens});
+      sides_[transfer.decode]->AddEnd({transfer.load, transfer.num_tokens});
       set_.CallNow(static_cast<int32_t>(transfer.decode));
       ReleaseHold(transfer.prefill, transfer.hold);
       transfers_.erase(found);
@@ -229,7 +229,7 @@ SimTime SplitFleet::NextTime() {
 }
 
 void SplitFleet::ReleaseHold(size_t prefill, int64_t hold) {
-  sides_[prefill]->TellOver(hold);
+  sides_[prefill]->AddReleased(hold);
   set_.CallNow(static_cast<int32_t>(prefill));
 }
 

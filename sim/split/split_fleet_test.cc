@@ -1,4 +1,4 @@
-// Prefill and decode apart (SM-103, SM-104): runs worked out by hand, and random ones in which every request
+// Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand, and random ones in which every request
 // ends once and every block comes back.
 
 #include "kvblocks/sim/split/split_fleet.h"
@@ -220,7 +220,7 @@ TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
   }
 }
 
-// C has B's document and comes when all is quiet: of two idle replicas the first one is taken, unless the
+// C has B's document and comes when nothing runs: of two idle replicas the first one is taken, unless the
 // router knows where the document is.
 TEST(SplitFleetTest, RoutersOfContentsFindTheirReplica) {
   const auto prefill_of_c = [](RouterKind kind) {
