@@ -12,9 +12,9 @@
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.
 //
-// Always: deterministic; a request has one slot among all live ones and those read before their time, and
-// ends exactly once. Single-threaded. Cost: that of the replicas, 20 ns per instant, and 1 ns per replica
-// in it.
+// Always: deterministic; a request has one slot among all live ones and those read before their
+// time, and ends exactly once. Single-threaded. Cost: that of the replicas, 20 ns per instant, and
+// 1 ns per replica in it.
 
 #ifndef KVBLOCKS_SIM_REPLICA_SET_H_
 #define KVBLOCKS_SIM_REPLICA_SET_H_

@@ -26,10 +26,10 @@
 
 namespace kvblocks::sim {
 
-// How many rows of a KV cache a step reads and how many (query, row) pairs it computes are closed forms for
-// `count` new tokens after `context` tokens of the same request. A query is a token and sees itself. Rows
-// may stand for several tokens (compressed caches): a row of ratio r exists once all of its r tokens do.
-// Counts need at most 128 bits for contexts and counts below 2^62.
+// How many rows of a KV cache a step reads and how many (query, row) pairs it computes are closed
+// forms for `count` new tokens after `context` tokens of the same request. A query is a token and
+// sees itself. Rows may stand for several tokens (compressed caches): a row of ratio r exists once
+// all of its r tokens do. Counts need at most 128 bits for contexts and counts below 2^62.
 
 // What a query of one layer kind sees of the rows before it.
 struct AttentionReach {

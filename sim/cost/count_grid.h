@@ -1,9 +1,9 @@
 // CountGrid, Curve, Surface: functions of one or two counts, tabulated once and read in a few
 // nanoseconds.
 //
-// Small counts are grid points themselves; above, each octave is cut into equal parts, between which a
-// value lies on a straight line. Whole numbers throughout. Beyond the last point the last part's line
-// goes on.
+// Small counts are grid points themselves; above, each octave is cut into equal parts, between which
+// a value lies on a straight line. Whole numbers throughout. Beyond the last point the last part's
+// line goes on.
 
 #ifndef KVBLOCKS_SIM_COST_COUNT_GRID_H_
 #define KVBLOCKS_SIM_COST_COUNT_GRID_H_
@@ -31,7 +31,8 @@ struct Place {
 class CountGrid {
  public:
   // Counts up to 2^bits are points, and 2^(bits - 1) in each octave above, at least up to `most`.
-  CountGrid(int bits, int64_t most) : bits_(bits), last_(Find(std::max<int64_t>(most, 1)).index + 1) {}
+  CountGrid(int bits, int64_t most)
+      : bits_(bits), last_(Find(std::max<int64_t>(most, 1)).index + 1) {}
 
   size_t size() const { return last_ + 1; }
 

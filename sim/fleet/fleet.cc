@@ -161,10 +161,9 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
   fleet->group_ = PromptContents::GroupOf(manager);
-  const RouterKind kind = options.router.kind;
-  if (absl::Status status = CheckContents(fleet->set_, 0, count, kind, fleet->group_); !status.ok()) {
-    return status;
-  }
+  const absl::Status contents =
+      CheckContents(fleet->set_, 0, count, options.router.kind, fleet->group_);
+  if (!contents.ok()) return contents;
   if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
   fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =

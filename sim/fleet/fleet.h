@@ -12,8 +12,8 @@
 //
 // Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is sent
 // again at that instant, behind steps that end and before requests that arrive; its tokens are lost, and
-// its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to the
-// observers of that replica. Requests wait at the router while no replica is live.
+// its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to
+// the observers of that replica. Requests wait at the router while no replica is live.
 //
 // Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
 // lockstep (see LockstepGroup).

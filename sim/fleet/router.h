@@ -157,7 +157,7 @@ class Router {
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
                                    GroupId group, const std::vector<RankGroup>& ranks = {});
 
-// What MakeRouter chooses from: routers by load, order and session; by score; of data-parallel ranks.
+// What MakeRouter chooses from: by load, order and session; by score; of data-parallel ranks.
 std::unique_ptr<Router> MakeLoadRouter(const RouterOptions& options);
 std::unique_ptr<Router> MakeScoreRouter(const RouterOptions& options, int32_t num_replicas,
                                         GroupId group);

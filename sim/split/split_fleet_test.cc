@@ -1,5 +1,5 @@
-// Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand, and random ones in which every request
-// ends once and every block comes back.
+// Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
+// and random ones in which every request ends once and every block comes back.
 
 #include "kvblocks/sim/split/split_fleet.h"
 
