@@ -41,7 +41,7 @@ enum class PointClock { kTables, kRoofline, kRooflineWithOverhead };
 struct PointOptions {
   PointClock clock = PointClock::kTables;
   TableClockOptions constants;  // its constants only
-  SimTime sequence_overhead_in_turn = kSequenceOverheadInTurn;
+  SimTime sequence_overhead_in_turn = kSequenceOverheadSync;
   double client_latency_ms = 6;
   double client_latency_ms_per_1k_tokens = 1;  // of the prompt
   int64_t max_num_batched_tokens = 8192;

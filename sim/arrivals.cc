@@ -125,27 +125,6 @@ absl::StatusOr<std::optional<SimTime>> Arrivals::NextTime(SimTime now) {
   return due_.empty() ? std::optional<SimTime>() : due_.top().time;
 }
 
-absl::StatusOr<SimRequest*> Arrivals::TakeAhead(
-    absl::FunctionRef<bool(const SimRequest&)> may_take) {
-  if (concurrency_ > 0 || has_waiting() || !given_up_.empty()) return nullptr;
-  while (true) {
-    DropStale();
-    if (absl::Status status = Peek(); !status.ok()) return status;
-    if (!next_) break;
-    if (!due_.empty() && next_->arrival_ns > due_.top().time / kNanosecond) break;
-    if (!next_->waits_for.empty()) return nullptr;
-    TraceRequest request = *std::exchange(next_, std::nullopt);
-    if (absl::Status status = Enter(std::move(request), 0, 0); !status.ok()) return status;
-    if (!given_up_.empty()) return nullptr;
-  }
-  if (due_.empty()) return nullptr;
-  SimRequest* request = unresolved_.at(due_.top().row);
-  if (!may_take(*request)) return nullptr;
-  request->arrival = due_.top().time;
-  due_.pop();
-  return request;
-}
-
 absl::Status Arrivals::Resolve(const SimRequest& request, SimTime now) {
   const int64_t row = request.spec.row;
   unresolved_.erase(row);

@@ -24,7 +24,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/cost/sim_time.h"
@@ -58,17 +57,9 @@ class Arrivals {
   // or never.
   absl::StatusOr<std::optional<SimTime>> NextTime(SimTime now);
 
-  // The next request, its `arrival` set, as long as it is sure whatever happens until then: requests so
-  // far wait for nobody, and no session was given up. Null if it is not, if there is none, or if
-  // `may_take` says no. The clock need not have come that far.
-  absl::StatusOr<SimRequest*> TakeAhead(absl::FunctionRef<bool(const SimRequest&)> may_take);
-
   // To be called once for every request when it is over in whatever way, before it leaves the
   // store: requests that wait for it may arrive.
   absl::Status Resolve(const SimRequest& request, SimTime now);
-
-  // Whether a request that was read waits for the end of others.
-  bool has_waiting() const { return !dependents_.empty(); }
 
   // Marks a session as given up and returns its turns that were read and have not begun to run, in
   // submission order. The caller ends them, and Resolves each.

@@ -32,11 +32,10 @@ done <<'END'
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times needs --time=recorded|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded
---step-tables: /nonexistent: cannot be opened|replay --time=table --step-tables=/nonexistent
 --draft-model: got llama-3.1-8b with --drafter=ngram, expected|replay --draft-model=llama-3.1-8b
 --draft-time: got "fast", expected a time with a unit|replay --draft-time=fast
 --prefill-factor: got 0, expected 0.1 to 100|replay --prefill-factor=0
---measured=FILE or --from=FILE is missing|calibrate
+--measured=FILE is missing|calibrate
 --link-turns: got a trace with sessions, expected block ids|stats --link-turns
 B is missing, expected a second file or --measured=FILE|compare first.json
 --measured stands for B|compare first.json second.json --measured=first.json

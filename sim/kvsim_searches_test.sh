@@ -179,7 +179,7 @@ ttft() { expect 0 '' replay --num-blocks=400 --json "$@"
 none=$(ttft) worse=$(ttft --tier=$missed) even=$(ttft --tier=$found)
 awk "BEGIN { exit !($worse > $none && $even <= $none) }" ||
   fail "TTFT $none without, $worse with $missed and $even with $found"
-# --- Prefill and decode apart: which division, and how many ---
+# --- Prefill and decode replicas: which division, and how many ---
 limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
 expect 0 '' capacity $limits --split-replicas=3 --json
 cp out divisions.json

@@ -182,8 +182,6 @@ says '"max_num_seqs": "1024"' replay --quiet --json
 time_of() { grep -o '"time_source": "[^"]*"' out; }
 expect 0 '' replay --json --num-blocks=2000 --device=rtx-4090
 [ "$(time_of)" = '"time_source": "roofline, uncalibrated"' ] || fail "rtx-4090: $(time_of)"
-expect 0 '' replay --json --num-blocks=2000 --time=polynomial
-[ "$(time_of)" = '"time_source": "polynomial of no particular device"' ] || fail "$(time_of)"
 # What was recorded takes as long again, whatever the device.
 expect 0 '' replay --json --num-blocks=2000 --steps=steps.csv
 grep -A4 '"ttft"' out >a.ttft
@@ -191,20 +189,6 @@ expect 0 '' replay --json --num-blocks=2000 --time=recorded --step-times=steps.c
   --max-num-batched-tokens=8192 --max-num-seqs=1024
 grep -A4 '"ttft"' out >b.ttft
 cmp a.ttft b.ttft || fail "recorded steps give other latencies"
-# A table of whole steps: 2 ms, 10 us per token, 0.1 us per token of context, 30 us per sequence.
-awk 'BEGIN {
-  print "tokens,context,sequences,time_us"
-  for (i = 0; i < 400; ++i) {
-    s = 1 + (i * 37) % 60; t = s + (i % 3 == 0) * (i * 101 % 2000); c = s * (i * 53 % 900)
-    print t "," c "," s "," 2000 + 10 * t + c / 10 + 30 * s
-  }
-}' >taken.csv
-expect 0 '' calibrate --from=taken.csv --output=whole.csv
-grep -qE '^held out, the others +0\.0' out || fail "steps without noise are not met: $(cat out)"
-expect 0 '' replay --json --num-blocks=2000 --time=table --step-tables=whole.csv
-[ "$(time_of)" = '"time_source": "measured steps"' ] || fail "$(time_of)"
-expect 2 '--from: got --model next to it' calibrate --from=taken.csv --model=llama-3.1-8b
-expect 2 'expected the header tokens,context,sequences,time_us' calibrate --from=whole.csv
 # Drafts take time and memory.
 says '"part": "drafts"' replay --json --num-blocks=2000 --num-draft-tokens=2 --drafter=eagle
 says 'drafter.s time and memory are not counted' replay --num-blocks=2000 --num-draft-tokens=2 --drafter=dflash
@@ -474,17 +458,17 @@ says 'h100-sxm per stage, 2 stages .*of which stages stand idle [1-9]' replay --
 says 'sync; .* 2 stages' replay --pp=2 --engine=vllm-0.25
 says 'stage 0 of 3: h100-sxm' plan --model=llama-3.1-8b --pp=3
 
-# Prefill and decode apart: every request ends, and the rest of its time is where it says.
-apart='--prefill-replicas=1 --decode-replicas=1'
-says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' replay $apart --speedup=10
-says '396 arrived, 396 finished, .* computed where they decode' replay $apart --speedup=10 --local-tokens=100
+# Prefill and decode replicas: every request ends, and the rest of its time is where it says.
+split='--prefill-replicas=1 --decode-replicas=1'
+says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' replay $split --speedup=10
+says '396 arrived, 396 finished, .* computed where they decode' replay $split --speedup=10 --local-tokens=100
 # Next to a connector no hash looks ahead, and the last hit block is dropped (V-10).
-expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
+expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
 cp out dropped.json
-expect 0 '' replay $apart --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
+expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
 cmp out dropped.json || fail "hashes look ahead next to a connector"
-expect 2 'lookahead-hashes: engines that send or fetch KV' replay $apart --lookahead-hashes
-expect 1 '' replay $apart --speedup=10 --slo=ttft:1ms:p99 --quiet --json
+expect 2 'lookahead-hashes: engines that send or fetch KV' replay $split --lookahead-hashes
+expect 1 '' replay $split --speedup=10 --slo=ttft:1ms:p99 --quiet --json
 grep -q '"requests_local": "0"' out || fail "replay --json of two kinds has no totals"
 
 finish

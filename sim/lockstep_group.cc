@@ -25,8 +25,8 @@ bool LockstepGroup::IsStepUnderWay() const {
 }
 
 // Passes without requests may be under way; the devices finish them.
-void LockstepGroup::Rest() {
-  for (Replica* engine : engines_) engine->LetGo();
+void LockstepGroup::BecomeIdle() {
+  for (Replica* engine : engines_) engine->ReturnToBoundary();
   ends_.clear();
   num_passes_ = 0;
   is_over_ = false;
@@ -43,7 +43,7 @@ absl::Status LockstepGroup::Round(SimTime now) {
       for (Replica* engine : engines_) engine->HoldUntil(ends_.front());
       return absl::OkStatus();
     }
-    if (is_over_) Rest();
+    if (is_over_) BecomeIdle();
   }
   const bool holds = num_passes_ % options_.prefill_interval != 0;
   for (failed_ = 0; failed_ < engines_.size(); ++failed_) {
@@ -51,7 +51,7 @@ absl::Status LockstepGroup::Round(SimTime now) {
     if (!status.ok()) return status;
   }
   if (!GoesOn()) {
-    Rest();
+    BecomeIdle();
     return absl::OkStatus();
   }
   return BeginPass(now);

@@ -6,9 +6,9 @@
 //
 // As in vLLM 0.33: engines schedule in rounds, one pass each, and with asynchronous scheduling one pass
 // ahead. Up to the size of captured graphs each computes as many tokens as the one with most. Whether
-// anybody has work left is asked behind the first pass since they rested and behind every
+// anybody has work left is asked behind the first pass since they were idle and behind every
 // `sync_interval`-th; until then they go on without requests. With a prefill_schedule_interval prompts are
-// computed in every so-many-th pass since they rested, the first one included, on all engines alike.
+// computed in every so-many-th pass since they were idle, the first one included, on all engines alike.
 //
 //   LockstepGroup group({...}, {&a, &b});
 //   if (group.wants_round()) status = group.Round(now);     // behind the aborts of this instant
@@ -65,7 +65,7 @@ class LockstepGroup {
   absl::Status BeginPass(SimTime now);
   bool GoesOn() const;
   bool IsStepUnderWay() const;
-  void Rest();
+  void BecomeIdle();
 
   const LockstepOptions options_;
   const std::vector<Replica*> engines_;
@@ -73,7 +73,7 @@ class LockstepGroup {
   std::vector<LockstepTotals> totals_;
   std::vector<SimTime> ends_;  // of passes under way, the oldest first
   SimTime device_free_ = 0;
-  int64_t num_passes_ = 0;   // since they rested
+  int64_t num_passes_ = 0;   // since they were idle
   bool is_over_ = false;     // nobody had work left; what is under way is waited for
   std::vector<SimTime> own_;  // scratch
   size_t failed_ = 0;

@@ -1,6 +1,6 @@
 // Replica: one engine - scheduler, block manager, device - on a clock that its owner turns.
 //
-// It is told what arrives (Submit) and says when it wants to be called next (NextTime); it knows
+// It is given what arrives (Submit) and says when it wants to be called next (NextTime); it knows
 // neither a trace nor other replicas, and nothing of what will arrive. The clock may be a simulated
 // one or the wall's. At each instant that NextTime names, the owner calls, in this order,
 //
@@ -9,7 +9,7 @@
 //   DeliverAborts(now)
 //   Schedule(now)        hands the next step to the device
 //
-// or Advance(now), which does all but Submit. The parts are apart because an owner of several
+// or Advance(now), which does all but Submit. There are parts because an owner of several
 // replicas does each for all of them before the next: then what happens at one instant does not
 // depend on how the replicas are numbered.
 //
@@ -25,7 +25,7 @@
 // Always: times passed in never go back. Deterministic: the same calls give the same calls to the
 // observers. Cost: about 0.2 us per step and 50 ns per record in it, observers included; requests
 // that decode inside a block have none (see Scheduler), unless an observer needs them. Nothing is
-// allocated in steady state. Single-threaded; replicas that share nothing may run in several threads.
+// allocated in steady state. Single-threaded.
 
 #ifndef KVBLOCKS_SIM_REPLICA_H_
 #define KVBLOCKS_SIM_REPLICA_H_
@@ -44,9 +44,41 @@
 #include "kvblocks/sim/engine/observer_list.h"
 #include "kvblocks/sim/engine/scheduler.h"
 #include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/simulation_result.h"
 
 namespace kvblocks::sim {
+
+// What one engine did in a run, in numbers.
+struct SimulationResult {
+  SimTime end_time = 0;   // the clock when the run ended
+  SimTime busy_time = 0;  // in which steps were on the device
+  SimTime stage_time = 0;  // sum over pipeline stages of the time that they compute
+  SimTime copy_time = 0;  // the part of it that copies of blocks took
+  SimTime load_time = 0;  // and that steps waited for KV from elsewhere
+  int64_t copied_bytes = 0;  // on one device
+  // Requests.
+  int64_t num_arrived = 0;
+  int64_t num_rejected = 0;
+  int64_t num_finished = 0;       // to their length
+  int64_t num_aborted_time = 0;   // abort time reached
+  int64_t num_aborted_queue = 0;  // waited for too long
+  int64_t num_aborted_session = 0;
+  int64_t num_failed = 0;   // a load of theirs failed, and the policy was to let them fail
+  int64_t num_lost = 0;     // this engine crashed while it had them
+  int64_t num_skipped = 0;  // without output, left out
+  int64_t peak_live_requests = 0;
+  int64_t num_iterations = 0;
+  // Tokens, steps and preemptions.
+  SchedulerTotals scheduler;
+  PrefixCacheStats prefix_cache;
+
+  // Requests that are over, in whatever way.
+  int64_t num_done() const {
+    return num_finished + num_rejected + num_skipped + num_aborted_time + num_aborted_queue +
+           num_aborted_session + num_lost + num_failed;
+  }
+
+  friend bool operator==(const SimulationResult&, const SimulationResult&) = default;
+};
 
 class Replica {
  public:
@@ -85,7 +117,7 @@ class Replica {
 
   // Ends the request at the first iteration boundary at or after `time`, unless it is over by then.
   // One that waited for too long, or whose session ended, only if it has not begun to run. One that
-  // was not delivered yet is told to the observers by OnFinish alone.
+  // was not delivered yet is reported to the observers by OnFinish alone.
   void PlanAbort(SimRequest* request, AbortCause cause, SimTime time);
   // At once. REQUIRES: the replica is at an iteration boundary or in a call of OnEnded, or the
   // request was never submitted.
@@ -129,7 +161,7 @@ class Replica {
   // There is room for one step more, at once.
   void CallAgain() { wants_schedule_ = true; }
   // It is at a boundary, though steps without requests are under way.
-  void LetGo() { in_step_ = false; }
+  void ReturnToBoundary() { in_step_ = false; }
   // What the group asks: whether a request was left when the last step had ended, before others came.
   bool had_work() const { return had_work_; }
 

@@ -22,12 +22,7 @@ class ReplicaSet::Watcher final : public EngineObserver {
     if (std::exchange(set_->SentOf(request).is_admitted, true)) return;
     const auto r = static_cast<size_t>(replica_);
     set_->loads_[r].num_waiting_tokens -= request.num_prompt;
-    if (set_->is_apart_) {
-      set_->told_.Add(r, {set_->alone_[r].num_seen, now},
-                      {.admitted = &request, .num_hit_tokens = record.num_hit_tokens});
-    } else {
-      set_->owner_->OnAdmission(replica_, request, record.num_hit_tokens, now);
-    }
+    set_->owner_->OnAdmission(replica_, request, record.num_hit_tokens, now);
   }
 
  private:
@@ -44,22 +39,19 @@ ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owne
 
 ReplicaSet::~ReplicaSet() = default;
 
-absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel* step_time,
-                             std::vector<EngineObserver*> observers) {
+absl::Status ReplicaSet::Add(ReplicaSetup setup) {
   const auto index = static_cast<int32_t>(replicas_.size());
   watchers_.push_back(std::make_unique<Watcher>(this, index));
-  observers.push_back(watchers_.back().get());
-  auto replica = Replica::Create(config, reader_->info(), step_time, observers, this);
+  setup.observers.push_back(watchers_.back().get());
+  auto replica =
+      Replica::Create(setup.config, reader_->info(), setup.step_time, setup.observers, this);
   if (!replica.ok()) return OfReplica(index, replica.status());
+  if (setup.connector != nullptr) (*replica)->set_connector(setup.connector);
   replicas_.push_back(*std::move(replica));
   next_.push_back(kNever);
   is_coupled_.push_back(0);
   loads_.emplace_back();
   ended_outputs_.push_back(0);
-  alone_.emplace_back();
-  told_.Resize(replicas_.size());
-  may_be_cut_short_ |= config.max_queue_time > 0 ||
-                       config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
   return absl::OkStatus();
 }
 
@@ -89,7 +81,7 @@ absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOption
 }
 
 absl::Status ReplicaSet::OfReplica(int32_t replica, const absl::Status& status) const {
-  return absl::Status(status.code(), absl::StrCat(owner_->NameOf(replica), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(NameOf(replica), ": ", status.message()));
 }
 
 absl::Status ReplicaSet::Run() {
@@ -101,13 +93,9 @@ absl::Status ReplicaSet::Run() {
 
 absl::Status ReplicaSet::RunLoop() {
   next_report_ = config_.progress_interval;
-  bool is_begun = false;  // the first two points of this instant are done
   while (true) {
-    if (!is_begun) {
-      if (absl::Status status = FinishSteps(); !status.ok()) return status;
-      if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
-    }
-    is_begun = false;
+    if (absl::Status status = FinishSteps(); !status.ok()) return status;
+    if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
     if (absl::Status status = TakeArrivals(); !status.ok()) return status;
     if (absl::Status status = owner_->AfterArrivals(); !status.ok()) return status;
     ++num_instants_;
@@ -115,14 +103,7 @@ absl::Status ReplicaSet::RunLoop() {
     if (absl::Status status = Iterate(); !status.ok()) return status;
 
     if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
-    SimTime events = std::min(next_arrival_, owner_->NextTime());
-    if (MayRunApart()) {
-      if (absl::Status status = RunApart(events); !status.ok()) return status;
-      is_begun = !ahead_.empty();
-      if (is_begun) continue;
-      events = std::min(next_arrival_, owner_->NextTime());
-    }
-    const SimTime next = NextInstant(events);
+    const SimTime next = NextInstant(std::min(next_arrival_, owner_->NextTime()));
     if (next == kNever) return NoProgress();
     now_ = std::max(now_, next);
   }
@@ -157,7 +138,6 @@ absl::Status ReplicaSet::TakeArrivals() {
       if (absl::Status status = End(request, now_); !status.ok()) return status;
       continue;
     }
-    sessions_may_end_ |= MayEndSession(*request);
     if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
   }
 }
@@ -167,11 +147,6 @@ bool ReplicaSet::SkipsForNoOutput(SimRequest* request) {
   if (config_.zero_output == ZeroOutput::kOne) request->max_output = 1;
   num_skipped_ += config_.zero_output == ZeroOutput::kSkip;
   return config_.zero_output == ZeroOutput::kSkip;
-}
-
-// Whether it may take its session's turns along, wherever they are.
-bool ReplicaSet::MayEndSession(const SimRequest& request) const {
-  return request.spec.session != 0 && (may_be_cut_short_ || request.spec.abort_after_ns > 0);
 }
 
 absl::Status ReplicaSet::Iterate() {
@@ -297,16 +272,12 @@ void ReplicaSet::CallNow(int32_t replica) {
 absl::Status ReplicaSet::Submit(SimRequest* request, int32_t replica) {
   SentOf(*request) = {.replica = replica, .num_outputs = request->num_outputs()};
   CallNow(replica);
-  absl::Status status = SubmitAt(request, static_cast<size_t>(replica), now_);
-  return status.ok() ? status : OfReplica(replica, status);
-}
-
-absl::Status ReplicaSet::SubmitAt(SimRequest* request, size_t replica, SimTime now) {
-  ReplicaLoad& load = loads_[replica];
+  ReplicaLoad& load = loads_[static_cast<size_t>(replica)];
   load.num_requests += 1;
   load.num_tokens += request->num_prompt;
   load.num_waiting_tokens += request->num_prompt;
-  return replicas_[replica]->Submit(request, now);
+  absl::Status status = replicas_[static_cast<size_t>(replica)]->Submit(request, now_);
+  return status.ok() ? status : OfReplica(replica, status);
 }
 
 absl::Status ReplicaSet::Crash(int32_t replica) {
@@ -334,11 +305,6 @@ absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {
     loads_[r].num_tokens -= request->num_prompt;
     if (!sent.is_admitted) loads_[r].num_waiting_tokens -= request->num_prompt;
     ended_outputs_[r] += request->num_outputs() - sent.num_outputs;
-    if (is_apart_) {
-      request->kv.reset();  // by the thread that made it
-      told_.Add(r, {alone_[r].num_seen, now}, {.ended = request});
-      return absl::OkStatus();
-    }
   }
   return owner_->OnEnded(request, now);
 }

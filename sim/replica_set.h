@@ -12,17 +12,9 @@
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.
 //
-// Where nothing that a replica does concerns the others before the next arrival or event of the owner
-// (Owner::RunsApart, and no request waits for the end of another), each runs up to there by itself: its
-// instants keep their order, and its memory stays in the cache. If the owner knows where the next
-// requests go without a look at the replicas (Owner::IsPlaceKnown), each runs past all of these, and
-// takes them up on its way; then there is enough to do between two points where all meet for
-// several threads. What the owner must know of it is kept, and told when all are there, in order of time.
-// Only a replica's own observers see it at once.
-//
-// Always: deterministic, the same with any number of threads; a request has one slot among all live
-// ones and those read ahead, and ends exactly once. Cost: that of the replicas, 20 ns per instant that is
-// common to all, and 1 ns per replica in it.
+// Always: deterministic; a request has one slot among all live ones and those read before their
+// time, and ends exactly once. Single-threaded. Cost: that of the replicas, 20 ns per instant, and
+// 1 ns per replica in it.
 
 #ifndef KVBLOCKS_SIM_REPLICA_SET_H_
 #define KVBLOCKS_SIM_REPLICA_SET_H_
@@ -37,7 +29,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/arrivals.h"
 #include "kvblocks/sim/lockstep_group.h"
 #include "kvblocks/sim/replica.h"
@@ -45,6 +36,14 @@
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
+
+struct ReplicaSetup {
+  SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;
+  std::vector<EngineObserver*> observers;
+  // Where it gets KV from that its pool does not hold; null: nowhere.
+  KvConnector* connector = nullptr;
+};
 
 class ReplicaSet final : private Replica::Owner {
  public:
@@ -68,8 +67,6 @@ class ReplicaSet final : private Replica::Owner {
     virtual absl::Status AfterArrivals() { return absl::OkStatus(); }
     // When the two want to be called next, whatever else happens; kNever: not yet known.
     virtual SimTime NextTime() { return kNever; }
-    // Until then, no end or step of a replica makes the owner do anything that others could notice.
-    virtual bool RunsApart() const { return false; }
 
     // The first admission there since the request was sent.
     virtual void OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
@@ -77,38 +74,6 @@ class ReplicaSet final : private Replica::Owner {
       (void)replica, (void)request, (void)num_hit_tokens, (void)now;
     }
 
-    // --- Requests sent ahead, and replicas that run apart ---
-
-    // Whether the next request that arrives goes where it goes whatever replicas do until then. Asked while
-    // NextTime is kNever. REQUIRES: if so, BeforeArrivals and AfterArrivals have nothing to do then.
-    virtual bool IsPlaceKnown(const SimRequest& request) const {
-      (void)request;
-      return false;
-    }
-    // In place of OnArrived, before its time, for such a request: where it is sent. It is the index-th of
-    // those that are sent ahead together.
-    virtual int32_t SendAhead(size_t index, SimRequest* request) {
-      (void)index, (void)request;
-      return 0;
-    }
-    // From now on observers of replicas are called by several threads, those of one replica by one at a
-    // time, and times of different replicas come in no order.
-    virtual void OnApart() {}
-    // All stand at the same point again, and the owner has been told what happened.
-    virtual void OnTogether() {}
-    // Of each request sent ahead, before LookAhead; of several at once.
-    virtual void PrepareAhead(size_t index, const SimRequest& request) {
-      (void)index, (void)request;
-    }
-    // The replica stands where the index-th of them is about to be sent, wherever it is sent to. In
-    // this order; of several replicas at once.
-    virtual void LookAhead(size_t index, int32_t replica, const ReplicaLoad& load) {
-      (void)index, (void)replica, (void)load;
-    }
-    // Told with ends and admissions, in order of time.
-    virtual void OnSentAhead(size_t index, const SimRequest& request, int32_t replica) {
-      (void)index, (void)request, (void)replica;
-    }
     // For messages: "replica 3".
     virtual std::string NameOf(int32_t replica) const;
   };
@@ -121,8 +86,7 @@ class ReplicaSet final : private Replica::Owner {
   ReplicaSet& operator=(const ReplicaSet&) = delete;
 
   // Before Run; numbers count up. Errors are Replica::Create's, with the name.
-  absl::Status Add(const SimulationConfig& config, const StepTimeModel* step_time,
-                   std::vector<EngineObserver*> observers);
+  absl::Status Add(ReplicaSetup setup);
   // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a group or
   // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector.
   absl::Status Couple(size_t first, size_t count, const LockstepOptions& options);
@@ -130,21 +94,17 @@ class ReplicaSet final : private Replica::Owner {
     progress_ = std::move(progress);
   }
 
-  // Of replicas that run apart; 1 unless it is set. Observers of different replicas must share nothing then
-  // that one of them changes.
-  void set_num_threads(int num_threads) { num_threads_ = num_threads; }
-
   // As Simulation::Run; messages name the replica. Once.
   absl::Status Run();
 
   // --- For the owner, while it runs ---
 
   SimTime now() const { return now_; }
-  // Hands the request to a replica, which OnEnded will tell about.
+  // Hands the request to a replica, which OnEnded will report.
   absl::Status Submit(SimRequest* request, int32_t replica);
-  // The replica is called at this instant, too. REQUIRES: not while replicas run apart.
+  // The replica is called at this instant, too.
   void CallNow(int32_t replica);
-  // The replica is gone with all it has, and can be used again as new: OnEnded is told of each of its
+  // The replica is gone with all it has, and can be used again as new: OnEnded reports each of its
   // requests, ended by AbortCause::kCrash. From BeforeArrivals or AfterArrivals.
   absl::Status Crash(int32_t replica);
   // Makes a request that such an end left behind ready for Submit.
@@ -173,7 +133,7 @@ class ReplicaSet final : private Replica::Owner {
   const LockstepGroup& group(size_t index) const { return *groups_[index]; }
 
   int64_t num_skipped() const { return num_skipped_; }
-  int64_t num_sent_ahead() const { return num_sent_ahead_; }
+  std::string NameOf(int32_t replica) const { return owner_->NameOf(replica); }
   // With the name of the replica before the message.
   absl::Status OfReplica(int32_t replica, const absl::Status& status) const;
 
@@ -185,26 +145,6 @@ class ReplicaSet final : private Replica::Owner {
     bool is_admitted = false;
     int64_t num_outputs = 0;  // when it was sent
   };
-  struct Ahead {
-    SimTime time;
-    SimRequest* request;
-    int32_t replica;
-  };
-  // How far a replica has come by itself.
-  struct alignas(64) Alone {
-    size_t num_seen = 0;  // of the requests sent ahead
-    int64_t num_instants = 0;  // in this turn
-    SimTime last = 0;          // of them
-    absl::Status status;
-  };
-  // Kept for the owner.
-  struct Told {
-    using Order = std::pair<size_t, SimTime>;  // how many had been sent ahead, and when
-    SimRequest* ended = nullptr;
-    const SimRequest* admitted = nullptr;
-    int64_t num_hit_tokens = 0;
-  };
-
   absl::Status RunLoop();
   absl::Status FinishSteps();
   absl::Status TakeArrivals();
@@ -213,19 +153,8 @@ class ReplicaSet final : private Replica::Owner {
   absl::Status ReadNextArrival();
   SimTime NextInstant(SimTime events);
   bool SkipsForNoOutput(SimRequest* request);
-  bool MayEndSession(const SimRequest& request) const;
-  absl::Status SubmitAt(SimRequest* request, size_t replica, SimTime now);
   ReplicaLoad LoadOf(size_t replica) const;
 
-  // replica_set_apart.cc: replicas by themselves.
-  bool MayRunApart() const;
-  absl::Status GatherAhead();
-  absl::Status RunApart(SimTime limit);
-  SimTime ReachedBy(size_t replica) const;
-  void PrepareAhead(int num_threads);
-  void RunTurn(int num_threads, SimTime limit);
-  void RunAlone(size_t replica, SimTime limit);
-  absl::Status TellApart();
   absl::Status NoProgress() const;
   absl::Status ReportProgress();
   absl::Status OnEnded(SimRequest* request, SimTime now) override;
@@ -251,24 +180,14 @@ class ReplicaSet final : private Replica::Owner {
   // Of requests that are known; read anew after one that ended.
   SimTime next_arrival_ = kNever;
   bool is_arrival_known_ = false;
-  // Whether a request may have come whose abort takes its session's turns along, wherever they are.
-  bool sessions_may_end_ = false;
-  bool may_be_cut_short_ = false;  // whoever it is: waits for too long, or its load fails
 
   std::vector<ReplicaLoad> loads_;      // num_tokens without output
   std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
   std::vector<Sent> sent_;
 
-  int num_threads_ = 1;
-  bool is_apart_ = false;
-  std::vector<Ahead> ahead_;  // in order of time; sent since all were together
-  std::vector<Alone> alone_;  // by replica
-  std::vector<size_t> turn_;  // whose it is
-  ApartQueue<Told::Order, Told> told_;
-
   int64_t num_instants_ = 0;
   int64_t next_report_ = 0;
-  int64_t num_arrived_ = 0, num_ended_ = 0, num_skipped_ = 0, num_sent_ahead_ = 0;
+  int64_t num_arrived_ = 0, num_ended_ = 0, num_skipped_ = 0;
 };
 
 }  // namespace kvblocks::sim

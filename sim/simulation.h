@@ -7,7 +7,7 @@
 //
 // One iteration: deliver arrivals and aborts that are due, schedule, advance the clock to the end
 // of the oldest step under way, deliver aborts that came while it ran, process its outputs (see
-// Replica). Everything else that can be known is told to the observers.
+// Replica). Everything else that can be known goes to the observers.
 //
 // Always: deterministic - the same trace, configuration and seed give the same calls to the
 // observers, whatever the machine. Memory follows the live requests (see Arrivals).
@@ -31,7 +31,6 @@
 #include "kvblocks/sim/engine/scheduler.h"
 #include "kvblocks/sim/replica.h"
 #include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/simulation_result.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {

@@ -1,7 +1,5 @@
 // kvsim calibrate: constants of the clock from what a server did.
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -17,9 +15,6 @@
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/cost/recorded_steps.h"
-#include "kvblocks/sim/cost/whole_steps.h"
-#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/byte_source.h"
 
@@ -37,8 +32,6 @@ Examples
   kvsim calibrate --measured=profile_export.jsonl --model=qwen3-32b --device=h100 --tensor-parallel=2
   kvsim calibrate trace.jsonl --measured=bench.json --device=rtx-4090 --output=mine.textproto
   kvsim replay other.jsonl --config=mine.textproto
-  kvsim calibrate --from=steps.csv --output=table.csv
-  kvsim replay other.jsonl --time=table --step-tables=table.csv
 
 Exit status: 0 done, 2 bad input or options, 3 no progress.)";
 
@@ -54,12 +47,6 @@ class CalibrateCommand final : public Command {
                  "serve --save-detailed, or a request log",
          .file = FileUse::kRead},
         &measured_);
-    options_->Add({.name = "--from",
-                   .unit = "FILE",
-                   .help = "instead, steps of an engine as CSV (tokens, context, sequences, time_us): "
-                           "makes a table of whole steps of them",
-                   .file = FileUse::kRead},
-                  &from_);
     options_->Add(
         {.name = "--fit",
          .unit = "NAMES",
@@ -67,8 +54,7 @@ class CalibrateCommand final : public Command {
         &fit_);
     options_->Add({.name = "--output",
                    .unit = "FILE",
-                   .help = "write the configuration with the constants, for --config; of --from the "
-                           "table, for --step-tables",
+                   .help = "write the configuration with the constants, for --config",
                    .file = FileUse::kWritten},
                   &output_);
     input_.AddOptions();
@@ -81,11 +67,10 @@ class CalibrateCommand final : public Command {
  private:
   OptionParser* options_;
   ReplayInput input_;
-  ExitStatus FitSteps();
   // Writes the result, or prints it behind the text.
   ExitStatus Print(const std::string& text, const std::string& result) const;
 
-  std::string measured_, from_, fit_, output_;
+  std::string measured_, fit_, output_;
 };
 
 std::string ErrorTable(const std::string& title, const std::vector<MetricError>& errors) {
@@ -145,69 +130,6 @@ std::string ResultText(const CalibrationResult& result) {
   return text;
 }
 
-// Errors of a fit on some of the steps, each second one from `first` on.
-std::string StepErrors(const std::string& title, const WholeStepTable& table,
-                       const std::vector<MeasuredStep>& steps, size_t first) {
-  std::vector<double> errors;
-  double sum = 0, predicted = 0, measured = 0;
-  for (size_t i = first; i < steps.size(); i += 2) {
-    bool outside = false;
-    const auto time = static_cast<double>(table.At(steps[i].counts, &outside));
-    const auto real = static_cast<double>(steps[i].time);
-    errors.push_back(100 * std::abs(time / real - 1));
-    sum += errors.back();
-    predicted += time;
-    measured += real;
-  }
-  if (errors.empty()) return absl::StrFormat("%-24s no steps\n", title);
-  std::sort(errors.begin(), errors.end());
-  const auto percentile = [&](double share) {
-    return errors[static_cast<size_t>(share * static_cast<double>(errors.size() - 1))];
-  };
-  return absl::StrFormat("%-24s %8.2f%% %7.2f%% %7.2f%% %7.2f%% %+8.2f%%\n", title,
-                         sum / static_cast<double>(errors.size()), percentile(0.5), percentile(0.9),
-                         percentile(0.99), 100 * (predicted / measured - 1));
-}
-
-ExitStatus CalibrateCommand::FitSteps() {
-  const auto asked = input_.Asked();
-  if (!asked.ok()) return Fail("calibrate", asked.status());
-  std::vector<const google::protobuf::FieldDescriptor*> fields;
-  asked->GetReflection()->ListFields(*asked, &fields);
-  const std::string other = !measured_.empty() ? "--measured"
-                            : !fit_.empty()    ? "--fit"
-                            : fields.empty()   ? ""
-                            : fields[0]->name() == "trace" ? "a trace"
-                                                           : FlagName(fields[0]->name());
-  if (!other.empty()) {
-    return Fail("calibrate",
-                absl::InvalidArgumentError(absl::StrCat(
-                    "--from: got ", other,
-                    " next to it, expected at most --output: the steps say all that is needed")));
-  }
-  const auto text = ReadTextFile(from_);
-  if (!text.ok()) return Fail("calibrate", text.status());
-  const auto steps = ParseMeasuredSteps(*text, from_);
-  if (!steps.ok()) return Fail("calibrate", steps.status());
-  std::vector<MeasuredStep> half;
-  for (size_t i = 0; i < steps->size(); i += 2) half.push_back((*steps)[i]);
-  const WholeStepTable fitted = FitWholeSteps(half), table = FitWholeSteps(*steps);
-  std::string result = absl::StrFormat("%-24s %9s %8s %8s %8s %9s\n",
-                                       absl::StrCat(WithThousands(steps->size()), " steps"), "mean",
-                                       "p50", "p90", "p99", "in all");
-  absl::StrAppend(&result, StepErrors("fitted, every other one", fitted, *steps, 0),
-                  StepErrors("held out, the others", fitted, *steps, 1), "\n",
-                  absl::StrFormat("%-24s %14s %14s\n", "part", "from", "to"),
-                  absl::StrFormat("  %-22s %14s\n", "base", FormatDuration(table.base)));
-  for (size_t part = 0; part < table.parts.size(); ++part) {
-    const auto& [count, time] = table.parts[part].back();
-    absl::StrAppendFormat(&result, "  %-22s %14s %14s %14s\n", WholeStepTable::kParts[part],
-                          WithThousands(table.parts[part].front().first), WithThousands(count),
-                          FormatDuration(time));
-  }
-  return Print(result, FormatWholeSteps(table));
-}
-
 ExitStatus CalibrateCommand::Print(const std::string& text, const std::string& result) const {
   if (output_.empty()) {
     return WriteStdout(absl::StrCat(text, "\n", result)) ? kDone : kBadInput;
@@ -219,12 +141,10 @@ ExitStatus CalibrateCommand::Print(const std::string& text, const std::string& r
 }
 
 ExitStatus CalibrateCommand::Run() {
-  if (!from_.empty()) return FitSteps();
   auto config = input_.Configure();
   if (!config.ok()) return Fail("calibrate", config.status());
   if (measured_.empty()) {
-    return Fail("calibrate", absl::InvalidArgumentError(
-                                 "--measured=FILE or --from=FILE is missing"));
+    return Fail("calibrate", absl::InvalidArgumentError("--measured=FILE is missing"));
   }
   const auto reader = MakeReaderOptions(*config);
   if (!reader.ok()) return Fail("calibrate", reader.status());

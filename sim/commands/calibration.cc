@@ -35,11 +35,6 @@ constexpr ConstantKind kOfTables[] = {{"time_per_layer", true, 10, 0.1, 2000},
                                       {"time_per_sequence", true, 4, 0.1, 5000},
                                       {"prefill_factor", false, 1.15, 0.2, 10},
                                       {"prefill_time_per_layer", true, 100, 0.1, 5000}};
-constexpr ConstantKind kOfStepTables[] = {{"fixed_time", true, 500, 0.1, 100000},
-                                          {"time_per_layer", true, 10, 0.1, 2000},
-                                          {"time_per_sequence", true, 4, 0.1, 5000}};
-constexpr ConstantKind kOfWholeSteps[] = {{"fixed_time", true, 500, 0.1, 100000},
-                                          {"time_per_sequence", true, 4, 0.1, 5000}};
 constexpr ConstantKind kOfRoofline[] = {{"compute_efficiency", false, 0.6, 0.05, 1},
                                         {"memory_efficiency", false, 0.85, 0.05, 1},
                                         {"time_per_layer", true, 30, 0.1, 2000},
@@ -151,10 +146,6 @@ absl::Status Calibrator::ChooseConstants(const std::vector<std::string>& fields)
   const std::string source(setup->step_time->source());
   if (absl::StartsWith(source, "measured kernels")) {
     constants_.assign(std::begin(kOfTables), std::end(kOfTables));
-  } else if (absl::StartsWith(source, "step tables")) {
-    constants_.assign(std::begin(kOfStepTables), std::end(kOfStepTables));
-  } else if (absl::StartsWith(source, "measured steps")) {
-    constants_.assign(std::begin(kOfWholeSteps), std::end(kOfWholeSteps));
   } else if (absl::StartsWith(source, "roofline")) {
     constants_.assign(std::begin(kOfRoofline), std::end(kOfRoofline));
   } else {

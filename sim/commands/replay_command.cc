@@ -52,11 +52,6 @@ class ReplayCommand final : public Command {
   explicit ReplayCommand(OptionParser* program)
       : options_(program->AddCommand("replay", "Replay a trace and report what happened")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->Add({.name = "--threads",
-                   .unit = "N",
-                   .help = "that replicas run in, with the same result; 0: one per core, where the "
-                           "router lets replicas run by themselves [0]"},
-                  0, Fleet::kMostThreads, &threads_);
     options_->AddFlag({.name = "--print-config",
                        .help = "print the effective configuration instead of replaying"},
                       &print_config_);
@@ -93,7 +88,6 @@ class ReplayCommand final : public Command {
   absl::Status CheckFleetOutputs() const;
   absl::Status CheckSplitOutputs() const;
   ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
-  void NoteThreads(const FleetResult& result) const;
   absl::Status ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
                            ::kvblocks::fleet::v1::FleetReport* report);
   ExitStatus RunFleet(const ReplayConfig& config);
@@ -109,7 +103,6 @@ class ReplayCommand final : public Command {
   EventExport events_;
   ReportOutput output_;
   std::string steps_;
-  int64_t threads_ = 0;
   bool print_config_ = false, step_requests_ = false;
 };
 
@@ -168,31 +161,14 @@ absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay&
   }
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   fleet.Fill(**reader, report);
-  if (threads_ > 1) NoteThreads(fleet.result());
   PrintWarnings(**reader);
   return absl::OkStatus();
-}
-
-// What a trace does not let replicas do is known only behind it.
-void ReplayCommand::NoteThreads(const FleetResult& result) const {
-  int64_t num_sent = 0;
-  for (const SimulationResult& one : result.replicas) num_sent += one.num_arrived;
-  if (output_.quiet() || 2 * result.num_sent_ahead >= num_sent) return;
-  std::fprintf(stderr,
-               "kvsim replay: --threads=%lld: replicas met at the arrivals of %lld of %lld requests, in "
-               "one thread: some waited for the ends of others, belonged to a session that may be cut "
-               "short, or had none\n",
-               static_cast<long long>(threads_),
-               static_cast<long long>(num_sent - result.num_sent_ahead),
-               static_cast<long long>(num_sent));
 }
 
 ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return Fail("replay", fleet.status());
-  for (const absl::Status& status : {input_.CheckUses(config), (*fleet)->SetThreads(threads_)}) {
-    if (!status.ok()) return Fail("replay", status);
-  }
+  if (absl::Status status = input_.CheckUses(config); !status.ok()) return Fail("replay", status);
   if (print_config_) return PrintConfig(config);
   if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
@@ -311,11 +287,6 @@ ExitStatus ReplayCommand::Run() {
     *config = OfSplitReplica(*std::move(config));
   }
   if (IsFleet(*config)) return RunFleet(*config);
-  if (threads_ > 1) {
-    return Fail("replay", absl::InvalidArgumentError(absl::StrCat(
-                              "--threads: got ", threads_,
-                              ", expected 0 or 1: replicas behind a router can run in several")));
-  }
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
   if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("replay", status);

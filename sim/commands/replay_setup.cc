@@ -165,15 +165,6 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   return SetAcceptance(config, &scheduler);
 }
 
-// Tokens that the pool holds if every block is full.
-int64_t PoolTokens(const KvCacheConfig& config) {
-  int64_t block_tokens = 1;
-  for (const KvCacheGroup& group : config.groups) {
-    block_tokens = std::max(block_tokens, group.spec.block_size());
-  }
-  return std::max<int64_t>(1, config.num_blocks - 1) * block_tokens;
-}
-
 // Inputs of the encoder, for groups of cross attention.
 absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation) {
   const std::vector<KvCacheGroup>& groups = simulation->kv_cache.groups;
@@ -222,8 +213,7 @@ absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation
 
 absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardware,
                          ReplaySetup* setup) {
-  const int64_t pool_tokens = PoolTokens(setup->simulation.kv_cache);
-  auto clock = MakeStepTime(config, hardware, pool_tokens);
+  auto clock = MakeStepTime(config, hardware);
   if (!clock.ok()) return clock.status();
   setup->step_time = std::move(clock->model);
   setup->latency_is_meaningful = clock->latency_is_meaningful;

@@ -11,7 +11,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr const char* kSplitGroup = "Prefill and decode apart";
+constexpr const char* kSplitGroup = "Prefill and decode replicas";
 constexpr const char* kRouters =
     "round-robin|random|least-requests|least-tokens|two-choices|session|prefix|prefix-approximate|oracle";
 constexpr int64_t kMostGigabytes = 1'000'000;

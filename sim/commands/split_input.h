@@ -1,4 +1,4 @@
-// SplitInput: the options of prefill and decode apart, as replay takes them.
+// SplitInput: the options of prefill and decode replicas, as replay takes them.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_SPLIT_INPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_SPLIT_INPUT_H_

@@ -53,12 +53,12 @@ absl::Status ReplaySplit(const ReplayConfig& config, const ReplaySetup& setup, c
 absl::Status ReplaySplit(TraceReader* reader, const ReplaySetup& setup, const SplitPlan& plan,
                          bool quiet, ::kvblocks::split::v1::SplitReport* report) {
   if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
-  const SplitReplica replica = {
+  const ReplicaSetup replica = {
       .config = ConfigFor(setup, *reader), .step_time = setup.step_time.get(), .observers = {}};
   SplitMetrics metrics(setup.metrics.objectives, setup.metrics.latency.client_rtt);
   auto fleet = SplitFleet::Create(
-      plan.options, std::vector<SplitReplica>(static_cast<size_t>(plan.num_prefill), replica),
-      std::vector<SplitReplica>(static_cast<size_t>(plan.num_decode), replica), reader, &metrics);
+      plan.options, std::vector<ReplicaSetup>(static_cast<size_t>(plan.num_prefill), replica),
+      std::vector<ReplicaSetup>(static_cast<size_t>(plan.num_decode), replica), reader, &metrics);
   if (!fleet.ok()) return InOptionWords(fleet.status());
   ProgressLine progress(quiet);
   if (progress.is_shown()) {

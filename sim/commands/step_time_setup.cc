@@ -12,10 +12,8 @@
 #include "kvblocks/sim/cost/drafted_step_time.h"
 #include "kvblocks/sim/cost/kernel_tables.h"
 #include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/cost/polynomial.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
 #include "kvblocks/sim/cost/roofline.h"
-#include "kvblocks/sim/cost/step_tables.h"
 #include "kvblocks/sim/cost/table_clock.h"
 #include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/data_type.h"
@@ -168,7 +166,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
     // Given, it is all of it.
     if (times_.per_layer) options.rank_overhead = 0;
     options.mixed_layer_overhead = times_.prefill_per_layer;
-    if (!config_.async()) options.sequence_overhead = kSequenceOverheadInTurn;
+    if (!config_.async()) options.sequence_overhead = kSequenceOverheadSync;
     options.sequence_overhead = times_.per_sequence.value_or(options.sequence_overhead);
     options.prefill_factor = config_.prefill_factor();
     options.expert_prefill_factor = config_.expert_prefill_factor();
@@ -193,32 +191,17 @@ using DraftWrapper = std::function<absl::StatusOr<std::unique_ptr<StepTimeModel>
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& config,
                                                           const ModelFacts& model,
                                                           const Times& times,
-                                                          const ClockMaker& maker,
-                                                          int64_t pool_tokens) {
-  const bool knows_no_experts = config.time() == "recorded" || !config.step_tables().empty();
-  if (IsInLockstep(config, model) && knows_no_experts) {
-    return BadOption("--data-parallel", absl::StrCat(config.data_parallel()),
-                     absl::StrCat("1 with ", config.time() == "recorded" ? "--time=recorded"
-                                                                         : "--step-tables",
-                                  ", of whose steps the experts' part is not known"));
-  }
+                                                          const ClockMaker& maker) {
   if (config.time() == "fixed") return MakeFixedStepTime(times.step);
-  if (config.time() == "polynomial") return MakePolynomial(pool_tokens);
   if (config.time() == "recorded") {
+    if (IsInLockstep(config, model)) {
+      return BadOption("--data-parallel", absl::StrCat(config.data_parallel()),
+                       "1 with --time=recorded, of whose steps the experts' part is not known");
+    }
     if (config.step_times().empty()) {
       return absl::InvalidArgumentError("--time=recorded needs --step-times=FILE");
     }
     return LoadRecordedSteps(config.step_times());
-  }
-  if (!config.step_tables().empty()) {
-    return LoadStepTables(config.step_tables(),
-                          {.num_layers = model.num_layers(),
-                           .hidden_size = model.hidden_size,
-                           .num_ranks = config.tensor_parallel(),
-                           .fixed_time = times.fixed.value_or(0),
-                           .time_per_layer = times.per_layer.value_or(0),
-                           .time_per_sequence = times.per_sequence.value_or(0),
-                           .calibration = config.calibration()});
   }
   return maker.Make(model);
 }
@@ -226,18 +209,17 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& co
 // Clocks that know layers have one per stage; the drafter runs behind the last one. Others are divided.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     const ReplayConfig& config, const ModelOnDevice& hardware, const Times& times,
-    const ClockMaker& maker, int64_t pool_tokens, const DraftWrapper& with_drafter) {
+    const ClockMaker& maker, const DraftWrapper& with_drafter) {
   const int64_t num_stages = config.pipeline_parallel();
   if (num_stages == 1) {
-    auto target = MakeTarget(config, hardware.model, times, maker, pool_tokens);
+    auto target = MakeTarget(config, hardware.model, times, maker);
     if (!target.ok()) return target.status();
     return with_drafter(*std::move(target));
   }
-  if (config.time() == "recorded" || !config.step_tables().empty()) {
+  if (config.time() == "recorded") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--pipeline-parallel: got ", num_stages, ", expected 1 with ",
-                     config.time() == "recorded" ? "--time=recorded" : "--step-tables",
-                     ", which know no stages"));
+        absl::StrCat("--pipeline-parallel: got ", num_stages,
+                     ", expected 1 with --time=recorded, which knows no stages"));
   }
   if (absl::Status status = CheckPipelineStages(hardware.model, num_stages); !status.ok()) {
     return OfOption("--pipeline-parallel", "pipeline_parallel", status);
@@ -247,19 +229,17 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     return absl::InvalidArgumentError(
         absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
   }
-  if (config.time() == "fixed" || config.time() == "polynomial") {
-    auto whole = MakeTarget(config, hardware.model, times, maker, pool_tokens);
+  if (config.time() == "fixed") {
+    auto whole = MakeTarget(config, hardware.model, times, maker);
     if (!whole.ok()) return whole.status();
     auto drafted = with_drafter(*std::move(whole));
     if (!drafted.ok()) return drafted.status();
     return MakeDividedClock(*std::move(drafted),
-                            PipelineStages(hardware.model.num_layers(), num_stages),
-                            config.time() == "fixed" ? SendTime() : *send);
+                            PipelineStages(hardware.model.num_layers(), num_stages));
   }
   std::vector<std::unique_ptr<StepTimeModel>> stages;
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    auto clock = MakeTarget(config, StageFacts(hardware.model, num_stages, stage), times, maker,
-                            pool_tokens);
+    auto clock = MakeTarget(config, StageFacts(hardware.model, num_stages, stage), times, maker);
     if (clock.ok() && stage == num_stages - 1) clock = with_drafter(*std::move(clock));
     if (!clock.ok()) return clock.status();
     stages.push_back(*std::move(clock));
@@ -270,7 +250,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
 }  // namespace
 
 absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
-                                           const ModelOnDevice& hardware, int64_t pool_tokens) {
+                                           const ModelOnDevice& hardware) {
   const auto times = ReadTimes(config);
   if (!times.ok()) return times.status();
   const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
@@ -278,9 +258,7 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   ClockMaker maker(config, hardware, *times, static_cast<double>(ElementBytes(dtype->storage)));
   const bool by_layers =
       config.time() == "auto" || config.time() == "table" || config.time() == "roofline";
-  const bool by_kernels = by_layers && config.time() != "roofline" &&
-                          (config.step_tables().empty() || config.num_draft_tokens() > 0);
-  if (by_kernels) {
+  if (by_layers && config.time() != "roofline") {
     if (absl::Status status = maker.LoadTables(); !status.ok()) return status;
   }
   // Recorded steps hold the drafter's time already; other clocks without layers cannot know it.
@@ -296,7 +274,7 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   if (!pass.ok()) return pass.status();
   const bool is_unknown = drafts && *pass == nullptr && config.draft_time().empty();
   auto clock = MakeStages(
-      config, hardware, *times, maker, pool_tokens,
+      config, hardware, *times, maker,
       [&](std::unique_ptr<StepTimeModel> target) -> absl::StatusOr<std::unique_ptr<StepTimeModel>> {
         if (*pass == nullptr) return target;
         return MakeDraftedStepTime(std::move(target), *std::move(pass), drafter->num_passes,

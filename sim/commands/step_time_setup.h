@@ -20,10 +20,9 @@ struct StepTimeSetup {
   std::string note;  // why it is not what one would expect; may be empty
 };
 
-// `pool_tokens` are what the pool holds. REQUIRES: an effective configuration whose limits are
-// chosen.
+// REQUIRES: an effective configuration whose limits are chosen.
 absl::StatusOr<StepTimeSetup> MakeStepTime(const ::kvblocks::config::v1::ReplayConfig& config,
-                                           const ModelOnDevice& hardware, int64_t pool_tokens);
+                                           const ModelOnDevice& hardware);
 
 }  // namespace kvblocks::sim
 

@@ -4,7 +4,6 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/cost/attention_counts.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <bit>
 
-#include "kvblocks/sim/cost/attention_counts.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -174,10 +174,7 @@ bool LayerTimes::AddLatentBlocks() {
     return false;
   }
   const std::string kv = options_.kv_dtype.empty() ? "bfloat16" : options_.kv_dtype;
-  std::string gemm = options_.latent_gemm_dtype;
-  if (gemm.empty()) {
-    gemm = GemmDtype() == "fp8" ? "fp8_block" : GemmDtype();
-  }
+  const std::string gemm = GemmDtype() == "fp8" ? "fp8_block" : GemmDtype();
   const std::string key = absl::StrCat(kv, "|", gemm, "|", PerRank(model_.num_heads, ranks_));
   const KernelGrid* context = tables_.Find("mla_context", key);
   const KernelGrid* decode = tables_.Find("mla_decode", key);

@@ -35,7 +35,6 @@ struct LayerTimesOptions {
   // As the tables name them; empty: as bytes per parameter and device say.
   std::string gemm_dtype = "";
   std::string expert_dtype = "";
-  std::string latent_gemm_dtype = "";
   std::string kv_dtype = "";
 };
 

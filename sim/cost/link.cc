@@ -64,36 +64,6 @@ int64_t Link::Start(SimTime now, int64_t bytes) {
   return id;
 }
 
-bool Link::Cancel(SimTime now, int64_t id) {
-  Run(now);
-  const auto found = transfers_.find(id);
-  if (found == transfers_.end()) return false;
-  const Transfer cancelled = found->second;
-  transfers_.erase(found);
-  ++totals_.num_cancelled;
-  if (!cancelled.is_moving) {
-    joining_.erase(std::find(joining_.begin(), joining_.end(), id));
-    return true;
-  }
-  moving_.erase({cancelled.end, id});
-  if (IsShared()) {
-    progress_.SetParts(std::max<int64_t>(static_cast<int64_t>(moving_.size()), 1));
-    return true;
-  }
-  // Those behind it move up by what it had not got yet.
-  std::set<std::pair<Service, int64_t>> moved;
-  for (const auto& [end, other] : moving_) {
-    Transfer& transfer = transfers_.at(other);
-    if (other > id) {
-      const Service begin = cancelled.end - static_cast<Service>(cancelled.bytes) * kSecond;
-      transfer.end -= cancelled.end - std::max(begin, progress_.service);
-    }
-    moved.emplace(transfer.end, other);
-  }
-  moving_.swap(moved);
-  return true;
-}
-
 void Link::Join(int64_t id) {
   Transfer& transfer = transfers_.at(id);
   if (moving_.empty()) progress_.service = progress_.part = 0;
@@ -122,7 +92,7 @@ void Link::EndReached() {
     totals_.bytes = AddOrMost(totals_.bytes, transfer.bytes);
     totals_.transfer_time = AddOrMost(totals_.transfer_time, taken);
     totals_.queue_time = AddOrMost(totals_.queue_time, queued);
-    untold_.push_back({id, progress_.time, queued});
+    unreported_.push_back({id, progress_.time, queued});
     transfers_.erase(found);
   }
   if (IsShared()) progress_.SetParts(std::max<int64_t>(static_cast<int64_t>(moving_.size()), 1));
@@ -159,12 +129,12 @@ void Link::Run(SimTime now) {
 
 void Link::Advance(SimTime now, std::vector<Ended>* ended) {
   Run(now);
-  ended->insert(ended->end(), untold_.begin(), untold_.end());
-  untold_.clear();
+  ended->insert(ended->end(), unreported_.begin(), unreported_.end());
+  unreported_.clear();
 }
 
 std::optional<SimTime> Link::NextEnd() const {
-  if (!untold_.empty()) return untold_.front().time;
+  if (!unreported_.empty()) return unreported_.front().time;
   const int64_t speed = options_.bytes_per_second;
   Progress progress = progress_;
   auto num_moving = static_cast<int64_t>(moving_.size());

@@ -14,7 +14,7 @@
 // Always: integers only, so a link says the same on every machine, however often it is advanced in
 // between. Ends are exact to the picosecond, rounded up: with sharing what each transfer got is
 // counted to 10^-12 bytes, and rounded up to that when a part changes.
-// Cost: Start, each join and each end O(log n) of n transfers under way (Cancel in FIFO order O(n)),
+// Cost: Start, each join and each end O(log n) of n transfers under way,
 // NextEnd O(transfers in their latency). Times never go back from one call to the next (CHECKed). Copies are independent links.
 
 #ifndef KVBLOCKS_SIM_COST_LINK_H_
@@ -44,7 +44,6 @@ struct LinkOptions {
 struct LinkTotals {
   int64_t num_started = 0;
   int64_t num_ended = 0;
-  int64_t num_cancelled = 0;
   int64_t peak_under_way = 0;  // at once, latency included
   int64_t bytes = 0;           // of those that ended
   // Of those that ended, start to end, and what of it is more than they take alone. kMaxSimTime if it
@@ -73,12 +72,10 @@ class Link {
 
   // A transfer's number, counted from 0. REQUIRES: 0 <= bytes <= kMaxBytes.
   int64_t Start(SimTime now, int64_t bytes);
-  // False: it has ended already. Its bytes do not count.
-  bool Cancel(SimTime now, int64_t id);
 
   // When the next one ends if nothing else starts; empty: none is under way, or not within the clock.
   std::optional<SimTime> NextEnd() const;
-  // Adds those that ended up to `now` and were not told yet, by time, then number.
+  // Adds those that ended up to `now` and were not reported yet, by time, then number.
   void Advance(SimTime now, std::vector<Ended>* ended);
 
   // What a transfer takes alone. REQUIRES: as Start.
@@ -124,10 +121,10 @@ class Link {
 
   LinkOptions options_;
   std::map<int64_t, Transfer> transfers_;  // under way, by number
-  std::deque<int64_t> joining_;            // in their latency, in order of start; some were cancelled
+  std::deque<int64_t> joining_;            // in their latency, in order of start
   std::set<std::pair<Service, int64_t>> moving_;  // by when they end
   Progress progress_;
-  std::vector<Ended> untold_;
+  std::vector<Ended> unreported_;
   std::vector<int64_t> reached_;  // scratch
   LinkTotals totals_;
 };

@@ -75,21 +75,6 @@ TEST(LinkTest, LatencyTakesNoBandwidth) {
   EXPECT_EQ(link.totals().busy_time, 8);
 }
 
-TEST(LinkTest, ACancelledTransferGivesItsPartBack) {
-  for (const LinkSharing sharing : {LinkSharing::kEqualParts, LinkSharing::kFifo}) {
-    Link link = Make({.bytes_per_second = 1'000'000'000'000, .sharing = sharing});
-    const int64_t a = link.Start(0, 10);
-    link.Start(0, 10);
-    EXPECT_TRUE(link.Cancel(4, a));
-    EXPECT_FALSE(link.Cancel(4, a));
-    // B has 2 bytes by then, or none.
-    EXPECT_EQ(link.NextEnd(), sharing == LinkSharing::kEqualParts ? 12 : 14);
-    EXPECT_EQ(RunAll(link).size(), 1u);
-    EXPECT_EQ(link.totals().num_cancelled, 1);
-    EXPECT_EQ(link.totals().bytes, 10);
-  }
-}
-
 TEST(LinkTest, BadOptionsAreRefused) {
   EXPECT_EQ(Link::Create({}).status().message(),
             "bytes_per_second: got 0, expected 1 to 1000000000000000");
@@ -101,25 +86,22 @@ TEST(LinkTest, BadOptionsAreRefused) {
 struct Job {
   SimTime start;
   int64_t bytes;
-  SimTime cancel = -1;
 };
 
-// When each job ends, -1: cancelled. A step is a picosecond; what it moves is split exactly.
+// When each job ends. A step is a picosecond; what it moves is split exactly.
 std::vector<SimTime> StepByStep(const LinkOptions& o, const std::vector<Job>& jobs) {
   constexpr int64_t kSplit = 840;  // divisible by all numbers of jobs up to 8
   std::vector<__int128> left;
   for (const Job& job : jobs) left.push_back(static_cast<__int128>(job.bytes) * kSecond * kSplit);
-  std::vector<SimTime> ends(jobs.size(), -2);
-  for (SimTime t = 0; std::count(ends.begin(), ends.end(), -2) > 0; ++t) {
+  std::vector<SimTime> ends(jobs.size(), -1);
+  for (SimTime t = 0; std::count(ends.begin(), ends.end(), -1) > 0; ++t) {
     std::vector<size_t> moving;
     for (size_t i = 0; i < jobs.size(); ++i) {
-      if (ends[i] != -2 || t < jobs[i].start) continue;
+      if (ends[i] != -1 || t < jobs[i].start) continue;
       const bool has_joined = t >= jobs[i].start + o.latency;
       const bool is_behind = o.sharing == LinkSharing::kFifo && !moving.empty();
       if (has_joined && left[i] <= 0 && !is_behind) {
         ends[i] = t;
-      } else if (jobs[i].cancel >= 0 && t >= jobs[i].cancel) {
-        ends[i] = -1;
       } else if (has_joined) {
         moving.push_back(i);
       }
@@ -152,29 +134,19 @@ RC_GTEST_PROP(LinkProperty, EndsAreThoseOfSteppingThroughTime, (uint64_t first_s
     SimTime start = 0;
     for (int64_t i = draw(1, 8); i > 0; --i) {
       start += draw(0, 1) * draw(0, 12);
-      jobs.push_back({start, draw(0, 30), draw(0, 5) == 0 ? start + draw(0, 20) : -1});
+      jobs.push_back({start, draw(0, 30)});
     }
     const std::vector<SimTime> expected = StepByStep(options, jobs);
 
     Link link = Make(options);
     std::vector<SimTime> ends(jobs.size(), -1);
     std::vector<Link::Ended> ended;
-    std::vector<std::pair<SimTime, size_t>> cancels;
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      if (jobs[i].cancel >= 0) cancels.emplace_back(jobs[i].cancel, i);
-    }
-    std::sort(cancels.begin(), cancels.end());
-    size_t next_job = 0, next_cancel = 0;
+    size_t next_job = 0;
     SimTime projected = 0;  // of the last job, if it is alone at the end
     for (SimTime t = 0; t <= 2000; ++t) {
-      while (next_cancel < cancels.size() && cancels[next_cancel].first <= t &&
-             cancels[next_cancel].second < next_job) {
-        link.Cancel(t, static_cast<int64_t>(cancels[next_cancel++].second));
-      }
       for (; next_job < jobs.size() && jobs[next_job].start <= t; ++next_job) {
         projected = link.EndIfStarted(t, jobs[next_job].bytes);
         RC_ASSERT(link.Start(t, jobs[next_job].bytes) == static_cast<int64_t>(next_job));
-        if (jobs[next_job].cancel == t) link.Cancel(t, static_cast<int64_t>(next_job)), ++next_cancel;
       }
       // Being advanced at other times, too, changes nothing, and ends come when they were announced.
       if (draw(0, 3) != 0) continue;
@@ -188,7 +160,7 @@ RC_GTEST_PROP(LinkProperty, EndsAreThoseOfSteppingThroughTime, (uint64_t first_s
     for (size_t i = 0; i + 1 < ended.size(); ++i) RC_ASSERT(ended[i].time <= ended[i + 1].time);
     for (const Link::Ended& end : ended) ends[static_cast<size_t>(end.id)] = end.time;
     RC_ASSERT(ends == expected);
-    if (cancels.empty()) RC_ASSERT(ends.back() == projected);
+    RC_ASSERT(ends.back() == projected);
   }
 }
 

@@ -1,4 +1,4 @@
-// SM-58: recorded steps, the polynomial, and steps with drafts (SM-66).
+// SM-58: recorded steps, pipelines, and steps with drafts (SM-66).
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/sim/cost/drafted_step_time.h"
 #include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/cost/polynomial.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
 
 namespace kvblocks::sim {
@@ -20,21 +19,6 @@ using ::testing::HasSubstr;
 
 SequenceWork DecodeAt(int64_t context) {
   return {.num_context = context, .num_new = 1, .num_sampled = 1};
-}
-
-TEST(PolynomialTest, SM58HasThePublishedConstants) {
-  const auto clock = MakePolynomial(1000);
-  ASSERT_TRUE(clock.ok());
-  // 4.209989e-7 x 10^6 + 1.518344e-2 x 10^3 + 16.50142 = 32.1058589 ms
-  const SequenceWork prompt{.num_context = 0, .num_new = 1000};
-  EXPECT_EQ(*(*clock)->StepTime({prompt}), 32'105'858'900);
-  // A quarter of the pool: -25.74 / 16 + 54.01 / 4 + 5.74 = 17.63375 ms
-  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(249)}), 17'633'750'000);
-  // More than the pool counts as all of it: 34.01 ms.
-  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(5000)}), 34'010'000'000);
-  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(99), DecodeAt(149)}),
-            *(*clock)->StepTime({DecodeAt(99)}, {.num_sequences = 1, .sum_context = 149}));
-  EXPECT_FALSE(MakePolynomial(0).ok());
 }
 
 TEST(RecordedStepsTest, TakesOneEntryAfterTheOther) {
@@ -91,15 +75,15 @@ TEST(DraftedStepTimeTest, SM66FurtherPassesSeeTheSequencesThatDrewATokenOnly) {
 
 TEST(PipelineTest, SM28WholeStepsAreDividedByLayers) {
   auto whole = MakeFixedStepTime(100);
-  const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32}, {.latency = 5, .per_token = 2});
+  const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32});
   ASSERT_TRUE(clock.ok()) << clock.status();
   EXPECT_EQ((*clock)->num_stages(), 3);
   std::vector<SimTime> stages(3);
-  SimTime send = 0;
+  SimTime send = 7;
   ASSERT_TRUE((*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
   EXPECT_EQ(stages, (std::vector<SimTime>{34, 34, 32}));  // of 34.375, 68.75 and 100
-  EXPECT_EQ(send, 9);
-  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 118);
+  EXPECT_EQ(send, 0);
+  EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 100);
 }
 
 TEST(PipelineTest, SM28StagesHaveClocksOfTheirOwn) {

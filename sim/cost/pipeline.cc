@@ -23,7 +23,7 @@ absl::Status Overflow() {
 
 class PipelinedSteps : public StepTimeModel {
  public:
-  PipelinedSteps(const SendTime& send, size_t num_stages) : send_(send), num_stages_(num_stages) {}
+  explicit PipelinedSteps(size_t num_stages) : num_stages_(num_stages) {}
 
   int64_t num_stages() const override { return static_cast<int64_t>(num_stages_); }
 
@@ -39,26 +39,14 @@ class PipelinedSteps : public StepTimeModel {
     return *sum;
   }
 
- protected:
-  absl::Status SetSend(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                       SimTime* send) const {
-    const auto bytes = CheckedMultiply(send_.per_token, NumTokens(work, decodes));
-    const auto sum = bytes ? CheckedAdd(*bytes, send_.latency) : std::nullopt;
-    if (!sum) return Overflow();
-    *send = *sum;
-    return absl::OkStatus();
-  }
-
  private:
-  const SendTime send_;
   const size_t num_stages_;
 };
 
 class Pipeline final : public PipelinedSteps {
  public:
   Pipeline(std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send)
-      : PipelinedSteps(send, stages.size()),
-        stages_(std::move(stages)) {}
+      : PipelinedSteps(stages.size()), stages_(std::move(stages)), send_(send) {}
 
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                           absl::Span<SimTime> stages, SimTime* send) const override {
@@ -67,7 +55,11 @@ class Pipeline final : public PipelinedSteps {
       if (!time.ok()) return time.status();
       stages[s] = *time;
     }
-    return SetSend(work, decodes, send);
+    const auto bytes = CheckedMultiply(send_.per_token, NumTokens(work, decodes));
+    const auto sum = bytes ? CheckedAdd(*bytes, send_.latency) : std::nullopt;
+    if (!sum) return Overflow();
+    *send = *sum;
+    return absl::OkStatus();
   }
   SimTime CopyTime(int64_t bytes) const override { return stages_[0]->CopyTime(bytes); }
   bool adds_up_decodes() const override {
@@ -89,12 +81,13 @@ class Pipeline final : public PipelinedSteps {
 
  private:
   const std::vector<std::unique_ptr<StepTimeModel>> stages_;
+  const SendTime send_;
 };
 
 class DividedClock final : public PipelinedSteps {
  public:
-  DividedClock(std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first, const SendTime& send)
-      : PipelinedSteps(send, first.size() - 1), whole_(std::move(whole)), first_(std::move(first)) {}
+  DividedClock(std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first)
+      : PipelinedSteps(first.size() - 1), whole_(std::move(whole)), first_(std::move(first)) {}
 
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                           absl::Span<SimTime> stages, SimTime* send) const override {
@@ -106,7 +99,8 @@ class DividedClock final : public PipelinedSteps {
       stages[s] = until - before;
       before = until;
     }
-    return SetSend(work, decodes, send);
+    *send = 0;
+    return absl::OkStatus();
   }
   SimTime CopyTime(int64_t bytes) const override { return whole_->CopyTime(bytes); }
   bool adds_up_decodes() const override { return whole_->adds_up_decodes(); }
@@ -149,12 +143,12 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(
-    std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first, const SendTime& send) {
+    std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first) {
   if (whole == nullptr || whole->num_stages() != 1 || first.size() < 3) {
     return absl::InvalidArgumentError("expected a clock of whole steps and at least 2 stages");
   }
   return std::unique_ptr<StepTimeModel>(
-      std::make_unique<DividedClock>(std::move(whole), std::move(first), send));
+      std::make_unique<DividedClock>(std::move(whole), std::move(first)));
 }
 
 }  // namespace kvblocks::sim

@@ -31,9 +31,9 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
     std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send);
 
 // A clock that knows whole steps only: stages take parts of it by their layers, from first[s] to
-// first[s + 1]. REQUIRES: ascending, from 0.
+// first[s + 1], and what they send takes no time. REQUIRES: ascending, from 0.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(
-    std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first, const SendTime& send);
+    std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first);
 
 }  // namespace kvblocks::sim
 

@@ -51,7 +51,6 @@ class Roofline final : public StepTimeModel {
   }
 
   const std::string source_;
-  const bool per_operation_;
   const AttentionCost attention_;
   // Picoseconds per unit.
   int64_t linear_per_token_, head_per_sample_;
@@ -70,7 +69,6 @@ Roofline::Roofline(const RooflineOptions& options)
     : source_(options.calibration.empty()
                   ? "roofline, uncalibrated"
                   : absl::StrCat("roofline, calibrated: ", options.calibration)),
-      per_operation_(options.per_operation),
       attention_(options.model, RatesOf(options)),
       copy_rate_(options),
       data_parallel_(options.data_parallel),
@@ -163,9 +161,7 @@ absl::StatusOr<SimTime> Roofline::TimeOf(absl::Span<const SequenceWork> work,
                               Wide{head_per_sample_} * num_sampled;
   const Wide weights = WeightTime(all_tokens);
   const Wide device =
-      per_operation_
-          ? std::max(linear_compute, weights) + std::max(attention.compute, attention.traffic)
-          : std::max(linear_compute + attention.compute, weights + attention.traffic);
+      std::max(linear_compute + attention.compute, weights + attention.traffic);
   const Wide total =
       device + comm_per_step_ + Wide{comm_per_token_} * num_tokens +
       Wide{dispatch_per_token_} * all_tokens + fixed_time_ +

@@ -47,8 +47,6 @@ struct RooflineOptions {
   SimTime time_per_layer = 0;                    // per layer and step: launches, norms, routers
   SimTime time_per_sequence = 0;                 // per scheduled request
   SimTime allreduce_latency = 5 * kMicrosecond;  // each, with tensor parallelism; two per layer
-  // The longer of arithmetic and traffic for linear and attention parts apart, then summed.
-  bool per_operation = false;
   std::string calibration = "";  // what the numbers above were fitted on; empty: nothing
 };
 

@@ -68,7 +68,6 @@ RC_GTEST_PROP(RooflineTest, DecodesMayBeGivenAsASum, ()) {
   options.model = *Catalogue::BuiltIn().FindModel(*rc::gen::element<std::string>(
       "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b-v0.1", "deepseek-v3", "qwen3.5-35b-a3b"));
   options.tensor_parallel = *rc::gen::element<int64_t>(1, 4);
-  options.per_operation = *rc::gen::arbitrary<bool>();
   options.time_per_sequence = *rc::gen::inRange<SimTime>(0, kMicrosecond);
   const auto model = MakeRoofline(options);
   RC_ASSERT(model.ok());
@@ -204,7 +203,6 @@ TEST(RooflineTest, WindowLayersReadNoMoreThanTheWindow) {
 TEST(RooflineTest, MoreTokensReadMoreExpertsUpToAll) {
   RooflineOptions options = Llama8bOnH100();
   options.model = *Catalogue::BuiltIn().FindModel("mixtral-8x7b-v0.1");
-  options.per_operation = true;
   options.fixed_time = 0;
   const double bytes_per_s = 3350e9 * 0.85;
   const double routed = options.model.routed_params_b() * 2e9;
@@ -271,14 +269,6 @@ TEST(RooflineTest, HostTimesAreAdded) {
   options.fixed_time += 7;
   options.time_per_sequence = 100;
   EXPECT_EQ(Time(options, {{10, 1, 1}, {10, 1, 1}}), before + 7 + 200);
-}
-
-TEST(RooflineTest, PerOperationIsNeverShorter) {
-  RooflineOptions options = Llama8bOnH100();
-  const std::vector<SequenceWork> work = {{0, 2000, 1}, {30000, 1, 1}, {60000, 1, 1}};
-  const SimTime together = Time(options, work);
-  options.per_operation = true;
-  EXPECT_GE(Time(options, work), together);
 }
 
 TEST(RooflineTest, StepBeyondTheClockIsAnError) {

@@ -19,6 +19,8 @@
 namespace kvblocks::sim {
 
 using SimTime = int64_t;  // picoseconds
+// For products of times and counts.
+__extension__ using Wide = __int128;
 
 inline constexpr SimTime kPicosecond = 1;
 inline constexpr SimTime kNanosecond = 1'000;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/cost/knots.h"
+#include "kvblocks/sim/cost/count_grid.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -68,13 +68,13 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
       copy_rate_(options.layers.roofline),
       range_(times.range()),
       parts_(times.parts()),
-      linear_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Linear(n); }),
-      experts_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Experts(n); }),
-      shared_(Knots(9, options.max_num_tokens), [&](int64_t n) { return times.Shared(n); }),
-      head_(Knots(5, options.max_num_tokens), [&](int64_t n) { return times.Head(n); }),
-      decode_(Knots(4, options.max_num_seqs), Knots(3, options.max_sequence_len),
+      linear_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Linear(n); }),
+      experts_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Experts(n); }),
+      shared_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Shared(n); }),
+      head_(CountGrid(5, options.max_num_tokens), [&](int64_t n) { return times.Head(n); }),
+      decode_(CountGrid(4, options.max_num_seqs), CountGrid(3, options.max_sequence_len),
               [&](int64_t n, int64_t context) { return times.Decode(n, context); }),
-      context_(Knots(5, options.max_sequence_len), [&](int64_t n) { return times.Context(n); }),
+      context_(CountGrid(5, options.max_sequence_len), [&](int64_t n) { return times.Context(n); }),
       per_step_(options.fixed_time +
                 (options.layer_overhead + options.rank_overhead * Doublings(options.layers)) *
                     times.num_summed_layers() +

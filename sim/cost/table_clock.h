@@ -30,7 +30,7 @@ namespace kvblocks::sim {
 
 // Per scheduled sequence and step, in an engine that schedules a step when the one before it has
 // ended: the host's work for each sequence then lies between the steps.
-inline constexpr SimTime kSequenceOverheadInTurn = 50 * kMicrosecond;
+inline constexpr SimTime kSequenceOverheadSync = 50 * kMicrosecond;
 
 struct TableClockOptions {
   LayerTimesOptions layers;

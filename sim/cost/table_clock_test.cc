@@ -55,7 +55,7 @@ void ExpectWithin(SimTime got, SimTime expected, double share) {
       << FormatDuration(got) << " for " << FormatDuration(expected);
 }
 
-// The sum written out from the tables, at counts that are knots.
+// The sum written out from the tables, at counts that are grid points.
 TEST(TableClockTest, SM62ADecodeStepIsTheSumOfItsKernels) {
   const TableClockOptions options = OptionsOf("llama-3.1-8b", "h100-sxm");
   const KernelTables& tables = TablesOf("h100-sxm");

@@ -46,10 +46,10 @@ class Fleet::Watcher final : public EngineObserver {
     batches_.push_back({time, {events.begin(), events.end()}});
   }
 
-  void OnStepScheduled(const StepRecord& step) override { TellCounts(step.start); }
+  void OnStepScheduled(const StepRecord& step) override { ReportCounts(step.start); }
 
   void OnStepFinished(const StepRecord& step) override {
-    TellCounts(step.end);
+    ReportCounts(step.end);
     const auto& rule = fleet_->options_.scaling.rule;
     if (!rule || rule->measure != ScaleRule::Measure::kTtft) return;
     for (const OutputRecord& output : step.outputs) {
@@ -71,7 +71,7 @@ class Fleet::Watcher final : public EngineObserver {
   }
 
  private:
-  void TellCounts(SimTime now) {
+  void ReportCounts(SimTime now) {
     if (!WantsCounts(fleet_->options_.router.kind)) return;
     const Replica& replica = fleet_->set_.replica(static_cast<size_t>(replica_));
     const BlockPool& pool = replica.manager().pool();
@@ -118,10 +118,6 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
                                                    " millionths, expected 0 to ", kMillion));
   }
-  if (options.num_threads < 1 || options.num_threads > kMostThreads) {
-    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads,
-                                                   ", expected 1 to ", kMostThreads));
-  }
   const auto num_live =
       options.num_live > 0 ? options.num_live : static_cast<int32_t>(replicas.size());
   const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
@@ -149,9 +145,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     fleet->watchers_.push_back(
         std::make_unique<Watcher>(fleet.get(), static_cast<int32_t>(r)));
     setup.observers.push_back(fleet->watchers_.back().get());
-    absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
-    if (!status.ok()) return status;
-    if (setup.connector != nullptr) fleet->set_.replica(r).set_connector(setup.connector);
+    if (absl::Status status = fleet->set_.Add(setup); !status.ok()) return status;
     const bool is_coupled =
         std::any_of(options.ranks.begin(), options.ranks.end(), [&](const RankGroup& ranks) {
           return ranks.is_lockstep && static_cast<int32_t>(r) >= ranks.first &&
@@ -162,21 +156,14 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
           "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their "
           "steps would wait for its loads"));
     }
-    fleet->shares_connectors_ |= setup.shares_connector;
   }
-  const absl::Status runs_ahead = CheckRunsAhead(
-      options, replicas.front().config.concurrency, fleet->shares_connectors_);
-  if (options.num_threads > 1 && !runs_ahead.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_threads is ", options.num_threads, ", expected 1; ", runs_ahead.message()));
-  }
-  fleet->runs_ahead_ = runs_ahead.ok();
-  fleet->set_.set_num_threads(options.num_threads);
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
   fleet->group_ = PromptContents::GroupOf(manager);
-  if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
+  const absl::Status contents =
+      CheckContents(fleet->set_, 0, count, options.router.kind, fleet->group_);
+  if (!contents.ok()) return contents;
   if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
   fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
   fleet->router_ =
@@ -219,31 +206,6 @@ absl::Status Fleet::CoupleRanks() {
   return absl::OkStatus();
 }
 
-// Contents are hashed once per request, for all replicas.
-absl::Status Fleet::CheckContents() const {
-  const KvCacheManager& first = set_.replica(0).manager();
-  const auto block_tokens = [&](const KvCacheManager& manager) {
-    return group_ < manager.num_groups() ? manager.group(group_).block_size() : 0;
-  };
-  if (UsesContent(options_.router.kind) && !caches_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("router ", std::string(RouterName(options_.router.kind)),
-                     " compares cached blocks, but prefix caching is off"));
-  }
-  for (size_t r = 1; r < set_.size(); ++r) {
-    const KvCacheManager& manager = set_.replica(r).manager();
-    const bool is_alike = PromptContents::AreAlike(manager, first, group_);
-    if (!is_alike) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("replica ", r, " has blocks of ", block_tokens(manager),
-                       " tokens, hashed by ", manager.hash_block_size(), ", and replica 0 of ",
-                       block_tokens(first), ", hashed by ", first.hash_block_size(),
-                       ": what one holds could not be compared with the other"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Fleet::Run() {
   absl::Status status = set_.Run();
   if (status.ok() && !queue_.empty()) {
@@ -265,7 +227,6 @@ absl::Status Fleet::Run() {
   }
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
-  result_.num_sent_ahead = set_.num_sent_ahead();
   return status;
 }
 
@@ -412,7 +373,7 @@ Scaler::Measures Fleet::Measure() {
 
 absl::Status Fleet::Scale() {
   const SimTime now = set_.now();
-  const Scaler::Measures measures = scaler_->looks_at(now) ? Measure() : Scaler::Measures();
+  const Scaler::Measures measures = scaler_->checks_rule_at(now) ? Measure() : Scaler::Measures();
   for (const Scaler::Change& change : scaler_->Take(now, measures)) {
     switch (change.kind) {
       case ScaleRecord::Kind::kStop:

@@ -12,16 +12,15 @@
 //
 // Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is sent
 // again at that instant, behind steps that end and before requests that arrive; its tokens are lost, and
-// its latencies count from its first arrival. Its end there is told as AbortCause::kCrash to the
-// observers of that replica. Requests wait at the router while no replica is live.
+// its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to
+// the observers of that replica. Requests wait at the router while no replica is live.
 //
 // Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
 // lockstep (see LockstepGroup).
 //
-// Always: deterministic, as Simulation, with any number of threads; each request that is not skipped ends
-// exactly once, in the observers of one replica, but for those ends. Cost: that of the ReplicaSet, and per request
-// what the router asks. Observers of one replica are called by one thread at a time, those of several by several
-// at once, if FleetOptions::num_threads says so (see FleetObserver::OnApart); a fleet's own by the caller's.
+// Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
+// observers of one replica, but for those ends. Single-threaded. Cost: that of the ReplicaSet, and per
+// request what the router asks.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_H_
@@ -67,11 +66,6 @@ class FleetObserver {
   // Rejected since the router's queue was full, or given up in it. Of no replica; finish_reason and
   // abort_cause say which.
   virtual void OnEndedAtRouter(const SimRequest& request, SimTime now) { (void)request, (void)now; }
-  // From OnApart to OnTogether replicas run by themselves: their own observers are called by several
-  // threads, those of one replica by one at a time, and times of different replicas come in no order. What
-  // a fleet's observers are told of it comes right before OnTogether, in order of time.
-  virtual void OnApart() {}
-  virtual void OnTogether() {}
   // At its first admission; `routed_claim` is what the router claimed for the replica it chose, -1
   // if it claims nothing.
   virtual void OnFound(const SimRequest& request, int32_t replica, int64_t routed_claim,
@@ -92,34 +86,14 @@ struct FleetOptions {
   // Of the replicas, the first so many are live at the beginning; 0: all.
   int32_t num_live = 0;
   ScalingOptions scaling = {};
-  // That replicas run in. The result is the same with any number; above 1 CheckRunsAhead must hold.
-  int num_threads = 1;
   // Replicas of the set that are data-parallel ranks of one, ascending; none scales.
   std::vector<RankGroup> ranks = {};
   LockstepOptions lockstep = {};  // of all groups
 };
 
-// Whether requests can be given to replicas ahead of the clock, so that these run by themselves for a
-// while, and in several threads. InvalidArgument says what is in the way. Where it holds, replicas meet at each
-// arrival all the same while requests of the trace wait for others, behind the first request of a session
-// that may be cut short, and at requests that the router must look at replicas for.
-absl::Status CheckRunsAhead(const FleetOptions& options, int64_t concurrency,
-                            bool shares_connectors);
-
-struct ReplicaSetup {
-  SimulationConfig config;
-  const StepTimeModel* step_time = nullptr;
-  std::vector<EngineObserver*> observers;
-  // Where it gets KV from that its pool does not hold; null: nowhere.
-  KvConnector* connector = nullptr;
-  // What the connector does concerns those of other replicas.
-  bool shares_connector = false;
-};
-
 struct FleetResult {
   SimTime end_time = 0;
   int64_t num_skipped = 0;
-  int64_t num_sent_ahead = 0;  // see CheckRunsAhead
   int64_t num_event_batches = 0;  // published to a router that wants them
   int64_t num_lost_batches = 0;
   // At the router, and of no replica.
@@ -136,7 +110,6 @@ struct FleetResult {
 class Fleet final : private ReplicaSet::Owner {
  public:
   static constexpr size_t kMostReplicas = 4096;
-  static constexpr int kMostThreads = 1024;
 
   // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector,
   // no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
@@ -168,15 +141,6 @@ class Fleet final : private ReplicaSet::Owner {
     int64_t claim = -1;    // of the router for the replica it chose; -1: none
     int64_t num_hits = 0;  // tokens found there
   };
-  // At each of the requests sent ahead, of one replica.
-  struct alignas(64) Looks {
-    struct AtSend {
-      ReplicaLoad load;
-      int64_t held = 0;
-    };
-    std::vector<AtSend> at_sends;
-    ComputedBlocks found;  // scratch
-  };
   struct OnItsWay {
     SimTime time;
     int64_t row;
@@ -185,7 +149,6 @@ class Fleet final : private ReplicaSet::Owner {
 
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
-  absl::Status CheckContents() const;
   absl::Status CoupleRanks();
   absl::Status Scale();
   absl::Status SendAgain();
@@ -207,22 +170,8 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status BeforeArrivals() override;
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
-  // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
-  // Balancers learn from all ranks, in order of time.
-  bool RunsApart() const override {
-    return queue_.empty() && !shares_connectors_ && !WantsCounts(options_.router.kind);
-  }
   void OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                    SimTime now) override;
-
-  // fleet_ahead.cc: requests that are sent before their time.
-  void OnApart() override;
-  void OnTogether() override;
-  bool IsPlaceKnown(const SimRequest& request) const override;
-  int32_t SendAhead(size_t index, SimRequest* request) override;
-  void PrepareAhead(size_t index, const SimRequest& request) override;
-  void LookAhead(size_t index, int32_t replica, const ReplicaLoad& load) override;
-  void OnSentAhead(size_t index, const SimRequest& request, int32_t replica) override;
 
   const FleetOptions options_;
   TraceReader* const reader_;
@@ -240,19 +189,14 @@ class Fleet final : private ReplicaSet::Owner {
   std::vector<OnItsWay> lost_;  // by crashes of this instant; `time` is the arrival
   std::vector<Routed> routed_;
   std::optional<Scaler> scaler_;
-  int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule looked
+  int64_t num_first_tokens_ = 0, num_in_time_ = 0;  // since the rule was checked
   GroupId group_ = 0;                               // whose blocks are compared
   bool caches_ = false;
-  bool shares_connectors_ = false;
-  bool runs_ahead_ = false;
 
   // Of the request that is being sent.
   std::vector<ReplicaLoad> loads_now_;
   std::vector<int64_t> held_;
   PromptContents contents_;
-  // Of those sent ahead.
-  std::vector<PromptContents> contents_ahead_;
-  std::vector<Looks> looks_;  // by replica
   FleetResult result_;
 };
 

@@ -1,9 +1,6 @@
 // What a fleet costs beside its replicas: the conversation trace through 16 of them, and the same
-// 16 shares of it one after the other; and what two threads make of it. KVBLOCKS_SHARED names the folder
-// that holds traces/.
+// 16 shares of it one after the other. KVBLOCKS_SHARED names the folder that holds traces/.
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -12,8 +9,6 @@
 #include "benchmark/benchmark.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/fleet_metrics.h"
-#include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
@@ -23,12 +18,12 @@ namespace {
 constexpr int64_t kReplicas = 16;
 constexpr int64_t kBlockTokens = 512;
 
-SimulationConfig Config(int64_t block_tokens = kBlockTokens) {
+SimulationConfig Config() {
   SimulationConfig config;
-  config.kv_cache.num_blocks = (4 << 20) / block_tokens;
+  config.kv_cache.num_blocks = (4 << 20) / kBlockTokens;
   config.kv_cache.groups = {
       {.spec = *FullAttentionSpec::Create(
-           {.block_size = block_tokens, .num_kv_heads = 8, .head_size = 128}),
+           {.block_size = kBlockTokens, .num_kv_heads = 8, .head_size = 128}),
        .layer_names = {"full"}}};
   config.manager.max_model_len = 1 << 20;
   config.check_invariants = false;
@@ -134,51 +129,6 @@ BENCHMARK_CAPTURE(BM_Fleet, RoundRobin, RouterKind::kRoundRobin)->Unit(benchmark
 BENCHMARK_CAPTURE(BM_Fleet, LeastTokens, RouterKind::kLeastTokens)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_Fleet, Prefix, RouterKind::kPrefix)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_Fleet, Oracle, RouterKind::kOracle)->Unit(benchmark::kMillisecond);
-
-// One thread and two in turns, with all that a replay measures; of each the best time, as machines are busy with
-// other things, too. of_linear: 1 if two threads take half the time of one.
-void BM_Threads(benchmark::State& state, RouterKind kind) {
-  TraceInfo info;
-  const auto* requests = Conversations(&info);
-  if (requests == nullptr) {
-    state.SkipWithError("set KVBLOCKS_SHARED to the folder that holds traces/");
-    return;
-  }
-  const int64_t block_tokens = state.range(0);
-  const auto step_time = MakeFixedStepTime(20 * kMillisecond);
-  double best[2] = {1e9, 1e9};
-  const auto run = [&](int num_threads) {
-    ShareReader reader(info, requests, 0, 1);
-    FleetMetrics metrics(kReplicas);
-    std::vector<std::unique_ptr<ReplayMetrics>> of_replicas;
-    std::vector<ReplicaSetup> replicas;
-    for (size_t r = 0; r < kReplicas; ++r) {
-      of_replicas.push_back(std::make_unique<ReplayMetrics>(ReplayMetricsOptions()));
-      replicas.push_back({Config(block_tokens),
-                          step_time->get(),
-                          {of_replicas.back().get(), metrics.of_replica(r)}});
-    }
-    auto fleet = Fleet::Create({.router = {.kind = kind}, .num_threads = num_threads},
-                               std::move(replicas), &reader, {&metrics});
-    const auto start = std::chrono::steady_clock::now();
-    KVBLOCKS_CHECK(fleet.ok() && (*fleet)->Run().ok(), "the fleet did not run");
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    double& least = best[num_threads - 1];
-    least = std::min(least, seconds);
-  };
-  for (auto _ : state) {
-    run(1);
-    run(2);
-  }
-  state.counters["ms_1_thread"] = 1e3 * best[0];
-  state.counters["ms_2_threads"] = 1e3 * best[1];
-  state.counters["of_linear"] = best[0] / (2 * best[1]);
-}
-BENCHMARK_CAPTURE(BM_Threads, RoundRobin, RouterKind::kRoundRobin)
-    ->Arg(512)->Arg(16)->Iterations(10)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_Threads, Random, RouterKind::kRandom)
-    ->Arg(512)->Iterations(10)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace kvblocks::sim

@@ -65,7 +65,7 @@ void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::
 
 class FleetMetrics::OfReplica final : public EngineObserver {
  public:
-  OfReplica(FleetMetrics* fleet, size_t replica) : fleet_(fleet), replica_(replica) {}
+  explicit OfReplica(FleetMetrics* fleet) : fleet_(fleet) {}
 
   bool NeedsEveryRecord() const override { return false; }
   void OnArrival(const SimRequest& request, SimTime) override {
@@ -86,10 +86,10 @@ class FleetMetrics::OfReplica final : public EngineObserver {
       }
     }
   }
-  void OnRejection(const SimRequest&, SimTime now) override { Tell(now, std::nullopt); }
+  void OnRejection(const SimRequest&, SimTime) override { fleet_->Take(std::nullopt); }
   void OnFinish(const SimRequest& request, SimTime now) override {
     last_end = std::max(last_end, now);
-    if (!request.is_completed()) return Tell(now, std::nullopt);
+    if (!request.is_completed()) return fleet_->Take(std::nullopt);
     const Times& times = TimesOf(request);
     // With --zero-output=prefill nothing comes out.
     if (times.first_token < 0) return;
@@ -101,7 +101,7 @@ class FleetMetrics::OfReplica final : public EngineObserver {
     if (request.num_outputs() > 1) {
       latency.tpot = (now - times.first_token) / (request.num_outputs() - 1);
     }
-    Tell(now, latency);
+    fleet_->Take(latency);
   }
 
   int64_t num_sent = 0, num_prompt = 0, num_queried = 0, num_hit = 0, oracle_more = 0;
@@ -119,25 +119,15 @@ class FleetMetrics::OfReplica final : public EngineObserver {
     return times_[slot];
   }
 
-  void Tell(SimTime now, const Outcome& outcome) {
-    if (fleet_->is_apart_) {
-      fleet_->outcomes_.Add(replica_, now, outcome);
-    } else {
-      fleet_->Take(outcome);
-    }
-  }
-
   FleetMetrics* const fleet_;
-  const size_t replica_;
   std::vector<Times> times_;  // of live requests, by slot
 };
 
 FleetMetrics::FleetMetrics(size_t num_replicas, const Options& options)
     : options_(options), goodput_(options.objectives) {
   for (size_t r = 0; r < num_replicas; ++r) {
-    replicas_.push_back(std::make_unique<OfReplica>(this, r));
+    replicas_.push_back(std::make_unique<OfReplica>(this));
   }
-  outcomes_.Resize(num_replicas);
 }
 
 FleetMetrics::~FleetMetrics() = default;
@@ -157,11 +147,6 @@ void FleetMetrics::Take(const Outcome& outcome) {
   e2e_.Add(outcome->e2e);
   if (outcome->tpot) tpot_.Add(*outcome->tpot);
   goodput_.OnFinish(*outcome);
-}
-
-void FleetMetrics::OnTogether() {
-  is_apart_ = false;
-  outcomes_.TakeAll([this](size_t, SimTime, const Outcome& outcome) { Take(outcome); });
 }
 
 void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {

@@ -7,7 +7,7 @@
 //   (*fleet)->Run();
 //   metrics.Fill(options, (*fleet)->result(), &report);
 //
-// Replicas may run in several threads. Memory: that of five distributions, and per replica 16 bytes for
+// Memory: that of five distributions, and per replica 16 bytes for
 // each request that was alive at once anywhere. Cost: some 10 ns per record of a step and 100 ns per request.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
@@ -17,7 +17,6 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/sim/apart_queue.h"
 #include "kvblocks/sim/fleet/decision_series.h"
 #include "kvblocks/sim/fleet/fleet.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
@@ -49,9 +48,6 @@ class FleetMetrics final : public FleetObserver {
   void Fill(const FleetOptions& options, const FleetResult& result,
             ::kvblocks::fleet::v1::FleetReport* out);
 
-  void OnApart() override { is_apart_ = true; }
-  void OnTogether() override;
-
   // So far, for progress displays.
   int64_t num_queried_tokens() const;
   int64_t num_hit_tokens() const { return sum_hit_; }
@@ -65,8 +61,6 @@ class FleetMetrics final : public FleetObserver {
   std::vector<std::unique_ptr<OfReplica>> replicas_;
   const Options options_;
   GoodputMetrics goodput_;
-  bool is_apart_ = false;
-  ApartQueue<SimTime, Outcome> outcomes_;  // of requests that ended meanwhile
   Distribution queueing_, ttft_, tpot_, e2e_, router_queueing_;
   int64_t sum_hit_ = 0, num_queued_ = 0;
   SimTime first_arrival_ = -1, last_end_ = 0;  // at the router

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/fleet/sent_blocks.h"
 #include "kvblocks/sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -180,17 +179,22 @@ TEST_F(FleetTest, ApproximateRouterClaimsWhatWasEvicted) {
   EXPECT_EQ(claimed_["C"], 0);
 }
 
-TEST(SentBlocksTest, ForgetsPromptEndsFirst) {
+TEST(RouterTest, PrefixApproximateForgetsPromptEndsFirst) {
   const auto block = [](uint32_t n) { return BlockHash{{n, 0, 0, 0}}; };
   const std::vector<BlockHash> a = {block(1), block(2), block(3)};
   const std::vector<BlockHash> b = {block(1), block(4)};
-  SentBlocks blocks(3);
-  blocks.Add(a);
-  EXPECT_EQ(blocks.Match(a), 3);
-  blocks.Add(b);
-  EXPECT_EQ(blocks.Match(a), 2);
-  EXPECT_EQ(blocks.Match(b), 2);
-  EXPECT_EQ(blocks.size(), 3);
+  const auto router =
+      MakeRouter({.kind = RouterKind::kPrefixApproximate, .tree_blocks = 3}, 1, /*group=*/0);
+  const std::vector<ReplicaLoad> loads(1);
+  const SimRequest request;
+  const auto claimed_when_sent = [&](const std::vector<BlockHash>& prompt) {
+    return router->Route({.request = request, .loads = loads, .blocks = prompt}).claimed_tokens[0];
+  };
+  EXPECT_EQ(claimed_when_sent(a), 0);
+  EXPECT_EQ(claimed_when_sent(a), 3);
+  EXPECT_EQ(claimed_when_sent(b), 1);
+  EXPECT_EQ(claimed_when_sent(a), 2);
+  EXPECT_EQ(claimed_when_sent(b), 1);
 }
 
 // SM-99: sessions stay where they are until that replica has too much to do.
@@ -519,7 +523,7 @@ TEST_F(ScalingTest, SessionsForgetReplicas) {
   for (const auto& [id, replica] : sent_) EXPECT_EQ(replica, id == "0" ? home : 1 - home) << id;
 }
 
-// One request at a time per replica; the rule looks every 10 s.
+// One request at a time per replica; the rule is checked every 10 s.
 TEST_F(ScalingTest, QueuesStartAndStopReplicas) {
   workload_.config.scheduler.max_num_seqs = 1;
   options_.num_live = 1;

@@ -46,8 +46,7 @@ struct FleetWithTiers {
       setups.push_back({.config = workload.config,
                         .step_time = clock->get(),
                         .observers = {tiers.back().get(), &watches[r]},
-                        .connector = tiers.back().get(),
-                        .shares_connector = parsed.back().is_shared});
+                        .connector = tiers.back().get()});
     }
     reader = workload.MakeReader();
     auto made = Fleet::Create({.router = {.kind = RouterKind::kRoundRobin}}, std::move(setups),

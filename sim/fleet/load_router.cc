@@ -1,11 +1,35 @@
-#include "kvblocks/sim/fleet/load_router.h"
+// LoadRouter: the routers that use load, order and sessions alone.
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {
+
+class LoadRouter final : public Router {
+ public:
+  // REQUIRES: !UsesContent(options.kind).
+  explicit LoadRouter(const RouterOptions& options) : options_(options) {}
+
+  RouteAnswer Route(const RouteQuestion& question) override;
+  void OnGone(int32_t replica) override;
+
+ private:
+  int32_t Choose(const RouteQuestion& question);
+  int32_t Next();
+  int32_t OfSession(const RouteQuestion& question);
+
+  const RouterOptions options_;
+  int32_t next_ = 0;           // who is next, with room
+  std::vector<int32_t> open_;  // that may have the request, ascending
+  absl::flat_hash_map<uint64_t, int32_t> homes_;  // of sessions
+};
 
 int32_t LeastBy(const RouteQuestion& question, absl::Span<const int32_t> open,
                 int64_t ReplicaLoad::* measure) {
@@ -26,8 +50,6 @@ int32_t OfTwo(const RouteQuestion& question, absl::Span<const int32_t> open, Dra
                                 question.loads[static_cast<size_t>(a)].num_requests;
   return is_second_better ? b : a;
 }
-
-}  // namespace
 
 RouteAnswer LoadRouter::Route(const RouteQuestion& question) {
   open_.clear();
@@ -56,14 +78,14 @@ int32_t LoadRouter::Choose(const RouteQuestion& question) {
     case RouterKind::kSession:
       return OfSession(question);
     default:
-      return InTurn();
+      return Next();
   }
 }
 
-int32_t LoadRouter::InTurn() {
-  const auto next = std::lower_bound(open_.begin(), open_.end(), turn_);
-  const int32_t replica = next == open_.end() ? open_.front() : *next;
-  turn_ = replica + 1;
+int32_t LoadRouter::Next() {
+  const auto place = std::lower_bound(open_.begin(), open_.end(), next_);
+  const int32_t replica = place == open_.end() ? open_.front() : *place;
+  next_ = replica + 1;
   return replica;
 }
 
@@ -94,6 +116,12 @@ int32_t LoadRouter::OfSession(const RouteQuestion& question) {
   if (MayHave(question, static_cast<size_t>(home->second))) return home->second;
   // One that never moves only visits.
   return LeastBy(question, open_, &ReplicaLoad::num_requests);
+}
+
+}  // namespace
+
+std::unique_ptr<Router> MakeLoadRouter(const RouterOptions& options) {
+  return std::make_unique<LoadRouter>(options);
 }
 
 }  // namespace kvblocks::sim

@@ -1,7 +1,9 @@
 #include "kvblocks/sim/fleet/prompt_contents.h"
 
+#include <string>
 #include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/sim/trace/content_keys.h"
 
@@ -12,15 +14,6 @@ GroupId PromptContents::GroupOf(const KvCacheManager& manager) {
     if (manager.group(g).keeps_all_blocks()) return g;
   }
   return 0;
-}
-
-bool PromptContents::AreAlike(const KvCacheManager& a, const KvCacheManager& b, GroupId group) {
-  const auto block_tokens = [group](const KvCacheManager& manager) {
-    return group < manager.num_groups() ? manager.group(group).block_size() : 0;
-  };
-  if (a.hashing() == nullptr || b.hashing() == nullptr) return a.hashing() == b.hashing();
-  return a.hash_block_size() == b.hash_block_size() && block_tokens(a) == block_tokens(b) &&
-         a.hashing()->num_lookahead_tokens == b.hashing()->num_lookahead_tokens;
 }
 
 void PromptContents::Hash(const TraceInfo& trace, const SimRequest& request,
@@ -43,7 +36,7 @@ void PromptContents::Hash(const TraceInfo& trace, const SimRequest& request,
   }
 }
 
-int64_t PromptContents::HeldBy(const KvCacheManager& manager, ComputedBlocks* found) const {
+int64_t PromptContents::HeldBy(const KvCacheManager& manager) {
   if (manager.hashing() == nullptr || num_prompt_ <= 0) return 0;
   // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
   // keeps all of its blocks.
@@ -53,9 +46,38 @@ int64_t PromptContents::HeldBy(const KvCacheManager& manager, ComputedBlocks* fo
   }
   const auto probe = manager.NewRequestFromHashes("probe", num_prompt_, hashes_);
   KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-  const absl::Status status = manager.GetComputedBlocks(**probe, *found);
+  const absl::Status status = manager.GetComputedBlocks(**probe, found_);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
-  return found->num_tokens();
+  return found_.num_tokens();
+}
+
+absl::Status CheckContents(const ReplicaSet& set, size_t first, size_t count, RouterKind kind,
+                           GroupId group) {
+  const KvCacheManager& one = set.replica(first).manager();
+  if (UsesContent(kind) && one.hashing() == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("router ", std::string(RouterName(kind)),
+                     " compares cached blocks, but prefix caching is off"));
+  }
+  const auto block_tokens = [group](const KvCacheManager& manager) {
+    return group < manager.num_groups() ? manager.group(group).block_size() : 0;
+  };
+  for (size_t r = first + 1; r < first + count; ++r) {
+    const KvCacheManager& other = set.replica(r).manager();
+    const bool both_hash = one.hashing() != nullptr && other.hashing() != nullptr;
+    const bool are_alike =
+        both_hash ? other.hash_block_size() == one.hash_block_size() &&
+                        block_tokens(other) == block_tokens(one) &&
+                        other.hashing()->num_lookahead_tokens == one.hashing()->num_lookahead_tokens
+                  : other.hashing() == one.hashing();
+    if (are_alike) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        set.NameOf(static_cast<int32_t>(r)), " has blocks of ", block_tokens(other),
+        " tokens, hashed by ", other.hash_block_size(), ", and ",
+        set.NameOf(static_cast<int32_t>(first)), " of ", block_tokens(one), ", hashed by ",
+        one.hash_block_size(), ": what one holds could not be compared with the other"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace kvblocks::sim

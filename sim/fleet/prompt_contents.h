@@ -1,4 +1,4 @@
-// PromptContents: a prompt's blocks, and what pools hold of them; for routers that look at contents.
+// PromptContents: a prompt's blocks, and what pools hold of them, for routers that compare them.
 //
 // One prompt at a time: Hash, then ask. Pools are asked what a look-up would find now, and nothing in them
 // changes. Cost: a hash per block, and per pool a look-up.
@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/sim/fleet/router.h"
+#include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -21,18 +24,14 @@ class PromptContents {
  public:
   // The first group that keeps all blocks of a request, whose blocks are compared; else group 0.
   static GroupId GroupOf(const KvCacheManager& manager);
-  // Whether two managers hash contents alike: then one prompt's hashes serve both.
-  static bool AreAlike(const KvCacheManager& a, const KvCacheManager& b, GroupId group);
 
   // The prompt as managers like `manager` hash it; nothing of an empty prompt, or without caching.
   void Hash(const TraceInfo& trace, const SimRequest& request, const KvCacheManager& manager,
             GroupId group);
   // That a hit can consist of: the last token is always computed.
   absl::Span<const BlockHash> blocks() const { return blocks_; }
-  // Tokens that a look-up finds. `found` is scratch; with one each, several threads may ask different
-  // managers.
-  int64_t HeldBy(const KvCacheManager& manager, ComputedBlocks* found) const;
-  int64_t HeldBy(const KvCacheManager& manager) { return HeldBy(manager, &found_); }
+  // Tokens that a look-up finds.
+  int64_t HeldBy(const KvCacheManager& manager);
 
  private:
   GroupId group_ = 0;
@@ -40,6 +39,11 @@ class PromptContents {
   std::vector<BlockHash> hashes_, blocks_;
   ComputedBlocks found_;  // scratch
 };
+
+// InvalidArgument unless one prompt's hashes serve `count` replicas of the set from `first` on, and,
+// for a router that compares contents, there are any.
+absl::Status CheckContents(const ReplicaSet& set, size_t first, size_t count, RouterKind kind,
+                           GroupId group);
 
 }  // namespace kvblocks::sim
 

@@ -1,9 +1,53 @@
-#include "kvblocks/sim/fleet/rank_router.h"
+// RankRouter: the balancer of vLLM 0.33 between the data-parallel ranks of a replica.
+//
+// Replicas get requests one after the other. Of a replica's ranks the one with the lowest score gets
+// it:
+//
+//   max(sent there and not over, waiting + running) + waiting x 6 x max(0, use of the pool - 1/2)
+//
+// The first number is the front-end's own and exact. The others are what ranks reported: they report
+// when a step is scheduled and when one ends, and the front-end learns of it at most once in
+// `stats_interval`. In between it adds what it sent to the waiting ones. Of equal scores the first
+// counts, from a rank on that moves on by one with every request.
+//
+// One front-end: with several each knows its own requests only. Scores are exact fractions.
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kvblocks/sim/fleet/router.h"
 
 namespace kvblocks::sim {
 namespace {
+
+class RankRouter final : public Router {
+ public:
+  // REQUIRES: groups that are ascending. A replica that is in none of the groups has one rank.
+  RankRouter(const RouterOptions& options, int32_t num_replicas,
+             const std::vector<RankGroup>& groups);
+
+  RouteAnswer Route(const RouteQuestion& question) override;
+  void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) override;
+
+ private:
+  struct Unit {
+    int32_t first = 0, count = 1;
+    int32_t start = 0;        // where the next search begins
+    bool is_changed = false;  // ranks reported what the front-end does not know
+    bool has_reported = false;
+    SimTime reported = 0;  // when that was due, or is
+  };
+  void Report(Unit& unit, SimTime now);
+  int32_t Choose(Unit& unit, const RouteQuestion& question);
+
+  const SimTime interval_;
+  std::vector<Unit> units_;
+  std::vector<size_t> unit_of_;  // by replica
+  std::vector<RankCounts> latest_, known_;
+  size_t next_unit_ = 0;  // of units
+};
 
 // A score times `num_blocks`, so that it is a whole number.
 __int128 ScoreOf(const RankCounts& known, int64_t num_sent, int64_t num_blocks) {
@@ -16,13 +60,11 @@ __int128 ScoreOf(const RankCounts& known, int64_t num_sent, int64_t num_blocks) 
   return score;
 }
 
-}  // namespace
-
 RankRouter::RankRouter(const RouterOptions& options, int32_t num_replicas,
                        const std::vector<RankGroup>& groups)
     : interval_(options.stats_interval),
-      told_(static_cast<size_t>(num_replicas)),
-      known_(told_.size()) {
+      latest_(static_cast<size_t>(num_replicas)),
+      known_(latest_.size()) {
   auto group = groups.begin();
   for (int32_t r = 0; r < num_replicas;) {
     const bool is_group = group != groups.end() && group->first == r;
@@ -33,10 +75,10 @@ RankRouter::RankRouter(const RouterOptions& options, int32_t num_replicas,
   }
 }
 
-// What was told before the report was due is in it, also if it is asked for later.
+// What came before the report was due is in it, also if it is asked for later.
 void RankRouter::Report(Unit& unit, SimTime now) {
   if (!unit.is_changed || unit.reported > now) return;
-  const auto begin = told_.begin() + unit.first;
+  const auto begin = latest_.begin() + unit.first;
   std::copy(begin, begin + unit.count, known_.begin() + unit.first);
   unit.is_changed = false;
   unit.has_reported = true;
@@ -44,11 +86,11 @@ void RankRouter::Report(Unit& unit, SimTime now) {
 
 void RankRouter::OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
   Unit& unit = units_[unit_of_[static_cast<size_t>(replica)]];
-  RankCounts& told = told_[static_cast<size_t>(replica)];
-  if (told == counts) return;
-  // Told at one instant, it is in one report.
+  RankCounts& latest = latest_[static_cast<size_t>(replica)];
+  if (latest == counts) return;
+  // What comes at one instant is in one report.
   if (unit.reported < now) Report(unit, now);
-  told = counts;
+  latest = counts;
   if (unit.is_changed) return;
   unit.is_changed = true;
   unit.reported = unit.has_reported ? std::max(unit.reported + interval_, now) : now;
@@ -75,16 +117,23 @@ int32_t RankRouter::Choose(Unit& unit, const RouteQuestion& question) {
 
 RouteAnswer RankRouter::Route(const RouteQuestion& question) {
   // Somebody has room.
-  for (;; ++turn_) {
-    Unit& unit = units_[turn_ % units_.size()];
+  for (;; ++next_unit_) {
+    Unit& unit = units_[next_unit_ % units_.size()];
     Report(unit, question.now);
     const int32_t chosen = Choose(unit, question);
     if (chosen < 0) continue;
-    ++turn_;
+    ++next_unit_;
     ++known_[static_cast<size_t>(chosen)].num_waiting;
     unit.start = (unit.start + 1) % unit.count;
     return {.replica = chosen};
   }
+}
+
+}  // namespace
+
+std::unique_ptr<Router> MakeRankRouter(const RouterOptions& options, int32_t num_replicas,
+                                       const std::vector<RankGroup>& groups) {
+  return std::make_unique<RankRouter>(options, num_replicas, groups);
 }
 
 }  // namespace kvblocks::sim

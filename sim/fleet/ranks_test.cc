@@ -1,13 +1,14 @@
 // Data-parallel ranks by hand: what they wait for, who chooses among them, and what is refused.
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/rank_router.h"
+#include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -85,7 +86,7 @@ TEST_F(RanksTest, AStepLastsAsLongAsTheSlowestRank) {
   EXPECT_EQ(result_.lockstep[1].lost_time, 8 * kSecond);
 }
 
-// D-6: apart, each takes as long as it takes.
+// D-6: alone, each takes as long as it takes.
 TEST_F(RanksTest, RanksWithoutExpertsDoNotWait) {
   options_.ranks[0].is_lockstep = false;
   workload_.Add({.id = "long", .prompt = 10, .output = 2, .at = 0});
@@ -122,7 +123,7 @@ TEST_F(RanksTest, RanksGoOnUntilTheyAsk) {
   workload_.Add({.id = "b", .prompt = 1, .output = 2, .at = 10});
   ASSERT_TRUE(Run().ok());
   EXPECT_THAT(TokensOf("b"), ElementsAre(11, 12));
-  EXPECT_EQ(result_.lockstep[0].num_idle, 2);  // the third and the fourth since they rested
+  EXPECT_EQ(result_.lockstep[0].num_idle, 2);  // the third and the fourth since they were idle
   workload_.Add({.id = "c", .prompt = 1, .output = 1, .at = 12.5});
   ASSERT_TRUE(Run().ok());
   EXPECT_THAT(TokensOf("c"), ElementsAre(14));
@@ -158,19 +159,19 @@ TEST_F(RanksTest, GroupsThatCannotBeAreRefused) {
 class RankRouterTest : public testing::Test {
  protected:
   explicit RankRouterTest(SimTime interval = 100 * kMillisecond)
-      : router_({.kind = RouterKind::kDataParallel, .stats_interval = interval}, 3,
-                {{.first = 0, .count = 3}}),
+      : router_(MakeRouter({.kind = RouterKind::kDataParallel, .stats_interval = interval}, 3,
+                           /*group=*/0, {{.first = 0, .count = 3}})),
         loads_(3) {}
 
   int32_t Route(SimTime now) {
     const SimRequest request{};
     const int32_t chosen =
-        router_.Route({.request = request, .loads = loads_, .now = now}).replica;
+        router_->Route({.request = request, .loads = loads_, .now = now}).replica;
     ++loads_[static_cast<size_t>(chosen)].num_requests;
     return chosen;
   }
 
-  RankRouter router_;
+  std::unique_ptr<Router> router_;
   std::vector<ReplicaLoad> loads_;
 };
 
@@ -185,30 +186,30 @@ TEST_F(RankRouterTest, TheBeginningMovesOnWithEveryRequest) {
   loads_.assign(3, {});
   // Rank 0 is thought to have one that waits.
   EXPECT_EQ(Route(0), 1);
-  router_.OnCounts(0, {.num_running = 1, .num_blocks = 10}, kSecond);
-  router_.OnCounts(0, {.num_running = 0, .num_blocks = 10}, 2 * kSecond);
+  router_->OnCounts(0, {.num_running = 1, .num_blocks = 10}, kSecond);
+  router_->OnCounts(0, {.num_running = 0, .num_blocks = 10}, 2 * kSecond);
   loads_.assign(3, {});
   EXPECT_EQ(Route(3 * kSecond), 2);
 }
 
 TEST_F(RankRouterTest, WaitingRequestsCountMoreWhereThePoolIsFull) {
   // 4 + 2 x 6 x (0.75 - 0.5) = 7 against 6 of running ones, and 8 with an empty pool.
-  router_.OnCounts(0, {.num_waiting = 2, .num_running = 2, .num_blocks_used = 75, .num_blocks = 100}, 0);
-  router_.OnCounts(1, {.num_waiting = 8, .num_blocks_used = 50, .num_blocks = 100}, 0);
-  router_.OnCounts(2, {.num_running = 6, .num_blocks_used = 100, .num_blocks = 100}, 0);
+  router_->OnCounts(0, {.num_waiting = 2, .num_running = 2, .num_blocks_used = 75, .num_blocks = 100}, 0);
+  router_->OnCounts(1, {.num_waiting = 8, .num_blocks_used = 50, .num_blocks = 100}, 0);
+  router_->OnCounts(2, {.num_running = 6, .num_blocks_used = 100, .num_blocks = 100}, 0);
   EXPECT_EQ(Route(0), 2);
   // Rank 2 has one more that waits, and its pool is full: 7 + 6 x 0.5 = 10.
   EXPECT_EQ(Route(0), 0);
 }
 
 TEST_F(RankRouterTest, LearnsAtMostOnceInAnInterval) {
-  router_.OnCounts(0, {.num_running = 5, .num_blocks = 10}, 0);
+  router_->OnCounts(0, {.num_running = 5, .num_blocks = 10}, 0);
   EXPECT_EQ(Route(0), 1);
-  router_.OnCounts(0, {.num_running = 0, .num_blocks = 10}, 10 * kMillisecond);
+  router_->OnCounts(0, {.num_running = 0, .num_blocks = 10}, 10 * kMillisecond);
   EXPECT_EQ(Route(99 * kMillisecond), 2);  // not yet
-  router_.OnCounts(2, {.num_running = 9, .num_blocks = 10}, 100 * kMillisecond + 1);
+  router_->OnCounts(2, {.num_running = 9, .num_blocks = 10}, 100 * kMillisecond + 1);
   EXPECT_EQ(Route(101 * kMillisecond), 0);
-  // What rank 2 told behind the report is not in it.
+  // What rank 2 reported behind that is not in it.
   loads_[0].num_requests = loads_[1].num_requests = 8;
   EXPECT_EQ(Route(150 * kMillisecond), 2);
 }

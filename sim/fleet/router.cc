@@ -6,9 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/fleet/load_router.h"
-#include "kvblocks/sim/fleet/rank_router.h"
-#include "kvblocks/sim/fleet/score_router.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -36,23 +33,6 @@ absl::StatusOr<RouterKind> ParseRouter(std::string_view name) {
       "got \"", std::string(name), "\", expected one of ", absl::StrJoin(kNames, ", ")));
 }
 
-bool LooksAtReplicas(const RouterOptions& options) {
-  switch (options.kind) {
-    case RouterKind::kRoundRobin:
-    case RouterKind::kRandom:
-      return false;
-    case RouterKind::kSession:
-      return options.session_factor > 0;
-    default:
-      return true;
-  }
-}
-
-bool LooksAtReplicas(const RouterOptions& options, const SimRequest& request) {
-  const bool needs_session = options.kind == RouterKind::kSession;
-  return LooksAtReplicas(options) || (needs_session && request.spec.session == 0);
-}
-
 absl::Status Validate(const RouterOptions& options) {
   constexpr int64_t kMostWeight = 1'000'000 * kMillion;
   for (const auto& [field, value] :
@@ -78,12 +58,10 @@ absl::Status Validate(const RouterOptions& options) {
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
                                    GroupId group, const std::vector<RankGroup>& ranks) {
   if (options.kind == RouterKind::kDataParallel) {
-    return std::make_unique<RankRouter>(options, num_replicas, ranks);
+    return MakeRankRouter(options, num_replicas, ranks);
   }
-  if (UsesContent(options.kind)) {
-    return std::make_unique<ScoreRouter>(options, num_replicas, group);
-  }
-  return std::make_unique<LoadRouter>(options);
+  if (UsesContent(options.kind)) return MakeScoreRouter(options, num_replicas, group);
+  return MakeLoadRouter(options);
 }
 
 }  // namespace kvblocks::sim

@@ -1,7 +1,7 @@
 // Router: which replica a request goes to.
 //
-// A router is asked once per request and may look at what RouteQuestion holds and at what it was
-// told before: KV events that reached it, and its own decisions. It draws at random only by seed and
+// A router is asked once per request and may look at what RouteQuestion holds and at what it
+// learned before: KV events that reached it, and its own decisions. It draws at random only by seed and
 // submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
@@ -15,7 +15,7 @@
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
 //   data-parallel       replicas in turn, and of a replica's ranks the one with the lowest score as vLLM's
-//                       own balancer counts it (see RankRouter)
+//                       own balancer counts it (see rank_router.cc)
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds
@@ -92,18 +92,13 @@ struct RouterOptions {
 // InvalidArgument names field, value and limit.
 absl::Status Validate(const RouterOptions& options);
 
-// Whether the router looks at what ranks tell of their engines.
+// Whether the router uses what ranks report of their engines.
 inline bool WantsCounts(RouterKind kind) { return kind == RouterKind::kDataParallel; }
-// Whether the router looks at what a prompt consists of.
+// Whether the router compares what a prompt consists of.
 inline bool UsesContent(RouterKind kind) {
   return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
          kind == RouterKind::kOracle;
 }
-
-// Whether such a router looks at loads or contents of replicas to find a place for each request, or for
-// this one. If not, the place follows from the requests before it.
-bool LooksAtReplicas(const RouterOptions& options);
-bool LooksAtReplicas(const RouterOptions& options, const SimRequest& request);
 
 struct RouteQuestion {
   const SimRequest& request;
@@ -122,7 +117,7 @@ inline bool MayHave(const RouteQuestion& question, size_t replica) {
   return question.has_room.empty() || question.has_room[replica] != 0;
 }
 
-// What an engine tells its balancer.
+// What an engine reports to its balancer.
 struct RankCounts {
   int64_t num_waiting = 0;
   int64_t num_running = 0;
@@ -148,7 +143,7 @@ class Router {
   virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
     (void)replica, (void)events;
   }
-  // What a replica has in its engine, as that tells; only if told to, see WantsCounts.
+  // What a replica has in its engine; only where WantsCounts.
   virtual void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
     (void)replica, (void)counts, (void)now;
   }
@@ -161,6 +156,13 @@ class Router {
 // `ranks`: of replicas that consist of several, ascending.
 std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
                                    GroupId group, const std::vector<RankGroup>& ranks = {});
+
+// What MakeRouter chooses from: by load, order and session; by score; of data-parallel ranks.
+std::unique_ptr<Router> MakeLoadRouter(const RouterOptions& options);
+std::unique_ptr<Router> MakeScoreRouter(const RouterOptions& options, int32_t num_replicas,
+                                        GroupId group);
+std::unique_ptr<Router> MakeRankRouter(const RouterOptions& options, int32_t num_replicas,
+                                       const std::vector<RankGroup>& groups);
 
 }  // namespace kvblocks::sim
 

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/sim/fleet/decision_series.h"
-#include "kvblocks/sim/fleet/load_router.h"
+#include "kvblocks/sim/fleet/router.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -108,24 +108,24 @@ TEST_F(RouterQueueTest, RoutersChooseAmongThoseWithRoom) {
   const SimRequest& request = *Make("a");
   const std::vector<ReplicaLoad> loads = {{.num_requests = 5}, {.num_requests = 1}, {.num_requests = 3}};
   const std::vector<uint8_t> room = {1, 0, 1};
-  const auto route = [&](LoadRouter& router, absl::Span<const uint8_t> has_room) {
+  const auto route = [&](Router& router, absl::Span<const uint8_t> has_room) {
     return router.Route({.request = request, .loads = loads, .has_room = has_room}).replica;
   };
-  LoadRouter in_turn({.kind = RouterKind::kRoundRobin});
-  EXPECT_EQ(route(in_turn, {}), 0);
-  EXPECT_EQ(route(in_turn, room), 2);
-  EXPECT_EQ(route(in_turn, {}), 0);
-  EXPECT_EQ(route(in_turn, {}), 1);
-  LoadRouter least({.kind = RouterKind::kLeastRequests});
-  EXPECT_EQ(route(least, {}), 1);
-  EXPECT_EQ(route(least, room), 2);
+  const auto round_robin = MakeRouter({.kind = RouterKind::kRoundRobin}, 3, /*group=*/0);
+  EXPECT_EQ(route(*round_robin, {}), 0);
+  EXPECT_EQ(route(*round_robin, room), 2);
+  EXPECT_EQ(route(*round_robin, {}), 0);
+  EXPECT_EQ(route(*round_robin, {}), 1);
+  const auto least = MakeRouter({.kind = RouterKind::kLeastRequests}, 3, /*group=*/0);
+  EXPECT_EQ(route(*least, {}), 1);
+  EXPECT_EQ(route(*least, room), 2);
 }
 
 TEST(DecisionSeriesTest, SumsStayExactWhenTheTickDoubles) {
   DecisionSeries series;
   series.Add(0, {.routed = 1, .oracle_more_tokens = 7});
   series.Add(499 * kSecond, {.routed = 1});
-  series.Add(3, {.missing_tokens = 2});  // replicas are told one after the other
+  series.Add(3, {.missing_tokens = 2});  // replicas report one after the other
   series.Add(1500 * kSecond, {.routed = 1, .unknown_tokens = 5});
   ::kvblocks::fleet::v1::DecisionSeries out;
   series.Fill(&out);

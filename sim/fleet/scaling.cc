@@ -148,7 +148,7 @@ Scaler::Scaler(const ScalingOptions& options, int32_t num_live, int32_t num_repl
         return sorted;
       }()),
       slots_(static_cast<size_t>(num_replicas)),
-      next_look_(options.rule ? options.rule->interval : kNever) {
+      next_check_(options.rule ? options.rule->interval : kNever) {
   for (int32_t r = 0; r < num_live; ++r) {
     slots_[static_cast<size_t>(r)] = {.state = State::kLive, .was_live = true, .was_on = true};
   }
@@ -165,7 +165,7 @@ void Scaler::RefreshLive() {
 }
 
 SimTime Scaler::NextTime() const {
-  SimTime next = next_look_;
+  SimTime next = next_check_;
   if (next_entry_ < options_.schedule.size()) {
     next = std::min(next, options_.schedule[next_entry_].time);
   }
@@ -187,9 +187,9 @@ absl::Span<const Scaler::Change> Scaler::Take(SimTime now, const Measures& measu
        ++next_entry_) {
     Apply(options_.schedule[next_entry_], now);
   }
-  if (next_look_ <= now) {
-    Look(now, measures);
-    next_look_ = CheckedAdd(now, options_.rule->interval).value_or(kNever);
+  if (next_check_ <= now) {
+    CheckRule(now, measures);
+    next_check_ = CheckedAdd(now, options_.rule->interval).value_or(kNever);
   }
   if (!changes_.empty()) RefreshLive();
   return changes_;
@@ -281,7 +281,7 @@ void Scaler::OnLeft(int32_t replica, SimTime now) {
 
 // --- The rule ---
 
-void Scaler::Look(SimTime now, const Measures& measures) {
+void Scaler::CheckRule(SimTime now, const Measures& measures) {
   const ScaleRule& rule = *options_.rule;
   int32_t num_live = 0, num_up = 0, num_on = 0;
   for (const Slot& slot : slots_) {
@@ -290,7 +290,7 @@ void Scaler::Look(SimTime now, const Measures& measures) {
     num_on += slot.state != State::kOff;
   }
   const bool is_below = num_up < rule.least;
-  if (now < calm_until_ && !is_below) return;
+  if (now < cool_until_ && !is_below) return;
   bool wants_more = is_below, wants_less = false;
   if (!is_below && rule.measure == ScaleRule::Measure::kQueue) {
     const __int128 waiting = static_cast<__int128>(measures.num_waiting) * kMillion;
@@ -308,7 +308,7 @@ void Scaler::Look(SimTime now, const Measures& measures) {
   } else if (wants_less && num_up > rule.least) {
     is_changed = ChangeOne(ScaleAction::kStop, Pick(ScaleAction::kStop), now);
   }
-  if (is_changed) calm_until_ = CheckedAdd(now, rule.cool_down).value_or(kNever);
+  if (is_changed) cool_until_ = CheckedAdd(now, rule.cool_down).value_or(kNever);
 }
 
 int32_t Scaler::num_used() const {
@@ -323,9 +323,6 @@ void Scaler::Close(SimTime now) {
   for (size_t r = 0; r < slots_.size(); ++r) {
     if (slots_[r].state != State::kOff) result_.on_time[r] += now - slots_[r].since;
   }
-  // Replicas that run apart from each other drain in no order.
-  std::stable_sort(result_.timeline.begin(), result_.timeline.end(),
-                   [](const ScaleRecord& a, const ScaleRecord& b) { return a.time < b.time; });
 }
 
 }  // namespace kvblocks::sim

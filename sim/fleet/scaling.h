@@ -100,10 +100,10 @@ class Scaler {
     ScaleRecord::Kind kind;
     int32_t replica;
   };
-  // What a rule looks at.
+  // What a rule decides by.
   struct Measures {
     int64_t num_waiting = 0;                            // in engines
-    int64_t num_first_tokens = 0, num_in_time = 0;      // since the last look
+    int64_t num_first_tokens = 0, num_in_time = 0;      // since the last check
   };
 
   // Replicas that a run may need at once: to be made before it. InvalidArgument for bad options.
@@ -112,9 +112,9 @@ class Scaler {
   // The first `num_live` are live at time 0. REQUIRES: NumReplicas gives num_replicas.
   Scaler(const ScalingOptions& options, int32_t num_live, int32_t num_replicas);
 
-  // Of the schedule, of starts that end, and of the rule's looks.
+  // Of the schedule, of starts that end, and of the rule's checks.
   SimTime NextTime() const;
-  bool looks_at(SimTime now) const { return options_.rule.has_value() && next_look_ <= now; }
+  bool checks_rule_at(SimTime now) const { return options_.rule.has_value() && next_check_ <= now; }
   // What changes by `now`, in order; good until the next call. kOff does not come this way.
   absl::Span<const Change> Take(SimTime now, const Measures& measures);
 
@@ -125,10 +125,6 @@ class Scaler {
 
   absl::Span<const int32_t> live() const { return live_; }  // ascending
   bool is_live(int32_t replica) const { return StateOf(replica) == State::kLive; }
-  // Live or draining: it has or may get requests.
-  bool is_running(int32_t replica) const {
-    return StateOf(replica) == State::kLive || StateOf(replica) == State::kDraining;
-  }
   ScalingResult& result() { return result_; }
   // Once, at the end of the run.
   void Close(SimTime now);
@@ -150,7 +146,7 @@ class Scaler {
   bool ChangeOne(ScaleAction action, int32_t replica, SimTime now);
   int32_t Pick(ScaleAction action) const;
   bool Suits(ScaleAction action, int32_t replica) const;
-  void Look(SimTime now, const Measures& measures);
+  void CheckRule(SimTime now, const Measures& measures);
   void Record(SimTime now, int32_t replica, ScaleRecord::Kind kind);
   void TurnOff(int32_t replica, SimTime now);
   void RefreshLive();
@@ -160,8 +156,8 @@ class Scaler {
   std::vector<int32_t> live_;
   std::vector<Change> changes_;
   size_t next_entry_ = 0;
-  SimTime next_look_ = 0;
-  SimTime calm_until_ = 0;
+  SimTime next_check_ = 0;
+  SimTime cool_until_ = 0;
   ScalingResult result_;
 };
 

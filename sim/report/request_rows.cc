@@ -72,17 +72,12 @@ CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas
   if (has_replicas_) buffer_.insert(buffer_.size() - kLineEnd.size(), ",replica");
 }
 
-std::string CsvRequestSink::Line(const RequestRow& row) const {
-  std::string line = Format(row);
+void CsvRequestSink::OnRow(const RequestRow& row) {
+  buffer_ += Format(row);
   if (has_replicas_) {
-    line.insert(line.size() - kLineEnd.size(),
-                row.replica < 0 ? "," : absl::StrCat(",", row.replica));
+    buffer_.insert(buffer_.size() - kLineEnd.size(),
+                   row.replica < 0 ? "," : absl::StrCat(",", row.replica));
   }
-  return line;
-}
-
-void CsvRequestSink::Append(std::string_view line) {
-  buffer_ += line;
   if (buffer_.size() >= kBufferBytes) Flush();
 }
 

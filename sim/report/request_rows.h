@@ -38,10 +38,7 @@ class CsvRequestSink final : public RequestRowSink {
   // `has_replicas`: with a last column that says which replica had the request; empty: none.
   explicit CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas = false);
 
-  void OnRow(const RequestRow& row) override { Append(Line(row)); }
-  // The same in two parts; any thread may call Line.
-  std::string Line(const RequestRow& row) const;
-  void Append(std::string_view line);
+  void OnRow(const RequestRow& row) override;
   // Reports the first error of all writes. The file is complete only then.
   absl::Status Close();
 

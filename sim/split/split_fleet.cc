@@ -26,14 +26,14 @@ absl::Status Check(const SplitOptions& options) {
 
 }  // namespace
 
-// What a replica asks of the fleet and tells it. A prefill replica's blocks are held until they are
+// What a replica asks of the fleet and reports to it. A prefill replica's blocks are held until they are
 // fetched; a decode replica fetches them.
 class SplitFleet::Side final : public KvConnector, public EngineObserver {
  public:
   Side(SplitFleet* fleet, size_t replica) : fleet_(fleet), replica_(replica) {}
 
-  void Tell(const LoadEnd& end) { events_.loads.push_back(end); }
-  void TellOver(int64_t hold) { events_.holds.push_back(hold); }
+  void AddEnd(const LoadEnd& end) { events_.loads.push_back(end); }
+  void AddReleased(int64_t hold) { events_.holds.push_back(hold); }
 
   // --- KvConnector ---
 
@@ -100,8 +100,8 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
 };
 
 absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOptions& options,
-                                                               std::vector<SplitReplica> prefill,
-                                                               std::vector<SplitReplica> decode,
+                                                               std::vector<ReplicaSetup> prefill,
+                                                               std::vector<ReplicaSetup> decode,
                                                                TraceReader* reader,
                                                                SplitObserver* observer) {
   if (reader == nullptr) return InvalidArgument("reader is null, expected a trace");
@@ -121,14 +121,13 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
   const size_t count = prefill.size() + decode.size();
   fleet->links_.assign(options.scope == LinkScope::kShared ? 1 : decode.size(), *link);
   for (size_t r = 0; r < count; ++r) {
-    SplitReplica& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
+    ReplicaSetup& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
     fleet->sides_.push_back(std::make_unique<Side>(fleet.get(), r));
     setup.observers.push_back(fleet->sides_.back().get());
     const RouterKind kind = (r < prefill.size() ? options.prefill_router : options.decode_router).kind;
     if (kind == RouterKind::kPrefix) setup.config.manager.enable_events = true;
-    absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
-    if (!status.ok()) return status;
-    fleet->set_.replica(r).set_connector(fleet->sides_.back().get());
+    setup.connector = fleet->sides_.back().get();
+    if (absl::Status status = fleet->set_.Add(setup); !status.ok()) return status;
     const KvCacheManager& manager = fleet->set_.replica(r).manager();
     for (GroupId g = 0; g < manager.num_groups(); ++g) {
       if (manager.group(g).keeps_all_blocks()) continue;
@@ -139,7 +138,12 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
     }
   }
   for (const bool is_prefill : {true, false}) {
-    if (absl::Status status = fleet->CheckContents(is_prefill); !status.ok()) return status;
+    const RouterKind kind = (is_prefill ? options.prefill_router : options.decode_router).kind;
+    if (!UsesContent(kind)) continue;
+    absl::Status status =
+        is_prefill ? CheckContents(fleet->set_, 0, prefill.size(), kind, /*group=*/0)
+                   : CheckContents(fleet->set_, prefill.size(), decode.size(), kind, /*group=*/0);
+    if (!status.ok()) return status;
   }
   fleet->longest_ = fleet->set_.replica(count - 1).manager().options().max_model_len;
   fleet->prefill_router_ =
@@ -158,26 +162,6 @@ SplitFleet::SplitFleet(const SplitOptions& options, const SimulationConfig& conf
       set_(config, reader, this) {}
 
 SplitFleet::~SplitFleet() = default;
-
-// A router of contents compares what the replicas of its kind hold.
-absl::Status SplitFleet::CheckContents(bool prefill) const {
-  const RouterKind kind = (prefill ? options_.prefill_router : options_.decode_router).kind;
-  if (!UsesContent(kind)) return absl::OkStatus();
-  const size_t first = prefill ? 0 : num_prefill_;
-  const KvCacheManager& manager = set_.replica(first).manager();
-  if (manager.hashing() == nullptr) {
-    return InvalidArgument("router ", std::string(RouterName(kind)),
-                           " compares cached blocks, but prefix caching is off");
-  }
-  for (size_t r = first; r < (prefill ? num_prefill_ : set_.size()); ++r) {
-    if (PromptContents::AreAlike(manager, set_.replica(r).manager(), /*group=*/0)) continue;
-    return set_.OfReplica(static_cast<int32_t>(r),
-                          InvalidArgument("hashes contents otherwise than ",
-                                          NameOf(static_cast<int32_t>(first)),
-                                          ": what one holds could not be compared with the other"));
-  }
-  return absl::OkStatus();
-}
 
 std::string SplitFleet::NameOf(int32_t replica) const {
   const auto index = static_cast<size_t>(replica);
@@ -229,7 +213,7 @@ absl::Status SplitFleet::BeforeArrivals() {
         life.load_end = end.time;
         life.link_queue = end.queue_time;
       }
-      sides_[transfer.decode]->Tell({transfer.load, transfer.num_tokens});
+      sides_[transfer.decode]->AddEnd({transfer.load, transfer.num_tokens});
       set_.CallNow(static_cast<int32_t>(transfer.decode));
       ReleaseHold(transfer.prefill, transfer.hold);
       transfers_.erase(found);
@@ -245,7 +229,7 @@ SimTime SplitFleet::NextTime() {
 }
 
 void SplitFleet::ReleaseHold(size_t prefill, int64_t hold) {
-  sides_[prefill]->TellOver(hold);
+  sides_[prefill]->AddReleased(hold);
   set_.CallNow(static_cast<int32_t>(prefill));
 }
 

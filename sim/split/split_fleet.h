@@ -59,12 +59,6 @@ struct SplitOptions {
   int64_t max_local_tokens = 0;
 };
 
-struct SplitReplica {
-  SimulationConfig config;
-  const StepTimeModel* step_time = nullptr;
-  std::vector<EngineObserver*> observers;
-};
-
 // What became of a request, and when; -1: it did not come to that.
 struct SplitLife {
   int32_t prefill_replica = -1;
@@ -109,8 +103,8 @@ class SplitFleet final : private ReplicaSet::Owner {
   // bytes are no multiple of the tokens. What concerns the trace is the first prefill replica's.
   // Nothing is owned.
   static absl::StatusOr<std::unique_ptr<SplitFleet>> Create(const SplitOptions& options,
-                                                            std::vector<SplitReplica> prefill,
-                                                            std::vector<SplitReplica> decode,
+                                                            std::vector<ReplicaSetup> prefill,
+                                                            std::vector<ReplicaSetup> decode,
                                                             TraceReader* reader,
                                                             SplitObserver* observer);
   ~SplitFleet() override;
@@ -166,7 +160,6 @@ class SplitFleet final : private ReplicaSet::Owner {
 
   bool GoesOn(const SimRequest& request) const;
   int64_t MissingOn(size_t replica, const SimRequest& request);
-  absl::Status CheckContents(bool prefill) const;
   int32_t Choose(bool prefill, const SimRequest& request);
   void ReleaseHold(size_t prefill, int64_t hold);
   Client& ClientOf(const SimRequest& request);

@@ -1,5 +1,5 @@
-// Prefill and decode apart (SM-103, SM-104): runs worked out by hand, and random ones in which every request
-// ends once and every block comes back.
+// Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
+// and random ones in which every request ends once and every block comes back.
 
 #include "kvblocks/sim/split/split_fleet.h"
 
@@ -51,13 +51,13 @@ struct SplitReplay : SplitObserver {
     const auto step_time = MakeFixedStepTime(kSecond);
     EXPECT_TRUE(step_time.ok());
     reader = lines.MakeReader();
-    std::vector<SplitReplica> prefill(num_prefill,
+    std::vector<ReplicaSetup> prefill(num_prefill,
                                       {.config = config, .step_time = step_time->get(), .observers = {}});
-    std::vector<SplitReplica> decode = prefill;
+    std::vector<ReplicaSetup> decode = prefill;
     decode.resize(num_decode, prefill.front());
     decode.front().observers = {&lines};
     if (decode_blocks > 0) {
-      for (SplitReplica& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
+      for (ReplicaSetup& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
     }
     auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), this);
     if (!fleet.ok()) return fleet.status();
@@ -220,7 +220,7 @@ TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
   }
 }
 
-// C has B's document and comes when all is quiet: of two idle replicas the first one is taken, unless the
+// C has B's document and comes when nothing runs: of two idle replicas the first one is taken, unless the
 // router knows where the document is.
 TEST(SplitFleetTest, RoutersOfContentsFindTheirReplica) {
   const auto prefill_of_c = [](RouterKind kind) {

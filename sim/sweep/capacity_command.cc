@@ -111,7 +111,7 @@ class CapacityCommand final : public Command {
                    .unit = "N",
                    .help = "try each division of N replicas into prefill and decode at the trace's "
                            "rate; with --goodput: find the fewest, up to N",
-                   .group = "Prefill and decode apart"},
+                   .group = "Prefill and decode replicas"},
                   2, kMostSplitReplicas, &split_replicas_);
     split_.AddOptions(options_, /*with_replicas=*/false);
     input_.AddOptions();

@@ -155,11 +155,7 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
                                      {"draft_model", json_only(config.draft_model())}}) {
     if (status = add_file(option, path); !status.ok()) return status;
   }
-  for (const auto& [option, path] :
-       {std::pair{"step_tables", config.step_tables()}, {"rag_lengths", config.rag_lengths()}}) {
-    if (status = add_folder(option, path); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return add_folder("rag_lengths", config.rag_lengths());
 }
 
 }  // namespace
@@ -302,7 +298,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   for (std::string* path :
        {point.mutable_config()->mutable_trace(), point.mutable_config()->mutable_catalogue(),
         point.mutable_config()->mutable_kernel_tables(),
-        point.mutable_config()->mutable_step_times(), point.mutable_config()->mutable_step_tables(),
+        point.mutable_config()->mutable_step_times(),
         point.mutable_config()->mutable_rag_lengths()}) {
     path->clear();
   }

@@ -323,9 +323,9 @@ StepLoadTimes TierConnector::StepLoads(SimTime device_start) {
   for (size_t t = 0; t < states_.size() && !step_loads_.empty(); ++t) {
     const std::optional<Link>& link = LinkOf(t, true);
     if (!link || link->num_under_way() == 0) continue;
-    Link ahead = *link;
+    Link copy = *link;
     ended.clear();
-    while (const std::optional<SimTime> next = ahead.NextEnd()) ahead.Advance(*next, &ended);
+    while (const std::optional<SimTime> next = copy.NextEnd()) copy.Advance(*next, &ended);
     for (const auto& [wire, mode] : step_loads_) {
       if (wire.tier != t) continue;
       const auto end = std::find_if(ended.begin(), ended.end(), [&, id = wire.transfer](
@@ -359,12 +359,12 @@ void TierConnector::Store(const SimRequest& request, const KvCacheManager& manag
   stored->second = end;
   const auto plan = offload_->PrepareStore(-1, content, range);
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
-  if (on_copies_) TellStore(*plan, request, manager);
+  if (on_copies_) ReportStore(*plan, request, manager);
   Write(*plan, now);
 }
 
-void TierConnector::TellStore(const offload::StorePlan& plan, const SimRequest& request,
-                              const KvCacheManager& manager) {
+void TierConnector::ReportStore(const offload::StorePlan& plan, const SimRequest& request,
+                                const KvCacheManager& manager) {
   std::vector<KvCopy> copies;
   for (const offload::ChunkWrite& write : plan.writes) {
     const bool from_device = write.from_tier == offload::kDevice;

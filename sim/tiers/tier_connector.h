@@ -114,10 +114,10 @@ class TierConnector final : public KvConnector, public EngineObserver {
   // Whether some tier takes what the device evicts: the manager must record events, then.
   bool NeedsEvents() const;
 
-  // Told of all copies, in an order in which they can be made: of stores when they begin, whose blocks
+  // Called with all copies, in an order in which they can be made: of stores when they begin, whose blocks
   // may be reused before they end; of loads when they end, or begin, if their step waits for them.
   // Chunks that cannot be read are left out. Not for tiers that NeedsEvents: what the device evicts is
-  // told when it is gone.
+  // known when it is gone.
   void set_on_copies(std::function<void(absl::Span<const KvCopy>)> on_copies) {
     on_copies_ = std::move(on_copies);
   }
@@ -166,7 +166,7 @@ class TierConnector final : public KvConnector, public EngineObserver {
     // What cannot be read; no tier: all can.
     offload::TierId bad_tier = offload::kDevice;
     offload::ChunkKey bad_key = {};
-    std::vector<KvCopy> copies = {};  // if somebody is told of them
+    std::vector<KvCopy> copies = {};  // if somebody wants them
   };
   struct Wire {
     size_t tier = 0;
@@ -209,8 +209,8 @@ class TierConnector final : public KvConnector, public EngineObserver {
   void End(const Job& job, SimTime now);
   void Store(const SimRequest& request, const KvCacheManager& manager, int64_t end, SimTime now);
   void Write(const offload::StorePlan& plan, SimTime now);
-  void TellStore(const offload::StorePlan& plan, const SimRequest& request,
-                 const KvCacheManager& manager);
+  void ReportStore(const offload::StorePlan& plan, const SimRequest& request,
+                   const KvCacheManager& manager);
   std::vector<KvCopy> CopiesOf(const offload::LoadPlan& plan, const KvLoad& load, const Job& job,
                                const KvCacheManager& manager) const;
   SimTime ComputeTime(int64_t num_context, int64_t num_tokens) const;

@@ -1,23 +1,23 @@
-// Knots, Curve, Surface: functions of one or two counts, tabulated once and read in a few
+// CountGrid, Curve, Surface: functions of one or two counts, tabulated once and read in a few
 // nanoseconds.
 //
-// Small counts are knots themselves; above, each octave is cut into equal parts, between which a
-// value lies on a straight line. Whole numbers throughout. Beyond the last knot the last part's line
-// goes on.
+// Small counts are grid points themselves; above, each octave is cut into equal parts, between which
+// a value lies on a straight line. Whole numbers throughout. Beyond the last point the last part's
+// line goes on.
 
-#ifndef KVBLOCKS_SIM_COST_KNOTS_H_
-#define KVBLOCKS_SIM_COST_KNOTS_H_
+#ifndef KVBLOCKS_SIM_COST_COUNT_GRID_H_
+#define KVBLOCKS_SIM_COST_COUNT_GRID_H_
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/sim/cost/attention_counts.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 
-// Where a count lies: value = (1 - rest / 2^shift) x knot `index` + rest / 2^shift x the next.
+// Where a count lies: value = (1 - rest / 2^shift) x point `index` + rest / 2^shift x the next.
 struct Place {
   size_t index = 0;
   int shift = 0;
@@ -28,10 +28,11 @@ struct Place {
   }
 };
 
-class Knots {
+class CountGrid {
  public:
-  // Counts up to 2^bits are knots, and 2^(bits - 1) in each octave above, at least up to `most`.
-  Knots(int bits, int64_t most) : bits_(bits), last_(Find(std::max<int64_t>(most, 1)).index + 1) {}
+  // Counts up to 2^bits are points, and 2^(bits - 1) in each octave above, at least up to `most`.
+  CountGrid(int bits, int64_t most)
+      : bits_(bits), last_(Find(std::max<int64_t>(most, 1)).index + 1) {}
 
   size_t size() const { return last_ + 1; }
 
@@ -69,27 +70,27 @@ class Knots {
 
 class Curve {
  public:
-  // f(count) at each knot.
+  // f(count) at each point.
   template <typename F>
-  Curve(Knots knots, F&& f) : knots_(knots) {
-    values_.reserve(knots.size());
-    for (size_t i = 0; i < knots.size(); ++i) values_.push_back(f(knots.At(i)));
+  Curve(CountGrid grid, F&& f) : grid_(grid) {
+    values_.reserve(grid.size());
+    for (size_t i = 0; i < grid.size(); ++i) values_.push_back(f(grid.At(i)));
   }
 
   int64_t At(int64_t count) const {
-    const Place place = knots_.Of(count);
+    const Place place = grid_.Of(count);
     return place.Between(values_[place.index], values_[place.index + 1]);
   }
 
  private:
-  Knots knots_;
+  CountGrid grid_;
   std::vector<int64_t> values_;
 };
 
 class Surface {
  public:
   template <typename F>
-  Surface(Knots x, Knots y, F&& f) : x_(x), y_(y) {
+  Surface(CountGrid x, CountGrid y, F&& f) : x_(x), y_(y) {
     values_.reserve(x.size() * y.size());
     for (size_t i = 0; i < x.size(); ++i) {
       for (size_t j = 0; j < y.size(); ++j) values_.push_back(f(x.At(i), y.At(j)));
@@ -104,10 +105,10 @@ class Surface {
   }
 
  private:
-  Knots x_, y_;
+  CountGrid x_, y_;
   std::vector<int64_t> values_;
 };
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_COST_KNOTS_H_
+#endif  // KVBLOCKS_SIM_COST_COUNT_GRID_H_

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/attention_counts.h"
+#include "kvblocks/sim/cost/attention_cost.h"
 
 #include <set>
 #include <vector>
