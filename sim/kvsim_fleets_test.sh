@@ -63,7 +63,7 @@ head -1 rows.csv | grep -q ',end_ms,replica' || fail "rows of a fleet do not say
 awk -F, 'NR > 1 { gsub("\r", ""); print $NF }' rows.csv | sort | uniq -c | awk '{ print $2, $1 }' >of_rows
 awk '/^  [0-9]/ { print $1, $2 }' out >of_table
 cmp of_rows of_table || fail "rows and table differ: $(cat of_rows of_table)"
-grep -q '"title":"Wrong decisions"' page.html || fail "the page of a fleet has no decisions"
+grep -q '"decision_series":' page.html || fail "the page of a fleet has no decisions"
 expect 0 '' events fleet.kvlog
 for replica in 0 1 2; do
   grep -q "replica-$replica" out || fail "events of replica $replica are missing: $(cat out)"

@@ -22,10 +22,8 @@
 #include "kvblocks/sim/commands/split_input.h"
 #include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
-#include "kvblocks/sim/fleet/fleet_page.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
@@ -143,7 +141,6 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
 // Those that say nothing of replicas of two kinds.
 absl::Status ReplayCommand::CheckSplitOutputs() const {
   const std::pair<const char*, std::string> others[] = {{"--csv", output_.csv()},
-                                       {"--html", output_.html()},
                                        {"--events", events_.is_asked_for() ? "asked for" : ""},
                                        {"--print-config", print_config_ ? "asked for" : ""}};
   for (const auto& [option, value] : others) {
@@ -211,8 +208,7 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   }
   const ExitStatus printed =
       output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatFleet(report, color); },
-                     .page = [&] { return FleetPage(report); }});
+                    {.table = [&](bool color) { return FormatFleet(report, color); }});
   if (printed != kDone) return printed;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
@@ -291,8 +287,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
 ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
   const ExitStatus status =
       output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatReport(report, color); },
-                     .page = [&] { return ReportPage(report); }});
+                    {.table = [&](bool color) { return FormatReport(report, color); }});
   if (status != kDone) return status;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }

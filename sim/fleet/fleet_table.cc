@@ -1,6 +1,8 @@
 #include "kvblocks/sim/fleet/fleet_table.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,6 +23,12 @@ std::string InPercent(double share) { return absl::StrFormat("%.2f %%", 100 * sh
 std::string Latencies(const ::kvblocks::report::v1::Distribution& d) {
   return absl::StrFormat("mean %s, p50 %s, p90 %s, p99 %s", Span(d.mean_ms() / 1e3),
                          Span(d.p50_ms() / 1e3), Span(d.p90_ms() / 1e3), Span(d.p99_ms() / 1e3));
+}
+
+// Whether the router claims hits.
+bool LooksAtContent(const pb::RouterSetup& router) {
+  const std::string& name = router.router();
+  return name == "prefix" || name == "prefix-approximate" || name == "oracle";
 }
 
 // Every router says what it looks at.
@@ -126,13 +134,6 @@ std::string RequestsText(const pb::FleetTotals& totals) {
                                       totals.requests_per_s(), totals.output_tokens_per_s()));
 }
 
-}  // namespace
-
-bool LooksAtContent(const pb::RouterSetup& router) {
-  const std::string& name = router.router();
-  return name == "prefix" || name == "prefix-approximate" || name == "oracle";
-}
-
 std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetReport& report) {
   std::vector<std::pair<std::string, std::string>> figures;
   const auto add = [&](const char* name, std::string text) {
@@ -228,6 +229,8 @@ std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::R
   }
   return cells;
 }
+
+}  // namespace
 
 std::string FormatFleet(const pb::FleetReport& report, bool color) {
   TextPage page(color);
