@@ -24,7 +24,6 @@
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/split/split_metrics.h"
@@ -69,18 +68,6 @@ class ReplayCommand final : public Command {
                       &print_config_);
     const char* kOutput = "Output";
     output_.AddFiles(options_, kOutput, {.rows_help = "one row per request", .has_page = true});
-    options_->Add(
-        {.name = "--steps",
-         .unit = "FILE",
-         .help = "one row per step, for kvsim compare; - is standard output, without a table",
-         .group = kOutput,
-         .file = FileUse::kWritten},
-        &steps_);
-    options_->AddFlag(
-        {.name = "--step-requests",
-         .help = "with the tokens and new blocks of each request in the rows of --steps",
-         .group = kOutput},
-        &step_requests_);
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
@@ -94,7 +81,6 @@ class ReplayCommand final : public Command {
 
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
-  absl::Status CheckFleetOutputs() const;
   absl::Status CheckSplitOutputs() const;
   ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
   void NoteThreads(const FleetResult& result) const;
@@ -112,43 +98,26 @@ class ReplayCommand final : public Command {
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
-  std::string steps_;
   int64_t threads_ = 0;
-  bool print_config_ = false, step_requests_ = false;
+  bool print_config_ = false;
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
   if (absl::Status status = output_.Check(FilesOf(config)); !status.ok()) return status;
-  if (step_requests_ && steps_.empty()) {
-    return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
-  }
   if (absl::Status status = events_.Check(); !status.ok()) return status;
   return exports_.Check();
 }
 
-// Those that say nothing of replicas.
-absl::Status ReplayCommand::CheckFleetOutputs() const {
-  auto others = exports_.Outputs();
-  others.push_back({"--steps", steps_});
-  for (const auto& [option, value] : others) {
-    if (value.empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(option, " works with one replica only; --json has all that several report"));
-  }
-  return absl::OkStatus();
-}
-
-// Those that say nothing of replicas of two kinds.
+// Those that prefill and decode on replicas of their own have not.
 absl::Status ReplayCommand::CheckSplitOutputs() const {
-  const std::pair<const char*, std::string> others[] = {{"--csv", output_.csv()},
-                                       {"--events", events_.is_asked_for() ? "asked for" : ""},
-                                       {"--print-config", print_config_ ? "asked for" : ""}};
-  for (const auto& [option, value] : others) {
-    if (value.empty()) continue;
+  const std::pair<const char*, bool> others[] = {{"--events", events_.is_asked_for()},
+                                                 {"--print-config", print_config_}};
+  for (const auto& [option, is_asked_for] : others) {
+    if (!is_asked_for) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(option, " has no use with --prefill-replicas and --decode-replicas"));
   }
-  return CheckFleetOutputs();
+  return absl::OkStatus();
 }
 
 absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
@@ -161,17 +130,24 @@ absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay&
   if (!output_.csv().empty()) {
     auto sink = OpenByteSink(output_.csv());
     if (!sink.ok()) return sink.status();
-    rows = std::make_unique<CsvRequestSink>(*std::move(sink), /*has_replicas=*/true);
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink), "replica");
     listeners.rows = rows.get();
   }
   if (events_.is_asked_for()) {
     if (absl::Status status = events_.Open(fleet.num_replicas()); !status.ok()) return status;
     listeners.events = &events_;
   }
+  if (exports_.is_asked_for()) {
+    std::vector<std::string> replicas;
+    for (size_t r = 0; r < fleet.num_replicas(); ++r) replicas.push_back(absl::StrCat(r));
+    if (absl::Status status = exports_.Open(replicas); !status.ok()) return status;
+    listeners.exports = &exports_;
+  }
   if (absl::Status status = fleet.Run(reader->get(), listeners); !status.ok()) return status;
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }
+  if (absl::Status status = exports_.Close(); !status.ok()) return status;
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   fleet.Fill(**reader, report);
   if (threads_ > 1) NoteThreads(fleet.result());
@@ -196,11 +172,16 @@ void ReplayCommand::NoteThreads(const FleetResult& result) const {
 ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return Fail("replay", fleet.status());
-  for (const absl::Status& status : {input_.CheckUses(config), (*fleet)->SetThreads(threads_)}) {
+  if (exports_.is_asked_for() && threads_ > 1) {
+    return Fail("replay", absl::InvalidArgumentError(absl::StrCat(
+                              "--threads: got ", threads_, ", expected 0 or 1 with --steps, --perfetto "
+                              "or --metrics: replicas share these files")));
+  }
+  const int64_t threads = exports_.is_asked_for() ? 1 : threads_;
+  for (const absl::Status& status : {input_.CheckUses(config), (*fleet)->SetThreads(threads)}) {
     if (!status.ok()) return Fail("replay", status);
   }
   if (print_config_) return PrintConfig(config);
-  if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
   ::kvblocks::fleet::v1::FleetReport report;
   if (absl::Status status = ReplayFleet(config, **fleet, &report); !status.ok()) {
@@ -223,7 +204,22 @@ ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup
   const auto plan = split_.Configure(setup);
   if (!plan.ok()) return Fail("replay", plan.status());
   ::kvblocks::split::v1::SplitReport report;
-  absl::Status status = ReplaySplit(config, setup, *plan, output_.quiet(), &report);
+  SplitOutputs outputs = {.quiet = output_.quiet()};
+  std::unique_ptr<CsvRequestSink> rows;
+  if (!output_.csv().empty()) {
+    auto sink = OpenByteSink(output_.csv());
+    if (!sink.ok()) return Fail("replay", sink.status());
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink), SplitMetrics::RowColumns());
+    outputs.rows = rows.get();
+  }
+  if (exports_.is_asked_for()) {
+    absl::Status opened = exports_.Open(SplitReplicaNames(*plan));
+    if (!opened.ok()) return Fail("replay", opened);
+    outputs.exports = &exports_;
+  }
+  absl::Status status = ReplaySplit(config, setup, *plan, outputs, &report);
+  if (status.ok() && rows != nullptr) status = UnlessReaderGone(rows->Close());
+  if (status.ok()) status = exports_.Close();
   if (!status.ok()) return Fail("replay", status);
   const ExitStatus printed = output_.Print(
       "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
@@ -243,9 +239,8 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     setup.metrics.rows = rows.get();
   }
   std::vector<EngineObserver*> exports;
-  if (absl::Status status = exports_.Open(setup, &setup.metrics, &exports); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = exports_.Open(); !status.ok()) return status;
+  exports_.Attach(0, setup, &setup.metrics, &exports);
   if (events_.is_asked_for()) {
     if (absl::Status status = events_.Open(); !status.ok()) return status;
     setup.simulation.manager.enable_events = true;
@@ -255,13 +250,6 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   PossiblePoolsObserver pools(setup.simulation, setup.block_bytes);
   std::vector<EngineObserver*> observers = {&metrics, &pools};
   observers.insert(observers.end(), exports.begin(), exports.end());
-  std::unique_ptr<StepRows> steps;
-  if (!steps_.empty()) {
-    auto sink = OpenByteSink(steps_);
-    if (!sink.ok()) return sink.status();
-    steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
-    observers.push_back(steps.get());
-  }
   const auto tiers = MakeTiers(setup);
   if (!tiers.ok()) return tiers.status();
   auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
@@ -270,9 +258,6 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!ran.ok()) return ran;
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
-  }
-  if (steps != nullptr) {
-    if (absl::Status status = UnlessReaderGone(steps->Close()); !status.ok()) return status;
   }
   if (absl::Status status = exports_.Close(); !status.ok()) return status;
   if (absl::Status status = events_.Close(); !status.ok()) return status;
