@@ -203,7 +203,7 @@ function drawFleet(page, { report }) {
   drawConfiguration(page, config);
 }
 
-// --- Prefill and decode apart ---
+// --- Prefill and decode on replicas of their own ---
 
 function splitRows(report) {
   const { setup = {}, totals = {}, transfers = {}, goodput } = report;

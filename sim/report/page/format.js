@@ -1,4 +1,4 @@
-// How numbers are read: units that fit the value, thousands apart, shares in percent. Fields that a
+// How numbers are read: units that fit the value, thousands in groups, shares in percent. Fields that a
 // report leaves out are 0, "" or [], and 64-bit integers are texts.
 "use strict";
 
