@@ -19,19 +19,22 @@ endfunction()
 
 # A source file that holds what every HTML page of kvsim carries, each file as a string.
 function(kvblocks_embed_page_assets out)
-  set(text "#include \"kvblocks/sim/report/page_assets.h\"\nnamespace kvblocks::sim {\n")
-  foreach(asset IN ITEMS "kPageScript=sim/report/page.js" "kPageStyle=sim/report/page.css"
-                         "kChartLibrary=third_party/chart_js/chart.min.js"
-                         "kChartLibraryLicense=third_party/chart_js/LICENSE")
+  set(text "#include \"kvblocks/sim/report/html_page.h\"\nnamespace kvblocks::sim {\n")
+  foreach(asset IN ITEMS kPageScript=js kPageStyle=css)
     string(REPLACE "=" ";" parts "${asset}")
     list(GET parts 0 name)
-    list(GET parts 1 path)
-    set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY
-                 CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${path}")
-    # As bytes: CMake would read brackets and semicolons of a text as lists.
-    file(READ "${PROJECT_SOURCE_DIR}/${path}" bytes HEX)
-    string(REGEX REPLACE "(..)" "'\\\\x\\1'," bytes "${bytes}")
-    string(APPEND text "const char ${name}[] = {${bytes}0};\n")
+    list(GET parts 1 suffix)
+    file(GLOB paths CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/sim/report/page/*.${suffix}")
+    list(SORT paths)
+    set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${paths})
+    set(all "")
+    foreach(path IN LISTS paths)
+      # As bytes: CMake would read brackets and semicolons of a text as lists.
+      file(READ "${path}" bytes HEX)
+      string(APPEND all "${bytes}")
+    endforeach()
+    string(REGEX REPLACE "(..)" "'\\\\x\\1'," all "${all}")
+    string(APPEND text "const char ${name}[] = {${all}0};\n")
   endforeach()
   set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/sim/report/page_assets.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT "${text}}\n")

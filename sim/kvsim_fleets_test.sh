@@ -63,7 +63,7 @@ head -1 rows.csv | grep -q ',end_ms,replica' || fail "rows of a fleet do not say
 awk -F, 'NR > 1 { gsub("\r", ""); print $NF }' rows.csv | sort | uniq -c | awk '{ print $2, $1 }' >of_rows
 awk '/^  [0-9]/ { print $1, $2 }' out >of_table
 cmp of_rows of_table || fail "rows and table differ: $(cat of_rows of_table)"
-grep -q '"title":"Wrong decisions"' page.html || fail "the page of a fleet has no decisions"
+grep -q '"decision_series":' page.html || fail "the page of a fleet has no decisions"
 expect 0 '' events fleet.kvlog
 for replica in 0 1 2; do
   grep -q "replica-$replica" out || fail "events of replica $replica are missing: $(cat out)"
@@ -165,7 +165,36 @@ expect 1 '' replay --num-blocks=4000 --slo=tpot:9ms:p95 --replicas=2 --router=pr
 expect 2 'router needs --replicas above 1' capacity --slo=ttft:1s@p99 --router=prefix
 expect 2 'replicas: got 2, expected none with --rate' capacity --slo=ttft:1s@p99 --replicas=2 --rate=9
 expect 2 'event-loss needs --router=prefix (got random)' capacity --slo=ttft:1s@p99 --rate=9 --router=random --event-loss=0.1
-expect 2 '^kvsim replay: --steps works with one replica only' replay $fleet --steps=steps.csv
+
+# Steps, timelines and metrics of all replicas in one file each.
+outputs="--steps=steps.csv --step-requests --perfetto=timeline.json --metrics=run.om"
+expect 0 '' replay $fleet --router=prefix $outputs --json-file=steps.json --quiet
+head -1 steps.csv | grep -q ',hit_tokens,replica,requests,digest' || fail "steps of a fleet do not say whose they are"
+awk -F, 'NR > 1 { if ($3 + 0 < last[$14]) exit 1; last[$14] = $3 + 0 }' steps.csv || fail "steps of a replica are not in order"
+rows=$(tail -n +2 steps.csv | wc -l)
+steps=$(grep '^ *"steps": "' steps.json | tr -dc '0-9\n' | sort -n | tail -1)
+[ "$rows" -gt "$steps" ] || fail "$rows steps in all, and one point has $steps"
+for replica in 0 1 2; do
+  cut -d, -f14 steps.csv | grep -q "^$replica$" || fail "no steps of replica $replica"
+  grep -q "\"args\":{\"name\":\"replica $replica\"}" timeline.json || fail "no timeline of replica $replica"
+  grep -q "^vllm:generation_tokens_total{.*engine=\"$replica\"" run.om || fail "no metrics of replica $replica"
+done
+[ "$(grep -c '^# TYPE vllm:generation_tokens ' run.om)" -eq 1 ] || fail "a family of metrics stands there twice"
+[ "$(tail -1 run.om)" = '# EOF' ] || fail "the metrics of a fleet have no end"
+expect 0 '' compare steps.csv steps.csv
+expect 0 '' replay $fleet --router=round-robin --steps=other.csv --quiet
+expect 1 '' compare steps.csv other.csv
+
+# The same with prefill and decode on replicas of their own.
+outputs="--steps=split.csv --perfetto=split.json --metrics=split.om --csv=split_rows.csv"
+expect 0 '' replay --prefill-replicas=2 --decode-replicas=1 $outputs --quiet
+[ "$(tail -n +2 split_rows.csv | wc -l)" -eq 396 ] || fail "not one row per request that is handed over"
+head -1 split_rows.csv | grep -q ',end_ms,prefill_replica,decode_replica,prompt_ms,handover_ms,transfer_ms,' || fail "no phases in rows"
+for replica in 'prefill 0' 'prefill 1' 'decode 0'; do
+  cut -d, -f14 split.csv | grep -q "^$replica$" || fail "no steps of $replica"
+  grep -q "\"args\":{\"name\":\"$replica\"}" split.json || fail "no timeline of $replica"
+  grep -q "^vllm:generation_tokens_total{.*engine=\"$replica\"" split.om || fail "no metrics of $replica"
+done
 expect 2 'compares cached blocks, but prefix caching is off' replay $fleet --router=prefix --no-prefix-caching
 
 # --- Replicas that start, stop and crash ---

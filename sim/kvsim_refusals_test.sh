@@ -140,7 +140,7 @@ compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --
 --link-scope needs --prefill-replicas|replay --link-scope=decode
 --link-bandwidth: got "0", expected a whole number from 1|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
 set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
---csv has no use with --prefill-replicas|replay --prefill-replicas=1 --decode-replicas=1 --csv=rows.csv
+--events has no use with --prefill-replicas|replay --prefill-replicas=1 --decode-replicas=1 --events=x.kvlog
 --pipeline-parallel: got 33, expected 1 to 32, the layers of llama-3.1-8b|replay --pp=33
 --pipeline-parallel: got 2, expected 1 with --time=recorded|replay --pp=2 --time=recorded --step-times=rows.csv
 --async with --pipeline-parallel: set for --engine=vllm-0.25|replay --pp=2 --engine=vllm-0.25 --async

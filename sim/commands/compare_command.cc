@@ -8,11 +8,11 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
+#include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/comparison_table.h"
 #include "kvblocks/sim/report/measured_report.h"
 #include "kvblocks/sim/report/report_comparison.h"
 #include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/result_file.h"
 #include "kvblocks/sim/report/step_comparison.h"
 #include "kvblocks/sim/trace/byte_sink.h"
@@ -242,7 +242,7 @@ absl::Status CompareCommand::Compare(pb::Comparison* out) {
   out->set_same(out->metrics_changed() == 0 && out->configuration_size() == 0 && !parts &&
                 !differs_in_time);
   if (html_.empty()) return absl::OkStatus();
-  return WriteFile(html_, ComparisonPage(*a->report, *b->report, *out));
+  return WritePage(html_, *out, {{"a", a->report.get()}, {"b", b->report.get()}});
 }
 
 ExitStatus CompareCommand::Run() {

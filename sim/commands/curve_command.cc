@@ -11,7 +11,6 @@
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/curve/curve_page.h"
 #include "kvblocks/sim/curve/curve_table.h"
 
 namespace kvblocks::sim {
@@ -85,8 +84,7 @@ ExitStatus CurveCommand::Run() {
   }
   return output_.Print("curve", report,
                        {.table = [&](bool color) { return FormatCurve(report, color); },
-                        .rows = [&] { return CurveCsv(report); },
-                        .page = [&] { return CurvePage(report); }});
+                        .rows = [&] { return CurveCsv(report); }});
 }
 
 }  // namespace

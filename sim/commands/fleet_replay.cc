@@ -155,11 +155,14 @@ absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
       rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
       measured.rows = rows_.back().get();
     }
+    std::vector<EngineObserver*> exports;
+    if (listeners.exports != nullptr) listeners.exports->Attach(r, own, &measured, &exports);
     of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
     ReplicaSetup& replica = replicas.emplace_back();
     replica = {ConfigFor(own, *reader),
                own.step_time.get(),
                {of_replicas_.back().get(), metrics_->of_replica(r)}};
+    replica.observers.insert(replica.observers.end(), exports.begin(), exports.end());
     if (absl::Status status = AddTiersTo(r, &replica); !status.ok()) return status;
     if (listeners.events == nullptr) continue;
     replica.config.manager.enable_events = true;

@@ -16,6 +16,7 @@
 #include "kvblocks/sim/commands/event_export.h"
 #include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/progress_line.h"
+#include "kvblocks/sim/commands/replay_exports.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
@@ -32,6 +33,7 @@ class FleetReplay {
     std::vector<FleetObserver*> observers = {};
     CsvRequestSink* rows = nullptr;
     EventExport* events = nullptr;
+    ReplayExports* exports = nullptr;  // open, with a name per replica
     ProgressLine* progress = nullptr;
   };
 

@@ -9,7 +9,7 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/plan_report.h"
-#include "kvblocks/sim/report/plan_page.h"
+#include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/plan_table.h"
 #include "kvblocks/sim/report/report_json.h"
 #include "kvblocks/sim/trace/byte_sink.h"
@@ -139,7 +139,7 @@ class PlanCommand final : public Command {
       text = *json;
     }
     if (!html_.empty()) {
-      if (absl::Status status = WriteFile(html_, PlanPage(*report)); !status.ok()) {
+      if (absl::Status status = WritePage(html_, *report); !status.ok()) {
         return Fail("plan", status);
       }
     }

@@ -22,11 +22,8 @@
 #include "kvblocks/sim/commands/split_input.h"
 #include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
-#include "kvblocks/sim/fleet/fleet_page.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_page.h"
-#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/split/split_metrics.h"
@@ -57,19 +54,6 @@ class ReplayCommand final : public Command {
                       &print_config_);
     const char* kOutput = "Output";
     output_.AddFiles(options_, kOutput, {.rows_help = "one row per request", .has_page = true});
-    options_->Add(
-        {.name = "--steps",
-         .unit = "FILE",
-         .help = "one row per step, for kvsim compare; - is standard output, without a table",
-         .group = kOutput,
-         .file = FileUse::kWritten},
-        &steps_);
-    options_->AddFlag(
-        {.name = "--step-requests",
-         .help = "with the tokens and new blocks of each request in the rows of --steps",
-         .group = kOutput,
-         .needs = "--steps"},
-        &step_requests_);
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
@@ -85,7 +69,6 @@ class ReplayCommand final : public Command {
 
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
-  absl::Status CheckFleetOutputs() const;
   absl::Status CheckSplitOutputs() const;
   ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
   absl::Status ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
@@ -102,8 +85,7 @@ class ReplayCommand final : public Command {
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
-  std::string steps_;
-  bool print_config_ = false, step_requests_ = false;
+  bool print_config_ = false;
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
@@ -112,30 +94,16 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
   return exports_.Check();
 }
 
-// Those that say nothing of replicas.
-absl::Status ReplayCommand::CheckFleetOutputs() const {
-  auto others = exports_.Outputs();
-  others.push_back({"--steps", steps_});
-  for (const auto& [option, value] : others) {
-    if (value.empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(option, " works with one replica only; --json has all that several report"));
-  }
-  return absl::OkStatus();
-}
-
-// Those that say nothing of replicas of two kinds.
+// Those that prefill and decode on replicas of their own have not.
 absl::Status ReplayCommand::CheckSplitOutputs() const {
-  const std::pair<const char*, std::string> others[] = {{"--csv", output_.csv()},
-                                       {"--html", output_.html()},
-                                       {"--events", events_.is_asked_for() ? "asked for" : ""},
-                                       {"--print-config", print_config_ ? "asked for" : ""}};
-  for (const auto& [option, value] : others) {
-    if (value.empty()) continue;
+  const std::pair<const char*, bool> others[] = {{"--events", events_.is_asked_for()},
+                                                 {"--print-config", print_config_}};
+  for (const auto& [option, is_asked_for] : others) {
+    if (!is_asked_for) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(option, " has no use with --prefill-replicas and --decode-replicas"));
   }
-  return CheckFleetOutputs();
+  return absl::OkStatus();
 }
 
 absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
@@ -148,17 +116,24 @@ absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay&
   if (!output_.csv().empty()) {
     auto sink = OpenByteSink(output_.csv());
     if (!sink.ok()) return sink.status();
-    rows = std::make_unique<CsvRequestSink>(*std::move(sink), /*has_replicas=*/true);
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink), "replica");
     listeners.rows = rows.get();
   }
   if (events_.is_asked_for()) {
     if (absl::Status status = events_.Open(fleet.num_replicas()); !status.ok()) return status;
     listeners.events = &events_;
   }
+  if (exports_.is_asked_for()) {
+    std::vector<std::string> replicas;
+    for (size_t r = 0; r < fleet.num_replicas(); ++r) replicas.push_back(absl::StrCat(r));
+    if (absl::Status status = exports_.Open(replicas); !status.ok()) return status;
+    listeners.exports = &exports_;
+  }
   if (absl::Status status = fleet.Run(reader->get(), listeners); !status.ok()) return status;
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }
+  if (absl::Status status = exports_.Close(); !status.ok()) return status;
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   fleet.Fill(**reader, report);
   PrintWarnings(**reader);
@@ -170,7 +145,6 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   if (!fleet.ok()) return Fail("replay", fleet.status());
   if (absl::Status status = input_.CheckUses(config); !status.ok()) return Fail("replay", status);
   if (print_config_) return PrintConfig(config);
-  if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
   ::kvblocks::fleet::v1::FleetReport report;
   if (absl::Status status = ReplayFleet(config, **fleet, &report); !status.ok()) {
@@ -178,8 +152,7 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   }
   const ExitStatus printed =
       output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatFleet(report, color); },
-                     .page = [&] { return FleetPage(report); }});
+                    {.table = [&](bool color) { return FormatFleet(report, color); }});
   if (printed != kDone) return printed;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
@@ -194,7 +167,22 @@ ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup
   const auto plan = split_.Configure(setup);
   if (!plan.ok()) return Fail("replay", plan.status());
   ::kvblocks::split::v1::SplitReport report;
-  absl::Status status = ReplaySplit(config, setup, *plan, output_.quiet(), &report);
+  SplitOutputs outputs = {.quiet = output_.quiet()};
+  std::unique_ptr<CsvRequestSink> rows;
+  if (!output_.csv().empty()) {
+    auto sink = OpenByteSink(output_.csv());
+    if (!sink.ok()) return Fail("replay", sink.status());
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink), SplitMetrics::RowColumns());
+    outputs.rows = rows.get();
+  }
+  if (exports_.is_asked_for()) {
+    absl::Status opened = exports_.Open(SplitReplicaNames(*plan));
+    if (!opened.ok()) return Fail("replay", opened);
+    outputs.exports = &exports_;
+  }
+  absl::Status status = ReplaySplit(config, setup, *plan, outputs, &report);
+  if (status.ok() && rows != nullptr) status = UnlessReaderGone(rows->Close());
+  if (status.ok()) status = exports_.Close();
   if (!status.ok()) return Fail("replay", status);
   const ExitStatus printed = output_.Print(
       "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
@@ -214,9 +202,8 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     setup.metrics.rows = rows.get();
   }
   std::vector<EngineObserver*> exports;
-  if (absl::Status status = exports_.Open(setup, &setup.metrics, &exports); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = exports_.Open(); !status.ok()) return status;
+  exports_.Attach(0, setup, &setup.metrics, &exports);
   if (events_.is_asked_for()) {
     if (absl::Status status = events_.Open(); !status.ok()) return status;
     setup.simulation.manager.enable_events = true;
@@ -226,13 +213,6 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   PossiblePoolsObserver pools(setup.simulation, setup.block_bytes);
   std::vector<EngineObserver*> observers = {&metrics, &pools};
   observers.insert(observers.end(), exports.begin(), exports.end());
-  std::unique_ptr<StepRows> steps;
-  if (!steps_.empty()) {
-    auto sink = OpenByteSink(steps_);
-    if (!sink.ok()) return sink.status();
-    steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
-    observers.push_back(steps.get());
-  }
   const auto tiers = MakeTiers(setup);
   if (!tiers.ok()) return tiers.status();
   auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
@@ -241,9 +221,6 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!ran.ok()) return ran;
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
-  }
-  if (steps != nullptr) {
-    if (absl::Status status = UnlessReaderGone(steps->Close()); !status.ok()) return status;
   }
   if (absl::Status status = exports_.Close(); !status.ok()) return status;
   if (absl::Status status = events_.Close(); !status.ok()) return status;
@@ -258,8 +235,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
 ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
   const ExitStatus status =
       output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatReport(report, color); },
-                     .page = [&] { return ReportPage(report); }});
+                    {.table = [&](bool color) { return FormatReport(report, color); }});
   if (status != kDone) return status;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }

@@ -2,8 +2,10 @@
 
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/report/open_metrics.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -30,6 +32,18 @@ ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup) {
 }
 
 void ReplayExports::AddOptions(OptionParser* options, const std::string& group) {
+  options->Add({.name = "--steps",
+                .unit = "FILE",
+                .help = "one row per step, for kvsim compare; - is standard output, without a table",
+                .group = group,
+                .file = FileUse::kWritten},
+               &steps_);
+  options->AddFlag(
+      {.name = "--step-requests",
+       .help = "with the tokens and new blocks of each request in the rows of --steps",
+       .group = group,
+       .needs = "--steps"},
+      &step_requests_);
   options->Add({.name = "--perfetto",
                 .unit = "FILE",
                 .help = "a timeline for ui.perfetto.dev; - is standard output, without a table",
@@ -64,11 +78,8 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
                0, 100'000'000'000, &metrics_epoch_);
 }
 
-std::vector<std::pair<const char*, std::string>> ReplayExports::Outputs() const {
-  std::vector<std::pair<const char*, std::string>> outputs;
-  if (!perfetto_.empty()) outputs.emplace_back("--perfetto", perfetto_);
-  if (!metrics_.empty()) outputs.emplace_back("--metrics", metrics_);
-  return outputs;
+bool ReplayExports::is_asked_for() const {
+  return !steps_.empty() || !perfetto_.empty() || !metrics_.empty();
 }
 
 absl::Status ReplayExports::Check() const {
@@ -79,43 +90,72 @@ absl::Status ReplayExports::Check() const {
                                                  "\", expected a time of at least 1ms, like 15s"));
 }
 
-absl::Status ReplayExports::Open(const ReplaySetup& setup, ReplayMetricsOptions* metrics,
-                                 std::vector<EngineObserver*>* observers) {
+absl::Status ReplayExports::Open(const std::vector<std::string>& replicas) {
+  replicas_.resize(replicas.size());
+  for (size_t r = 0; r < replicas.size(); ++r) replicas_[r].name = replicas[r];
+  if (!steps_.empty()) {
+    auto sink = OpenByteSink(steps_);
+    if (!sink.ok()) return sink.status();
+    step_file_ = std::make_unique<StepFile>(*std::move(sink), step_requests_, replicas.size() > 1);
+  }
   if (!perfetto_.empty()) {
     auto sink = OpenByteSink(perfetto_);
     if (!sink.ok()) return sink.status();
     const int64_t limit = perfetto_limit_ * kBytesPerMegabyte;
-    timeline_ = std::make_unique<Timeline>(*std::move(sink),
-                                           limit > 0 ? limit : Timeline::kDefaultMaxBytes);
-    observers->push_back(timeline_.get());
+    timeline_file_ = std::make_unique<TimelineFile>(
+        *std::move(sink), limit > 0 ? limit : TimelineFile::kDefaultMaxBytes);
   }
   if (!metrics_.empty()) {
     auto sink = OpenByteSink(metrics_);
     if (!sink.ok()) return sink.status();
     metrics_sink_ = *std::move(sink);
-    ServerMetrics::Options options = ServerMetricsOf(setup);
-    if (!metrics_tick_.empty()) options.tick = *ParseDuration(metrics_tick_);
-    if (metrics_epoch_ > 0) options.epoch_seconds = metrics_epoch_;
-    server_ = std::make_unique<ServerMetrics>(std::move(options));
-    if (metrics->rows != nullptr) rows_.Add(metrics->rows);
-    rows_.Add(server_.get());
-    metrics->rows = &rows_;
-    metrics->admissions = server_.get();
-    metrics->latency.sink = server_.get();
-    observers->push_back(server_.get());
   }
   return absl::OkStatus();
 }
 
+void ReplayExports::Attach(size_t replica, const ReplaySetup& setup, ReplayMetricsOptions* metrics,
+                           std::vector<EngineObserver*>* observers) {
+  Writers& own = replicas_[replica];
+  if (timeline_file_ != nullptr) {
+    own.timeline = std::make_unique<Timeline>(timeline_file_.get(), replica,
+                                              absl::ascii_isdigit(own.name[0])
+                                                  ? absl::StrCat("replica ", own.name)
+                                                  : own.name);
+    observers->push_back(own.timeline.get());
+  }
+  if (metrics_sink_ != nullptr) {
+    ServerMetrics::Options options = ServerMetricsOf(setup);
+    options.engine = own.name;
+    if (!metrics_tick_.empty()) options.tick = *ParseDuration(metrics_tick_);
+    if (metrics_epoch_ > 0) options.epoch_seconds = metrics_epoch_;
+    own.server = std::make_unique<ServerMetrics>(std::move(options));
+    if (metrics->rows != nullptr) own.rows.Add(metrics->rows);
+    own.rows.Add(own.server.get());
+    metrics->rows = &own.rows;
+    metrics->admissions = own.server.get();
+    metrics->latency.sink = own.server.get();
+    observers->push_back(own.server.get());
+  }
+  if (step_file_ != nullptr) {
+    own.steps = std::make_unique<StepRows>(step_file_.get(), own.name);
+    observers->push_back(own.steps.get());
+  }
+}
+
 absl::Status ReplayExports::Close() {
-  if (timeline_ != nullptr) {
-    if (absl::Status status = UnlessReaderGone(timeline_->Close()); !status.ok()) return status;
-    if (const std::string left_out = timeline_->DescribeLeftOut(); !left_out.empty()) {
+  if (step_file_ != nullptr) {
+    if (absl::Status status = UnlessReaderGone(step_file_->Close()); !status.ok()) return status;
+  }
+  if (timeline_file_ != nullptr) {
+    if (absl::Status status = UnlessReaderGone(timeline_file_->Close()); !status.ok()) return status;
+    if (const std::string left_out = timeline_file_->DescribeLeftOut(); !left_out.empty()) {
       std::fprintf(stderr, "--perfetto: %s; --perfetto-limit=MB takes more\n", left_out.c_str());
     }
   }
-  if (server_ != nullptr) {
-    absl::Status status = metrics_sink_->Write(server_->Text());
+  if (metrics_sink_ != nullptr) {
+    std::vector<std::string> texts;
+    for (const Writers& own : replicas_) texts.push_back(own.server->Text());
+    absl::Status status = metrics_sink_->Write(MergeOpenMetrics(texts));
     if (status.ok()) status = metrics_sink_->Close();
     if (!UnlessReaderGone(status).ok()) return status;
   }

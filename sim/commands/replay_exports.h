@@ -1,8 +1,12 @@
-// What a replay can write for other tools to open: a timeline for Perfetto, and metrics for Prometheus.
+// What a replay of one engine or of several can write for other tools to open: its steps for kvsim
+// compare, a timeline for Perfetto, and metrics for Prometheus.
 //
 //   exports.AddOptions(options, "Output");
-//   exports.Open(setup, &metrics, &observers);             // before the run
-//   exports.Close();                                       // after it
+//   exports.Open({"0", "1"});                           // before the run: names of the replicas
+//   exports.Attach(0, setup, &metrics, &observers);     // for each of them
+//   exports.Close();                                    // after the run
+//
+// Replicas that write into one file run in one thread.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_EXPORTS_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_EXPORTS_H_
@@ -10,14 +14,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/report/request_row_list.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/report/server_metrics.h"
+#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/timeline.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
@@ -30,27 +34,36 @@ class ReplayExports {
  public:
   void AddOptions(OptionParser* options, const std::string& group);
 
-  // Option and path of each that is asked for.
-  std::vector<std::pair<const char*, std::string>> Outputs() const;
+  bool is_asked_for() const;
   // Whether the options go together.
   absl::Status Check() const;
 
-  // Opens the files and adds what writes them to the measurements and the observers. This must
-  // outlive the run.
-  absl::Status Open(const ReplaySetup& setup, ReplayMetricsOptions* metrics,
-                    std::vector<EngineObserver*>* observers);
+  // Opens the files. This must outlive the run. One replica is not named in them.
+  absl::Status Open(const std::vector<std::string>& replicas = {"0"});
+  // Adds what writes them to a replica's measurements and observers. REQUIRES: open.
+  void Attach(size_t replica, const ReplaySetup& setup, ReplayMetricsOptions* metrics,
+              std::vector<EngineObserver*>* observers);
   // Completes the files, and says on standard error what a limit left out.
   absl::Status Close();
 
  private:
-  std::string perfetto_, metrics_, metrics_tick_;
+  std::string steps_, perfetto_, metrics_, metrics_tick_;
+  bool step_requests_ = false;
   int64_t perfetto_limit_ = 0;  // MB; 0: not given
   int64_t metrics_epoch_ = -1;  // s; -1: not given
 
-  std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<ServerMetrics> server_;
+  // What writes of one replica; null: not asked for.
+  struct Writers {
+    std::string name;
+    std::unique_ptr<StepRows> steps;
+    std::unique_ptr<Timeline> timeline;
+    std::unique_ptr<ServerMetrics> server;
+    RequestRowList rows;
+  };
+  std::unique_ptr<StepFile> step_file_;
+  std::unique_ptr<TimelineFile> timeline_file_;
   std::unique_ptr<ByteSink> metrics_sink_;
-  RequestRowList rows_;
+  std::vector<Writers> replicas_;
 };
 
 }  // namespace kvblocks::sim

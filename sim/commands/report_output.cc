@@ -7,6 +7,12 @@
 
 namespace kvblocks::sim {
 
+absl::Status WritePage(const std::string& path, const google::protobuf::Message& report,
+                       const PageParts& others) {
+  const auto page = HtmlPage(report, others);
+  return page.ok() ? WriteFile(path, *page) : page.status();
+}
+
 void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
   options->AddFlag({.name = "--json",
                     .help = "print the report as JSON instead of the table",
@@ -67,7 +73,7 @@ absl::Status ReportOutput::Check(const std::vector<RunFile>& others) {
 ExitStatus ReportOutput::Print(const std::string& command,
                                const google::protobuf::Message& report, const Texts& texts) const {
   absl::Status status;
-  if (!html_.empty()) status = WriteFile(html_, texts.page());
+  if (!html_.empty()) status = WritePage(html_, report, texts.page_parts);
   if (status.ok() && !csv_.empty() && texts.rows != nullptr) status = WriteFile(csv_, texts.rows());
   std::string json;
   if (status.ok() && (json_ || !json_file_.empty())) {

@@ -5,7 +5,7 @@
 //   output.AddTerminal(options, kOutput, "neither table nor progress");
 //   ...
 //   absl::Status status = output.Check(FilesOf(config));   // before anything runs
-//   return output.Print("curve", report, {.table = ..., .rows = ..., .page = ...});
+//   return output.Print("curve", report, {.table = ..., .rows = ...});
 //
 // Always: nothing is written over what is read, no two outputs share a file, and the table gives way
 // to what else wants standard output.
@@ -22,8 +22,13 @@
 #include "kvblocks/sim/commands/exit_status.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/run_files.h"
+#include "kvblocks/sim/report/html_page.h"
 
 namespace kvblocks::sim {
+
+// Writes the page of a report: see HtmlPage.
+absl::Status WritePage(const std::string& path, const google::protobuf::Message& report,
+                       const PageParts& others = {});
 
 class ReportOutput {
  public:
@@ -36,7 +41,7 @@ class ReportOutput {
   struct Texts {
     std::function<std::string(bool color)> table;
     std::function<std::string()> rows = nullptr;  // null: the command writes --csv itself
-    std::function<std::string()> page = nullptr;
+    PageParts page_parts = {};  // what --html has beside the report
   };
 
   // --json alone.

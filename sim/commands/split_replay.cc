@@ -1,5 +1,6 @@
 #include "kvblocks/sim/commands/split_replay.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/split/split_fleet.h"
 #include "kvblocks/sim/split/split_metrics.h"
 
@@ -39,11 +41,18 @@ ReplayConfig OfSplitReplica(ReplayConfig config) {
   return config;
 }
 
+std::vector<std::string> SplitReplicaNames(const SplitPlan& plan) {
+  std::vector<std::string> names;
+  for (int64_t r = 0; r < plan.num_prefill; ++r) names.push_back(absl::StrCat("prefill ", r));
+  for (int64_t r = 0; r < plan.num_decode; ++r) names.push_back(absl::StrCat("decode ", r));
+  return names;
+}
+
 absl::Status ReplaySplit(const ReplayConfig& config, const ReplaySetup& setup, const SplitPlan& plan,
-                         bool quiet, ::kvblocks::split::v1::SplitReport* report) {
+                         const SplitOutputs& outputs, ::kvblocks::split::v1::SplitReport* report) {
   const auto reader = OpenReplayTrace(config, setup.reader);
   if (!reader.ok()) return reader.status();
-  if (absl::Status status = ReplaySplit(reader->get(), setup, plan, quiet, report); !status.ok()) {
+  if (absl::Status status = ReplaySplit(reader->get(), setup, plan, outputs, report); !status.ok()) {
     return status;
   }
   PrintWarnings(**reader);
@@ -51,16 +60,27 @@ absl::Status ReplaySplit(const ReplayConfig& config, const ReplaySetup& setup, c
 }
 
 absl::Status ReplaySplit(TraceReader* reader, const ReplaySetup& setup, const SplitPlan& plan,
-                         bool quiet, ::kvblocks::split::v1::SplitReport* report) {
+                         const SplitOutputs& outputs, ::kvblocks::split::v1::SplitReport* report) {
   if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
   const ReplicaSetup replica = {
       .config = ConfigFor(setup, *reader), .step_time = setup.step_time.get(), .observers = {}};
   SplitMetrics metrics(setup.metrics.objectives, setup.metrics.latency.client_rtt);
-  auto fleet = SplitFleet::Create(
-      plan.options, std::vector<ReplicaSetup>(static_cast<size_t>(plan.num_prefill), replica),
-      std::vector<ReplicaSetup>(static_cast<size_t>(plan.num_decode), replica), reader, &metrics);
+  metrics.set_rows(outputs.rows);
+  std::vector<ReplicaSetup> prefill(static_cast<size_t>(plan.num_prefill), replica);
+  std::vector<ReplicaSetup> decode(static_cast<size_t>(plan.num_decode), replica);
+  std::vector<std::unique_ptr<ReplayMetrics>> of_replicas;  // what exports are told by
+  for (size_t r = 0; outputs.exports != nullptr && r < prefill.size() + decode.size(); ++r) {
+    auto& observers = r < prefill.size() ? prefill[r].observers : decode[r - prefill.size()].observers;
+    ReplayMetricsOptions measured = setup.metrics;
+    std::vector<EngineObserver*> exports;
+    outputs.exports->Attach(r, setup, &measured, &exports);
+    observers.push_back(of_replicas.emplace_back(std::make_unique<ReplayMetrics>(measured)).get());
+    observers.insert(observers.end(), exports.begin(), exports.end());
+  }
+  auto fleet =
+      SplitFleet::Create(plan.options, std::move(prefill), std::move(decode), reader, &metrics);
   if (!fleet.ok()) return InOptionWords(fleet.status());
-  ProgressLine progress(quiet);
+  ProgressLine progress(outputs.quiet);
   if (progress.is_shown()) {
     (*fleet)->set_progress([&](const SimulationProgress& p) {
       progress.Update(p, 0, 0);

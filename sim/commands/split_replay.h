@@ -3,9 +3,14 @@
 #ifndef KVBLOCKS_SIM_COMMANDS_SPLIT_REPLAY_H_
 #define KVBLOCKS_SIM_COMMANDS_SPLIT_REPLAY_H_
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "kvblocks/sim/commands/replay_exports.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/split_input.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/split/split.pb.h"
 
 namespace kvblocks::sim {
@@ -17,14 +22,24 @@ absl::Status CheckSplitReport(const ::kvblocks::config::v1::ReplayConfig& asked)
 // ahead, so the last hit block is dropped for drafters that read hidden states (V-10).
 ::kvblocks::config::v1::ReplayConfig OfSplitReplica(::kvblocks::config::v1::ReplayConfig config);
 
-// Replays the trace of `config` through replicas that are all as `setup` says. `quiet`: no progress line.
-// Fails as a replay of one does.
+// What listens to a run; nothing is owned.
+struct SplitOutputs {
+  bool quiet = false;                // no progress line
+  CsvRequestSink* rows = nullptr;    // with SplitMetrics::RowColumns()
+  ReplayExports* exports = nullptr;  // open, with SplitReplicaNames()
+};
+
+// "prefill 0", ..., "decode 0", ...
+std::vector<std::string> SplitReplicaNames(const SplitPlan& plan);
+
+// Replays the trace of `config` through replicas that are all as `setup` says. Fails as a replay of one
+// does.
 absl::Status ReplaySplit(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
-                         const SplitPlan& plan, bool quiet,
+                         const SplitPlan& plan, const SplitOutputs& outputs,
                          ::kvblocks::split::v1::SplitReport* report);
 // The same of a trace that is open.
 absl::Status ReplaySplit(TraceReader* reader, const ReplaySetup& setup, const SplitPlan& plan,
-                         bool quiet, ::kvblocks::split::v1::SplitReport* report);
+                         const SplitOutputs& outputs, ::kvblocks::split::v1::SplitReport* report);
 
 }  // namespace kvblocks::sim
 

@@ -17,8 +17,6 @@ namespace {
 namespace pb = ::kvblocks::report::v1;
 
 
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
-
 std::string Gib(double gib) {
   if (gib >= 100) return absl::StrCat(WithThousands(std::llround(gib)), " GiB");
   return absl::StrFormat("%.3g GiB", gib);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/curve_page.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -129,41 +128,6 @@ TEST(CurveTableTest, CsvOfReplaysHasThem) {
   EXPECT_EQ(CurveCsv(report),
             "num_blocks,gib,hit_tokens,prompt_tokens,hit_rate,preemptions,requests,rejected\n"
             "10,0,64,128,0.5,0,3,1\n");
-}
-
-TEST(CurvePageTest, DrawsPoolBoundDeviceAndWhatIsPossible) {
-  pb::CurveReport report = MakeReport();
-  for (pb::CurvePoint& point : *report.mutable_points()) {
-    point.set_gib(static_cast<double>(point.num_blocks()) / 1'024);
-    point.set_belady_hits(4'000);
-  }
-  const std::string page = CurvePage(report);
-  const auto holds = [&](const std::string& text) { return absl::StrContains(page, text); };
-  EXPECT_TRUE(holds("\"points\":[[0.048828125,1],[0.9765625,20],[1.953125,40]]")) << "GiB";
-  EXPECT_TRUE(holds("\"points\":[[50,1],[1000,20],[2000,40]]")) << "blocks";
-  // 4,000 blocks of 16 tokens of 160,000.
-  EXPECT_TRUE(holds("\"points\":[[50,40],[1000,40],[2000,40]]")) << "Belady";
-  EXPECT_TRUE(holds("{\"name\":\"infinite cache\",\"at\":50,"));
-  EXPECT_TRUE(holds("{\"name\":\"2 x d\",\"at\":1000,"));
-  EXPECT_TRUE(holds("<td>device</td>"));
-  EXPECT_FALSE(holds("replays"));
-}
-
-TEST(CurvePageTest, DrawsReplaysWhereThereIsNoCurve) {
-  pb::CurveReport report;
-  report.set_mode("replays");
-  report.set_block_tokens(16);
-  for (const int64_t num_blocks : {100, 200, 300}) {
-    pb::CurveReplay* replay = report.add_replays();
-    replay->set_num_blocks(num_blocks);
-    replay->set_gib(static_cast<double>(num_blocks) / 100);
-    replay->set_hit_rate(static_cast<double>(num_blocks) / 1'000);
-    if (num_blocks == 300) replay->set_problem("no progress");
-  }
-  const std::string page = CurvePage(report);
-  EXPECT_TRUE(absl::StrContains(page, "\"points\":[[1,10],[2,20]]"));
-  EXPECT_TRUE(absl::StrContains(page, "no progress"));
-  EXPECT_FALSE(absl::StrContains(page, "infinite cache"));
 }
 
 }  // namespace

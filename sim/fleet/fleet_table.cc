@@ -1,6 +1,8 @@
 #include "kvblocks/sim/fleet/fleet_table.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,11 +18,10 @@ namespace pb = ::kvblocks::fleet::v1;
 
 constexpr int kMostRows = 16;
 
-std::string InPercent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
-
-std::string Latencies(const ::kvblocks::report::v1::Distribution& d) {
-  return absl::StrFormat("mean %s, p50 %s, p90 %s, p99 %s", Span(d.mean_ms() / 1e3),
-                         Span(d.p50_ms() / 1e3), Span(d.p90_ms() / 1e3), Span(d.p99_ms() / 1e3));
+// Whether the router claims hits.
+bool LooksAtContent(const pb::RouterSetup& router) {
+  const std::string& name = router.router();
+  return name == "prefix" || name == "prefix-approximate" || name == "oracle";
 }
 
 // Every router says what it looks at.
@@ -60,7 +61,7 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
     absl::StrAppendFormat(&text, ", events %g ms late", router.event_delay_ms());
   }
   if (name == "prefix" && router.event_loss() > 0) {
-    absl::StrAppend(&text, ", ", InPercent(router.event_loss()), " of the events lost");
+    absl::StrAppend(&text, ", ", Percent(router.event_loss()), " of the events lost");
   }
   return text;
 }
@@ -126,13 +127,6 @@ std::string RequestsText(const pb::FleetTotals& totals) {
                                       totals.requests_per_s(), totals.output_tokens_per_s()));
 }
 
-}  // namespace
-
-bool LooksAtContent(const pb::RouterSetup& router) {
-  const std::string& name = router.router();
-  return name == "prefix" || name == "prefix-approximate" || name == "oracle";
-}
-
 std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetReport& report) {
   std::vector<std::pair<std::string, std::string>> figures;
   const auto add = [&](const char* name, std::string text) {
@@ -152,28 +146,28 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
   add("router", DescribeRouter(report.router()));
   add("requests", RequestsText(totals));
   add("hit rate",
-      absl::StrCat(InPercent(report.hit_rate().value()), ": ",
+      absl::StrCat(Percent(report.hit_rate().value()), ": ",
                    WithThousands(report.hit_rate().numerator()), " of ",
                    WithThousands(report.hit_rate().denominator()), " prompt tokens"));
   if (report.router().queue_requests() > 0 || report.router().queue_tokens() > 0) {
     std::string text = absl::StrCat(Plural(totals.requests_queued(), "request"), " waited, ",
                                     WithThousands(totals.most_queued()), " at once at most");
     if (totals.requests_queued() > 0) {
-      absl::StrAppend(&text, "; ", Latencies(report.latency().router_queueing()));
+      absl::StrAppend(&text, "; ", LatencyText(report.latency().router_queueing()));
     }
     absl::StrAppend(&text, "; ", WithThousands(totals.requests_rejected_by_router()),
                     " rejected there, ", WithThousands(totals.requests_aborted_at_router()),
                     " gave up");
     add("router queue", text);
   }
-  add("queueing", Latencies(report.latency().queueing()));
-  add("TTFT", Latencies(report.latency().ttft()));
-  add("TPOT", Latencies(report.latency().tpot()));
-  add("E2E", Latencies(report.latency().e2e()));
+  add("queueing", LatencyText(report.latency().queueing()));
+  add("TTFT", LatencyText(report.latency().ttft()));
+  add("TPOT", LatencyText(report.latency().tpot()));
+  add("E2E", LatencyText(report.latency().e2e()));
   if (report.has_goodput()) {
     const auto& goodput = report.goodput();
     add("goodput", absl::StrFormat("%s of %s requests meet %s, %.4g requests/s; %s",
-                                   InPercent(goodput.good_share()),
+                                   Percent(goodput.good_share()),
                                    WithThousands(goodput.requests_total()), report.config().slo(),
                                    goodput.good_requests_per_s(),
                                    goodput.met() ? "all limits hold" : "not all limits hold"));
@@ -192,9 +186,9 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
                          ? absl::StrCat("ranks from ", group.first(), ": ")
                          : "",
                      WithThousands(group.passes()), " passes in ", Span(group.passes_s()),
-                     ", of which a rank computes ", InPercent(group.own_share()),
-                     ", waits for a slower one ", InPercent(group.lost_share()),
-                     " and has no requests ", InPercent(group.dummy_share()), "; ",
+                     ", of which a rank computes ", Percent(group.own_share()),
+                     ", waits for a slower one ", Percent(group.lost_share()),
+                     " and has no requests ", Percent(group.dummy_share()), "; ",
                      WithThousands(group.idle_passes()), " more passes without any requests"));
   }
   if (report.has_scaling()) AddScaling(report.scaling(), &figures);
@@ -202,32 +196,25 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
 }
 
 std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
-  std::vector<std::string> columns = {report.rank_groups().empty() ? "replica" : "rank",
-                                      "requests",
-                                      "prompt tokens",
-                                      "hit rate",
-                                      "output tokens",
-                                      "busy",
-                                      "preempted",
-                                      "missed hits"};
+  std::vector<std::string> columns = {"requests", "prompt tokens", "hit rate",   "output tokens",
+                                      "busy",     "preempted",     "missed hits"};
   if (IsAnyInLockstep(report)) columns.insert(columns.end(), {"waits", "no requests"});
   return columns;
 }
 
 std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::ReplicaRow& row) {
-  std::vector<std::string> cells = {absl::StrCat(row.replica()),
-          WithThousands(row.requests_sent()),
-          WithThousands(row.prompt_tokens()),
-          InPercent(row.hit_rate()),
-          WithThousands(row.output_tokens()),
-          InPercent(row.busy_share()),
-          WithThousands(row.preemptions()),
-          WithThousands(row.oracle_more_tokens())};
+  std::vector<std::string> cells = {
+      WithThousands(row.requests_sent()), WithThousands(row.prompt_tokens()),
+      Percent(row.hit_rate()),            WithThousands(row.output_tokens()),
+      Percent(row.busy_share()),          WithThousands(row.preemptions()),
+      WithThousands(row.oracle_more_tokens())};
   if (IsAnyInLockstep(report)) {
-    cells.insert(cells.end(), {InPercent(row.lost_share()), InPercent(row.dummy_share())});
+    cells.insert(cells.end(), {Percent(row.lost_share()), Percent(row.dummy_share())});
   }
   return cells;
 }
+
+}  // namespace
 
 std::string FormatFleet(const pb::FleetReport& report, bool color) {
   TextPage page(color);
@@ -235,22 +222,12 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   if (report.has_scaling()) AddTimeline(report.scaling(), page);
   page.Blank();
   AddTiers(report.tiers(), page);
-  const auto line = [&](const std::string& label, const std::vector<std::string>& cells) {
-    std::string text;
-    constexpr size_t kWidths[] = {10, 14, 9, 13, 8, 9, 13, 8, 12};
-    for (size_t i = 1; i < cells.size(); ++i) {
-      const size_t width = kWidths[i - 1];
-      if (i > 1) text += ' ';
-      if (cells[i].size() < width) text.append(width - cells[i].size(), ' ');
-      text += cells[i];
-    }
-    page.Line(label, text);
-  };
-  line(ReplicaColumns(report).front(), ReplicaColumns(report));
+  const std::vector<size_t> widths = {10, 14, 9, 13, 8, 9, 13, 8, 12};
+  page.Cells(report.rank_groups().empty() ? "replica" : "rank", ReplicaColumns(report), widths);
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
     const pb::ReplicaRow& row = report.replicas(r);
-    line(absl::StrCat("  ", row.replica()), ReplicaCells(report, row));
+    page.Cells(absl::StrCat("  ", row.replica()), ReplicaCells(report, row), widths);
   }
   if (rows < report.replicas_size()) {
     page.Line("", absl::StrCat("and ", report.replicas_size() - rows, " more, see --json"));
@@ -275,22 +252,23 @@ std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
                          routing.waited_s() > 0
                              ? absl::StrCat(", after ", Span(routing.waited_s()), " in its queue")
                              : ""));
-  page.Line("replica", absl::StrFormat("%10s %14s %16s %14s %14s %12s", "requests", "their tokens",
-                                       "not yet admitted", "claimed hits", "would have hit",
-                                       "score"));
+  const std::vector<size_t> widths = {10, 14, 16, 14, 14, 12};
+  page.Cells("replica",
+             {"requests", "their tokens", "not yet admitted", "claimed hits", "would have hit", "score"},
+             widths);
   int64_t most = 0, chosen = 0;
   for (const pb::Candidate& c : routing.candidates()) {
     most = std::max(most, c.held_tokens());
     if (c.replica() == routing.chosen()) chosen = c.held_tokens();
     const bool has_score = c.claimed_tokens() >= 0;
-    page.Line(absl::StrCat(c.replica() == routing.chosen() ? "> " : "  ", c.replica()),
-              absl::StrFormat("%10s %14s %16s %14s %14s %12s", WithThousands(c.requests()),
-                              WithThousands(c.tokens()), WithThousands(c.waiting_prompt_tokens()),
-                              has_score ? WithThousands(c.claimed_tokens()) : "-",
-                              WithThousands(c.held_tokens()),
-                              c.is_full()  ? "no room"
-                              : has_score ? absl::StrFormat("%.6g", c.score())
-                                          : "-"));
+    page.Cells(absl::StrCat(c.replica() == routing.chosen() ? "> " : "  ", c.replica()),
+               {WithThousands(c.requests()), WithThousands(c.tokens()),
+                WithThousands(c.waiting_prompt_tokens()),
+                has_score ? WithThousands(c.claimed_tokens()) : "-", WithThousands(c.held_tokens()),
+                c.is_full()  ? "no room"
+                : has_score ? absl::StrFormat("%.6g", c.score())
+                            : "-"},
+               widths);
   }
   if (routing.found_tokens() >= 0) {
     page.Text("", absl::StrCat("found ", Plural(routing.found_tokens(), "token"),

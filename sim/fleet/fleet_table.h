@@ -4,8 +4,6 @@
 #define KVBLOCKS_SIM_FLEET_FLEET_TABLE_H_
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "kvblocks/sim/fleet/fleet.pb.h"
 
@@ -15,16 +13,6 @@ namespace kvblocks::sim {
 // have a row.
 std::string FormatFleet(const ::kvblocks::fleet::v1::FleetReport& report, bool color);
 std::string FormatRouting(const ::kvblocks::fleet::v1::RoutingExplanation& routing, bool color);
-
-// What tables and pages say of the whole fleet, name and text; and of its replicas, the number first.
-std::vector<std::pair<std::string, std::string>> FleetFigures(
-    const ::kvblocks::fleet::v1::FleetReport& report);
-std::vector<std::string> ReplicaColumns(const ::kvblocks::fleet::v1::FleetReport& report);
-std::vector<std::string> ReplicaCells(const ::kvblocks::fleet::v1::FleetReport& report,
-                                      const ::kvblocks::fleet::v1::ReplicaRow& row);
-
-// Whether the router claims hits.
-bool LooksAtContent(const ::kvblocks::fleet::v1::RouterSetup& router);
 
 }  // namespace kvblocks::sim
 

@@ -9,7 +9,6 @@
 #include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/sim/cost/table_clock.h"
 #include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/report/request_row_list.h"
 #include "kvblocks/sim/report/server_metrics.h"
 #include "kvblocks/sim/report/timeline.h"
 #include "kvblocks/sim/testing/draw.h"
@@ -159,14 +158,15 @@ Outcome RunCase(uint64_t seed, const StepTimeModel* step_time, bool exact_steps)
   ReplayMetrics metrics(options);
   QuietCounter counter;
   Outcome out;
-  Timeline timeline(ByteSinkToString(&out.timeline));
+  TimelineFile timeline_file(ByteSinkToString(&out.timeline));
+  Timeline timeline(&timeline_file);
   replay.further_observers = {&metrics, &counter, &timeline, &server};
   out.status = replay.Run().ToString();
   if (replay.result.num_iterations == 0) return out;  // refused
   pb::Report report;
   metrics.Fill(replay.result, &report);
   out.json = *ToJson(report);
-  EXPECT_TRUE(timeline.Close().ok());
+  EXPECT_TRUE(timeline_file.Close().ok());
   if (seed % 8 == 0) out.served = server.Text();  // long to write and to read
   out.output_tokens = report.totals().output_tokens();
   out.rows = rows.lines;

@@ -2,96 +2,87 @@
 
 #include <simdjson.h>
 
-#include <cmath>
-#include <limits>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "google/protobuf/any.pb.h"
 #include "gtest/gtest.h"
+#include "kvblocks/sim/report/comparison.pb.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 namespace {
 
-// Pages are too long to be printed where they are not as expected.
-bool Has(const std::string& page, const std::string& text) {
-  return page.find(text) != std::string::npos;
+namespace pb = ::kvblocks::report::v1;
+
+constexpr char kBegin[] = "<script type=\"application/json\" id=\"report\">";
+
+// What page.js reads: all up to what a browser takes for the end of the element.
+std::string DataOf(const std::string& page) {
+  const size_t from = page.find(kBegin) + sizeof kBegin - 1;
+  return page.substr(from, page.find('<', from) - from);
 }
 
-// What page.js reads.
-std::string ChartData(const std::string& page) {
-  const std::string begin = "<script type=\"application/json\" id=\"charts\">";
-  const size_t from = page.find(begin) + begin.size();
-  return page.substr(from, page.find("</script>", from) - from);
-}
-
-TEST(HtmlPageTest, IsOneFileWithTheLibraryAndItsLicence) {
-  HtmlPage page("T", "S");
-  page.AddChart({.title = "c", .lines = {{.name = "l", .points = {{0, 1}, {2, 3.5}}}}});
-  const std::string text = page.Finish();
-  EXPECT_TRUE(Has(text, "Chart.js v3.9.1"));
-  EXPECT_TRUE(Has(text, "Permission is hereby granted"));
-  // Nothing is fetched. The library names its own home page in its banner.
-  for (const char* fetch : {"src=", "href=", "@import", "url(", "fetch(", "XMLHttpRequest"}) {
-    EXPECT_FALSE(Has(text, fetch));
-  }
-  EXPECT_TRUE(Has(text, "prefers-color-scheme: dark"));
-  EXPECT_TRUE(Has(text, "@media print"));
-}
-
-TEST(HtmlPageTest, TextIsNoMarkup) {
-  HtmlPage page("<b>&", "\"s\"");
-  page.AddHeading("<h>");
-  page.AddNote("a < b");
-  page.AddTable({.title = "<t>", .columns = {"<c>"}, .rows = {{"<r>", "<script>"}}});
-  page.AddChart(
-      {.title = "</script><i>", .caption = "<cap>", .lines = {{.name = "</script>", .bars = {1}}}});
-  const std::string text = page.Finish();
-  for (const char* markup : {"<b>&", "<h>", "<t>", "<c>", "<r>", "<i>", "<cap>"}) {
-    EXPECT_FALSE(Has(text, markup));
-  }
-  EXPECT_TRUE(Has(text, "<td>&lt;script&gt;</td>"));
+TEST(HtmlPageTest, HoldsTheReportAsJsonAndFetchesNothing) {
+  pb::Report report;
+  report.mutable_workload()->set_name("trace.jsonl");
+  report.mutable_workload()->set_requests_arrived(int64_t{1} << 60);
+  const auto page = HtmlPage(report);
+  ASSERT_TRUE(page.ok()) << page.status();
   simdjson::dom::parser parser;
-  EXPECT_EQ(std::string(parser.parse(ChartData(text)).at(0)["title"].get_string().value()),
-            "</script><i>");
+  const std::string text = DataOf(*page);
+  auto data = parser.parse(text);
+  ASSERT_EQ(data.error(), simdjson::SUCCESS);
+  EXPECT_EQ(simdjson::minify(data.value()),
+            R"({"kind":"Report","report":{"workload":{"name":"trace.jsonl",)"
+            R"("requests_arrived":"1152921504606846976"}}})");
+  for (const char* fetch : {"src=", "href=", "@import", "url(", "fetch(", "XMLHttpRequest",
+                            "innerHTML", "document.write", "eval("}) {
+    EXPECT_FALSE(absl::StrContains(*page, fetch)) << fetch;
+  }
+  EXPECT_TRUE(absl::StrContains(*page, "default-src 'none'"));
+  EXPECT_TRUE(absl::StrContains(*page, "prefers-color-scheme: dark"));
+  EXPECT_TRUE(absl::StrContains(*page, "@media print"));
 }
 
-TEST(HtmlPageTest, DataOfChartsAreJson) {
-  HtmlPage page("T", "S");
-  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
-  page.AddChart({.title = "empty is left out", .lines = {{.name = "l"}}});
-  page.AddChart({.title = "lines",
-                 .x_label = "x",
-                 .y_label = "y",
-                 .lines = {{.name = "gone"},
-                           {.name = "kept",
-                            .points = {{0, 1}, {1, nan}, {2, infinity}, {3, 12.5}},
-                            .style = ChartLine::Style::kBand,
-                            .color = 5}},
-                 .marks = {{.at = 3, .name = "SLO", .is_vertical = true}, {.at = 2, .name = "m"}},
-                 .is_x_log = true,
-                 .y_max = 100});
-  page.AddChart(
-      {.title = "bars", .categories = {"a", "b"}, .lines = {{.name = "n", .bars = {1, nan}}}});
-  page.AddChart(
-      {.title = "dots",
-       .lines = {{.name = "d", .points = {{2, 1}, {1, 2}}, .style = ChartLine::Style::kDots}}});
-  EXPECT_EQ(page.num_charts(), 3);
-  const std::string text = page.Finish();
-  EXPECT_TRUE(Has(text, "id=\"chart-2\""));
-  EXPECT_FALSE(Has(text, "id=\"chart-3\""));
+TEST(HtmlPageTest, TextsCannotEndTheElement) {
+  const std::string hostile = "</script><script>alert(1)</script><!--<script>\\\"\n\xE2\x80\xA8";
+  pb::Report report;
+  report.mutable_workload()->set_name(hostile);
+  report.mutable_config()->set_trace(hostile);
+  report.add_notes(hostile);
+  const auto page = HtmlPage(report);
+  ASSERT_TRUE(page.ok());
   simdjson::dom::parser parser;
-  const auto charts = parser.parse(ChartData(text)).get_array();
-  ASSERT_EQ(charts.error(), simdjson::SUCCESS);
-  ASSERT_EQ(charts.size(), 3u);
-  EXPECT_EQ(
-      simdjson::minify(charts.at(0)),
-      R"({"title":"lines","x":"x","y":"y","log":true,"top":100,"categories":[],)"
-      R"("lines":[{"name":"kept","style":"band","color":5,)"
-      R"("points":[[0,1],[1,null],[2,null],[3,12.5]]}],)"
-      R"("marks":[{"name":"SLO","at":3,"vertical":true},{"name":"m","at":2,"vertical":false}]})");
-  EXPECT_EQ(simdjson::minify(charts.at(1)["lines"]),
-            R"([{"name":"n","style":"line","color":0,"bars":[1,null]}])");
-  EXPECT_EQ(simdjson::minify(charts.at(2)["lines"]),
-            R"([{"name":"d","style":"dots","color":0,"points":[[2,1],[1,2]]}])");
+  const std::string text = DataOf(*page);
+  auto data = parser.parse(text);
+  ASSERT_EQ(data.error(), simdjson::SUCCESS);
+  EXPECT_EQ(std::string(data["report"]["workload"]["name"].get_string().value()), hostile);
+  EXPECT_EQ(std::string(data["report"]["notes"].at(0).get_string().value()), hostile);
+  EXPECT_FALSE(absl::StrContains(*page, "alert(1)</script>"));
+}
+
+TEST(HtmlPageTest, HoldsWhatIsBesideTheReport) {
+  pb::Report a, b;
+  a.mutable_workload()->set_name("one");
+  b.mutable_workload()->set_name("two");
+  pb::Comparison comparison;
+  comparison.set_same(true);
+  const auto page = HtmlPage(comparison, {{"a", &a}, {"b", &b}});
+  ASSERT_TRUE(page.ok());
+  simdjson::dom::parser parser;
+  const std::string text = DataOf(*page);
+  EXPECT_EQ(simdjson::minify(parser.parse(text).value()),
+            R"({"kind":"Comparison","report":{"same":true},)"
+            R"("a":{"workload":{"name":"one"}},"b":{"workload":{"name":"two"}}})");
+}
+
+TEST(HtmlPageTest, WhatHasNoJsonHasNoPage) {
+  google::protobuf::Any unknown;
+  unknown.set_type_url("type.googleapis.com/no.such.Type");
+  unknown.set_value("\x08\x01");
+  EXPECT_FALSE(HtmlPage(unknown).ok());
+  EXPECT_FALSE(HtmlPage(pb::Report(), {{"other", &unknown}}).ok());
 }
 
 }  // namespace

@@ -19,8 +19,6 @@ namespace pb = ::kvblocks::report::v1;
 constexpr int kMaxLines = 45;
 constexpr int kMaxNotes = 6;
 
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
-
 std::string Rate(const pb::Ratio& ratio) {
   return ratio.denominator() == 0 ? "n/a" : Percent(ratio.value());
 }
@@ -424,6 +422,14 @@ std::string Span(double seconds) {
   }
   if (seconds >= 1 || seconds == 0) return absl::StrFormat("%.2f s", seconds);
   return absl::StrFormat("%.3g ms", seconds * 1e3);
+}
+
+std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
+
+std::string LatencyText(const pb::Distribution& latency) {
+  return absl::StrFormat("mean %s, p50 %s, p90 %s, p99 %s", Span(latency.mean_ms() / 1e3),
+                         Span(latency.p50_ms() / 1e3), Span(latency.p90_ms() / 1e3),
+                         Span(latency.p99_ms() / 1e3));
 }
 
 std::string WithThousands(int64_t value) { return GroupThousands(absl::StrCat(value)); }

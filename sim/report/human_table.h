@@ -25,6 +25,10 @@ std::string WithThousands(int64_t value);
 std::string Span(double seconds);
 // "1 request", "12,031 requests".
 std::string Plural(int64_t count, std::string_view noun);
+// "34.10 %".
+std::string Percent(double share);
+// "mean 3.20 s, p50 12 ms, p90 ...".
+std::string LatencyText(const ::kvblocks::report::v1::Distribution& latency);
 
 }  // namespace kvblocks::sim
 

@@ -1,5 +1,7 @@
 #include "kvblocks/sim/report/open_metrics.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace kvblocks::sim {
@@ -52,6 +54,30 @@ void OpenMetricsText::Sample(std::string_view suffix, const MetricLabels& labels
 std::string OpenMetricsText::Finish() {
   out_ += "# EOF\n";
   return std::move(out_);
+}
+
+std::string MergeOpenMetrics(const std::vector<std::string>& texts) {
+  constexpr std::string_view kFamily = "# TYPE ", kEnd = "# EOF\n";
+  std::vector<std::pair<std::string, std::string>> families;  // first line, and what follows it
+  for (std::string_view text : texts) {
+    std::string* family = nullptr;
+    bool is_new = false;
+    while (!text.empty() && text != kEnd) {
+      const std::string_view line = text.substr(0, text.find('\n') + 1);
+      text.remove_prefix(line.size());
+      if (line.substr(0, kFamily.size()) == kFamily) {
+        const auto it = std::find_if(families.begin(), families.end(),
+                                     [&](const auto& other) { return other.first == line; });
+        is_new = it == families.end();
+        family = is_new ? &families.emplace_back(line, "").second : &it->second;
+      } else if (is_new || line[0] != '#') {
+        *family += line;
+      }
+    }
+  }
+  std::string out;
+  for (const auto& [head, rest] : families) absl::StrAppend(&out, head, rest);
+  return out + std::string(kEnd);
 }
 
 std::string BucketBound(double value) {

@@ -43,6 +43,10 @@ class OpenMetricsText {
   std::string out_;
 };
 
+// The texts of several sources as one: families in the order in which they are met first, each with the
+// samples of all. REQUIRES: no two samples have the same labels.
+std::string MergeOpenMetrics(const std::vector<std::string>& texts);
+
 // A bucket's bound as Prometheus clients write it: "0.025", "1.0", "16384.0", "2e+06".
 // REQUIRES: value > 0; at most 6 significant digits.
 std::string BucketBound(double value);

@@ -25,8 +25,6 @@ std::string Number(double value) {
              : GroupThousands(absl::StrFormat("%.4g", value));
 }
 
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
-
 std::string Gigabytes(int64_t bytes) {
   const double gigabytes = static_cast<double>(bytes) / 1e9;
   return gigabytes < 10 ? absl::StrFormat("%.3g GB", gigabytes)

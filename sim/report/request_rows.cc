@@ -51,9 +51,13 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
   if (progress.first_scheduled == RequestProgress::kNever) {
     absl::StrAppend(&line, ",,,,");
   } else {
-    absl::StrAppend(&line, progress.num_queried_tokens, ",", progress.num_hit_tokens, ",",
-                    progress.num_possible_tokens, ",",
-                    Time(progress.first_scheduled - request.arrival), ",");
+    if (row.knows_hits) {
+      absl::StrAppend(&line, progress.num_queried_tokens, ",", progress.num_hit_tokens, ",",
+                      progress.num_possible_tokens, ",");
+    } else {
+      line += ",,,";
+    }
+    absl::StrAppend(&line, Time(progress.first_scheduled - request.arrival), ",");
   }
   if (row.latency) {
     absl::StrAppend(&line, Time(row.latency->ttft), ",", Time(row.latency->prefill), ",",
@@ -67,16 +71,18 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
   return line;
 }
 
-CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas)
-    : sink_(std::move(sink)), has_replicas_(has_replicas), buffer_(Header()) {
-  if (has_replicas_) buffer_.insert(buffer_.size() - kLineEnd.size(), ",replica");
+CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink, std::string further_columns)
+    : sink_(std::move(sink)), further_columns_(std::move(further_columns)), buffer_(Header()) {
+  if (further_columns_.empty()) return;
+  buffer_.insert(buffer_.size() - kLineEnd.size(), absl::StrCat(",", further_columns_));
 }
 
 void CsvRequestSink::OnRow(const RequestRow& row) {
   buffer_ += Format(row);
-  if (has_replicas_) {
-    buffer_.insert(buffer_.size() - kLineEnd.size(),
-                   row.replica < 0 ? "," : absl::StrCat(",", row.replica));
+  if (!further_columns_.empty()) {
+    buffer_.insert(
+        buffer_.size() - kLineEnd.size(),
+        row.replica < 0 ? absl::StrCat(",", row.further) : absl::StrCat(",", row.replica));
   }
   if (buffer_.size() >= kBufferBytes) Flush();
 }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/engine/sim_request.h"
@@ -25,6 +26,8 @@ struct RequestRow {
   std::optional<RequestLatency> latency;      // of requests that emitted a token
   SimTime end = 0;
   int32_t replica = -1;  // of several; -1: none had it
+  bool knows_hits = true;
+  std::string further = {};  // fields of further columns, as they stand in the line
 };
 
 class RequestRowSink {
@@ -33,23 +36,37 @@ class RequestRowSink {
   virtual void OnRow(const RequestRow& row) = 0;
 };
 
+// Several sinks as one.
+class RequestRowList final : public RequestRowSink {
+ public:
+  // Not owned.
+  void Add(RequestRowSink* sink) { sinks_.push_back(sink); }
+  void OnRow(const RequestRow& row) override {
+    for (RequestRowSink* sink : sinks_) sink->OnRow(row);
+  }
+
+ private:
+  std::vector<RequestRowSink*> sinks_;
+};
+
 class CsvRequestSink final : public RequestRowSink {
  public:
-  // `has_replicas`: with a last column that says which replica had the request; empty: none.
-  explicit CsvRequestSink(std::unique_ptr<ByteSink> sink, bool has_replicas = false);
+  // `further_columns`: names of columns behind the others. "replica" says which replica had the request;
+  // empty: none. Else their fields are those of RequestRow::further.
+  explicit CsvRequestSink(std::unique_ptr<ByteSink> sink, std::string further_columns = "");
 
   void OnRow(const RequestRow& row) override;
   // Reports the first error of all writes. The file is complete only then.
   absl::Status Close();
 
   static std::string Header();
-  static std::string Format(const RequestRow& row);  // without replica
+  static std::string Format(const RequestRow& row);  // without further columns
 
  private:
   void Flush();
 
   std::unique_ptr<ByteSink> sink_;
-  const bool has_replicas_;
+  const std::string further_columns_;
   std::string buffer_;
   absl::Status status_;
 };

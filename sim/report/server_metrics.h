@@ -39,6 +39,7 @@ class ServerMetrics final : public EngineObserver,
 
   struct Options {
     std::string model = {};
+    std::string engine = "0";               // which of a deployment's engines this is
     int64_t max_model_len = 0;              // tokens; buckets of lengths end there
     SimTime tick = 0;                       // 0: one point, without a timestamp
     size_t max_points = kDefaultMaxPoints;  // even

@@ -237,6 +237,22 @@ TEST(OpenMetricsTest, BoundsAreWrittenAsClientsDo) {
 }
 
 // The reader refuses what a scraper would.
+TEST(OpenMetricsTest, EnginesShareTheirFamilies) {
+  const auto text_of = [](ServerMetrics::Options options) {
+    Replay replay;
+    replay.Add({.id = "A", .prompt = 4, .output = 2});
+    return Serve(replay, std::move(options)).text;
+  };
+  const std::string first = text_of({.engine = "0"});
+  const std::string second = text_of({.engine = "1", .num_draft_tokens = 2});
+  EXPECT_EQ(MergeOpenMetrics({first}), first);
+  const std::string both = MergeOpenMetrics({first, second});
+  EXPECT_EQ(ReadOpenMetrics(both).error, "");
+  EXPECT_THAT(both, HasSubstr("vllm:num_preemptions_total{model_name=\"m\",engine=\"0\"} 0\n"
+                              "vllm:num_preemptions_total{model_name=\"m\",engine=\"1\"} 0\n"));
+  EXPECT_THAT(both, HasSubstr("accepted_tokens_per_pos")) << "a family that only the second has";
+}
+
 TEST(OpenMetricsTest, TheReaderIsStrict) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 4, .output = 2});

@@ -39,7 +39,7 @@ std::string ServerMetrics::Text() const {
     }
   }
 
-  OpenMetricsText text({{"model_name", options_.model}, {"engine", "0"}});
+  OpenMetricsText text({{"model_name", options_.model}, {"engine", options_.engine}});
   // One series: its value at each point.
   const auto series = [&](const char* suffix, const MetricLabels& labels,
                           const std::function<std::string(const Point&)>& value) {

@@ -1,7 +1,10 @@
 #include "kvblocks/sim/report/step_comparison.h"
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -122,6 +125,43 @@ bool RowsDiffer(const std::vector<CommonColumn>& columns, const StepRow& a, cons
   });
 }
 
+// A row that stays when its reader goes on.
+struct KeptRow {
+  explicit KeptRow(const StepRow& other)
+      : texts(other.fields.begin(), other.fields.end()), row(other) {
+    row.fields.assign(texts.begin(), texts.end());
+    row.replica = {};
+  }
+  KeptRow(const KeptRow&) = delete;
+  KeptRow& operator=(const KeptRow&) = delete;
+
+  std::vector<std::string> texts;
+  StepRow row;
+};
+
+// Of each replica, in order: those that the other file has not come to. Replicas keep their own order only.
+using KeptRows = std::map<std::string, std::deque<std::unique_ptr<KeptRow>>>;
+
+// Compares what both files have of a replica. False: the schedules part.
+template <typename GoesOn>
+bool MatchKept(const GoesOn& goes_on, KeptRows* a, KeptRows* b) {
+  for (auto of_a = a->begin(); of_a != a->end();) {
+    auto of_b = b->find(of_a->first);
+    if (of_b == b->end()) {
+      ++of_a;
+      continue;
+    }
+    while (!of_a->second.empty() && !of_b->second.empty()) {
+      if (!goes_on(&of_a->second.front()->row, &of_b->second.front()->row)) return false;
+      of_a->second.pop_front();
+      of_b->second.pop_front();
+    }
+    if (of_b->second.empty()) b->erase(of_b);
+    of_a = of_a->second.empty() ? a->erase(of_a) : std::next(of_a);
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<pb::ScheduleComparison> CompareSteps(
@@ -130,25 +170,44 @@ absl::StatusOr<pb::ScheduleComparison> CompareSteps(
   out.set_a(a.file());
   out.set_b(b.file());
   const std::vector<CommonColumn> columns = Align(a, b, &out);
-  StepRow row_a, row_b;
   int64_t equal_steps = 0;
-  while (true) {
+  // False: the schedules part. Null: that file has no such step.
+  const auto goes_on = [&](const StepRow* a_row, const StepRow* b_row) {
+    if (a_row == nullptr || b_row == nullptr || a_row->step != b_row->step ||
+        a_row->digest != b_row->digest) {
+      Describe(columns, a_row, b_row, out.mutable_first_divergence());
+      return false;
+    }
+    if (++equal_steps % 256 == 0 && progress) progress(equal_steps);
+    if (!out.has_first_difference() && RowsDiffer(columns, *a_row, *b_row)) {
+      Describe(columns, a_row, b_row, out.mutable_first_difference());
+    }
+    return true;
+  };
+  StepRow row_a, row_b;
+  KeptRows kept_a, kept_b;
+  bool is_equal = true;
+  while (is_equal) {
     const auto more_a = a.Next(&row_a);
     if (!more_a.ok()) return more_a.status();
     const auto more_b = b.Next(&row_b);
     if (!more_b.ok()) return more_b.status();
-    if (!*more_a && !*more_b) {
+    if (*more_a && *more_b && row_a.replica == row_b.replica && kept_a.empty() && kept_b.empty()) {
+      is_equal = goes_on(&row_a, &row_b);
+      continue;
+    }
+    if (!*more_a && !*more_b && kept_a.empty() && kept_b.empty()) {
       out.set_same(true);
       break;
     }
-    if (!*more_a || !*more_b || row_a.step != row_b.step || row_a.digest != row_b.digest) {
-      Describe(columns, *more_a ? &row_a : nullptr, *more_b ? &row_b : nullptr,
-               out.mutable_first_divergence());
-      break;
-    }
-    if (++equal_steps % 256 == 0 && progress) progress(equal_steps);
-    if (!out.has_first_difference() && RowsDiffer(columns, row_a, row_b)) {
-      Describe(columns, &row_a, &row_b, out.mutable_first_difference());
+    if (*more_a) kept_a[std::string(row_a.replica)].push_back(std::make_unique<KeptRow>(row_a));
+    if (*more_b) kept_b[std::string(row_b.replica)].push_back(std::make_unique<KeptRow>(row_b));
+    is_equal = MatchKept(goes_on, &kept_a, &kept_b);
+    // What waits for a file that has ended waits for nothing.
+    if (is_equal && !*more_a && !kept_b.empty()) {
+      is_equal = goes_on(nullptr, &kept_b.begin()->second.front()->row);
+    } else if (is_equal && !*more_b && !kept_a.empty()) {
+      is_equal = goes_on(&kept_a.begin()->second.front()->row, nullptr);
     }
   }
   out.set_equal_steps(equal_steps);

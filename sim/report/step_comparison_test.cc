@@ -170,16 +170,33 @@ std::string StepsOf(int64_t num_blocks, const std::string& engine, bool with_req
         {.id = std::to_string(i), .prompt = 15, .output = 7, .at = i * 2.0, .content = content});
   }
   std::string text;
-  StepRows rows(ByteSinkToString(&text), with_requests);
+  StepFile file(ByteSinkToString(&text), with_requests);
+  StepRows rows(&file);
   replay.further_observers = {&rows};
   EXPECT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(rows.Close().ok());
+  EXPECT_TRUE(file.Close().ok());
   return text;
 }
 
 TEST(StepComparisonTest, TheSameConfigurationSchedulesAlike) {
   EXPECT_TRUE(Compare(StepsOf(20, ""), StepsOf(20, "")).same());
   EXPECT_TRUE(Compare(StepsOf(20, ""), StepsOf(20, "", false)).same());
+}
+
+TEST(StepComparisonTest, OrderBetweenReplicasIsNoDifference) {
+  const std::string header = "step,end_ms,replica,digest\r\n";
+  const std::string zero = "0,1,0,0000000000000001\r\n", one = "0,2,1,0000000000000002\r\n",
+                    more = "1,3,0,0000000000000003\r\n", other = "1,3,0,0000000000000004\r\n";
+  EXPECT_TRUE(Compare(header + zero + one + more, header + zero + more + one).same());
+  EXPECT_TRUE(Compare(header + zero + one + more, header + one + zero + more).same());
+  const auto parts = Compare(header + zero + one + more, header + one + zero + other);
+  EXPECT_FALSE(parts.same());
+  EXPECT_EQ(parts.equal_steps(), 2);
+  EXPECT_EQ(parts.first_divergence().step(), 1);
+  const auto shorter = Compare(header + zero + one, header + one + zero + more);
+  EXPECT_FALSE(shorter.same());
+  EXPECT_EQ(shorter.first_divergence().step(), 1);
+  EXPECT_FALSE(Compare(header + zero + one, header + zero).same());
 }
 
 TEST(StepComparisonTest, ASmallerPoolPartsAtALaterStep) {

@@ -108,6 +108,8 @@ absl::Status StepReader::ReadHeader() {
     return Error(1, "header: got no column digest, expected one");
   }
   digest_column_ = static_cast<size_t>(digest - columns_.begin());
+  const auto replica = std::find(columns_.begin(), columns_.end(), "replica");
+  if (replica != columns_.end()) replica_column_ = static_cast<size_t>(replica - columns_.begin());
   return absl::OkStatus();
 }
 
@@ -121,15 +123,18 @@ absl::StatusOr<bool> StepReader::Next(StepRow* row) {
     return Error(line.number, absl::StrCat("row: got ", row->fields.size(), " fields, expected ",
                                            columns_.size(), " as in the header (truncated?)"));
   }
-  if (!ParseStep(row->fields[0], &row->step) || row->step <= last_step_) {
+  row->replica = replica_column_ ? row->fields[*replica_column_] : std::string_view();
+  auto last = last_steps_.find(row->replica);
+  if (last == last_steps_.end()) last = last_steps_.emplace(row->replica, -1).first;
+  if (!ParseStep(row->fields[0], &row->step) || row->step <= last->second) {
     return Error(line.number, absl::StrCat("step: got ", Shown(row->fields[0]),
-                                           ", expected a whole number above ", last_step_));
+                                           ", expected a whole number above ", last->second));
   }
   if (!ParseDigest(row->fields[digest_column_], &row->digest)) {
     return Error(line.number, absl::StrCat("digest: got ", Shown(row->fields[digest_column_]),
                                            ", expected 16 hexadecimal digits (truncated?)"));
   }
-  last_step_ = row->step;
+  last->second = row->step;
   return true;
 }
 

@@ -9,7 +9,10 @@
 #define KVBLOCKS_SIM_REPORT_STEP_READER_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +28,7 @@ struct StepRow {
   int64_t line = 0;
   int64_t step = 0;
   uint64_t digest = 0;
+  std::string_view replica;  // empty: the file is of one
   std::vector<std::string_view> fields;  // as in columns(); valid until the next call
 };
 
@@ -54,7 +58,8 @@ class StepReader {
   LineReader lines_;
   std::vector<std::string> columns_;
   size_t digest_column_ = 0;
-  int64_t last_step_ = -1;
+  std::optional<size_t> replica_column_;
+  std::map<std::string, int64_t, std::less<>> last_steps_;  // by replica
 };
 
 }  // namespace kvblocks::sim

@@ -19,14 +19,32 @@ std::string Ms(SimTime time) {
 
 }  // namespace
 
-StepRows::StepRows(std::unique_ptr<ByteSink> sink, bool with_requests)
-    : sink_(std::move(sink)), with_requests_(with_requests), buffer_(Header(with_requests)) {}
+StepFile::StepFile(std::unique_ptr<ByteSink> sink, bool with_requests, bool has_replicas)
+    : sink_(std::move(sink)),
+      with_requests_(with_requests),
+      has_replicas_(has_replicas),
+      buffer_(Header(with_requests, has_replicas)) {}
 
-std::string StepRows::Header(bool with_requests) {
+std::string StepFile::Header(bool with_requests, bool has_replicas) {
   return absl::StrCat(
       "step,start_ms,end_ms,tokens,prefill_tokens,decode_tokens,scheduled,running,waiting,"
       "free_blocks,preempted,new_blocks,hit_tokens,",
-      with_requests ? "requests," : "", "digest\r\n");
+      has_replicas ? "replica," : "", with_requests ? "requests," : "", "digest\r\n");
+}
+
+void StepFile::Append(std::string_view row) {
+  buffer_ += row;
+  if (buffer_.size() >= kBufferBytes) Flush();
+}
+
+void StepFile::Flush() {
+  if (status_.ok()) status_ = sink_->Write(buffer_);
+  buffer_.clear();
+}
+
+absl::Status StepFile::Close() {
+  Flush();
+  return status_.ok() ? sink_->Close() : status_;
 }
 
 void StepRows::OnPreemption(const PreemptionRecord& record, SimTime) {
@@ -59,7 +77,7 @@ void StepRows::OnStepScheduled(const StepRecord& step) {
   }
   digest_ = XXH64(words_.data(), words_.size() * sizeof(words_[0]), digest_);
   row.digest = digest_;
-  if (with_requests_) {
+  if (file_.with_requests()) {
     for (const int64_t preempted : preempted_) {
       absl::StrAppend(&row.requests, row.requests.empty() ? "-" : " -", preempted);
     }
@@ -86,24 +104,15 @@ void StepRows::OnStepFinished(const StepRecord& step) {
   if (in_flight_.empty() || in_flight_.front().step != step.step) return;
   const Row row = std::move(in_flight_.front());
   in_flight_.pop_front();
-  absl::StrAppend(&buffer_, row.step, ",", Ms(step.start), ",", Ms(step.end), ",", step.num_tokens,
-                  ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",",
-                  step.scheduled.size(), ",", row.num_running, ",", row.num_waiting, ",",
-                  row.num_free, ",", row.num_preempted, ",", row.num_new_blocks, ",",
-                  row.num_hit_tokens, ",");
-  if (with_requests_) absl::StrAppend(&buffer_, row.requests, ",");
-  absl::StrAppend(&buffer_, absl::Hex(row.digest, absl::kZeroPad16), "\r\n");
-  if (buffer_.size() >= kBufferBytes) Flush();
-}
-
-void StepRows::Flush() {
-  if (status_.ok()) status_ = sink_->Write(buffer_);
-  buffer_.clear();
-}
-
-absl::Status StepRows::Close() {
-  Flush();
-  return status_.ok() ? sink_->Close() : status_;
+  std::string line = absl::StrCat(
+      row.step, ",", Ms(step.start), ",", Ms(step.end), ",", step.num_tokens, ",",
+      step.num_prefill_tokens, ",", step.num_decode_tokens, ",", step.scheduled.size(), ",",
+      row.num_running, ",", row.num_waiting, ",", row.num_free, ",", row.num_preempted, ",",
+      row.num_new_blocks, ",", row.num_hit_tokens, ",");
+  if (file_.has_replicas()) absl::StrAppend(&line, replica_, ",");
+  if (file_.with_requests()) absl::StrAppend(&line, row.requests, ",");
+  absl::StrAppend(&line, absl::Hex(row.digest, absl::kZeroPad16), "\r\n");
+  file_.Append(line);
 }
 
 }  // namespace kvblocks::sim

@@ -20,10 +20,11 @@ using testing::HasSubstr;
 // The rows, header included, without line ends.
 std::vector<std::string> Rows(Replay& replay, bool with_requests) {
   std::string text;
-  StepRows rows(ByteSinkToString(&text), with_requests);
+  StepFile file(ByteSinkToString(&text), with_requests);
+  StepRows rows(&file);
   replay.further_observers = {&rows};
   EXPECT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(rows.Close().ok());
+  EXPECT_TRUE(file.Close().ok());
   std::vector<std::string> lines = absl::StrSplit(text, "\r\n");
   EXPECT_EQ(lines.back(), "") << "the last row has its end, too";
   lines.pop_back();
@@ -59,7 +60,7 @@ TEST(StepRowsTest, OneRowPerStepWithStateAndBlocks) {
   Replay replay = Small(10);
   const std::vector<std::string> rows = Rows(replay, true);
   ASSERT_EQ(rows.size(), 4u);
-  EXPECT_EQ(rows[0] + "\r\n", StepRows::Header(true));
+  EXPECT_EQ(rows[0] + "\r\n", StepFile::Header(true));
   EXPECT_THAT(rows[1], HasSubstr("0,0,1000,11,11,0,2,2,0,6,0,3,0,0:7+1+2 1:4+3,"));
   EXPECT_THAT(rows[2], HasSubstr("1,1000,2000,2,0,2,2,2,0,5,0,1,0,0:1 1:1+4,"));
   EXPECT_THAT(rows[3], HasSubstr("2,2000,3000,1,0,1,1,1,0,"));
@@ -80,7 +81,7 @@ TEST(StepRowsTest, WithoutRequestsTheRestIsTheSame) {
   const std::vector<std::string> long_rows = Rows(with, true);
   const std::vector<std::string> rows = Rows(without, false);
   ASSERT_EQ(rows.size(), long_rows.size());
-  EXPECT_EQ(rows[0] + "\r\n", StepRows::Header(false));
+  EXPECT_EQ(rows[0] + "\r\n", StepFile::Header(false));
   for (const char* column : {"step", "end_ms", "tokens", "free_blocks", "digest"}) {
     EXPECT_EQ(ColumnOf(rows, column), ColumnOf(long_rows, column)) << column;
   }
@@ -152,8 +153,23 @@ class FailingSink final : public ByteSink {
 };
 
 TEST(StepRowsTest, ErrorsOfTheFileAreReportedByClose) {
-  StepRows rows(std::make_unique<FailingSink>(), false);
-  EXPECT_EQ(rows.Close().message(), "disk full");
+  StepFile file(std::make_unique<FailingSink>(), false);
+  EXPECT_EQ(file.Close().message(), "disk full");
+}
+
+TEST(StepRowsTest, RowsOfSeveralReplicasSayWhose) {
+  std::string text;
+  StepFile file(ByteSinkToString(&text), /*with_requests=*/false, /*has_replicas=*/true);
+  StepRows first(&file, "0"), second(&file, "1");
+  Replay replay = Small(10);
+  replay.further_observers = {&first, &second};
+  EXPECT_TRUE(replay.Run().ok());
+  EXPECT_TRUE(file.Close().ok());
+  std::vector<std::string> lines = absl::StrSplit(text, "\r\n", absl::SkipEmpty());
+  const std::vector<std::string> replicas = ColumnOf(lines, "replica");
+  ASSERT_GT(replicas.size(), 2u);
+  for (size_t i = 0; i < replicas.size(); ++i) EXPECT_EQ(replicas[i], i % 2 == 0 ? "0" : "1");
+  EXPECT_EQ(first.digest(), second.digest()) << "each replica has a digest of its own";
 }
 
 }  // namespace

@@ -24,6 +24,17 @@ void TextPage::Line(const std::string& label, const std::string& text) {
   absl::StrAppend(&out_, line, "\n");
 }
 
+void TextPage::Cells(const std::string& label, const std::vector<std::string>& cells,
+                     const std::vector<size_t>& widths) {
+  std::string text;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    if (i > 0) text += ' ';
+    if (cells[i].size() < widths[i]) text.append(widths[i] - cells[i].size(), ' ');
+    text += cells[i];
+  }
+  Line(label, text);
+}
+
 void TextPage::Text(std::string label, const std::string& text) {
   std::string line;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {

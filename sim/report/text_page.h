@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace kvblocks::sim {
 
@@ -19,6 +20,9 @@ class TextPage {
 
   // Longer lines are not cut.
   void Line(const std::string& label, const std::string& text);
+  // Cells to the right of columns of so many letters, with a blank between columns.
+  void Cells(const std::string& label, const std::vector<std::string>& cells,
+             const std::vector<size_t>& widths);
   // A labelled paragraph, wrapped between words. A word that is longer than a line stays whole.
   void Text(std::string label, const std::string& text);
   void Blank() { out_ += "\n"; }

@@ -99,8 +99,6 @@ LoadTotals SumOfLoads(absl::Span<const TierConnector* const> of_replicas) {
   return sum;
 }
 
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
-
 std::string Bytes(double bytes) {
   if (bytes >= 1e12) return absl::StrFormat("%.2f TB", bytes / 1e12);
   if (bytes >= 1e9) return absl::StrFormat("%.2f GB", bytes / 1e9);

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kFlushBytes = 64 << 10;
 // For what closes the file and says what is missing.
 constexpr int64_t kReservedBytes = 2000;
-constexpr int64_t kProcess = 1;
+constexpr int64_t kFirstProcess = 1;
 // Threads of the process: viewers take 0 for the idle one.
 constexpr int64_t kDeviceLane = 1;
 constexpr int64_t kFirstRequestLane = 2;
@@ -35,41 +35,85 @@ absl::string_view View(std::string_view text) { return {text.data(), text.size()
 
 }  // namespace
 
-Timeline::Timeline(std::unique_ptr<ByteSink> sink, int64_t max_bytes)
-    : sink_(std::move(sink)), max_bytes_(max_bytes), counter_spacing_(kFirstSpacing) {
-  buffer_ = absl::StrCat(
-      "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"pid\":", kProcess,
-      ",\"tid\":", kDeviceLane, ",\"name\":\"process_name\",\"args\":{\"name\":\"replica 0\"}}");
-  num_bytes_ = static_cast<int64_t>(buffer_.size());
-  NameLane(kDeviceLane, "device");
-}
+// --- The file ---
 
-// --- Events as text ---
+TimelineFile::TimelineFile(std::unique_ptr<ByteSink> sink, int64_t max_bytes)
+    : sink_(std::move(sink)),
+      max_bytes_(max_bytes),
+      buffer_("{\"displayTimeUnit\":\"ms\",\"traceEvents\":["),
+      num_bytes_(static_cast<int64_t>(buffer_.size())) {}
 
-bool Timeline::Keep(SimTime now) {
-  if (cut_at_ != kNever) return false;
-  if (num_bytes_ + static_cast<int64_t>(event_.size()) > max_bytes_ - kReservedBytes) {
-    cut_at_ = now;
+bool TimelineFile::Keep(std::string_view event, Kind kind, SimTime now) {
+  if (!has_events_) event.remove_prefix(1);  // its comma
+  const auto size = static_cast<int64_t>(event.size());
+  const bool is_kept = cut_at_ == kNever && num_bytes_ + size <= max_bytes_ - kReservedBytes;
+  if (kind == Kind::kSlice) ++(is_kept ? num_slices_ : slices_left_out_);
+  if (kind == Kind::kCounters) ++(is_kept ? num_counter_values_ : counter_values_left_out_);
+  if (!is_kept) {
+    if (cut_at_ == kNever) cut_at_ = now;
     return false;
   }
-  num_bytes_ += static_cast<int64_t>(event_.size());
-  buffer_ += event_;
+  has_events_ = true;
+  num_bytes_ += size;
+  buffer_ += event;
   if (buffer_.size() >= kFlushBytes) Flush();
   return true;
 }
 
+void TimelineFile::Flush() {
+  if (status_.ok()) status_ = sink_->Write(buffer_);
+  buffer_.clear();
+}
+
+absl::Status TimelineFile::Close() {
+  if (cut_at_ != kNever) {
+    buffer_ += absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"g\",\"pid\":", kFirstProcess,
+                            ",\"tid\":", kDeviceLane, ",\"ts\":");
+    AppendMicroseconds(Nanoseconds(cut_at_), &buffer_);
+    buffer_ += ",\"name\":\"end of this file, not of the run\",\"args\":{\"left_out\":";
+    AppendJsonString(DescribeLeftOut(), &buffer_);
+    buffer_ += "}}";
+  }
+  absl::StrAppend(
+      &buffer_, "\n],\n\"otherData\":{\"complete\":", cut_at_ == kNever ? "true" : "false",
+      ",\"end_s\":", SecondsText(cut_at_ == kNever ? last_event_ : cut_at_),
+      ",\"run_end_s\":", SecondsText(last_event_), ",\"slices\":", num_slices_,
+      ",\"counter_values\":", num_counter_values_, ",\"slices_left_out\":", slices_left_out_,
+      ",\"counter_values_left_out\":", counter_values_left_out_, "}}\n");
+  Flush();
+  return status_.ok() ? sink_->Close() : status_;
+}
+
+std::string TimelineFile::DescribeLeftOut() const {
+  if (cut_at_ == kNever) return "";
+  return absl::StrCat("the limit of ", WithThousands(max_bytes_), " bytes was reached at ",
+                      SecondsText(cut_at_), " s of ", SecondsText(last_event_),
+                      " s: ", WithThousands(slices_left_out_), " slices that end later and ",
+                      WithThousands(counter_values_left_out_), " counter values are left out");
+}
+
+// --- Events as text ---
+
+Timeline::Timeline(TimelineFile* file, int64_t replica, std::string_view name)
+    : file_(*file), process_(kFirstProcess + replica), counter_spacing_(kFirstSpacing) {
+  event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
+                        ",\"name\":\"process_name\",\"args\":{\"name\":\"", View(name), "\"}}");
+  file_.Keep(event_, TimelineFile::Kind::kName, 0);
+  NameLane(kDeviceLane, "device");
+}
+
 void Timeline::NameLane(int64_t lane, std::string_view name) {
-  event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", kProcess, ",\"tid\":", lane,
+  event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
                         ",\"name\":\"thread_name\",\"args\":{\"name\":\"", View(name), "\"}}",
-                        ",\n{\"ph\":\"M\",\"pid\":", kProcess, ",\"tid\":", lane,
+                        ",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
                         ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", lane, "}}");
-  Keep(last_event_);
+  file_.Keep(event_, TimelineFile::Kind::kName, last_event_);
 }
 
 void Timeline::BeginSlice(int64_t lane, std::string_view name, SimTime from, SimTime to) {
   const int64_t start = Nanoseconds(from);
   event_.clear();
-  absl::StrAppend(&event_, ",\n{\"ph\":\"X\",\"pid\":", kProcess, ",\"tid\":", lane, ",\"ts\":");
+  absl::StrAppend(&event_, ",\n{\"ph\":\"X\",\"pid\":", process_, ",\"tid\":", lane, ",\"ts\":");
   AppendMicroseconds(start, &event_);
   event_ += ",\"dur\":";
   AppendMicroseconds(Nanoseconds(to) - start, &event_);
@@ -93,17 +137,17 @@ void Timeline::AddArgument(std::string_view name, int64_t value) {
 
 void Timeline::EndSlice(SimTime now) {
   event_ += "}}";
-  ++(Keep(now) ? num_slices_ : slices_left_out_);
+  file_.Keep(event_, TimelineFile::Kind::kSlice, now);
 }
 
 void Timeline::WriteInstant(std::string_view name, const SimRequest& request, SimTime now) {
-  event_ = absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":", kProcess, ",\"tid\":", kDeviceLane,
+  event_ = absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
                         ",\"ts\":");
   AppendMicroseconds(Nanoseconds(now), &event_);
   absl::StrAppend(&event_, ",\"name\":\"", View(name), "\",\"args\":{\"request\":");
   AppendJsonString(request.spec.id, &event_);
   absl::StrAppend(&event_, ",\"row\":", request.spec.row, "}}");
-  ++(Keep(now) ? num_slices_ : slices_left_out_);
+  file_.Keep(event_, TimelineFile::Kind::kSlice, now);
 }
 
 void Timeline::WriteCounters(SimTime now, bool is_forced) {
@@ -115,7 +159,7 @@ void Timeline::WriteCounters(SimTime now, bool is_forced) {
   const PoolBlocks& blocks = values.blocks;
   event_.clear();
   const auto begin = [&](const char* name) {
-    absl::StrAppend(&event_, ",\n{\"ph\":\"C\",\"pid\":", kProcess, ",\"tid\":", kDeviceLane,
+    absl::StrAppend(&event_, ",\n{\"ph\":\"C\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
                     ",\"ts\":");
     AppendMicroseconds(Nanoseconds(now), &event_);
     absl::StrAppend(&event_, ",\"name\":\"", name, "\",\"args\":{");
@@ -126,47 +170,11 @@ void Timeline::WriteCounters(SimTime now, bool is_forced) {
                   ",\"free\":", blocks.usable - blocks.resident, "}}");
   begin("requests");
   absl::StrAppend(&event_, "\"running\":", num_running_, ",\"waiting\":", num_waiting_, "}}");
-  if (!Keep(now)) {
-    ++counter_values_left_out_;
-    return;
-  }
-  ++num_counter_values_;
+  if (!file_.Keep(event_, TimelineFile::Kind::kCounters, now)) return;
   if (++values_at_spacing_ == kValuesPerSpacing) {
     values_at_spacing_ = 0;
     counter_spacing_ = std::min(2 * counter_spacing_, kMaxSimTime / 4);
   }
-}
-
-void Timeline::Flush() {
-  if (status_.ok()) status_ = sink_->Write(buffer_);
-  buffer_.clear();
-}
-
-absl::Status Timeline::Close() {
-  if (cut_at_ != kNever) {
-    buffer_ += absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"g\",\"pid\":", kProcess,
-                            ",\"tid\":", kDeviceLane, ",\"ts\":");
-    AppendMicroseconds(Nanoseconds(cut_at_), &buffer_);
-    buffer_ += ",\"name\":\"end of this file, not of the run\",\"args\":{\"left_out\":";
-    AppendJsonString(DescribeLeftOut(), &buffer_);
-    buffer_ += "}}";
-  }
-  absl::StrAppend(
-      &buffer_, "\n],\n\"otherData\":{\"complete\":", cut_at_ == kNever ? "true" : "false",
-      ",\"end_s\":", SecondsText(cut_at_ == kNever ? last_event_ : cut_at_),
-      ",\"run_end_s\":", SecondsText(last_event_), ",\"slices\":", num_slices_,
-      ",\"counter_values\":", num_counter_values_, ",\"slices_left_out\":", slices_left_out_,
-      ",\"counter_values_left_out\":", counter_values_left_out_, "}}\n");
-  Flush();
-  return status_.ok() ? sink_->Close() : status_;
-}
-
-std::string Timeline::DescribeLeftOut() const {
-  if (cut_at_ == kNever) return "";
-  return absl::StrCat("the limit of ", WithThousands(max_bytes_), " bytes was reached at ",
-                      SecondsText(cut_at_), " s of ", SecondsText(last_event_),
-                      " s: ", WithThousands(slices_left_out_), " slices that end later and ",
-                      WithThousands(counter_values_left_out_), " counter values are left out");
 }
 
 // --- Requests ---
@@ -178,7 +186,7 @@ Timeline::Life* Timeline::Find(const SimRequest& request) {
 }
 
 void Timeline::OnArrival(const SimRequest& request, SimTime now) {
-  last_event_ = now;
+  At(now);
   const auto slot = static_cast<size_t>(request.slot);
   if (slot >= lives_.size()) lives_.resize(slot + 1);
   Life& life = lives_[slot] = {.row = request.spec.row, .waits_since = now};
@@ -193,7 +201,7 @@ void Timeline::OnArrival(const SimRequest& request, SimTime now) {
 }
 
 void Timeline::OnRejection(const SimRequest& request, SimTime now) {
-  last_event_ = now;
+  At(now);
   WriteInstant("rejected", request, now);
   --num_waiting_;
   if (Life* life = Find(request)) {
@@ -203,7 +211,7 @@ void Timeline::OnRejection(const SimRequest& request, SimTime now) {
 }
 
 void Timeline::OnAdmission(const AdmissionRecord& record, SimTime now) {
-  last_event_ = now;
+  At(now);
   const SimRequest& request = *record.request;
   Life& life = *Find(request);
   if (record.is_resume) EndDecode(request, life);
@@ -218,7 +226,7 @@ void Timeline::OnAdmission(const AdmissionRecord& record, SimTime now) {
 }
 
 void Timeline::OnPreemption(const PreemptionRecord& record, SimTime now) {
-  last_event_ = now;
+  At(now);
   Life& life = *Find(*record.request);
   life.waits_since = life.preempted_at = now;
   life.is_running = false;
@@ -238,7 +246,7 @@ void Timeline::EndDecode(const SimRequest& request, Life& life) {
 }
 
 void Timeline::OnFinish(const SimRequest& request, SimTime now) {
-  last_event_ = now;
+  At(now);
   const bool is_aborted = request.was_cut_short();
   if (is_aborted) {
     const bool failed = request.finish_reason == FinishReason::kError;
@@ -262,7 +270,7 @@ void Timeline::OnFinish(const SimRequest& request, SimTime now) {
 // --- Steps ---
 
 void Timeline::OnStepScheduled(const StepRecord& step) {
-  last_event_ = step.start;
+  At(step.start);
   WriteCounters(step.start, false);
 }
 
@@ -276,7 +284,8 @@ void Timeline::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
 void Timeline::OnStepFinished(const StepRecord& step) {
   // In a pipeline it began while the step before was in a later stage.
   const SimTime begin = std::max(step.device_start, last_step_end_);
-  last_event_ = last_step_end_ = step.end;
+  last_step_end_ = step.end;
+  At(step.end);
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     const ScheduledRecord& record = step.scheduled[i];
     const OutputRecord& output = step.outputs[i];
@@ -334,7 +343,7 @@ void Timeline::WriteSteps() {
 }
 
 void Timeline::OnRunEnd(SimTime now) {
-  last_event_ = std::max(last_event_, now);
+  At(std::max(last_event_, now));
   WriteSteps();
   WriteCounters(last_event_, true);
 }

@@ -1,6 +1,6 @@
 // Timeline: the observer that writes a run as Chrome trace events (JSON), which Perfetto opens.
 //
-// One process, "replica 0", with
+// One process per replica, "replica 0", with
 //   device           a lane of the steps: one slice for each step with prefill tokens, one for
 //                    consecutive steps that only decode
 //   request lanes    each live request has the lowest lane that is free from its arrival to its
@@ -27,6 +27,7 @@
 #ifndef KVBLOCKS_SIM_REPORT_TIMELINE_H_
 #define KVBLOCKS_SIM_REPORT_TIMELINE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -42,15 +43,48 @@
 
 namespace kvblocks::sim {
 
-class Timeline final : public EngineObserver {
+// The file of one replica's timeline, or of several.
+class TimelineFile {
  public:
   static constexpr int64_t kDefaultMaxBytes = 100'000'000;
   static constexpr int64_t kMinMaxBytes = 10'000;
-  static constexpr int64_t kValuesPerSpacing = 8192;
+  static constexpr SimTime kNever = -1;
+  enum class Kind { kSlice, kCounters, kName };
 
   // Bytes are counted before compression.
   // REQUIRES: max_bytes >= kMinMaxBytes.
-  explicit Timeline(std::unique_ptr<ByteSink> sink, int64_t max_bytes = kDefaultMaxBytes);
+  explicit TimelineFile(std::unique_ptr<ByteSink> sink, int64_t max_bytes = kDefaultMaxBytes);
+
+  // Keeps the event, which begins with a comma, unless that is more than the limit has room for.
+  bool Keep(std::string_view event, Kind kind, SimTime now);
+  // The run has come so far.
+  void Reach(SimTime now) { last_event_ = std::max(last_event_, now); }
+  // Writes the end. Reports the first error of all writes; the file is complete only then.
+  absl::Status Close();
+  // What the limit left out, in a sentence; empty if nothing.
+  std::string DescribeLeftOut() const;
+
+ private:
+  void Flush();
+
+  std::unique_ptr<ByteSink> sink_;
+  const int64_t max_bytes_;
+  std::string buffer_;     // events that are not in the sink yet
+  int64_t num_bytes_ = 0;  // kept so far, buffer included
+  int64_t num_slices_ = 0, num_counter_values_ = 0;
+  int64_t slices_left_out_ = 0, counter_values_left_out_ = 0;
+  bool has_events_ = false;
+  SimTime last_event_ = 0;
+  SimTime cut_at_ = kNever;  // when the limit was reached
+  absl::Status status_;
+};
+
+class Timeline final : public EngineObserver {
+ public:
+  static constexpr int64_t kValuesPerSpacing = 8192;
+
+  // `file` must outlive this. `replica`: its number in the file, from 0, and its name.
+  explicit Timeline(TimelineFile* file, int64_t replica = 0, std::string_view name = "replica 0");
 
   bool NeedsEveryRecord() const override { return false; }
   void OnRunStart(const RunInfo& info) override { manager_ = info.manager; }
@@ -64,14 +98,8 @@ class Timeline final : public EngineObserver {
   void OnFinish(const SimRequest& request, SimTime now) override;
   void OnRunEnd(SimTime now) override;
 
-  // Writes the end. Reports the first error of all writes; the file is complete only then.
-  absl::Status Close();
-
-  // What the limit left out, in a sentence; empty if nothing.
-  std::string DescribeLeftOut() const;
-
  private:
-  static constexpr SimTime kNever = -1;
+  static constexpr SimTime kNever = TimelineFile::kNever;
 
   // A live request, by its slot.
   struct Life {
@@ -107,12 +135,13 @@ class Timeline final : public EngineObserver {
   void EndSlice(SimTime now);
   void WriteInstant(std::string_view name, const SimRequest& request, SimTime now);
   void NameLane(int64_t lane, std::string_view name);
-  // Keeps the event that event_ holds unless that is more than the limit has room for.
-  bool Keep(SimTime now);
-  void Flush();
+  void At(SimTime now) {
+    last_event_ = now;
+    file_.Reach(now);
+  }
 
-  std::unique_ptr<ByteSink> sink_;
-  const int64_t max_bytes_;
+  TimelineFile& file_;
+  const int64_t process_;
   const KvCacheManager* manager_ = nullptr;
   std::vector<Life> lives_;
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<int64_t>> free_lanes_;
@@ -131,14 +160,8 @@ class Timeline final : public EngineObserver {
   SimTime counter_spacing_;
   int64_t values_at_spacing_ = 0;
 
-  std::string event_;   // the one that is written
-  std::string buffer_;  // events that are not in the sink yet
+  std::string event_;  // the one that is written
   bool has_arguments_ = false;
-  int64_t num_bytes_ = 0;  // kept so far, buffer included
-  int64_t num_slices_ = 0, num_counter_values_ = 0;
-  int64_t slices_left_out_ = 0, counter_values_left_out_ = 0;
-  SimTime cut_at_ = kNever;  // when the limit was reached
-  absl::Status status_;
 };
 
 }  // namespace kvblocks::sim

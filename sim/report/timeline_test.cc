@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/measured_replay.h"
@@ -30,15 +32,16 @@ struct Outcome {
   pb::Report report;
 };
 
-Outcome Trace(Replay& replay, int64_t max_bytes = Timeline::kDefaultMaxBytes) {
+Outcome Trace(Replay& replay, int64_t max_bytes = TimelineFile::kDefaultMaxBytes) {
   Outcome out;
-  Timeline timeline(ByteSinkToString(&out.text), max_bytes);
+  TimelineFile file(ByteSinkToString(&out.text), max_bytes);
+  Timeline timeline(&file);
   ReplayMetrics metrics({});
   replay.is_watching = false;
   replay.further_observers = {&metrics, &timeline};
   EXPECT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(timeline.Close().ok());
-  out.left_out = timeline.DescribeLeftOut();
+  EXPECT_TRUE(file.Close().ok());
+  out.left_out = file.DescribeLeftOut();
   metrics.Fill(replay.result, &out.report);
   out.events = ParseTraceEvents(out.text);
   EXPECT_EQ(out.events.error, "") << out.text;
@@ -61,6 +64,36 @@ int64_t Total(const std::vector<TraceSlice>& slices) {
   int64_t sum = 0;
   for (const TraceSlice& slice : slices) sum += slice.to_ns - slice.from_ns;
   return sum;
+}
+
+// Events of the first process, one a line.
+std::vector<std::string> FirstProcess(const std::string& text) {
+  std::vector<std::string> events;
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  for (std::string line : lines) {
+    if (!absl::StrContains(line, "\"pid\":1,")) continue;
+    if (line.back() == ',') line.pop_back();
+    events.push_back(line);
+  }
+  return events;
+}
+
+TEST(TimelineTest, EachReplicaIsAProcess) {
+  std::string one, text;
+  TimelineFile file_of_one(ByteSinkToString(&one)), file(ByteSinkToString(&text));
+  Timeline alone(&file_of_one), first(&file), second(&file, 1, "decode 0");
+  Replay replay;
+  replay.is_watching = false;
+  replay.further_observers = {&alone, &first, &second};
+  replay.Add({.id = "A", .prompt = 7, .output = 3});
+  EXPECT_TRUE(replay.Run().ok());
+  EXPECT_TRUE(file_of_one.Close().ok());
+  EXPECT_TRUE(file.Close().ok());
+  EXPECT_THAT(FirstProcess(one), SizeIs(testing::Gt(5)));
+  EXPECT_EQ(FirstProcess(text), FirstProcess(one));
+  EXPECT_THAT(text, HasSubstr("\"pid\":2,\"tid\":1,\"name\":\"process_name\",\"args\":"
+                              "{\"name\":\"decode 0\"}"));
+  EXPECT_THAT(text, HasSubstr("\"pid\":2,\"tid\":2,\"ts\":"));
 }
 
 TEST(TimelineTest, ARequestWaitsPrefillsAndDecodesInItsLane) {

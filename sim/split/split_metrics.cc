@@ -9,6 +9,7 @@
 #include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/request_progress.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -57,6 +58,7 @@ void SplitMetrics::OnEnded(const SimRequest& request, const SplitLife& life, Sim
     decode_hold_ += life.load_end - life.load_start;
   }
   if (!request.is_completed() || life.first_token < 0) {
+    WriteRow(request, life, std::nullopt, now);
     goodput_.OnFailure();
     return;
   }
@@ -71,10 +73,40 @@ void SplitMetrics::OnEnded(const SimRequest& request, const SplitLife& life, Sim
     latency.tpot = (now - life.first_token) / (request.num_outputs() - 1);
     tpot_.Add(*latency.tpot);
   }
+  latency.prefill = life.first_token - life.prefill_start;
+  WriteRow(request, life, latency, now);
   goodput_.OnFinish(latency);
   if (life.prefill_end >= 0) prefill_.Add(life.prefill_end - life.prefill_start);
   if (life.load_end >= 0) decode_.Add(now - life.load_end);
   num_outputs_ += request.num_outputs();
+}
+
+std::string SplitMetrics::RowColumns() {
+  return "prefill_replica,decode_replica,prompt_ms,handover_ms,transfer_ms,loaded_tokens,transfer_bytes";
+}
+
+void SplitMetrics::WriteRow(const SimRequest& request, const SplitLife& life,
+                            const std::optional<RequestLatency>& latency, SimTime now) {
+  if (rows_ == nullptr) return;
+  const auto replica = [](int32_t r) { return r < 0 ? std::string() : absl::StrCat(r); };
+  const auto between = [](SimTime from, SimTime to) {
+    constexpr int kPicosecondsPerMillisecondExponent = 9;
+    return from < 0 || to < 0 ? std::string()
+                              : FormatScaledDecimal(to - from, kPicosecondsPerMillisecondExponent);
+  };
+  RequestProgress progress;
+  if (life.prefill_start >= 0) progress.first_scheduled = life.prefill_start;
+  rows_->OnRow({.request = &request,
+                .progress = &progress,
+                .latency = latency,
+                .end = now,
+                .knows_hits = false,
+                .further = absl::StrCat(
+                    replica(life.prefill_replica), ",", replica(life.decode_replica), ",",
+                    between(life.prefill_start, life.prefill_end), ",",
+                    between(life.prefill_end, life.load_start), ",",
+                    between(life.load_start, life.load_end), ",", life.num_loaded_tokens, ",",
+                    life.num_bytes)});
 }
 
 void SplitMetrics::Fill(const SplitOptions& options, const SplitResult& result,
@@ -149,26 +181,22 @@ void SplitMetrics::Fill(const SplitOptions& options, const SplitResult& result,
 
 namespace {
 
-std::string InPercent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
-
 std::string Latencies(const ::kvblocks::report::v1::Distribution& d) {
-  if (d.count() == 0) return "none";
-  return absl::StrFormat("mean %s, p50 %s, p90 %s, p99 %s", Span(d.mean_ms() / 1e3),
-                         Span(d.p50_ms() / 1e3), Span(d.p90_ms() / 1e3), Span(d.p99_ms() / 1e3));
+  return d.count() == 0 ? "none" : LatencyText(d);
 }
 
 void AddRows(const char* kind, const google::protobuf::RepeatedPtrField<pb::SplitReplicaRow>& rows,
              TextPage& page) {
-  page.Line(kind, absl::StrFormat("%10s %14s %15s %13s %8s %9s", "requests", "tokens hit",
-                                  "tokens computed", "output tokens", "busy", "preempted"));
+  const std::vector<size_t> widths = {10, 14, 15, 13, 8, 9};
+  page.Cells(kind, {"requests", "tokens hit", "tokens computed", "output tokens", "busy", "preempted"},
+             widths);
   for (int r = 0; r < std::min(rows.size(), kMostRows); ++r) {
     const pb::SplitReplicaRow& row = rows[r];
-    page.Line(absl::StrCat("  ", row.replica()),
-              absl::StrFormat("%10s %14s %15s %13s %8s %9s", WithThousands(row.requests_finished()),
-                              WithThousands(row.prompt_tokens_hit()),
-                              WithThousands(row.computed_tokens()),
-                              WithThousands(row.output_tokens()), InPercent(row.busy_share()),
-                              WithThousands(row.preemptions())));
+    page.Cells(absl::StrCat("  ", row.replica()),
+               {WithThousands(row.requests_finished()), WithThousands(row.prompt_tokens_hit()),
+                WithThousands(row.computed_tokens()), WithThousands(row.output_tokens()),
+                Percent(row.busy_share()), WithThousands(row.preemptions())},
+               widths);
   }
   if (rows.size() > kMostRows) {
     page.Line("", absl::StrCat("and ", rows.size() - kMostRows, " more; see --json"));
@@ -224,7 +252,7 @@ std::string FormatSplit(const pb::SplitReport& report, bool color) {
             absl::StrCat(WithThousands(transfers.count()), " of ",
                          WithThousands(transfers.loaded_tokens()), " tokens, ",
                          absl::StrFormat("%.4g GB", static_cast<double>(transfers.bytes()) / 1e9),
-                         "; link busy ", InPercent(transfers.busy_share()), ", at most ",
+                         "; link busy ", Percent(transfers.busy_share()), ", at most ",
                          WithThousands(transfers.peak_under_way()), " at once, queueing mean ",
                          Span(transfers.queueing().mean_ms() / 1e3)));
   page.Text("holds", absl::StrCat("blocks without work, time x requests: ",
@@ -232,7 +260,7 @@ std::string FormatSplit(const pb::SplitReport& report, bool color) {
                                   Span(transfers.decode_hold_s()), " on decode replicas"));
   if (report.has_goodput()) {
     page.Text("goodput", absl::StrFormat("%s of requests meet every limit of --slo%s",
-                                         InPercent(report.goodput().good_share()),
+                                         Percent(report.goodput().good_share()),
                                          report.goodput().met() ? "" : "; a percentile is missed"));
   }
   page.Blank();

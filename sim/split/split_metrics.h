@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/report/slo.h"
 #include "kvblocks/sim/split/split.pb.h"
 #include "kvblocks/sim/split/split_fleet.h"
@@ -20,6 +21,10 @@ class SplitMetrics final : public SplitObserver {
   // `client_rtt` is part of what a client waits for its first token and its last.
   SplitMetrics(std::vector<Objective> objectives, SimTime client_rtt);
 
+  // Takes a row of each request; with RowColumns() behind the others. Not owned.
+  void set_rows(RequestRowSink* rows) { rows_ = rows; }
+  static std::string RowColumns();
+
   void OnEnded(const SimRequest& request, const SplitLife& life, SimTime now) override;
 
   // Everything but outcome and configuration. After the run.
@@ -27,6 +32,10 @@ class SplitMetrics final : public SplitObserver {
             ::kvblocks::split::v1::SplitReport* out);
 
  private:
+  void WriteRow(const SimRequest& request, const SplitLife& life,
+                const std::optional<RequestLatency>& latency, SimTime now);
+
+  RequestRowSink* rows_ = nullptr;
   const bool has_objectives_;
   const SimTime client_rtt_;
   GoodputMetrics goodput_;

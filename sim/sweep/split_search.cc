@@ -82,7 +82,7 @@ absl::Status SplitSearch::ReplayDivided(const Division& division, Row* row) cons
   std::tie(plan.num_prefill, plan.num_decode) = division;
   DecodedReader reader(trace_.get(), setup_.reader.speedup);
   ::kvblocks::split::v1::SplitReport report;
-  absl::Status status = ReplaySplit(&reader, setup_, plan, /*quiet=*/true, &report);
+  absl::Status status = ReplaySplit(&reader, setup_, plan, {.quiet = true}, &report);
   if (!status.ok()) return status;
   row->set_good_share(report.goodput().good_share());
   row->set_ttft_p50_ms(report.latency().ttft().p50_ms());

@@ -223,11 +223,12 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
   const bool has_problem =
       std::any_of(results->begin(), results->end(),
                   [](const pb::PointResult& result) { return !result.problem().empty(); });
+  const pb::ShownMetrics shown = DescribeMetrics(*metrics);
   return search_.Print(
       "sweep", report,
       {.table = [&](bool color) { return FormatSweep(report, *metrics, rows_, color); },
        .rows = [&] { return SweepCsv(report); },
-       .page = [&] { return SweepPage(report, *metrics, *front); }},
+       .page_parts = {{"metrics", &shown}}},
       has_problem ? kMissed : kDone);
 }
 

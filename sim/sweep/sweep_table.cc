@@ -213,6 +213,18 @@ std::string FormatSweep(const pb::SweepReport& report, const std::vector<SweepMe
   return out + end.Take();
 }
 
+pb::ShownMetrics DescribeMetrics(const std::vector<SweepMetric>& metrics) {
+  pb::ShownMetrics shown;
+  for (const SweepMetric& metric : metrics) {
+    auto* added = shown.add_metrics();
+    added->set_name(metric.name);
+    added->set_larger_is_better(metric.larger_is_better);
+    added->set_is_percent(metric.is_percent);
+    added->set_decimals(metric.decimals);
+  }
+  return shown;
+}
+
 std::string SweepCsv(const pb::SweepReport& report) {
   std::string out = "index,name";
   for (const std::string& option : report.options()) absl::StrAppend(&out, ",", CsvCell(option));

@@ -35,11 +35,8 @@ std::string MetricCell(const SweepMetric& metric, const ::kvblocks::sweep::v1::S
 // The value that a row's settings have for an option; empty: none.
 std::string SettingOf(const ::kvblocks::sweep::v1::SweepRow& row, const std::string& option);
 
-// The page of `kvsim sweep --html`: the front as a chart, each metric over the first option with
-// numbers, and the table.
-std::string SweepPage(const ::kvblocks::sweep::v1::SweepReport& report,
-                      const std::vector<SweepMetric>& metrics,
-                      const std::vector<SweepMetric>& front);
+// How the page of `kvsim sweep --html` shows the metrics.
+::kvblocks::sweep::v1::ShownMetrics DescribeMetrics(const std::vector<SweepMetric>& metrics);
 
 }  // namespace kvblocks::sim
 

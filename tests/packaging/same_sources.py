@@ -22,7 +22,7 @@ SUFFIXES = (".cc", ".proto", ".textproto", ".gz")
 EMBEDDED = {
     "catalogue_data.cc": "specs/catalogue/catalogue.textproto",
     "example_trace.cc": "sim/example/mixed.jsonl.gz",
-    "page_assets.cc": "sim/report/page.js",  # and more, none of which has a suffix that is compared
+    "page_assets.cc": "sim/report/page/page.js",  # and more, none of which has a suffix that is compared
 }
 
 
