@@ -114,7 +114,7 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --load-failures needs --tier beside it|replay --load-failures=0.1
 --load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
-policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
+policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:policy=ttl
 --tier: none given|break-even
 --of: not given, expected the tier whose bandwidth is sought: a, b|break-even --tier=a:1GiB:read=free,b:1GiB:read=free
 --of: got "c", expected a tier of --tier: a|break-even --tier=a:1GiB:read=free --of=c

@@ -72,7 +72,7 @@ grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
 grep -q "^async: false$" out || fail "the preset is not synchronous"
 expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
-for policy in arc fifo gdsf hazard lfu lirs s3fifo sieve slru w-tinylfu; do
+for policy in arc hazard; do
   expect 0 '' replay --num-blocks=300 --eviction-policy=$policy --time=fixed
   grep -q "evicts by $policy" out || fail "the report does not name the policy $policy"
 done
@@ -198,7 +198,8 @@ grep -q '50 requests of 32,768 tokens: no, upstream' out || fail "no answer: $(t
 grep -q '^would fit' out || fail "nothing would fit"
 says 'question 1 request of 131,072 tokens: yes, upstream' plan --model=llama-3.1-8b --device=h100 --requests=1
 expect 2 '--len: set without --requests' plan --len=100
-expect 2 '--eviction-policy: got sieve, expected lru' curve --eviction-policy=sieve
+expect 2 '--eviction-policy: got arc, expected lru' curve --eviction-policy=arc
+expect 2 'expected arc.hazard.lru.priority.ttl' replay --eviction-policy=sieve
 expect 2 '--retain: got all, expected nothing' curve --retain=all
 expect 2 '--prefill-factor: requests that run one after the other' curve --prefill-factor=2
 

@@ -95,9 +95,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"prefix_caching", "", kPool, "true", 0, 0, "find blocks that earlier requests computed"},
       {"free_order", "unhashed_first|append_all", kPool, "unhashed_first", 0, 0,
        "freed blocks without a key are reused first, or all go to the back"},
-      {"eviction_policy",
-       "arc|fifo|gdsf|hazard|lfu|lirs|lru|priority|s3fifo|sieve|slru|ttl|w-tinylfu", kPool, "lru",
-       0, 0, "which cached block is reused next (docs/policies.md)"},
+      {"eviction_policy", "arc|hazard|lru|priority|ttl", kPool, "lru", 0, 0,
+       "which cached block is reused next (docs/policies.md)"},
       {"retain", "RULES", kPool, "", 0, 0,
        "what finished requests ask to keep: first:tokens=N, shared:uses=N, session or all, each with "
        ":priority=P and :ttl=TIME if wanted (docs/policies.md)"},
