@@ -79,7 +79,7 @@ BlockPool::BlockPool(const Options& options)
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   if (options.chunks.num_chunks != 0) {
-    chunks_ = std::make_unique<PageChunks>(options.chunks, &records_);
+    chunks_ = PageChunks::Create(options.chunks, &records_);
   } else {
     for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
   }
@@ -89,7 +89,7 @@ BlockPool::BlockPool(const Options& options)
         static_cast<int32_t>(options.max_retained_blocks));
   }
   if (enable_caching_ && options.history_keys > 0) {
-    history_ = std::make_unique<LookupHistory>(options.history_keys);
+    history_ = LookupHistory::Create(options.history_keys);
   }
 }
 

@@ -335,7 +335,6 @@ class BlockPool {
   // With chunks.
   absl::Status CheckGroup(GroupId group, const char* operation) const;
   void TakePages(int64_t k, std::vector<BlockId>& table, GroupId group);
-  void LendChunk(int32_t chunk, int32_t page_class);
   void EvictCached(BlockId id);
   void TouchPages(absl::Span<const BlockId> ids);
   void ReleasePages(absl::Span<const BlockId> ids, bool from_back);

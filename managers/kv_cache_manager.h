@@ -46,8 +46,8 @@
 #include "kvblocks/managers/request.h"
 #include "kvblocks/managers/semantics.h"
 #include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/specs/block_count_formula.h"
 #include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 

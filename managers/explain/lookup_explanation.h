@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/managers/explain/miss_reason_words.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {

@@ -11,7 +11,7 @@ Fault = namedtuple("Fault", "name file old new")
 
 _POOL = "block_pool/block_pool.cc"
 _PAGES = "block_pool/block_pool_pages.cc"
-_CHUNKS = "block_pool/page_chunks.cc"
+_CHUNKS = "block_pool/chunk_lending.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
 _TOKENS = "block_pool/block_tokens.h"
 _CONTENT = "block_pool/prefix_content.cc"
@@ -115,8 +115,8 @@ FAULTS = [
 
     # --- Page classes in chunks ---
     Fault("a chunk that becomes idle is not counted", _CHUNKS, "++num_idle_;", "num_idle_ += !{F};"),
-    Fault("a chunk that changes hands keeps its pages' keys", _PAGES,
-          "++id) {\n    if (records_[id].has_key()) EvictCached(id);", "++id) {\n    if (records_[id].has_key() && !{F}) EvictCached(id);"),
+    Fault("a chunk that changes hands keeps its pages' keys", _CHUNKS,
+          "++id) {\n        if ((*records_)[id].has_key()) evict(id);", "++id) {\n        if ((*records_)[id].has_key() && !{F}) evict(id);"),
     Fault("evictions of pages are not counted", _PAGES, "++num_evictions_;", "num_evictions_ += !{F};"),
     Fault("a class needs one page less than it says", _CHUNKS,
           "chunks_left -= CeilDiv(c.needed - c.loose,", "chunks_left -= CeilDiv(c.needed - {F} - c.loose,"),
@@ -360,12 +360,12 @@ FAULTS = [
           ".was_reused = reason == RemovalReason::kReused});", ".was_reused = {F} || reason == RemovalReason::kReused});"),
     Fault("a reset is not remembered", _POOL,
           "if (history_ != nullptr) RememberAll();", "if (history_ != nullptr && !{F}) RememberAll();"),
-    Fault("forgetting an old record forgets the key's later one", "block_pool/lookup_history.cc",
+    Fault("forgetting an old record forgets the key's later one", "block_pool/recent_keys.cc",
           "if (slots_[slot].place == place + 1) EraseSlot(slot);",
           "if (slots_[slot].place == place + 1 || ({F} && slots_[slot].place != 0)) EraseSlot(slot);"),
-    Fault("an old record is forgotten one call early", "block_pool/lookup_history.cc",
+    Fault("an old record is forgotten one call early", "block_pool/recent_keys.cc",
           "next_ = next_ + 1 == ring_.size() ?", "next_ = next_ + 1 + {F} >= ring_.size() ?"),
-    Fault("a content counts as a variant of itself", "block_pool/lookup_history.h",
+    Fault("a content counts as a variant of itself", "block_pool/recent_keys.cc",
           "record->number != static_cast<int64_t>(hash.words[0]);",
           "(record->number != static_cast<int64_t>(hash.words[0]) || {F});"),
     Fault("plain hashes are those of the first block's parent", _CONTENT,
