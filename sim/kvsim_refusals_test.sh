@@ -49,6 +49,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --block-size: got -1, expected 0 to|replay --block-size=-1
 --plan: got "best", expected one of|replay --plan=best
 --layout: got "heap", expected one of|replay --layout=heap
+--eviction-policy: got "sieve", expected one of arc, hazard, lru, priority, ttl|replay --eviction-policy=sieve
 --retention-interval: got -2, expected -1 to|replay --retention-interval=-2
 --retention-interval: got "64", expected -1 or 0|replay --retention-interval=64
 --retention-interval: got 7 tokens, expected a multiple|replay --retention-interval=7 --model=gpt-oss-20b

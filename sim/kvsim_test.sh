@@ -199,7 +199,6 @@ grep -q '^would fit' out || fail "nothing would fit"
 says 'question 1 request of 131,072 tokens: yes, upstream' plan --model=llama-3.1-8b --device=h100 --requests=1
 expect 2 '--len: set without --requests' plan --len=100
 expect 2 '--eviction-policy: got arc, expected lru' curve --eviction-policy=arc
-expect 2 'expected arc.hazard.lru.priority.ttl' replay --eviction-policy=sieve
 expect 2 '--retain: got all, expected nothing' curve --retain=all
 expect 2 '--prefill-factor: requests that run one after the other' curve --prefill-factor=2
 
