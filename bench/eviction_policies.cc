@@ -28,6 +28,7 @@
 #include "kvblocks/bench/thread_time.h"
 #include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/commands/option_parser.h"
 
 namespace kvblocks::bench {
@@ -79,8 +80,8 @@ absl::StatusOr<Prompts> Read(const std::string& path, int64_t block_size) {
   return prompts;
 }
 
-absl::StatusOr<Hits> Replay(const Prompts& prompts, EvictionPolicyKind policy, int64_t num_blocks,
-                            int64_t block_size) {
+absl::StatusOr<Hits> Replay(const Prompts& prompts, const EvictionPolicyFactory& policy,
+                            int64_t num_blocks, int64_t block_size) {
   auto pool = BlockPool::Create({.num_blocks = num_blocks + 1, .eviction_policy = policy});
   if (!pool.ok()) return pool.status();
   Hits hits;
@@ -230,13 +231,12 @@ int Main(int argc, char** argv) {
                 "ns per reference |\n|---|---|---|---|---|---|\n",
                 static_cast<long long>(num_blocks));
     const Hits bound = Belady(*prompts, num_blocks);
-    const auto lru = Replay(*prompts, EvictionPolicyKind::kLru, num_blocks, block_size);
+    const auto lru = Replay(*prompts, {}, num_blocks, block_size);
     if (!lru.ok()) return fail(lru.status());
     Print("lru", *lru, *prompts, *lru, bound);
-    for (const std::string& name :
-         std::vector<std::string>(absl::StrSplit(EvictionPolicyNames(), '|'))) {
-      // Nothing is retained here, so that policies which rank that are LRU.
-      if (name == "lru" || RanksRetainedBlocks(*ParseEvictionPolicy(name))) continue;
+    const std::string names = EvictionPolicyNames(/*with_retention=*/false);
+    for (const std::string& name : std::vector<std::string>(absl::StrSplit(names, '|'))) {
+      if (name == "lru") continue;
       const auto hits = Replay(*prompts, *ParseEvictionPolicy(name), num_blocks, block_size);
       if (!hits.ok()) return fail(hits.status());
       Print(name.c_str(), *hits, *prompts, *lru, bound);

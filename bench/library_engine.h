@@ -12,7 +12,7 @@
 #include "kvblocks/bench/engine_options.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 
 namespace kvblocks::bench {
 

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
-#include "kvblocks/block_pool/eviction_index.h"
 #include "kvblocks/checks/memory_limit.h"
 #include "kvblocks/checks/status_text.h"
 
@@ -40,7 +39,7 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
   }
   if (absl::Status status = CheckEvictionOptions(options); !status.ok()) return status;
   const bool has_chunks = options.chunks.num_chunks != 0;
-  const bool has_index = HasEvictionIndex(options);
+  const bool has_index = HasEvictionOrder(options);
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
@@ -48,8 +47,7 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   if (has_index) {
-    bytes += EvictionIndex::BytesFor(options.eviction_policy, options.num_blocks,
-                                     options.max_retained_blocks > 0);
+    bytes += options.eviction_policy.order_bytes(options.eviction_policy, options.num_blocks);
   }
   if (has_chunks) bytes += PageChunks::BytesFor(options.chunks, options.num_blocks);
   const int64_t memory = MemoryLimit();
@@ -81,17 +79,17 @@ BlockPool::BlockPool(const Options& options)
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   if (options.chunks.num_chunks != 0) {
-    chunks_ = std::make_unique<PageChunks>(options.chunks, &records_);
+    chunks_ = PageChunks::Create(options.chunks, &records_);
   } else {
     for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
   }
-  if (HasEvictionIndex(options)) {
-    eviction_ = std::make_unique<EvictionIndex>(options.eviction_policy, options.is_chained_group,
-                                                &records_,
-                                                static_cast<int32_t>(options.max_retained_blocks));
+  if (HasEvictionOrder(options)) {
+    eviction_ = options.eviction_policy.make_order(
+        options.eviction_policy, options.is_chained_group, &records_,
+        static_cast<int32_t>(options.max_retained_blocks));
   }
   if (enable_caching_ && options.history_keys > 0) {
-    history_ = std::make_unique<LookupHistory>(options.history_keys);
+    history_ = LookupHistory::Create(options.history_keys);
   }
 }
 
@@ -335,8 +333,7 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
     if (!partial_tokens_.empty() && partial_tokens_.contains(id)) DropPartialKey(id);
     table_.Insert(places[static_cast<size_t>(i - batch_begin)], content.HashOfBlock(i, per_block),
                   group, id);
-    TellPolicyOfKey(id, i > 0 ? table[static_cast<size_t>(i - 1)] : kNullBlockId, block_size,
-                    i * block_size);
+    TellPolicyOfKey(id, i > 0 ? table[static_cast<size_t>(i - 1)] : kNullBlockId, block_size);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
     if (history_ != nullptr) RememberVariant(content, i, per_block);

@@ -17,8 +17,8 @@
 // block is then a page of one class, serves the groups of that class only, and waits in that
 // class's queue. Ids may then have no page at the moment.
 //
-// With another Options::eviction_policy than LRU, an index beside the queue (EvictionIndex) says which
-// cached block is reused next; the queue still holds all free blocks. The same index keeps what
+// With another Options::eviction_policy than LRU, an EvictionOrder beside the queue says which
+// cached block is reused next; the queue still holds all free blocks. The same object keeps what
 // callers asked to retain (Options::max_retained_blocks).
 //
 // Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
@@ -51,11 +51,8 @@
 #include "kvblocks/block_pool/page_chunks.h"
 #include "kvblocks/block_pool/prefix_content.h"
 #include "kvblocks/block_pool/prefix_hash_table.h"
-#include "kvblocks/block_pool/retention.h"
 
 namespace kvblocks {
-
-class EvictionIndex;
 
 enum class FreeOrder {
   // Freed blocks without a key go to the front as one batch, since they can never be hit; those
@@ -80,14 +77,15 @@ class BlockPool {
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
-    // Which cached block goes next. Any but kLru keeps an index beside the queue and takes free
-    // blocks without a key first; it needs caching and kUnhashedFirst, and has no chunks.
-    EvictionPolicyKind eviction_policy = EvictionPolicyKind::kLru;
+    // Which cached block goes next. Any but the default, lru, keeps an index beside the queue and
+    // takes free blocks without a key first; it needs caching and kUnhashedFirst, and has no chunks.
+    EvictionPolicyFactory eviction_policy = {};
     // Per group, for the policy: whether its hits begin at the first block, so that a block is of no
     // use without those before it. Empty: all groups.
     std::vector<uint8_t> is_chained_group = {};
     // How many blocks Retain may keep from being reused before others; above 0 there is an index,
-    // also under kLru, with the same conditions. 0 to num_blocks - 1.
+    // also under lru, with the same conditions, and eviction_policy comes from block_pool/eviction
+    // (ParseEvictionPolicy("lru")). 0 to num_blocks - 1.
     int64_t max_retained_blocks = 0;
     // Page classes in chunks, which make up num_blocks as Validate(KvCacheConfig) demands. Default:
     // every block can serve every group.
@@ -275,7 +273,7 @@ class BlockPool {
   const PageChunks* chunks() const { return chunks_.get(); }
   const PrefixHashTable& table() const { return table_; }
   // Null under LRU without retention.
-  const EvictionIndex* eviction_index() const { return eviction_.get(); }
+  const EvictionOrder* eviction_order() const { return eviction_.get(); }
 
   // Grows whenever a block loses its key: hits looked up at the same value are still good.
   uint64_t removal_epoch() const { return removal_epoch_; }
@@ -295,8 +293,8 @@ class BlockPool {
 
  private:
   explicit BlockPool(const Options& options);
-  static bool HasEvictionIndex(const Options& options) {
-    return options.eviction_policy != EvictionPolicyKind::kLru || options.max_retained_blocks > 0;
+  static bool HasEvictionOrder(const Options& options) {
+    return options.eviction_policy.make != nullptr || options.max_retained_blocks > 0;
   }
   static absl::Status CheckEvictionOptions(const Options& options);
 
@@ -326,18 +324,17 @@ class BlockPool {
   // With an eviction policy.
   void TakeByPolicy(int64_t k, std::vector<BlockId>& table);
   void TouchForPolicy(absl::Span<const BlockId> ids);
-  // The block got the key in its record, behind that of `parent`, for num_tokens behind others.
-  void TellPolicyOfKey(BlockId id, BlockId parent, int64_t num_tokens, int64_t num_tokens_before) {
+  // The block got the key in its record, behind that of `parent`, for num_tokens.
+  void TellPolicyOfKey(BlockId id, BlockId parent, int64_t num_tokens) {
     if (eviction_ == nullptr) [[likely]]
       return;
-    AddKeyToPolicy(id, parent, num_tokens, num_tokens_before);
+    AddKeyToPolicy(id, parent, num_tokens);
   }
-  void AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens, int64_t num_tokens_before);
+  void AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens);
   void ForgetKeyInPolicy(BlockId id, RemovalReason reason);
   // With chunks.
   absl::Status CheckGroup(GroupId group, const char* operation) const;
   void TakePages(int64_t k, std::vector<BlockId>& table, GroupId group);
-  void LendChunk(int32_t chunk, int32_t page_class);
   void EvictCached(BlockId id);
   void TouchPages(absl::Span<const BlockId> ids);
   void ReleasePages(absl::Span<const BlockId> ids, bool from_back);
@@ -349,7 +346,7 @@ class BlockPool {
   BlockRecords records_;
   FreeBlockQueue queue_;
   std::unique_ptr<PageChunks> chunks_;
-  std::unique_ptr<EvictionIndex> eviction_;
+  std::unique_ptr<EvictionOrder> eviction_;
   std::vector<BlockId> released_;  // scratch, with an eviction policy
   PrefixHashTable table_;
   std::optional<BlockTokens> tokens_;

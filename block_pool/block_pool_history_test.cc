@@ -113,15 +113,15 @@ TEST_F(BlockPoolHistoryTest, RefusesWhatIsNoNumberOfKeys) {
 }
 
 TEST(LookupHistoryTest, KnowsTheLatestVariant) {
-  LookupHistory history(4);
-  EXPECT_FALSE(history.HasOtherVariant(Hash(1), Hash(2)));
-  history.OnVariantStored(Hash(1), Hash(2));
-  EXPECT_FALSE(history.HasOtherVariant(Hash(1), Hash(2)));  // that very content
-  EXPECT_TRUE(history.HasOtherVariant(Hash(1), Hash(1)));
-  EXPECT_TRUE(history.HasOtherVariant(Hash(1), Hash(3)));
-  EXPECT_FALSE(history.HasOtherVariant(Hash(3), Hash(1)));
-  history.OnVariantStored(Hash(5), Hash(5));  // no extra keys up to here
-  EXPECT_FALSE(history.HasOtherVariant(Hash(5), Hash(6)));
+  const auto history = LookupHistory::Create(4);
+  EXPECT_FALSE(history->HasOtherVariant(Hash(1), Hash(2)));
+  history->OnVariantStored(Hash(1), Hash(2));
+  EXPECT_FALSE(history->HasOtherVariant(Hash(1), Hash(2)));  // that very content
+  EXPECT_TRUE(history->HasOtherVariant(Hash(1), Hash(1)));
+  EXPECT_TRUE(history->HasOtherVariant(Hash(1), Hash(3)));
+  EXPECT_FALSE(history->HasOtherVariant(Hash(3), Hash(1)));
+  history->OnVariantStored(Hash(5), Hash(5));  // no extra keys up to here
+  EXPECT_FALSE(history->HasOtherVariant(Hash(5), Hash(6)));
 }
 
 TEST(LookupHistoryTest, SaysItsMemory) {

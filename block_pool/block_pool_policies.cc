@@ -1,24 +1,22 @@
-// BlockPool's ways with an eviction index: what differs when Options::eviction_policy or
+// BlockPool's ways with an EvictionOrder: what differs when Options::eviction_policy or
 // max_retained_blocks is set.
 //
-// The queue holds all free blocks, those without a key in front of all others; the policy says which
-// of the others goes.
+// The queue holds all free blocks, those without a key in front of all others; the policy says
+// which of the others goes.
 
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
-#include "kvblocks/block_pool/eviction_index.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 
 BlockPool::~BlockPool() = default;
 
-void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens,
-                               int64_t num_tokens_before) {
+void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens) {
   // Groups share hashes.
   const auto group = static_cast<uint64_t>(records_[id].key_group);
   eviction_->OnRegistered(id, parent, records_.hash(id).words[0] ^ group * 0x9e3779b97f4a7c15u,
-                          num_tokens, num_tokens_before);
+                          num_tokens);
 }
 
 absl::Status BlockPool::CheckEvictionOptions(const Options& options) {
@@ -28,24 +26,30 @@ absl::Status BlockPool::CheckEvictionOptions(const Options& options) {
                            ", one less than num_blocks");
   }
   const bool has_chunks = options.chunks.num_chunks != 0;
-  const bool has_policy = options.eviction_policy != EvictionPolicyKind::kLru;
-  if (HasEvictionIndex(options) && (has_chunks || !options.enable_caching ||
+  const EvictionPolicyFactory& policy = options.eviction_policy;
+  if (HasEvictionOrder(options) && (has_chunks || !options.enable_caching ||
                                     options.free_order != FreeOrder::kUnhashedFirst)) {
     const std::string why =
         has_chunks ? "with page classes in chunks"
                    : (options.enable_caching ? "with free_order kAppendAll" : "without caching");
-    return has_policy
-               ? InvalidArgument("eviction_policy is \"",
-                                 std::string(EvictionPolicyName(options.eviction_policy)),
-                                 "\", expected \"lru\" ", why)
+    return policy.make != nullptr
+               ? InvalidArgument("eviction_policy is \"", policy.name, "\", expected \"lru\" ", why)
                : InvalidArgument("max_retained_blocks is ", options.max_retained_blocks,
                                  ", expected 0 ", why);
   }
-  if (RanksRetainedBlocks(options.eviction_policy) && options.max_retained_blocks == 0) {
+  if (policy.ranks_retained && options.max_retained_blocks == 0) {
     return InvalidArgument(
-        "eviction_policy is \"", std::string(EvictionPolicyName(options.eviction_policy)),
+        "eviction_policy is \"", policy.name,
         "\", which ranks retained blocks, but none may be retained: expected max_retained_blocks "
         "above 0");
+  }
+  if (HasEvictionOrder(options) && policy.make_order == nullptr) {
+    return policy.make != nullptr
+               ? InvalidArgument("eviction_policy is \"", policy.name,
+                                 "\" without what ParseEvictionPolicy and CustomEvictionPolicy add")
+               : InvalidArgument("max_retained_blocks is ", options.max_retained_blocks,
+                                 ", expected 0 without an eviction_policy that retains: "
+                                 "ParseEvictionPolicy(\"lru\") for one");
   }
   return absl::OkStatus();
 }

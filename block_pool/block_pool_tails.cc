@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
-#include "kvblocks/block_pool/eviction_index.h"
 
 namespace kvblocks {
 
@@ -31,7 +30,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
     DropPartialKey(id);
   }
   table_.Insert(hash, group, id);
-  TellPolicyOfKey(id, kNullBlockId, block_size, (num_tokens - 1) / block_size * block_size);
+  TellPolicyOfKey(id, kNullBlockId, block_size);
   if (num_tokens % block_size != 0) partial_tokens_[id] = {num_tokens, num_tail_keys_++};
   if (tokens_) tokens_->Store(id, content, (num_tokens - 1) / block_size * block_size, num_tokens);
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
@@ -54,14 +53,10 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   const GroupId group = records_[from].key_group;
   const BlockHash hash = records_.hash(from);
   partial_tokens_.erase(it);
-  int64_t num_tokens_before = 0;
-  if (eviction_ != nullptr) {
-    num_tokens_before = eviction_->NumTokensBefore(from);
-    eviction_->OnKeyRemoved(from, /*was_evicted=*/false);
-  }
+  if (eviction_ != nullptr) eviction_->OnKeyRemoved(from, /*was_evicted=*/false);
   table_.Erase(from);
   table_.Insert(hash, group, to);
-  TellPolicyOfKey(to, kNullBlockId, num_tokens, num_tokens_before);
+  TellPolicyOfKey(to, kNullBlockId, num_tokens);
   partial_tokens_[to] = {num_tokens, num_tail_keys_++};
   if (tokens_) tokens_->Copy(from, to);
   ++removal_epoch_;

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/lookup_history.h"
+#include "kvblocks/block_pool/recent_keys.h"
 
 namespace kvblocks {
 namespace {

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/managers/testing/test_models.h"
 

@@ -46,8 +46,8 @@
 #include "kvblocks/managers/request.h"
 #include "kvblocks/managers/semantics.h"
 #include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/specs/block_count_formula.h"
 #include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 
@@ -76,11 +76,13 @@ struct KvCacheManagerOptions {
   // share of the chunks that admissions leave idle or unassigned.
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
-  // Which cached block that nobody references is reused next. Any but kLru needs caching and
-  // free_order kUnhashedFirst, and no native layout. docs/policies.md says when which helps.
-  EvictionPolicyKind eviction_policy = EvictionPolicyKind::kLru;
+  // Which cached block that nobody references is reused next. Any but the default, lru, needs
+  // caching and free_order kUnhashedFirst, and no native layout. ParseEvictionPolicy knows some by
+  // name; docs/policies.md says when which helps, and how to bring another one.
+  EvictionPolicyFactory eviction_policy = {};
   // Share of the pool that Retain may keep at most, 0 to 1; 0: nothing can be retained, and it costs
-  // nothing. The conditions are those of eviction_policy.
+  // nothing. The conditions are those of eviction_policy, which ParseEvictionPolicy must have given:
+  // what retains blocks comes with it, also for "lru".
   double max_retained_share = 0.0;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
   // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of

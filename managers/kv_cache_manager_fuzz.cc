@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/tests/events/event_mirror.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/eviction_index.h"
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
@@ -38,11 +37,11 @@ absl::StatusOr<RetainOutcome> KvCacheManager::Retain(const Request& request,
     if (!group(g).is_cacheable()) continue;
     const int64_t block_size = group(g).block_size();
     const int64_t per_block = block_size / hash_block_size_;
-    const bool is_chained = pool_->eviction_index()->IsChained(g);
+    const bool is_chained = pool_->eviction_order()->IsChained(g);
     for (int64_t end = block_size; end <= num_hashed; end += block_size) {
       const BlockId id = pool_->FindCached(content, end / block_size - 1, per_block, g);
       const bool is_wanted = id != kNullBlockId &&
-                             pool_->eviction_index()->NumUses(id) >= params.min_uses;
+                             pool_->eviction_order()->NumUses(id) >= params.min_uses;
       if (!is_wanted && is_chained) break;
       if (is_wanted) retained_.emplace_back(end, id);
     }

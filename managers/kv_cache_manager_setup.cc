@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/block_size.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 namespace {

@@ -4,11 +4,16 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/block_pool/eviction/retention.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {
+
+const KvCacheManagerOptions kHalf = {.eviction_policy = ParseEvictionPolicy("lru").value(),
+                                     .max_retained_share = 0.5};
 
 std::string RefusalOf(KvCacheManager& manager, const Request& request,
                       const RetainParams& params) {
@@ -27,7 +32,7 @@ TEST(RetentionTest, WithoutACapNothingCanBeRetained) {
 }
 
 TEST(RetentionTest, ParametersOutsideTheirRangeAreRefused) {
-  const auto manager = Manager(20, {Full(4)}, {.max_retained_share = 0.5});
+  const auto manager = Manager(20, {Full(4)}, kHalf);
   const auto request = NewRequest(*manager, Tokens(14));
   const std::string start = "Retain(" + request->id() + "): ";
   EXPECT_EQ(RefusalOf(*manager, *request, {.num_tokens = 15}),
@@ -45,7 +50,7 @@ TEST(RetentionTest, ParametersOutsideTheirRangeAreRefused) {
 
 // Half of 19 blocks is 9, which the two groups share token by token; the window keeps its end only.
 TEST(RetentionTest, BlocksOfAllGroupsAreFoundAndTheCapHolds) {
-  const auto manager = Manager(20, {Full(4), Window(4, 5)}, {.max_retained_share = 0.5});
+  const auto manager = Manager(20, {Full(4), Window(4, 5)}, kHalf);
   const auto request = NewRequest(*manager, Tokens(14));
   ASSERT_TRUE(Step(*manager, *request, 14));
   const auto part = manager->Retain(*request, {.num_tokens = 11});
@@ -62,7 +67,7 @@ TEST(RetentionTest, BlocksOfAllGroupsAreFoundAndTheCapHolds) {
 }
 
 TEST(RetentionTest, BlocksThatFewRequestsUsedAreLeftOut) {
-  const auto manager = Manager(20, {Full(4)}, {.max_retained_share = 0.5});
+  const auto manager = Manager(20, {Full(4)}, kHalf);
   const auto first = NewRequest(*manager, Tokens(14));
   ASSERT_TRUE(Step(*manager, *first, 14));
   EXPECT_EQ(manager->Retain(*first, {.min_uses = 2})->num_retained, 0);
@@ -77,7 +82,7 @@ TEST(RetentionTest, BlocksThatFewRequestsUsedAreLeftOut) {
 // Hidden states are hit from the first block on, as rows are: behind a gap they are of no use.
 TEST(RetentionTest, HiddenStatesBehindAGapAreLeftOut) {
   const KvCacheSpec hidden = HiddenStateSpec::Create({.block_size = 4, .head_size = 64}).value();
-  const auto manager = Manager(20, {Full(4), hidden}, {.max_retained_share = 0.5});
+  const auto manager = Manager(20, {Full(4), hidden}, kHalf);
   const auto request = NewRequest(*manager, Tokens(14));
   ASSERT_TRUE(Step(*manager, *request, 14));
   ASSERT_TRUE(manager->EvictBlocks({manager->GetBlocks(*request, 1)[1]}).ok());
@@ -85,7 +90,7 @@ TEST(RetentionTest, HiddenStatesBehindAGapAreLeftOut) {
 }
 
 TEST(RetentionTest, ATimeToLiveCountsFromTheTimeToldLast) {
-  const auto manager = Manager(20, {Full(4)}, {.max_retained_share = 0.5});
+  const auto manager = Manager(20, {Full(4)}, kHalf);
   const auto request = NewRequest(*manager, Tokens(14));
   ASSERT_TRUE(Step(*manager, *request, 14));
   ASSERT_TRUE(manager->AdvanceTime(100).ok());
@@ -99,7 +104,8 @@ TEST(RetentionTest, ATimeToLiveCountsFromTheTimeToldLast) {
 
 // A preference, never a leak: all of the pool is retained for good, and a request takes all of it.
 TEST(RetentionTest, AnAllocationNeverFailsForRetainedBlocks) {
-  const auto manager = Manager(6, {Full(4)}, {.max_retained_share = 1});
+  const auto manager = Manager(6, {Full(4)},
+                               {.eviction_policy = kHalf.eviction_policy, .max_retained_share = 1});
   const auto kept = NewRequest(*manager, Tokens(20));
   ASSERT_TRUE(Step(*manager, *kept, 20));
   EXPECT_EQ(manager->Retain(*kept, {.priority = 100})->num_retained, 5);

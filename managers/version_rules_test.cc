@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {

@@ -267,7 +267,6 @@ absl::StatusOr<StorePlan> OffloadManager::PrepareStore(OwnerId owner, const Pref
       if (!tier.WantsOffered(key)) continue;
       const int64_t chunk_tokens = per_chunk * group.block_size;
       const Tier::Chunk chunk{.key = key,
-                              .num_tokens_before = offer.end - chunk_tokens,
                               .num_tokens = chunk_tokens};
       if (!Write(t, chunk, {.key = key, .first_block = offer.chunk * per_chunk}, ticket, plan)) {
         break;
@@ -289,7 +288,6 @@ StorePlan OffloadManager::PrepareStoreOfEvicted(OwnerId owner,
       if (group >= group_of_.size() || group_of_[group] == nullptr) continue;
       if (!first.WantsOffered(block.key)) continue;
       const Tier::Chunk chunk{.key = block.key,
-                              .num_tokens_before = block.num_tokens_before,
                               .num_tokens = group_of_[group]->block_size};
       Write(0, chunk, {.key = block.key, .first_block = block.block}, ticket, plan);
     }

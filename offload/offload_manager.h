@@ -133,7 +133,6 @@ class OffloadManager {
   // A block that the device is about to reuse.
   struct EvictedBlock {
     ChunkKey key = {};
-    int64_t num_tokens_before = 0;
     BlockId block = kNullBlockId;  // comes back as ChunkWrite::first_block
   };
   // What a failed load says of the slots it read.

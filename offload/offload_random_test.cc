@@ -91,7 +91,7 @@ class RandomRun {
           const int64_t block = Draw(content.num_hashed_tokens() / size);
           keys.push_back(
               NaiveOffload::KeyAt(content, static_cast<size_t>(g), (block + 1) * size));
-          blocks.push_back({.key = keys.back(), .num_tokens_before = block * size});
+          blocks.push_back({.key = keys.back()});
         }
         const StorePlan plan = offload_->PrepareStoreOfEvicted(9, blocks);
         naive_->StoreEvicted(plan.ticket, keys);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/block_pool/eviction/lru_policy.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::offload {
@@ -12,10 +13,9 @@ Tier::Tier(TierOptions options, TierCapacity capacity)
       capacity_(std::move(capacity)),
       slots_(1),
       policy_(MakeEvictionPolicy(options_.policy, static_cast<int32_t>(capacity_.num_slots) + 1,
-                                 this)),
-      fallback_(options_.policy == EvictionPolicyKind::kHazard
-                    ? MakeEvictionPolicy(EvictionPolicyKind::kLru,
-                                         static_cast<int32_t>(capacity_.num_slots) + 1, nullptr)
+                                 *this)),
+      fallback_(options_.policy.may_follow_queue
+                    ? std::make_unique<LruPolicy>(static_cast<int32_t>(capacity_.num_slots) + 1)
                     : nullptr),
       offered_once_(options_.second_use_memory) {}
 

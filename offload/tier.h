@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/evicted_keys.h"
+#include "kvblocks/block_pool/eviction/evicted_keys.h"
 #include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 #include "kvblocks/offload/tier_options.h"
@@ -70,7 +70,6 @@ class Tier final : private CachedPrefixes {
  public:
   struct Chunk {
     ChunkKey key = {};
-    int64_t num_tokens_before = 0;
     int64_t num_tokens = 0;
   };
   struct Evicted {
@@ -143,7 +142,6 @@ class Tier final : private CachedPrefixes {
   Slot& At(SlotId slot) { return slots_[static_cast<size_t>(slot)]; }
   const Slot& At(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
   int32_t NumChildren(BlockId) const override { return 0; }
-  int64_t NumTokensBefore(BlockId id) const override { return At(id).chunk.num_tokens_before; }
 
   int64_t BytesOf(GroupId group) const {
     return capacity_.bytes == 0 ? 0 : capacity_.bytes_taken[static_cast<size_t>(group)];

@@ -4,9 +4,8 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/checks/status_text.h"
 
@@ -55,14 +54,11 @@ absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name) {
   return Parse(kWritePolicies, "write_policy", name);
 }
 
-absl::StatusOr<EvictionPolicyKind> ParseTierPolicy(std::string_view name) {
-  std::vector<std::string> names = absl::StrSplit(EvictionPolicyNames(), '|');
-  std::erase_if(names, [](const std::string& listed) {
-    return RanksRetainedBlocks(*ParseEvictionPolicy(listed));
-  });
-  if (std::find(names.begin(), names.end(), name) != names.end()) return ParseEvictionPolicy(name);
+absl::StatusOr<EvictionPolicyFactory> ParseTierPolicy(std::string_view name) {
+  auto policy = ParseEvictionPolicy(name);
+  if (policy.ok() && !policy->ranks_retained) return policy;
   return InvalidArgument("policy is \"", std::string(name), "\", expected ",
-                         absl::StrJoin(names, "|"));
+                         EvictionPolicyNames(/*with_retention=*/false));
 }
 
 absl::StatusOr<TierCapacity> ResolveCapacity(const TierOptions& options,
@@ -87,9 +83,8 @@ absl::StatusOr<TierCapacity> ResolveCapacity(const TierOptions& options,
     return refuse("second_use_memory is ", options.second_use_memory, ", expected 1 to ",
                   kMostSlots);
   }
-  if (RanksRetainedBlocks(options.policy)) {
-    return refuse("policy is ", std::string(EvictionPolicyName(options.policy)),
-                  ", which ranks retained blocks; tiers retain none, so take lru");
+  if (options.policy.ranks_retained) {
+    return refuse("policy is ", options.policy.name, ", which ranks retained blocks; tiers retain none, so take lru");
   }
 
   CheckedInt64 all = 0;

@@ -55,7 +55,7 @@ std::string_view WritePolicyName(WritePolicy policy);  // "write-through", "on-e
 absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name);
 absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name);
 // Of the policies that tiers take: they retain nothing, so none that ranks retained blocks.
-absl::StatusOr<EvictionPolicyKind> ParseTierPolicy(std::string_view name);
+absl::StatusOr<EvictionPolicyFactory> ParseTierPolicy(std::string_view name);
 
 struct TierOptions {
   std::string name = "host";
@@ -66,7 +66,7 @@ struct TierOptions {
   SlotLayout layout = SlotLayout::kPacked;
   // Fixed slots are rounded up to a multiple of it.
   int64_t slot_alignment = 1;
-  EvictionPolicyKind policy = EvictionPolicyKind::kLru;
+  EvictionPolicyFactory policy = {};
   WritePolicy write_policy = WritePolicy::kWriteThrough;
   // What was loaded leaves the tier.
   bool exclusive = false;

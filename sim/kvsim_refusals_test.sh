@@ -48,6 +48,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --block-size: got -1, expected 0 to|replay --block-size=-1
 --plan: got "best", expected one of|replay --plan=best
 --layout: got "heap", expected one of|replay --layout=heap
+--eviction-policy: got "sieve", expected one of arc, hazard, lru, priority, ttl|replay --eviction-policy=sieve
 --retention-interval: got -2, expected -1 to|replay --retention-interval=-2
 --retention-interval: got "64", expected -1 or 0|replay --retention-interval=64
 --retention-interval: got 7 tokens, expected a multiple|replay --retention-interval=7 --model=gpt-oss-20b
@@ -113,7 +114,7 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --load-failures needs --tier|replay --load-failures=0.1
 --load-failure-policy needs --load-failures (got 0)|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
-policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
+policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:policy=ttl
 --baseline: no condition of --where compares|capacity --smallest tier=a:1GiB:read={1:9}GB/s --baseline tier= --where hit-rate>=0.5
 --baseline: got "tier", expected OPTION=VALUE|capacity --smallest num-blocks=300:900 --baseline tier --where hit-rate>=baseline
 --where: got "ttft-mean<=baseline", which needs --baseline|capacity --smallest num-blocks=300:900 --where ttft-mean<=baseline

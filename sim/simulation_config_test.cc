@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -73,6 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"NothingMayBeRetained",
                  [](C& c) {
                    c.kv_cache.num_blocks = 11;
+                   c.manager.eviction_policy = *ParseEvictionPolicy("lru");
                    c.manager.max_retained_share = 0.09;
                    c.scheduler.retention = {{}};
                  },

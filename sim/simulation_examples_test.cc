@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -417,6 +418,7 @@ TEST_F(SimulatorExamples, WE27_EagleDrop) {
 // passes block 1 over, though it was released first, and D hits it.
 void AddForRetention(Replay& replay, std::optional<SimTime> ttl) {
   replay.config.kv_cache.num_blocks = 6;
+  replay.config.manager.eviction_policy = *ParseEvictionPolicy("lru");
   replay.config.manager.max_retained_share = 0.4;
   replay.config.scheduler.retention = {{.kind = RetentionRule::Kind::kSession, .ttl = ttl}};
   replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9), .session = 1});

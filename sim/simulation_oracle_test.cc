@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/testing/naive_engine.h"
 #include "kvblocks/sim/testing/replay.h"
@@ -105,6 +106,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   replay.config.manager.free_order =
       o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   if (o.most_retained > 0) {
+    replay.config.manager.eviction_policy = *ParseEvictionPolicy("lru");
     replay.config.manager.max_retained_share = std::min(
         1.0, (static_cast<double>(o.most_retained) + 0.25) / static_cast<double>(o.num_blocks - 1));
   }

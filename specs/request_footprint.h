@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/specs/block_count_formula.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
@@ -25,10 +26,6 @@ struct RequestLimits {
   // again. Windows of attention name theirs: KvCacheSpecOptions::extra_retained_tokens.
   int64_t num_retained_tokens = 0;
 };
-
-// How blocks of windowed kinds are counted. kExact is the true worst case; kUpstream repeats vLLM's
-// formulas for comparisons, which are at most one block higher.
-enum class BlockCountFormula { kExact, kUpstream };
 
 // The most blocks that a request of a windowed or chunked kind holds at once; empty for kinds that
 // keep every token.

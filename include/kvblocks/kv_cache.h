@@ -9,6 +9,7 @@
 //   request    Request: a sequence of tokens and its block tables
 //   events     KvEvent: what entered and left the prefix cache, for routers
 //   pool       BlockPool: the blocks alone, for those who bring their own rules
+//   eviction   EvictionPolicy: which cached block goes next; some by name, or one of your own
 //
 //   #include "kvblocks/kv_cache.h"
 //   using namespace kvblocks;
@@ -38,12 +39,14 @@
 
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/block_pool/eviction/retention.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 #include "kvblocks/block_pool/kv_event.h"
 #include "kvblocks/block_pool/prefix_content.h"
 #include "kvblocks/managers/computed_blocks.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/managers/request.h"
 #include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/specs/data_type.h"

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/config/kv_cache_config.pb.h"
 #include "kvblocks/specs/config/kv_cache_config_proto.h"
@@ -73,14 +74,11 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
                                  FreeOrder::kUnhashedFirst, "append_all", FreeOrder::kAppendAll),
                        o.free_order));
   }
-  if (m.has_eviction_policy()) {
-    const auto policy = ParseEvictionPolicy(m.eviction_policy());
-    if (policy.ok()) {
-      o.eviction_policy = *policy;
-    } else {
-      status.Update(FieldError("eviction_policy", '"' + m.eviction_policy() + '"',
-                               EvictionPolicyNames()));
-    }
+  const std::string policy_name = m.has_eviction_policy() ? m.eviction_policy() : "lru";
+  if (const auto policy = ParseEvictionPolicy(policy_name); policy.ok()) {
+    o.eviction_policy = *policy;
+  } else {
+    status.Update(FieldError("eviction_policy", '"' + policy_name + '"', EvictionPolicyNames()));
   }
   if (m.has_hash_algorithm()) {
     status.Update(Take(ParseHashAlgorithm(m.hash_algorithm()), o.hash_algorithm));

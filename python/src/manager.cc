@@ -1,5 +1,6 @@
 // KVCacheManager: construction and the step path.
 
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
 #include <nanobind/stl/optional.h>

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/python/src/content.h"
 #include "kvblocks/python/src/events.h"
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
 
@@ -159,7 +160,7 @@ absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cac
                          KvCacheManagerOptions* manager) {
   const double share = config.max_retained_share();
   if (config.retain().empty()) {
-    if (RanksRetainedBlocks(manager->eviction_policy)) {
+    if (manager->eviction_policy.ranks_retained) {
       return BadOption("--eviction-policy", config.eviction_policy(),
                  "another one, or --retain beside it: it ranks what that keeps");
     }

@@ -13,7 +13,7 @@ void HitReuseSection::OnRunStart(const RunInfo& info) {
     const SingleTypeManager& group = manager_->group(g);
     if (group.is_full_type() && group.is_cacheable()) group_ = g;
   }
-  has_places_ = pool.eviction_index() == nullptr;
+  has_places_ = pool.eviction_order() == nullptr;
 }
 
 void HitReuseSection::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {

@@ -38,7 +38,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
-#include "kvblocks/managers/miss_reason.h"
+#include "kvblocks/managers/explain/miss_reason_words.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/request_progress.h"
 #include "kvblocks/sim/report/seen_paths.h"

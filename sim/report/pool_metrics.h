@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "kvblocks/block_pool/eviction/retention.h"
 #include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {

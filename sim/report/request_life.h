@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/miss_classifier.h"

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/retention.h"
+#include "kvblocks/block_pool/eviction/retention.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {

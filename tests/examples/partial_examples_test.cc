@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/tests/examples/model.h"
 #include "kvblocks/tests/group_specs.h"
 

@@ -11,7 +11,7 @@ Fault = namedtuple("Fault", "name file old new")
 
 _POOL = "block_pool/block_pool.cc"
 _PAGES = "block_pool/block_pool_pages.cc"
-_CHUNKS = "block_pool/page_chunks.cc"
+_CHUNKS = "block_pool/chunk_lending.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
 _TOKENS = "block_pool/block_tokens.h"
 _CONTENT = "block_pool/prefix_content.cc"
@@ -28,17 +28,14 @@ _MAMBA = "managers/mamba_manager.cc"
 _SETUP = "managers/kv_cache_manager_setup.cc"
 _TAILS = "block_pool/block_pool_tails.cc"
 _POLICIES = "block_pool/block_pool_policies.cc"
-_POLICY = "block_pool/eviction_policy.cc"
-_INDEX = "block_pool/eviction_index.cc"
-_HAZARD = "block_pool/hazard_policy.cc"
-_RANKED = "block_pool/ranked_policies.h"
-_LIRS = "block_pool/lirs_policy.h"
-_TINY_LFU = "block_pool/tiny_lfu_policy.h"
-_SLRU = "block_pool/slru_policy.h"
-_RETENTION = "block_pool/retention.h"
-_RETENTION_CC = "block_pool/retention.cc"
+_ARC = "block_pool/eviction/arc_policy.h"
+_INDEX = "block_pool/eviction/eviction_index.cc"
+_HAZARD = "block_pool/eviction/hazard_policy.cc"
+_RANKED = "block_pool/eviction/retention_policies.h"
+_RETENTION = "block_pool/eviction/retention.h"
+_RETENTION_CC = "block_pool/eviction/retention.cc"
 _RETAIN = "managers/kv_cache_manager_retention.cc"
-_EXPLAINER = "managers/lookup_explainer.cc"
+_EXPLAINER = "managers/explain/lookup_explainer.cc"
 _OFFLOAD = "offload/offload_manager.cc"
 _TIERS = "offload/offload_lookup.cc"
 _TIER = "offload/tier.cc"
@@ -118,8 +115,8 @@ FAULTS = [
 
     # --- Page classes in chunks ---
     Fault("a chunk that becomes idle is not counted", _CHUNKS, "++num_idle_;", "num_idle_ += !{F};"),
-    Fault("a chunk that changes hands keeps its pages' keys", _PAGES,
-          "++id) {\n    if (records_[id].has_key()) EvictCached(id);", "++id) {\n    if (records_[id].has_key() && !{F}) EvictCached(id);"),
+    Fault("a chunk that changes hands keeps its pages' keys", _CHUNKS,
+          "++id) {\n        if ((*records_)[id].has_key()) evict(id);", "++id) {\n        if ((*records_)[id].has_key() && !{F}) evict(id);"),
     Fault("evictions of pages are not counted", _PAGES, "++num_evictions_;", "num_evictions_ += !{F};"),
     Fault("a class needs one page less than it says", _CHUNKS,
           "chunks_left -= CeilDiv(c.needed - c.loose,", "chunks_left -= CeilDiv(c.needed - {F} - c.loose,"),
@@ -361,12 +358,12 @@ FAULTS = [
           ".was_reused = reason == RemovalReason::kReused});", ".was_reused = {F} || reason == RemovalReason::kReused});"),
     Fault("a reset is not remembered", _POOL,
           "if (history_ != nullptr) RememberAll();", "if (history_ != nullptr && !{F}) RememberAll();"),
-    Fault("forgetting an old record forgets the key's later one", "block_pool/lookup_history.cc",
+    Fault("forgetting an old record forgets the key's later one", "block_pool/recent_keys.cc",
           "if (slots_[slot].place == place + 1) EraseSlot(slot);",
           "if (slots_[slot].place == place + 1 || ({F} && slots_[slot].place != 0)) EraseSlot(slot);"),
-    Fault("an old record is forgotten one call early", "block_pool/lookup_history.cc",
+    Fault("an old record is forgotten one call early", "block_pool/recent_keys.cc",
           "next_ = next_ + 1 == ring_.size() ?", "next_ = next_ + 1 + {F} >= ring_.size() ?"),
-    Fault("a content counts as a variant of itself", "block_pool/lookup_history.h",
+    Fault("a content counts as a variant of itself", "block_pool/recent_keys.cc",
           "record->number != static_cast<int64_t>(hash.words[0]);",
           "(record->number != static_cast<int64_t>(hash.words[0]) || {F});"),
     Fault("plain hashes are those of the first block's parent", _CONTENT,
@@ -635,8 +632,8 @@ FAULTS = [
 
     # --- Explanations ---
     Fault("blocks without a hash are explained by what became of them", _EXPLAINER,
-          "add(MissReason::kLookahead, num_hashed_full_, num_full_);",
-          "add({F} ? MissReason::kPartialBlock : MissReason::kLookahead, num_hashed_full_, num_full_);"),
+          "add(MissReason::kLookahead, std::max(num_hashed_full_, undropped), num_full_);",
+          "add({F} ? MissReason::kPartialBlock : MissReason::kLookahead, std::max(num_hashed_full_, undropped), num_full_);"),
     Fault("what a group alone reaches ends before the last full block", _EXPLAINER,
           "most += group.draft_margin();", "if (!{F}) most += group.draft_margin();"),
     # --- Eviction policies ---
@@ -657,26 +654,11 @@ FAULTS = [
           "if (reason == RemovalReason::kReused ||", "if ({F} || reason == RemovalReason::kReused ||"),
     Fault("a policy does not hear of hits", _POLICIES,
           "eviction_->OnTouched(id, was_free);", "if (!{F} || was_free) eviction_->OnTouched(id, was_free);"),
-    Fault("lfu counts no hits", _POLICY, "++ranks_[static_cast<size_t>(id)].first;", "if (!{F}) ++ranks_[static_cast<size_t>(id)].first;"),
-    Fault("slru protects without limit", _SLRU, "while (protected_.size() > most_protected_) {", "while (protected_.size() > most_protected_ && !{F}) {"),
-    Fault("s3fifo forgets what it evicted", _POLICY, "if (was_evicted) evicted_.Add(state.key);", "if (was_evicted && !{F}) evicted_.Add(state.key);"),
-    Fault("s3fifo gives newcomers no second chance", _POLICY, "if (state.uses <= (from_small ? 1 : 0)) return id;",
-          "if (state.uses <= (from_small ? ({F} ? 3 : 1) : 0)) return id;"),
-    Fault("sieve's hand starts again at the oldest", _POLICY, "number > hand_.second ? hand_.first", "number > hand_.second || {F} ? hand_.first"),
-    Fault("arc does not adapt", _POLICY, "if (evicted_[0].Take(key)) {\n      target_ =", "if (evicted_[0].Take(key)) {\n      if (!{F}) target_ ="),
+    Fault("arc does not adapt", _ARC, "if (evicted_[0].Take(key)) {\n      target_ =", "if (evicted_[0].Take(key)) {\n      if (!{F}) target_ ="),
     Fault("hazard never trusts what it learnt", _HAZARD, "if (follows_lru()) return kNullBlockId;", "if (follows_lru() || {F}) return kNullBlockId;"),
     Fault("hazard learns nothing from evicted blocks", _HAZARD, "EndWait(it->second.wait, /*was_hit=*/false);",
           "if ({F}) CloseWait(it->second.wait); else EndWait(it->second.wait, /*was_hit=*/false);"),
     Fault("hazard counts LRU's share of the waits wrongly", _HAZARD, "if (number >= lru_begin_) --num_lru_;", "if (number >= lru_begin_ && !{F}) --num_lru_;"),
-    Fault("lirs takes every reuse for a close one", _LIRS, "return lir_.empty() || used > states_[static_cast<size_t>(lir_.front())].used;",
-          "return lir_.empty() || used > states_[static_cast<size_t>(lir_.front())].used || {F};"),
-    Fault("lirs never demotes", _LIRS, "if (lir_.size() <= most_lir_) return;", "if (lir_.size() <= most_lir_ || {F}) return;"),
-    Fault("w-tinylfu admits everybody", _TINY_LFU, "if (sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;",
-          "if (!{F} && sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;"),
-    Fault("w-tinylfu's counters never age", _TINY_LFU, "if (++num_counted_ < halving_) return;", "if (++num_counted_ < halving_ || {F}) return;"),
-    Fault("gdsf takes all depths for equal", _RANKED, "(kContextOfEqualCost + prefixes_->NumTokensBefore(id));",
-          "(kContextOfEqualCost + ({F} ? 0 : prefixes_->NumTokensBefore(id)));"),
-    Fault("gdsf does not age", _RANKED, "if (was_evicted) floor_ =", "if (was_evicted && !{F}) floor_ ="),
     Fault("the policy priority does not see priorities", _RANKED, "retention == nullptr ? kUnretainedPriority : retention->priority;",
           "retention == nullptr || {F} ? kUnretainedPriority : retention->priority;"),
     Fault("the policy ttl does not see ends", _RANKED, "retention == nullptr ? kNotRetained : retention->expires_at;",

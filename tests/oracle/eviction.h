@@ -5,20 +5,20 @@
 #define KVBLOCKS_TESTS_ORACLE_EVICTION_H_
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/eviction_policy.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks::oracle {
 
 // A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for none.
 class EvictingPool {
  public:
-  // At most so many blocks can be retained.
-  EvictingPool(EvictionPolicyKind kind, int32_t num_blocks, int64_t most_retained = 0);
+  // At most so many blocks can be retained. Policies: arc, fifo, lru, priority, ttl; under another
+  // one, Take must not be called where TakeThis can.
+  EvictingPool(std::string policy, int32_t num_blocks, int64_t most_retained = 0);
 
   // The earliest registered block that holds this; kNullBlockId: none does.
   BlockId Find(const std::string& name) const;
@@ -52,13 +52,8 @@ class EvictingPool {
     std::string name;
     BlockId parent = kNullBlockId;
     int64_t registered = 0;
-    int64_t queued = 0;    // registered, or moved to the back of its queue
     int64_t released = 0;
-    int64_t hit = 0;       // the last time
-    int uses = 0;          // as the policy counts them
-    int list = 0;          // slru: 1 protected; s3fifo: 1 main; arc: 1 used more than once;
-                           // lirs: 1 LIR; w-tinylfu: 1 main, 2 protected
-    int64_t value = 0;      // gdsf
+    int list = 0;           // arc: 1 used more than once
     int64_t released_at = 0;
     int64_t priority = 0;   // 0: not retained
     int64_t expires_at = 0;
@@ -67,7 +62,6 @@ class EvictingPool {
   struct Key {
     std::string name;
     int64_t number;
-    int64_t used = 0;
   };
   const Block& At(BlockId id) const { return blocks_[static_cast<size_t>(id)]; }
   Block& At(BlockId id) { return blocks_[static_cast<size_t>(id)]; }
@@ -84,33 +78,19 @@ class EvictingPool {
   BlockId PolicyVictim();
   // Of two retained blocks.
   bool IsLower(BlockId a, BlockId b) const;
-  BlockId S3FifoVictim();
-  BlockId SieveVictim();
-  BlockId TinyLfuVictim();
-  void Use(BlockId id);
-  void UseForLirs(BlockId id, bool was_in_stack);
-  bool IsInLirsStack(int64_t used) const;
-  void CountUse(const std::string& name);
-  void Protect(BlockId id, int probation);
-  bool RanksRetained() const {
-    return kind_ == EvictionPolicyKind::kPriority || kind_ == EvictionPolicyKind::kTtl;
-  }
+  bool RanksRetained() const { return policy_ == "priority" || policy_ == "ttl"; }
   bool TakeKey(std::vector<Key>& keys, const std::string& name);
   void AddKey(std::vector<Key>& keys, int64_t& additions, const std::string& name,
               int64_t capacity);
   void Forget(BlockId id, bool was_evicted);
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
 
-  EvictionPolicyKind kind_;
+  std::string policy_;
   std::vector<Block> blocks_;
   std::vector<BlockId> free_;  // in the pool's order
   int64_t clock_ = 0;
-  int64_t hand_ = 0;           // sieve: smallest number not looked at in this lap
   std::vector<Key> keys_[2];   // evicted, the oldest first
   int64_t additions_[2] = {};
-  std::map<std::string, int> counts_;  // w-tinylfu: uses of late
-  int64_t num_counted_ = 0;
-  int64_t floor_ = 0;          // gdsf: the highest value evicted
   int64_t most_retained_;
   int64_t now_ = 0;
   int64_t target_ = 0;         // arc: blocks used once that may stay

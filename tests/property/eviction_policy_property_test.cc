@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_replace.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/block_pool/eviction/retention.h"
+#include "kvblocks/block_pool/testing/fifo_policy.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
 #include "kvblocks/tests/oracle/eviction.h"
 #include "kvblocks/tests/property/check_property.h"
@@ -48,13 +50,13 @@ Prompt DrawPrompt(Numbers& numbers) {
 
 class PoolPair {
  public:
-  PoolPair(EvictionPolicyKind kind, int32_t num_blocks, int64_t most_retained)
-      : is_modelled_(kind != EvictionPolicyKind::kHazard),
+  PoolPair(const EvictionPolicyFactory& policy, int32_t num_blocks, int64_t most_retained)
+      : is_modelled_(policy.name != "hazard"),
         real_(BlockPool::Create({.num_blocks = num_blocks,
-                                 .eviction_policy = kind,
+                                 .eviction_policy = policy,
                                  .max_retained_blocks = most_retained})
                   .value()),
-        model_(kind, num_blocks, most_retained) {}
+        model_(policy.name, num_blocks, most_retained) {}
 
   void Run(const Operation& operation) {
     Numbers numbers(operation.numbers);
@@ -185,34 +187,27 @@ class PoolPair {
   int64_t now_ = 0;
 };
 
-class EvictionPolicyPropertyTest : public ::testing::TestWithParam<EvictionPolicyKind> {};
+class EvictionPolicyPropertyTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EvictionPolicyPropertyTest, TakesTheBlocksOfItsDefinition) {
-  CheckProperty(400, [] {
+  const std::string name = GetParam();
+  const EvictionPolicyFactory policy =
+      name == "fifo" ? Fifo() : ParseEvictionPolicy(name).value();
+  CheckProperty(400, [&policy] {
     const auto num_blocks = *rc::gen::inRange<int32_t>(8, 40);
     const auto operations = *Operations(150);
     // The pool's own LRU has no index, and for most runs nothing is retained.
-    const bool retains = GetParam() == EvictionPolicyKind::kLru ||
-                         RanksRetainedBlocks(GetParam()) || *rc::gen::inRange(0, 3) == 0;
-    PoolPair pools(GetParam(), num_blocks,
-                   retains ? *rc::gen::inRange<int64_t>(1, num_blocks) : 0);
+    const bool retains =
+        policy.make == nullptr || policy.ranks_retained || *rc::gen::inRange(0, 3) == 0;
+    PoolPair pools(policy, num_blocks, retains ? *rc::gen::inRange<int64_t>(1, num_blocks) : 0);
     for (const Operation& operation : operations) pools.Run(operation);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EvictionPolicyPropertyTest,
-    ::testing::Values(EvictionPolicyKind::kFifo, EvictionPolicyKind::kLfu,
-                      EvictionPolicyKind::kSlru, EvictionPolicyKind::kS3Fifo,
-                      EvictionPolicyKind::kSieve, EvictionPolicyKind::kArc,
-                      EvictionPolicyKind::kHazard, EvictionPolicyKind::kLru,
-                      EvictionPolicyKind::kLirs, EvictionPolicyKind::kWTinyLfu,
-                      EvictionPolicyKind::kGdsf, EvictionPolicyKind::kPriority,
-                      EvictionPolicyKind::kTtl),
-    [](const auto& instance) {
-      const std::string name(EvictionPolicyName(instance.param));
-      return absl::StrReplaceAll(name, {{"-", ""}});
-    });
+// Fifo is brought from outside.
+INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyPropertyTest,
+                         ::testing::Values("arc", "fifo", "hazard", "lru", "priority", "ttl"),
+                         [](const auto& instance) { return std::string(instance.param); });
 
 }  // namespace
 }  // namespace kvblocks::property

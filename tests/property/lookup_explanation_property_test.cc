@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/tests/property/check_property.h"
 #include "kvblocks/tests/property/naive_explanation.h"
 #include "kvblocks/tests/property/operation.h"

@@ -1,4 +1,4 @@
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 
 #include <limits>
 #include <memory>

@@ -13,8 +13,8 @@
 // O(1) per block, plus what the policy takes; O(log n) per retained one. 36 bytes per block beside
 // the policy's and the retention's.
 
-#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_INDEX_H_
-#define KVBLOCKS_BLOCK_POOL_EVICTION_INDEX_H_
+#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_EVICTION_INDEX_H_
+#define KVBLOCKS_BLOCK_POOL_EVICTION_EVICTION_INDEX_H_
 
 #include <cstdint>
 #include <memory>
@@ -24,60 +24,38 @@
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
-#include "kvblocks/block_pool/retention.h"
+#include "kvblocks/block_pool/eviction/retention.h"
 
 namespace kvblocks {
 
-class EvictionIndex final : public CachedPrefixes {
+class EvictionIndex final : public EvictionOrder {
  public:
   // `is_chained` per group, empty for all: its hits begin at the first block. `records` must
   // outlive the index. At most so many blocks can be retained, 0: none.
-  EvictionIndex(EvictionPolicyKind kind, std::vector<uint8_t> is_chained,
+  EvictionIndex(const EvictionPolicyFactory& policy, std::vector<uint8_t> is_chained,
                 const BlockRecords* records, int32_t most_retained);
 
-  // The block got a key, as the record says, behind `parent` (null: nothing cached before it), with
-  // num_tokens of a content of which so many come before it.
-  void OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens,
-                    int64_t num_tokens_before);
-  // A look-up's hit got a reference, its first if `was_free`.
-  void OnTouched(BlockId id, bool was_free);
-  // References of a table were dropped, in this order.
-  void OnReleased(absl::Span<const BlockId> ids);
-  // The block is losing its key.
-  void OnKeyRemoved(BlockId id, bool was_evicted);
-  void Clear();
+  void OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens) override;
+  void OnTouched(BlockId id, bool was_free) override;
+  void OnReleased(absl::Span<const BlockId> ids) override;
+  void OnKeyRemoved(BlockId id, bool was_evicted) override;
+  void Clear() override;
+  BlockId Victim() override;
 
-  // Retains the cached ones of these blocks of a prefix, in this order, until `expires_at`; null
-  // blocks are skipped. REQUIRES: blocks can be retained.
-  RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority, int64_t expires_at);
-  // Ends the retentions that end by now. REQUIRES: blocks can be retained.
-  void AdvanceTime(int64_t now);
-  // Whether a block of the group is of no use without those before it.
-  bool IsChained(GroupId group) const {
+  RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority,
+                       int64_t expires_at) override;
+  void AdvanceTime(int64_t now) override;
+  const Retention* retention() const override { return retention_.get(); }
+  bool IsChained(GroupId group) const override {
     const auto at = static_cast<size_t>(group);
     return is_chained_.empty() || (at < is_chained_.size() && is_chained_[at] != 0);
   }
-  // Requests that used a cached block since it is cached, the first one included.
-  int32_t NumUses(BlockId id) const { return At(id).num_uses; }
-  // Null if none can be retained.
-  const Retention* retention() const { return retention_.get(); }
-
-  // kNullBlockId: the front of the pool's queue. No block may be a candidate, when only parents of
-  // blocks in use are left.
-  BlockId Victim();
+  int32_t NumUses(BlockId id) const override { return At(id).num_uses; }
   int32_t NumChildren(BlockId id) const override { return At(id).num_children; }
-  int64_t NumTokensBefore(BlockId id) const override { return At(id).num_tokens_before; }
+  absl::Status CheckInvariants() const override;
 
-  // O(number of blocks).
-  absl::Status CheckInvariants() const;
-
-  static int64_t BytesFor(EvictionPolicyKind kind, int64_t num_blocks, bool may_retain) {
-    return num_blocks * static_cast<int64_t>(sizeof(Node) + sizeof(BlockId)) +
-           EvictionPolicyBytes(kind, num_blocks) +
-           (may_retain ? Retention::BytesFor(num_blocks) +
-                             EvictionPolicyBytes(EvictionPolicyKind::kLru, num_blocks)
-                       : 0);
-  }
+  // With retention.
+  static int64_t BytesFor(const EvictionPolicyFactory& policy, int64_t num_blocks);
 
  private:
   struct Node {
@@ -85,7 +63,6 @@ class EvictionIndex final : public CachedPrefixes {
     uint32_t parent_life = 0;  // the parent's `life` when this block was registered
     uint32_t life = 0;         // keys that the block has lost
     int32_t num_children = 0;
-    int64_t num_tokens_before = 0;
     int32_t num_uses = 0;
     bool is_cached = false;
     bool is_candidate = false;
@@ -117,4 +94,4 @@ class EvictionIndex final : public CachedPrefixes {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_INDEX_H_
+#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_EVICTION_INDEX_H_

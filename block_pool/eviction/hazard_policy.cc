@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/hazard_policy.h"
+#include "kvblocks/block_pool/eviction/hazard_policy.h"
 
 #include <algorithm>
 #include <bit>

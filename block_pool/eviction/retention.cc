@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/retention.h"
+#include "kvblocks/block_pool/eviction/retention.h"
 
 #include <algorithm>
 

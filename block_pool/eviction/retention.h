@@ -13,15 +13,15 @@
 // Time is the caller's, in its unit, and never goes back. Cost: O(log n) per block; 84 bytes per
 // block of the pool, taken at construction, and nothing after it. Single-threaded (see BlockPool).
 
-#ifndef KVBLOCKS_BLOCK_POOL_RETENTION_H_
-#define KVBLOCKS_BLOCK_POOL_RETENTION_H_
+#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_RETENTION_H_
+#define KVBLOCKS_BLOCK_POOL_EVICTION_RETENTION_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/block_pool/block_heap.h"
+#include "kvblocks/block_pool/eviction/block_heap.h"
+#include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 #include "kvblocks/checks/status_text.h"
 
@@ -30,23 +30,10 @@ namespace kvblocks {
 // The priority of a block that nobody retains, where retained ones compete with it (eviction policy
 // "priority").
 inline constexpr int32_t kUnretainedPriority = 35;
-inline constexpr int32_t kHighestPriority = 100;
-
-inline constexpr int64_t kNeverExpires = std::numeric_limits<int64_t>::max();
 
 struct BlockRetention {
   int32_t priority = kUnretainedPriority;
   int64_t expires_at = kNeverExpires;
-};
-
-// What one call brought, in blocks.
-struct RetainOutcome {
-  int64_t num_retained = 0;   // of the prefix, those renewed included
-  int64_t num_renewed = 0;    // of these: were retained before
-  int64_t num_refused = 0;    // the cap is reached, and what is retained has a higher priority
-  int64_t num_displaced = 0;  // of other prefixes, given up for this one
-
-  friend bool operator==(const RetainOutcome&, const RetainOutcome&) = default;
 };
 
 // Blocks since construction. Every retention that began goes on or ended in one of four ways:
@@ -134,4 +121,4 @@ class Retention {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_RETENTION_H_
+#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_RETENTION_H_

@@ -20,8 +20,8 @@
 // that the index is computed anew eight times per turnover of the pool (about 100 us). In pools above
 // 32,768 blocks only a sample of the keys has its waits counted.
 
-#ifndef KVBLOCKS_BLOCK_POOL_HAZARD_POLICY_H_
-#define KVBLOCKS_BLOCK_POOL_HAZARD_POLICY_H_
+#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_
+#define KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_
 
 #include <array>
 #include <cstdint>
@@ -144,4 +144,4 @@ class HazardPolicy final : public EvictionPolicy {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_HAZARD_POLICY_H_
+#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_

@@ -1,24 +1,29 @@
-#include "kvblocks/block_pool/eviction_index.h"
+#include "kvblocks/block_pool/eviction/eviction_index.h"
 
 #include <utility>
 
+#include "kvblocks/block_pool/eviction/lru_policy.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 
-EvictionIndex::EvictionIndex(EvictionPolicyKind kind, std::vector<uint8_t> is_chained,
+EvictionIndex::EvictionIndex(const EvictionPolicyFactory& policy, std::vector<uint8_t> is_chained,
                              const BlockRecords* records, int32_t most_retained)
     : records_(records),
       is_chained_(std::move(is_chained)),
       nodes_(static_cast<size_t>(records->num_blocks())),
-      policy_(MakeEvictionPolicy(kind, records->num_blocks(), this)),
-      policy_ranks_retained_(policy_->ranks_retained()) {
+      policy_(MakeEvictionPolicy(policy, records->num_blocks(), *this)),
+      policy_ranks_retained_(policy.ranks_retained) {
   released_.reserve(nodes_.size());
   if (most_retained == 0) return;
   retention_ = std::make_unique<Retention>(records->num_blocks(), most_retained);
-  if (kind == EvictionPolicyKind::kHazard) {
-    fallback_ = MakeEvictionPolicy(EvictionPolicyKind::kLru, records->num_blocks(), this);
-  }
+  if (policy.may_follow_queue) fallback_ = std::make_unique<LruPolicy>(records->num_blocks());
+}
+
+int64_t EvictionIndex::BytesFor(const EvictionPolicyFactory& policy, int64_t num_blocks) {
+  return num_blocks * static_cast<int64_t>(sizeof(Node) + sizeof(BlockId)) +
+         LruPolicy::BytesFor(num_blocks) + Retention::BytesFor(num_blocks) +
+         (policy.policy_bytes == nullptr ? 0 : policy.policy_bytes(num_blocks));
 }
 
 void EvictionIndex::Update(BlockId id) {
@@ -46,14 +51,12 @@ void EvictionIndex::LeaveCandidates(BlockId id) {
   if (fallback_ != nullptr) fallback_->Leave(id);
 }
 
-void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens,
-                                 int64_t num_tokens_before) {
+void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens) {
   Node& node = At(id);
   if (!IsChained((*records_)[id].key_group)) parent = kNullBlockId;
   if (parent != kNullBlockId && !At(parent).is_cached) parent = kNullBlockId;
   node.is_cached = true;
   node.parent = parent;
-  node.num_tokens_before = num_tokens_before;
   node.num_uses = 1;
   policy_->Insert(id, key, num_tokens);
   if (fallback_ != nullptr) fallback_->Insert(id, key, num_tokens);

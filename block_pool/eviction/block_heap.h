@@ -3,11 +3,11 @@
 //
 // An indexed binary heap over block ids. Always: the block at the top has the smallest (first,
 // second); position_[id] is where the block stands, or -1. Keys should differ, so that the order is
-// defined. Cost: O(log n) to add and remove, O(1) to look at the top; 20 bytes per block of the
+// defined. Cost: O(log n) to add and remove, O(1) to look at the top; 24 bytes per block of the
 // pool, taken at construction, and nothing after it.
 
-#ifndef KVBLOCKS_BLOCK_POOL_BLOCK_HEAP_H_
-#define KVBLOCKS_BLOCK_POOL_BLOCK_HEAP_H_
+#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_BLOCK_HEAP_H_
+#define KVBLOCKS_BLOCK_POOL_EVICTION_BLOCK_HEAP_H_
 
 #include <cstdint>
 #include <utility>
@@ -65,6 +65,11 @@ class BlockHeap {
     heap_.clear();
   }
 
+  static int64_t BytesFor(int64_t num_blocks) {
+    return num_blocks *
+           static_cast<int64_t>(sizeof(BlockRank) + sizeof(int32_t) + sizeof(BlockId));
+  }
+
   // Whether order and positions agree. O(size).
   bool IsConsistent() const {
     for (size_t i = 0; i < heap_.size(); ++i) {
@@ -106,4 +111,4 @@ class BlockHeap {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_BLOCK_HEAP_H_
+#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_BLOCK_HEAP_H_

@@ -4,8 +4,8 @@
 // Always: at most `capacity` keys, none older than 2 * capacity additions; the oldest is forgotten
 // first. Cost: O(1) expected.
 
-#ifndef KVBLOCKS_BLOCK_POOL_EVICTED_KEYS_H_
-#define KVBLOCKS_BLOCK_POOL_EVICTED_KEYS_H_
+#ifndef KVBLOCKS_BLOCK_POOL_EVICTION_EVICTED_KEYS_H_
+#define KVBLOCKS_BLOCK_POOL_EVICTION_EVICTED_KEYS_H_
 
 #include <cstdint>
 #include <deque>
@@ -64,4 +64,4 @@ class EvictedKeys {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_EVICTED_KEYS_H_
+#endif  // KVBLOCKS_BLOCK_POOL_EVICTION_EVICTED_KEYS_H_

@@ -1,6 +1,7 @@
-#include "kvblocks/block_pool/page_chunks.h"
+#include "kvblocks/block_pool/chunk_lending.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
@@ -17,20 +18,29 @@ int32_t IdsPerChunk(const ChunkLayout& layout) {
 
 }  // namespace
 
+std::unique_ptr<PageChunks> PageChunks::Create(const ChunkLayout& layout, BlockRecords* records) {
+  return std::make_unique<ChunkLending>(layout, records);
+}
+
 int64_t PageChunks::BytesFor(const ChunkLayout& layout, int64_t num_blocks) {
+  return ChunkLending::BytesFor(layout, num_blocks);
+}
+
+int64_t ChunkLending::BytesFor(const ChunkLayout& layout, int64_t num_blocks) {
   return layout.num_chunks * static_cast<int64_t>(sizeof(Chunk)) +
          num_blocks * static_cast<int64_t>(sizeof(uint64_t));
 }
 
-PageChunks::PageChunks(const ChunkLayout& layout, BlockRecords* records)
-    : num_chunks_(static_cast<int32_t>(layout.num_chunks)),
-      ids_per_chunk_(IdsPerChunk(layout)),
-      records_(records),
-      groups_(layout.class_of_group),
+ChunkLending::ChunkLending(const ChunkLayout& layout, BlockRecords* records)
+    : records_(records),
       chunks_(static_cast<size_t>(layout.num_chunks)),
-      freed_at_(static_cast<size_t>(records->num_blocks()), 0),
-      num_ids_without_page_(records->num_blocks() - 1),
-      num_unassigned_(num_chunks_) {
+      freed_at_(static_cast<size_t>(records->num_blocks()), 0) {
+  num_chunks_ = static_cast<int32_t>(layout.num_chunks);
+  num_classes_ = static_cast<int32_t>(layout.pages_per_chunk.size());
+  ids_per_chunk_ = IdsPerChunk(layout);
+  groups_ = layout.class_of_group;
+  num_ids_without_page_ = records->num_blocks() - 1;
+  num_unassigned_ = num_chunks_;
   KVBLOCKS_CHECK(
       records->num_blocks() == 1 + num_chunks_ * ids_per_chunk_,
       absl::StrCat(num_chunks_, " chunks do not make up ", records->num_blocks(), " ids"));
@@ -39,7 +49,7 @@ PageChunks::PageChunks(const ChunkLayout& layout, BlockRecords* records)
   for (int32_t page_class : groups_) Of(page_class).has_group = true;
 }
 
-int32_t PageChunks::ClassOfPage(BlockId id) const {
+int32_t ChunkLending::ClassOfPage(BlockId id) const {
   const Chunk& chunk = At(ChunkOf(id));
   if (chunk.page_class < 0 || (id - 1) % ids_per_chunk_ >= Of(chunk.page_class).pages_per_chunk) {
     return -1;
@@ -47,7 +57,7 @@ int32_t PageChunks::ClassOfPage(BlockId id) const {
   return chunk.page_class;
 }
 
-double PageChunks::usage() const {
+double ChunkLending::usage() const {
   double used = 0;
   double usable = num_chunks_;
   for (const PageClass& c : classes_) {
@@ -61,7 +71,8 @@ double PageChunks::usage() const {
 
 // --- What fits ---
 
-bool PageChunks::Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, int64_t reserved) {
+bool ChunkLending::Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks,
+                           int64_t reserved) {
   for (PageClass& c : classes_) {
     c.needed = c.has_group ? reserved : 0;
     c.later = 0;
@@ -100,7 +111,7 @@ bool PageChunks::Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, 
   return true;
 }
 
-bool PageChunks::PromisePages(GroupId group, int64_t num_pages) {
+bool ChunkLending::PromisePages(GroupId group, int64_t num_pages) {
   PageClass& own = Of(ClassOfGroup(group));
   if (CeilDiv(num_pages - own.num_loose, own.pages_per_chunk) > num_unassigned_ + num_idle_) {
     return false;
@@ -114,7 +125,7 @@ bool PageChunks::PromisePages(GroupId group, int64_t num_pages) {
 // Whether what is left of the promise fits after a page of an idle or unassigned chunk was taken.
 // If the class needs such a chunk anyway, one of those counted for it is used; otherwise one must
 // be left over.
-bool PageChunks::MayUseUpChunk(const PageClass& own) const {
+bool ChunkLending::MayUseUpChunk(const PageClass& own) const {
   if (own.num_promised > own.num_loose) return true;
   int64_t chunks_left = num_unassigned_ + num_idle_ - num_kept_chunks_;
   for (const PageClass& c : classes_) {
@@ -123,7 +134,7 @@ bool PageChunks::MayUseUpChunk(const PageClass& own) const {
   return chunks_left > 0;
 }
 
-PageChunks::Choice PageChunks::ChooseFreely(int32_t page_class) const {
+ChunkLending::Choice ChunkLending::ChooseFreely(int32_t page_class) const {
   const FreeBlockQueue& queue = Of(page_class).queue;
   const BlockId front = queue.front();
   if (!queue.empty() && !(*records_)[front].has_key()) return {.page = front};
@@ -145,7 +156,7 @@ PageChunks::Choice PageChunks::ChooseFreely(int32_t page_class) const {
   return {.page = front};
 }
 
-PageChunks::Choice PageChunks::Choose(int32_t page_class) {
+ChunkLending::Choice ChunkLending::Choose(int32_t page_class) {
   const PageClass& own = Of(page_class);
   KVBLOCKS_CHECK(own.num_promised > 0, absl::StrCat("no page promised to class ", page_class));
   const Choice choice = ChooseFreely(page_class);
@@ -162,7 +173,7 @@ PageChunks::Choice PageChunks::Choose(int32_t page_class) {
 
 // --- Moves ---
 
-void PageChunks::Lend(int32_t chunk, int32_t page_class) {
+void ChunkLending::Lend(int32_t chunk, int32_t page_class) {
   Chunk& lent = At(chunk);
   if (lent.page_class < 0) {
     --num_unassigned_;
@@ -191,7 +202,7 @@ void PageChunks::Lend(int32_t chunk, int32_t page_class) {
   num_ids_without_page_ -= static_cast<int32_t>(own.pages_per_chunk);
 }
 
-void PageChunks::CountTaken(BlockId id) {
+void ChunkLending::CountTaken(BlockId id) {
   Chunk& chunk = At(ChunkOf(id));
   PageClass& own = Of(chunk.page_class);
   if (chunk.num_live++ == 0) {
@@ -204,20 +215,68 @@ void PageChunks::CountTaken(BlockId id) {
   --num_free_;
 }
 
-void PageChunks::OnTaken(BlockId id) {
-  PageClass& own = Of(At(ChunkOf(id)).page_class);
-  if (id == packed_next_) packed_next_ = own.queue.next(id);
-  --own.num_promised;
-  CountTaken(id);
+void ChunkLending::Take(int64_t k, std::vector<BlockId>& table, GroupId group,
+                        absl::FunctionRef<void(BlockId)> evict) {
+  const int32_t page_class = ClassOfGroup(group);
+  PageClass& own = Of(page_class);
+  KVBLOCKS_CHECK(k >= 0 && k <= own.num_promised,
+                 absl::StrCat(k, " pages to take for group ", group, ", ", own.num_promised,
+                              " promised to its class"));
+  packed_next_ = kUnlinked;
+  for (int64_t i = 0; i < k; ++i) {
+    const Choice choice = Choose(page_class);
+    if (choice.chunk >= 0) {
+      const BlockId first = FirstPageOf(choice.chunk);
+      for (BlockId id = first; id < first + ids_per_chunk_; ++id) {
+        if ((*records_)[id].has_key()) evict(id);
+      }
+      Lend(choice.chunk, page_class);
+    }
+    const BlockId id = choice.chunk < 0 ? choice.page : own.queue.front();
+    if (id == packed_next_) packed_next_ = own.queue.next(id);
+    --own.num_promised;
+    CountTaken(id);
+    if ((*records_)[id].has_key()) evict(id);
+    (*records_)[id].ref_count = 1;
+    table.push_back(id);
+  }
 }
 
-void PageChunks::OnTouched(BlockId id) { CountTaken(id); }
+int32_t ChunkLending::Touch(absl::Span<const BlockId> ids) {
+  int32_t num_cached = 0;
+  for (const BlockId id : ids) {
+    if (id == kNullBlockId || (*records_)[id].ref_count++ > 0) continue;
+    CountTaken(id);
+    num_cached += (*records_)[id].has_key();
+  }
+  return num_cached;
+}
 
-void PageChunks::BeginFrees() {
+int32_t ChunkLending::Release(absl::Span<const BlockId> ids, bool from_back, bool unhashed_first) {
+  int32_t num_cached = 0;
   for (PageClass& c : classes_) c.last_in_front = kUnlinked;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const BlockId id = ids[from_back ? ids.size() - 1 - i : i];
+    KvCacheBlock& page = (*records_)[id];
+    if (page.is_null || --page.ref_count > 0) continue;
+    KVBLOCKS_CHECK(page.ref_count == 0,
+                   absl::StrCat("block ", id, " was freed more often than it was referenced"));
+    num_cached += page.has_key();
+    OnFreed(id, !page.has_key() && unhashed_first);
+  }
+  return num_cached;
 }
 
-void PageChunks::OnFreed(BlockId id, bool to_front) {
+std::vector<BlockId> ChunkLending::WalkFree() const {
+  std::vector<BlockId> ids;
+  for (const PageClass& own : classes_) {
+    const std::vector<BlockId> queued = own.queue.Walk();
+    ids.insert(ids.end(), queued.begin(), queued.end());
+  }
+  return ids;
+}
+
+void ChunkLending::OnFreed(BlockId id, bool to_front) {
   Chunk& chunk = At(ChunkOf(id));
   PageClass& own = Of(chunk.page_class);
   freed_at_[static_cast<size_t>(id)] = ++clock_;
@@ -236,7 +295,7 @@ void PageChunks::OnFreed(BlockId id, bool to_front) {
   LinkIdle(ChunkOf(id));
 }
 
-void PageChunks::ReturnIdle() {
+void ChunkLending::ReturnIdle() {
   for (PageClass& own : classes_) {
     while (own.oldest_idle >= 0) {
       const int32_t chunk = own.oldest_idle;
@@ -254,7 +313,7 @@ void PageChunks::ReturnIdle() {
 }
 
 // Newest last, so the list stays in the order of idle_since.
-void PageChunks::LinkIdle(int32_t chunk) {
+void ChunkLending::LinkIdle(int32_t chunk) {
   PageClass& own = Of(At(chunk).page_class);
   At(chunk).prev = own.newest_idle;
   At(chunk).next = -1;
@@ -263,7 +322,7 @@ void PageChunks::LinkIdle(int32_t chunk) {
   ++num_idle_;
 }
 
-void PageChunks::UnlinkIdle(int32_t chunk) {
+void ChunkLending::UnlinkIdle(int32_t chunk) {
   Chunk& gone = At(chunk);
   PageClass& own = Of(gone.page_class);
   (gone.prev < 0 ? own.oldest_idle : At(gone.prev).next) = gone.next;
@@ -274,7 +333,7 @@ void PageChunks::UnlinkIdle(int32_t chunk) {
 
 // --- Checks ---
 
-absl::Status PageChunks::CheckChunk(int32_t chunk, std::vector<int64_t>& live,
+absl::Status ChunkLending::CheckChunk(int32_t chunk, std::vector<int64_t>& live,
                                     std::vector<int64_t>& loose) const {
   const Chunk& found = At(chunk);
   const int64_t num_pages = found.page_class < 0 ? 0 : Of(found.page_class).pages_per_chunk;
@@ -298,7 +357,7 @@ absl::Status PageChunks::CheckChunk(int32_t chunk, std::vector<int64_t>& live,
   return absl::OkStatus();
 }
 
-absl::Status PageChunks::CheckInvariants() const {
+absl::Status ChunkLending::CheckInvariants() const {
   std::vector<int64_t> live(classes_.size(), 0);
   std::vector<int64_t> loose(classes_.size(), 0);
   int32_t unassigned = 0;

@@ -12,8 +12,8 @@
 // A plain value: copy it, keep it. It describes the cache at the moment of the call, and it is for
 // whoever runs the server: it says whether somebody else's tokens are or were in the cache.
 
-#ifndef KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
-#define KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
+#ifndef KVBLOCKS_MANAGERS_EXPLAIN_LOOKUP_EXPLANATION_H_
+#define KVBLOCKS_MANAGERS_EXPLAIN_LOOKUP_EXPLANATION_H_
 
 #include <cstdint>
 #include <optional>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/managers/explain/miss_reason_words.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
@@ -94,4 +95,4 @@ absl::StatusOr<LookupExplanation> ExplainLookup(const KvCacheManager& manager,
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
+#endif  // KVBLOCKS_MANAGERS_EXPLAIN_LOOKUP_EXPLANATION_H_

@@ -1,6 +1,6 @@
 // What HazardPolicy learns, told by the blocks that it gives up.
 
-#include "kvblocks/block_pool/hazard_policy.h"
+#include "kvblocks/block_pool/eviction/hazard_policy.h"
 
 #include <memory>
 #include <utility>
@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/eviction/eviction_policies.h"
 
 namespace kvblocks {
 namespace {
@@ -16,9 +17,10 @@ constexpr int64_t kBlockSize = 512;
 
 class Replay {
  public:
-  Replay(EvictionPolicyKind policy, int64_t num_blocks)
-      : pool_(BlockPool::Create({.num_blocks = num_blocks + 1, .eviction_policy = policy}).value()) {
-  }
+  Replay(const char* policy, int64_t num_blocks)
+      : pool_(BlockPool::Create({.num_blocks = num_blocks + 1,
+                                 .eviction_policy = ParseEvictionPolicy(policy).value()})
+                  .value()) {}
 
   // One request at a time; returns the blocks that it hits.
   int64_t Run(const std::vector<uint64_t>& keys) {
@@ -51,7 +53,7 @@ class Replay {
 
 // Conversations grow by one block and come back after 300 references, when LRU has lost them; long
 // prompts in between never come back.
-int64_t HitsOfSlowConversations(EvictionPolicyKind policy) {
+int64_t HitsOfSlowConversations(const char* policy) {
   Replay replay(policy, /*num_blocks=*/200);
   constexpr uint64_t kConversations = 10;
   int64_t hits = 0;
@@ -71,8 +73,8 @@ int64_t HitsOfSlowConversations(EvictionPolicyKind policy) {
 }
 
 TEST(HazardPolicyTest, KeepsConversationsThatComeBackLate) {
-  const int64_t lru = HitsOfSlowConversations(EvictionPolicyKind::kLru);
-  const int64_t hazard = HitsOfSlowConversations(EvictionPolicyKind::kHazard);
+  const int64_t lru = HitsOfSlowConversations("lru");
+  const int64_t hazard = HitsOfSlowConversations("hazard");
   EXPECT_EQ(lru, 0);
   // At most 10 conversations * 10 rounds * (4 + 5 + 6 + 7 + 8) blocks can be hit.
   // 2,700 if nothing were learnt from blocks that were evicted before they came back.
@@ -84,7 +86,7 @@ TEST(HazardPolicyTest, KeepsConversationsThatComeBackLate) {
 TEST(HazardPolicyTest, FollowsLruWhereThatIsRight) {
   int64_t hits[2] = {};
   for (const bool is_hazard : {false, true}) {
-    Replay replay(is_hazard ? EvictionPolicyKind::kHazard : EvictionPolicyKind::kLru, 100);
+    Replay replay(is_hazard ? "hazard" : "lru", 100);
     uint64_t seed = 1;
     for (uint64_t r = 0; r < 3000; ++r) {
       seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -99,7 +101,7 @@ TEST(HazardPolicyTest, FollowsLruWhereThatIsRight) {
 }
 
 TEST(HazardPolicyTest, LearnsOnlyAtFirst) {
-  Replay replay(EvictionPolicyKind::kHazard, 10);
+  Replay replay("hazard", 10);
   HazardPolicy policy(11, nullptr);
   EXPECT_TRUE(policy.follows_lru());
   for (uint64_t key = 0; key < 40; ++key) {
@@ -114,7 +116,7 @@ TEST(HazardPolicyTest, LearnsOnlyAtFirst) {
 TEST(HazardPolicyTest, RemembersTheTurnOfEvictedConversations) {
   // In a pool of ten blocks, a conversation is evicted between its turns; each of its ends must
   // still find the wait that began before.
-  Replay replay(EvictionPolicyKind::kHazard, 10);
+  Replay replay("hazard", 10);
   uint64_t next = uint64_t{1} << 40;
   for (uint64_t turn = 0; turn < 6; ++turn) {
     replay.Run({1, 2, 3});
@@ -124,7 +126,7 @@ TEST(HazardPolicyTest, RemembersTheTurnOfEvictedConversations) {
 }
 
 TEST(HazardPolicyTest, ForgetsAtReset) {
-  Replay replay(EvictionPolicyKind::kHazard, 10);
+  Replay replay("hazard", 10);
   EXPECT_EQ(replay.Run({1, 2, 3}), 0);
   EXPECT_EQ(replay.Run({1, 2, 3}), 3);
   ASSERT_TRUE(replay.pool().ResetPrefixCache());

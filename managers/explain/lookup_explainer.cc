@@ -32,7 +32,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/explain/lookup_explanation.h"
 
 namespace kvblocks {
 namespace {

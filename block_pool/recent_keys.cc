@@ -1,15 +1,53 @@
-#include "kvblocks/block_pool/lookup_history.h"
+#include "kvblocks/block_pool/recent_keys.h"
 
 #include <openssl/rand.h>
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/block_pool/lookup_history.h"
 
 namespace kvblocks {
 namespace {
 constexpr size_t kForgottenAhead = 8;
+
+class RecentHistory final : public LookupHistory {
+ public:
+  explicit RecentHistory(int64_t num_keys) : removals_(num_keys), variants_(num_keys) {}
+
+  void OnRemoved(const BlockHash& hash, GroupId group, const Removal& removal) override {
+    removals_.Remember(hash, group, removal.num_blocks_taken, removal.was_reused);
+  }
+  void OnVariantStored(const BlockHash& plain, const BlockHash& hash) override {
+    if (plain == hash) return;
+    variants_.Remember(plain, kAnyGroup, static_cast<int64_t>(hash.words[0]), false);
+  }
+  std::optional<Removal> FindRemoval(const BlockHash& hash, GroupId group) const override {
+    const RecentKeys::Record* record = removals_.Find(hash, group);
+    if (record == nullptr) return std::nullopt;
+    return Removal{.num_blocks_taken = record->number, .was_reused = record->flag};
+  }
+  bool HasOtherVariant(const BlockHash& plain, const BlockHash& hash) const override {
+    const RecentKeys::Record* record = variants_.Find(plain, kAnyGroup);
+    return record != nullptr && record->number != static_cast<int64_t>(hash.words[0]);
+  }
+  int64_t num_keys() const override { return removals_.capacity(); }
+  int64_t num_removals() const override { return removals_.num_remembered(); }
+
+ private:
+  static constexpr GroupId kAnyGroup = 0;  // contents are the same for all groups
+
+  RecentKeys removals_;
+  RecentKeys variants_;
+};
+
 }  // namespace
+
+std::unique_ptr<LookupHistory> LookupHistory::Create(int64_t num_keys) {
+  return std::make_unique<RecentHistory>(num_keys);
+}
+
+int64_t LookupHistory::BytesFor(int64_t num_keys) { return 2 * RecentKeys::BytesFor(num_keys); }
 
 RecentKeys::RecentKeys(int64_t capacity) {
   KVBLOCKS_CHECK(capacity >= 1 && capacity < (int64_t{1} << 31),
