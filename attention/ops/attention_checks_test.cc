@@ -16,71 +16,29 @@ TEST(ChecksTest, PagedDecodeRefuses) {
   using Args = PagedDecodeArgs;
   const auto at = [](Args& a) -> AttnParams& { return a.params; };
   ExpectRefused<Args>("PagedDecode", Join(ParamRows<Args>(at, true), TableRows<Args>()));
-  ExpectRefused<Args>(
-      "PagedDecode",
-      {{[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF32, {2, 3, 8});
-        },
-        kInvalid,
-        {"H = 3", "Hkv = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kI8, {2, 4, 8});
-        },
-        kInvalid,
-        {"q is i8"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF32, {2, 4, 16});
-        },
-        kInvalid,
-        {"D = 8"}},
-       {[](Args& a, TensorStore& s) {
-          a.out = s.Output(DType::kF32, {2, 4, 4});
-        },
-        kInvalid,
-        {"out is f32[2, 4, 4]", "Dv = 8"}},
-       {[](Args& a, TensorStore& s) {
-          a.lse = s.Output(DType::kF32, {4, 2});
-        },
-        kInvalid,
-        {"lse is f32[4, 2]", "R = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.lse = s.Output(DType::kF16, {2, 4});
-        },
-        kInvalid,
-        {"lse is f16"}},
-       {[](Args& a, TensorStore&) { a.q = a.out; }, kInvalid, {"out shares memory with q"}},
-       {[](Args& a, TensorStore&) { a.out.stride[0] = 0; }, kInvalid, {"out", "share memory"}},
-       {[](Args& a, TensorStore&) { a.q = OnCuda(a.q); }, kInvalid, {"q is on cuda:0"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = NhdCache(s, DType::kI8);
-          a.params.scales.k = s.Values<float>({1, 1, 1, -1}, {2, 2});
-        },
-        kInvalid,
-        {"scales.k[3] is -1"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF8E5M2, {2, 4, 8});
-        },
-        kInvalid,
-        {"q is f8e5m2", "f8e4m3"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
-          a.params.scales.q = s.Floats({1, 1, 1});
-        },
-        kInvalid,
-        {"scales.q is f32[3]", "[Hkv = 2]"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
-          a.params.scales.q = s.Floats({1, -2});
-        },
-        kInvalid,
-        {"scales.q[1] is -2"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
-          a.out = s.Output(DType::kF8E4M3, {2, 4, 8});
-        },
-        kInvalid,
-        {"out is f8e4m3"}},
-       {[](Args& a, TensorStore&) { a.q.data += 1; }, kInvalid, {"q begins 1 bytes past", "f32"}}});
+  ExpectRefused<Args>("PagedDecode", {
+    KVBLOCKS_BAD(kInvalid, "H = 3|Hkv = 2", a.q = s.Input(DType::kF32, {2, 3, 8})),
+    KVBLOCKS_BAD(kInvalid, "q is i8", a.q = s.Input(DType::kI8, {2, 4, 8})),
+    KVBLOCKS_BAD(kInvalid, "D = 8", a.q = s.Input(DType::kF32, {2, 4, 16})),
+    KVBLOCKS_BAD(kInvalid, "out is f32[2, 4, 4]|Dv = 8",
+                 a.out = s.Output(DType::kF32, {2, 4, 4})),
+    KVBLOCKS_BAD(kInvalid, "lse is f32[4, 2]|R = 2", a.lse = s.Output(DType::kF32, {4, 2})),
+    KVBLOCKS_BAD(kInvalid, "lse is f16", a.lse = s.Output(DType::kF16, {2, 4})),
+    KVBLOCKS_BAD(kInvalid, "out shares memory with q", a.q = a.out),
+    KVBLOCKS_BAD(kInvalid, "out|share memory", a.out.stride[0] = 0),
+    KVBLOCKS_BAD(kInvalid, "q is on cuda:0", a.q = OnCuda(a.q)),
+    KVBLOCKS_BAD(kInvalid, "scales.k[3] is -1", a.cache = NhdCache(s, DType::kI8);
+                 a.params.scales.k = s.Values<float>({1, 1, 1, -1}, {2, 2})),
+    KVBLOCKS_BAD(kInvalid, "q is f8e5m2|f8e4m3", a.q = s.Input(DType::kF8E5M2, {2, 4, 8})),
+    KVBLOCKS_BAD(kInvalid, "scales.q is f32[3]|[Hkv = 2]",
+                 a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+                     a.params.scales.q = s.Floats({1, 1, 1})),
+        KVBLOCKS_BAD(kInvalid, "scales.q[1] is -2", a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+                     a.params.scales.q = s.Floats({1, -2})),
+        KVBLOCKS_BAD(kInvalid, "out is f8e4m3", a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
+                     a.out = s.Output(DType::kF8E4M3, {2, 4, 8})),
+        KVBLOCKS_BAD(kInvalid, "q begins 1 bytes past|f32", a.q.data += 1)
+  });
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {
     a.q = s.Input(DType::kF8E4M3, {2, 4, 8});
     a.params.scales.q = s.Floats({1, 2});
@@ -110,95 +68,43 @@ TEST(ChecksTest, PagedDecodePartialRefuses) {
   ExpectRefused<Args>("PagedDecodePartial", Join(ParamRows<Args>(at, true), TableRows<Args>()));
   ExpectRefused<Args>(
       "PagedDecodePartial",
-      {{[](Args& a, TensorStore&) { a.partition_tokens = 6; },
-        kInvalid,
-        {"partition_tokens is 6", "block size 4"}},
-       {[](Args& a, TensorStore&) { a.partition_tokens = 0; }, kInvalid, {"partition_tokens is 0"}},
-       {[](Args& a, TensorStore&) { a.max_seq_len = 9; }, kExhausted, {"P = 2", "9 tokens take 3"}},
-       {[](Args& a, TensorStore&) { a.partition_tokens = 8; },
-        kInvalid,
-        {"P = 2", "take 1 exactly"}},
-       {[](Args& a, TensorStore& s) {
-          a.exp_sums = s.Output(DType::kF32, {2, 4, 3});
-        },
-        kInvalid,
-        {"exp_sums", "P = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.tmp_out = s.Output(DType::kF16, {2, 4, 2, 8});
-        },
-        kInvalid,
-        {"tmp_out is f16"}},
-       {[](Args& a, TensorStore&) { a.exp_sums = a.max_logits; },
-        kInvalid,
-        {"max_logits shares memory with exp_sums"}}});
+      {KVBLOCKS_BAD(kInvalid, "partition_tokens is 6|block size 4", a.partition_tokens = 6),
+       KVBLOCKS_BAD(kInvalid, "partition_tokens is 0", a.partition_tokens = 0),
+       KVBLOCKS_BAD(kExhausted, "P = 2|9 tokens take 3", a.max_seq_len = 9),
+       KVBLOCKS_BAD(kInvalid, "P = 2|take 1 exactly", a.partition_tokens = 8),
+       KVBLOCKS_BAD(kInvalid, "exp_sums|P = 2", a.exp_sums = s.Output(DType::kF32, {2, 4, 3})),
+       KVBLOCKS_BAD(kInvalid, "tmp_out is f16", a.tmp_out = s.Output(DType::kF16, {2, 4, 2, 8})),
+       KVBLOCKS_BAD(kInvalid, "max_logits shares memory with exp_sums",
+                    a.exp_sums = a.max_logits)});
 }
 
 TEST(ChecksTest, PagedPrefillRefuses) {
   using Args = PagedPrefillArgs;
   const auto at = [](Args& a) -> AttnParams& { return a.params; };
   ExpectRefused<Args>("PagedPrefill", Join(ParamRows<Args>(at, true), TableRows<Args>()));
-  ExpectRefused<Args>(
-      "PagedPrefill",
-      {{[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({1, 2, 3});
-        },
-        kInvalid,
-        {"query_start_loc[0] is 1", "must be 0"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({0, 4, 3});
-        },
-        kInvalid,
-        {"query_start_loc[2] is 3, below 4"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({0, 1, 2});
-        },
-        kInvalid,
-        {"query_start_loc[2] is 2", "T = 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({0, 3});
-        },
-        kInvalid,
-        {"query_start_loc is i32[2]", "R + 1 = 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.seq_lens = s.Ints({1, 3});
-        },
-        kInvalid,
-        {"seq_lens[0] is 1", "2 queries"}},
-       {[](Args& a, TensorStore&) { a.max_query_len = 1; },
-        kInvalid,
-        {"max_query_len is 1", "2 queries"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_positions = s.Ints({0, 6, 2});
-        },
-        kInvalid,
-        {"query_positions[1] is 6", "length 6"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_positions = s.Ints({0, 5, -1});
-        },
-        kInvalid,
-        {"query_positions[2] is -1"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_positions = s.Ints({0, 5});
-        },
-        kInvalid,
-        {"T = 3"}},
-       {[](Args& a, TensorStore&) { a.out_scale = kNan; }, kInvalid, {"out_scale is nan"}},
-       {[](Args& a, TensorStore&) { a.out_scale = -1; }, kInvalid, {"out_scale is -1"}},
-       {[](Args& a, TensorStore&) { a.out_scale = 1; }, kInvalid, {"out is f32", "f8e4m3"}},
-       {[](Args& a, TensorStore& s) {
-          a.out = s.Output(DType::kF8E4M3, {3, 4, 8});
-        },
-        kInvalid,
-        {"out is f8e4m3"}},
-       {[](Args& a, TensorStore&) { a.out.data = const_cast<std::byte*>(a.cache.v.data); },
-        kInvalid,
-        {"out shares memory with cache.v"}},
-       {[](Args& a, TensorStore& s) {
-          a.q = s.Input(DType::kF32, {3, 5, 8});
-          a.out = {};
-        },
-        kInvalid,
-        {"out is absent"}}});
+  ExpectRefused<Args>("PagedPrefill", {
+    KVBLOCKS_BAD(kInvalid, "query_start_loc[0] is 1|must be 0",
+                 a.query_start_loc = s.Ints({1, 2, 3})),
+    KVBLOCKS_BAD(kInvalid, "query_start_loc[2] is 3, below 4",
+                 a.query_start_loc = s.Ints({0, 4, 3})),
+    KVBLOCKS_BAD(kInvalid, "query_start_loc[2] is 2|T = 3",
+                 a.query_start_loc = s.Ints({0, 1, 2})),
+    KVBLOCKS_BAD(kInvalid, "query_start_loc is i32[2]|R + 1 = 3",
+                 a.query_start_loc = s.Ints({0, 3})),
+    KVBLOCKS_BAD(kInvalid, "seq_lens[0] is 1|2 queries", a.seq_lens = s.Ints({1, 3})),
+    KVBLOCKS_BAD(kInvalid, "max_query_len is 1|2 queries", a.max_query_len = 1),
+    KVBLOCKS_BAD(kInvalid, "query_positions[1] is 6|length 6",
+                 a.query_positions = s.Ints({0, 6, 2})),
+    KVBLOCKS_BAD(kInvalid, "query_positions[2] is -1", a.query_positions = s.Ints({0, 5, -1})),
+    KVBLOCKS_BAD(kInvalid, "T = 3", a.query_positions = s.Ints({0, 5})),
+    KVBLOCKS_BAD(kInvalid, "out_scale is nan", a.out_scale = kNan),
+    KVBLOCKS_BAD(kInvalid, "out_scale is -1", a.out_scale = -1),
+    KVBLOCKS_BAD(kInvalid, "out is f32|f8e4m3", a.out_scale = 1),
+    KVBLOCKS_BAD(kInvalid, "out is f8e4m3", a.out = s.Output(DType::kF8E4M3, {3, 4, 8})),
+    KVBLOCKS_BAD(kInvalid, "out shares memory with cache.v",
+                 a.out.data = const_cast<std::byte*>(a.cache.v.data)),
+    KVBLOCKS_BAD(kInvalid, "out is absent", a.q = s.Input(DType::kF32, {3, 5, 8}); a.out = {})
+  });
   // No query: the table is not read. Padding rows of a bucket: T repeated, length 0.
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {
     a.query_start_loc = s.Ints({0, 3, 3, 3});
@@ -234,109 +140,44 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
     a.params.scales.k = s.Values<float>({1, 2, 3, 4}, {2, 2});
     a.params.scales.v = s.Floats({1});
   });
-  ExpectRefused<Args>("VarlenSelfAttention",
-                      {{[&](Args& a, TensorStore& s) {
-                          const ConstTensorView v = a.v;
-                          codes(a, s);
-                          a.v = v;
-                        },
-                        kInvalid,
-                        {"k is f8e4m3 and v f32"}},
-                       {[&](Args& a, TensorStore& s) {
-                          codes(a, s);
-                          a.params.scales.v = s.Floats({1, 1, 1});
-                        },
-                        kInvalid,
-                        {"scales.v is f32[3]"}}});
-  ExpectRefused<Args>(
-      "VarlenSelfAttention",
-      {{[](Args& a, TensorStore& s) {
-          a.k = s.Input(DType::kF32, {9, 3, 8});
-        },
-        kInvalid,
-        {"Hkv = 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.k = s.Input(DType::kF32, {9, 2, 6});
-        },
-        kInvalid,
-        {"D = 8"}},
-       {[](Args& a, TensorStore& s) {
-          a.v = s.Input(DType::kF32, {8, 2, 8});
-        },
-        kInvalid,
-        {"Tk = 9"}},
-       {[](Args& a, TensorStore&) { a.kv_start_loc = {}; }, kInvalid, {"k has 9 tokens and q 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = s.Ints({0, 6, 8});
-        },
-        kInvalid,
-        {"kv_start_loc[2] is 8", "Tk = 9"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = s.Ints({0, 9});
-        },
-        kInvalid,
-        {"R + 1 = 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = s.Ints({0, 1, 9});
-        },
-        kInvalid,
-        {"2 queries"}},
-       {[](Args& a, TensorStore& s) {  // the first query has no row in a mask by positions
-          a.kv_start_loc = s.Ints({0, 1, 9});
-          a.params.causal = false;
-          a.params.mask.form = MaskForm::kShared;
-          a.params.mask.rows_are_absolute = true;
-          a.params.mask.tensor = s.Input(DType::kI8, {8, 8});
-        },
-        kInvalid,
-        {"2 queries"}},
-       {[](Args& a, TensorStore& s) { a.kv_seq_lens = s.Ints({6, 3}); },
-        kInvalid,
-        {"kv_start_loc and kv_seq_lens are given"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = {};
-          a.kv_seq_lens = s.Ints({6, 2});
-        },
-        kInvalid,
-        {"kv_seq_lens add up to 8", "Tk = 9"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = {};
-          a.kv_seq_lens = s.Ints({10, -1});
-        },
-        kInvalid,
-        {"kv_seq_lens[1] is -1"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = {};
-          a.kv_seq_lens = s.Ints({9});
-        },
-        kInvalid,
-        {"kv_seq_lens is i32[1]", "R = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv_start_loc = {};
-          a.kv_seq_lens = s.Ints({1, 8});
-        },
-        kInvalid,
-        {"2 queries"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({0, 2, 2});
-        },
-        kInvalid,
-        {"query_start_loc[2] is 2", "T = 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({});
-          a.kv_start_loc = {};
-        },
-        kInvalid,
-        {"R + 1"}},
-       {[](Args& a, TensorStore& s) { a.params.scales.v = s.Floats({1}); },
-        kInvalid,
-        {"params.scales"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_positions = s.Ints({0, 1, 3});
-        },
-        kInvalid,
-        {"query_positions[2] is 3"}},
-       {[](Args& a, TensorStore&) { a.k = OnCuda(a.k); }, kInvalid, {"k is on cuda:0"}}});
+  ExpectRefused<Args>("VarlenSelfAttention", {
+    KVBLOCKS_BAD(kInvalid, "k is f8e4m3 and v f32", const ConstTensorView v = a.v; codes(a, s);
+                 a.v = v),
+    KVBLOCKS_BAD(kInvalid, "scales.v is f32[3]", codes(a, s);
+                 a.params.scales.v = s.Floats({1, 1, 1}))
+  });
+  ExpectRefused<Args>("VarlenSelfAttention", {
+    KVBLOCKS_BAD(kInvalid, "Hkv = 3", a.k = s.Input(DType::kF32, {9, 3, 8})),
+    KVBLOCKS_BAD(kInvalid, "D = 8", a.k = s.Input(DType::kF32, {9, 2, 6})),
+    KVBLOCKS_BAD(kInvalid, "Tk = 9", a.v = s.Input(DType::kF32, {8, 2, 8})),
+    KVBLOCKS_BAD(kInvalid, "k has 9 tokens and q 3", a.kv_start_loc = {}),
+    KVBLOCKS_BAD(kInvalid, "kv_start_loc[2] is 8|Tk = 9", a.kv_start_loc = s.Ints({0, 6, 8})),
+    KVBLOCKS_BAD(kInvalid, "R + 1 = 3", a.kv_start_loc = s.Ints({0, 9})),
+    KVBLOCKS_BAD(kInvalid, "2 queries", a.kv_start_loc = s.Ints({0, 1, 9})),
+    {[](Args& a, TensorStore& s) {  // the first query has no row in a mask by positions
+       a.kv_start_loc = s.Ints({0, 1, 9});
+           a.params.causal = false;
+           a.params.mask.form = MaskForm::kShared;
+           a.params.mask.rows_are_absolute = true;
+           a.params.mask.tensor = s.Input(DType::kI8, {8, 8});
+         },
+         kInvalid, "2 queries"},
+        KVBLOCKS_BAD(kInvalid, "kv_start_loc and kv_seq_lens are given",
+                     a.kv_seq_lens = s.Ints({6, 3})),
+        KVBLOCKS_BAD(kInvalid, "kv_seq_lens add up to 8|Tk = 9", a.kv_start_loc = {};
+                     a.kv_seq_lens = s.Ints({6, 2})),
+        KVBLOCKS_BAD(kInvalid, "kv_seq_lens[1] is -1", a.kv_start_loc = {};
+                     a.kv_seq_lens = s.Ints({10, -1})),
+        KVBLOCKS_BAD(kInvalid, "kv_seq_lens is i32[1]|R = 2", a.kv_start_loc = {};
+                     a.kv_seq_lens = s.Ints({9})),
+        KVBLOCKS_BAD(kInvalid, "2 queries", a.kv_start_loc = {}; a.kv_seq_lens = s.Ints({1, 8})),
+        KVBLOCKS_BAD(kInvalid, "query_start_loc[2] is 2|T = 3",
+                     a.query_start_loc = s.Ints({0, 2, 2})),
+        KVBLOCKS_BAD(kInvalid, "R + 1", a.query_start_loc = s.Ints({}); a.kv_start_loc = {}),
+        KVBLOCKS_BAD(kInvalid, "params.scales", a.params.scales.v = s.Floats({1})),
+        KVBLOCKS_BAD(kInvalid, "query_positions[2] is 3", a.query_positions = s.Ints({0, 1, 3})),
+        KVBLOCKS_BAD(kInvalid, "k is on cuda:0", a.k = OnCuda(a.k))
+  });
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {
     a.kv_start_loc = {};
     a.kv_seq_lens = s.Ints({6, 3});
@@ -358,31 +199,15 @@ TEST(ChecksTest, CascadeRefuses) {
   const auto at = [](Args& a) -> AttnParams& { return a.prefill.params; };
   ExpectRefused<Args>("Cascade", ParamRows<Args>(at, true));
   ExpectRefused<Args>(
-      "Cascade", {{[](Args& a, TensorStore&) { a.common_prefix_len = 3; },
-                   kInvalid,
-                   {"common_prefix_len is 3", "block size 4"}},
-                  {[](Args& a, TensorStore&) { a.common_prefix_len = -4; }, kInvalid, {"is -4"}},
-                  {[](Args& a, TensorStore&) { a.common_prefix_len = 12; },
-                   kRange,
-                   {"2 columns", "12", "needs 3"}},
-                  {[](Args& a, TensorStore& s) {
-                     a.prefill.seq_lens = s.Ints({6, 4});
-                   },
-                   kInvalid,
-                   {"request 1 has only 3"}},
-                  {[](Args& a, TensorStore& s) {
-                     a.prefill.block_table = s.Values<int32_t>({1, 2, 4, 3}, {2, 2});
-                   },
-                   kInvalid,
-                   {"block_table[1][0] is 4", "whose block is 1"}},
-                  {[](Args& a, TensorStore&) { a.prefill.params.window_left = 2; },
-                   kUnimplemented,
-                   {"window"}},
-                  {[](Args& a, TensorStore& s) {
-                     a.prefill.query_start_loc = s.Ints({0, 1, 2});
-                   },
-                   kInvalid,
-                   {"query_start_loc"}}});
+      "Cascade",
+      {KVBLOCKS_BAD(kInvalid, "common_prefix_len is 3|block size 4", a.common_prefix_len = 3),
+       KVBLOCKS_BAD(kInvalid, "is -4", a.common_prefix_len = -4),
+       KVBLOCKS_BAD(kRange, "2 columns|12|needs 3", a.common_prefix_len = 12),
+       KVBLOCKS_BAD(kInvalid, "request 1 has only 3", a.prefill.seq_lens = s.Ints({6, 4})),
+       KVBLOCKS_BAD(kInvalid, "block_table[1][0] is 4|whose block is 1",
+                    a.prefill.block_table = s.Values<int32_t>({1, 2, 4, 3}, {2, 2})),
+       KVBLOCKS_BAD(kUnimplemented, "window", a.prefill.params.window_left = 2),
+       KVBLOCKS_BAD(kInvalid, "query_start_loc", a.prefill.query_start_loc = s.Ints({0, 1, 2}))});
 }
 
 TEST(ChecksTest, MlaDecodeRefuses) {
@@ -391,88 +216,36 @@ TEST(ChecksTest, MlaDecodeRefuses) {
   ExpectRefused<Args>("MlaDecode", Join(ParamRows<Args>(at, true), TableRows<Args>()));
   ExpectRefused<Args>(
       "MlaDecode",
-      {{[](Args& a, TensorStore& s) {
-          a.q_lat = s.Input(DType::kF32, {3, 4, 8});
-        },
-        kInvalid,
-        {"q_lat", "R_kv = 6"}},
-       {[](Args& a, TensorStore& s) {
-          a.q_pe = s.Input(DType::kF32, {3, 4, 3});
-        },
-        kInvalid,
-        {"q_pe", "R_pe = 2"}},
-       {[](Args& a, TensorStore&) { a.q_pe = {}; }, kInvalid, {"q_lat", "R_kv + R_pe = 8"}},
-       {[](Args& a, TensorStore&) { a.query_start_loc = {}; }, kInvalid, {"T = 3", "R = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.query_start_loc = s.Ints({0, 3, 2});
-        },
-        kInvalid,
-        {"query_start_loc[2] is 2, below 3"}},
-       {[](Args& a, TensorStore& s) {
-          a.out = s.Output(DType::kF32, {3, 4, 8});
-        },
-        kInvalid,
-        {"Dv = 6"}},
-       {[](Args& a, TensorStore& s) { a.cache = NhdCache(s); }, kInvalid, {"layout nhd", "MLA"}}});
+      {KVBLOCKS_BAD(kInvalid, "q_lat|R_kv = 6", a.q_lat = s.Input(DType::kF32, {3, 4, 8})),
+       KVBLOCKS_BAD(kInvalid, "q_pe|R_pe = 2", a.q_pe = s.Input(DType::kF32, {3, 4, 3})),
+       KVBLOCKS_BAD(kInvalid, "q_lat|R_kv + R_pe = 8", a.q_pe = {}),
+       KVBLOCKS_BAD(kInvalid, "T = 3|R = 2", a.query_start_loc = {}),
+       KVBLOCKS_BAD(kInvalid, "query_start_loc[2] is 2, below 3",
+                    a.query_start_loc = s.Ints({0, 3, 2})),
+       KVBLOCKS_BAD(kInvalid, "Dv = 6", a.out = s.Output(DType::kF32, {3, 4, 8})),
+       KVBLOCKS_BAD(kInvalid, "layout nhd|MLA", a.cache = NhdCache(s))});
 }
 
 TEST(ChecksTest, SparseMlaDecodeRefuses) {
   using Args = SparseMlaDecodeArgs;
-  ExpectRefused<Args>("SparseMlaDecode",
-                      {{[](Args& a, TensorStore& s) {
-                          a.q = s.Input(DType::kF32, {2, 4, 8});
-                        },
-                        kInvalid,
-                        {"q is", "[B, s_q, H, D]"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.q = s.Input(DType::kF32, {2, 2, 4, 8});
-                        },
-                        kInvalid,
-                        {"s_q = 1"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.main.indices = s.Input(DType::kI64, {2, 1, 3});
-                        },
-                        kInvalid,
-                        {"indices is i64", "i32"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.main.topk_len = s.Ints({4, 0});
-                        },
-                        kInvalid,
-                        {"topk_len[0] is 4", "K = 3"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.main.topk_len = s.Ints({-1, 0});
-                        },
-                        kInvalid,
-                        {"topk_len[0] is -1"}},
-                       {[](Args& a, TensorStore& s) {
-                          const TensorView k = s.Input(DType::kF32, {6, 4, 10});
-                          a.extra.cache = {KvLayout::kMlaLatent, k, *k.Slice(2, 0, 6)};
-                        },
-                        kInvalid,
-                        {"extra.cache has rows of 10"}},
-                       {[](Args& a, TensorStore&) { a.extra.cache = {}; },
-                        kInvalid,
-                        {"extra.indices is given without"}},
-                       {[](Args& a, TensorStore&) {
-                          a.extra.cache.k.rank = 2;
-                          a.extra.cache.k.extent[2] = 1;
-                        },
-                        kInvalid,
-                        {"extra.cache.k is"}},
-                       {[](Args& a, TensorStore&) { a.scale = 0; }, kInvalid, {"scale is 0"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.sinks = s.Floats({0, 0, 0, kNan});
-                        },
-                        kInvalid,
-                        {"sinks[3] is NaN"}},
-                       {[](Args& a, TensorStore& s) { a.kv_scale = s.Floats({1}); },
-                        kInvalid,
-                        {"kv_scale is given"}},
-                       {[](Args& a, TensorStore& s) {
-                          a.out = s.Output(DType::kF32, {2, 1, 4, 8});
-                        },
-                        kInvalid,
-                        {"Dv = 6"}}});
+  ExpectRefused<Args>("SparseMlaDecode", {
+    KVBLOCKS_BAD(kInvalid, "q is|[B, s_q, H, D]", a.q = s.Input(DType::kF32, {2, 4, 8})),
+    KVBLOCKS_BAD(kInvalid, "s_q = 1", a.q = s.Input(DType::kF32, {2, 2, 4, 8})),
+    KVBLOCKS_BAD(kInvalid, "indices is i64|i32",
+                 a.main.indices = s.Input(DType::kI64, {2, 1, 3})),
+    KVBLOCKS_BAD(kInvalid, "topk_len[0] is 4|K = 3", a.main.topk_len = s.Ints({4, 0})),
+    KVBLOCKS_BAD(kInvalid, "topk_len[0] is -1", a.main.topk_len = s.Ints({-1, 0})),
+    KVBLOCKS_BAD(kInvalid, "extra.cache has rows of 10",
+                 const TensorView k = s.Input(DType::kF32, {6, 4, 10});
+                     a.extra.cache = {KvLayout::kMlaLatent, k, *k.Slice(2, 0, 6)}),
+        KVBLOCKS_BAD(kInvalid, "extra.indices is given without", a.extra.cache = {}),
+        KVBLOCKS_BAD(kInvalid, "extra.cache.k is", a.extra.cache.k.rank = 2;
+                     a.extra.cache.k.extent[2] = 1),
+        KVBLOCKS_BAD(kInvalid, "scale is 0", a.scale = 0),
+        KVBLOCKS_BAD(kInvalid, "sinks[3] is NaN", a.sinks = s.Floats({0, 0, 0, kNan})),
+        KVBLOCKS_BAD(kInvalid, "kv_scale is given", a.kv_scale = s.Floats({1})),
+        KVBLOCKS_BAD(kInvalid, "Dv = 6", a.out = s.Output(DType::kF32, {2, 1, 4, 8}))
+  });
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {  // K = 0
     a.main.indices = s.Input(DType::kI32, {2, 1, 0});
     a.main.topk_len = {};
@@ -483,38 +256,14 @@ TEST(ChecksTest, SparseMlaPrefillRefuses) {
   using Args = SparseMlaPrefillArgs;
   ExpectRefused<Args>(
       "SparseMlaPrefill",
-      {{[](Args& a, TensorStore& s) {
-          a.kv = s.Input(DType::kF32, {5, 2, 8});
-        },
-        kInvalid,
-        {"kv is", "one KV head"}},
-       {[](Args& a, TensorStore& s) {
-          a.kv = s.Input(DType::kF32, {5, 1, 6});
-        },
-        kInvalid,
-        {"D = 8"}},
-       {[](Args& a, TensorStore& s) {
-          a.indices = s.Input(DType::kI32, {3, 1, 3});
-        },
-        kInvalid,
-        {"T = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.topk_len = s.Ints({0, 5});
-        },
-        kInvalid,
-        {"topk_len[1] is 5"}},
-       {[](Args& a, TensorStore& s) {
-          a.out = s.Output(DType::kF32, {2, 4, 9});
-        },
-        kInvalid,
-        {"rows of 9", "D = 8"}},
-       {[](Args& a, TensorStore& s) {
-          a.max_logits = s.Output(DType::kF32, {2, 3});
-        },
-        kInvalid,
-        {"max_logits", "H = 4"}},
-       {[](Args& a, TensorStore&) { a.scale = kInf; }, kInvalid, {"scale is inf"}},
-       {[](Args& a, TensorStore& s) { a.sinks = s.Floats({0}); }, kInvalid, {"sinks has 1"}}});
+      {KVBLOCKS_BAD(kInvalid, "kv is|one KV head", a.kv = s.Input(DType::kF32, {5, 2, 8})),
+       KVBLOCKS_BAD(kInvalid, "D = 8", a.kv = s.Input(DType::kF32, {5, 1, 6})),
+       KVBLOCKS_BAD(kInvalid, "T = 2", a.indices = s.Input(DType::kI32, {3, 1, 3})),
+       KVBLOCKS_BAD(kInvalid, "topk_len[1] is 5", a.topk_len = s.Ints({0, 5})),
+       KVBLOCKS_BAD(kInvalid, "rows of 9|D = 8", a.out = s.Output(DType::kF32, {2, 4, 9})),
+       KVBLOCKS_BAD(kInvalid, "max_logits|H = 4", a.max_logits = s.Output(DType::kF32, {2, 3})),
+       KVBLOCKS_BAD(kInvalid, "scale is inf", a.scale = kInf),
+       KVBLOCKS_BAD(kInvalid, "sinks has 1", a.sinks = s.Floats({0}))});
 }
 
 // AT-5: only for tensors on a CUDA device, where indices are not read.

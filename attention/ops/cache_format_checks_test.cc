@@ -28,70 +28,36 @@ KvCacheView Cache(TensorStore& s, KvRowFormat format, bool output = false) {
 TEST(CacheFormatChecksTest, DecodeRefuses) {
   using Args = PagedDecodeArgs;
   using Format = KvRowFormat;
-  ExpectRefused<Args>(
-      "PagedDecode",
-      {{[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kPerTokenHead);
-          a.cache.layout = KvLayout::kPagedX;
-        },
-        kInvalid,
-        {"paged_x of format per_token_head", "nhd and hnd"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kPerTokenHead);
-          a.cache.k_scales = {};
-        },
-        kInvalid,
-        {"cache.k_scales is absent"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kPerTokenHead);
-          a.cache.v_scales = s.Input(DType::kF32, {6, 4, 3});
-        },
-        kInvalid,
-        {"cache.v_scales", "Hkv = 2"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kPerTokenHead);
-          a.params.scales.k = s.Floats({2});
-        },
-        kInvalid,
-        {"scales are given", "per_token_head", "leave them absent"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kPerTokenHead);
-          a.cache.k = a.cache.v = s.Input(DType::kU8, {6, 4, 2, 8});
-        },
-        kInvalid,
-        {"cache.k is u8", "i8"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kInt4PerTokenHead);
-          a.cache.k = s.Input(DType::kI8, {6, 4, 2, 8});
-        },
-        kInvalid,
-        {"cache.k is i8", "u8"}},
-       {[](Args& a, TensorStore& s) { a.cache = Cache(s, Format::kInt4PerTokenHead); },
-        kInvalid,
-        {"q is f32[2, 4, 8]", "D = 16"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kNvfp4);
-          a.cache.k = s.Input(DType::kU8, {6, 4, 2, 12});
-        },
-        kInvalid,
-        {"nvfp4 with rows of 24 values", "multiple of 16"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, Format::kNvfp4);
-          a.cache.k_scales = s.Input(DType::kF8E4M3, {6, 4, 2, 2});
-        },
-        kInvalid,
-        {"cache.k_scales", "16 values per scale"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache.k_scales = s.Input(DType::kF32, {6, 4, 2});
-        },
-        kInvalid,
-        {"cache.k_scales", "set format"}},
-       {[](Args& a, TensorStore&) { a.cache.format = static_cast<Format>(7); },
-        kInvalid,
-        {"format number 7"}},
-       {[](Args& a, TensorStore&) { a.cache.format = Format::kMlaV41; },
-        kInvalid,
-        {"nhd of format mla_v41_528", "mla_latent"}}});
+  ExpectRefused<Args>("PagedDecode", {
+    KVBLOCKS_BAD(kInvalid, "paged_x of format per_token_head|nhd and hnd",
+                 a.cache = Cache(s, Format::kPerTokenHead);
+                 a.cache.layout = KvLayout::kPagedX),
+    KVBLOCKS_BAD(kInvalid, "cache.k_scales is absent",
+                 a.cache = Cache(s, Format::kPerTokenHead);
+                 a.cache.k_scales = {}),
+    KVBLOCKS_BAD(kInvalid, "cache.v_scales|Hkv = 2", a.cache = Cache(s, Format::kPerTokenHead);
+                 a.cache.v_scales = s.Input(DType::kF32, {6, 4, 3})),
+    KVBLOCKS_BAD(kInvalid, "scales are given|per_token_head|leave them absent",
+                 a.cache = Cache(s, Format::kPerTokenHead);
+                 a.params.scales.k = s.Floats({2})),
+    KVBLOCKS_BAD(kInvalid, "cache.k is u8|i8", a.cache = Cache(s, Format::kPerTokenHead);
+                 a.cache.k = a.cache.v = s.Input(DType::kU8, {6, 4, 2, 8})),
+    KVBLOCKS_BAD(kInvalid, "cache.k is i8|u8", a.cache = Cache(s, Format::kInt4PerTokenHead);
+                 a.cache.k = s.Input(DType::kI8, {6, 4, 2, 8})),
+    KVBLOCKS_BAD(kInvalid, "q is f32[2, 4, 8]|D = 16",
+                 a.cache = Cache(s, Format::kInt4PerTokenHead)),
+    KVBLOCKS_BAD(kInvalid, "nvfp4 with rows of 24 values|multiple of 16",
+                 a.cache = Cache(s, Format::kNvfp4);
+                 a.cache.k = s.Input(DType::kU8, {6, 4, 2, 12})),
+    KVBLOCKS_BAD(kInvalid, "cache.k_scales|16 values per scale",
+                 a.cache = Cache(s, Format::kNvfp4);
+                 a.cache.k_scales = s.Input(DType::kF8E4M3, {6, 4, 2, 2})),
+    KVBLOCKS_BAD(kInvalid, "cache.k_scales|set format",
+                 a.cache.k_scales = s.Input(DType::kF32, {6, 4, 2})),
+    KVBLOCKS_BAD(kInvalid, "format number 7", a.cache.format = static_cast<Format>(7)),
+    KVBLOCKS_BAD(kInvalid, "nhd of format mla_v41_528|mla_latent",
+                 a.cache.format = Format::kMlaV41)
+  });
 }
 
 TEST(CacheFormatChecksTest, LatentRecordsAreRefusedWhereTheyDoNotFit) {
@@ -105,57 +71,31 @@ TEST(CacheFormatChecksTest, LatentRecordsAreRefusedWhereTheyDoNotFit) {
   for (const KvRowFormat format :
        {KvRowFormat::kMlaV41, KvRowFormat::kMlaV41Fp4, KvRowFormat::kMlaNvfp4}) {
     ExpectAccepted<Args>([&](Args& a, TensorStore& s) { record(a, s, format); });
-    ExpectRefused<Args>(
-        "ConcatAndCacheMla",
-        {{[&](Args& a, TensorStore& s) {
-            record(a, s, format);
-            a.cache.k = s.Output(DType::kU8, {6, 4, 584});
-          },
-          kInvalid,
-          {"cache.k is u8[6, 4, 584]", "bytes of a record"}},
-         {[&](Args& a, TensorStore& s) {
-            record(a, s, format);
-            a.cache.v = *a.cache.k.Slice(2, 0, 100);
-          },
-          kInvalid,
-          {"cache.v is given", "leave it absent"}},
-         {[&](Args& a, TensorStore& s) {
-            record(a, s, format);
-            a.kv_c = s.Input(DType::kF32, {3, 500});
-          },
-          kInvalid,
-          {"kv_c is f32[3, 500]", "R_kv = "}},
-         {[&](Args& a, TensorStore& s) {
-            record(a, s, format);
-            a.kv_c = s.Input(DType::kF8E4M3, {3, ShapeOf(format).compressed});
-          },
-          kInvalid,
-          {"kv_c is f8e4m3"}},
-         {[&](Args& a, TensorStore& s) {
-            record(a, s, format);
-            a.cache.layout = KvLayout::kMlaSplit;
-          },
-          kInvalid,
-          {"mla_split of format", "mla_latent"}}});
+    ExpectRefused<Args>("ConcatAndCacheMla", {
+      KVBLOCKS_BAD(kInvalid, "cache.k is u8[6, 4, 584]|bytes of a record", record(a, s, format);
+                   a.cache.k = s.Output(DType::kU8, {6, 4, 584})),
+      KVBLOCKS_BAD(kInvalid, "cache.v is given|leave it absent", record(a, s, format);
+                   a.cache.v = *a.cache.k.Slice(2, 0, 100)),
+      KVBLOCKS_BAD(kInvalid, "kv_c is f32[3, 500]|R_kv = ", record(a, s, format);
+                   a.kv_c = s.Input(DType::kF32, {3, 500})),
+      KVBLOCKS_BAD(kInvalid, "kv_c is f8e4m3", record(a, s, format);
+                   a.kv_c = s.Input(DType::kF8E4M3, {3, ShapeOf(format).compressed})),
+      KVBLOCKS_BAD(kInvalid, "mla_split of format|mla_latent", record(a, s, format);
+                   a.cache.layout = KvLayout::kMlaSplit)
+    });
   }
 }
 
 TEST(CacheFormatChecksTest, WritersRefuse) {
   using Args = ReshapeAndCacheArgs;
-  ExpectRefused<Args>(
-      "ReshapeAndCache",
-      {{[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
-          a.k = s.Input(DType::kI8, {3, 2, 8});
-        },
-        kInvalid,
-        {"k is i8"}},
-       {[](Args& a, TensorStore& s) {
-          a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
-          a.cache.v_scales = a.cache.k_scales;
-        },
-        kInvalid,
-        {"cache.v_scales", "cache.k_scales"}}});
+  ExpectRefused<Args>("ReshapeAndCache", {
+    KVBLOCKS_BAD(kInvalid, "k is i8",
+                 a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
+                 a.k = s.Input(DType::kI8, {3, 2, 8})),
+    KVBLOCKS_BAD(kInvalid, "cache.v_scales|cache.k_scales",
+                 a.cache = Cache(s, KvRowFormat::kPerTokenHead, /*output=*/true);
+                 a.cache.v_scales = a.cache.k_scales)
+  });
 }
 
 // Codes and scales take turns within a token, tokens within a block, and blocks have gaps: that these
@@ -180,7 +120,8 @@ TEST(CacheFormatChecksTest, InterleavedCodesAndScalesAreApart) {
     };
     EXPECT_EQ(check([](KvCacheView&) {}), absl::OkStatus());
     for (const int bytes_off : {-4, 4}) {
-      const absl::Status status = check([&](KvCacheView& cache) { cache.k_scales.data += bytes_off; });
+      const absl::Status status =
+          check([&](KvCacheView& cache) { cache.k_scales.data += bytes_off; });
       EXPECT_NE(status.message().find("shares memory"), std::string::npos) << status;
     }
   }
@@ -193,8 +134,8 @@ TEST(CacheFormatChecksTest, BlocksMoveWithTheirScales) {
   ConstTensorView tensors[kMostCacheTensors];
   EXPECT_EQ(CacheTensors(ConstKvCacheView(from), tensors).size(), 4u);
   EXPECT_TRUE(CheckSwapBlocks({}, from, {}, to, {{1, 2}}).ok());
-  const absl::Status other = CheckSwapBlocks(
-      {}, from, {}, Cache(store, KvRowFormat::kInt4PerTokenHead, true), {{1, 2}});
+  const absl::Status other =
+      CheckSwapBlocks({}, from, {}, Cache(store, KvRowFormat::kInt4PerTokenHead, true), {{1, 2}});
   EXPECT_NE(other.message().find("nvfp4, dst of int4_per_token_head"), std::string::npos) << other;
   KvCacheView hnd = to;
   hnd.layout = KvLayout::kHnd;
