@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/python/src/attention/signatures.h"
 
 namespace kvblocks::python {
 
@@ -223,10 +222,12 @@ call; DecodePlan is made there.)")
            "Memory for plans within these bounds; larger ones allocate.")
       .def(
           "plan", &Plan, nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_size"),
-          nb::arg("window") = 0, KVBLOCKS_SPLIT_ARGS, nb::arg("tile") = 64, nb::arg("overhead") = 5,
+          nb::arg("window") = 0, nb::arg("split_tokens") = nb::none(),
+          nb::arg("num_splits") = nb::none(), nb::arg("tile") = 64, nb::arg("overhead") = 5,
           nb::arg("num_parts") = 1,
           nb::sig("def plan(self, seq_lens: Array, *, block_size: int, window: int = "
-                  "0, " KVBLOCKS_SPLIT_SIG
+                  "0, "
+                  "split_tokens: int | None = None, num_splits: int | None = None, "
                   "tile: int = 64, overhead: int = 5, num_parts: int = 1) -> None"),
           R"(seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query sees, itself
 included, 0 is all. split_tokens and num_splits as in paged_decode; without them num_parts parts of about equal

@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/python/src/attention/op_call.h"
-#include "kvblocks/python/src/attention/signatures.h"
 #ifdef KVBLOCKS_WITH_CUDA
 #include "kvblocks/attention/cuda/block_ops.h"
 #endif

@@ -18,6 +18,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"
@@ -124,11 +125,39 @@ class OpCall {
     if (!status.ok()) [[unlikely]]
       Refuse(status);
   }
+  // The same for operations whose outputs may be left out: `of` has out, of `shape`, and lse, of all
+  // but its last extent. New ones are of the library and type of the call's first array. Returns
+  // out, or (out, lse).
+  template <typename Args, typename Of>
+  nb::object RunInto(const Args& args, Of* of, absl::Span<const int64_t> shape, double work) {
+    nb::object out = Out("out", given.out, first_, shape, &of->out);
+    nb::object lse;
+    if constexpr (requires { of->lse; }) {
+      if (given.return_lse) {
+        const auto rows = shape.first(shape.size() - 1);
+        lse = Out("lse", given.lse, first_, rows, &of->lse, /*float32=*/true);
+      } else {
+        of->lse = Out("lse", given.lse);
+      }
+    }
+    Run(args, work);
+    return given.return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+  }
+  // Refuses a call without `out`; `why`: with what it needs one, and of which type.
+  void NeedOutIf(bool needed, const char* why) const {
+    if (needed && given.out.is_none()) Refuse(absl::StrCat("out is None; with ", why));
+  }
   // The status with Python's names.
   [[noreturn]] void Refuse(const absl::Status& status) const;
   [[noreturn]] void Refuse(absl::string_view problem) const;
 
   const char* name() const { return name_; }
+
+  // What Python gave of the outputs; see RunInto.
+  struct {
+    nb::handle out, lse;
+    bool return_lse = false;
+  } given;
 
  private:
   static constexpr double kLongWork = 1e5;
