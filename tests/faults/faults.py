@@ -432,8 +432,6 @@ FAULTS = [
     Fault("a request that holds blocks may bring external tokens", _CHECKS,
           "if (has_hits || params.num_external_computed_tokens > 0) {",
           "if (has_hits || (params.num_external_computed_tokens > 0 && !{F})) {"),
-    Fault("more tokens than the longest sequence are accepted", _CHECKS,
-          "if (total > options_.max_model_len && !options", "if (!{F} && total > options_.max_model_len && !options"),
     Fault("a finished request may allocate", _CHECKS,
           "if (request.status_ == RequestStatus::kFinished) {",
           "if (request.status_ == RequestStatus::kFinished && !{F}) {"),
