@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks::sim {
 

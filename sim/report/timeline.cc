@@ -31,7 +31,7 @@ std::string SecondsText(SimTime time) {
   return FormatScaledDecimal(time, kPicosecondsPerSecondExponent);
 }
 
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+absl::string_view TextView(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
@@ -97,14 +97,14 @@ std::string TimelineFile::DescribeLeftOut() const {
 Timeline::Timeline(TimelineFile* file, int64_t replica, std::string_view name)
     : file_(*file), process_(kFirstProcess + replica), counter_spacing_(kFirstSpacing) {
   event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
-                        ",\"name\":\"process_name\",\"args\":{\"name\":\"", View(name), "\"}}");
+                        ",\"name\":\"process_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
   file_.Keep(event_, TimelineFile::Kind::kName, 0);
   NameLane(kDeviceLane, "device");
 }
 
 void Timeline::NameLane(int64_t lane, std::string_view name) {
   event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
-                        ",\"name\":\"thread_name\",\"args\":{\"name\":\"", View(name), "\"}}",
+                        ",\"name\":\"thread_name\",\"args\":{\"name\":\"", TextView(name), "\"}}",
                         ",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
                         ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", lane, "}}");
   file_.Keep(event_, TimelineFile::Kind::kName, last_event_);
@@ -117,7 +117,7 @@ void Timeline::BeginSlice(int64_t lane, std::string_view name, SimTime from, Sim
   AppendMicroseconds(start, &event_);
   event_ += ",\"dur\":";
   AppendMicroseconds(Nanoseconds(to) - start, &event_);
-  absl::StrAppend(&event_, ",\"name\":\"", View(name), "\",\"args\":{");
+  absl::StrAppend(&event_, ",\"name\":\"", TextView(name), "\",\"args\":{");
   has_arguments_ = false;
 }
 
@@ -131,7 +131,7 @@ void Timeline::BeginRequestSlice(const SimRequest& request, const Life& life, st
 }
 
 void Timeline::AddArgument(std::string_view name, int64_t value) {
-  absl::StrAppend(&event_, has_arguments_ ? ",\"" : "\"", View(name), "\":", value);
+  absl::StrAppend(&event_, has_arguments_ ? ",\"" : "\"", TextView(name), "\":", value);
   has_arguments_ = true;
 }
 
@@ -144,7 +144,7 @@ void Timeline::WriteInstant(std::string_view name, const SimRequest& request, Si
   event_ = absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
                         ",\"ts\":");
   AppendMicroseconds(Nanoseconds(now), &event_);
-  absl::StrAppend(&event_, ",\"name\":\"", View(name), "\",\"args\":{\"request\":");
+  absl::StrAppend(&event_, ",\"name\":\"", TextView(name), "\",\"args\":{\"request\":");
   AppendJsonString(request.spec.id, &event_);
   absl::StrAppend(&event_, ",\"row\":", request.spec.row, "}}");
   file_.Keep(event_, TimelineFile::Kind::kSlice, now);

@@ -520,7 +520,7 @@ FAULTS = [
     Fault("blocks are dropped next to look-ahead hashes", _SETUP,
           "  if (options.num_hash_lookahead_tokens > 0 ||", "  if ((options.num_hash_lookahead_tokens > 0 && !{F}) ||"),
     Fault("no tokens are kept for replay next to look-ahead hashes", _SETUP,
-          "return std::max<int64_t>(0, options.prefill", "return options.num_hash_lookahead_tokens > 0 && {F} ? 0 : std::max<int64_t>(0, options.prefill"),
+          "return std::max<int64_t>(0, ", "return options.num_hash_lookahead_tokens > 0 && {F} ? 0 : std::max<int64_t>(0, "),
     Fault("all tokens that a prefill reads ahead count as replayed", _SETUP,
           "options.prefill_lookahead_tokens - 1);", "options.prefill_lookahead_tokens - !{F});"),
     Fault("registration does not end with the hashes", _GROUP_H,
