@@ -101,7 +101,7 @@ def differences(old, new, moved):
         if path in before and path in after:
             if before[path] != after[path]:
                 found.append(f"{path}: {before[path]!r} is now {after[path]!r}")
-        elif not str(path).startswith("config."):
+        elif "config." not in str(path):
             gone = path in before
             found.append(f"{path}: {'gone' if gone else 'new'}, {(before if gone else after)[path]!r}")
     return found
