@@ -93,7 +93,8 @@ class SlidingWindowManager final : public SingleTypeManager {
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
       : SingleTypeManager(spec, options, pool, {.num_kept_tokens = spec.extra_retained_tokens()}),
         window_(spec.sliding_window().value()),
-        tail_blocks_(block_size_.CeilDiv(window_ - 1)),
+        tail_blocks_(std::max<int64_t>(options.semantics.is_025 ? 1 : 0,
+                                       block_size_.CeilDiv(window_ - 1))),
         keeps_nothing_(tail_blocks_ == 0 && !options.is_draft) {}
 
   // Probes each position at most once: a miss rules out every hit whose window contains it. At most
@@ -194,7 +195,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
     const int64_t position = probe(begin, probe_end);
     if (position == probe_end) {
       // A run from the first token that is shorter than the window.
-      if (margin > 0 && step > 1 && end < tail_blocks_) {
+      if (!options_.semantics.is_025 && margin > 0 && step > 1 && end < tail_blocks_) {
         end -= step;
       }
       for (int64_t i = 0; i < num_groups; ++i) {

@@ -97,9 +97,14 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                     " that is yet to be copied; truncate the hit to whole blocks, or leave it out");
     }
   }
-  if (!has_hits) return absl::OkStatus();
   const int64_t total =
       request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
+  if (total > options_.max_model_len && options_.semantics.is_025) {
+    return Refuse(request, total,
+                  " tokens computed, hit and external together exceed max_model_len ",
+                  options_.max_model_len);
+  }
+  if (!has_hits) return absl::OkStatus();
   return CheckHits(request, *params.computed_blocks, std::min(total, options_.max_model_len));
 }
 

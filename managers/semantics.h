@@ -25,7 +25,9 @@ struct Semantics {
   // token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags act without
   // use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its last hash
   // boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token to compute
-  // beside hits (V-40). Stored events come one per run of kept blocks (V-61).
+  // beside hits (V-40). Stored events come one per run of kept blocks (V-61). A window of one token
+  // keeps a block, a window's hit is aligned once (V-36), tokens beyond max_model_len are refused
+  // (V-41), and the admission gate subtracts what a hit covers before it caps a window's need (V-42).
   bool is_025 = false;
 
   // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens

@@ -181,7 +181,7 @@ class SingleTypeManager {
                           absl::Span<const BlockId> hits, int64_t total_computed,
                           bool apply_cap) const {
     return CountBlocksNeeded(held, demand, hits, total_computed, apply_cap,
-                             /*caps_before_hits=*/true);
+                             /*caps_before_hits=*/!options_.semantics.is_025);
   }
 
   // The same for a pool with chunks: new pages, the hits that are touched, and what a sequence of

@@ -30,7 +30,8 @@ bool GroupRules::IsOldOutput(int64_t position, int64_t num_prompt, int64_t num_p
 }
 
 int64_t GroupRules::WindowBlocksNeeded() const {
-  return CeilDiv(*spec.sliding_window() - 1, block_size());  // V-104: 0 for a window of one
+  const int64_t least = is_025 ? 1 : 0;  // V-104: what a window of one drops is all it has
+  return std::max(least, CeilDiv(*spec.sliding_window() - 1, block_size()));
 }
 
 Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
@@ -72,7 +73,7 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
     bool all = true;
     for (int64_t i = first; i <= end + d - 1; ++i) all = all && is_cached(i);
     if (!all) continue;
-    if (drop && bs != alignment && end < need) {
+    if (drop && !is_025 && bs != alignment && end < need) {
       // D-3: what is there, from the first token, is less than a window and the block to drop.
       const int64_t aligned = RoundDown((end + 1) * bs, alignment);
       return {.tokens = RoundDown(std::max<int64_t>(0, aligned - bs), alignment), .first_real = 0};

@@ -37,6 +37,8 @@ struct GroupRules {
   int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
   int64_t num_kept = 0;   // V-14: tokens below a window of the output that are kept all the same
 
+  bool is_025 = false;    // V-36
+
   int64_t block_size() const { return spec.block_size() * num_ranks; }
   bool is_full() const {
     return !spec.sliding_window() && !spec.attention_chunk_size() && !is_mamba() && !is_cross() &&
@@ -56,7 +58,7 @@ struct GroupRules {
   bool is_fine() const { return fine_unit > 0 && fine_unit < block_size(); }
 
   bool keeps_nothing() const {
-    return spec.sliding_window() && *spec.sliding_window() == 1 && !is_draft;  // V-36, V-104
+    return !is_025 && spec.sliding_window() && *spec.sliding_window() == 1 && !is_draft;  // V-104
   }
 
   // BM-55: leading tokens that no later token needs once n are computed.

@@ -52,7 +52,8 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
          .admission_cap =
              AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
                             options.exact_caps),
-         .num_kept = num_replayed_});
+         .num_kept = num_replayed_,
+         .is_025 = options.semantics.is_025});
     groups_.back().output_cap =
         OutputCapOf(groups_.back(), options.max_model_len, options.max_in_flight_tokens,
                     options.exact_caps);
@@ -163,6 +164,10 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
     return false;
   }
   if (request.status == Status::kFinished) return false;
+  if (Add(Add(request.num_computed, hits.tokens), params.num_external) > options_.max_model_len &&
+      options_.semantics.is_025) {  // V-41
+    return false;
+  }
   if (request.is_known && (hits.has_blocks() || hits.tokens > 0 || params.num_external > 0)) {
     return false;
   }
@@ -307,7 +312,7 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
         cap = CeilDiv(request.num_prompt, rules.block_size()) + *rules.output_cap;
       }
       const int64_t required = CeilDiv(slots, rules.block_size());
-      if (is_gate && cap) {  // V-42
+      if (is_gate && cap && !options_.semantics.is_025) {  // V-42
         return std::max<int64_t>(std::min(required, *cap) - std::max(have, skipped), 0);
       }
       const int64_t missing = std::max<int64_t>(required - std::max(have, skipped), 0);

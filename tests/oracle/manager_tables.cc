@@ -19,7 +19,7 @@ int64_t GroupTable::num_real() const {
 int64_t Manager::TotalComputed(const Request& request, const AllocateParams& params) const {
   const int64_t total =
       request.num_computed + (params.hits ? params.hits->tokens : 0) + params.num_external;
-  return std::min(total, options_.max_model_len);  // V-41
+  return options_.semantics.is_025 ? total : std::min(total, options_.max_model_len);  // V-41
 }
 
 std::vector<BlockId> Manager::Take(int64_t k, size_t group) {

@@ -247,7 +247,7 @@ void Harness::Admit(LiveRequest& request, Numbers numbers) {
   if (to_tail > 0 && !params.delay) params.num_new = std::min(params.num_new, to_tail);
   const int64_t special = numbers.Below(12);
   if (special == 0) params.num_new = params.num_external = 0;  // takes the hits only, or is refused
-  if (special == 1) params.num_external = scenario_.options.max_model_len;
+  if (special == 1 && !semantics().is_025) params.num_external = scenario_.options.max_model_len;
   request.SetSharedBoundary(numbers.OneIn(3) ? 0 : request.model_hits.boundary);
   // The scheduler advances n_comp only when the allocation worked.
   const int64_t old_computed = request.model.num_computed;

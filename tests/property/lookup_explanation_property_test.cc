@@ -156,15 +156,15 @@ class World {
     const Semantics& semantics = manager_->options().semantics;
     int64_t end = (request.num_tokens() - 1) / why.hit_alignment * why.hit_alignment;
     const bool may_drop_last = !semantics.is_025 && manager_->num_groups() > 1;
+    const SingleTypeManager& group = manager_->group(reach.group);
     const auto serves = [&](int64_t tokens) {
-      return expected.IsHashed(tokens + margin) &&
+      return (group.hits_unhashed_tokens() || expected.IsHashed(tokens + margin)) &&
              (tokens + margin < request.num_tokens() || may_drop_last) &&
              !expected.MissingToken(reach.group, tokens) &&
              (!draft || expected.HasToken(reach.group, tokens));
     };
     while (end > 0 && !serves(end)) end -= why.hit_alignment;
-    const SingleTypeManager& group = manager_->group(reach.group);
-    if (draft && group.spec().sliding_window() &&
+    if (draft && !semantics.is_025 && group.spec().sliding_window() &&
         group.block_size() != why.hit_alignment && end > 0 &&
         end < oracle::CeilDiv(*group.spec().sliding_window() - 1, group.block_size()) *
                   group.block_size()) {
