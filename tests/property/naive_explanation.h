@@ -233,7 +233,8 @@ class Expectation {
   int64_t Size(GroupId g) const { return manager_.group(g).block_size(); }
   bool IsFull(GroupId g) const { return manager_.group(g).is_full_type(); }
   bool HasBlock(GroupId g, int64_t block) const {
-    return history_.IsCached(history_.KeyOf(known_.request->content(), g, block));
+    return IsHashed((block + 1) * Size(g)) &&
+           history_.IsCached(history_.KeyOf(known_.request->content(), g, block));
   }
   bool HasToken(GroupId g, int64_t token) const { return HasBlock(g, token / Size(g)); }
   Absence Why(GroupId g, int64_t block) const {
