@@ -182,7 +182,7 @@ class Caller {
       return;
     }
     // What is left out of a registration's one event leaves no chain of parents.
-    if (!manager_->options().semantics.is_025) return;
+    if (manager_->options().semantics.one_event_per_registration) return;
     status = mirror_.Apply(events, [](const BlockStored&) { return true; });
     FUZZ_EXPECT(status.ok(), status.ToString());
     if (++num_checks_ % 8 != 0) return;  // dearer than all the rest

@@ -137,7 +137,7 @@ void KvCacheManager::ReportReusedBlocks(const Request& request,
     int64_t block_size = group(g).block_size();
     // The engine counts a rank's tokens of a block only, where hashes allow it (V-62).
     const int64_t of_rank = group(g).spec().block_size();
-    if (!options_.semantics.is_025 && of_rank % hash_block_size() == 0) {
+    if (options_.semantics.one_event_per_registration && of_rank % hash_block_size() == 0) {
       block_size = of_rank;
     }
     pool_->ReportStored(request.content_, computed.blocks(g), computed.num_tokens(), block_size, g);

@@ -343,7 +343,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
                                  .one_event_per_registration =
-                                     !options.semantics.is_025,
+                                     options.semantics.one_event_per_registration,
                                  .compared_block_size = compared_block_size,
                                  .history_keys = options.lookup_history_blocks,
                                  .eviction_policy = options.eviction_policy,

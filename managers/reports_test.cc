@@ -39,9 +39,8 @@ std::vector<BlockStored> TakeStored(KvCacheManager& manager) {
   return stored;
 }
 
-TEST(ReusedBlocksTest, AHitIsReportedPerGroupAndRunIn025) {
-  const auto manager = Manager(
-      50, {Full(8), Window(4, 9)}, {.semantics = Semantics::Vllm025(), .enable_events = true});
+TEST(ReusedBlocksTest, AHitIsReportedPerGroupAndRun) {
+  const auto manager = Manager(50, {Full(8), Window(4, 9)}, {.enable_events = true});
   ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(33)), 33));
   manager->TakeEvents();
   const auto request = Reporting(*manager, Tokens(40));
@@ -84,8 +83,9 @@ TEST(ReusedBlocksTest, NothingIsReportedUnasked) {
 }
 
 // As vLLM has it: one event with the tokens of all positions, whatever there is of them.
-TEST(ReusedBlocksTest, OneEventPerGroup) {
+TEST(ReusedBlocksTest, OneEventPerGroupWithItsSwitch) {
   KvCacheManagerOptions options{.enable_events = true};
+  options.semantics.one_event_per_registration = true;
   options.semantics.retention_interval = std::nullopt;
   const auto manager = Manager(50, {Window(4, 9), Chunked(4, 8)}, options);
   ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
@@ -108,7 +108,7 @@ TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
   config.hash_block_size = 4;
   KvCacheManagerOptions options{.enable_events = true, .decode_context_parallel = 2};
   for (const bool exactly : {false, true}) {
-    options.semantics = exactly ? Semantics::Vllm033() : Semantics::Vllm025();
+    options.semantics.one_event_per_registration = exactly;
     const auto manager = Manager(config, options);
     ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
     manager->TakeEvents();
@@ -123,12 +123,10 @@ TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
   }
 }
 
-TEST(ReusedBlocksTest, ATailIsReportedAsItIsCachedIn025) {
+TEST(ReusedBlocksTest, ATailIsReportedAsItIsCached) {
   KvCacheConfig config = Config(20, {Full(4), States(4)});
   config.hash_block_size = 2;
-  const auto manager = Manager(config, {.semantics = Semantics::Vllm025(),
-                                        .enable_events = true,
-                                        .partial_hits = true});
+  const auto manager = Manager(config, {.enable_events = true, .partial_hits = true});
   const auto first = NewRequest(*manager, Tokens(7));
   ASSERT_TRUE(Step(*manager, *first, 6));
   manager->NewStepStarts();
@@ -147,6 +145,14 @@ TEST(ReusedBlocksTest, ATailIsReportedAsItIsCachedIn025) {
     EXPECT_EQ(stored[i].token_ids, Tokens(2, 4));
     EXPECT_THAT(stored[i].block_hashes, ElementsAre(hashes[2]));
   }
+  // A row block that is registered as a whole in the meantime is the end of its run, unless the
+  // tail is a key of it.
+  ASSERT_TRUE(Step(*manager, *first, 2));
+  manager->TakeEvents();
+  ASSERT_EQ(Hits(*manager, *request).num_tokens(), 6);
+  stored = TakeStored(*manager);
+  ASSERT_EQ(stored.size(), 3u);
+  EXPECT_THAT(stored[1].block_hashes, ElementsAre(hashes[2]));
 }
 
 TEST(ReusedBlocksTest, RefusedWithoutEvents) {

@@ -4,8 +4,9 @@
 //   options.semantics = Semantics::Vllm025();                       // as vLLM 0.25
 //   options.semantics.retention_interval = 1024;                    // denser registration
 //
-// Three things that vLLM 0.33 does are left out by default, because a cache could then hold, or a
-// look-up find, what nothing can use or what was not computed yet. Each has a switch, and
+// Four things that vLLM 0.33 does are left out by default, because a cache could then hold, or a
+// look-up find, what nothing can use or what was not computed yet, or because consumers of events
+// could not follow the cache. Each has a switch, and
 // Vllm033Exactly() has all of them set, to compare answers with the engine's one by one.
 // Numbers like V-3 are rules of docs/semantics.md, which also says what each does to hit rates.
 
@@ -25,9 +26,9 @@ struct Semantics {
   // token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags act without
   // use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its last hash
   // boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token to compute
-  // beside hits (V-40). Stored events come one per run of kept blocks (V-61). A window of one token
-  // keeps a block, a window's hit is aligned once (V-36), tokens beyond max_model_len are refused
-  // (V-41), and the admission gate subtracts what a hit covers before it caps a window's need (V-42).
+  // beside hits (V-40). A window of one token keeps a block, a window's hit is aligned once (V-36),
+  // tokens beyond max_model_len are refused (V-41), and the admission gate subtracts what a hit
+  // covers before it caps a window's need (V-42).
   bool is_025 = false;
 
   // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens
@@ -48,6 +49,10 @@ struct Semantics {
   // writes (BM-121). Otherwise the former are refused, and the latter wait.
   bool trusts_hits = false;
 
+  // One BlockStored per registration, also where nothing of it is kept, with the tokens of all its
+  // positions; otherwise one per run of kept blocks. V-61.
+  bool one_event_per_registration = false;
+
   static Semantics Vllm033() { return {}; }
   static Semantics Vllm025() {
     return {.name = "vllm-0.25", .is_025 = true, .retention_interval = std::nullopt};
@@ -56,7 +61,8 @@ struct Semantics {
     return {.name = "vllm-0.33-exactly",
             .registers_unusable_tails = true,
             .registers_earlier_states = true,
-            .trusts_hits = true};
+            .trusts_hits = true,
+            .one_event_per_registration = true};
   }
   // "vllm-0.25", "vllm-0.33" or "vllm-0.33-exactly"; none for another name.
   static std::optional<Semantics> ByName(std::string_view name) {
@@ -78,6 +84,7 @@ inline constexpr SemanticsSwitch kSemanticsSwitches[] = {
     {"registers_unusable_tails", &Semantics::registers_unusable_tails},
     {"registers_earlier_states", &Semantics::registers_earlier_states},
     {"trusts_hits", &Semantics::trusts_hits},
+    {"one_event_per_registration", &Semantics::one_event_per_registration},
 };
 
 }  // namespace kvblocks

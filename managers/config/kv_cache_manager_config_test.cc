@@ -109,7 +109,7 @@ TEST(KvCacheManagerConfigTest, CarriesEverySwitch) {
     }
     EXPECT_EQ(num_different, 1) << name;
   }
-  EXPECT_EQ(seen.size(), 4u);
+  EXPECT_EQ(seen.size(), 5u);
 }
 
 TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {

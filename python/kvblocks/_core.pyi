@@ -172,6 +172,12 @@ class Semantics:
     @trusts_hits.setter
     def trusts_hits(self, arg: bool, /) -> None: ...
 
+    @property
+    def one_event_per_registration(self) -> bool: ...
+
+    @one_event_per_registration.setter
+    def one_event_per_registration(self, arg: bool, /) -> None: ...
+
 class KVCacheManager:
     """
     What a scheduler calls: prefix look-up, slots, freeing, over all KV-cache groups of a model.

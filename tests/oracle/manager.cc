@@ -25,7 +25,7 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
     : options_(options),
       watermark_base_(config.native ? config.native->num_chunks : config.num_blocks),
       pool_(config.num_blocks, options.enable_caching, options.enable_events,
-            options.unhashed_first, config.native, !options.semantics.is_025),
+            options.unhashed_first, config.native, options.semantics.one_event_per_registration),
       outside_references_(static_cast<size_t>(config.num_blocks)) {
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;

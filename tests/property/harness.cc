@@ -104,7 +104,7 @@ void Harness::CheckAll() {
   const std::vector<KvEvent> events = manager_->TakeEvents();
   Expect(Translate(events, names_) == model_.TakeEvents(), "events differ");
   if (scenario_.options.enable_events) {
-    ExpectEmpty(mirror_.Apply(events, !semantics().is_025));
+    ExpectEmpty(mirror_.Apply(events, semantics().one_event_per_registration));
     ExpectEmpty(mirror_.Difference(manager_->pool()));
   } else {
     Expect(events.empty(), "events although they are disabled");
