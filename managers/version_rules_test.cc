@@ -246,15 +246,25 @@ TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
   EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
 }
 
-// V-41: tokens beyond the longest sequence are cut off, and get no slots.
+// V-41: tokens beyond the longest sequence are cut off, and get no slots. With 0.25 they are refused.
 TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
-  const auto manager = Manager(20, {Full(4)}, {.max_model_len = 16});
-  const auto request = NewRequest(*manager, Tokens(30));
-  const auto slots = manager->AllocateSlots(
-      *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
-  EXPECT_TRUE(slots.ok()) << slots.status();
-  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
-  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  for (const Semantics& semantics : {Semantics::Vllm033(), Semantics::Vllm025()}) {
+    const auto manager =
+        Manager(20, {Full(4)}, {.max_model_len = 16, .semantics = semantics});
+    const auto request = NewRequest(*manager, Tokens(30));
+    const std::string before = State(*manager);
+    const auto slots = manager->AllocateSlots(
+        *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
+    EXPECT_EQ(slots.ok(), !semantics.is_025) << slots.status();
+    if (slots.ok()) {
+      EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
+    } else {
+      EXPECT_THAT(std::string(slots.status().message()),
+                  ::testing::HasSubstr("exceed max_model_len 16"));
+      EXPECT_EQ(State(*manager), before);
+    }
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
 }
 
 // V-42, WE-19: behind a hit the gate asks for 2 blocks, not for the 5 that come beside the two of the
