@@ -27,7 +27,11 @@ void Harness::Misuse(LiveRequest& request, Numbers numbers) {
   const int64_t computed = request.model.num_computed;
   const int64_t inflight = request.model.num_inflight;
   const oracle::Status status = request.model.status;
-  switch (numbers.Below(9)) {
+  // More tokens than the longest sequence are cut off, but for 0.25 (V-41).
+  const int64_t first_clamped = 9;
+  const bool clamps = !semantics().is_025;
+  switch (const int64_t kind = numbers.Below(12);
+          clamps && kind >= first_clamped ? kind - first_clamped : kind) {
     case 0:
       params.num_new = -1 - numbers.Below(3);
       break;
