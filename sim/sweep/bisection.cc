@@ -14,10 +14,10 @@ std::string Bisection::Text(double number) const {
 }
 
 double Bisection::Rounded(double number) const {
+  const std::string text =
+      options_.is_whole ? absl::StrFormat("%.0f", number) : absl::StrFormat("%.4g", number);
   double rounded = number;
-  return absl::SimpleAtod(absl::StrFormat(options_.is_whole ? "%.0f" : "%.4g", number), &rounded)
-             ? rounded
-             : number;
+  return absl::SimpleAtod(text, &rounded) ? rounded : number;
 }
 
 absl::Status Bisection::Try(std::vector<double> numbers) {
