@@ -14,7 +14,7 @@
 #include "kvblocks/attention/cuda/kernels/cache_copies.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 

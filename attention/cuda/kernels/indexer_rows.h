@@ -5,8 +5,8 @@
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_ROWS_H_
 
 #include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/indexer.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/request_search.h"
 
 namespace kvblocks::attention::cuda {
