@@ -24,14 +24,6 @@ Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random
   return tensor;
 }
 
-struct Flagged {
-  uint32_t bits = 0;
-  DeviceErrorFlags flags{&bits};
-  ExecContext context;
-  Flagged() { context.error_flags = &flags; }
-  Flagged(const Flagged&) = delete;
-};
-
 void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
   Flagged cpu, cuda;
   ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());

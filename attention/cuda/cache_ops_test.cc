@@ -304,22 +304,18 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         args.q_scale = q_scale.view;
         args.k_scale = k_scale.view;
         args.v_scale = v_scale.view;
-        uint32_t cpu_bits = 0, cuda_bits = 0;
-        DeviceErrorFlags cpu_flags{&cpu_bits}, cuda_flags{&cuda_bits};
-        ExecContext on_cpu, on_cuda;
-        on_cpu.error_flags = &cpu_flags;
-        on_cuda.error_flags = &cuda_flags;
-        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu, args).ok());
+        Flagged on_cpu, on_cuda;
+        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu.context, args).ok());
         const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
         FillWithPoison(q_scale);
         FillWithPoison(k_scale);
         FillWithPoison(v_scale);
-        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda, args);
+        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda.context, args);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(q_scale.Get(), q_expected);
         EXPECT_EQ(k_scale.Get(), k_expected);
         EXPECT_EQ(v_scale.Get(), std::vector<double>{1});
-        EXPECT_EQ(cuda_bits, cpu_bits);
+        EXPECT_EQ(on_cuda.bits, on_cpu.bits);
       }
     }
   }
@@ -416,13 +412,10 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     args.v = v.view;
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
-    uint32_t bits = 0;
-    DeviceErrorFlags flags{&bits};
-    ExecContext context;
-    context.error_flags = &flags;
-    const absl::Status status = RowsOnDevice().ReshapeAndCache(context, args);
+    Flagged flagged;
+    const absl::Status status = RowsOnDevice().ReshapeAndCache(flagged.context, args);
     ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(bits, kBadSlot);
+    EXPECT_EQ(flagged.bits, kBadSlot);
     double k_sum = 0, v_sum = 0;
     for (const double value : k_cache.Get()) k_sum += value;
     for (const double value : v_cache.Get()) v_sum += value;

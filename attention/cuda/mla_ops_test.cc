@@ -113,7 +113,7 @@ TEST(CudaMlaTest, WindowsSinksAndSplits) {
                       {3, 1, 0, 2}, heads);
     std::vector<double> sink_values(heads, 0.5);
     sink_values[1] = -kInfinity, sink_values[2] = 3, sink_values[3] = kInfinity;
-    const Tensor sinks = Floats(sink_values);
+    const Tensor sinks = FloatTensor(sink_values);
     decode.params.sinks = sinks.view;
     const SplitPolicy fixed = SplitPolicy::Fixed(CeilDiv(int64_t{40}, block_size) * block_size);
     for (const SplitPolicy split :
@@ -169,12 +169,9 @@ TEST(CudaMlaTest, BadBlocksAndLengthsAreSkippedAndFlagged) {
     std::vector<double> entries = decode.table.Get();
     entries[1] = 1 << 30;
     decode.table.Set(entries);
-    uint32_t bits = 0;
-    DeviceErrorFlags flags = {&bits};
-    ExecContext context;
-    context.error_flags = &flags;
-    ASSERT_TRUE(OnDevice().MlaDecode(context, decode.Args()).ok());
-    EXPECT_EQ(bits, static_cast<uint32_t>(kBadBlock));
+    Flagged flagged;
+    ASSERT_TRUE(OnDevice().MlaDecode(flagged.context, decode.Args()).ok());
+    EXPECT_EQ(flagged.bits, static_cast<uint32_t>(kBadBlock));
     const std::vector<double> out = decode.out.Get();
     const int64_t row = heads * 512;
     EXPECT_NE(Part(out, 0, row), Part(clean, 0, row));

@@ -113,9 +113,9 @@ TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
   PagedCase paged(options);
   Runner runner;
   runner.ExpectDecode(paged);
-  const std::vector<std::byte> first = BytesOf(paged);
+  const std::vector<std::byte> first = OutputBytes(paged);
   runner.ExpectDecode(paged);
-  EXPECT_EQ(BytesOf(paged), first);
+  EXPECT_EQ(OutputBytes(paged), first);
 }
 
 TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters are left as found
@@ -125,10 +125,10 @@ TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters
   PagedCase paged(options);
   Runner runner;
   runner.ExpectDecode(paged);
-  const std::vector<std::byte> first = BytesOf(paged);
+  const std::vector<std::byte> first = OutputBytes(paged);
   for (int n = 0; n < 3; ++n) {
     ASSERT_TRUE(runner.Decode(paged).ok());
-    EXPECT_EQ(BytesOf(paged), first);
+    EXPECT_EQ(OutputBytes(paged), first);
   }
 }
 
@@ -157,15 +157,15 @@ TEST(PagedDecodeTest, ClustersAgreeWithTheOracle) {
     for (int n = 0; n < 2; ++n) {
       ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
       EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
-      if (n == 0) first = BytesOf(paged);
-      EXPECT_EQ(BytesOf(paged), first);
+      if (n == 0) first = OutputBytes(paged);
+      EXPECT_EQ(OutputBytes(paged), first);
     }
     EXPECT_EQ(runner.flags(), 0u);
   }
 }
 
 TEST(PagedDecodeTest, ClustersHaveWindowsSinksAndNan) {
-  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  const Tensor sinks = FloatTensor({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
   PagedCaseOptions options = Options();
   options.lengths = {0, 500};
   options.q_lens = {1, 1};
@@ -193,21 +193,21 @@ TEST(PagedDecodeTest, WindowsReadNoBlockOutside) {  // AT-53, T-12
     paged.params.window_left = window - 1;
     Runner runner;
     runner.ExpectDecode(paged);
-    const std::vector<std::byte> before = BytesOf(paged);
+    const std::vector<std::byte> before = OutputBytes(paged);
     paged.KillBlocks(
         [&](int64_t b, int64_t column) {
           return (column + 1) * options.block_size <= options.lengths[b] - window;
         },
         window == 64);
     ASSERT_TRUE(runner.Decode(paged).ok());
-    EXPECT_EQ(BytesOf(paged), before) << "window " << window;
+    EXPECT_EQ(OutputBytes(paged), before) << "window " << window;
     EXPECT_EQ(runner.flags(), 0u);
   }
 }
 
 TEST(PagedDecodeTest, SinksSoftCapAndSlopes) {  // AT-51, AT-52, AT-54
-  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
-  const Tensor slopes = Floats({0, 0.5, 0.0625, 0.25});
+  const Tensor sinks = FloatTensor({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  const Tensor slopes = FloatTensor({0, 0.5, 0.0625, 0.25});
   for (int features = 1; features < 8; ++features) {
     PagedCaseOptions options = Options();
     options.lengths = {0, 1, 65, 200};
@@ -226,11 +226,12 @@ TEST(PagedDecodeTest, SinkOfMinusInfinityIsNone) {  // T-10
   PagedCase paged(options);
   Runner runner;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  const std::vector<std::byte> without = BytesOf(paged);
-  const Tensor sinks = Floats(std::vector<double>(4, -std::numeric_limits<double>::infinity()));
+  const std::vector<std::byte> without = OutputBytes(paged);
+  const Tensor sinks =
+      FloatTensor(std::vector<double>(4, -std::numeric_limits<double>::infinity()));
   paged.params.sinks = sinks.view;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  EXPECT_EQ(BytesOf(paged), without);
+  EXPECT_EQ(OutputBytes(paged), without);
 }
 
 // --- Several tokens ---
@@ -403,8 +404,8 @@ TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
   for (int layer = 0; layer < 3; ++layer) {
     ASSERT_TRUE(runner.Decode(paged, args).ok());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-    if (layer == 0) first = BytesOf(paged);
-    EXPECT_EQ(BytesOf(paged), first);
+    if (layer == 0) first = OutputBytes(paged);
+    EXPECT_EQ(OutputBytes(paged), first);
   }
   args.params.window_left = 8;
   EXPECT_EQ(runner.Decode(paged, args).code(), absl::StatusCode::kFailedPrecondition);
@@ -435,11 +436,11 @@ TEST(PagedDecodeTest, BlockIdsDoNotMatter) {  // T-7
   PagedCase paged(Options());
   Runner runner;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  const std::vector<std::byte> before = BytesOf(paged);
+  const std::vector<std::byte> before = OutputBytes(paged);
   std::mt19937_64 random(3);
   paged.PermuteBlocks(random);
   ASSERT_TRUE(runner.Decode(paged).ok());
-  EXPECT_EQ(BytesOf(paged), before);
+  EXPECT_EQ(OutputBytes(paged), before);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ const double kInf = std::numeric_limits<double>::infinity();
 // Looks up an impossible block where `dead` says so, and expects that nobody looks there.
 template <typename Dead>
 void ExpectNotLookedUp(PagedCase& paged, const Dead& dead) {
-  const std::vector<std::byte> before = BytesOf(paged);
+  const std::vector<std::byte> before = OutputBytes(paged);
   int32_t* table = paged.block_table.view.as<int32_t>();
   const int64_t columns = paged.block_table.view.extent[1];
   for (int64_t b = 0; b < paged.num_requests(); ++b) {
@@ -36,7 +36,7 @@ void ExpectNotLookedUp(PagedCase& paged, const Dead& dead) {
   DecodeRunner runner;
   paged.ClearOutputs();
   ASSERT_TRUE(runner.Run(PagedDecodeParamsOf(paged.DecodeArgs())).ok());
-  EXPECT_EQ(BytesOf(paged), before);
+  EXPECT_EQ(OutputBytes(paged), before);
   EXPECT_EQ(runner.flags(), 0u);
 }
 
@@ -158,12 +158,12 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
   ASSERT_TRUE(runner.Decode(paged, args).ok());
   EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
   args.params.chunk = 128;
-  const std::vector<std::byte> untouched = BytesOf(paged);
+  const std::vector<std::byte> untouched = OutputBytes(paged);
   const absl::Status status = Cuda().PagedDecode(runner.context(), args);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(std::string(status.message()).find("chunk = 256, this call has 128"),
             std::string::npos);
-  EXPECT_EQ(BytesOf(paged), untouched);
+  EXPECT_EQ(OutputBytes(paged), untouched);
 
   // Pieces of the host know of no chunk.
   SplitPlanner host(1, 1);

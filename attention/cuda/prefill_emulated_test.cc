@@ -48,12 +48,6 @@ class PrefillTest : public PrefillFixture {
 };
 INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, BothPrefillKernels(), NameOfPrefillKernel);
 
-Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
-
 TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
   struct Case {
     DType type;
@@ -228,8 +222,8 @@ TEST_P(PrefillTest, T2FeaturesOfScores) {
   options.num_heads = 4, options.num_kv_heads = 2;
   options.lengths = {150, 40, 70};
   options.q_lens = {40, 40, 3};
-  const Tensor slopes = Floats({0.5, 0.25, 0.125, 0.0625});
-  const Tensor sinks = Floats(
+  const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0.0625});
+  const Tensor sinks = FloatTensor(
       {0.5, -std::numeric_limits<double>::infinity(), 3, std::numeric_limits<double>::infinity()});
   for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44}) {
     SCOPED_TRACE(features);

@@ -1,6 +1,8 @@
-// LatentCase: a batch of MLA decodes over the shuffled blocks of a LatentCache, and what the dense oracle
-// makes of it.
+// Random MLA calls and what the dense oracle makes of them: LatentCase, a batch of decodes over the
+// shuffled blocks of a LatentCache; SparseCase, decodes over lists of slots of one or two caches;
+// SparsePrefillCase, new tokens over lists of rows.
 //
+// Some entries of lists are -1 or beyond the cache, and those behind a list's length point at NaN.
 // Rows of the cache that are no key's are NaN, and so are outputs before a call; entries of the block
 // table behind a request's last block are far out. Everything follows from the options' seed, the
 // lengths and the number of heads.
@@ -9,6 +11,7 @@
 #define KVBLOCKS_ATTENTION_TESTING_LATENT_CASE_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kvblocks/attention/ops/args.h"
@@ -34,6 +37,52 @@ struct LatentCase {
   LatentCache cache;
   Tensor table, seq_lens, query_start_loc, q, out, lse, scale;
   AttnParams params;  // scale: key_dim^-1/2
+};
+
+struct SparseCaseOptions {
+  LatentCacheOptions cache, extra_cache;  // the second where there are extra entries
+  int64_t num_heads = 4, queries = 2, entries = 64, extra_entries = 0;
+  DType q_dtype = DType::kF32;
+  float scale = 0;  // 0: key_dim^-1/2
+  bool lengths = false, sink = false, all_invalid = false;
+};
+
+struct SparseCase {
+  static constexpr int64_t kRequests = 2;
+
+  explicit SparseCase(const SparseCaseOptions& options);
+
+  // Of the outputs as they are, with queries of all requests as rows.
+  std::string MismatchNow(const Tolerance& tolerance) const;
+
+  SparseCaseOptions options;
+  LatentCache main, extra;
+  // The rows that a query's lists name, of main and extra.
+  std::vector<std::vector<const std::vector<double>*>> seen;
+  Tensor main_indices, main_lens, extra_indices, extra_lens, q, out, lse, sinks, kv_scale;
+  SparseMlaDecodeArgs args;
+
+ private:
+  void Fill(LatentCache& cache, int64_t count, std::mt19937_64& random, Tensor& indices,
+            Tensor& lens, SparseKeys& keys);
+};
+
+struct SparsePrefillOptions {
+  DType type = DType::kF32;
+  int64_t tokens = 5, keys = 200, heads = 3, dim = 80, value_dim = 64, entries = 70;
+  std::vector<double> used;  // entries that count, per token; none: all
+  bool sink = false;
+  float scale = 0.125f;
+  uint64_t seed = 23;
+};
+
+struct SparsePrefillCase {
+  explicit SparsePrefillCase(const SparsePrefillOptions& options);
+
+  Tensor q, kv, indices, lens, sinks, out, max_logits, lse;
+  SparseMlaPrefillArgs args;
+  DenseResult expected;
+  std::vector<double> largest;  // logits, as max_logits should have them
 };
 
 }  // namespace kvblocks::attention

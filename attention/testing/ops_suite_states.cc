@@ -70,17 +70,14 @@ TEST(OpsStatesTest, Ex9SinkExactlyOnce) {
 
 TEST(OpsStatesTest, InfiniteLseIsRefusedOrTakenAsEmpty) {
   ExampleStates states({1, 2}, {0, kInfinity});
-  uint32_t bits = 0;
-  DeviceErrorFlags flags{&bits};
-  ExecContext context;
-  context.error_flags = &flags;
-  const absl::Status status = OpsUnderTest().MergeStates(context, states.args);
+  Flagged flagged;
+  const absl::Status status = OpsUnderTest().MergeStates(flagged.context, states.args);
   if (TraitsUnderTest().host_sees_values) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return;
   }
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(bits, kMergeOfInfinity);
+  EXPECT_EQ(flagged.bits, kMergeOfInfinity);
   states.Expect(1, 0);
 }
 
@@ -247,20 +244,6 @@ TEST(OpsStatesTest, Ex18Cascade) {
   run({20, 30}, 10, std::log(6));
 }
 
-// Gives all requests the first `blocks` blocks of request 0, and the oracle its rows.
-void SharePrefix(PagedCase& paged, int64_t blocks) {
-  int32_t* entries = paged.block_table.view.as<int32_t>();
-  const int64_t columns = paged.block_table.view.extent[1];
-  const int64_t tokens = blocks * paged.options().block_size;
-  const DenseRequest& first = paged.request(0);
-  for (int64_t b = 1; b < paged.num_requests(); ++b) {
-    if (paged.options().lengths[b] == 0) continue;
-    std::copy(entries, entries + blocks, entries + b * columns);
-    std::copy_n(first.k.begin(), tokens * 2 * 64, paged.request(b).k.begin());
-    std::copy_n(first.v.begin(), tokens * 2 * 64, paged.request(b).v.begin());
-  }
-}
-
 TEST(OpsStatesTest, T27CascadeEqualsNoCascade) {
   const Tensor sinks = FloatTensor({0.5, -1, 2, -kInfinity});
   const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0});
@@ -271,7 +254,7 @@ TEST(OpsStatesTest, T27CascadeEqualsNoCascade) {
     options.q_lens = {1, 1, 0, 17, 16};
     options.key_dim = options.value_dim = 64;
     PagedCase paged(options);
-    SharePrefix(paged, 3);
+    paged.SharePrefix(3);
     for (int features = 0; features < 3; ++features) {
       if (features == 1) paged.params.sinks = sinks.view;
       if (features == 2) paged.params.alibi_slopes = slopes.view, paged.params.soft_cap = 5;

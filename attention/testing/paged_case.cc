@@ -80,6 +80,28 @@ std::vector<double> ValuesOf(const ConstTensorView& view) {
   return values;
 }
 
+Tensor FloatTensor(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+
+Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents) {
+  Tensor tensor(DType::kI32, std::move(extents));
+  tensor.Set(values);
+  return tensor;
+}
+
+Tensor SlotTensor(const std::vector<double>& slots) {
+  Tensor tensor(DType::kI64, {static_cast<int64_t>(slots.size())});
+  tensor.Set(slots);
+  return tensor;
+}
+
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
 void FillWithPoison(Tensor& tensor) {
   const int64_t size = ElementBytes(tensor.view.dtype);
   for (size_t at = 0; at < tensor.bytes.size(); at += size) {
@@ -174,12 +196,9 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   for (int64_t b = 0; b < R; ++b) {
     for (int64_t c = 0; c < CeilDiv(options.lengths[b], BS); ++c) table[b * columns + c] = ids[next++];
   }
-  block_table = Tensor(DType::kI32, {R, columns});
-  block_table.Set(table);
-  seq_lens = Tensor(DType::kI32, {R});
-  seq_lens.Set({options.lengths.begin(), options.lengths.end()});
-  query_start_loc = Tensor(DType::kI32, {R + 1});
-  query_start_loc.Set({query_start_.begin(), query_start_.end()});
+  block_table = IntTensor(table, {R, columns});
+  seq_lens = IntTensor({options.lengths.begin(), options.lengths.end()}, {R});
+  query_start_loc = IntTensor({query_start_.begin(), query_start_.end()}, {R + 1});
 
   q = Tensor(options.q_dtype, {T, H + 2 * Hkv, D});
   FillWithPoison(q);
@@ -388,8 +407,7 @@ PagedPrefillArgs PagedCase::PrefillArgs() {
   args.max_seq_len = decode.max_seq_len;
   for (int64_t q_len : options_.q_lens) args.max_query_len = std::max(args.max_query_len, q_len);
   if (!query_positions.empty()) {
-    positions = Tensor(DType::kI32, {num_tokens()});
-    positions.Set({query_positions.begin(), query_positions.end()});
+    positions = IntTensor({query_positions.begin(), query_positions.end()}, {num_tokens()});
     args.query_positions = positions.view;
   }
   args.params = params;
@@ -415,8 +433,7 @@ VarlenSelfAttentionArgs PagedCase::VarlenArgs() {
     append(false, request.v, values);
   }
   const int64_t rows = static_cast<int64_t>(starts.back());
-  kv_start_loc = Tensor(DType::kI32, {num_requests() + 1});
-  kv_start_loc.Set(starts);
+  kv_start_loc = IntTensor(starts, {num_requests() + 1});
   k_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.key_dim});
   k_rows.Set(keys);
   v_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.value_dim});
@@ -470,6 +487,23 @@ DenseResult PagedCase::Expected() const {
 
 std::string PagedCase::Mismatch(const Tolerance& tolerance) const {
   return attention::Mismatch(Expected(), out.view, lse.view, tolerance);
+}
+
+std::vector<std::byte> OutputBytes(const PagedCase& paged) {
+  std::vector<std::byte> bytes = paged.out.bytes;
+  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
+  return bytes;
+}
+
+void PagedCase::SharePrefix(int64_t blocks) {
+  int32_t* entries = block_table.view.as<int32_t>();
+  const int64_t rows = blocks * options_.block_size * options_.num_kv_heads;
+  for (int64_t b = 1; b < num_requests(); ++b) {
+    if (options_.lengths[b] == 0) continue;
+    std::copy_n(entries, blocks, entries + b * block_table.view.extent[1]);
+    std::copy_n(requests_[0].k.begin(), rows * options_.key_dim, requests_[b].k.begin());
+    std::copy_n(requests_[0].v.begin(), rows * options_.value_dim, requests_[b].v.begin());
+  }
 }
 
 void PagedCase::PermuteBlocks(std::mt19937_64& random) {

@@ -22,6 +22,7 @@
 
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 #include "kvblocks/attention/testing/dense_oracle.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -43,8 +44,24 @@ struct Tensor {
   std::vector<double> Get() const;
 };
 std::vector<double> ValuesOf(const ConstTensorView& view);
+// Tensors of these values: float32 [n], int32, and int64 [n].
+Tensor FloatTensor(const std::vector<double>& values);
+Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents);
+Tensor SlotTensor(const std::vector<double>& slots);
+// Elements [begin, begin + count).
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count);
 // NaN, or the code that stands for the most negative number where there is none.
 void FillWithPoison(Tensor& tensor);
+
+// A context that tells what operations flag.
+struct Flagged {
+  Flagged() { context.error_flags = &flags; }
+  Flagged(const Flagged&) = delete;
+
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+};
 
 struct PagedCaseOptions {
   // One each per request: total length, and new tokens among them (<= length, 0 allowed).
@@ -98,6 +115,8 @@ class PagedCase {
   // Gives the table entry of each block that `dead` names (request, column) an id whose block is
   // poison, or the null block 0.
   void KillBlocks(const std::function<bool(int64_t b, int64_t column)>& dead, bool null_block);
+  // Gives all requests with keys the first `blocks` blocks of the first one.
+  void SharePrefix(int64_t blocks);
   // Changes the plain row and the stored bytes of key j.
   void SetKey(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row);
   void SetValue(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row);
@@ -135,6 +154,9 @@ class PagedCase {
   std::vector<int64_t> query_start_;
   int64_t num_blocks_ = 0;
 };
+
+// All bytes of both outputs, for comparisons to the bit.
+std::vector<std::byte> OutputBytes(const PagedCase& paged);
 
 // Numbers that follow from a seed alone, the same with every standard library.
 double UniformDraw(std::mt19937_64& random);  // [0, 1)

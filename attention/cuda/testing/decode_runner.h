@@ -101,18 +101,6 @@ class DecodeRunner {
   ExecContext context_;
 };
 
-inline std::vector<std::byte> BytesOf(const PagedCase& paged) {
-  std::vector<std::byte> bytes = paged.out.bytes;
-  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
-  return bytes;
-}
-
-inline Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
-
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_TESTING_DECODE_RUNNER_H_

@@ -19,20 +19,6 @@ inline Tolerance ToleranceOf(KvLayout layout, DType type) {
   return layout == KvLayout::kMlaFp8_656 ? CudaTileScaledTolerance(type) : CudaTolerance(type);
 }
 
-inline Tensor Ints(const std::vector<double>& values, std::vector<int64_t> extents) {
-  Tensor tensor(DType::kI32, std::move(extents));
-  tensor.Set(values);
-  return tensor;
-}
-inline Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
-inline std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
-  return {all.begin() + begin, all.begin() + begin + count};
-}
-
 inline LatentCacheOptions CacheOptions(KvLayout layout, DType type, int64_t block_size) {
   LatentCacheOptions options;
   options.layout = layout;
