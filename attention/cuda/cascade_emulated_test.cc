@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 

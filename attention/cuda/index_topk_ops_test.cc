@@ -13,7 +13,6 @@
 #include "kvblocks/attention/cache/index_cache.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
 #include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/testing/paged_case.h"
 

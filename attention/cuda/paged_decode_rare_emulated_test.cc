@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
+#include "kvblocks/attention/cuda/kernels/decode_deal.h"
 #include "kvblocks/attention/cuda/kernels/decode_plan.h"
 #include "kvblocks/attention/cuda/testing/decode_runner.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
@@ -100,10 +100,7 @@ TEST(DecodeChunkTest, PlansAreThoseOfTheKeysLeft) {
 TEST(DecodeChunkTest, AgreesWithTheOracle) {
   for (const int64_t chunk : {16, 48, 64, 112, 128, 1008}) {
     for (const bool windowed : {false, true}) {
-      PagedCaseOptions options = DecodeOptions();
-      options.lengths = {1, 128, 129, 0, 300, 64, 65};
-      options.q_lens.assign(7, 1);
-      PagedCase paged(options);
+      PagedCase paged(DecodeOptions({1, 128, 129, 0, 300, 64, 65}));
       paged.params.chunk = chunk;
       if (windowed) paged.params.window_left = 40;
       SCOPED_TRACE(absl::StrCat("chunk ", chunk, windowed ? ", window" : ""));
@@ -116,9 +113,7 @@ TEST(DecodeChunkTest, AgreesWithTheOracle) {
 
 TEST(DecodeChunkTest, ReadsNoBlockBefore) {
   for (const int64_t chunk : {16, 64, 128}) {
-    PagedCaseOptions options = DecodeOptions();
-    options.lengths = {1, 150, 300, 0, 129};
-    options.q_lens.assign(5, 1);
+    PagedCaseOptions options = DecodeOptions({1, 150, 300, 0, 129});
     PagedCase paged(options);
     paged.params.chunk = chunk;
     SCOPED_TRACE(chunk);
@@ -131,10 +126,7 @@ TEST(DecodeChunkTest, ReadsNoBlockBefore) {
 
 TEST(DecodeChunkTest, TokensOfARequestMayBeInSeveralChunks) {
   for (const int64_t chunk : {16, 32, 64}) {
-    PagedCaseOptions options = DecodeOptions();
-    options.lengths = {1, 3, 67, 200, 5, 66};
-    options.q_lens = {1, 3, 4, 2, 0, 3};
-    PagedCase paged(options);
+    PagedCase paged(DecodeOptions({1, 3, 67, 200, 5, 66}, {1, 3, 4, 2, 0, 3}));
     paged.params.chunk = chunk;
     paged.SetValue(2, 63, 0, std::vector<double>(64, kNan));  // of the earlier chunk
     SCOPED_TRACE(chunk);
@@ -143,10 +135,7 @@ TEST(DecodeChunkTest, TokensOfARequestMayBeInSeveralChunks) {
 }
 
 TEST(DecodeChunkTest, PlansAreForOneChunk) {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {900, 3, 200};
-  options.q_lens = {1, 1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({900, 3, 200}));
   paged.params.chunk = 256;
   DecodeRunner runner;
   DeviceMemory memory(1 << 16);
@@ -181,9 +170,7 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
 }
 
 TEST(DecodeChunkTest, ClustersHaveChunks) {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {0, 500};
-  options.q_lens = {1, 1};
+  PagedCaseOptions options = DecodeOptions({0, 500});
   PagedCase paged(options);
   paged.params.chunk = 208;
   paged.SetValue(1, 415, 0, std::vector<double>(64, kNan));
@@ -231,10 +218,8 @@ TEST(DecodePagedXTest, AgreesWithTheOracle) {
 }
 
 TEST(DecodePagedXTest, SeveralTokensClustersAndNan) {
-  PagedCaseOptions options = DecodeOptions();
+  PagedCaseOptions options = DecodeOptions({1, 3, 70, 200, 5, 66}, {1, 3, 4, 2, 0, 3});
   options.layout = KvLayout::kPagedX;
-  options.lengths = {1, 3, 70, 200, 5, 66};
-  options.q_lens = {1, 3, 4, 2, 0, 3};
   {
     PagedCase paged(options);
     paged.SetValue(2, 69, 0, std::vector<double>(64, kNan));  // seen by the last token alone
@@ -267,9 +252,7 @@ TEST(DecodePagedXTest, BadBlocksAreInvisibleAndFlagged) {
 
 // Trees of drafts: every token sees the context and its ancestors.
 PagedCaseOptions TreeOptions() {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {70, 5, 0, 133, 40};
-  options.q_lens = {7, 5, 0, 8, 1};
+  PagedCaseOptions options = DecodeOptions({70, 5, 0, 133, 40}, {7, 5, 0, 8, 1});
   options.num_heads = 4, options.num_kv_heads = 2;
   return options;
 }
@@ -412,10 +395,8 @@ TEST(DecodeMaskTest, MasksTooSmallForALengthHideTheRestAndFlag) {
 TEST(DecodeSparseTest, AgreesWithTheOracleAndReadsNoBlockThatNobodySees) {
   for (const int32_t step : {0, 1, -2}) {
     for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
-      PagedCaseOptions options = DecodeOptions();
+      PagedCaseOptions options = DecodeOptions({1, 640, 300, 0, 129});
       options.layout = layout;
-      options.lengths = {1, 640, 300, 0, 129};
-      options.q_lens.assign(5, 1);
       options.num_heads = 4, options.num_kv_heads = 2;
       PagedCase paged(options);
       BlockSparse& sparse = paged.params.block_sparse;

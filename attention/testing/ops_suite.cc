@@ -47,7 +47,6 @@ ScoresCase::ScoresCase(std::vector<std::vector<double>> scores,
 PagedCaseOptions VariedDecodeOptions() {
   PagedCaseOptions options;
   options.lengths = {1, 70, 0, 16, 33, 131};
-  options.q_lens.assign(6, 1);
   options.key_dim = options.value_dim = 64;
   return options;
 }

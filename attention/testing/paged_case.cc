@@ -110,11 +110,12 @@ void FillWithPoison(Tensor& tensor) {
 }
 
 PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
+  if (options_.q_lens.empty()) options_.q_lens.assign(options.lengths.size(), 1);
   std::mt19937_64 random(options.seed);
   const int64_t R = num_requests(), H = options.num_heads, Hkv = options.num_kv_heads;
   const int64_t D = options.key_dim, Dv = options.value_dim, BS = options.block_size;
   query_start_.assign(1, 0);
-  for (int64_t q_len : options.q_lens) query_start_.push_back(query_start_.back() + q_len);
+  for (int64_t q_len : options_.q_lens) query_start_.push_back(query_start_.back() + q_len);
   const int64_t T = num_tokens();
 
   // Block 0 is the null block, the last one belongs to nobody.
@@ -222,7 +223,7 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   requests_.resize(R);
   for (int64_t b = 0; b < R; ++b) {
     DenseRequest& request = requests_[b];
-    request.q_len = options.q_lens[b];
+    request.q_len = options_.q_lens[b];
     request.kv_len = options.lengths[b];
     request.num_heads = H, request.num_kv_heads = Hkv;
     request.key_dim = D, request.value_dim = Dv;

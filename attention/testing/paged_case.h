@@ -64,9 +64,10 @@ struct Flagged {
 };
 
 struct PagedCaseOptions {
-  // One each per request: total length, and new tokens among them (<= length, 0 allowed).
+  // One each per request: total length, and new tokens among them (<= length, 0 allowed; none
+  // given: one each).
   std::vector<int64_t> lengths = {1, 15, 16, 17, 0, 40};
-  std::vector<int64_t> q_lens = {1, 1, 1, 1, 1, 1};
+  std::vector<int64_t> q_lens = {};
   int64_t num_heads = 4, num_kv_heads = 2;
   int64_t key_dim = 16, value_dim = 16;
   int64_t block_size = 16;

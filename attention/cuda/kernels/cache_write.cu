@@ -8,7 +8,6 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_copies.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
-#include "kvblocks/attention/cuda/kernels/cache_turn.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 #include "kvblocks/attention/cuda/kernels/launch.h"
 
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(Copy::kThreads, Copy::kBlocks)
 constexpr int kThreads = kTurnThreads;
 constexpr int kPieceTokens = 4;  // loads of keys that a thread has under way at once
 
-// V of kPagedX, turned (cache_turn.h), and, in the same launch, pieces of K.
+// V of kPagedX, turned (cache_copies.h), and, in the same launch, pieces of K.
 struct PagedXPlan {
   RowsPlan pieces;
   FastDivisor column_blocks, tiles;

@@ -1,9 +1,8 @@
-#include "kvblocks/attention/cuda/kernels/gather.h"
-
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 #include "kvblocks/attention/cuda/kernels/key_rows.h"

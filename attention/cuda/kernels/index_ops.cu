@@ -3,7 +3,6 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/request_search.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

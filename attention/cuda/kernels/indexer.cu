@@ -5,7 +5,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/indexer_rows.h"
+#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
 #include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 

@@ -1,7 +1,6 @@
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
-
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
 #include "kvblocks/attention/cuda/kernels/launch.h"

@@ -1,11 +1,10 @@
-#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
 
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -33,15 +34,14 @@ struct DeviceMemory {
 };
 
 // PagedCase keeps its cache in vectors, which are 16-byte aligned by their allocator.
-inline PagedCaseOptions DecodeOptions() {
-  PagedCaseOptions options;
-  options.lengths = {1, 63, 64, 65, 0, 150};
-  options.q_lens = {1, 1, 1, 1, 1, 1};
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.key_dim = options.value_dim = 64;
-  options.q_dtype = options.cache_dtype = DType::kBF16;
-  return options;
+inline PagedCaseOptions DecodeOptions(std::vector<int64_t> lengths = {1, 63, 64, 65, 0, 150},
+                                      std::vector<int64_t> q_lens = {}) {
+  return {.lengths = std::move(lengths),
+          .q_lens = std::move(q_lens),
+          .key_dim = 64,
+          .value_dim = 64,
+          .q_dtype = DType::kBF16,
+          .cache_dtype = DType::kBF16};
 }
 
 class DecodeRunner {
