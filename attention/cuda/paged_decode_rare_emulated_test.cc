@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
 #include "kvblocks/attention/cuda/testing/decode_runner.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/ops/split_planner.h"
@@ -58,42 +57,6 @@ TEST(DecodeChunkTest, FirstKeysAreThoseOfANaiveWalk) {
     }
     EXPECT_EQ(FirstKey(length, q_len, limits, block), first / block * block)
         << length << " " << q_len << " " << limits.window << " " << limits.chunk;
-  }
-}
-
-// A plan with chunks is the host's plan for the keys that are left.
-TEST(DecodeChunkTest, PlansAreThoseOfTheKeysLeft) {
-  std::mt19937_64 random(5);
-  for (int n = 0; n < 100; ++n) {
-    std::vector<int32_t> lengths, left;
-    const KeyLimits limits{0, static_cast<int>(IntegerDraw(random, 1, 700))};
-    for (int64_t b = IntegerDraw(random, 1, 40); b > 0; --b) {
-      lengths.push_back(static_cast<int32_t>(IntegerDraw(random, 0, 3000)));
-      left.push_back(lengths.back() - FirstKey(lengths.back(), 1, limits, 16));
-    }
-    DecodePlanParams params;
-    params.seq_lens = lengths.data();
-    params.num_requests = static_cast<int32_t>(lengths.size());
-    params.max_seq_len = params.max_keys = 3000;
-    params.block_size = 16;
-    params.chunk = limits.chunk;
-    params.num_parts = static_cast<int32_t>(IntegerDraw(random, 1, 60));
-    const DecodePlanLayout layout = LayoutOf(params);
-    DeviceMemory memory(layout.bytes);
-    ASSERT_EQ(LaunchDecodePlan({}, params, memory.data.get()), 0);
-    const auto* words = reinterpret_cast<const int32_t*>(memory.data.get());
-    SplitPlanInput input;
-    input.seq_lens = left;
-    input.overhead = words[kPlanOverhead];
-    input.num_parts = params.num_parts;
-    SplitPlanner host(1, 1);
-    ASSERT_TRUE(host.Plan(input).ok());
-    const absl::Span<const SplitRange> ranges = host.plan().ranges;
-    ASSERT_EQ(words[kPlanNumPieces], static_cast<int32_t>(ranges.size()));
-    const auto* pieces = reinterpret_cast<const DecodePiece*>(words + layout.pieces);
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      ASSERT_EQ((SplitRange{pieces[i].request, pieces[i].begin_tile, pieces[i].end_tile}), ranges[i]);
-    }
   }
 }
 

@@ -280,7 +280,6 @@ TEST_P(PiecesTest, WhatFillsTheDeviceOrHasFewKeysIsNot) {
 
 class RunPrefillTest : public PrefillSplitTest {
  protected:
-  void SetUp() override { options_ = Options({2500}, {9}); }
   // Outputs with a workspace of so many bytes.
   std::vector<std::byte> Run(PagedCase& paged, size_t bytes, const SplitPolicy& split) {
     uint32_t flags = 0;
