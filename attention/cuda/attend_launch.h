@@ -69,8 +69,9 @@ bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params);
 // of the part behind the prefix, and what decode needs for its own plan. How many pieces follows
 // from bounds and the workspace.
 
-// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are not built for (float32, ALiBi, positions,
-// scales per request) nor where the workspace is too small. REQUIRES: checked arguments.
+// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are not
+// built for (float32, ALiBi, positions, scales per request) nor where the workspace is too small.
+// REQUIRES: checked arguments.
 absl::StatusOr<bool> RunCascadeInParts(const CudaCall& call, const CascadeArgs& args);
 
 }  // namespace kvblocks::attention::cuda
