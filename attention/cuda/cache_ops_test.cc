@@ -79,12 +79,8 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         const int64_t n = 1 + static_cast<int64_t>(random() % (block_size * num_blocks));
         SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(types.from) << " to "
                                         << Name(types.to) << " D " << dim << " BS " << block_size);
-        const int64_t x = 16 / ElementBytes(types.to);
-        const auto extents = [&](bool key) -> std::vector<int64_t> {
-          if (layout == KvLayout::kNhd) return {num_blocks, block_size, heads, dim};
-          if (layout == KvLayout::kHnd) return {num_blocks, heads, block_size, dim};
-          if (key) return {num_blocks, heads, dim / x, block_size, x};
-          return {num_blocks, heads, dim, block_size};
+        const auto extents = [&](bool key) {
+          return CacheExtents(key, layout, types.to, num_blocks, block_size, heads, dim);
         };
         const bool same = types.from == types.to;
         Tensor k(types.from, {n + 2, heads, dim}), v(types.from, {n + 2, heads, dim});
@@ -130,11 +126,8 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
     SCOPED_TRACE(testing::Message() << Name(k.view.dtype) << " to " << Name(code) << " scale "
                                     << factor << " " << Name(layout));
-    const bool nhd = layout == KvLayout::kNhd;
-    Tensor k_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
-                             : std::vector<int64_t>{kBlocks, 1, kDim / 16, 16, 16});
-    Tensor v_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
-                             : std::vector<int64_t>{kBlocks, 1, kDim, 16});
+    Tensor k_cache(code, CacheExtents(true, layout, code, kBlocks, 16, 1, kDim));
+    Tensor v_cache(code, CacheExtents(false, layout, code, kBlocks, 16, 1, kDim));
     Tensor scale(DType::kF32, {1});
     scale.Set({factor});
     ReshapeAndCacheArgs args;
@@ -342,20 +335,13 @@ TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
     SCOPED_TRACE(testing::Message() << Name(one.from) << " to " << Name(one.code) << ", tokens "
                                     << one.tokens);
     constexpr int64_t kBlockSize = 16;
-    const int64_t blocks = one.tokens / kBlockSize + 2, x = 16;
+    const int64_t blocks = one.tokens / kBlockSize + 2;
     Tensor q(one.from, {one.tokens, 2 * one.heads, one.dim}),
         k(one.from, {one.tokens, one.heads, one.dim}), v(one.from, {one.tokens, one.heads, one.dim});
     for (Tensor* tensor : {&q, &k, &v}) FillRandom(*tensor, false, random);
     const auto cache_of = [&](bool key) {
-      switch (one.layout) {
-        case KvLayout::kNhd:
-          return Tensor(one.code, {blocks, kBlockSize, one.heads, one.dim});
-        case KvLayout::kHnd:
-          return Tensor(one.code, {blocks, one.heads, kBlockSize, one.dim});
-        default:
-          return key ? Tensor(one.code, {blocks, one.heads, one.dim / x, kBlockSize, x})
-                     : Tensor(one.code, {blocks, one.heads, one.dim, kBlockSize});
-      }
+      return Tensor(one.code, CacheExtents(key, one.layout, one.code, blocks, kBlockSize, one.heads,
+                                           one.dim));
     };
     Tensor k_cache = cache_of(true), v_cache = cache_of(false);
     Tensor slots(DType::kI64, {one.tokens});
@@ -400,11 +386,8 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     Tensor k(DType::kBF16, {3, 1, 16}), v(DType::kBF16, {3, 1, 16});
     k.Set(std::vector<double>(48, 2));
     v.Set(std::vector<double>(48, 3));
-    const bool nhd = layout == KvLayout::kNhd;
-    Tensor k_cache(DType::kBF16,
-                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 2, 8, 8});
-    Tensor v_cache(DType::kBF16,
-                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 16, 8});
+    Tensor k_cache(DType::kBF16, CacheExtents(true, layout, DType::kBF16, 1, 8, 1, 16));
+    Tensor v_cache(DType::kBF16, CacheExtents(false, layout, DType::kBF16, 1, 8, 1, 16));
     Tensor slots(DType::kI64, {3});
     slots.Set({8, 1, 1e15});
     ReshapeAndCacheArgs args;

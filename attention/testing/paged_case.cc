@@ -92,6 +92,15 @@ Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents
   return tensor;
 }
 
+std::vector<int64_t> CacheExtents(bool key, KvLayout layout, DType dtype, int64_t blocks,
+                                  int64_t block_size, int64_t heads, int64_t dim) {
+  const int64_t x = 16 / ElementBytes(dtype);
+  if (layout == KvLayout::kNhd) return {blocks, block_size, heads, dim};
+  if (layout == KvLayout::kHnd) return {blocks, heads, block_size, dim};
+  if (key) return {blocks, heads, dim / x, block_size, x};
+  return {blocks, heads, dim, block_size};
+}
+
 Tensor SlotTensor(const std::vector<double>& slots) {
   Tensor tensor(DType::kI64, {static_cast<int64_t>(slots.size())});
   tensor.Set(slots);
@@ -127,7 +136,6 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   }
   columns += 2;
   const int64_t NB = num_blocks_;
-  const int64_t x = 16 / ElementBytes(options.cache_dtype);
   cache_.layout = options.layout;
   if (options.format != KvRowFormat::kElements) {
     KvCacheGeometry geometry;
@@ -139,24 +147,19 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
     geometry.placement = KvPlacement::kInterleaved;
     k_bytes = Tensor(DType::kU8, {KvCacheBytes(geometry).value()});
     cache_ = MakeKvCacheView(geometry, k_bytes.view).value();
-  } else if (options.layout == KvLayout::kPagedX) {
-    k_bytes = Tensor(options.cache_dtype, {NB, Hkv, D / x, BS, x});
-    v_bytes = Tensor(options.cache_dtype, {NB, Hkv, Dv, BS});
-    cache_.k = k_bytes.view, cache_.v = v_bytes.view;
   } else {
-    const bool nhd = options.layout == KvLayout::kNhd;
-    const auto shape = [&](int64_t dim) {
-      return nhd ? std::vector<int64_t>{NB, BS, Hkv, dim} : std::vector<int64_t>{NB, Hkv, BS, dim};
+    const auto extents = [&](bool key) {
+      return CacheExtents(key, options.layout, options.cache_dtype, NB, BS, Hkv, key ? D : Dv);
     };
-    if (options.interleave_kv && D == Dv) {
-      std::vector<int64_t> both = shape(D);
+    if (options.interleave_kv && D == Dv && options.layout != KvLayout::kPagedX) {
+      std::vector<int64_t> both = extents(true);
       both.insert(both.begin() + 1, 2);
       k_bytes = Tensor(options.cache_dtype, both);
       cache_.k = k_bytes.view.Select(1, 0).value();
       cache_.v = k_bytes.view.Select(1, 1).value();
     } else {
-      k_bytes = Tensor(options.cache_dtype, shape(D));
-      v_bytes = Tensor(options.cache_dtype, shape(Dv));
+      k_bytes = Tensor(options.cache_dtype, extents(true));
+      v_bytes = Tensor(options.cache_dtype, extents(false));
       cache_.k = k_bytes.view, cache_.v = v_bytes.view;
     }
   }

@@ -48,6 +48,9 @@ std::vector<double> ValuesOf(const ConstTensorView& view);
 Tensor FloatTensor(const std::vector<double>& values);
 Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents);
 Tensor SlotTensor(const std::vector<double>& slots);
+// Of the keys or the values of a dense cache whose layout has heads.
+std::vector<int64_t> CacheExtents(bool key, KvLayout layout, DType dtype, int64_t blocks,
+                                  int64_t block_size, int64_t heads, int64_t dim);
 // Elements [begin, begin + count).
 std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count);
 // NaN, or the code that stands for the most negative number where there is none.

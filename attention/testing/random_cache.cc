@@ -7,6 +7,7 @@
 
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
 #include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -65,20 +66,13 @@ RandomCache::RandomCache(const RandomCacheShape& shape, uint64_t seed) {
   Placed k, v;
   int k_dense = 1, v_dense = 1;
   switch (shape.layout) {
-    case KvLayout::kPagedX: {
-      const int64_t x = 16 / bytes;
-      k.extents = {nb, heads, d / x, bs, x};
-      v.extents = {nb, heads, dv, bs};
+    case KvLayout::kPagedX:
       k_dense = 3, v_dense = 2;
-      break;
-    }
+      [[fallthrough]];
     case KvLayout::kNhd:
-      k.extents = {nb, bs, heads, d};
-      v.extents = {nb, bs, heads, dv};
-      break;
     case KvLayout::kHnd:
-      k.extents = {nb, heads, bs, d};
-      v.extents = {nb, heads, bs, dv};
+      k.extents = CacheExtents(true, shape.layout, shape.dtype, nb, bs, heads, d);
+      v.extents = CacheExtents(false, shape.layout, shape.dtype, nb, bs, heads, dv);
       break;
     case KvLayout::kMlaLatent:
       k.extents = {nb, bs, d};
