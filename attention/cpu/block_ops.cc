@@ -13,15 +13,27 @@ View Block(const View& tensor, int64_t id) {
   return *tensor.Select(0, id);
 }
 
-void ConvertBlock(const LayoutConversion& tensors, int64_t from, int64_t to) {
-  for (int i = 0; i < tensors.num_tensors; ++i) {
-    CopyStrided(Block(tensors.from[i], from), Block(tensors.to[i], to));
-  }
-}
-
 absl::Status CheckOnHost(const char* op, const ExecContext& context) {
   if (context.device.on_host()) return absl::OkStatus();
   return Unimplemented(op, ": the context is on ", Name(context.device), "; this is the host's");
+}
+
+// Without pairs every block keeps its id.
+absl::Status Convert(const ExecContext& context, const ConstKvCacheView& src,
+                     const KvCacheView& dst, const absl::Span<const BlockPair>* pairs) {
+  LayoutConversion tensors;
+  absl::Status status = CheckOnHost("ConvertLayout", context);
+  if (status.ok()) status = CheckConvertLayout(context, src, dst, pairs, &tensors);
+  if (!status.ok()) return status;
+  const int64_t count = pairs == nullptr ? src.num_blocks() : static_cast<int64_t>(pairs->size());
+  ParallelFor(context.threads, count, [&](int64_t item, int) {
+    const auto id = static_cast<int32_t>(item);
+    const auto& [from, to] = pairs == nullptr ? BlockPair(id, id) : (*pairs)[item];
+    for (int i = 0; i < tensors.num_tensors; ++i) {
+      CopyStrided(Block(tensors.from[i], from), Block(tensors.to[i], to));
+    }
+  });
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -62,26 +74,12 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
 
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst) {
-  LayoutConversion tensors;
-  absl::Status status = CheckOnHost("ConvertLayout", context);
-  if (status.ok()) status = CheckConvertLayout(context, src, dst, nullptr, &tensors);
-  if (!status.ok()) return status;
-  ParallelFor(context.threads, src.num_blocks(), [&](int64_t block, int) {
-    ConvertBlock(tensors, block, block);
-  });
-  return absl::OkStatus();
+  return Convert(context, src, dst, nullptr);
 }
 
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
-  LayoutConversion tensors;
-  absl::Status status = CheckOnHost("ConvertLayout", context);
-  if (status.ok()) status = CheckConvertLayout(context, src, dst, &pairs, &tensors);
-  if (!status.ok()) return status;
-  ParallelFor(context.threads, pairs.size(), [&](int64_t item, int) {
-    ConvertBlock(tensors, pairs[item].first, pairs[item].second);
-  });
-  return absl::OkStatus();
+  return Convert(context, src, dst, &pairs);
 }
 
 absl::Status FillBlocks(const ExecContext& context, const KvCacheView& cache,

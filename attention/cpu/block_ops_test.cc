@@ -8,7 +8,6 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/testing/random_block_ops.h"
 #include "kvblocks/attention/testing/random_cache.h"
 #include "kvblocks/tests/property/check_property.h"
 

@@ -11,8 +11,7 @@
 #include "kvblocks/attention/cpu/reference_cuts.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/simd_dense.h"
-#include "kvblocks/attention/cpu/simd_output.h"
-#include "kvblocks/attention/cpu/simd_queries.h"
+#include "kvblocks/attention/cpu/simd_states.h"
 
 namespace kvblocks::attention {
 namespace {

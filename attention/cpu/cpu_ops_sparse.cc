@@ -6,10 +6,10 @@
 
 #include "kvblocks/attention/cpu/cpu_ops.h"
 #include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/simd_dense.h"
-#include "kvblocks/attention/cpu/simd_lists.h"
-#include "kvblocks/attention/cpu/simd_output.h"
+#include "kvblocks/attention/cpu/simd_states.h"
 
 namespace kvblocks::attention {
 namespace {

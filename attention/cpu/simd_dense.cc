@@ -6,8 +6,8 @@
 
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/simd_key_rows.h"
-#include "kvblocks/attention/cpu/simd_queries.h"
 #include "kvblocks/attention/cpu/simd_rows.h"
+#include "kvblocks/attention/cpu/simd_states.h"
 #include "kvblocks/attention/cpu/visibility.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"

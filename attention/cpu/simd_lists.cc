@@ -1,10 +1,9 @@
-#include "kvblocks/attention/cpu/simd_lists.h"
-
 #include <algorithm>
 
+#include "kvblocks/attention/cpu/simd_dense.h"
 #include "kvblocks/attention/cpu/simd_key_rows.h"
-#include "kvblocks/attention/cpu/simd_queries.h"
 #include "kvblocks/attention/cpu/simd_rows.h"
+#include "kvblocks/attention/cpu/simd_states.h"
 #include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention::simd {

@@ -10,8 +10,11 @@
 #define KVBLOCKS_ATTENTION_CPU_SIMD_STATES_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
+#include "kvblocks/attention/cpu/simd_kernels.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::simd {
@@ -37,6 +40,61 @@ double SinkOf(const ConstTensorView& sinks, int64_t head);
 // out_scale if that is > 0. `stride` is between the row's values.
 void StoreRow(const TensorView& out, int64_t offset, int64_t stride, int64_t n, float out_scale,
               const float* row);
+
+// Where rows of output and their log-sum-exps go.
+
+class RowWriter {
+ public:
+  // `sinks` [H] and lse [T, H] may be absent; out is [T, H, Dv].
+  RowWriter(const ConstTensorView& sinks, float out_scale, const TensorView& out,
+            const TensorView& lse)
+      : sinks_(sinks), out_scale_(out_scale), out_(out), lse_(lse) {}
+
+  // Merges the states of a row and writes it.
+  void WriteStates(int64_t token, int64_t head, const State* states, int64_t num_states) const {
+    float* row = Row();
+    const double lse = MergeRows(states, num_states, values(), SinkOf(sinks_, head), row);
+    Write(token, head, lse, row);
+  }
+  // A row as it is; the sink is in it already.
+  void Write(int64_t token, int64_t head, double lse, const float* row) const {
+    StoreRow(out_, out_.Offset(token, head), out_.stride[2], values(), out_scale_, row);
+    if (!lse_.absent()) StoreElement(lse_.dtype, lse, lse_.At(token, head));
+  }
+  // 0 and -infinity to the rows from `token` on, which belong to no request.
+  void WritePadding(int64_t token) const {
+    for (; token < out_.extent[0]; ++token) {
+      for (int64_t head = 0; head < out_.extent[1]; ++head) WriteStates(token, head, nullptr, 0);
+    }
+  }
+
+  int64_t values() const { return out_.extent[2]; }
+  // Scratch for a row, of this thread.
+  float* Row() const {
+    thread_local std::vector<float> row;
+    if (static_cast<int64_t>(row.size()) < values()) row.resize(static_cast<size_t>(values()));
+    return row.data();
+  }
+
+ private:
+  ConstTensorView sinks_;
+  float out_scale_;
+  TensorView out_, lse_;
+};
+
+// Query rows as the SIMD kernels take them.
+
+// Row (token, head) of [T, H, D] as float32; the elements up to the next multiple of kRowPad become
+// 0.
+inline void ReadQuery(const ConstTensorView& view, int64_t token, int64_t head, float* out) {
+  const std::byte* from = view.At(token, head);
+  const int64_t dim = view.extent[2];
+  if (view.stride[2] == 1 || dim == 1) return ConvertRow(view.dtype, from, dim, out);
+  for (int64_t d = 0; d < Padded(dim); ++d) {
+    const int64_t offset = d * view.stride[2] * ElementBytes(view.dtype);
+    out[d] = d < dim ? static_cast<float>(LoadElement(view.dtype, from + offset)) : 0.0f;
+  }
+}
 
 }  // namespace kvblocks::attention::simd
 

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
@@ -47,6 +47,32 @@ using MergeLauncher = Error (*)(const LaunchContext&, const MergeStatesParams&);
 absl::Status AttendInPieces(CudaCall& call, const AttendRowsParams& params,
                             AttendLauncher launch = LaunchAttendRows,
                             MergeLauncher merge = LaunchMergeStates);
+
+// PagedPrefill and VarlenSelfAttention on tensor cores.
+//
+// Enqueues one kernel or, where keys are cut, two. A workspace is used where there is one and keys
+// are worth cutting, which bounds decide, and SplitPolicy: only Auto cuts, so that with other
+// policies a request does not depend on its batch.
+
+// Cuts keys as far as the workspace has room. REQUIRES: TakesPrefill(params).
+absl::Status RunPrefill(CudaCall& call, const SplitPolicy& split, PrefillParams params);
+
+// Gives params `count` pieces of the workspace, fewer if there is no room for their states; false if
+// there is not even room for one. REQUIRES: count >= 1.
+bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params);
+
+// Cascade on tensor cores: the shared prefix once for all queries, the rest per request, merged.
+//
+// Both parts are PagedPrefill to the kernels of decode and prefill, the prefix as one request whose
+// keys are cut into pieces where row tiles are few; it begins while the last of the other part are
+// still under way. The workspace takes float32 states of all rows for each piece, one of q's type
+// of the part behind the prefix, and what decode needs for its own plan. How many pieces follows
+// from bounds and the workspace.
+
+// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are not
+// built for (float32, ALiBi, positions, scales per request) nor where the workspace is too small.
+// REQUIRES: checked arguments.
+absl::StatusOr<bool> RunCascadeInParts(const CudaCall& call, const CascadeArgs& args);
 
 }  // namespace kvblocks::attention::cuda
 

@@ -14,8 +14,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"

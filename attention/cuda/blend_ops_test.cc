@@ -24,14 +24,6 @@ Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random
   return tensor;
 }
 
-struct Flagged {
-  uint32_t bits = 0;
-  DeviceErrorFlags flags{&bits};
-  ExecContext context;
-  Flagged() { context.error_flags = &flags; }
-  Flagged(const Flagged&) = delete;
-};
-
 void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
   Flagged cpu, cuda;
   ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());
@@ -243,12 +235,10 @@ TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX}) {
     for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3, DType::kI8}) {
       SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(dtype));
-      PagedCaseOptions options;
-      options.layout = layout;
-      options.cache_dtype = dtype;
-      options.scales = PagedCaseOptions::Scales::kPerRequest;
-      options.block_size = 16;
-      PagedCase paged(options);
+      PagedCase paged({.block_size = 16,
+                       .layout = layout,
+                       .cache_dtype = dtype,
+                       .scales = PagedCaseOptions::Scales::kPerRequest});
       const DType out_dtype = IsQuantizedCode(dtype) ? DType::kF32 : dtype;
       const int64_t requests = paged.num_requests();
       Tensor lengths(DType::kI32, {requests});

@@ -1,6 +1,7 @@
 #include "kvblocks/attention/cuda/block_ops.h"
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 
 #include "absl/status/statusor.h"
@@ -59,21 +60,26 @@ BlockBytes BlocksOf(const ConstTensorView& from, const TensorView& to) {
   return BytesOf(*from.Select(0, 0), *to.Select(0, 0), stride(from), stride(to));
 }
 
-// All pairs of the tensors that `params` has.
+// Launches kernels for `count` pairs of blocks, as many as each takes.
+template <typename PairOf>
+absl::Status LaunchPairs(const CudaCall& call, size_t count, const PairOf& pair_of,
+                         BlockParams* params) {
+  absl::Status status;
+  for (size_t begin = 0; status.ok() && begin < count; begin += BlockPairs::kMost) {
+    params->num_pairs = static_cast<int32_t>(std::min<size_t>(count - begin, BlockPairs::kMost));
+    for (int32_t i = 0; i < params->num_pairs; ++i) {
+      std::tie(params->pairs.from[i], params->pairs.to[i]) =
+          pair_of(begin + static_cast<size_t>(i));
+    }
+    status = call.Launch(LaunchBlocks, *params);
+  }
+  return status;
+}
+
 absl::Status LaunchPairs(const CudaCall& call, absl::Span<const BlockPair> pairs,
                          BlockParams* params) {
-  for (size_t begin = 0; begin < pairs.size(); begin += BlockPairs::kMost) {
-    params->num_pairs =
-        static_cast<int32_t>(std::min<size_t>(pairs.size() - begin, BlockPairs::kMost));
-    for (int32_t i = 0; i < params->num_pairs; ++i) {
-      const BlockPair& pair = pairs[begin + static_cast<size_t>(i)];
-      params->pairs.from[i] = pair.first;
-      params->pairs.to[i] = pair.second;
-    }
-    absl::Status status = call.Launch(LaunchBlocks, *params);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return LaunchPairs(
+      call, pairs.size(), [&](size_t i) { return pairs[i]; }, params);
 }
 
 // Dense blocks by a copy engine; pairs that go on where the one before ended, in one copy.
@@ -112,6 +118,30 @@ absl::StatusOr<ExecContext> SideOf(const char* name, const ExecContext& context,
   return absl::InvalidArgumentError(absl::StrCat(
       "SwapBlocks: ", name, " is on ", Name(side.device), together ? "" : " and elsewhere",
       "; it must be on ", Name(context.device), ", or in pinned host memory"));
+}
+
+// Without pairs each tensor is one block, all of it.
+absl::Status Convert(const ExecContext& context, const ConstKvCacheView& src,
+                     const KvCacheView& dst, const absl::Span<const BlockPair>* pairs) {
+  constexpr char kName[] = "ConvertLayout";
+  constexpr BlockPair kWhole[] = {{0, 0}};
+  LayoutConversion tensors;
+  absl::Status status = CheckConvertLayout(context, src, dst, pairs, &tensors);
+  if (!status.ok() || (pairs != nullptr && pairs->empty())) return status;
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
+  for (int first = 0; status.ok() && first < tensors.num_tensors; first += kTensorsPerLaunch) {
+    BlockParams params;
+    params.num_tensors = 0;
+    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
+      if (tensors.to[i].empty()) continue;
+      params.tensors[params.num_tensors++] = pairs == nullptr
+                                                 ? BytesOf(tensors.from[i], tensors.to[i], 0, 0)
+                                                 : BlocksOf(tensors.from[i], tensors.to[i]);
+    }
+    status = LaunchPairs(*call, pairs == nullptr ? absl::MakeConstSpan(kWhole) : *pairs, &params);
+  }
+  return status;
 }
 
 }  // namespace
@@ -180,47 +210,12 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
 
 absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                                const KvCacheView& dst) {
-  constexpr char kName[] = "ConvertLayout";
-  LayoutConversion tensors;
-  absl::Status status = CheckConvertLayout(context, src, dst, nullptr, &tensors);
-  if (!status.ok()) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
-  // All blocks at once, as if they were one.
-  BlockParams params;
-  params.num_pairs = 1;
-  params.pairs.from[0] = params.pairs.to[0] = 0;
-  for (int first = 0; first < tensors.num_tensors; first += kTensorsPerLaunch) {
-    params.num_tensors = 0;
-    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
-      if (tensors.to[i].empty()) continue;
-      params.tensors[params.num_tensors++] = BytesOf(tensors.from[i], tensors.to[i], 0, 0);
-    }
-    status = call->Launch(LaunchBlocks, params);
-    if (!status.ok()) return status;
-  }
-  return status;
+  return Convert(context, src, dst, nullptr);
 }
 
 absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                                const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
-  constexpr char kName[] = "ConvertLayout";
-  LayoutConversion tensors;
-  absl::Status status = CheckConvertLayout(context, src, dst, &pairs, &tensors);
-  if (!status.ok() || pairs.empty()) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
-  for (int first = 0; first < tensors.num_tensors; first += kTensorsPerLaunch) {
-    BlockParams params;
-    params.num_tensors = 0;
-    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
-      if (tensors.to[i].empty()) continue;
-      params.tensors[params.num_tensors++] = BlocksOf(tensors.from[i], tensors.to[i]);
-    }
-    status = LaunchPairs(*call, pairs, &params);
-    if (!status.ok()) return status;
-  }
-  return status;
+  return Convert(context, src, dst, &pairs);
 }
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
@@ -241,13 +236,9 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
       bytes = BlocksOf(tensor, tensor);
       bytes.from = nullptr;
     }
-    for (size_t begin = 0; status.ok() && begin < ids.size(); begin += BlockPairs::kMost) {
-      const size_t count = std::min<size_t>(ids.size() - begin, BlockPairs::kMost);
-      params.num_pairs = static_cast<int32_t>(count);
-      std::copy_n(ids.begin() + begin, count, params.pairs.from);
-      std::copy_n(ids.begin() + begin, count, params.pairs.to);
-      status = call->Launch(LaunchBlocks, params);
-    }
+    status = LaunchPairs(
+        *call, ids.size(), [&](size_t i) { return BlockPair(ids[i], ids[i]); }, &params);
+    if (!status.ok()) return status;
   }
   return status;
 }

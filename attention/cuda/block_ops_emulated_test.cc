@@ -9,7 +9,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cpu/block_ops.h"
 #include "kvblocks/attention/cuda/block_ops.h"
-#include "kvblocks/attention/testing/random_block_ops.h"
 #include "kvblocks/attention/testing/random_cache.h"
 
 namespace kvblocks::attention::cuda {

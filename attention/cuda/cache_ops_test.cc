@@ -79,12 +79,8 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         const int64_t n = 1 + static_cast<int64_t>(random() % (block_size * num_blocks));
         SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(types.from) << " to "
                                         << Name(types.to) << " D " << dim << " BS " << block_size);
-        const int64_t x = 16 / ElementBytes(types.to);
-        const auto extents = [&](bool key) -> std::vector<int64_t> {
-          if (layout == KvLayout::kNhd) return {num_blocks, block_size, heads, dim};
-          if (layout == KvLayout::kHnd) return {num_blocks, heads, block_size, dim};
-          if (key) return {num_blocks, heads, dim / x, block_size, x};
-          return {num_blocks, heads, dim, block_size};
+        const auto extents = [&](bool key) {
+          return CacheExtents(key, layout, types.to, num_blocks, block_size, heads, dim);
         };
         const bool same = types.from == types.to;
         Tensor k(types.from, {n + 2, heads, dim}), v(types.from, {n + 2, heads, dim});
@@ -130,11 +126,8 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
     SCOPED_TRACE(testing::Message() << Name(k.view.dtype) << " to " << Name(code) << " scale "
                                     << factor << " " << Name(layout));
-    const bool nhd = layout == KvLayout::kNhd;
-    Tensor k_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
-                             : std::vector<int64_t>{kBlocks, 1, kDim / 16, 16, 16});
-    Tensor v_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
-                             : std::vector<int64_t>{kBlocks, 1, kDim, 16});
+    Tensor k_cache(code, CacheExtents(true, layout, code, kBlocks, 16, 1, kDim));
+    Tensor v_cache(code, CacheExtents(false, layout, code, kBlocks, 16, 1, kDim));
     Tensor scale(DType::kF32, {1});
     scale.Set({factor});
     ReshapeAndCacheArgs args;
@@ -304,22 +297,18 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         args.q_scale = q_scale.view;
         args.k_scale = k_scale.view;
         args.v_scale = v_scale.view;
-        uint32_t cpu_bits = 0, cuda_bits = 0;
-        DeviceErrorFlags cpu_flags{&cpu_bits}, cuda_flags{&cuda_bits};
-        ExecContext on_cpu, on_cuda;
-        on_cpu.error_flags = &cpu_flags;
-        on_cuda.error_flags = &cuda_flags;
-        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu, args).ok());
+        Flagged on_cpu, on_cuda;
+        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu.context, args).ok());
         const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
         FillWithPoison(q_scale);
         FillWithPoison(k_scale);
         FillWithPoison(v_scale);
-        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda, args);
+        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda.context, args);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(q_scale.Get(), q_expected);
         EXPECT_EQ(k_scale.Get(), k_expected);
         EXPECT_EQ(v_scale.Get(), std::vector<double>{1});
-        EXPECT_EQ(cuda_bits, cpu_bits);
+        EXPECT_EQ(on_cuda.bits, on_cpu.bits);
       }
     }
   }
@@ -346,20 +335,13 @@ TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
     SCOPED_TRACE(testing::Message() << Name(one.from) << " to " << Name(one.code) << ", tokens "
                                     << one.tokens);
     constexpr int64_t kBlockSize = 16;
-    const int64_t blocks = one.tokens / kBlockSize + 2, x = 16;
+    const int64_t blocks = one.tokens / kBlockSize + 2;
     Tensor q(one.from, {one.tokens, 2 * one.heads, one.dim}),
         k(one.from, {one.tokens, one.heads, one.dim}), v(one.from, {one.tokens, one.heads, one.dim});
     for (Tensor* tensor : {&q, &k, &v}) FillRandom(*tensor, false, random);
     const auto cache_of = [&](bool key) {
-      switch (one.layout) {
-        case KvLayout::kNhd:
-          return Tensor(one.code, {blocks, kBlockSize, one.heads, one.dim});
-        case KvLayout::kHnd:
-          return Tensor(one.code, {blocks, one.heads, kBlockSize, one.dim});
-        default:
-          return key ? Tensor(one.code, {blocks, one.heads, one.dim / x, kBlockSize, x})
-                     : Tensor(one.code, {blocks, one.heads, one.dim, kBlockSize});
-      }
+      return Tensor(one.code, CacheExtents(key, one.layout, one.code, blocks, kBlockSize, one.heads,
+                                           one.dim));
     };
     Tensor k_cache = cache_of(true), v_cache = cache_of(false);
     Tensor slots(DType::kI64, {one.tokens});
@@ -404,11 +386,8 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     Tensor k(DType::kBF16, {3, 1, 16}), v(DType::kBF16, {3, 1, 16});
     k.Set(std::vector<double>(48, 2));
     v.Set(std::vector<double>(48, 3));
-    const bool nhd = layout == KvLayout::kNhd;
-    Tensor k_cache(DType::kBF16,
-                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 2, 8, 8});
-    Tensor v_cache(DType::kBF16,
-                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 16, 8});
+    Tensor k_cache(DType::kBF16, CacheExtents(true, layout, DType::kBF16, 1, 8, 1, 16));
+    Tensor v_cache(DType::kBF16, CacheExtents(false, layout, DType::kBF16, 1, 8, 1, 16));
     Tensor slots(DType::kI64, {3});
     slots.Set({8, 1, 1e15});
     ReshapeAndCacheArgs args;
@@ -416,13 +395,10 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     args.v = v.view;
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
-    uint32_t bits = 0;
-    DeviceErrorFlags flags{&bits};
-    ExecContext context;
-    context.error_flags = &flags;
-    const absl::Status status = RowsOnDevice().ReshapeAndCache(context, args);
+    Flagged flagged;
+    const absl::Status status = RowsOnDevice().ReshapeAndCache(flagged.context, args);
     ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(bits, kBadSlot);
+    EXPECT_EQ(flagged.bits, kBadSlot);
     double k_sum = 0, v_sum = 0;
     for (const double value : k_cache.Get()) k_sum += value;
     for (const double value : v_cache.Get()) v_sum += value;

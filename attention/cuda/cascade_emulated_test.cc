@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 
@@ -28,17 +28,6 @@ class CascadeTest : public testing::Test {
     options.lengths = std::move(lengths);
     options.q_lens = std::move(q_lens);
     return options;
-  }
-  static void SharePrefix(PagedCase& paged) {
-    int32_t* entries = paged.block_table.view.as<int32_t>();
-    const int64_t columns = paged.block_table.view.extent[1];
-    const int64_t values = kPrefix * paged.options().num_kv_heads * kDim;
-    for (int64_t b = 1; b < paged.num_requests(); ++b) {
-      if (paged.options().lengths[b] == 0) continue;
-      std::copy_n(entries, kPrefix / paged.options().block_size, entries + b * columns);
-      std::copy_n(paged.request(0).k.begin(), values, paged.request(b).k.begin());
-      std::copy_n(paged.request(0).v.begin(), values, paged.request(b).v.begin());
-    }
   }
 
   // With a workspace of so many bytes.
@@ -69,7 +58,7 @@ class CascadeTest : public testing::Test {
 
 TEST_F(CascadeTest, DecodesAreExact) {
   PagedCase paged(Options({1100, 1041, 1025, 0, 1200}, {1, 1, 1, 0, 1}));
-  SharePrefix(paged);
+  paged.SharePrefix(kPrefix / 16);
   ExpectExact(paged);
   Tensor sinks(DType::kF32, {4});
   sinks.Set({0.5, 8, -1, -INFINITY});
@@ -81,7 +70,7 @@ TEST_F(CascadeTest, DecodesAreExact) {
 TEST_F(CascadeTest, NewTokensSeeTheSuffixCausally) {
   PagedCase paged(
       Options({1100, 1041, 1060}, {40, 3, 36}));  // more rows than decode's kernels take
-  SharePrefix(paged);
+  paged.SharePrefix(kPrefix / 16);
   ExpectExact(paged);
 }
 
@@ -93,7 +82,7 @@ TEST_F(CascadeTest, QueriesMayBeCodes) {
     options.scales = PagedCaseOptions::Scales::kPerHead;
     options.num_kv_heads = 2;
     PagedCase paged(options);
-    SharePrefix(paged);
+    paged.SharePrefix(kPrefix / 16);
     // Scales per KV head, not per request: the rows that requests share stay the same.
     ExpectExact(paged);
   }
@@ -101,7 +90,7 @@ TEST_F(CascadeTest, QueriesMayBeCodes) {
 
 TEST_F(CascadeTest, ThePrefixIsCutAsFarAsTheWorkspaceGoes) {
   PagedCase paged(Options({1030, 1041, 1050}, {1, 1, 1}));
-  SharePrefix(paged);
+  paged.SharePrefix(kPrefix / 16);
   ASSERT_TRUE(Run(paged));
   const std::vector<std::byte> cut = paged.out.bytes;
   // Of one piece there are two states of 3 rows of 4 heads, one of them float32, and decode's part.
@@ -117,7 +106,7 @@ TEST_F(CascadeTest, ThePrefixIsCutAsFarAsTheWorkspaceGoes) {
 
 TEST_F(CascadeTest, ALengthWithinThePrefixIsFlagged) {
   PagedCase paged(Options({1030, 1041, 1050}, {1, 1, 1}));
-  SharePrefix(paged);
+  paged.SharePrefix(kPrefix / 16);
   ExpectExact(paged);
   paged.seq_lens.view.as<int32_t>()[1] = 700;
   ASSERT_TRUE(Run(paged));

@@ -50,7 +50,6 @@ namespace {
 TEST(CudaOpsTest, RefusesWhatIsNotBuilt) {
   PagedCaseOptions options;
   options.lengths = {3, 20};
-  options.q_lens = {1, 1};
   options.q_dtype = options.cache_dtype = DType::kF64;
   PagedCase doubles(options);
   absl::Status status = Cuda().PagedDecode({}, doubles.DecodeArgs());
@@ -76,9 +75,7 @@ TEST(CudaOpsTest, RefusesWhatIsNotBuilt) {
 }
 
 TEST(CudaOpsTest, NoHeadsAndNoRequestsAreNoWork) {
-  PagedCaseOptions options;
-  options.lengths = options.q_lens = {};
-  PagedCase none(options);
+  PagedCase none({.lengths = {}, .q_lens = {}});
   EXPECT_TRUE(Cuda().PagedDecode({}, none.DecodeArgs()).ok());
   EXPECT_TRUE(Cuda().PagedPrefill({}, none.PrefillArgs()).ok());
   PagedCase paged(PagedCaseOptions{});
@@ -91,11 +88,7 @@ TEST(CudaOpsTest, NoHeadsAndNoRequestsAreNoWork) {
 }
 
 TEST(CudaOpsTest, PiecesNeedAWorkspaceAndAutoTakesWhatThereIs) {
-  PagedCaseOptions options;
-  options.lengths = {700};
-  options.q_lens = {1};
-  options.num_heads = options.num_kv_heads = 1;
-  PagedCase paged(options);
+  PagedCase paged({.lengths = {700}, .num_heads = 1, .num_kv_heads = 1});
   PagedDecodeArgs args = paged.DecodeArgs();
   args.params.split = SplitPolicy::Fixed(64);
   const std::vector<std::byte> before = paged.out.bytes;

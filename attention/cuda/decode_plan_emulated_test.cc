@@ -16,7 +16,7 @@ namespace {
 
 struct Batch {
   std::vector<int32_t> lengths;
-  int64_t window = 0;
+  int64_t window = 0, chunk = 0;
   SplitPolicy policy;
   int64_t tile = 64, overhead = -1;
   int32_t parts = 1;
@@ -36,6 +36,7 @@ void ExpectSamePlan(const Batch& batch) {
   params.max_keys = params.max_seq_len + 100;
   params.block_size = static_cast<int32_t>(batch.block_size);
   params.window = static_cast<int32_t>(batch.window);
+  params.chunk = static_cast<int32_t>(batch.chunk);
   params.kind = static_cast<SplitKind>(batch.policy.kind);
   params.value = batch.policy.value;
   params.tile = static_cast<int32_t>(batch.tile);
@@ -50,10 +51,15 @@ void ExpectSamePlan(const Batch& batch) {
   ASSERT_EQ(LaunchDecodePlan({}, params, plan), 0);
 
   const bool is_auto = batch.policy.kind == SplitPolicy::Kind::kAuto;
+  // A plan with chunks is the host's for the keys that are left.
+  std::vector<int32_t> left = batch.lengths;
+  for (int32_t& length : left) {
+    length -= FirstKey(length, 1, {0, params.chunk}, params.block_size);
+  }
   SplitPlanInput input;
   input.type.block_size = batch.block_size;
   input.type.window = batch.window;
-  input.seq_lens = batch.lengths;
+  input.seq_lens = left;
   input.policy = batch.policy;
   input.tile = batch.tile;
   input.overhead = is_auto ? plan[kPlanOverhead] : 0;
@@ -118,6 +124,21 @@ TEST(DecodePlanTest, EqualsTheHostsOnRandomBatches) {
         batch.parts = static_cast<int32_t>(Draw(random, 1, Draw(random, 1, 8) == 1 ? 264 : 40));
         batch.overhead = Draw(random, -1, 6);
     }
+    SCOPED_TRACE(n);
+    ExpectSamePlan(batch);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(DecodePlanTest, EqualsTheHostsForChunks) {
+  std::mt19937_64 random(5);
+  for (int n = 0; n < 100; ++n) {
+    Batch batch;
+    batch.lengths = {3000}, batch.chunk = Draw(random, 1, 700);
+    for (int64_t b = Draw(random, 1, 40); b > 0; --b) {
+      batch.lengths.push_back(static_cast<int32_t>(Draw(random, 0, 3000)));
+    }
+    batch.parts = static_cast<int32_t>(Draw(random, 1, 60));
     SCOPED_TRACE(n);
     ExpectSamePlan(batch);
     if (HasFatalFailure()) return;

@@ -220,13 +220,11 @@ struct AnyCache {
     };
     switch (layout) {
       case KvLayout::kNhd:
-        add(DType::kBF16, {9, 8, 3, 16}), add(DType::kBF16, {9, 8, 3, 16});
-        break;
       case KvLayout::kHnd:
-        add(DType::kBF16, {9, 3, 8, 16}), add(DType::kBF16, {9, 3, 8, 16});
-        break;
       case KvLayout::kPagedX:
-        add(DType::kBF16, {9, 3, 2, 8, 8}), add(DType::kBF16, {9, 3, 16, 8});
+        for (const bool key : {true, false}) {
+          add(DType::kBF16, CacheExtents(key, layout, DType::kBF16, 9, 8, 3, 16));
+        }
         break;
       case KvLayout::kMlaLatent:
         add(DType::kBF16, {9, 8, 24});

@@ -8,8 +8,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/cuda/testing/decode_runner.h"
 #include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/split_planner.h"
 #include "kvblocks/attention/testing/paged_case.h"
@@ -23,15 +24,6 @@ using testing::HasSubstr;
 class HostPlanTest : public testing::Test {
  protected:
   // What the fast decode takes.
-  static PagedCaseOptions Options(std::vector<int64_t> lengths) {
-    PagedCaseOptions options;
-    options.q_lens.assign(lengths.size(), 1);
-    options.lengths = std::move(lengths);
-    options.num_heads = 4, options.num_kv_heads = 2;
-    options.key_dim = options.value_dim = 64;
-    options.q_dtype = options.cache_dtype = DType::kBF16;
-    return options;
-  }
   SplitPlanInput InputOf(const PagedCase& paged, int64_t window = 0) {
     const std::vector<int64_t>& lengths = paged.options().lengths;
     lengths_.assign(lengths.begin(), lengths.end());
@@ -58,7 +50,7 @@ class HostPlanTest : public testing::Test {
 };
 
 TEST_F(HostPlanTest, PiecesAreThoseOfThePlan) {
-  PagedCase paged(Options({700, 1, 0, 130}));
+  PagedCase paged(DecodeOptions({700, 1, 0, 130}));
   for (const SplitPolicy policy : {SplitPolicy::Fixed(64), SplitPolicy::Fixed(80),
                                    SplitPolicy::Count(3), SplitPolicy::None()}) {
     SCOPED_TRACE(policy.value);
@@ -76,7 +68,7 @@ TEST_F(HostPlanTest, PiecesAreThoseOfThePlan) {
 
 TEST_F(HostPlanTest, PartsOfEqualWorkAreExact) {
   for (const int64_t window : {0, 50}) {
-    PagedCase paged(Options({900, 1, 0, 64, 333}));
+    PagedCase paged(DecodeOptions({900, 1, 0, 64, 333}));
     if (window > 0) paged.params.window_left = window - 1;
     for (const int32_t parts : {1, 3, 40}) {
       SCOPED_TRACE(testing::Message() << window << " " << parts);
@@ -90,7 +82,7 @@ TEST_F(HostPlanTest, PartsOfEqualWorkAreExact) {
 }
 
 TEST_F(HostPlanTest, ManyPiecesTakeSeveralLaunches) {
-  PagedCase paged(Options({3000, 1100, 5}));
+  PagedCase paged(DecodeOptions({3000, 1100, 5}));
   SplitPlanInput input = InputOf(paged);
   input.policy = SplitPolicy::Fixed(16);
   ExpectExact(paged, input);
@@ -99,7 +91,7 @@ TEST_F(HostPlanTest, ManyPiecesTakeSeveralLaunches) {
 
 // Lengths are the device's: no key is left out, whatever the plan was made for.
 TEST_F(HostPlanTest, PlansForShorterRequestsLoseNoKeys) {
-  PagedCase paged(Options({700, 90}));
+  PagedCase paged(DecodeOptions({700, 90}));
   SplitPlanInput input = InputOf(paged);
   const std::vector<int32_t> shorter = {300, 1};
   input.seq_lens = shorter;
@@ -108,7 +100,7 @@ TEST_F(HostPlanTest, PlansForShorterRequestsLoseNoKeys) {
 }
 
 TEST_F(HostPlanTest, WhatTheFastDecodeCannotFollowIsRefused) {
-  PagedCase paged(Options({700, 90}));
+  PagedCase paged(DecodeOptions({700, 90}));
   const auto message = [&](const SplitPlanInput& input) {
     EXPECT_EQ(planner_.Plan(input), absl::OkStatus());
     const absl::Status status = Decode(paged, &planner_.plan());

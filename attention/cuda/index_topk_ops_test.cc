@@ -13,7 +13,6 @@
 #include "kvblocks/attention/cache/index_cache.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
 #include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
@@ -53,10 +52,10 @@ void ExpectReference(TopkShape shape) {
   std::shuffle(blocks.begin(), blocks.end(), random);
   std::iota(slots.begin(), slots.end(), 0);
   const auto tokens = static_cast<int64_t>(starts.back());
-  const Tensor table = Ints(blocks, {requests, columns});
-  const Tensor query_start_loc = Ints(starts, {requests + 1});
+  const Tensor table = IntTensor(blocks, {requests, columns});
+  const Tensor query_start_loc = IntTensor(starts, {requests + 1});
   const Tensor seq_lens =
-      Ints(std::vector<double>(shape.lengths.begin(), shape.lengths.end()), {requests});
+      IntTensor(std::vector<double>(shape.lengths.begin(), shape.lengths.end()), {requests});
 
   const bool planar = shape.type == DType::kF8E4M3;
   Tensor keys(DType::kBF16, {num_rows, kDim}), mapping(DType::kI64, {num_rows});

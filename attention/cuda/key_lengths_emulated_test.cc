@@ -1,12 +1,11 @@
 // Lengths and sums of lengths that kernels compute for others, emulated.
 
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {

@@ -17,7 +17,6 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr auto Options = DecodeOptions;
 using Runner = DecodeRunner;
 
 // --- T-1: types, layouts, head sizes, groups, block sizes ---
@@ -33,7 +32,7 @@ class PagedDecodeGrid : public testing::TestWithParam<GridCase> {};
 
 TEST_P(PagedDecodeGrid, AgreesWithTheOracle) {
   const GridCase& grid = GetParam();
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   options.q_dtype = grid.q;
   options.cache_dtype = grid.cache;
   options.layout = grid.layout;
@@ -85,10 +84,7 @@ TEST(PagedDecodeTest, PoliciesAgreeWithTheOracle) {  // T-8, AT-47
        {SplitPolicy::Auto(), SplitPolicy::None(), SplitPolicy::Fixed(16), SplitPolicy::Fixed(80),
         SplitPolicy::Fixed(512), SplitPolicy::Count(1), SplitPolicy::Count(2),
         SplitPolicy::Count(7), SplitPolicy::Count(64)}) {
-    PagedCaseOptions options = Options();
-    options.lengths = {700, 1, 0, 130};
-    options.q_lens = {1, 1, 1, 1};
-    PagedCase paged(options);
+    PagedCase paged(DecodeOptions({700, 1, 0, 130}));
     paged.params.split = policy;
     SCOPED_TRACE(static_cast<int>(policy.kind) * 1000 + policy.value);
     Runner().ExpectDecode(paged);
@@ -96,7 +92,7 @@ TEST(PagedDecodeTest, PoliciesAgreeWithTheOracle) {  // T-8, AT-47
 }
 
 TEST(PagedDecodeTest, LongRequestsGoOnThroughManyParts) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   options.num_heads = 2, options.num_kv_heads = 1;  // 8 parts
   options.lengths = {2500, 1300};
   options.q_lens = {1, 1};
@@ -105,7 +101,7 @@ TEST(PagedDecodeTest, LongRequestsGoOnThroughManyParts) {
 }
 
 TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   options.num_heads = options.num_kv_heads = 1;
   options.lengths.clear();
   for (int64_t b = 0; b < 140; ++b) options.lengths.push_back(b % 17 == 0 ? 140 + b : b % 40);
@@ -113,22 +109,19 @@ TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
   PagedCase paged(options);
   Runner runner;
   runner.ExpectDecode(paged);
-  const std::vector<std::byte> first = BytesOf(paged);
+  const std::vector<std::byte> first = OutputBytes(paged);
   runner.ExpectDecode(paged);
-  EXPECT_EQ(BytesOf(paged), first);
+  EXPECT_EQ(OutputBytes(paged), first);
 }
 
 TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters are left as found
-  PagedCaseOptions options = Options();
-  options.lengths = {1000, 20};
-  options.q_lens = {1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({1000, 20}));
   Runner runner;
   runner.ExpectDecode(paged);
-  const std::vector<std::byte> first = BytesOf(paged);
+  const std::vector<std::byte> first = OutputBytes(paged);
   for (int n = 0; n < 3; ++n) {
     ASSERT_TRUE(runner.Decode(paged).ok());
-    EXPECT_EQ(BytesOf(paged), first);
+    EXPECT_EQ(OutputBytes(paged), first);
   }
 }
 
@@ -143,9 +136,7 @@ TEST(PagedDecodeTest, ClustersAgreeWithTheOracle) {
   for (const Case& given :
        {Case{{1000}, 4, 1, 64, DType::kBF16}, Case{{300}, 8, 2, 128, DType::kBF16},
         Case{{130}, 16, 1, 64, DType::kF8E4M3}, Case{{2048, 0, 129}, 2, 1, 64, DType::kI8}}) {
-    PagedCaseOptions options = Options();
-    options.lengths = given.lengths;
-    options.q_lens.assign(given.lengths.size(), 1);
+    PagedCaseOptions options = DecodeOptions(given.lengths);
     options.num_heads = given.heads;
     options.num_kv_heads = given.kv_heads;
     options.key_dim = options.value_dim = given.dim;
@@ -157,18 +148,16 @@ TEST(PagedDecodeTest, ClustersAgreeWithTheOracle) {
     for (int n = 0; n < 2; ++n) {
       ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
       EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
-      if (n == 0) first = BytesOf(paged);
-      EXPECT_EQ(BytesOf(paged), first);
+      if (n == 0) first = OutputBytes(paged);
+      EXPECT_EQ(OutputBytes(paged), first);
     }
     EXPECT_EQ(runner.flags(), 0u);
   }
 }
 
 TEST(PagedDecodeTest, ClustersHaveWindowsSinksAndNan) {
-  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
-  PagedCaseOptions options = Options();
-  options.lengths = {0, 500};
-  options.q_lens = {1, 1};
+  const Tensor sinks = FloatTensor({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  PagedCaseOptions options = DecodeOptions({0, 500});
   PagedCase paged(options);
   paged.params.sinks = sinks.view;
   paged.params.window_left = 260;
@@ -185,34 +174,29 @@ TEST(PagedDecodeTest, ClustersHaveWindowsSinksAndNan) {
 
 TEST(PagedDecodeTest, WindowsReadNoBlockOutside) {  // AT-53, T-12
   for (const int64_t window : {1, 20, 64, 100}) {
-    PagedCaseOptions options = Options();
-    options.lengths = {1, 150, 300, 0};
-    options.q_lens = {1, 1, 1, 1};
+    PagedCaseOptions options = DecodeOptions({1, 150, 300, 0});
     options.block_size = window == 20 ? 64 : 16;
     PagedCase paged(options);
     paged.params.window_left = window - 1;
     Runner runner;
     runner.ExpectDecode(paged);
-    const std::vector<std::byte> before = BytesOf(paged);
+    const std::vector<std::byte> before = OutputBytes(paged);
     paged.KillBlocks(
         [&](int64_t b, int64_t column) {
           return (column + 1) * options.block_size <= options.lengths[b] - window;
         },
         window == 64);
     ASSERT_TRUE(runner.Decode(paged).ok());
-    EXPECT_EQ(BytesOf(paged), before) << "window " << window;
+    EXPECT_EQ(OutputBytes(paged), before) << "window " << window;
     EXPECT_EQ(runner.flags(), 0u);
   }
 }
 
 TEST(PagedDecodeTest, SinksSoftCapAndSlopes) {  // AT-51, AT-52, AT-54
-  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
-  const Tensor slopes = Floats({0, 0.5, 0.0625, 0.25});
+  const Tensor sinks = FloatTensor({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  const Tensor slopes = FloatTensor({0, 0.5, 0.0625, 0.25});
   for (int features = 1; features < 8; ++features) {
-    PagedCaseOptions options = Options();
-    options.lengths = {0, 1, 65, 200};
-    options.q_lens = {1, 1, 1, 1};
-    PagedCase paged(options);
+    PagedCase paged(DecodeOptions({0, 1, 65, 200}));
     if ((features & 1) != 0) paged.params.sinks = sinks.view;
     if ((features & 2) != 0) paged.params.soft_cap = 2;
     if ((features & 4) != 0) paged.params.alibi_slopes = slopes.view;
@@ -222,26 +206,25 @@ TEST(PagedDecodeTest, SinksSoftCapAndSlopes) {  // AT-51, AT-52, AT-54
 }
 
 TEST(PagedDecodeTest, SinkOfMinusInfinityIsNone) {  // T-10
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   PagedCase paged(options);
   Runner runner;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  const std::vector<std::byte> without = BytesOf(paged);
-  const Tensor sinks = Floats(std::vector<double>(4, -std::numeric_limits<double>::infinity()));
+  const std::vector<std::byte> without = OutputBytes(paged);
+  const Tensor sinks =
+      FloatTensor(std::vector<double>(4, -std::numeric_limits<double>::infinity()));
   paged.params.sinks = sinks.view;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  EXPECT_EQ(BytesOf(paged), without);
+  EXPECT_EQ(OutputBytes(paged), without);
 }
 
 // --- Several tokens ---
 
 TEST(PagedDecodeTest, SeveralTokensPerRequest) {  // AT-57
   for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{2, 1}, {8, 2}, {8, 1}}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = DecodeOptions({1, 3, 70, 200, 5, 66}, {1, 3, 4, 2, 0, 3});
     options.num_heads = heads;
     options.num_kv_heads = kv_heads;
-    options.lengths = {1, 3, 70, 200, 5, 66};
-    options.q_lens = {1, 3, 4, 2, 0, 3};
     PagedCase paged(options);
     SCOPED_TRACE(heads);
     Runner().ExpectPrefill(paged);
@@ -254,9 +237,7 @@ TEST(PagedDecodeTest, SeveralTokensPerRequest) {  // AT-57
 }
 
 TEST(PagedDecodeTest, LaterTokensMayBeNaN) {  // AT-99
-  PagedCaseOptions options = Options();
-  options.lengths = {40};
-  options.q_lens = {3};
+  PagedCaseOptions options = DecodeOptions({40}, {3});
   options.num_heads = options.num_kv_heads = 1;
   PagedCase paged(options);
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -270,7 +251,7 @@ TEST(PagedDecodeTest, LaterTokensMayBeNaN) {  // AT-99
 
 TEST(PagedDecodeTest, NanStaysWithItsRequest) {  // AT-99
   for (const DType cache : {DType::kBF16, DType::kF8E4M3, DType::kF8E5M2}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = DecodeOptions();
     options.cache_dtype = cache;
     PagedCase paged(options);
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -283,7 +264,7 @@ TEST(PagedDecodeTest, NanStaysWithItsRequest) {  // AT-99
 
 TEST(PagedDecodeTest, LargeScoresAndQueries) {  // T-33
   for (const DType cache : {DType::kBF16, DType::kF8E4M3}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = DecodeOptions();
     options.cache_dtype = cache;
     options.q_factor = 4;
     PagedCase paged(options);
@@ -299,7 +280,7 @@ TEST(PagedDecodeTest, LargeScoresAndQueries) {  // T-33
 // --- Strides ---
 
 TEST(PagedDecodeTest, TakesOnlyOffsetsThatFit) {
-  PagedCase paged(Options());
+  PagedCase paged(DecodeOptions());
   PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
   EXPECT_TRUE(TakesPagedDecode(params));
   Cache& cache = params.keys.cache;
@@ -319,7 +300,7 @@ TEST(PagedDecodeTest, TakesOnlyOffsetsThatFit) {
 // --- Bad indices ---
 
 TEST(PagedDecodeTest, BadBlocksAreInvisibleAndFlagged) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   PagedCase paged(options);
   const int64_t columns = paged.block_table.view.extent[1];
   int32_t* table = paged.block_table.view.as<int32_t>();
@@ -339,10 +320,7 @@ TEST(PagedDecodeTest, BadBlocksAreInvisibleAndFlagged) {
 }
 
 TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
-  PagedCaseOptions options = Options();
-  options.lengths = {100, 40};
-  options.q_lens = {1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({100, 40}));
   PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
   paged.seq_lens.Set({1e9, 40});
   Runner runner;
@@ -353,7 +331,7 @@ TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
 }
 
 TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = DecodeOptions();
   options.block_size = 12;
   const auto takes = [](PagedCase& paged) {
     return TakesPagedDecode(PagedDecodeParamsOf(paged.DecodeArgs()));
@@ -377,7 +355,7 @@ TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
 // --- Workspace and plans ---
 
 TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
-  PagedCase paged(Options());
+  PagedCase paged(DecodeOptions());
   const size_t needed = WorkspaceOf(PagedDecodeParamsOf(paged.DecodeArgs()), 4).bytes;
   Runner small(needed - 16);
   const absl::Status status = small.Decode(paged);
@@ -388,10 +366,7 @@ TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
 }
 
 TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
-  PagedCaseOptions options = Options();
-  options.lengths = {900, 3, 200};
-  options.q_lens = {1, 1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({900, 3, 200}));
   Runner runner;
   DeviceMemory memory(1 << 16);
   DeviceDecodePlan plan;
@@ -403,18 +378,15 @@ TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
   for (int layer = 0; layer < 3; ++layer) {
     ASSERT_TRUE(runner.Decode(paged, args).ok());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-    if (layer == 0) first = BytesOf(paged);
-    EXPECT_EQ(BytesOf(paged), first);
+    if (layer == 0) first = OutputBytes(paged);
+    EXPECT_EQ(OutputBytes(paged), first);
   }
   args.params.window_left = 8;
   EXPECT_EQ(runner.Decode(paged, args).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16
-  PagedCaseOptions options = Options();
-  options.lengths = {170, 333, 5};
-  options.q_lens = {1, 1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({170, 333, 5}));
   paged.params.split = SplitPolicy::Fixed(64);
   Runner runner;
   ASSERT_TRUE(runner.Decode(paged).ok());
@@ -432,14 +404,14 @@ TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16
 }
 
 TEST(PagedDecodeTest, BlockIdsDoNotMatter) {  // T-7
-  PagedCase paged(Options());
+  PagedCase paged(DecodeOptions());
   Runner runner;
   ASSERT_TRUE(runner.Decode(paged).ok());
-  const std::vector<std::byte> before = BytesOf(paged);
+  const std::vector<std::byte> before = OutputBytes(paged);
   std::mt19937_64 random(3);
   paged.PermuteBlocks(random);
   ASSERT_TRUE(runner.Decode(paged).ok());
-  EXPECT_EQ(BytesOf(paged), before);
+  EXPECT_EQ(OutputBytes(paged), before);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/exec_context.h"
 

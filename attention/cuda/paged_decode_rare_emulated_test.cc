@@ -9,8 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention/cuda/kernels/decode_deal.h"
 #include "kvblocks/attention/cuda/testing/decode_runner.h"
 #include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/ops/split_planner.h"
@@ -24,7 +23,7 @@ const double kInf = std::numeric_limits<double>::infinity();
 // Looks up an impossible block where `dead` says so, and expects that nobody looks there.
 template <typename Dead>
 void ExpectNotLookedUp(PagedCase& paged, const Dead& dead) {
-  const std::vector<std::byte> before = BytesOf(paged);
+  const std::vector<std::byte> before = OutputBytes(paged);
   int32_t* table = paged.block_table.view.as<int32_t>();
   const int64_t columns = paged.block_table.view.extent[1];
   for (int64_t b = 0; b < paged.num_requests(); ++b) {
@@ -36,7 +35,7 @@ void ExpectNotLookedUp(PagedCase& paged, const Dead& dead) {
   DecodeRunner runner;
   paged.ClearOutputs();
   ASSERT_TRUE(runner.Run(PagedDecodeParamsOf(paged.DecodeArgs())).ok());
-  EXPECT_EQ(BytesOf(paged), before);
+  EXPECT_EQ(OutputBytes(paged), before);
   EXPECT_EQ(runner.flags(), 0u);
 }
 
@@ -61,49 +60,10 @@ TEST(DecodeChunkTest, FirstKeysAreThoseOfANaiveWalk) {
   }
 }
 
-// A plan with chunks is the host's plan for the keys that are left.
-TEST(DecodeChunkTest, PlansAreThoseOfTheKeysLeft) {
-  std::mt19937_64 random(5);
-  for (int n = 0; n < 100; ++n) {
-    std::vector<int32_t> lengths, left;
-    const KeyLimits limits{0, static_cast<int>(IntegerDraw(random, 1, 700))};
-    for (int64_t b = IntegerDraw(random, 1, 40); b > 0; --b) {
-      lengths.push_back(static_cast<int32_t>(IntegerDraw(random, 0, 3000)));
-      left.push_back(lengths.back() - FirstKey(lengths.back(), 1, limits, 16));
-    }
-    DecodePlanParams params;
-    params.seq_lens = lengths.data();
-    params.num_requests = static_cast<int32_t>(lengths.size());
-    params.max_seq_len = params.max_keys = 3000;
-    params.block_size = 16;
-    params.chunk = limits.chunk;
-    params.num_parts = static_cast<int32_t>(IntegerDraw(random, 1, 60));
-    const DecodePlanLayout layout = LayoutOf(params);
-    DeviceMemory memory(layout.bytes);
-    ASSERT_EQ(LaunchDecodePlan({}, params, memory.data.get()), 0);
-    const auto* words = reinterpret_cast<const int32_t*>(memory.data.get());
-    SplitPlanInput input;
-    input.seq_lens = left;
-    input.overhead = words[kPlanOverhead];
-    input.num_parts = params.num_parts;
-    SplitPlanner host(1, 1);
-    ASSERT_TRUE(host.Plan(input).ok());
-    const absl::Span<const SplitRange> ranges = host.plan().ranges;
-    ASSERT_EQ(words[kPlanNumPieces], static_cast<int32_t>(ranges.size()));
-    const auto* pieces = reinterpret_cast<const DecodePiece*>(words + layout.pieces);
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      ASSERT_EQ((SplitRange{pieces[i].request, pieces[i].begin_tile, pieces[i].end_tile}), ranges[i]);
-    }
-  }
-}
-
 TEST(DecodeChunkTest, AgreesWithTheOracle) {
   for (const int64_t chunk : {16, 48, 64, 112, 128, 1008}) {
     for (const bool windowed : {false, true}) {
-      PagedCaseOptions options = DecodeOptions();
-      options.lengths = {1, 128, 129, 0, 300, 64, 65};
-      options.q_lens.assign(7, 1);
-      PagedCase paged(options);
+      PagedCase paged(DecodeOptions({1, 128, 129, 0, 300, 64, 65}));
       paged.params.chunk = chunk;
       if (windowed) paged.params.window_left = 40;
       SCOPED_TRACE(absl::StrCat("chunk ", chunk, windowed ? ", window" : ""));
@@ -116,9 +76,7 @@ TEST(DecodeChunkTest, AgreesWithTheOracle) {
 
 TEST(DecodeChunkTest, ReadsNoBlockBefore) {
   for (const int64_t chunk : {16, 64, 128}) {
-    PagedCaseOptions options = DecodeOptions();
-    options.lengths = {1, 150, 300, 0, 129};
-    options.q_lens.assign(5, 1);
+    PagedCaseOptions options = DecodeOptions({1, 150, 300, 0, 129});
     PagedCase paged(options);
     paged.params.chunk = chunk;
     SCOPED_TRACE(chunk);
@@ -131,10 +89,7 @@ TEST(DecodeChunkTest, ReadsNoBlockBefore) {
 
 TEST(DecodeChunkTest, TokensOfARequestMayBeInSeveralChunks) {
   for (const int64_t chunk : {16, 32, 64}) {
-    PagedCaseOptions options = DecodeOptions();
-    options.lengths = {1, 3, 67, 200, 5, 66};
-    options.q_lens = {1, 3, 4, 2, 0, 3};
-    PagedCase paged(options);
+    PagedCase paged(DecodeOptions({1, 3, 67, 200, 5, 66}, {1, 3, 4, 2, 0, 3}));
     paged.params.chunk = chunk;
     paged.SetValue(2, 63, 0, std::vector<double>(64, kNan));  // of the earlier chunk
     SCOPED_TRACE(chunk);
@@ -143,10 +98,7 @@ TEST(DecodeChunkTest, TokensOfARequestMayBeInSeveralChunks) {
 }
 
 TEST(DecodeChunkTest, PlansAreForOneChunk) {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {900, 3, 200};
-  options.q_lens = {1, 1, 1};
-  PagedCase paged(options);
+  PagedCase paged(DecodeOptions({900, 3, 200}));
   paged.params.chunk = 256;
   DecodeRunner runner;
   DeviceMemory memory(1 << 16);
@@ -158,12 +110,12 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
   ASSERT_TRUE(runner.Decode(paged, args).ok());
   EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
   args.params.chunk = 128;
-  const std::vector<std::byte> untouched = BytesOf(paged);
+  const std::vector<std::byte> untouched = OutputBytes(paged);
   const absl::Status status = Cuda().PagedDecode(runner.context(), args);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(std::string(status.message()).find("chunk = 256, this call has 128"),
             std::string::npos);
-  EXPECT_EQ(BytesOf(paged), untouched);
+  EXPECT_EQ(OutputBytes(paged), untouched);
 
   // Pieces of the host know of no chunk.
   SplitPlanner host(1, 1);
@@ -181,9 +133,7 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
 }
 
 TEST(DecodeChunkTest, ClustersHaveChunks) {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {0, 500};
-  options.q_lens = {1, 1};
+  PagedCaseOptions options = DecodeOptions({0, 500});
   PagedCase paged(options);
   paged.params.chunk = 208;
   paged.SetValue(1, 415, 0, std::vector<double>(64, kNan));
@@ -231,10 +181,8 @@ TEST(DecodePagedXTest, AgreesWithTheOracle) {
 }
 
 TEST(DecodePagedXTest, SeveralTokensClustersAndNan) {
-  PagedCaseOptions options = DecodeOptions();
+  PagedCaseOptions options = DecodeOptions({1, 3, 70, 200, 5, 66}, {1, 3, 4, 2, 0, 3});
   options.layout = KvLayout::kPagedX;
-  options.lengths = {1, 3, 70, 200, 5, 66};
-  options.q_lens = {1, 3, 4, 2, 0, 3};
   {
     PagedCase paged(options);
     paged.SetValue(2, 69, 0, std::vector<double>(64, kNan));  // seen by the last token alone
@@ -267,9 +215,7 @@ TEST(DecodePagedXTest, BadBlocksAreInvisibleAndFlagged) {
 
 // Trees of drafts: every token sees the context and its ancestors.
 PagedCaseOptions TreeOptions() {
-  PagedCaseOptions options = DecodeOptions();
-  options.lengths = {70, 5, 0, 133, 40};
-  options.q_lens = {7, 5, 0, 8, 1};
+  PagedCaseOptions options = DecodeOptions({70, 5, 0, 133, 40}, {7, 5, 0, 8, 1});
   options.num_heads = 4, options.num_kv_heads = 2;
   return options;
 }
@@ -412,10 +358,8 @@ TEST(DecodeMaskTest, MasksTooSmallForALengthHideTheRestAndFlag) {
 TEST(DecodeSparseTest, AgreesWithTheOracleAndReadsNoBlockThatNobodySees) {
   for (const int32_t step : {0, 1, -2}) {
     for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
-      PagedCaseOptions options = DecodeOptions();
+      PagedCaseOptions options = DecodeOptions({1, 640, 300, 0, 129});
       options.layout = layout;
-      options.lengths = {1, 640, 300, 0, 129};
-      options.q_lens.assign(5, 1);
       options.num_heads = 4, options.num_kv_heads = 2;
       PagedCase paged(options);
       BlockSparse& sparse = paged.params.block_sparse;

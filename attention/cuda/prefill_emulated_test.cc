@@ -13,7 +13,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
 #include "kvblocks/attention/cuda/testing/prefill_fixture.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -47,12 +46,6 @@ class PrefillTest : public PrefillFixture {
   }
 };
 INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, BothPrefillKernels(), NameOfPrefillKernel);
-
-Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
 
 TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
   struct Case {
@@ -89,13 +82,11 @@ TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
 TEST_P(PrefillTest, T1BlockSizes) {
   for (const int64_t block_size : {8, 16, 20, 32, 40, 48, 64, 256}) {
     for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
-      PagedCaseOptions options = Options();
+      PagedCaseOptions options = Options({270, 0, 37}, {30, 0, 37});
       options.block_size = block_size;
       options.layout = layout;
       options.interleave_kv = layout == KvLayout::kHnd;
       options.num_heads = 2;
-      options.lengths = {270, 0, 37};
-      options.q_lens = {30, 0, 37};
       SCOPED_TRACE(absl::StrCat("BS ", block_size, ", ", layout == KvLayout::kNhd ? "NHD" : "HND"));
       PagedCase paged(options);
       const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
@@ -128,11 +119,9 @@ TEST_P(PrefillTest, WhatTheCopyEngineDoesNotTakeIsTakenElsewhere) {
 TEST_P(PrefillTest, T1ManyRowTilesOfOneRequest) {
   for (const auto& [q_len, length] :
        std::vector<std::pair<int64_t, int64_t>>{{129, 129}, {129, 200}, {300, 300}}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = Options({3, length, 33}, {3, q_len, 1});
     options.num_heads = q_len == 300 ? 1 : 2, options.num_kv_heads = 1;
     options.key_dim = options.value_dim = q_len == 300 ? 128 : 64;
-    options.lengths = {3, length, 33};
-    options.q_lens = {3, q_len, 1};
     options.q_factor = 4;
     PagedCase paged(options);
     ExpectPrefillIsExact(paged);
@@ -224,12 +213,10 @@ TEST_P(PrefillTest, ContiguousKeysOfOtherLengths) {
 }
 
 TEST_P(PrefillTest, T2FeaturesOfScores) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({150, 40, 70}, {40, 40, 3});
   options.num_heads = 4, options.num_kv_heads = 2;
-  options.lengths = {150, 40, 70};
-  options.q_lens = {40, 40, 3};
-  const Tensor slopes = Floats({0.5, 0.25, 0.125, 0.0625});
-  const Tensor sinks = Floats(
+  const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0.0625});
+  const Tensor sinks = FloatTensor(
       {0.5, -std::numeric_limits<double>::infinity(), 3, std::numeric_limits<double>::infinity()});
   for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44}) {
     SCOPED_TRACE(features);
@@ -246,11 +233,9 @@ TEST_P(PrefillTest, T2FeaturesOfScores) {
 
 TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
   for (const bool causal : {true, false}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = Options({200, 90}, {10, 70});
     options.block_size = 8;
     options.num_heads = 2, options.num_kv_heads = 1;
-    options.lengths = {200, 90};
-    options.q_lens = {10, 70};
     PagedCase paged(options);
     paged.params.causal = causal;
     paged.params.window_left = 24;
@@ -270,11 +255,9 @@ TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
 TEST_P(PrefillTest, T5HiddenKeysOfPagesThatAreReadDoNotCount) {
   for (const int64_t block_size : {32, 64}) {
     for (const int32_t window : {77, 150}) {
-      PagedCaseOptions options = Options();
+      PagedCaseOptions options = Options({301, 90}, {3, 9});
       options.block_size = block_size;
       options.num_heads = 2, options.num_kv_heads = 1;
-      options.lengths = {301, 90};
-      options.q_lens = {3, 9};
       PagedCase paged(options);
       paged.params.window_left = window;
       // What no row sees.
@@ -316,10 +299,8 @@ TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
 }
 
 TEST_P(PrefillTest, NonFiniteKeysReachRowsThatSeeThemAlone) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({90}, {80});
   options.num_heads = 2, options.num_kv_heads = 1;
-  options.lengths = {90};
-  options.q_lens = {80};
   PagedCase paged(options);
   std::vector<double> row(64, 1);
   row[3] = std::numeric_limits<double>::quiet_NaN();
@@ -345,11 +326,9 @@ TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
 TEST_P(PrefillTest, BadBlocksOfAllSizesAreInvisible) {
   for (const int64_t block_size : {8, 16, 24, 64, 128}) {
     SCOPED_TRACE(block_size);
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = Options({400, 20}, {140, 20});
     options.block_size = block_size;
     options.num_heads = 2, options.num_kv_heads = 1;
-    options.lengths = {400, 20};
-    options.q_lens = {140, 20};
     PagedCase paged(options);
     // Keys that all rows see, some see, and the next row tiles see, too.
     const int64_t bad[] = {0, 130 / block_size, 399 / block_size};
@@ -362,10 +341,8 @@ TEST_P(PrefillTest, BadBlocksOfAllSizesAreInvisible) {
 }
 
 TEST_P(PrefillTest, LengthsPastTheTableAreClampedAndFlagged) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({48}, {4});
   options.num_heads = options.num_kv_heads = 1;
-  options.lengths = {48};
-  options.q_lens = {4};
   PagedCase paged(options);
   PagedPrefillArgs args = paged.PrefillArgs();
   args.block_table.extent[1] = 3;
@@ -375,10 +352,8 @@ TEST_P(PrefillTest, LengthsPastTheTableAreClampedAndFlagged) {
 }
 
 TEST_P(PrefillTest, QueryPositionsInAnyOrder) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({120, 30}, {40, 3});
   options.num_heads = 4, options.num_kv_heads = 1;
-  options.lengths = {120, 30};
-  options.q_lens = {40, 3};
   PagedCase paged(options);
   std::mt19937_64 random(7);
   for (int64_t i = 0; i < 43; ++i) {
@@ -390,10 +365,8 @@ TEST_P(PrefillTest, QueryPositionsInAnyOrder) {
 
 TEST_P(PrefillTest, OutputsInEightBits) {
   for (const DType code : {DType::kF8E4M3, DType::kF8E5M2}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = Options({40}, {17});
     options.num_heads = 2, options.num_kv_heads = 1;
-    options.lengths = {40};
-    options.q_lens = {17};
     PagedCase paged(options);
     PagedPrefillArgs args = paged.PrefillArgs();
     Tensor out(code, {17, 2, 64});
@@ -431,10 +404,7 @@ TEST_P(PrefillTest, T14OneTokenAtATimeIsTheSame) {
 }
 
 TEST_P(PrefillTest, NoLseAndNoRequests) {
-  PagedCaseOptions options = Options();
-  options.lengths = {16, 40};
-  options.q_lens = {16, 1};
-  PagedCase paged(options);
+  PagedCase paged(Options({16, 40}, {16, 1}));
   PagedPrefillArgs args = paged.PrefillArgs();
   args.lse = {};
   Launch(args);

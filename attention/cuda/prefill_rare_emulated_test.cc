@@ -29,10 +29,7 @@ using Hide = std::function<bool(int64_t b, int64_t i, int64_t j, int64_t h)>;
 class PrefillRareTest : public PrefillFixture {
  protected:
   static PagedCaseOptions RareOptions() {
-    PagedCaseOptions options = Options();
-    options.lengths = {1, 170, 0, 64, 300, 33};
-    options.q_lens = {1, 90, 0, 64, 37, 1};
-    return options;
+    return Options({1, 170, 0, 64, 300, 33}, {1, 90, 0, 64, 37, 1});
   }
   // By the operation, with a workspace, so that keys are cut where that is worth it.
   template <typename Args>

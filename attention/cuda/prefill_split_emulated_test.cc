@@ -6,15 +6,15 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
-#include "kvblocks/attention/cuda/prefill_ops.h"
 #include "kvblocks/attention/cuda/testing/prefill_fixture.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -54,9 +54,11 @@ class PrefillSplitTest : public PrefillFixture {
     Launch(paged.PrefillArgs(), pieces, expected_flags);
     EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
   }
-  static PagedCaseOptions Options(DType type = DType::kBF16) {
-    PagedCaseOptions options = PrefillFixture::Options(type);
+  static PagedCaseOptions Options(std::vector<int64_t> lengths, std::vector<int64_t> q_lens,
+                                  DType type = DType::kBF16) {
+    PagedCaseOptions options = PrefillFixture::Options(std::move(lengths), std::move(q_lens));
     options.num_heads = 2, options.num_kv_heads = 1;
+    options.q_dtype = options.cache_dtype = type;
     return options;
   }
 
@@ -66,10 +68,7 @@ INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillSplitTest, BothPrefillKernels
                          NameOfPrefillKernel);
 
 TEST_P(PrefillSplitTest, RequestsWithFewerKeysThanPieces) {
-  PagedCaseOptions options = Options();
-  options.lengths = {300, 0, 17, 600, 129};
-  options.q_lens = {5, 0, 17, 70, 1};
-  PagedCase paged(options);
+  PagedCase paged(Options({300, 0, 17, 600, 129}, {5, 0, 17, 70, 1}));
   for (const int pieces : {1, 2, kMostPrefillPieces}) ExpectExact(paged, pieces);
 }
 
@@ -87,13 +86,11 @@ TEST_P(PrefillSplitTest, TypesHeadSizesAndGroups) {
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(absl::StrCat("D ", one.key_dim, ", ", Name(one.cache)));
-    PagedCaseOptions options = Options(one.type);
+    PagedCaseOptions options = Options({290, 20}, {9, 20}, one.type);
     options.cache_dtype = one.cache;
     options.key_dim = one.key_dim, options.value_dim = one.value_dim;
     options.num_heads = one.heads, options.num_kv_heads = one.kv_heads;
     options.block_size = one.block_size;
-    options.lengths = {290, 20};
-    options.q_lens = {9, 20};
     if (one.cache == DType::kF8E4M3) options.scales = PagedCaseOptions::Scales::kPerHead;
     PagedCase paged(options);
     ExpectExact(paged, 3);
@@ -101,10 +98,8 @@ TEST_P(PrefillSplitTest, TypesHeadSizesAndGroups) {
 }
 
 TEST_P(PrefillSplitTest, T2FeaturesOfScores) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({330, 40, 270}, {40, 40, 3});
   options.num_heads = 4, options.num_kv_heads = 2;
-  options.lengths = {330, 40, 270};
-  options.q_lens = {40, 40, 3};
   Tensor slopes(DType::kF32, {4}), sinks(DType::kF32, {4});
   slopes.Set({0.5, 0.25, 0.125, 0.0625});
   sinks.Set({0.5, -kInf, 3, kInf});
@@ -122,10 +117,7 @@ TEST_P(PrefillSplitTest, T2FeaturesOfScores) {
 }
 
 TEST_P(PrefillSplitTest, T10ASinkOfMinusInfinityIsNone) {
-  PagedCaseOptions options = Options();
-  options.lengths = {300, 0};
-  options.q_lens = {9, 0};
-  PagedCase paged(options);
+  PagedCase paged(Options({300, 0}, {9, 0}));
   ExpectExact(paged, 2);
   const std::vector<std::byte> out = paged.out.bytes, lse = paged.lse.bytes;
   Tensor sinks(DType::kF32, {2});
@@ -139,10 +131,8 @@ TEST_P(PrefillSplitTest, T10ASinkOfMinusInfinityIsNone) {
 // Pieces are of what the window lets be seen: nothing outside of it is read, and none are empty.
 TEST_P(PrefillSplitTest, T5NothingOutsideOfWindowsIsRead) {
   for (const bool causal : {true, false}) {
-    PagedCaseOptions options = Options();
+    PagedCaseOptions options = Options({700, 390}, {10, 70});
     options.block_size = 8;
-    options.lengths = {700, 390};
-    options.q_lens = {10, 70};
     PagedCase paged(options);
     paged.params.causal = causal;
     paged.params.window_left = 260;
@@ -157,10 +147,7 @@ TEST_P(PrefillSplitTest, T5NothingOutsideOfWindowsIsRead) {
 }
 
 TEST_P(PrefillSplitTest, T14NonFiniteKeysAndValuesReachRowsThatSeeThemAlone) {
-  PagedCaseOptions options = Options();
-  options.lengths = {290, 140};
-  options.q_lens = {180, 30};
-  PagedCase paged(options);
+  PagedCase paged(Options({290, 140}, {180, 30}));
   paged.params.window_left = 140;
   std::vector<double> row(64, 1);
   row[3] = std::nan("");
@@ -175,10 +162,8 @@ TEST_P(PrefillSplitTest, T14NonFiniteKeysAndValuesReachRowsThatSeeThemAlone) {
 }
 
 TEST_P(PrefillSplitTest, BadBlocksAreInvisibleAndFlagged) {
-  PagedCaseOptions options = Options();
+  PagedCaseOptions options = Options({390, 20}, {20, 20});
   options.block_size = 128;
-  options.lengths = {390, 20};
-  options.q_lens = {20, 20};
   PagedCase paged(options);
   // All of the second piece.
   paged.block_table.view.as<int32_t>()[1] = -1;
@@ -187,10 +172,7 @@ TEST_P(PrefillSplitTest, BadBlocksAreInvisibleAndFlagged) {
 }
 
 TEST_P(PrefillSplitTest, QueryPositionsInAnyOrder) {
-  PagedCaseOptions options = Options();
-  options.lengths = {400};
-  options.q_lens = {70};
-  PagedCase paged(options);
+  PagedCase paged(Options({400}, {70}));
   std::mt19937_64 random(7);
   for (int64_t i = 0; i < 70; ++i) {
     paged.query_positions.push_back(static_cast<int32_t>(IntegerDraw(random, 0, 399)));
@@ -199,10 +181,7 @@ TEST_P(PrefillSplitTest, QueryPositionsInAnyOrder) {
 }
 
 TEST_P(PrefillSplitTest, ContiguousKeysAndOutputsInEightBits) {
-  PagedCaseOptions options = Options();
-  options.lengths = {300, 7};
-  options.q_lens = {30, 3};
-  PagedCase paged(options);
+  PagedCase paged(Options({300, 7}, {30, 3}));
   paged.ClearOutputs();
   Launch(paged.VarlenArgs(), 2);
   EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
@@ -221,10 +200,7 @@ TEST_P(PrefillSplitTest, ContiguousKeysAndOutputsInEightBits) {
 
 // A graph's batch may have fewer tokens than its bound.
 TEST_P(PrefillSplitTest, RowsOfNoRequestAreLeftAlone) {
-  PagedCaseOptions options = Options();
-  options.lengths = {300, 20};
-  options.q_lens = {9, 20};
-  PagedCase paged(options);
+  PagedCase paged(Options({300, 20}, {9, 20}));
   paged.query_start_loc.view.as<int32_t>()[2] = 9;
   paged.ClearOutputs();
   Launch(paged.PrefillArgs(), 2);
@@ -239,13 +215,11 @@ TEST_P(PrefillSplitTest, T31RandomBatches) {
   const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };
   for (int round = 0; round < 4; ++round) {
     SCOPED_TRACE(round);
-    PagedCaseOptions options = Options(round % 2 == 0 ? DType::kBF16 : DType::kF16);
+    PagedCaseOptions options = Options({}, {}, round % 2 == 0 ? DType::kBF16 : DType::kF16);
     options.num_kv_heads = draw(1, 2);
     options.num_heads = options.num_kv_heads * draw(1, 5);
     options.block_size = 8 * draw(1, 9);
     options.seed = 100 + round;
-    options.lengths.clear();
-    options.q_lens.clear();
     for (int64_t b = draw(1, 3); b > 0; --b) {
       options.lengths.push_back(draw(0, 500));
       options.q_lens.push_back(draw(0, std::min<int64_t>(options.lengths.back(), 60)));
@@ -306,11 +280,6 @@ TEST_P(PiecesTest, WhatFillsTheDeviceOrHasFewKeysIsNot) {
 
 class RunPrefillTest : public PrefillSplitTest {
  protected:
-  void SetUp() override {
-    options_ = Options();
-    options_.lengths = {2500};
-    options_.q_lens = {9};
-  }
   // Outputs with a workspace of so many bytes.
   std::vector<std::byte> Run(PagedCase& paged, size_t bytes, const SplitPolicy& split) {
     uint32_t flags = 0;
@@ -322,13 +291,12 @@ class RunPrefillTest : public PrefillSplitTest {
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
     return paged.out.bytes;
   }
-  PagedCaseOptions options_;
 };
 INSTANTIATE_TEST_SUITE_P(ComputeCapability, RunPrefillTest, BothPrefillKernels(),
                          NameOfPrefillKernel);
 
 TEST_P(RunPrefillTest, KeysAreCutAsFarAsTheWorkspaceGoes) {
-  PagedCase paged(options_);
+  PagedCase paged(Options({2500}, {9}));
   PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
   const int32_t pieces = PiecesForPrefill(Context(nullptr), params);
   ASSERT_GT(pieces, 2);
@@ -345,7 +313,7 @@ TEST_P(RunPrefillTest, KeysAreCutAsFarAsTheWorkspaceGoes) {
 
 // A request that does not depend on its batch is not cut by what else fills the device.
 TEST_P(RunPrefillTest, OnlyAutoCuts) {
-  PagedCase paged(options_);
+  PagedCase paged(Options({2500}, {9}));
   const std::vector<std::byte> whole = Run(paged, 0, SplitPolicy::Auto());
   for (const SplitPolicy split :
        {SplitPolicy::None(), SplitPolicy::Fixed(512), SplitPolicy::Count(7)}) {

@@ -47,7 +47,6 @@ ScoresCase::ScoresCase(std::vector<std::vector<double>> scores,
 PagedCaseOptions VariedDecodeOptions() {
   PagedCaseOptions options;
   options.lengths = {1, 70, 0, 16, 33, 131};
-  options.q_lens.assign(6, 1);
   options.key_dim = options.value_dim = 64;
   return options;
 }
@@ -60,28 +59,6 @@ void ExpectExample(double actual, double expected) {
   const Tolerance tolerance = ToleranceUnderTest(DType::kF32);
   // The numbers are given to seven places.
   EXPECT_NEAR(actual, expected, tolerance.absolute * std::max(1.0, std::abs(expected)) + 1e-7);
-}
-
-Tensor FloatTensor(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
-
-Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents) {
-  Tensor tensor(DType::kI32, std::move(extents));
-  tensor.Set(values);
-  return tensor;
-}
-
-std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
-  return {all.begin() + begin, all.begin() + begin + count};
-}
-
-std::vector<std::byte> OutputBytes(const PagedCase& paged) {
-  std::vector<std::byte> bytes = paged.out.bytes;
-  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
-  return bytes;
 }
 
 void RunDecode(PagedCase& paged) {

@@ -64,16 +64,6 @@ PagedCaseOptions VariedDecodeOptions();
 // A number of a worked example, within the tolerance of float32.
 void ExpectExample(double actual, double expected);
 
-// A float32 tensor [n] of these values.
-Tensor FloatTensor(const std::vector<double>& values);
-Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents);
-
-// Elements [begin, begin + count).
-std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count);
-
-// All bytes of both outputs, for comparisons to the bit.
-std::vector<std::byte> OutputBytes(const PagedCase& paged);
-
 // Runs the operation on the case and expects success.
 void RunDecode(PagedCase& paged);
 void RunPrefill(PagedCase& paged);

@@ -239,7 +239,6 @@ void ForFeaturePairs(const PagedCaseOptions& options, const Expect& expect) {
 TEST(OpsGridTest, T2DecodeWithEveryPairOfFeatures) {
   PagedCaseOptions options;
   options.lengths = {1, 70, 0, 33, 48, 131};
-  options.q_lens.assign(6, 1);
   options.key_dim = options.value_dim = 64;
   ForFeaturePairs(options, ExpectDecodeIsExact);
 }

@@ -55,12 +55,6 @@ struct Batch {
   Tensor query_start_loc, seq_lens, block_table;
 };
 
-Tensor SlotTensor(const std::vector<double>& slots) {
-  Tensor tensor(DType::kI64, {static_cast<int64_t>(slots.size())});
-  tensor.Set(slots);
-  return tensor;
-}
-
 void ExpectOk(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
 
 // --- Keys ---

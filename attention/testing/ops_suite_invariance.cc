@@ -172,10 +172,7 @@ void PrefillSlice(PagedCase& paged, int64_t begin, int64_t end) {
 }
 
 TEST(OpsInvarianceTest, T14ChunksAndSingleTokensEqualOnePrefill) {
-  PagedCaseOptions options;
-  options.lengths = options.q_lens = {61};
-  options.key_dim = options.value_dim = 64;
-  PagedCase paged(options);
+  PagedCase paged({.lengths = {61}, .q_lens = {61}, .key_dim = 64, .value_dim = 64});
   const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0}), sinks = FloatTensor({0, 1, -1, 2});
   for (int features = 0; features < 4; ++features) {
     if (features == 1) paged.params.window_left = 20;

@@ -386,11 +386,7 @@ TEST(OpsMasksTest, MaskedAttentionIsTheSameCallAndInsistsOnAMask) {
 // --- Partial queries ---
 
 TEST(OpsMasksTest, QueryPositionsLimitWhatEachRowSees) {
-  PagedCaseOptions options;
-  options.lengths = {60, 33, 0};
-  options.q_lens = {7, 2, 0};
-  options.key_dim = options.value_dim = 64;
-  PagedCase paged(options);
+  PagedCase paged({.lengths = {60, 33, 0}, .q_lens = {7, 2, 0}, .key_dim = 64, .value_dim = 64});
   paged.query_positions = {0, 3, 17, 18, 40, 58, 59, 5, 32};
   const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0});
   ExpectPrefillIsExact(paged);

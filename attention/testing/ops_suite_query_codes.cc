@@ -99,16 +99,8 @@ TEST(QueryCodesTest, CascadeIsExact) {
       options.lengths = {60, 49, 0, 100};
       options.q_lens = {1, 1, 0, 17};
       PagedCase paged(options);
-      const int64_t prefix = 2 * options.block_size;
-      int32_t* entries = paged.block_table.view.as<int32_t>();
-      const int64_t columns = paged.block_table.view.extent[1];
-      for (int64_t b : {1, 3}) {
-        std::copy_n(entries, 2, entries + b * columns);
-        const int64_t values = prefix * options.num_kv_heads * options.key_dim;
-        std::copy_n(paged.request(0).k.begin(), values, paged.request(b).k.begin());
-        std::copy_n(paged.request(0).v.begin(), values, paged.request(b).v.begin());
-      }
-      CascadeArgs args{paged.PrefillArgs(), prefix};
+      paged.SharePrefix(2);
+      CascadeArgs args{paged.PrefillArgs(), 2 * options.block_size};
       paged.ClearOutputs();
       const absl::Status status = OpsUnderTest().Cascade({}, args);
       ASSERT_TRUE(status.ok()) << status;

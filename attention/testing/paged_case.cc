@@ -80,6 +80,37 @@ std::vector<double> ValuesOf(const ConstTensorView& view) {
   return values;
 }
 
+Tensor FloatTensor(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+
+Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents) {
+  Tensor tensor(DType::kI32, std::move(extents));
+  tensor.Set(values);
+  return tensor;
+}
+
+std::vector<int64_t> CacheExtents(bool key, KvLayout layout, DType dtype, int64_t blocks,
+                                  int64_t block_size, int64_t heads, int64_t dim) {
+  const int64_t x = 16 / ElementBytes(dtype);
+  if (layout == KvLayout::kNhd) return {blocks, block_size, heads, dim};
+  if (layout == KvLayout::kHnd) return {blocks, heads, block_size, dim};
+  if (key) return {blocks, heads, dim / x, block_size, x};
+  return {blocks, heads, dim, block_size};
+}
+
+Tensor SlotTensor(const std::vector<double>& slots) {
+  Tensor tensor(DType::kI64, {static_cast<int64_t>(slots.size())});
+  tensor.Set(slots);
+  return tensor;
+}
+
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
 void FillWithPoison(Tensor& tensor) {
   const int64_t size = ElementBytes(tensor.view.dtype);
   for (size_t at = 0; at < tensor.bytes.size(); at += size) {
@@ -88,11 +119,12 @@ void FillWithPoison(Tensor& tensor) {
 }
 
 PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
+  if (options_.q_lens.empty()) options_.q_lens.assign(options.lengths.size(), 1);
   std::mt19937_64 random(options.seed);
   const int64_t R = num_requests(), H = options.num_heads, Hkv = options.num_kv_heads;
   const int64_t D = options.key_dim, Dv = options.value_dim, BS = options.block_size;
   query_start_.assign(1, 0);
-  for (int64_t q_len : options.q_lens) query_start_.push_back(query_start_.back() + q_len);
+  for (int64_t q_len : options_.q_lens) query_start_.push_back(query_start_.back() + q_len);
   const int64_t T = num_tokens();
 
   // Block 0 is the null block, the last one belongs to nobody.
@@ -104,7 +136,6 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   }
   columns += 2;
   const int64_t NB = num_blocks_;
-  const int64_t x = 16 / ElementBytes(options.cache_dtype);
   cache_.layout = options.layout;
   if (options.format != KvRowFormat::kElements) {
     KvCacheGeometry geometry;
@@ -116,24 +147,19 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
     geometry.placement = KvPlacement::kInterleaved;
     k_bytes = Tensor(DType::kU8, {KvCacheBytes(geometry).value()});
     cache_ = MakeKvCacheView(geometry, k_bytes.view).value();
-  } else if (options.layout == KvLayout::kPagedX) {
-    k_bytes = Tensor(options.cache_dtype, {NB, Hkv, D / x, BS, x});
-    v_bytes = Tensor(options.cache_dtype, {NB, Hkv, Dv, BS});
-    cache_.k = k_bytes.view, cache_.v = v_bytes.view;
   } else {
-    const bool nhd = options.layout == KvLayout::kNhd;
-    const auto shape = [&](int64_t dim) {
-      return nhd ? std::vector<int64_t>{NB, BS, Hkv, dim} : std::vector<int64_t>{NB, Hkv, BS, dim};
+    const auto extents = [&](bool key) {
+      return CacheExtents(key, options.layout, options.cache_dtype, NB, BS, Hkv, key ? D : Dv);
     };
-    if (options.interleave_kv && D == Dv) {
-      std::vector<int64_t> both = shape(D);
+    if (options.interleave_kv && D == Dv && options.layout != KvLayout::kPagedX) {
+      std::vector<int64_t> both = extents(true);
       both.insert(both.begin() + 1, 2);
       k_bytes = Tensor(options.cache_dtype, both);
       cache_.k = k_bytes.view.Select(1, 0).value();
       cache_.v = k_bytes.view.Select(1, 1).value();
     } else {
-      k_bytes = Tensor(options.cache_dtype, shape(D));
-      v_bytes = Tensor(options.cache_dtype, shape(Dv));
+      k_bytes = Tensor(options.cache_dtype, extents(true));
+      v_bytes = Tensor(options.cache_dtype, extents(false));
       cache_.k = k_bytes.view, cache_.v = v_bytes.view;
     }
   }
@@ -174,12 +200,9 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   for (int64_t b = 0; b < R; ++b) {
     for (int64_t c = 0; c < CeilDiv(options.lengths[b], BS); ++c) table[b * columns + c] = ids[next++];
   }
-  block_table = Tensor(DType::kI32, {R, columns});
-  block_table.Set(table);
-  seq_lens = Tensor(DType::kI32, {R});
-  seq_lens.Set({options.lengths.begin(), options.lengths.end()});
-  query_start_loc = Tensor(DType::kI32, {R + 1});
-  query_start_loc.Set({query_start_.begin(), query_start_.end()});
+  block_table = IntTensor(table, {R, columns});
+  seq_lens = IntTensor({options.lengths.begin(), options.lengths.end()}, {R});
+  query_start_loc = IntTensor({query_start_.begin(), query_start_.end()}, {R + 1});
 
   q = Tensor(options.q_dtype, {T, H + 2 * Hkv, D});
   FillWithPoison(q);
@@ -203,7 +226,7 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   requests_.resize(R);
   for (int64_t b = 0; b < R; ++b) {
     DenseRequest& request = requests_[b];
-    request.q_len = options.q_lens[b];
+    request.q_len = options_.q_lens[b];
     request.kv_len = options.lengths[b];
     request.num_heads = H, request.num_kv_heads = Hkv;
     request.key_dim = D, request.value_dim = Dv;
@@ -388,8 +411,7 @@ PagedPrefillArgs PagedCase::PrefillArgs() {
   args.max_seq_len = decode.max_seq_len;
   for (int64_t q_len : options_.q_lens) args.max_query_len = std::max(args.max_query_len, q_len);
   if (!query_positions.empty()) {
-    positions = Tensor(DType::kI32, {num_tokens()});
-    positions.Set({query_positions.begin(), query_positions.end()});
+    positions = IntTensor({query_positions.begin(), query_positions.end()}, {num_tokens()});
     args.query_positions = positions.view;
   }
   args.params = params;
@@ -415,8 +437,7 @@ VarlenSelfAttentionArgs PagedCase::VarlenArgs() {
     append(false, request.v, values);
   }
   const int64_t rows = static_cast<int64_t>(starts.back());
-  kv_start_loc = Tensor(DType::kI32, {num_requests() + 1});
-  kv_start_loc.Set(starts);
+  kv_start_loc = IntTensor(starts, {num_requests() + 1});
   k_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.key_dim});
   k_rows.Set(keys);
   v_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.value_dim});
@@ -470,6 +491,23 @@ DenseResult PagedCase::Expected() const {
 
 std::string PagedCase::Mismatch(const Tolerance& tolerance) const {
   return attention::Mismatch(Expected(), out.view, lse.view, tolerance);
+}
+
+std::vector<std::byte> OutputBytes(const PagedCase& paged) {
+  std::vector<std::byte> bytes = paged.out.bytes;
+  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
+  return bytes;
+}
+
+void PagedCase::SharePrefix(int64_t blocks) {
+  int32_t* entries = block_table.view.as<int32_t>();
+  const int64_t rows = blocks * options_.block_size * options_.num_kv_heads;
+  for (int64_t b = 1; b < num_requests(); ++b) {
+    if (options_.lengths[b] == 0) continue;
+    std::copy_n(entries, blocks, entries + b * block_table.view.extent[1]);
+    std::copy_n(requests_[0].k.begin(), rows * options_.key_dim, requests_[b].k.begin());
+    std::copy_n(requests_[0].v.begin(), rows * options_.value_dim, requests_[b].v.begin());
+  }
 }
 
 void PagedCase::PermuteBlocks(std::mt19937_64& random) {

@@ -22,6 +22,7 @@
 
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 #include "kvblocks/attention/testing/dense_oracle.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -43,13 +44,33 @@ struct Tensor {
   std::vector<double> Get() const;
 };
 std::vector<double> ValuesOf(const ConstTensorView& view);
+// Tensors of these values: float32 [n], int32, and int64 [n].
+Tensor FloatTensor(const std::vector<double>& values);
+Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents);
+Tensor SlotTensor(const std::vector<double>& slots);
+// Of the keys or the values of a dense cache whose layout has heads.
+std::vector<int64_t> CacheExtents(bool key, KvLayout layout, DType dtype, int64_t blocks,
+                                  int64_t block_size, int64_t heads, int64_t dim);
+// Elements [begin, begin + count).
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count);
 // NaN, or the code that stands for the most negative number where there is none.
 void FillWithPoison(Tensor& tensor);
 
+// A context that tells what operations flag.
+struct Flagged {
+  Flagged() { context.error_flags = &flags; }
+  Flagged(const Flagged&) = delete;
+
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+};
+
 struct PagedCaseOptions {
-  // One each per request: total length, and new tokens among them (<= length, 0 allowed).
+  // One each per request: total length, and new tokens among them (<= length, 0 allowed; none
+  // given: one each).
   std::vector<int64_t> lengths = {1, 15, 16, 17, 0, 40};
-  std::vector<int64_t> q_lens = {1, 1, 1, 1, 1, 1};
+  std::vector<int64_t> q_lens = {};
   int64_t num_heads = 4, num_kv_heads = 2;
   int64_t key_dim = 16, value_dim = 16;
   int64_t block_size = 16;
@@ -98,6 +119,8 @@ class PagedCase {
   // Gives the table entry of each block that `dead` names (request, column) an id whose block is
   // poison, or the null block 0.
   void KillBlocks(const std::function<bool(int64_t b, int64_t column)>& dead, bool null_block);
+  // Gives all requests with keys the first `blocks` blocks of the first one.
+  void SharePrefix(int64_t blocks);
   // Changes the plain row and the stored bytes of key j.
   void SetKey(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row);
   void SetValue(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row);
@@ -135,6 +158,9 @@ class PagedCase {
   std::vector<int64_t> query_start_;
   int64_t num_blocks_ = 0;
 };
+
+// All bytes of both outputs, for comparisons to the bit.
+std::vector<std::byte> OutputBytes(const PagedCase& paged);
 
 // Numbers that follow from a seed alone, the same with every standard library.
 double UniformDraw(std::mt19937_64& random);  // [0, 1)

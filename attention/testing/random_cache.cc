@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
 #include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -64,20 +66,13 @@ RandomCache::RandomCache(const RandomCacheShape& shape, uint64_t seed) {
   Placed k, v;
   int k_dense = 1, v_dense = 1;
   switch (shape.layout) {
-    case KvLayout::kPagedX: {
-      const int64_t x = 16 / bytes;
-      k.extents = {nb, heads, d / x, bs, x};
-      v.extents = {nb, heads, dv, bs};
+    case KvLayout::kPagedX:
       k_dense = 3, v_dense = 2;
-      break;
-    }
+      [[fallthrough]];
     case KvLayout::kNhd:
-      k.extents = {nb, bs, heads, d};
-      v.extents = {nb, bs, heads, dv};
-      break;
     case KvLayout::kHnd:
-      k.extents = {nb, heads, bs, d};
-      v.extents = {nb, heads, bs, dv};
+      k.extents = CacheExtents(true, shape.layout, shape.dtype, nb, bs, heads, d);
+      v.extents = CacheExtents(false, shape.layout, shape.dtype, nb, bs, heads, dv);
       break;
     case KvLayout::kMlaLatent:
       k.extents = {nb, bs, d};
@@ -193,6 +188,37 @@ RandomTensor::RandomTensor(DType dtype, std::vector<int64_t> extents, uint64_t s
     }
   }
   view_ = *TensorView::Make(memory_.data() + before * bytes, dtype, extents, strides);
+}
+
+RandomCacheShape DrawCacheShape(KvLayout layout, int64_t least_blocks, DrawNumber draw) {
+  const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+  RandomCacheShape shape;
+  shape.layout = layout;
+  shape.dtype = layout >= KvLayout::kMlaFp8_656 ? DType::kU8 : dtypes[draw(0, 2)];
+  shape.num_blocks = draw(least_blocks, 6);
+  shape.block_size = draw(1, 5);
+  shape.num_kv_heads = IsMla(layout) ? 1 : draw(1, 3);
+  shape.key_dim = 16 / ElementBytes(shape.dtype) * draw(1, 2);
+  shape.value_dim = IsMla(layout) ? draw(1, shape.key_dim - 1) : draw(1, 20);
+  return shape;
+}
+
+std::vector<BlockPair> DrawBlockPairs(int64_t src_blocks, int64_t dst_blocks, bool one_cache,
+                                      int64_t most, DrawNumber draw) {
+  std::vector<BlockPair> pairs;
+  std::set<int64_t> sources, destinations;
+  for (int64_t i = draw(0, most); i > 0; --i) {
+    const int64_t source = draw(0, src_blocks - 1), destination = draw(0, dst_blocks - 1);
+    if (destinations.count(destination) > 0) continue;
+    if (one_cache && (source == destination || sources.count(destination) > 0 ||
+                      destinations.count(source) > 0)) {
+      continue;
+    }
+    sources.insert(source);
+    destinations.insert(destination);
+    pairs.emplace_back(source, destination);
+  }
+  return pairs;
 }
 
 }  // namespace kvblocks::attention

@@ -1,9 +1,6 @@
 // Benchmarks of paged decode and prefill.
 
-#include <cstdio>
-#include <memory>
-#include <numeric>
-#include <random>
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,7 +39,6 @@ struct Batch {
   DeviceTensor cache, q, out, block_table, seq_lens, query_start_loc, k_scale, v_scale, mask;
   PagedPrefillArgs prefill;
   PagedDecodeArgs decode;
-  double kv_bytes = 0, flops = 0;
 
   Batch(const Shape& the_shape, uint32_t seed) : shape(the_shape) {
     const auto requests = static_cast<int64_t>(shape.lengths.size());
@@ -56,39 +52,28 @@ struct Batch {
       longest = std::max(longest, shape.lengths[b]);
       longest_q = std::max(longest_q, shape.q_lens[b]);
       starts.push_back(starts.back() + shape.q_lens[b]);
-      const auto length = static_cast<double>(shape.SeenOf(shape.lengths[b]));
-      const double seen = length * (1 - (shape.q_lens[b] - 1) / 2.0 / shape.lengths[b]);
-      kv_bytes += 2.0 * (length - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads * shape.dim *
-                  ElementBytes(shape.cache_dtype);
-      flops += 4.0 * seen * shape.q_lens[b] * shape.heads * shape.dim;
     }
-    std::vector<int64_t> ids(num_blocks);
-    std::iota(ids.begin(), ids.end(), 1);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+    const std::vector<int64_t> ids = Shuffled(num_blocks, seed);
     std::vector<int64_t> table(requests * columns, 0);
     int64_t next = 0;
     for (int64_t b = 0; b < requests; ++b) {
       const int64_t blocks = (shape.lengths[b] + shape.block_size - 1) / shape.block_size;
       for (int64_t c = 0; c < blocks; ++c) {
-        table[b * columns + c] = b > 0 && c < shared ? table[c] : ids[next++];
+        table[b * columns + c] = b > 0 && c < shared ? table[c] : ids[next++] + 1;
       }
     }
     const bool nhd = shape.layout == KvLayout::kNhd;
-    cache = DeviceTensor(
+    cache = Normal(
         shape.cache_dtype,
         nhd ? std::vector<int64_t>{num_blocks + 1, 2, shape.block_size, shape.kv_heads, shape.dim}
-            : std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads, shape.block_size, shape.dim});
-    cache.FillNormal(seed);
+            : std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads, shape.block_size, shape.dim},
+        seed);
     const int64_t tokens = starts.back();
-    q = DeviceTensor(shape.q_dtype, {tokens, shape.heads, shape.dim});
-    q.FillNormal(seed + 1);
+    q = Normal(shape.q_dtype, {tokens, shape.heads, shape.dim}, seed + 1);
     out = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
-    block_table = DeviceTensor(DType::kI32, {requests, columns});
-    block_table.SetInts(table);
-    seq_lens = DeviceTensor(DType::kI32, {requests});
-    seq_lens.SetInts(shape.lengths);
-    query_start_loc = DeviceTensor(DType::kI32, {requests + 1});
-    query_start_loc.SetInts(starts);
+    block_table = Ints(DType::kI32, {requests, columns}, table);
+    seq_lens = Ints(DType::kI32, {requests}, shape.lengths);
+    query_start_loc = Ints(DType::kI32, {requests + 1}, starts);
 
     AttnParams params;
     params.scale = 0.08838835f;
@@ -116,10 +101,8 @@ struct Batch {
       params.mask.form = MaskForm::kShared;
     }
     if (ElementBytes(shape.cache_dtype) == 1) {
-      k_scale = DeviceTensor(DType::kF32, {1});
-      v_scale = DeviceTensor(DType::kF32, {1});
-      k_scale.SetInts({1});
-      v_scale.SetInts({1});
+      k_scale = Ints(DType::kF32, {1}, {1});
+      v_scale = Ints(DType::kF32, {1}, {1});
       params.scales = {k_scale.view, v_scale.view};
     }
     prefill.q = q.view;
@@ -156,63 +139,55 @@ std::string NameOf(const char* what, const Shape& shape, const std::string& leng
                       shape.is_sparse ? " sparse" : "", shape.has_mask ? " mask" : "");
 }
 
-void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, int most_copies) {
-  const std::string name = NameOf("decode", shape, lengths);
-  if (!bench.wants(name)) return;
-  double bytes = 0;
-  for (const int64_t length : shape.lengths) {
-    bytes +=
-        2.0 * shape.SeenOf(length) * shape.kv_heads * shape.dim * ElementBytes(shape.cache_dtype);
-  }
+// What the operation at least reads and computes. A cascade reads shared keys once.
+BenchCase CaseOf(std::string name, const Shape& shape) {
   BenchCase bench_case;
-  bench_case.name = name;
-  bench_case.copies = CopiesFor(bytes, most_copies);
-  std::vector<std::unique_ptr<Batch>> batches;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    batches.push_back(std::make_unique<Batch>(shape, copy * 10 + 7));
+  bench_case.name = std::move(name);
+  double tokens = 0;
+  for (size_t b = 0; b < shape.lengths.size(); ++b) {
+    const auto queries = static_cast<double>(shape.q_lens[b]);
+    const auto length = static_cast<double>(shape.SeenOf(shape.lengths[b]));
+    const double seen = length * (1 - (queries - 1) / 2.0 / shape.lengths[b]);
+    bench_case.bytes += 2.0 * (length - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads *
+                        shape.dim * ElementBytes(shape.cache_dtype);
+    bench_case.flops += 4.0 * seen * queries * shape.heads * shape.dim;
+    tokens += queries;
   }
-  bench_case.bytes = batches[0]->kv_bytes + 2.0 * batches[0]->q.bytes();
-  bench_case.flops = batches[0]->flops;
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().PagedDecode(context, batches[copy]->decode);
-  };
-  bench.Run(bench_case);
+  bench_case.bytes += 2.0 * tokens * shape.heads * shape.dim * ElementBytes(shape.q_dtype);
+  return bench_case;
+}
+
+absl::Status Decode(const ExecContext& context, const Batch& batch) {
+  return Cuda().PagedDecode(context, batch.decode);
+}
+
+void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, int most_copies) {
+  BenchCase bench_case = CaseOf(NameOf("decode", shape, lengths), shape);
+  bench_case.copies = CopiesFor(bench_case.bytes, most_copies);
+  bench.Run(
+      bench_case, [&](int copy) { return Batch(shape, copy * 10 + 7); }, Decode);
 }
 
 void RunPrefill(GpuBench& bench, const Shape& shape, const std::string& lengths) {
-  const std::string name = NameOf("prefill", shape, lengths);
-  if (!bench.wants(name)) return;
-  Batch batch(shape, 5);
-  BenchCase bench_case;
-  bench_case.name = name;
-  bench_case.bytes = batch.kv_bytes + 2.0 * batch.q.bytes();
-  bench_case.flops = batch.flops;
-  bench_case.enqueue = [&](const ExecContext& context, int) {
-    return Cuda().PagedPrefill(context, batch.prefill);
-  };
-  bench.Run(bench_case);
+  BenchCase bench_case = CaseOf(NameOf("prefill", shape, lengths), shape);
+  bench_case.copies = 1;
+  bench.Run(
+      bench_case, [&](int) { return Batch(shape, 5); },
+      [](const ExecContext& context, const Batch& batch) {
+        return Cuda().PagedPrefill(context, batch.prefill);
+      });
 }
 
 // The same batch by a cascade and by decode, which reads the shared keys once per request.
 void RunCascade(GpuBench& bench, const Shape& shape, const std::string& lengths) {
-  for (const bool cascade : {true, false}) {
-    const std::string name = NameOf(cascade ? "cascade" : "decode, no cascade", shape, lengths);
-    if (!bench.wants(name)) continue;
-    std::vector<std::unique_ptr<Batch>> batches;
-    BenchCase bench_case;
-    bench_case.name = name;
-    bench_case.copies = 6;
-    for (int copy = 0; copy < bench_case.copies; ++copy) {
-      batches.push_back(std::make_unique<Batch>(shape, copy * 10 + 9));
-    }
-    bench_case.bytes = batches[0]->kv_bytes + 2.0 * batches[0]->q.bytes();
-    bench_case.flops = batches[0]->flops;
-    bench_case.enqueue = [&](const ExecContext& context, int copy) {
-      if (!cascade) return Cuda().PagedDecode(context, batches[copy]->decode);
-      return Cuda().Cascade(context, {batches[copy]->prefill, shape.shared_prefix});
-    };
-    bench.Run(bench_case);
-  }
+  const auto make = [&](int copy) { return Batch(shape, copy * 10 + 9); };
+  BenchCase bench_case = CaseOf(NameOf("cascade", shape, lengths), shape);
+  bench_case.copies = 6;
+  bench.Run(bench_case, make, [](const ExecContext& context, const Batch& batch) {
+    return Cuda().Cascade(context, {batch.prefill, batch.shape.shared_prefix});
+  });
+  bench_case.name = NameOf("decode, no cascade", shape, lengths);
+  bench.Run(bench_case, make, Decode);
 }
 
 Shape DecodeShape(int64_t requests, int64_t length) {

@@ -1,11 +1,7 @@
 // Benchmarks of what sparse attention keeps up: choosing rows, writing an indexer's keys,
 // compressing.
 
-#include <algorithm>
 #include <cstdlib>
-#include <memory>
-#include <numeric>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,29 +17,17 @@ namespace {
 // DeepSeek's indexer.
 constexpr int64_t kHeads = 64, kDim = 128, kBlock = 64;
 
-DeviceTensor Ints(DType dtype, std::vector<int64_t> extents, const std::vector<int64_t>& values) {
-  DeviceTensor tensor(dtype, std::move(extents));
-  tensor.SetInts(values);
-  return tensor;
-}
-std::vector<int64_t> UpTo(int64_t count) {
-  std::vector<int64_t> ids(count);
-  std::iota(ids.begin(), ids.end(), 0);
-  return ids;
-}
-
 // Requests of `length` tokens, of which the last `queries` are new, in scattered blocks of `rows`.
 struct Requests {
   DeviceTensor starts, lens, table;
 
   Requests(int64_t count, int64_t length, int64_t queries, int64_t rows, uint32_t seed) {
     const int64_t columns = (length + rows - 1) / rows;
-    std::vector<int64_t> ids = UpTo(count * columns), offsets = UpTo(count + 1);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+    std::vector<int64_t> offsets = UpTo(count + 1);
     for (int64_t& offset : offsets) offset *= queries;
     starts = Ints(DType::kI32, {count + 1}, offsets);
     lens = Ints(DType::kI32, {count}, std::vector<int64_t>(count, length));
-    table = Ints(DType::kI32, {count, columns}, ids);
+    table = Ints(DType::kI32, {count, columns}, Shuffled(count * columns, seed));
   }
   template <typename Args>
   void Fill(Args& args) const {
@@ -59,9 +43,8 @@ struct KeyCase {
   CacheIndexKeysArgs args;
 
   KeyCase(int64_t num_keys, int64_t num_blocks, uint32_t seed)
-      : k(DType::kBF16, {num_keys, kDim}),
+      : k(Normal(DType::kBF16, {num_keys, kDim}, seed)),
         rows(DType::kU8, {num_blocks, IndexBlockBytes(kBlock, kDim)}) {
-    k.FillNormal(seed);
     slots = Ints(DType::kI64, {num_keys}, UpTo(num_keys));  // waits
     args.k = k.view, args.slot_mapping = slots.view;
     args.cache = IndexCacheView(rows.view, kBlock);
@@ -76,12 +59,10 @@ struct TopkCase {
   TopkCase(GpuBench& bench, int64_t count, int64_t length, int64_t queries, int64_t width,
            uint32_t seed)
       : requests(count, length, queries, kBlock, seed),
-        q(DType::kF8E4M3, {count * queries, kHeads, kDim}),
-        weights(DType::kF32, {count * queries, kHeads}),
+        q(Normal(DType::kF8E4M3, {count * queries, kHeads, kDim}, seed + 1)),
+        weights(Normal(DType::kF32, {count * queries, kHeads}, seed + 2)),
         indices(DType::kI32, {count * queries, width}),
         lens(DType::kI32, {count * queries}) {
-    q.FillNormal(seed + 1);
-    weights.FillNormal(seed + 2);
     {
       KeyCase keys(count * length, requests.table.view.num_elements(), seed + 3);
       if (!Cuda().CacheIndexKeys(bench.context(), keys.args).ok()) std::abort();
@@ -97,45 +78,33 @@ struct TopkCase {
 };
 
 void RunTopk(GpuBench& bench, int64_t count, int64_t length, int64_t queries, int64_t width) {
-  const std::string name =
-      absl::StrCat("index top ", width, ", ", count, "x", queries, " on ", length);
-  if (!bench.wants(name)) return;
   // Rows that a token sees, on average.
   const double seen = static_cast<double>(length) - static_cast<double>(queries - 1) / 2;
   const double tokens = static_cast<double>(count) * queries;
-  BenchCase bench_case;
-  bench_case.name = name;
-  bench_case.bytes =
+  const double bytes =
       static_cast<double>(count) * length * (kDim + 4) + tokens * (kHeads * (kDim + 4) + 4 * width);
-  bench_case.flops = 2 * tokens * seen * kHeads * kDim;
-  bench_case.copies = CopiesFor(bench_case.bytes, 20);
-  std::vector<std::unique_ptr<TopkCase>> cases;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    cases.push_back(
-        std::make_unique<TopkCase>(bench, count, length, queries, width, copy * 10 + 7));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().IndexTopk(context, cases[copy]->args);
-  };
-  bench.Run(bench_case);
+  bench.Run(
+      {.name = absl::StrCat("index top ", width, ", ", count, "x", queries, " on ", length),
+       .bytes = bytes,
+       .flops = 2 * tokens * seen * kHeads * kDim,
+       .copies = CopiesFor(bytes, 20)},
+      [&](int copy) { return TopkCase(bench, count, length, queries, width, copy * 10 + 7); },
+      [](const ExecContext& context, const TopkCase& one) {
+        return Cuda().IndexTopk(context, one.args);
+      });
 }
 
 void RunKeys(GpuBench& bench) {
   constexpr int64_t kTokens = 8192;
-  const std::string name = absl::StrCat("cache index keys, ", kTokens, " tokens");
-  if (!bench.wants(name)) return;
-  BenchCase bench_case;
-  bench_case.name = name;
-  bench_case.bytes = static_cast<double>(kTokens) * (2 * kDim + 8 + kDim + 4);
-  bench_case.copies = CopiesFor(bench_case.bytes);
-  std::vector<std::unique_ptr<KeyCase>> cases;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    cases.push_back(std::make_unique<KeyCase>(kTokens, kTokens / kBlock, copy + 3));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().CacheIndexKeys(context, cases[copy]->args);
-  };
-  bench.Run(bench_case);
+  constexpr double kBytes = static_cast<double>(kTokens) * (2 * kDim + 8 + kDim + 4);
+  bench.Run(
+      {.name = absl::StrCat("cache index keys, ", kTokens, " tokens"),
+       .bytes = kBytes,
+       .copies = CopiesFor(kBytes)},
+      [](int copy) { return KeyCase(kTokens, kTokens / kBlock, copy + 3); },
+      [](const ExecContext& context, const KeyCase& one) {
+        return Cuda().CacheIndexKeys(context, one.args);
+      });
 }
 
 // DeepSeek V4's compressor of rows of 512 values, one request from its beginning.
@@ -146,15 +115,13 @@ struct CompressCase {
 
   CompressCase(int64_t tokens, int64_t ratio, bool overlap, int64_t dim, uint32_t seed)
       : requests(1, tokens, tokens, kBlock, seed),
-        kv(DType::kBF16, {tokens, (overlap ? 2 : 1) * dim}),
-        score(DType::kBF16, {tokens, (overlap ? 2 : 1) * dim}),
+        kv(Normal(DType::kBF16, {tokens, (overlap ? 2 : 1) * dim}, seed + 1)),
+        score(Normal(DType::kBF16, {tokens, (overlap ? 2 : 1) * dim}, seed + 2)),
         states(DType::kF32, {tokens / kBlock, kBlock, (overlap ? 4 : 2) * dim}),
         out(DType::kBF16, {tokens, dim}) {
-    kv.FillNormal(seed + 1);
-    score.FillNormal(seed + 2);
     // As the table that was shuffled with the same seed has them.
-    std::vector<int64_t> ids = UpTo(tokens / kBlock), places;
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+    const std::vector<int64_t> ids = Shuffled(tokens / kBlock, seed);
+    std::vector<int64_t> places;
     for (int64_t t = 0; t < tokens; ++t) places.push_back(ids[t / kBlock] * kBlock + t % kBlock);
     slots = Ints(DType::kI64, {tokens}, places);
     args.kv = kv.view, args.score = score.view, args.states = states.view;
@@ -167,25 +134,19 @@ struct CompressCase {
 
 void RunCompress(GpuBench& bench, int64_t ratio, bool overlap) {
   constexpr int64_t kTokens = 8192, kValues = 512;
-  const std::string name =
-      absl::StrCat("compress for the index, ", kTokens, " tokens, ratio ", ratio);
-  if (!bench.wants(name)) return;
   const double width = (overlap ? 2 : 1) * kValues;
-  BenchCase bench_case;
-  bench_case.name = name;
   // Inputs are read and states written; those that rows are made of could be had on the way.
-  bench_case.bytes = static_cast<double>(kTokens) *
-                     (2 * width * (2 + 4) + 2.0 * kValues / static_cast<double>(ratio));
-  bench_case.moves = true;
-  bench_case.copies = CopiesFor(bench_case.bytes);
-  std::vector<std::unique_ptr<CompressCase>> cases;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    cases.push_back(std::make_unique<CompressCase>(kTokens, ratio, overlap, kValues, copy + 3));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().CompressTokens(context, cases[copy]->args);
-  };
-  bench.Run(bench_case);
+  const double bytes = static_cast<double>(kTokens) *
+                       (2 * width * (2 + 4) + 2.0 * kValues / static_cast<double>(ratio));
+  bench.Run(
+      {.name = absl::StrCat("compress for the index, ", kTokens, " tokens, ratio ", ratio),
+       .bytes = bytes,
+       .moves = true,
+       .copies = CopiesFor(bytes)},
+      [&](int copy) { return CompressCase(kTokens, ratio, overlap, kValues, copy + 3); },
+      [](const ExecContext& context, const CompressCase& one) {
+        return Cuda().CompressTokens(context, one.args);
+      });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -117,22 +118,13 @@ Error LaunchReadAll(const LaunchContext& context, const void* from, int64_t byte
 
 Error LaunchCopyAll(const LaunchContext& context, void* to, const void* from, int64_t bytes) {
   constexpr int64_t kPerBlock = int64_t{kCopyThreads} * kCopyUnroll * 16;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((bytes + kPerBlock - 1) / kPerBlock));
-  config.block = dim3(kCopyThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, CopyAllKernel, static_cast<uint4*>(to), static_cast<const uint4*>(from),
-                bytes / 16);
+  return Launch(ConfigOf(context, Blocks(bytes, kPerBlock), kCopyThreads), CopyAllKernel,
+                static_cast<uint4*>(to), static_cast<const uint4*>(from), bytes / 16);
 }
 
 Error LaunchEmpty(const LaunchContext& context) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(context.num_multiprocessors));
-  config.block = dim3(kCopyThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, EmptyKernel, 0);
+  return Launch(ConfigOf(context, static_cast<unsigned>(context.num_multiprocessors), kCopyThreads),
+                EmptyKernel, 0);
 }
 
 Error LaunchFillNormal(const LaunchContext& context, void* to, int64_t count, Element element,

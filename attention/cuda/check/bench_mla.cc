@@ -1,8 +1,8 @@
 // Benchmarks of multi-head latent attention: 512 + 64 values per key.
 
 #include <algorithm>
-#include <memory>
-#include <numeric>
+#include <cstdlib>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -29,23 +29,17 @@ struct DenseBatch {
   DenseBatch(const DenseShape& shape, uint32_t seed) {
     const int64_t columns = (shape.length + shape.block_size - 1) / shape.block_size;
     const int64_t tokens = shape.requests * shape.queries;
-    std::vector<int64_t> ids(shape.requests * columns), offsets(shape.requests + 1);
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
-    for (int64_t b = 0; b <= shape.requests; ++b) offsets[b] = b * shape.queries;
+    std::vector<int64_t> offsets = UpTo(shape.requests + 1);
+    for (int64_t& offset : offsets) offset *= shape.queries;
     cache =
-        DeviceTensor(shape.dtype, {shape.requests * columns, shape.block_size, kValues + kRotary});
-    cache.FillNormal(seed);
-    q = DeviceTensor(DType::kBF16, {tokens, shape.heads, kValues + kRotary});
-    q.FillNormal(seed + 1);
+        Normal(shape.dtype, {shape.requests * columns, shape.block_size, kValues + kRotary}, seed);
+    q = Normal(DType::kBF16, {tokens, shape.heads, kValues + kRotary}, seed + 1);
     out = DeviceTensor(DType::kBF16, {tokens, shape.heads, kValues});
     lse = DeviceTensor(DType::kF32, {tokens, shape.heads});
-    table = DeviceTensor(DType::kI32, {shape.requests, columns});
-    table.SetInts(ids);
-    seq_lens = DeviceTensor(DType::kI32, {shape.requests});
-    seq_lens.SetInts(std::vector<int64_t>(shape.requests, shape.length));
-    starts = DeviceTensor(DType::kI32, {shape.requests + 1});
-    starts.SetInts(offsets);
+    table = Ints(DType::kI32, {shape.requests, columns}, Shuffled(shape.requests * columns, seed));
+    seq_lens =
+        Ints(DType::kI32, {shape.requests}, std::vector<int64_t>(shape.requests, shape.length));
+    starts = Ints(DType::kI32, {shape.requests + 1}, offsets);
     args.q_lat = q.view;
     args.cache.layout = KvLayout::kMlaLatent;
     args.cache.k = cache.view;
@@ -56,8 +50,7 @@ struct DenseBatch {
     if (shape.queries > 1) args.query_start_loc = starts.view;
     args.params.scale = kScale;
     if (shape.dtype != DType::kBF16) {
-      scale = DeviceTensor(DType::kF32, {1});
-      scale.SetInts({1});
+      scale = Ints(DType::kF32, {1}, {1});
       args.params.scales = {scale.view, scale.view};
     }
     args.out = out.view;
@@ -66,28 +59,23 @@ struct DenseBatch {
 };
 
 void RunDense(GpuBench& bench, const DenseShape& shape) {
-  const std::string name =
-      absl::StrCat("mla ", shape.requests, "x", shape.length, " heads ", shape.heads,
-                   shape.queries > 1 ? absl::StrCat(" queries ", shape.queries) : std::string(),
-                   " block ", shape.block_size,
-                   shape.dtype == DType::kBF16 ? "" : absl::StrCat(" ", Name(shape.dtype)));
-  if (!bench.wants(name)) return;
   const double keys = static_cast<double>(shape.requests) * shape.length;
   const double rows = static_cast<double>(shape.requests) * shape.queries * shape.heads;
-  BenchCase bench_case;
-  bench_case.name = name;
-  bench_case.bytes = ElementBytes(shape.dtype) * keys * (kValues + kRotary) +
-                     2 * rows * (2 * kValues + kRotary);
-  bench_case.flops = 2 * rows * shape.length * (2 * kValues + kRotary);
-  bench_case.copies = CopiesFor(bench_case.bytes, 20);
-  std::vector<std::unique_ptr<DenseBatch>> batches;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    batches.push_back(std::make_unique<DenseBatch>(shape, copy * 10 + 7));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().MlaDecode(context, batches[copy]->args);
-  };
-  bench.Run(bench_case);
+  const double bytes =
+      ElementBytes(shape.dtype) * keys * (kValues + kRotary) + 2 * rows * (2 * kValues + kRotary);
+  bench.Run(
+      {.name = absl::StrCat(
+           "mla ", shape.requests, "x", shape.length, " heads ", shape.heads,
+           shape.queries > 1 ? absl::StrCat(" queries ", shape.queries) : std::string(), " block ",
+           shape.block_size,
+           shape.dtype == DType::kBF16 ? "" : absl::StrCat(" ", Name(shape.dtype))),
+       .bytes = bytes,
+       .flops = 2 * rows * shape.length * (2 * kValues + kRotary),
+       .copies = CopiesFor(bytes, 20)},
+      [&](int copy) { return DenseBatch(shape, copy * 10 + 7); },
+      [](const ExecContext& context, const DenseBatch& batch) {
+        return Cuda().MlaDecode(context, batch.args);
+      });
 }
 
 // A cache of random rows in any layout.
@@ -100,8 +88,7 @@ struct RandomCache {
     const int64_t coded = layout == KvLayout::kMlaFp8_584 ? kValues - kRotary : kValues;
     view.layout = layout;
     if (layout == KvLayout::kMlaLatent) {
-      memory = DeviceTensor(DType::kBF16, {num_blocks, block_size, kValues + kRotary});
-      memory.FillNormal(3);
+      memory = Normal(DType::kBF16, {num_blocks, block_size, kValues + kRotary}, 3);
       view.k = memory.view;
       view.v = memory.view.Slice(2, 0, kValues).value();
       return;
@@ -113,14 +100,9 @@ struct RandomCache {
       view.planar_block_size = block_size;
     }
     view.k = memory.view;
-    values = DeviceTensor(DType::kBF16, {rows, coded});
-    values.FillNormal(4);
-    rotary = DeviceTensor(DType::kBF16, {rows, kRotary});
-    rotary.FillNormal(5);
-    std::vector<int64_t> all(rows);
-    std::iota(all.begin(), all.end(), 0);
-    slots = DeviceTensor(DType::kI64, {rows});
-    slots.SetInts(all);
+    values = Normal(DType::kBF16, {rows, coded}, 4);
+    rotary = Normal(DType::kBF16, {rows, kRotary}, 5);
+    slots = Ints(DType::kI64, {rows}, UpTo(rows));
   }
   // Quantises the rows; the other layout has them already.
   absl::Status Fill(const ExecContext& context) {
@@ -157,48 +139,54 @@ std::vector<int64_t> RandomSlots(int64_t lists, int64_t entries, int64_t rows,
 }
 
 void RunSparse(GpuBench& bench, const SparseShape& shape) {
-  if (!bench.wants(shape.name)) return;
   const int64_t lists = shape.requests * shape.queries;
   const bool is_584 = shape.layout == KvLayout::kMlaFp8_584;
   const int64_t dim = is_584 ? kValues : kValues + kRotary;
   const int64_t row_bytes = is_584 ? 584 : shape.layout == KvLayout::kMlaFp8_656 ? 656 : 2 * dim;
-  RandomCache main(shape.layout, 1 << 13, 64), extra(shape.layout, 1 << 13, 64);
-  if (!main.Fill(bench.context()).ok() || !extra.Fill(bench.context()).ok()) std::abort();
-  BenchCase bench_case;
-  bench_case.name = shape.name;
   const double keys = static_cast<double>(lists) * (shape.entries + shape.extra_entries);
   const double rows = static_cast<double>(lists) * shape.heads;
-  bench_case.bytes = keys * row_bytes + rows * 2 * (dim + kValues);
-  bench_case.flops = 2 * keys * shape.heads * (dim + kValues);
-  bench_case.copies = CopiesFor(bench_case.bytes, 10);
+  const double bytes = keys * row_bytes + rows * 2 * (dim + kValues);
   struct Lists {
     DeviceTensor q, out, lse, main, extra;
     SparseMlaDecodeArgs args;
   };
-  std::vector<Lists> all(bench_case.copies);
+  std::optional<RandomCache> main, extra;
   std::mt19937 random(5);
-  for (Lists& each : all) {
-    each.q = DeviceTensor(DType::kBF16, {shape.requests, shape.queries, shape.heads, dim});
-    each.q.FillNormal(random());
-    each.out = DeviceTensor(DType::kBF16, {shape.requests, shape.queries, shape.heads, kValues});
-    each.lse = DeviceTensor(DType::kF32, {shape.requests, shape.queries, shape.heads});
-    each.main = DeviceTensor(DType::kI32, {shape.requests, shape.queries, shape.entries});
-    each.main.SetInts(RandomSlots(lists, shape.entries, 64 << 13, random));
-    each.args.q = each.q.view;
-    each.args.main = {main.view, each.main.view, {}};
-    if (shape.extra_entries > 0) {
-      each.extra = DeviceTensor(DType::kI32, {shape.requests, shape.queries, shape.extra_entries});
-      each.extra.SetInts(RandomSlots(lists, shape.extra_entries, 64 << 13, random));
-      each.args.extra = {extra.view, each.extra.view, {}};
-    }
-    each.args.scale = kScale;
-    each.args.out = each.out.view;
-    each.args.lse = each.lse.view;
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().SparseMlaDecode(context, all[copy].args);
+  const auto slots = [&](int64_t entries) {
+    return Ints(DType::kI32, {shape.requests, shape.queries, entries},
+                RandomSlots(lists, entries, 64 << 13, random));
   };
-  bench.Run(bench_case);
+  bench.Run(
+      {.name = shape.name,
+       .bytes = bytes,
+       .flops = 2 * keys * shape.heads * (dim + kValues),
+       .copies = CopiesFor(bytes, 10)},
+      [&](int copy) {
+        for (std::optional<RandomCache>* cache : {&main, &extra}) {
+          if (copy > 0) continue;  // all read the same two
+          cache->emplace(shape.layout, 1 << 13, 64);
+          if (!(*cache)->Fill(bench.context()).ok()) std::abort();
+        }
+        Lists each;
+        each.q = Normal(DType::kBF16, {shape.requests, shape.queries, shape.heads, dim}, random());
+        each.out =
+            DeviceTensor(DType::kBF16, {shape.requests, shape.queries, shape.heads, kValues});
+        each.lse = DeviceTensor(DType::kF32, {shape.requests, shape.queries, shape.heads});
+        each.main = slots(shape.entries);
+        each.args.q = each.q.view;
+        each.args.main = {main->view, each.main.view, {}};
+        if (shape.extra_entries > 0) {
+          each.extra = slots(shape.extra_entries);
+          each.args.extra = {extra->view, each.extra.view, {}};
+        }
+        each.args.scale = kScale;
+        each.args.out = each.out.view;
+        each.args.lse = each.lse.view;
+        return each;
+      },
+      [](const ExecContext& context, const Lists& each) {
+        return Cuda().SparseMlaDecode(context, each.args);
+      });
 }
 
 }  // namespace

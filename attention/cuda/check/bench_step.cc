@@ -67,12 +67,11 @@ void BenchStep(GpuBench& bench) {
                         std::vector<int64_t>{num_blocks, 2, kBlockSize, kKvHeads, kDim});
     caches.back().FillNormal(static_cast<uint32_t>(i));
   }
-  DeviceTensor q(DType::kBF16, {kRequests, kHeads, kDim}), k(DType::kBF16, {kRequests, kKvHeads, kDim}),
-      v(DType::kBF16, {kRequests, kKvHeads, kDim}), out(DType::kBF16, {kRequests, kHeads, kDim}),
-      plan_memory(DType::kU8, {1 << 20});
-  q.FillNormal(7);
-  k.FillNormal(8);
-  v.FillNormal(9);
+  const DeviceTensor q = Normal(DType::kBF16, {kRequests, kHeads, kDim}, 7);
+  const DeviceTensor k = Normal(DType::kBF16, {kRequests, kKvHeads, kDim}, 8);
+  const DeviceTensor v = Normal(DType::kBF16, {kRequests, kKvHeads, kDim}, 9);
+  const DeviceTensor out(DType::kBF16, {kRequests, kHeads, kDim});
+  const DeviceTensor plan_memory(DType::kU8, {1 << 20});
   (void)Synchronize(nullptr);
   DeviceDecodePlan plan;
   plan.memory = plan_memory.view;

@@ -1,7 +1,9 @@
 #include "kvblocks/attention/cuda/check/device_tensor.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
+#include <numeric>
+#include <random>
 #include <utility>
 
 #include "kvblocks/attention/cuda/check/bench_kernels.h"
@@ -50,6 +52,31 @@ void DeviceTensor::SetInts(const std::vector<int64_t>& values) {
   }
   MustSucceed(CopyAsync(view.data, host.data(), host.size(), nullptr), "SetInts");
   MustSucceed(Synchronize(nullptr), "SetInts");
+}
+
+DeviceTensor Normal(DType dtype, const std::vector<int64_t>& extents, uint32_t seed) {
+  DeviceTensor tensor(dtype, extents);
+  tensor.FillNormal(seed);
+  return tensor;
+}
+
+DeviceTensor Ints(DType dtype, const std::vector<int64_t>& extents,
+                  const std::vector<int64_t>& values) {
+  DeviceTensor tensor(dtype, extents);
+  tensor.SetInts(values);
+  return tensor;
+}
+
+std::vector<int64_t> UpTo(int64_t count) {
+  std::vector<int64_t> ids(count);
+  std::iota(ids.begin(), ids.end(), 0);
+  return ids;
+}
+
+std::vector<int64_t> Shuffled(int64_t count, uint32_t seed) {
+  std::vector<int64_t> ids = UpTo(count);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+  return ids;
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -29,6 +29,15 @@ class DeviceTensor {
   TensorView view;
 };
 
+// One filled about normally, or with these integers.
+DeviceTensor Normal(DType dtype, const std::vector<int64_t>& extents, uint32_t seed);
+DeviceTensor Ints(DType dtype, const std::vector<int64_t>& extents,
+                  const std::vector<int64_t>& values);
+
+// 0, 1, ... in order, and in random order.
+std::vector<int64_t> UpTo(int64_t count);
+std::vector<int64_t> Shuffled(int64_t count, uint32_t seed);
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_

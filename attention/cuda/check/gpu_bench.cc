@@ -145,15 +145,8 @@ void GpuBench::MeasurePeaks() {
               "%");
 }
 
-void GpuBench::Run(const BenchCase& bench_case) {
+void GpuBench::PrintRow(const BenchCase& bench_case, double ms) {
   std::printf("%-58s ", bench_case.name.c_str());
-  const double ms = MedianMs([&](const ExecContext& context) {
-    for (int copy = 0; copy < bench_case.copies; ++copy) {
-      absl::Status status = bench_case.enqueue(context, copy);
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
-  });
   if (ms < 0) return;
   const double us = ms * 1e3 / bench_case.copies;
   const double tbs = bench_case.bytes / us * 1e-6, tflops = bench_case.flops / us * 1e-6;

@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvblocks/attention/cuda/check/device_tensor.h"
@@ -26,8 +27,6 @@ struct BenchCase {
   double bytes = 0, flops = 0;  // of one operation
   bool moves = false;           // writes about as many of the bytes as it reads
   int copies = 1;
-  // Enqueues the operation on copy `copy` of its data.
-  std::function<absl::Status(const ExecContext&, int copy)> enqueue;
 };
 
 struct GpuBenchOptions {
@@ -54,8 +53,19 @@ class GpuBench {
     return wanted;
   }
   int num_wanted() const { return num_wanted_; }
-  // Prints its row; failures are printed and counted.
-  void Run(const BenchCase& bench_case);
+  // Prints the row of a case that is wanted: make(copy) makes a copy of its data, and
+  // enqueue(context, data) enqueues the operation on it. Failures are printed and counted.
+  template <typename Make, typename Enqueue>
+  void Run(const BenchCase& bench_case, const Make& make, const Enqueue& enqueue) {
+    if (!wants(bench_case.name)) return;
+    std::vector<decltype(make(0))> data;
+    for (int copy = 0; copy < bench_case.copies; ++copy) data.push_back(make(copy));
+    PrintRow(bench_case, MedianMs([&](const ExecContext& context) {
+               absl::Status status;
+               for (auto& copy : data) status.Update(enqueue(context, copy));
+               return status;
+             }));
+  }
   // Milliseconds of one replay of what `enqueue` does; negative if it fails.
   double MedianMs(const std::function<absl::Status(const ExecContext&)>& enqueue);
 
@@ -64,6 +74,8 @@ class GpuBench {
   double read_tbs() const { return read_tbs_; }
 
  private:
+  void PrintRow(const BenchCase& bench_case, double ms);
+
   GpuBenchOptions options_;
   double read_tbs_ = 0, copy_tbs_ = 0;
   ExecContext context_;

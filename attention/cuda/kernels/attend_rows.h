@@ -101,6 +101,88 @@ struct AttendRowsParams {
 
 Error LaunchAttendRows(const LaunchContext& context, const AttendRowsParams& params);
 
+// Lengths and sums of lengths that kernels read and no caller has, because only the device knows
+// them. One launch each.
+
+// Of the part of a cascade behind the shared prefix. Lengths that leave a request fewer keys behind
+// the prefix than it has queries are flagged (kLengthClamped).
+struct SuffixLengthsParams {
+  const int32_t* query_start_loc = nullptr;  // [R + 1]
+  const int32_t* seq_lens = nullptr;         // [R]
+  int32_t num_requests = 0;
+  int32_t prefix = 0;
+  int32_t* suffix_lens = nullptr;  // [R]
+};
+Error LaunchSuffixLengths(const LaunchContext& context, const SuffixLengthsParams& params);
+
+// Where the keys of each request begin among contiguous ones. What is negative, or goes beyond the
+// keys that there are, is clamped and flagged (kLengthClamped).
+struct KeyStartsParams {
+  const int32_t* seq_lens = nullptr;  // [R]
+  int32_t num_requests = 0;
+  int64_t num_keys = 0;
+  int32_t* starts = nullptr;  // [R + 1]
+};
+Error LaunchKeyStarts(const LaunchContext& context, const KeyStartsParams& params);
+
+// Sums of q_len * kv_len over the requests before each, for masks of ragged bits. Lengths as in
+// AttendRowsParams.
+struct MaskBitsParams {
+  int32_t num_requests = 0;
+  const int32_t* query_start_loc = nullptr;  // null: one query each
+  const int32_t* seq_lens = nullptr;         // or
+  const int32_t* kv_start_loc = nullptr;
+  int64_t* bits_before = nullptr;  // [R]
+};
+Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params);
+
+// Merges attention states: partial outputs with what they weigh into one output and log-sum-exp.
+//
+// State n of row r stands, dense, at n * state_stride + r * row_stride; with state_offsets, those
+// of row r are n = [offsets[q], offsets[q + 1]) with q = r / rows_per_request, and the row within a
+// state is r % rows_per_request: what decode with a plan leaves. A state weighs e^lse, or, with
+// exp_sums, exp_sum * e^max. States that weigh nothing are left out, their values not read; one
+// that is alone keeps its bits. Sinks are applied after the merge and do not show in the lse. `out`
+// and `lse` may be one of the states. Sums in float32, in order of n.
+//
+// Cost: one warp per (row, head), or, of up to four states, a thread per eight values; each value is
+// read once.
+
+// Float32, one per (state, row, head).
+struct StateStatistic {
+  const float* data = nullptr;
+  int64_t state_stride = 0, row_stride = 0, head_stride = 0;
+};
+
+struct MergeStatesParams {
+  ConstRows outs;
+  int64_t out_state_stride = 0;
+  StateStatistic lses;      // natural logarithms; with exp_sums: largest scores
+  StateStatistic exp_sums;  // may have no data
+
+  int32_t num_states = 0;  // without offsets
+  const int32_t* state_offsets = nullptr;
+  int32_t rows_per_request = 1;
+  // With offsets: rows of one state have their output already and are left alone.
+  bool single_states_are_done = false;
+
+  int32_t num_rows = 0, num_heads = 1, value_dim = 0;
+  int32_t tokens_with_context = -1;  // >= 0: rows from here on copy their last state
+  // An lse of +infinity is no state: left out and flagged.
+  bool infinity_is_empty = false;
+
+  const float* sinks = nullptr;
+  float out_scale = 0;  // > 0: out is divided by it
+  Rows out;
+  float* lse = nullptr;
+  int64_t lse_row_stride = 0, lse_head_stride = 0;
+  // As in AttendRowsParams, of out and lse.
+  int32_t inner_rows = INT32_MAX;
+  int64_t out_outer_stride = 0, lse_outer_stride = 0;
+};
+
+Error LaunchMergeStates(const LaunchContext& context, const MergeStatesParams& params);
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_ATTEND_ROWS_H_

@@ -1,18 +1,15 @@
+#include "kvblocks/attention/cuda/kernels/blend.h"
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/blend.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-
-unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
 
 // --- Fusing ---
 
@@ -150,21 +147,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 Error LaunchFuse(const LaunchContext& context, const FuseParams& params) {
   if (params.num_rows == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(Blocks(params.num_rows, kWarps), 2);
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, FuseKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, dim3(Blocks(params.num_rows, kWarps), 2), kWarps * 32),
+                FuseKernel, params, context.error_flags);
 }
 
 Error LaunchGatherRows(const LaunchContext& context, const GatherRowsParams& params) {
   if (params.num_rows == 0 || params.row_bytes == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(Blocks(params.num_rows, kWarps));
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
+  LaunchConfig config = ConfigOf(context, Blocks(params.num_rows, kWarps), kWarps * 32);
   auto* const kernel = IsAlignedTo(16, params)  ? GatherRowsKernel<uint4>
                        : IsAlignedTo(4, params) ? GatherRowsKernel<uint32_t>
                                                 : GatherRowsKernel<unsigned char>;
@@ -173,12 +162,8 @@ Error LaunchGatherRows(const LaunchContext& context, const GatherRowsParams& par
 
 Error LaunchRotate(const LaunchContext& context, const RotateParams& params) {
   if (params.num_tokens == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(Blocks(params.num_tokens, kWarps));
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, RotateKernel, params);
+  return Launch(ConfigOf(context, Blocks(params.num_tokens, kWarps), kWarps * 32), RotateKernel,
+                params);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -2,9 +2,9 @@
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/blend.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
@@ -327,10 +327,6 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
 }
 
-unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
-
 }  // namespace
 
 int64_t SelectWorkspaceBytes(int64_t num_tokens) {
@@ -340,25 +336,19 @@ int64_t SelectWorkspaceBytes(int64_t num_tokens) {
 Error LaunchSelect(const LaunchContext& context, const SelectParams& params) {
   auto* upper = reinterpret_cast<uint32_t*>(context.workspace);
   uint32_t* lower = upper + int64_t{Blocks(params.num_tokens, kWarps)} * kWarps;
-  LaunchConfig config;
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
   if (params.num_tokens > 0) {
-    config.grid = dim3(Blocks(params.num_tokens, kWarps));
-    config.block = dim3(kWarps * 32);
     const FastDivisor units_per_head(params.dim < kUnit ? 1 : params.dim / kUnit);
     const bool wide =
         params.v_new.element == Element::kF32 || params.v_old.element == Element::kF32;
     const Error error =
-        Launch(config, wide ? DifferenceKernel<true> : DifferenceKernel<false>, params,
-               units_per_head, KeyWords<uint32_t>{upper, lower}, context.error_flags);
+        Launch(ConfigOf(context, Blocks(params.num_tokens, kWarps), kWarps * 32),
+               wide ? DifferenceKernel<true> : DifferenceKernel<false>, params, units_per_head,
+               KeyWords<uint32_t>{upper, lower}, context.error_flags);
     if (error != 0) return error;
   }
-  config.grid = dim3(1);
-  config.block = dim3(kSelectThreads);
   const bool kept = params.num_tokens <= kMostKept;
-  if (kept) config.shared_bytes = kSelectSharedBytes;
-  return Launch(config, kept ? SelectKernel<true> : SelectKernel<false>, params,
+  return Launch(ConfigOf(context, 1, kSelectThreads, kept ? kSelectSharedBytes : 0),
+                kept ? SelectKernel<true> : SelectKernel<false>, params,
                 KeyWords<const uint32_t>{upper, lower});
 }
 

@@ -1,6 +1,8 @@
+#include "kvblocks/attention/cuda/kernels/block_ops.h"
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/block_ops.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -87,14 +89,12 @@ Error LaunchBlocks(const LaunchContext& context, const BlockParams& params) {
   if (most == 0 || params.num_pairs == 0) return 0;
   constexpr int64_t kPerBlock = int64_t{kThreads} * kUnitsPerThread;
   const int64_t blocks = (most + kPerBlock - 1) / kPerBlock;
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(blocks < 1024 ? blocks : 1024),
-           static_cast<unsigned>(params.num_pairs), static_cast<unsigned>(params.num_tensors));
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, BlockKernel, params);
+  return Launch(ConfigOf(context,
+                         dim3(static_cast<unsigned>(blocks < 1024 ? blocks : 1024),
+                              static_cast<unsigned>(params.num_pairs),
+                              static_cast<unsigned>(params.num_tensors)),
+                         kThreads),
+                BlockKernel, params);
 }
 
 }  // namespace kvblocks::attention::cuda

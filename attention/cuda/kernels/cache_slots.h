@@ -7,8 +7,8 @@
 
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 

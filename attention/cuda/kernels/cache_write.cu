@@ -1,3 +1,5 @@
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
+
 #include <algorithm>
 #include <type_traits>
 
@@ -6,10 +8,8 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_copies.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
-#include "kvblocks/attention/cuda/kernels/cache_turn.h"
-#include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Copy::kThreads, Copy::kBlocks)
 constexpr int kThreads = kTurnThreads;
 constexpr int kPieceTokens = 4;  // loads of keys that a thread has under way at once
 
-// V of kPagedX, turned (cache_turn.h), and, in the same launch, pieces of K.
+// V of kPagedX, turned (cache_copies.h), and, in the same launch, pieces of K.
 struct PagedXPlan {
   RowsPlan pieces;
   FastDivisor column_blocks, tiles;
@@ -212,18 +212,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // --- Launches ---
-
-unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
-
-LaunchConfig ConfigOf(const LaunchContext& context, int threads) {
-  LaunchConfig config;
-  config.block = dim3(static_cast<unsigned>(threads));
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return config;
-}
 
 // A plan for rows or pieces of those stores that have a dim, and for blocks of *threads, so many
 // loads each, or, for few tokens to go to as many multiprocessors as there are, fewer.
@@ -276,7 +264,7 @@ template <typename Copy>
 Error StoreRows(const LaunchContext& context, const CacheWriteParams& params) {
   int threads = Copy::kThreads;
   const RowsPlan plan = PlanRows(params, Copy::kTokens, context.num_multiprocessors, &threads);
-  LaunchConfig config = ConfigOf(context, threads);
+  LaunchConfig config = ConfigOf(context, 1, threads);
   config.grid = dim3(Blocks(params.mapping.num_tokens, Copy::kTokens * plan.tokens_per_pass),
                      static_cast<unsigned>(plan.column_blocks));
   return Launch(config, StoreRowsKernel<Copy>, params, plan, context.error_flags);
@@ -299,7 +287,7 @@ Error StorePagedX(const LaunchContext& context, const CacheWriteParams& params) 
     pieces = Blocks(params.mapping.num_tokens, kPieceTokens * plan.pieces.tokens_per_pass) *
              static_cast<unsigned>(plan.pieces.column_blocks);
   }
-  LaunchConfig config = ConfigOf(context, kThreads);
+  LaunchConfig config = ConfigOf(context, 1, kThreads);
   config.grid = dim3(static_cast<unsigned>(plan.num_turned) + pieces);
   config.shared_bytes = kTurnBytes;
   return Launch(config, StorePagedXKernel<Copy>, params, plan, context.error_flags);
@@ -322,7 +310,7 @@ Error StoreAs(const LaunchContext& context, const CacheWriteParams& params) {
     keys.stores[1].dim = 0;
     if (const Error error = StoreRows<Copy>(context, keys); error != 0) return error;
   }
-  LaunchConfig config = ConfigOf(context, kThreads);
+  LaunchConfig config = ConfigOf(context, 1, kThreads);
   config.grid = dim3(Blocks(params.mapping.num_tokens, 32), static_cast<unsigned>(values.heads));
   return Launch(config, StoreDimMajorKernel, params, SlotDivision(params.mapping),
                 context.error_flags);

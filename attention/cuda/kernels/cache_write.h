@@ -86,6 +86,48 @@ struct MlaRecordWriteParams {
 };
 Error LaunchMlaRecordWrite(const LaunchContext& context, const MlaRecordWriteParams& params);
 
+// Scales of quantised caches: the largest magnitudes of up to three tensors, divided.
+//
+// Values that are not finite are left out and flagged; a tensor of zeros has scale 1. Every value is
+// read once, by a first launch that leaves maxima of its blocks in the workspace for a second.
+
+struct ScaleTask {
+  ConstRows from;  // null data: none
+  int64_t tokens = 0;
+  int32_t heads = 1, dim = 0;
+  float divisor = 1;
+  float* to = nullptr;
+  int64_t to_stride = 1;
+  int32_t num_scales = 1;  // 1 or heads
+};
+struct KvScalesParams {
+  ScaleTask tasks[3];
+};
+// Bytes of workspace for tensors of so many heads at most.
+int64_t KvScalesWorkspaceBytes(int64_t most_scales);
+Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params);
+
+// The kernel that gathers the last tokens of requests out of a paged cache into dense rows.
+
+struct GatherOutput {
+  void* data = nullptr;
+  Element element = Element::kF32;
+  int64_t request_stride = 0, row_stride = 0, head_stride = 0;
+};
+
+struct GatherParams {
+  PagedKeys keys;
+  int32_t kv_heads = 1, key_dim = 0, value_dim = 0;
+  int64_t num_requests = 0;
+  const int32_t* lengths = nullptr;
+  int64_t seq_lens_stride = 1, lengths_stride = 1;
+  int64_t row_offset = 0, rows = 0;  // M
+  GatherOutput out, out_v;           // latent caches: out alone, key_dim wide
+};
+// Lengths that the cache, the table or `out` do not hold are cut and flagged; blocks outside the cache
+// leave their rows as they are, and are flagged.
+Error LaunchGather(const LaunchContext& context, const GatherParams& params);
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_WRITE_H_

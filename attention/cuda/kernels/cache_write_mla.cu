@@ -4,6 +4,7 @@
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/row_formats.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 
@@ -164,12 +165,8 @@ template <typename Params>
 Error LaunchPerToken(const LaunchContext& context, const Params& params,
                      void (*kernel)(Params, SlotDivision, uint32_t*)) {
   if (params.mapping.is_empty()) return 0;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((params.mapping.num_tokens + kWarps - 1) / kWarps));
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, kernel, params, SlotDivision(params.mapping), context.error_flags);
+  return Launch(ConfigOf(context, Blocks(params.mapping.num_tokens, kWarps), kWarps * 32), kernel,
+                params, SlotDivision(params.mapping), context.error_flags);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/key_rows.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/row_formats.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
@@ -144,13 +145,8 @@ Error LaunchQuantisedWrite(const LaunchContext& context, const QuantisedWritePar
   if (params.mapping.is_empty()) return 0;
   const int64_t blocks = (params.mapping.num_tokens * params.heads * 2 + kWarps - 1) / kWarps;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, QuantisedWriteKernel, params, SlotDivision(params.mapping),
-                context.error_flags);
+  return Launch(ConfigOf(context, static_cast<unsigned>(blocks), kWarps * 32), QuantisedWriteKernel,
+                params, SlotDivision(params.mapping), context.error_flags);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,8 +1,9 @@
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -196,19 +197,11 @@ Error LaunchDecodePlan(const LaunchContext& context, const DecodePlanParams& par
   p.split_offsets = words + layout.split_offsets;
   p.pieces = reinterpret_cast<int4*>(words + layout.pieces);
   p.counters = words + layout.counters;
-  LaunchConfig config;
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, DecodePlanKernel, p);
+  return Launch(ConfigOf(context, 1, kThreads), DecodePlanKernel, p);
 }
 
 Error LaunchGivenPieces(const LaunchContext& context, const GivenPieces& given) {
-  LaunchConfig config;
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, GivenPiecesKernel, given, LayoutOf(given.of));
+  return Launch(ConfigOf(context, 1, kThreads), GivenPiecesKernel, given, LayoutOf(given.of));
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -2,11 +2,11 @@
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/gather.h"
 #include "kvblocks/attention/cuda/kernels/key_rows.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/row_formats.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 
@@ -275,10 +275,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
-
 // False if rows cannot be taken by units.
 bool PlanGather(const GatherParams& params, GatherPlan* plan) {
   const Cache& cache = params.keys.cache;
@@ -330,10 +326,7 @@ bool PlanGather(const GatherParams& params, GatherPlan* plan) {
 Error LaunchGather(const LaunchContext& context, const GatherParams& params) {
   const int64_t rows = params.rows - params.row_offset;
   if (params.num_requests == 0 || rows <= 0) return 0;
-  LaunchConfig config;
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
+  LaunchConfig config = ConfigOf(context, 1, kThreads);
   GatherPlan plan;
   plan.division = SlotDivision(params.keys.cache.block_size,
                                int64_t{params.keys.table_columns} * params.keys.cache.block_size);

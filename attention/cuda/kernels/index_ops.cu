@@ -1,8 +1,8 @@
+#include "kvblocks/attention/cuda/kernels/index_ops.h"
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
-#include "kvblocks/attention/cuda/kernels/index_ops.h"
-#include "kvblocks/attention/cuda/kernels/request_search.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -331,36 +331,24 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <typename Kernel>
 Error LaunchRows(const LaunchContext& context, const IndexListParams& params, Kernel kernel) {
   if (params.num_lens == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((params.num_lens + kWarps - 1) / kWarps));
-  config.block = dim3(kWarps * 32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, kernel, params, context.error_flags);
+  return Launch(ConfigOf(context, Blocks(params.num_lens, kWarps), kWarps * 32), kernel, params,
+                context.error_flags);
 }
 
 }  // namespace
 
 Error LaunchSlots(const LaunchContext& context, const SlotParams& params) {
   if (params.num_slots == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((params.num_slots + kSlotThreads - 1) / kSlotThreads));
-  config.block = dim3(kSlotThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, SlotKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, Blocks(params.num_slots, kSlotThreads), kSlotThreads), SlotKernel,
+                params, context.error_flags);
 }
 
 Error LaunchInputTokens(const LaunchContext& context, const InputTokenParams& params) {
   int64_t threads = params.num_ids > params.num_positions ? params.num_ids : params.num_positions;
   if (params.num_logits > threads) threads = params.num_logits;
   if (threads == 0) return 0;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((threads + kSlotThreads - 1) / kSlotThreads));
-  config.block = dim3(kSlotThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, InputTokenKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, Blocks(threads, kSlotThreads), kSlotThreads), InputTokenKernel,
+                params, context.error_flags);
 }
 
 Error LaunchWindowLists(const LaunchContext& context, const IndexListParams& params) {

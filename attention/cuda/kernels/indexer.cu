@@ -1,11 +1,12 @@
+#include "kvblocks/attention/cuda/kernels/indexer.h"
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/cache_slots.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-#include "kvblocks/attention/cuda/kernels/indexer_rows.h"
+#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -14,10 +15,6 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 // For rows of so many states and more: few rows, which need many loads under way each.
 constexpr int kManyThreads = 1024, kManyStates = 32;
-
-unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
 
 // --- Keys ---
 
@@ -309,15 +306,6 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-LaunchConfig ConfigOf(const LaunchContext& context, unsigned blocks) {
-  LaunchConfig config;
-  config.grid = dim3(blocks);
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return config;
-}
-
 bool FitFours(const void* data, int64_t stride, Element element) {
   const auto unit = static_cast<uintptr_t>(4 * BytesOf(element));
   return reinterpret_cast<uintptr_t>(data) % unit == 0 && stride % 4 == 0;
@@ -342,19 +330,18 @@ Error LaunchRows(const LaunchContext& context, const CompressParams& params) {
   int32_t tokens = params.num_tokens / requests;
   tokens = tokens < params.ratio ? tokens : params.ratio;
   tokens = tokens < 1 ? 1 : tokens;
-  LaunchConfig config = ConfigOf(context, Blocks(params.num_tokens, tokens));
-  config.block = dim3(kRowThreads);
-  config.shared_bytes =
+  const size_t shared_bytes =
       static_cast<size_t>(params.dim) * sizeof(float) + kRowThreads * kUnit * sizeof(WeightedSum);
-  return Launch(config, CompressKernel<kUnit, kRowThreads>, params, tokens, context.error_flags);
+  return Launch(ConfigOf(context, Blocks(params.num_tokens, tokens), kRowThreads, shared_bytes),
+                CompressKernel<kUnit, kRowThreads>, params, tokens, context.error_flags);
 }
 
 }  // namespace
 
 Error LaunchIndexWrite(const LaunchContext& context, const IndexWriteParams& params) {
   if (params.num_tokens == 0) return 0;
-  return Launch(ConfigOf(context, Blocks(params.num_tokens, kWarps)), IndexWriteKernel, params,
-                context.error_flags);
+  return Launch(ConfigOf(context, Blocks(params.num_tokens, kWarps), kThreads), IndexWriteKernel,
+                params, context.error_flags);
 }
 
 Error LaunchCompress(const LaunchContext& context, const CompressParams& params) {
@@ -363,9 +350,9 @@ Error LaunchCompress(const LaunchContext& context, const CompressParams& params)
     // A block per token as long as that leaves no multiprocessor with several.
     const int warps = params.num_slots <= context.num_multiprocessors ? kWarps : 1;
     const SlotDivision slots(params.block_size, int64_t{params.num_blocks} * params.block_size);
-    const Error error =
-        Launch(ConfigOf(context, Blocks(params.num_slots, kWarps / warps)), StoreStatesKernel,
-               params, slots, warps, InputsFitFours(params), context.error_flags);
+    const Error error = Launch(
+        ConfigOf(context, Blocks(params.num_slots, kWarps / warps), kThreads), StoreStatesKernel,
+        params, slots, warps, InputsFitFours(params), context.error_flags);
     if (error != 0) return error;
   }
   if (!StatesFitFours(params)) return LaunchRows<1, kThreads>(context, params);

@@ -5,6 +5,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/indexer_scores.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -300,12 +301,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 
 template <int kThreads>
 Error LaunchSelect(const LaunchContext& context, const IndexScoreParams& params, int ranks) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(ranks));
-  config.block = dim3(kThreads);
-  config.shared_bytes = sizeof(SelectShared<kThreads>);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
+  LaunchConfig config =
+      ConfigOf(context, static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(ranks),
+               kThreads, sizeof(SelectShared<kThreads>));
   config.cluster = static_cast<unsigned>(ranks);
   return Launch(config, IndexSelectKernel<kThreads>, params, ranks, context.error_flags);
 }
@@ -414,12 +412,10 @@ Error LaunchPortableIndexScores(const LaunchContext& context, const IndexScorePa
   if (params.topk.rows.dim > kMostDim) return cudaErrorInvalidConfiguration;
   const int32_t pieces =
       IndexPieces(params.num_tokens, params.topk.most_rows, context.num_multiprocessors * 4);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(pieces));
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, IndexScoresKernel, params, pieces, context.error_flags);
+  return Launch(
+      ConfigOf(context, static_cast<unsigned>(params.num_tokens) * static_cast<unsigned>(pieces),
+               kThreads),
+      IndexScoresKernel, params, pieces, context.error_flags);
 }
 
 Error LaunchIndexSelect(const LaunchContext& context, const IndexScoreParams& params) {

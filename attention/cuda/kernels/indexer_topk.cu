@@ -17,6 +17,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/indexer_scores.h"
 #include "kvblocks/attention/cuda/kernels/indexer_tile.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -148,13 +149,9 @@ Error LaunchScores(const LaunchContext& context, const IndexScoreParams& params)
   const int32_t tokens = IndexTokensPerBlock(topk, kWarps);
   const int64_t tiles = (int64_t{params.num_tokens} + tokens - 1) / tokens;
   const int32_t pieces = IndexPieces(tiles, topk.most_rows, context.num_multiprocessors);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces));
-  config.block = dim3(kThreads);
-  config.shared_bytes = kStages * KeyTile<kCodes, kWarps>::kBytes;
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, IndexScoresKernel<T, kCodes>, params, tokens, pieces, context.error_flags);
+  return Launch(ConfigOf(context, static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces),
+                         kThreads, kStages * KeyTile<kCodes, kWarps>::kBytes),
+                IndexScoresKernel<T, kCodes>, params, tokens, pieces, context.error_flags);
 }
 
 void SetUnits(IndexScoreParams& params) {

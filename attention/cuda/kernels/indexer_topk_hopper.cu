@@ -14,6 +14,7 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/indexer_scores.h"
 #include "kvblocks/attention/cuda/kernels/indexer_tile.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -171,15 +172,11 @@ Error LaunchScores(const LaunchContext& context, const IndexScoreParams& params)
   const int64_t tiles = (int64_t{params.num_tokens} + shape.tokens - 1) / shape.tokens;
   const int32_t pieces =
       IndexPieces(tiles, topk.most_rows, context.num_multiprocessors, kOverheadRows);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces));
-  config.block = dim3(kThreads);
-  config.shared_bytes =
-      static_cast<size_t>(shape.tiles_at() + shape.stages * KeyTile<kCodes, kWarps>::kBytes);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, IndexScoresHopperKernel<T, kCodes>, params, shape, pieces,
-                context.error_flags);
+  return Launch(
+      ConfigOf(
+          context, static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces), kThreads,
+          static_cast<size_t>(shape.tiles_at() + shape.stages * KeyTile<kCodes, kWarps>::kBytes)),
+      IndexScoresHopperKernel<T, kCodes>, params, shape, pieces, context.error_flags);
 }
 
 }  // namespace

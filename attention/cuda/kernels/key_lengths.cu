@@ -1,7 +1,7 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -87,20 +87,12 @@ __global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params
 
 Error LaunchSuffixLengths(const LaunchContext& context, const SuffixLengthsParams& params) {
   const int64_t blocks = (int64_t{params.num_requests} + kThreads - 1) / kThreads;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks < 64 ? blocks : 64));
-  config.block = dim3(kThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, SuffixLengthsKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, static_cast<unsigned>(blocks < 64 ? blocks : 64), kThreads),
+                SuffixLengthsKernel, params, context.error_flags);
 }
 
 Error LaunchKeyStarts(const LaunchContext& context, const KeyStartsParams& params) {
-  LaunchConfig config;
-  config.block = dim3(32);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, KeyStartsKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, 1, 32), KeyStartsKernel, params, context.error_flags);
 }
 
 Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params) {

@@ -1,9 +1,9 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/kv_scales.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -221,12 +221,9 @@ Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params)
   if (token_blocks > needed) token_blocks = needed;
   if (token_blocks == 0) return cudaErrorInvalidConfiguration;
   auto* partial = reinterpret_cast<float*>(context.workspace);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(token_blocks), static_cast<unsigned>(column_blocks));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(kTasks * plan.most_scales) * sizeof(uint32_t);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
+  LaunchConfig config = ConfigOf(
+      context, dim3(static_cast<unsigned>(token_blocks), static_cast<unsigned>(column_blocks)),
+      kThreads, static_cast<size_t>(kTasks * plan.most_scales) * sizeof(uint32_t));
   const Error error = Launch(config, ScaleMaximaKernel, params, plan, partial, context.error_flags);
   if (error != 0) return error;
   config.grid = dim3(static_cast<unsigned>(plan.most_scales), kTasks);

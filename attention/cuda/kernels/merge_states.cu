@@ -1,8 +1,9 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
 #include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/row_elements.h"
 #include "kvblocks/attention/cuda/kernels/row_units.h"
 #include "kvblocks/attention/cuda/kernels/row_visibility.h"
@@ -273,13 +274,8 @@ Error MergeFew(const LaunchContext& context, const MergeStatesParams& params) {
   while ((kUnit << plan.unit_bits) < params.value_dim) ++plan.unit_bits;
   const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
   const int per_block = kPairs * (kFewThreads >> plan.unit_bits);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>((pairs + per_block - 1) / per_block));
-  config.block = dim3(kFewThreads);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, MergeFewStatesKernel<kStates, kPairs, kWide>, params, plan,
-                context.error_flags);
+  return Launch(ConfigOf(context, Blocks(pairs, per_block), kFewThreads),
+                MergeFewStatesKernel<kStates, kPairs, kWide>, params, plan, context.error_flags);
 }
 
 }  // namespace
@@ -296,12 +292,8 @@ Error LaunchMergeStates(const LaunchContext& context, const MergeStatesParams& p
   const int warps = pairs < int64_t{8} * context.num_multiprocessors ? 1 : kMaxWarps;
   const int64_t blocks = (pairs + warps - 1) / warps;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(static_cast<unsigned>(32 * warps));
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, MergeStatesKernel, params, context.error_flags);
+  return Launch(ConfigOf(context, static_cast<unsigned>(blocks), 32 * warps), MergeStatesKernel,
+                params, context.error_flags);
 }
 
 }  // namespace kvblocks::attention::cuda

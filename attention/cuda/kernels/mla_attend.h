@@ -18,7 +18,6 @@
 #include <cstdint>
 
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
 #include "kvblocks/attention/cuda/kernels/params.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 

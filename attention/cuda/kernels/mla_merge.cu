@@ -2,7 +2,7 @@
 // head, so that a thread has four dimensions and several states' loads under way at a time.
 
 #include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/kernels/mla_attend.h"
 #include "kvblocks/attention/cuda/kernels/row_elements.h"
 

@@ -10,6 +10,7 @@
 
 #include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
 #include "kvblocks/attention/cuda/kernels/mla_attend.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_consumer.h"
 #include "kvblocks/attention/cuda/kernels/mla_rows64_producer.h"
@@ -189,12 +190,9 @@ Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& para
   if (tiles > INT32_MAX || params.pieces.count > 65535) return cudaErrorInvalidConfiguration;
   const Layout layout =
       params.source == KeySource::kLists ? params.main.cache.layout : params.keys.cache.layout;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(params.pieces.count));
-  config.block = dim3(kConsumers + (IsFp8(layout) ? kProducers<true> : kProducers<false>));
-  config.shared_bytes = kSharedBytes;
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
+  LaunchConfig config = ConfigOf(
+      context, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(params.pieces.count)),
+      kConsumers + (IsFp8(layout) ? kProducers<true> : kProducers<false>), kSharedBytes);
   if (layout == Layout::kMlaFp8_656) {
     return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaFp8_656>, params, context.error_flags);
   }

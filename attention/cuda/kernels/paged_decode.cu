@@ -1,6 +1,6 @@
 #include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/arrival_rows.h"
-#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
 #include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
 
 namespace kvblocks::attention::cuda {

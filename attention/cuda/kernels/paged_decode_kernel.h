@@ -14,7 +14,6 @@
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/decode_deal.h"
 #include "kvblocks/attention/cuda/kernels/decode_items.h"
-#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
 #include "kvblocks/attention/cuda/kernels/decode_loader.h"
 #include "kvblocks/attention/cuda/kernels/decode_merge.h"
 #include "kvblocks/attention/cuda/kernels/decode_plan.h"

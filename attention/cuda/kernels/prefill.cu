@@ -16,7 +16,6 @@
 #include "kvblocks/attention/cuda/kernels/cache_codes.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_by_dims.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rare.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"

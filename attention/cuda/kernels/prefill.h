@@ -2,10 +2,10 @@
 // from pages or from contiguous rows.
 //
 // Two builds of one operation behind one launch: mma.sync kernels for every GPU from compute
-// capability 8.0 on, and wgmma kernels (prefill_hopper.h) that are taken on 9.0. Work is cut into
+// capability 8.0 on, and wgmma kernels that are taken on 9.0. Work is cut into
 // tiles of query rows, a row being a pair of a new token and a head of the group that shares a KV
 // head; grids follow from bounds alone. Where row tiles are fewer than a device does at a time, the
-// keys of each can be cut into equal pieces, whose states LaunchPrefillMerge (prefill_merge.h)
+// keys of each can be cut into equal pieces, whose states LaunchPrefillMerge
 // makes outputs of: how many pieces is up to the caller, PiecesForPrefill says what is fastest.
 // Nothing is allocated.
 
@@ -55,6 +55,49 @@ int64_t PrefillPieceBytes(const PrefillParams& params);
 
 // REQUIRES: TakesPrefill(params); at most kMostPrefillPieces.
 Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params);
+
+// The prefill kernels of compute capability 9.0: what LaunchPrefill takes there where it can.
+
+// Of what TakesPrefill takes: head sizes up to 128, or of 16-bit keys 192 with values of at most 128;
+// K and V as the bulk copy engine can copy them: blocks of a multiple of 8 tokens, strides that are
+// positive and below 2^40 bytes. Queries in codes: over keys in e4m3, rows at multiples of 16 bytes.
+// These are multiplied with K as codes, with sums in some 14 bits; all other products are of 16-bit
+// types in which codes are exact.
+bool TakesPrefillHopper(const PrefillParams& params);
+
+// REQUIRES: both, and a device of compute capability 9.0.
+Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params);
+// Its part for codes.
+Error LaunchPrefillHopperCodes(const LaunchContext& context, const PrefillParams& params);
+
+// Makes outputs of the states that prefill's pieces of keys left (PrefillPieces).
+//
+// States are summed in order, those without keys left out, then the sink is applied. One further
+// state per row may come from elsewhere: what a cascade's requests have behind their prefix. Rows
+// that no request has (from query_start_loc[R] on) are left alone. A warp takes a row of one head;
+// each state is read once.
+
+struct PrefillMergeParams {
+  PrefillPieces pieces;
+  int32_t num_tokens = 0, num_heads = 0, value_dim = 0;  // values: a multiple of 8
+  const int32_t* query_start_loc = nullptr;              // [R + 1]
+  int32_t num_requests = 0;
+  // Of a 16-bit type, dense; null: no further state.
+  const void* other = nullptr;        // [T, H, Dv]
+  const float* other_lses = nullptr;  // [T, H]
+  Element other_element = Element::kBF16;
+
+  const float* sinks = nullptr;
+  float out_scale = 0;  // > 0: out holds codes
+  Rows out;             // of what TakesPrefill takes
+  float* lse = nullptr;
+  int64_t lse_row_stride = 0, lse_head_stride = 0;
+};
+
+// What `params` computes if its pieces leave states.
+PrefillMergeParams MergeOf(const PrefillParams& params);
+
+Error LaunchPrefillMerge(const LaunchContext& context, const PrefillMergeParams& params);
 
 }  // namespace kvblocks::attention::cuda
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_hopper_kernel.h"
 
 namespace kvblocks::attention::cuda {

@@ -16,7 +16,7 @@
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_hopper_producer.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"

@@ -16,7 +16,6 @@
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/expand_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_rows.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 

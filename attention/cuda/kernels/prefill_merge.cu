@@ -1,9 +1,10 @@
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
 #include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
-#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 #include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
@@ -143,12 +144,8 @@ Error LaunchPrefillMerge(const LaunchContext& context, const PrefillMergeParams&
   if (rows == 0 || params.num_requests == 0) return 0;
   const int64_t blocks = (rows + kWarps - 1) / kWarps;
   if (rows > INT32_MAX) return cudaErrorInvalidConfiguration;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(32 * kWarps);
-  config.stream = context.stream;
-  config.overlap_previous = context.can_overlap();
-  return Launch(config, PrefillMergeKernel, params);
+  return Launch(ConfigOf(context, static_cast<unsigned>(blocks), 32 * kWarps), PrefillMergeKernel,
+                params);
 }
 
 int64_t PrefillPieceBytes(const PrefillParams& params) {

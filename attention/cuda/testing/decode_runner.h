@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -33,15 +34,14 @@ struct DeviceMemory {
 };
 
 // PagedCase keeps its cache in vectors, which are 16-byte aligned by their allocator.
-inline PagedCaseOptions DecodeOptions() {
-  PagedCaseOptions options;
-  options.lengths = {1, 63, 64, 65, 0, 150};
-  options.q_lens = {1, 1, 1, 1, 1, 1};
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.key_dim = options.value_dim = 64;
-  options.q_dtype = options.cache_dtype = DType::kBF16;
-  return options;
+inline PagedCaseOptions DecodeOptions(std::vector<int64_t> lengths = {1, 63, 64, 65, 0, 150},
+                                      std::vector<int64_t> q_lens = {}) {
+  return {.lengths = std::move(lengths),
+          .q_lens = std::move(q_lens),
+          .key_dim = 64,
+          .value_dim = 64,
+          .q_dtype = DType::kBF16,
+          .cache_dtype = DType::kBF16};
 }
 
 class DecodeRunner {
@@ -100,18 +100,6 @@ class DecodeRunner {
   DeviceErrorFlags flags_;
   ExecContext context_;
 };
-
-inline std::vector<std::byte> BytesOf(const PagedCase& paged) {
-  std::vector<std::byte> bytes = paged.out.bytes;
-  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
-  return bytes;
-}
-
-inline Tensor Floats(const std::vector<double>& values) {
-  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
-  tensor.Set(values);
-  return tensor;
-}
 
 }  // namespace kvblocks::attention::cuda
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -32,9 +34,12 @@ class PrefillFixture : public testing::TestWithParam<int> {
   }
   // 16-bit queries over a cache of the same type, heads of 64 values.
   static PagedCaseOptions Options(DType type = DType::kBF16) {
-    PagedCaseOptions options;
-    options.q_dtype = options.cache_dtype = type;
-    options.key_dim = options.value_dim = 64;
+    return {.key_dim = 64, .value_dim = 64, .q_dtype = type, .cache_dtype = type};
+  }
+  static PagedCaseOptions Options(std::vector<int64_t> lengths, std::vector<int64_t> q_lens = {}) {
+    PagedCaseOptions options = Options();
+    options.lengths = std::move(lengths);
+    options.q_lens = std::move(q_lens);
     return options;
   }
 };

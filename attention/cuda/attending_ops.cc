@@ -5,13 +5,12 @@
 #include <cstdint>
 
 #include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/cuda/cascade_ops.h"
-#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
+#include "kvblocks/attention/cuda/cuda_ops.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/key_lengths.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
-#include "kvblocks/attention/cuda/prefill_ops.h"
 #include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention::cuda {
@@ -174,4 +173,94 @@ absl::Status Enqueue(CudaCall& call, const Checked<VarlenSelfAttentionArgs>& che
   return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
 }
 
+// Merging attention states.
+
+absl::Status CheckOnCuda(const ExecContext& context, const MergeStatesArgs& args) {
+  CudaChecker check("MergeStates", context, args);
+  check.Values("outs", args.outs).Values("out", args.out).Dense("sinks", args.sinks);
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<MergeStatesArgs>& checked) {
+  const MergeStatesArgs& args = checked.args();
+  MergeStatesParams merge;
+  merge.outs = {args.outs.data, args.outs.stride[1], args.outs.stride[2],
+                ElementOf(args.outs.dtype)};
+  merge.out_state_stride = args.outs.stride[0];
+  merge.lses = {args.lses.as<float>(), args.lses.stride[0], args.lses.stride[1],
+                args.lses.stride[2]};
+  merge.num_states = static_cast<int32_t>(args.outs.extent[0]);
+  merge.num_rows = static_cast<int32_t>(args.out.extent[0]);
+  merge.num_heads = static_cast<int32_t>(args.out.extent[1]);
+  merge.value_dim = static_cast<int32_t>(args.out.extent[2]);
+  merge.tokens_with_context = static_cast<int32_t>(args.tokens_with_context);
+  merge.infinity_is_empty = true;
+  merge.sinks = args.sinks.as<float>();
+  merge.out_scale = args.out_scale;
+  merge.out = RowsOf(args.out);
+  PlaceLse(args.lse, merge);
+  return call.Launch(LaunchMergeStates, merge);
+}
+
+// The operation that chooses rows. Not in row_ops.cc, since its kernels multiply matrices:
+// a program that only moves rows links none of those.
+
+namespace {
+
+constexpr int64_t kMostIndexDim = 512;
+
+}  // namespace
+
+absl::Status CheckOnCuda(const ExecContext& context, const IndexTopkArgs& args) {
+  CudaChecker check("IndexTopk", context, args);
+  check.Values("q", args.q).Values("cache.rows", args.cache.rows).Dense("weights", args.weights);
+  check.Dense("block_table", args.block_table).Dense("indices", args.indices);
+  check.Take(PlanarAligned("IndexTopk", args.cache));
+  if (check.status().ok() && args.q.extent[2] > kMostIndexDim) {
+    check.Take(absl::UnimplementedError(absl::StrCat("IndexTopk: keys of ", args.q.extent[2],
+                                                     " values; CUDA is built for at most ",
+                                                     kMostIndexDim)));
+  }
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<IndexTopkArgs>& checked) {
+  const IndexTopkArgs& args = checked.args();
+  if (args.q.extent[0] == 0) return absl::OkStatus();
+  IndexTopkParams params;
+  params.q = ConstRowsOf(args.q);
+  params.weights = args.weights.as<float>();
+  params.weight_stride = args.weights.stride[0];
+  params.rows = IndexRowsOf(args.cache, args.q.extent[2]);
+  params.batch = RowBatchOf(args);
+  params.num_tokens = static_cast<int32_t>(args.q.extent[0]);
+  params.heads = static_cast<int32_t>(args.q.extent[1]);
+  params.ratio = static_cast<int32_t>(args.ratio);
+  const int64_t covered = args.block_table.extent[1] * args.cache.block_size();
+  params.most_rows =
+      static_cast<int32_t>(std::min({args.max_seq_len / args.ratio, covered, int64_t{INT32_MAX}}));
+  params.as_slots = args.as_slots;
+  params.indices = args.indices.as<int32_t>();
+  params.index_stride = args.indices.stride[0];
+  params.width = static_cast<int32_t>(args.indices.extent[1]);
+  params.lens = args.lens.as<int32_t>();
+  params.lens_stride = args.lens.stride[0];
+  absl::Status status =
+      call.RequireWorkspace(IndexTopkWorkspaceBytes(params.num_tokens, params.most_rows));
+  return status.ok() ? call.Launch(LaunchIndexTopk, params) : status;
+}
+
 }  // namespace kvblocks::attention::cuda
+
+namespace kvblocks::attention {
+
+#define KVBLOCKS_CUDA_OP(Op) KVBLOCKS_DEFINE_ON_CUDA(CudaOps, Op)
+KVBLOCKS_ATTENDING_OPS(KVBLOCKS_CUDA_OP)
+#undef KVBLOCKS_CUDA_OP
+
+const AttentionOps& Cuda() {
+  static const CudaOps ops;
+  return ops;
+}
+
+}  // namespace kvblocks::attention

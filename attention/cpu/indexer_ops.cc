@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
 #include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -149,6 +152,166 @@ absl::Status HostOps::Run(const Checked<CompressTokensArgs>& call) const {
       if ((position + 1) % args.ratio == 0) CompressToken({args, b}, position, t, scratch);
     }
   });
+  return absl::OkStatus();
+}
+
+// Choosing rows by an indexer: CPU_REFERENCE in float64, CPU in float32.
+
+namespace {
+
+// Rows that are scored together: read once for all heads of all tokens of an item.
+constexpr int64_t kTile = 64;
+constexpr int64_t kTokensPerItem = 8;
+
+template <typename Real>
+struct TopkScratch {
+  std::vector<double> row;
+  std::vector<Real> keys;     // [Di][kTile]
+  std::vector<Real> queries;  // [tokens][Hi][Di]
+  std::vector<Real> scores;   // [tokens][rows]
+  std::vector<int32_t> order;
+};
+
+template <typename Real>
+class TopkItem {
+ public:
+  // Tokens [first, last) of request b.
+  TopkItem(const IndexTopkArgs& args, int64_t b, int64_t first, int64_t last,
+           TopkScratch<Real>& scratch)
+      : args_(args), b_(b), first_(first), last_(last), scratch_(scratch) {
+    end_ = IndexAt(args.query_start_loc, b + 1);
+    num_rows_ = NumRows(last - 1);
+  }
+
+  void Run() {
+    LoadQueries();
+    scratch_.scores.assign((last_ - first_) * num_rows_, 0);
+    for (int64_t row = 0; row < num_rows_; row += kTile) ScoreTile(row);
+    for (int64_t t = first_; t < last_; ++t) Choose(t);
+  }
+
+ private:
+  int64_t heads() const { return args_.q.extent[1]; }
+  int64_t dim() const { return args_.q.extent[2]; }
+  // Rows that a token sees.
+  int64_t NumRows(int64_t t) const {
+    return (IndexAt(args_.seq_lens, b_) - (end_ - t) + 1) / args_.ratio;
+  }
+  int64_t SlotOf(int64_t row) const {
+    const int64_t block_size = args_.cache.block_size();
+    int32_t block;
+    std::memcpy(&block, args_.block_table.At(b_, row / block_size), sizeof(block));
+    return block * block_size + row % block_size;
+  }
+
+  void LoadQueries() {
+    scratch_.row.resize(dim());
+    scratch_.queries.resize((last_ - first_) * heads() * dim());
+    Real* to = scratch_.queries.data();
+    for (int64_t t = first_; t < last_; ++t) {
+      for (int64_t h = 0; h < heads(); ++h, to += dim()) {
+        LoadElements(args_.q.dtype, args_.q.At(t, h), args_.q.stride[2], dim(),
+                     scratch_.row.data());
+        std::copy(scratch_.row.begin(), scratch_.row.end(), to);
+      }
+    }
+  }
+
+  void ScoreTile(int64_t first_row) {
+    const int64_t count = std::min(kTile, num_rows_ - first_row);
+    scratch_.keys.resize(dim() * kTile);
+    for (int64_t r = 0; r < count; ++r) {
+      ReadIndexRow(args_.cache, SlotOf(first_row + r), dim(), scratch_.row.data());
+      for (int64_t d = 0; d < dim(); ++d) {
+        scratch_.keys[d * kTile + r] = static_cast<Real>(scratch_.row[d]);
+      }
+    }
+    const Real* query = scratch_.queries.data();
+    for (int64_t t = first_; t < last_; ++t) {
+      Real* const scores = &scratch_.scores[(t - first_) * num_rows_ + first_row];
+      for (int64_t h = 0; h < heads(); ++h, query += dim()) {
+        if (NumRows(t) <= first_row) continue;
+        Real products[kTile] = {};
+        for (int64_t d = 0; d < dim(); ++d) {
+          const Real* const keys = &scratch_.keys[d * kTile];
+          for (int64_t r = 0; r < kTile; ++r) products[r] += query[d] * keys[r];
+        }
+        float weight;
+        std::memcpy(&weight, args_.weights.At(t, h), sizeof(weight));
+        for (int64_t r = 0; r < count; ++r) {
+          // A NaN stays one, which max would not keep.
+          const Real positive = products[r] < 0 ? 0 : products[r];
+          scores[r] += static_cast<Real>(weight) * positive;
+        }
+      }
+    }
+  }
+
+  void Choose(int64_t t) {
+    const int64_t num_rows = NumRows(t), width = args_.indices.extent[1];
+    const int64_t chosen = std::min(num_rows, width);
+    Real* const scores = num_rows == 0 ? nullptr : &scratch_.scores[(t - first_) * num_rows_];
+    std::vector<int32_t>& order = scratch_.order;
+    order.resize(num_rows);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      order[row] = static_cast<int32_t>(row);
+      if (std::isnan(scores[row])) scores[row] = -std::numeric_limits<Real>::infinity();
+    }
+    if (chosen < num_rows) {
+      std::nth_element(order.begin(), order.begin() + chosen, order.end(),
+                       [&](int32_t a, int32_t b) {
+                         return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                       });
+      std::sort(order.begin(), order.begin() + chosen);
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      int32_t index = -1;
+      if (i < chosen) {
+        index = args_.as_slots ? static_cast<int32_t>(SlotOf(order[i])) : order[i];
+      }
+      std::memcpy(args_.indices.At(t, i), &index, sizeof(index));
+    }
+    const auto length = static_cast<int32_t>(chosen);
+    std::memcpy(args_.lens.At(t), &length, sizeof(length));
+  }
+
+  const IndexTopkArgs& args_;
+  int64_t b_, first_, last_, end_, num_rows_;
+  TopkScratch<Real>& scratch_;
+};
+
+template <typename Real>
+void RunTopk(const Checked<IndexTopkArgs>& call) {
+  const IndexTopkArgs& args = call.args();
+  const int64_t num_tokens = args.q.extent[0], num_requests = args.seq_lens.extent[0];
+  // Items are runs of tokens; one that holds tokens of two requests is done in two parts.
+  ParallelFor(call.context().threads, CeilDiv(num_tokens, kTokensPerItem), [&](int64_t item, int) {
+    thread_local TopkScratch<Real> scratch;
+    const int64_t last = std::min((item + 1) * kTokensPerItem, num_tokens);
+    int64_t b = 0;
+    for (int64_t t = item * kTokensPerItem; t < last;) {
+      while (b + 1 < num_requests && IndexAt(args.query_start_loc, b + 1) <= t) ++b;
+      const int64_t end = std::min(last, IndexAt(args.query_start_loc, b + 1));
+      TopkItem<Real>(args, b, t, end, scratch).Run();
+      t = end;
+    }
+  });
+}
+
+}  // namespace
+
+absl::Status CpuReferenceOps::Run(const Checked<IndexTopkArgs>& call) const {
+  RunTopk<double>(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::Run(const Checked<IndexTopkArgs>& call) const {
+  const IndexTopkArgs& args = call.args();
+  if (args.q.dtype == DType::kF64 || args.cache.rows.dtype == DType::kF64) {
+    RunTopk<double>(call);
+  } else {
+    RunTopk<float>(call);
+  }
   return absl::OkStatus();
 }
 
