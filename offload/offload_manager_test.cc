@@ -62,16 +62,6 @@ class Tiers {
   std::unique_ptr<OffloadManager> manager_;
 };
 
-TEST(OffloadManagerTest, WhatWasStoredIsFoundUpToTheLastTokenButOne) {
-  Tiers tiers(List{{.capacity_slots = 10}});
-  const PrefixContent content = tiers.Content(16);
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
-  EXPECT_EQ(tiers.Found(content), 12);
-  EXPECT_EQ(tiers.Found(tiers.Content(17)), 16);
-  EXPECT_EQ(tiers.Found(tiers.Content(17, 1)), 0);
-}
-
 TEST(OffloadManagerTest, AStoreUnderWayIsNotReadable) {
   Tiers tiers(List{{.capacity_slots = 10}});
   const PrefixContent content = tiers.Content(17);
@@ -251,14 +241,6 @@ TEST(OffloadManagerTest, SlotsForAllGroupsHoldAGthOfWhatPackedOnesHold) {
   EXPECT_EQ(held(SlotLayout::kPacked), std::pair(64L, 32L));
   EXPECT_EQ(held(SlotLayout::kLargestGroup), std::pair(64L, 32L));
   EXPECT_EQ(held(SlotLayout::kAllGroups), std::pair(8L, 4L));
-}
-
-TEST(OffloadManagerTest, UnequalGroupsWasteTheRestOfTheLargestSlot) {
-  Tiers packed(List{{.capacity_bytes = 1200}}, {Full(4), Full(8)});
-  Tiers largest(List{{.capacity_bytes = 1200, .layout = SlotLayout::kLargestGroup}}, {Full(4), Full(8)});
-  const PrefixContent content = packed.Content(40);
-  EXPECT_THAT(packed.Store(content).writes, SizeIs(7));   // 5 of 128 and 2 of 256
-  EXPECT_THAT(largest.Store(content).writes, SizeIs(4));  // of 256
 }
 
 TEST(OffloadManagerTest, AnExclusiveTierGivesAwayWhatWasLoaded) {
