@@ -102,38 +102,6 @@ TEST(RequestTest, TellsTheBlocksThatItStillNeeds) {
   EXPECT_LT(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/true), 16);
 }
 
-TEST(RequestTest, DestroyedRequestGivesItsBlocksBack) {
-  const auto manager = Manager(8, {Full(4)});
-  auto shared = NewRequest(*manager, Tokens(8));
-  ASSERT_TRUE(Step(*manager, *shared, 8));
-  {
-    const auto other = NewRequest(*manager, Tokens(9));
-    ASSERT_TRUE(Step(*manager, *other, 5));
-    EXPECT_EQ(manager->num_requests_holding_blocks(), 2);
-    EXPECT_EQ(manager->pool().block(1).ref_count, 2);
-  }
-  EXPECT_EQ(manager->num_requests_holding_blocks(), 1);
-  EXPECT_EQ(manager->pool().block(1).ref_count, 1);
-  shared.reset();
-  EXPECT_EQ(manager->usage(), 0.0);
-  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-}
-
-TEST(RequestTest, HoldersLeaveInAnyOrder) {
-  const auto manager = Manager(8, {Full(4)});
-  for (int victim = 0; victim < 3; ++victim) {
-    std::vector<std::unique_ptr<Request>> requests;
-    for (int i = 0; i < 3; ++i) {
-      requests.push_back(NewRequest(*manager, Tokens(3, 100 * i)));
-      ASSERT_TRUE(Step(*manager, *requests.back(), 3));
-    }
-    requests.erase(requests.begin() + victim);
-    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-    for (const auto& request : requests) EXPECT_TRUE(manager->Free(*request).ok());
-    EXPECT_EQ(manager->num_requests_holding_blocks(), 0);
-  }
-}
-
 TEST(RequestTest, OutlivesItsManager) {
   auto manager = Manager(8, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(8));

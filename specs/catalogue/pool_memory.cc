@@ -47,13 +47,6 @@ MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks) 
   return reserves;
 }
 
-void SetMeasuredReserves(PoolMemory* memory) {
-  const MeasuredReserves measured = MeasuredReservesOf(
-      memory->model, memory->tensor_parallel * (memory->model.experts ? memory->data_parallel : 1));
-  memory->activation_gb = measured.activation_gb;
-  memory->graph_gb = measured.other_gb;
-}
-
 double WeightGbPerDevice(const PoolMemory& memory) {
   const ModelFacts& model = memory.model;
   const double all = model.weight_bytes() / 1e9;

@@ -61,15 +61,13 @@ TEST(PoolMemoryTest, WhatADeviceReportsCounts) {
 
 TEST(PoolMemoryTest, MeasuredReservesFollowArchitectureAndRanks) {
   constexpr double kGib = 1.073741824;
-  PoolMemory memory = Llama8bPool();
-  SetMeasuredReserves(&memory);
-  EXPECT_DOUBLE_EQ(memory.activation_gb, 1.89 * kGib);
-  EXPECT_DOUBLE_EQ(memory.graph_gb, 0.27 * kGib);
-  EXPECT_EQ(MeasuredReservesOf(memory.model, 1).source, "vLLM 0.19 on H100, llama");
-  memory.tensor_parallel = 4;
-  SetMeasuredReserves(&memory);
-  EXPECT_DOUBLE_EQ(memory.activation_gb, 1.89 * kGib);
-  EXPECT_DOUBLE_EQ(memory.graph_gb, 2.1 * kGib);
+  const ModelFacts llama = Llama8bPool().model;
+  for (const int64_t ranks : {1, 4}) {
+    const MeasuredReserves measured = MeasuredReservesOf(llama, ranks);
+    EXPECT_DOUBLE_EQ(measured.activation_gb, 1.89 * kGib);
+    EXPECT_DOUBLE_EQ(measured.other_gb, (ranks == 1 ? 0.27 : 2.1) * kGib);
+    EXPECT_EQ(measured.source, "vLLM 0.19 on H100, llama");
+  }
   // Not measured: as others of their kind.
   const ModelFacts glm = *Catalogue::BuiltIn().FindModel("glm-4.5");
   EXPECT_DOUBLE_EQ(MeasuredReservesOf(glm, 1).activation_gb, 2.5 * kGib);

@@ -40,10 +40,6 @@ int64_t LastThatFits(int64_t limit, Fits fits) {
 
 }  // namespace
 
-int64_t BlockStaircase::At(int64_t length) const {
-  return Saturated(CheckedInt64(added) + std::min(cap, CeilDiv(length, step)));
-}
-
 std::vector<int64_t> PoolCapacity::BlocksPerRequest(int64_t length) const {
   std::vector<int64_t> blocks;
   blocks.reserve(groups.size());

@@ -8,8 +8,8 @@
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/merge.h"
 #include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/stored_specs.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 namespace {

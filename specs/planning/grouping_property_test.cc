@@ -9,7 +9,6 @@
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/layer_groups.h"
 #include "kvblocks/specs/planning/pool_sizing.h"
-#include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
 

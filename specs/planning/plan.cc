@@ -10,7 +10,6 @@
 #include "kvblocks/specs/planning/memory_map.h"
 #include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_options.h"
-#include "kvblocks/specs/planning/request_demand.h"
 
 namespace kvblocks {
 namespace {}  // namespace

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 #include "kvblocks/specs/planning/testing/plan_test_helpers.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 

@@ -13,7 +13,6 @@
 #include "kvblocks/specs/planning/memory_map.h"
 #include "kvblocks/specs/planning/plan_inputs.h"
 #include "kvblocks/specs/planning/pool_sizing.h"
-#include "kvblocks/specs/planning/request_demand.h"
 
 namespace kvblocks {
 namespace {

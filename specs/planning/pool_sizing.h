@@ -15,6 +15,7 @@
 #include "kvblocks/specs/planning/capacity.h"
 #include "kvblocks/specs/planning/grouping.h"
 #include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_inputs.h"
 #include "kvblocks/specs/planning/plan_options.h"
 
@@ -58,6 +59,29 @@ struct ChunkSize {
 // that a chunk holds more than 4,096 of them, only the multiples near the limit are considered.
 // REQUIRES: page_bytes is not empty, each at least 1.
 std::vector<ChunkSize> ChunkSizes(std::span<const int64_t> page_bytes, int64_t max_bytes);
+
+// PlanBlockSizes: in which steps the scheduler counts computed tokens, and how finely prefixes are
+// hashed.
+//
+// The scheduler's step is a multiple of every group's block; the hash block divides every group's
+// block. A group with a coarser block takes the hash at its block's end.
+
+struct PlannedBlockSizes {
+  int64_t scheduler = 1;
+  int64_t hash = 1;
+
+  friend bool operator==(const PlannedBlockSizes&, const PlannedBlockSizes&) = default;
+};
+
+// Tokens that one block of the group covers over all context-parallel ranks. States are not split.
+int64_t EffectiveBlockSize(const KvCacheSpec& spec, int64_t decode_context_parallel);
+
+// One spec per group. Errors: E-1 if the common multiple is out of range, E-13 if the match unit
+// does not divide a group's block size.
+std::optional<PlannedBlockSizes> PlanBlockSizes(std::span<const KvCacheSpec> groups,
+                                                int64_t decode_context_parallel, bool hashes_needed,
+                                                std::optional<int64_t> match_unit,
+                                                std::vector<PlanError>* errors);
 
 }  // namespace kvblocks
 
