@@ -198,6 +198,29 @@ TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
   }
 }
 
+// V-118: a state that moves is copied before the step computes anything, so no hit ends there in it.
+TEST(VersionRulesTest, AStateThatMovedIsNotHitInTheSameStep) {
+  KvCacheManagerOptions options{.partial_hits = true};
+  options.semantics.trusts_hits = true;  // the rows in the group beside are no reason to wait
+  const auto manager = Manager(FullAndStates(4), options);
+  const auto donor = NewRequest(*manager, Tokens(7), "donor");
+  StepWithCopies(*manager, *donor, 6);
+  const BlockId state = manager->GetBlocks(*donor, 1)[1];
+  manager->NewStepStarts();
+  ASSERT_TRUE(Step(*manager, *donor, 1).has_value());
+  const std::vector<BlockCopy> copies = manager->TakeBlockCopies();
+  ASSERT_EQ(copies.size(), 1u);
+  ASSERT_EQ(copies[0].source, state);
+
+  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  ASSERT_EQ(hits.blocks(1)[1], copies[0].target);
+  EXPECT_FALSE(Step(*manager, *request, 3).has_value());
+  ASSERT_TRUE(manager->ReleaseBlockCopies(copies).ok());
+  StepWithCopies(*manager, *request, 3);
+}
+
 // V-115, BM-122: where groups drop, what is registered of states is not rounded, so a step may end
 // where a resend can use its state although no hit ends inside a block there (the window's blocks are
 // too large for that). The engine registers it all the same, and moves it to a block of its own.
