@@ -253,17 +253,8 @@ BlockHash CborRoot(bool is_sha256, std::string_view seed) {
 }  // namespace
 
 std::string_view HashAlgorithmName(HashAlgorithm algorithm) {
-  switch (algorithm) {
-    case HashAlgorithm::kSha256:
-      return "sha256";
-    case HashAlgorithm::kXxh3_128:
-      return "xxh3_128";
-    case HashAlgorithm::kSha256Cbor:
-      return "sha256_cbor";
-    case HashAlgorithm::kXxh3_128Cbor:
-      return "xxhash_cbor";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"sha256", "xxh3_128", "sha256_cbor", "xxhash_cbor"};
+  return kNames[static_cast<size_t>(algorithm)];
 }
 
 absl::StatusOr<HashAlgorithm> ParseHashAlgorithm(std::string_view name) {

@@ -99,25 +99,6 @@ TEST_P(BlockHashFramingTest, BytesDoNotMoveBetweenTokensAndExtraKeys) {
   EXPECT_GT(identities_.size(), 20u);
 }
 
-TEST_P(BlockHashFramingTest, BytesDoNotMoveBetweenTheKeys) {
-  // "abcdef" cut in two at every place and given to every pair of kinds, and whole to one kind.
-  const std::string text = "abcdef";
-  const std::array<Kind, 4> kinds = {Kind::kLora, Kind::kMultimodal, Kind::kSalt,
-                                     Kind::kPromptEmbedding};
-  size_t expected = 0;
-  for (const Kind first : kinds) {
-    Add({7}, {{first, text, 0}});
-    ++expected;
-    for (const Kind second : kinds) {
-      for (size_t cut = 0; cut <= text.size(); ++cut) {
-        Add({7}, {{first, text.substr(0, cut), 0}, {second, text.substr(cut), 0}});
-        ++expected;
-      }
-    }
-  }
-  EXPECT_EQ(identities_.size(), expected);
-}
-
 TEST_P(BlockHashFramingTest, AKeyInsideAValueIsNoSecondKey) {
   const ExtraKeys inner = {{Kind::kSalt, "secret", 0}};
   const std::string encoded = EncodeExtraKeys(inner);
@@ -128,21 +109,6 @@ TEST_P(BlockHashFramingTest, AKeyInsideAValueIsNoSecondKey) {
   EXPECT_EQ(identities_.size(), 4u);
 }
 
-TEST_P(BlockHashFramingTest, EmptyIsNotAbsent) {
-  AddWithoutKeys({});
-  AddWithoutKeys({0});
-  AddWithoutKeys({0, 0});
-  identities_.Add(hasher_.Hash(hasher_.root(), {}, std::string_view()), "empty bytes");
-  Add({}, {});
-  Add({0}, {});
-  Add({0}, {{Kind::kLora, "", 0}});
-  Add({0}, {{Kind::kSalt, "", 0}});
-  Add({0}, {{Kind::kSalt, "", 0}, {Kind::kSalt, "", 0}});
-  Add({0}, {{Kind::kSalt, kNul, 0}});
-  Add({0}, {{Kind::kSalt, kNul + kNul, 0}});
-  EXPECT_EQ(identities_.size(), 11u);
-}
-
 TEST_P(BlockHashFramingTest, OffsetsOfAnyWidthCount) {
   for (const int64_t offset :
        {int64_t{0}, int64_t{1}, int64_t{-1}, int64_t{256}, int64_t{1} << 31, int64_t{1} << 32,
@@ -150,18 +116,6 @@ TEST_P(BlockHashFramingTest, OffsetsOfAnyWidthCount) {
     Add({7}, {{Kind::kMultimodal, "image", offset}});
   }
   EXPECT_EQ(identities_.size(), 10u);
-}
-
-TEST_P(BlockHashFramingTest, OrderAndRepetitionCount) {
-  const ExtraKey a = {Kind::kMultimodal, "a", 0};
-  const ExtraKey b = {Kind::kMultimodal, "b", 0};
-  for (const ExtraKeys& keys :
-       {ExtraKeys{a}, ExtraKeys{b}, ExtraKeys{a, b}, ExtraKeys{b, a}, ExtraKeys{a, a}}) {
-    Add({7}, keys);
-  }
-  AddWithoutKeys({1, 2});
-  AddWithoutKeys({2, 1});
-  EXPECT_EQ(identities_.size(), 7u);
 }
 
 TEST_P(BlockHashFramingTest, TheParentIsNoToken) {
@@ -231,23 +185,6 @@ class ContentIdentityTest : public testing::Test {
   const std::vector<TokenId> tokens_ = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 };
 
-TEST_F(ContentIdentityTest, SaltAndAdapterAreNotExchangeable) {
-  ExpectDisjoint({.token_ids = tokens_, .lora_name = "x"}, {.token_ids = tokens_});
-  ExpectDisjoint({.token_ids = tokens_, .cache_salt = "x"}, {.token_ids = tokens_});
-  ExpectDisjoint({.token_ids = tokens_, .lora_name = "x"},
-                 {.token_ids = tokens_, .cache_salt = "x"});
-  ExpectDisjoint({.token_ids = tokens_, .lora_name = "ab", .cache_salt = "c"},
-                 {.token_ids = tokens_, .lora_name = "a", .cache_salt = "bc"});
-  ExpectDisjoint({.token_ids = tokens_, .cache_salt = "x"},
-                 {.token_ids = tokens_, .cache_salt = "x" + kNul});
-}
-
-TEST_F(ContentIdentityTest, PositionIsPartOfTheContent) {
-  const auto hashes = HashesOf({.token_ids = tokens_});
-  EXPECT_FALSE(hashes[0] == hashes[1]) << "equal tokens at another position";
-  EXPECT_FALSE(hashes[1] == hashes[2]);
-}
-
 TEST_F(ContentIdentityTest, TheSameImageElsewhereIsAnotherContent) {
   const auto with = [&](std::vector<MultimodalFeature> features) {
     return PrefixContent::Options{.token_ids = tokens_, .features = std::move(features)};
@@ -261,13 +198,6 @@ TEST_F(ContentIdentityTest, TheSameImageElsewhereIsAnotherContent) {
   const auto two = HashesOf(with({{"i", 2, 2}, {"i", 4, 2}}));
   EXPECT_EQ(spanning[0], two[0]);
   EXPECT_FALSE(spanning[1] == two[1]);
-}
-
-TEST_F(ContentIdentityTest, AnEmbeddingDigestIsNoSalt) {
-  const auto digest = [](int64_t begin, int64_t) { return begin == 0 ? "x" : ""; };
-  ExpectDisjoint({.token_ids = tokens_, .embedding_digest = digest},
-                 {.token_ids = tokens_, .cache_salt = "x"});
-  ExpectDisjoint({.token_ids = tokens_, .embedding_digest = digest}, {.token_ids = tokens_});
 }
 
 TEST_F(ContentIdentityTest, TheRootSeparatesSeeds) {

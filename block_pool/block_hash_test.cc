@@ -1,13 +1,23 @@
 #include "kvblocks/block_pool/block_hash.h"
 
+#include <cstdint>
+#include <limits>
 #include <numeric>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/cbor.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::vector<TokenId> Tokens(TokenId first, size_t count) {
   std::vector<TokenId> tokens(count);
@@ -93,15 +103,6 @@ TEST_P(BlockHasherTest, LookaheadTokensAreNoTokensOfTheBlock) {
   }
 }
 
-TEST_P(BlockHasherTest, EqualSeedsAgreeAndOthersDoNot) {
-  const auto tokens = Tokens(0, 16);
-  const auto hash = [&](const BlockHasher& h) { return h.Hash(h.root(), tokens, std::nullopt); };
-  EXPECT_EQ(BlockHasher(GetParam(), "seed").root(), hasher_.root());
-  EXPECT_EQ(hash(BlockHasher(GetParam(), "seed")), hash(hasher_));
-  EXPECT_FALSE(hash(BlockHasher(GetParam(), "seeD")) == hash(hasher_));
-  EXPECT_FALSE(hash(BlockHasher(GetParam(), "")) == hash(hasher_));
-}
-
 TEST_P(BlockHasherTest, WithoutSeedTheRootIsOnePerProcess) {
   if (GetParam() == HashAlgorithm::kSha256Cbor) return;  // V-50: that of vLLM
   EXPECT_EQ(BlockHasher(GetParam()).root(), BlockHasher(GetParam()).root());
@@ -142,14 +143,6 @@ TEST_P(BlockHasherTest, EveryInputCounts) {
   }
 }
 
-TEST_P(BlockHasherTest, TokensAndExtraKeysDoNotRunIntoEachOther) {
-  const std::vector<TokenId> two = {1, 2};
-  const std::vector<TokenId> one = {1};
-  const std::string_view bytes_of_2("\2\0\0\0", 4);
-  EXPECT_FALSE(hasher_.Hash(hasher_.root(), two, "") ==
-               hasher_.Hash(hasher_.root(), one, bytes_of_2));
-}
-
 TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
   // 2,048 bytes are 40 of preamble and 502 tokens: one size below, at and above it. In CBOR they
   // are 382 tokens of up to 5 bytes, with what surrounds them and room for padding.
@@ -186,6 +179,150 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, BlockHasherTest,
                          [](const auto& test) {
                            return std::string(HashAlgorithmName(test.param));
                          });
+
+std::string Int(int64_t value) {
+  std::string out;
+  cbor::AppendInt(value, out);
+  return absl::BytesToHexString(out);
+}
+
+std::string Int32(int32_t value) {
+  char bytes[8];
+  return absl::BytesToHexString(
+      absl::string_view(bytes, static_cast<size_t>(cbor::WriteInt32(value, bytes) - bytes)));
+}
+
+// Appendix A of RFC 8949, and the values where a longer form begins.
+TEST(CborTest, IntegersHaveTheirShortestForm) {
+  const std::pair<int64_t, const char*> cases[] = {
+      {0, "00"},
+      {1, "01"},
+      {23, "17"},
+      {24, "1818"},
+      {100, "1864"},
+      {255, "18ff"},
+      {256, "190100"},
+      {1000, "1903e8"},
+      {65535, "19ffff"},
+      {65536, "1a00010000"},
+      {1000000, "1a000f4240"},
+      {4294967295, "1affffffff"},
+      {4294967296, "1b0000000100000000"},
+      {1000000000000, "1b000000e8d4a51000"},
+      {std::numeric_limits<int64_t>::max(), "1b7fffffffffffffff"},
+      {-1, "20"},
+      {-24, "37"},
+      {-25, "3818"},
+      {-100, "3863"},
+      {-256, "38ff"},
+      {-257, "390100"},
+      {-1000, "3903e7"},
+      {-65536, "39ffff"},
+      {-65537, "3a00010000"},
+      {-4294967296, "3affffffff"},
+      {-4294967297, "3b0000000100000000"},
+      {std::numeric_limits<int64_t>::min(), "3b7fffffffffffffff"},
+  };
+  for (const auto& [value, bytes] : cases) EXPECT_EQ(Int(value), bytes) << value;
+}
+
+TEST(CborTest, TokensAreIntegers) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 100000; ++i) {
+    const auto value = static_cast<int32_t>(random()) >> (random() % 32);
+    ASSERT_EQ(Int32(value), Int(value)) << value;
+  }
+  for (const int32_t edge : {0, 24, 0x100, 0x10000}) {
+    for (int32_t value : {edge - 1, edge, -edge - 1, -edge, -edge + 1}) {
+      EXPECT_EQ(Int32(value), Int(value)) << value;
+    }
+  }
+  EXPECT_EQ(Int32(std::numeric_limits<int32_t>::max()), "1a7fffffff");
+  EXPECT_EQ(Int32(std::numeric_limits<int32_t>::min()), "3a7fffffff");
+}
+
+TEST(CborTest, StringsAndArraysBeginWithTheirLength) {
+  const auto hex = [](auto append) {
+    std::string out = "-";  // is appended to
+    append(out);
+    return absl::BytesToHexString(out.substr(1));
+  };
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendText("", out); }), "60");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendText("IETF", out); }), "6449455446");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendBytes("\1\2\3\4", out); }), "4401020304");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendArray(0, out); }), "80");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendArray(24, out); }), "9818");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendText(std::string(24, 'a'), out); }).substr(0, 6),
+            "781861");
+  EXPECT_EQ(hex([](auto& out) { cbor::AppendBytes(std::string(70000, '\0'), out); }).substr(0, 12),
+            "5a0001117000");
+}
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+TEST(ExtraKeysTest, SortedDisjointFeaturesAreValid) {
+  EXPECT_TRUE(ValidateFeatures({}).ok());
+  EXPECT_TRUE(ValidateFeatures({{"a", 0, 1}}).ok());
+  EXPECT_TRUE(ValidateFeatures({{"a", 0, 4}, {"b", 4, 1}, {"b", 9, 3}}).ok());
+  EXPECT_TRUE(ValidateFeatures({{"a", kMax - 1, 1}}).ok());
+}
+
+TEST(ExtraKeysTest, InvalidFeaturesAreRefusedByIndexValueAndLimit) {
+  struct Case {
+    std::vector<MultimodalFeature> features;
+    const char* message;
+  };
+  const Case cases[] = {
+      {{{"a", 0, 0}}, "multimodal feature 0 has length 0, expected at least 1"},
+      {{{"a", 0, 3}, {"b", 5, -2}}, "multimodal feature 1 has length -2, expected at least 1"},
+      {{{"a", -1, 3}}, "multimodal feature 0 starts at token -1, expected at least 0"},
+      {{{"a", 0, 4}, {"b", 3, 1}}, "multimodal feature 1 starts at token 3, expected at least 4"},
+      {{{"a", 8, 4}, {"b", 0, 4}}, "must be sorted by offset and must not overlap"},
+      {{{"a", 0, 4}, {"a", 0, 4}}, "multimodal feature 1 starts at token 0, expected at least 4"},
+      {{{"a", 1, kMax}}, "ends beyond the range of 64 bits"},
+      {{{"a", kMax, 1}}, "ends beyond the range of 64 bits"},
+      {{{"a", 0, std::numeric_limits<int64_t>::min()}}, "expected at least 1"},
+  };
+  for (const Case& c : cases) {
+    const absl::Status status = ValidateFeatures(c.features);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.message));
+  }
+}
+
+TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
+  using Kind = ExtraKey::Kind;
+  const std::vector<ExtraKeys> lists = {
+      {{Kind::kLora, "ab", 0}},
+      {{Kind::kSalt, "ab", 0}},
+      {{Kind::kPromptEmbedding, "ab", 0}},
+      {{Kind::kMultimodal, "ab", 0}},
+      {{Kind::kMultimodal, "ab", 1}},
+      {{Kind::kMultimodal, "ab", -1}},
+      {{Kind::kLora, "a", 0}, {Kind::kLora, "b", 0}},
+      {{Kind::kLora, "b", 0}, {Kind::kLora, "a", 0}},
+      {{Kind::kLora, "", 0}, {Kind::kLora, "ab", 0}},
+      {{Kind::kLora, "ab", 0}, {Kind::kLora, "", 0}},
+      {{Kind::kLora, "", 0}},
+      // V-52: the path counts, apart from the name.
+      {{Kind::kLora, "ab", 0, "p"}},
+      {{Kind::kLora, "ab", 0, "q"}},
+      {{Kind::kLora, "abp", 0}},
+      {{Kind::kLora, "a", 0, "bp"}},
+      {{Kind::kLora, "", 0, "ab"}},
+      {{Kind::kLora, std::string("a\0b", 3), 0}},
+      // The encoding of one key inside the value of another.
+      {{Kind::kLora, EncodeExtraKeys({{Kind::kLora, "ab", 0}}), 0}},
+  };
+  std::set<std::string> encodings;
+  std::set<std::string> as_cbor;
+  for (const ExtraKeys& list : lists) {
+    encodings.insert(EncodeExtraKeys(list));
+    as_cbor.insert(EncodeExtraKeysAsCbor(list));
+  }
+  EXPECT_EQ(encodings.size(), lists.size());
+  EXPECT_EQ(as_cbor.size(), lists.size());
+}
 
 }  // namespace
 }  // namespace kvblocks

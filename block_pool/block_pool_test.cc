@@ -86,27 +86,6 @@ TEST(BlockPoolTest, PoolLargerThanTheMemoryOfTheMachineIsRefused) {
               testing::HasSubstr("num_blocks is 2147483646, whose book-keeping takes"));
 }
 
-TEST(BlockPoolTest, PoolOfTheNullBlockAloneIsNeverFull) {
-  const auto pool = Pool({.num_blocks = 1});
-  EXPECT_EQ(pool->usage(), 0.0);
-  EXPECT_EQ(pool->num_free(), 0);
-  EXPECT_FALSE(pool->Fits(1, 0));
-  EXPECT_THAT(Take(*pool, 0), IsEmpty());
-  EXPECT_TRUE(pool->ResetPrefixCache());
-  EXPECT_TRUE(pool->CheckInvariants().ok());
-}
-
-TEST(BlockPoolTest, TakenBlocksHaveOneReference) {
-  const auto pool = Pool({.num_blocks = 4});
-  EXPECT_THAT(Take(*pool, 2), ElementsAre(1, 2));
-  EXPECT_EQ(pool->block(1).ref_count, 1);
-  EXPECT_EQ(pool->num_live(), 2);
-  EXPECT_DOUBLE_EQ(pool->usage(), 2.0 / 3.0);
-  EXPECT_TRUE(pool->Fits(1, 0));
-  EXPECT_FALSE(pool->Fits(2, 0));
-  EXPECT_FALSE(pool->Fits(kMax, 0));
-}
-
 TEST(BlockPoolTest, CountsTellLiveCachedAndFreeApart) {
   const auto pool = Pool({.num_blocks = 10});
   const auto permanent = pool->TakePermanentBlocks(2);
@@ -177,18 +156,6 @@ TEST(BlockPoolTest, IdsFromOutsideAreChecked) {
   EXPECT_TRUE(pool->CheckTouchable({2, 0, 5, 2}).ok());
 }
 
-TEST(BlockPoolTest, PermanentBlocksLeaveForGood) {
-  const auto pool = Pool({.num_blocks = 4});
-  EXPECT_EQ(*pool->TakePermanentBlocks(2), (std::vector<BlockId>{1, 2}));
-  EXPECT_EQ(pool->usage(), 0.0);
-  EXPECT_TRUE(pool->ResetPrefixCache());
-  EXPECT_EQ(pool->TakePermanentBlocks(2).status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(pool->TakePermanentBlocks(-1).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(*pool->TakePermanentBlocks(1), (std::vector<BlockId>{3}));
-  EXPECT_EQ(pool->usage(), 0.0);  // nothing is left to hand out
-  EXPECT_TRUE(pool->CheckInvariants().ok());
-}
-
 TEST(BlockPoolTest, ReusedBlockLosesItsKey) {
   const auto pool = Pool({.num_blocks = 3, .enable_events = true});
   const PrefixContent content = Content(8);
@@ -252,31 +219,6 @@ TEST(BlockPoolTest, ResetWaitsUntilNothingIsReferenced) {
   EXPECT_TRUE(pool->CheckInvariants().ok());
 }
 
-TEST(BlockPoolTest, KeysOfGroupsAreApart) {
-  const auto pool = Pool({.num_blocks = 6});
-  const PrefixContent content = Content(4);
-  Take(*pool, 3);
-  pool->CacheFullBlocks(content, {2}, 0, 1, 4, 0);
-  pool->CacheFullBlocks(content, {1}, 0, 1, 4, 1);
-  const BlockHash& hash = content.hashes()[0];
-  EXPECT_EQ(pool->FindCached(hash, 0), 2);
-  EXPECT_EQ(pool->FindCached(hash, 1), 1);
-  EXPECT_EQ(pool->FindCached(hash, 2), kNullBlockId);
-}
-
-TEST(BlockPoolTest, EqualContentIsRegisteredTwiceAndTheEarliestIsFound) {
-  const auto pool = Pool({.num_blocks = 4});
-  const PrefixContent content = Content(4);
-  Take(*pool, 2);
-  pool->CacheFullBlocks(content, {2}, 0, 1, 4, 0);
-  pool->CacheFullBlocks(content, {1}, 0, 1, 4, 0);
-  EXPECT_EQ(pool->num_keys(), 1);
-  EXPECT_EQ(pool->num_keyed_blocks(), 2);
-  EXPECT_EQ(pool->FindCached(content.hashes()[0], 0), 2);
-  ASSERT_TRUE(pool->EvictBlocks({2}).ok());
-  EXPECT_EQ(pool->FindCached(content.hashes()[0], 0), 1);
-}
-
 TEST(BlockPoolTest, EmptyRangeIsNoRegistration) {
   const auto pool = Pool({.num_blocks = 4});
   const std::string before = State(*pool);
@@ -305,20 +247,6 @@ TEST(BlockPoolTest, NullAndMaskedPositionsSplitTheStoredRuns) {
                     .group_idx = 2});
   };
   EXPECT_THAT(pool->TakeEvents(), ElementsAre(stored(1), stored(3), stored(5)));
-}
-
-TEST(BlockPoolTest, RunAtTheStartHasNoParentAndOneEntryPerBlock) {
-  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
-  const auto table = Take(*pool, 2);
-  const PrefixContent content = Content(16);
-  pool->CacheFullBlocks(content, table, 0, 2, 8, 0);
-  const auto events = pool->TakeEvents();
-  ASSERT_EQ(events.size(), 1u);
-  const auto& stored = std::get<BlockStored>(events[0]);
-  EXPECT_EQ(stored.parent_block_hash, std::nullopt);
-  EXPECT_THAT(stored.block_hashes, ElementsAre(content.hashes()[1], content.hashes()[3]));
-  EXPECT_EQ(stored.token_ids, content.token_ids());
-  EXPECT_THAT(stored.extra_keys, ElementsAre(std::nullopt, std::nullopt));
 }
 
 TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
@@ -371,15 +299,6 @@ TEST(BlockPoolTest, StoredEventsNameLookaheadTokensAndSession) {
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<BlockStored>(events[0]).lookahead_token_ids, std::nullopt);
   EXPECT_EQ(std::get<BlockStored>(events[0]).session_id, std::nullopt);
-}
-
-TEST(BlockPoolTest, FreeBlocksCanBeRegisteredAndCount) {
-  const auto pool = Pool({.num_blocks = 4});
-  Take(*pool, 1);
-  pool->FreeBlocks({1});
-  pool->CacheFullBlocks(Content(4), {1}, 0, 1, 4, 0);
-  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
-  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
 }
 
 TEST(BlockPoolTest, WithoutEventsNothingIsCollected) {

@@ -1,17 +1,20 @@
 #include "kvblocks/block_pool/free_block_queue.h"
 
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/huge_page_allocator.h"
+#include "kvblocks/block_pool/kv_event.h"
 
 namespace kvblocks {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class FreeBlockQueueTest : public testing::Test {
  protected:
@@ -20,42 +23,10 @@ class FreeBlockQueueTest : public testing::Test {
   void Fill(std::vector<BlockId> ids) {
     for (BlockId id : ids) queue_.LinkBack(id);
   }
-  std::vector<BlockId> Pop(size_t n) {
-    std::vector<BlockId> ids(n);
-    queue_.PopFront(absl::MakeSpan(ids));
-    return ids;
-  }
 
   BlockRecords records_{kNumBlocks};
   FreeBlockQueue queue_{&records_};
 };
-
-TEST_F(FreeBlockQueueTest, StartsEmpty) {
-  EXPECT_TRUE(queue_.empty());
-  EXPECT_EQ(queue_.size(), 0);
-  EXPECT_EQ(queue_.front(), kNumBlocks);  // the sentinel
-  EXPECT_THAT(queue_.Walk(), IsEmpty());
-  EXPECT_TRUE(queue_.CheckInvariants().ok());
-}
-
-TEST_F(FreeBlockQueueTest, PoppedBlockHasNoLinks) {
-  Fill({3, 1, 2});
-  EXPECT_THAT(Pop(1), ElementsAre(3));
-  EXPECT_EQ(records_[3].prev, kUnlinked);
-  EXPECT_EQ(records_[3].next, kUnlinked);
-  EXPECT_EQ(queue_.size(), 2);
-  EXPECT_EQ(queue_.front(), 1);
-}
-
-TEST_F(FreeBlockQueueTest, PopsSeveralInOrder) {
-  Fill({5, 4, 3});
-  EXPECT_THAT(Pop(0), IsEmpty());
-  EXPECT_THAT(Pop(2), ElementsAre(5, 4));
-  EXPECT_TRUE(queue_.CheckInvariants().ok());
-  EXPECT_THAT(Pop(1), ElementsAre(3));
-  EXPECT_TRUE(queue_.empty());
-  EXPECT_TRUE(queue_.CheckInvariants().ok());
-}
 
 TEST_F(FreeBlockQueueTest, TouchedBlockLeavesTheMiddle) {
   Fill({1, 2, 3});
@@ -65,14 +36,6 @@ TEST_F(FreeBlockQueueTest, TouchedBlockLeavesTheMiddle) {
   queue_.Unlink(3);
   EXPECT_TRUE(queue_.empty());
   EXPECT_TRUE(queue_.CheckInvariants().ok());
-}
-
-TEST_F(FreeBlockQueueTest, LinkAfterContinuesABatchAtTheFront) {
-  Fill({1});
-  queue_.LinkAfter(kUnlinked, 2);
-  queue_.LinkAfter(2, 3);
-  queue_.LinkBack(4);
-  EXPECT_THAT(queue_.Walk(), ElementsAre(2, 3, 1, 4));
 }
 
 TEST_F(FreeBlockQueueTest, BrokenLinksAreNamed) {
@@ -85,6 +48,68 @@ TEST_F(FreeBlockQueueTest, BrokenLinksAreNamed) {
   // Past the blocks.
   records_[3].next = kNumBlocks + 1;
   EXPECT_THAT(std::string(queue_.CheckInvariants().message()), HasSubstr("neighbour 3"));
+}
+
+// Around the size at which huge pages begin: 2^21 bytes.
+TEST(HugePageAllocatorTest, ArraysOfAllSizesAreAlignedAndUsable) {
+  for (size_t count : {1, 100, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3'000'000}) {
+    std::vector<uint64_t, HugePageAllocator<uint64_t>> numbers(count);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(numbers.data()) % (count < (1 << 18) ? 64 : 2 << 20), 0);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    EXPECT_EQ(numbers.back(), count - 1);
+    std::vector<uint64_t, HugePageAllocator<uint64_t>> moved = std::move(numbers);
+    moved.push_back(7);
+    EXPECT_EQ(moved[count - 1], count - 1);
+  }
+}
+
+TEST(HugePageAllocatorTest, EmptyArraysAreFine) {
+  std::vector<int, HugePageAllocator<int>> none;
+  none.shrink_to_fit();
+  EXPECT_TRUE(none.empty());
+}
+
+TEST(KvEventTest, ReasonsHaveNames) {
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kReused), "reused");
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kEvicted), "evicted");
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kReplaced), "replaced");
+  EXPECT_EQ(RemovalReasonName(static_cast<RemovalReason>(99)), "unknown");
+}
+
+TEST(KvEventTest, EventsCompareByEveryField) {
+  BlockStored stored{.block_hashes = {BlockHash{{1, 2, 3, 4}}}, .token_ids = {1}, .block_size = 1};
+  BlockStored other = stored;
+  EXPECT_EQ(KvEvent(stored), KvEvent(other));
+  other.parent_block_hash = BlockHash{};
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.kv_cache_spec_sliding_window = 4;
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.lookahead_token_ids.emplace();  // V-60: none is not an empty list
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.session_id = "";
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.locality = "LOCAL";
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.ownership = "disk";
+  EXPECT_FALSE(stored == other);
+
+  BlockRemoved removed{.block_hash = BlockHash{{1, 2, 3, 4}}, .group_idx = 2};
+  BlockRemoved evicted = removed;
+  evicted.reason = RemovalReason::kEvicted;
+  EXPECT_FALSE(removed == evicted);
+  EXPECT_FALSE(BlockRemoved{.locality = "LOCAL"} == BlockRemoved{});
+  EXPECT_FALSE(BlockRemoved{.ownership = "disk"} == BlockRemoved{});
+  EXPECT_FALSE(KvEvent(removed) == KvEvent(AllBlocksCleared{}));
+}
+
+TEST(KvEventTest, MediumIsTheGpuUnlessSaidOtherwise) {
+  EXPECT_EQ(BlockStored().medium, "GPU");
+  EXPECT_EQ(BlockRemoved().medium, "GPU");
 }
 
 }  // namespace

@@ -57,23 +57,6 @@ std::string Refusal(const T& result) {
   return std::string(status.message());
 }
 
-TEST(PrefixContentTest, OnlyCompleteBlocksAreHashed) {
-  for (size_t tokens : {0u, 1u, 3u, 4u, 5u, 7u, 8u, 9u}) {
-    const PrefixContent content = Content({.token_ids = Tokens(tokens)});
-    EXPECT_EQ(content.hashes().size(), tokens / 4) << tokens;
-    EXPECT_EQ(content.num_hashed_tokens(), static_cast<int64_t>(tokens / 4 * 4));
-    EXPECT_EQ(content.num_tokens(), static_cast<int64_t>(tokens));
-  }
-}
-
-TEST(PrefixContentTest, HashesChainFromTheRoot) {
-  const PrefixContent content = Content({.token_ids = Tokens(8)});
-  const BlockHasher& hasher = content.hashing()->hasher;
-  const BlockHash first = hasher.Hash(hasher.root(), Tokens(4), std::nullopt);
-  EXPECT_EQ(content.hashes()[0], first);
-  EXPECT_EQ(content.hashes()[1], hasher.Hash(first, Tokens(4, 4), std::nullopt));
-}
-
 TEST(PrefixContentTest, WithoutHashingTokensAreKeptAndNothingIsHashed) {
   auto content = PrefixContent::FromTokens({.token_ids = Tokens(9)}, nullptr);
   ASSERT_TRUE(content.ok());
@@ -170,29 +153,6 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   EXPECT_EQ(first_difference(options), 4u);
 }
 
-// V-10.
-TEST(PrefixContentTest, HashesThatLookAheadNeedTheTokensBehindTheBlock) {
-  struct Case {
-    int64_t lookahead;
-    size_t tokens;
-    size_t hashes;
-  };
-  for (const Case& c : {Case{1, 16, 0}, Case{1, 17, 1}, Case{1, 32, 1}, Case{1, 33, 2},
-                        Case{1, 49, 3}, Case{3, 17, 0}, Case{3, 18, 0}, Case{3, 19, 1},
-                        Case{3, 20, 1}, Case{3, 35, 2}, Case{3, 2, 0}, Case{0, 16, 1}}) {
-    const PrefixContent content = Content({.token_ids = Tokens(c.tokens)}, 16, c.lookahead);
-    EXPECT_EQ(content.hashes().size(), c.hashes) << c.lookahead << " " << c.tokens;
-    EXPECT_EQ(content.num_hashed_tokens(), static_cast<int64_t>(c.hashes * 16));
-    const auto num_tokens = static_cast<int64_t>(c.tokens);
-    for (size_t given = 0; given <= 3; ++given) {
-      EXPECT_EQ(PrefixContent::FromHashes(num_tokens, std::vector<BlockHash>(given),
-                                          Hashing(16, c.lookahead))
-                    .ok(),
-                given == c.hashes);
-    }
-  }
-}
-
 TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
   const auto hash_of_first = [](std::vector<TokenId> tokens, PrefixContent::Options options) {
     options.token_ids = std::move(tokens);
@@ -259,15 +219,6 @@ TEST(PrefixContentTest, FeatureEdgesAreHalfOpen) {
   EXPECT_THAT(content.ExtraKeysOf(0, 4), IsEmpty());
   EXPECT_EQ(content.ExtraKeysOf(4, 8).size(), 1u);
   EXPECT_THAT(content.ExtraKeysOf(8, 12), IsEmpty());
-}
-
-TEST(PrefixContentTest, CoarseBlockHasTheHashOfItsLastFineBlock) {
-  const PrefixContent content = Content({.token_ids = Tokens(21)});  // 5 hashes
-  EXPECT_EQ(content.HashOfBlock(0, 2), content.hashes()[1]);
-  EXPECT_EQ(content.HashOfBlock(1, 2), content.hashes()[3]);
-  EXPECT_EQ(*content.HashOfBlockAt(1, 8), content.hashes()[3]);
-  EXPECT_EQ(*content.HashOfBlockAt(4, 4), content.hashes()[4]);
-  EXPECT_EQ(*content.HashOfBlockAt(0, 20), content.hashes()[4]);
 }
 
 TEST(PrefixContentTest, BlocksThatDoNotExistAreRefused) {

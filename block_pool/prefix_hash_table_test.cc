@@ -23,62 +23,6 @@ std::string Problem(const PrefixHashTable& table) {
   return std::string(table.CheckInvariants().message());
 }
 
-TEST(PrefixHashTableTest, EmptyTableFindsNothing) {
-  BlockRecords records(4);
-  PrefixHashTable table(&records);
-  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
-  EXPECT_EQ(table.Find(BlockHash{}, 0), kNullBlockId);
-  EXPECT_THAT(table.FindAll(Hash(1), 0), IsEmpty());
-  EXPECT_FALSE(table.Erase(Hash(1), 0, 1));
-  EXPECT_EQ(table.num_keys(), 0);
-  table.Prefetch(table.Place(Hash(1), 0));
-}
-
-TEST(PrefixHashTableTest, SmallestPoolWorks) {
-  BlockRecords records(1);
-  PrefixHashTable table(&records);
-  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
-  table.Clear();
-  EXPECT_EQ(Problem(table), "");
-}
-
-TEST(PrefixHashTableTest, GroupIsPartOfTheKey) {
-  BlockRecords records(4);
-  PrefixHashTable table(&records);
-  EXPECT_TRUE(table.Insert(Hash(1), 0, 1));
-  EXPECT_TRUE(table.Insert(Hash(1), 7, 2));
-  EXPECT_TRUE(table.Insert(Hash(1), kMaxGroupId, 3));
-  EXPECT_EQ(table.Find(Hash(1), 0), 1);
-  EXPECT_EQ(table.Find(Hash(1), 7), 2);
-  EXPECT_EQ(table.Find(Hash(1), kMaxGroupId), 3);
-  EXPECT_EQ(table.Find(Hash(1), 1), kNullBlockId);
-  EXPECT_EQ(table.num_keys(), 3);
-}
-
-TEST(PrefixHashTableTest, InsertWritesTheRecordAndEraseClearsIt) {
-  BlockRecords records(4);
-  PrefixHashTable table(&records);
-  EXPECT_TRUE(table.Insert(Hash(1), 5, 2));
-  EXPECT_EQ(records[2].key_group, 5);
-  EXPECT_EQ(records.hash(2), Hash(1));
-  EXPECT_FALSE(table.Insert(Hash(1), 5, 2));  // present already
-  EXPECT_EQ(table.num_blocks(), 1);
-  table.Erase(2);
-  EXPECT_FALSE(records[2].has_key());
-  EXPECT_EQ(table.num_blocks(), 0);
-}
-
-TEST(PrefixHashTableTest, EraseOfAbsentPairsChangesNothing) {
-  BlockRecords records(4);
-  PrefixHashTable table(&records);
-  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
-  for (BlockId id : {-1, 0, 2, 3, 4, 1000}) EXPECT_FALSE(table.Erase(Hash(1), 0, id)) << id;
-  EXPECT_FALSE(table.Erase(Hash(2), 0, 1));
-  EXPECT_FALSE(table.Erase(Hash(1), 1, 1));
-  EXPECT_EQ(table.Find(Hash(1), 0), 1);
-  EXPECT_EQ(Problem(table), "");
-}
-
 TEST(PrefixHashTableDeathTest, SecondKeyOfABlockStopsTheProcess) {
   BlockRecords records(4);
   PrefixHashTable table(&records);
@@ -113,15 +57,6 @@ TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
       ASSERT_EQ(table.Find(Hash(2), 0), 7);
     } while (std::next_permutation(order.begin(), order.end()));
   }
-}
-
-TEST(PrefixHashTableTest, BlockCanComeBackToItsRing) {
-  BlockRecords records(5);
-  PrefixHashTable table(&records);
-  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(Hash(1), 0, id));
-  ASSERT_TRUE(table.Erase(Hash(1), 0, 1));
-  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
-  EXPECT_THAT(table.FindAll(Hash(1), 0), ElementsAre(2, 3, 1));
 }
 
 TEST(PrefixHashTableTest, ClearForgetsKeysAndDuplicates) {

@@ -46,6 +46,11 @@ class CheckedInt64 {
   bool overflowed_ = false;
 };
 
+// The value, or the largest number where it did not fit: beyond it nothing fits anyway.
+constexpr int64_t Saturated(CheckedInt64 a) {
+  return a.value().value_or(std::numeric_limits<int64_t>::max());
+}
+
 // min(a + b, limit). REQUIRES: a >= 0, b >= 0, limit >= 0.
 constexpr int64_t AddUpTo(int64_t a, int64_t b, int64_t limit) {
   return a >= limit || b >= limit - a ? limit : a + b;

@@ -7,8 +7,8 @@ function(kvblocks_embed_catalogue out)
   file(READ "${text_file}" text)
   set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/specs/catalogue/catalogue_data.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
-#include "kvblocks/specs/catalogue/catalogue_data.h"
 namespace kvblocks {
+extern const char kCatalogueText[];
 const char kCatalogueText[] = R"catalogue(
 @text@
 )catalogue";

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -14,56 +14,23 @@ using msgpack::Item;
 using msgpack::Type;
 
 // Texts that string_views may point to for ever: what engines send all the time.
-constexpr std::array<std::string_view, 14> kKnownTexts = {"GPU",
-                                                          "CPU",
-                                                          "STORAGE",
-                                                          "hidden_state",
-                                                          "full_attention",
-                                                          "mla_attention",
-                                                          "sliding_window",
-                                                          "sliding_window_mla",
-                                                          "mamba",
-                                                          "chunked_local_attention",
-                                                          "sink_full_attention",
-                                                          "encoder_only_attention",
-                                                          "cross_attention",
-                                                          "unknown"};
+constexpr std::string_view kKnownTexts[] = {"GPU",
+                                            "CPU",
+                                            "STORAGE",
+                                            "hidden_state",
+                                            "full_attention",
+                                            "mla_attention",
+                                            "sliding_window",
+                                            "sliding_window_mla",
+                                            "mamba",
+                                            "chunked_local_attention",
+                                            "sink_full_attention",
+                                            "encoder_only_attention",
+                                            "cross_attention",
+                                            "unknown"};
 
-enum Field {
-  kType,
-  kBlockHashes,
-  kParent,
-  kTokenIds,
-  kBlockSize,
-  kLoraId,
-  kMedium,
-  kLoraName,
-  kExtraKeys,
-  kGroup,
-  kSpecKind,
-  kWindow,
-  kLocality,
-  kOwnership,
-  kSession,
-  kLookahead,
-  kNumFields
-};
-constexpr std::array<std::string_view, kNumFields> kFieldNames = {"type",
-                                                                  "block_hashes",
-                                                                  "parent_block_hash",
-                                                                  "token_ids",
-                                                                  "block_size",
-                                                                  "lora_id",
-                                                                  "medium",
-                                                                  "lora_name",
-                                                                  "extra_keys",
-                                                                  "group_idx",
-                                                                  "kv_cache_spec_kind",
-                                                                  "kv_cache_spec_sliding_window",
-                                                                  "locality",
-                                                                  "ownership",
-                                                                  "session_id",
-                                                                  "lookahead_token_ids"};
+// Fields that are asked for by place: the first ones of Decoder::kFields.
+enum Field { kType, kBlockHashes, kParent, kTokenIds, kBlockSize };
 
 // What an event's map says, before its type is looked at: the type may come last.
 struct Fields {
@@ -72,7 +39,7 @@ struct Fields {
   std::vector<BlockHash> hashes;
   BlockStored stored;
 
-  bool has(Field field) const { return (present >> field & 1) != 0; }
+  bool has(int field) const { return (present >> field & 1) != 0; }
 };
 
 class Decoder {
@@ -88,6 +55,25 @@ class Decoder {
   }
 
  private:
+  // A key of an event's map, and how its value is read.
+  struct FieldEntry {
+    std::string_view name;
+    bool (*read)(Decoder& decoder, const char* name, Fields& fields);
+  };
+  static const FieldEntry kFields[16];
+  template <auto kMember>
+  static bool ReadInteger(Decoder& decoder, const char* name, Fields& fields) {
+    return decoder.OptionalInteger(name, &(fields.stored.*kMember));
+  }
+  template <auto kMember>
+  static bool ReadText(Decoder& decoder, const char* name, Fields& fields) {
+    return decoder.OptionalText(name, &(fields.stored.*kMember));
+  }
+  template <auto kMember>
+  static bool ReadKeptText(Decoder& decoder, const char* name, Fields& fields) {
+    return decoder.KeptText(name, &(fields.stored.*kMember));
+  }
+
   // All return whether the bytes were as expected; if not, error_ says what was found.
   bool Batch() {
     Item head;
@@ -101,9 +87,9 @@ class Decoder {
     if (!Next("events", Type::kArray, "an array of events", &events)) return false;
     // All at once, so that growing does not hold every event twice.
     constexpr size_t kLeastEventBytes = 23;  // AllBlocksCleared
-    batch_.events.reserve(std::min({static_cast<size_t>(events.count),
-                                    reader_.remaining() / kLeastEventBytes + 1, kMaxEventsPerBatch,
-                                    memory_limit_ / sizeof(KvEvent)}));
+    batch_.events.reserve(
+        std::min({static_cast<size_t>(events.count), reader_.remaining() / kLeastEventBytes + 1,
+                  kMaxEventsPerBatch, memory_limit_ / sizeof(KvEvent)}));
     for (index_ = 0; index_ < static_cast<int64_t>(events.count); ++index_) {
       if (!Event()) return false;
     }
@@ -127,15 +113,16 @@ class Decoder {
     for (size_t i = 0; i < head.count; ++i) {
       Item key;
       if (!Next("key", Type::kText, "a text", &key)) return false;
-      const auto found = std::find(kFieldNames.begin(), kFieldNames.end(), key.bytes);
-      if (found == kFieldNames.end()) {
+      const auto* const found =
+          std::ranges::find(kFields, key.bytes, [](const FieldEntry& field) { return field.name; });
+      if (found == std::end(kFields)) {
         if (!Skip("value of an unknown key")) return false;
         continue;
       }
-      const auto field = static_cast<Field>(found - kFieldNames.begin());
-      if (fields.has(field)) return Refuse(absl::StrCat(found->data(), " is there twice"));
-      fields.present |= 1u << field;
-      if (!Value(field, &fields)) return false;
+      const auto place = static_cast<int>(found - std::begin(kFields));
+      if (fields.has(place)) return Refuse(absl::StrCat(found->name.data(), " is there twice"));
+      fields.present |= 1u << place;
+      if (!found->read(*this, found->name.data(), fields)) return false;
     }
     if (!fields.has(kType)) return Refuse("has no type");
     if (fields.type == "BlockStored") return Stored(std::move(fields));
@@ -145,65 +132,11 @@ class Decoder {
                                "\", expected BlockStored, BlockRemoved or AllBlocksCleared"));
   }
 
-  bool Value(Field field, Fields* fields) {
-    BlockStored& stored = fields->stored;
-    const char* name = kFieldNames[field].data();
-    switch (field) {
-      case kType: {
-        Item item;
-        if (!Next(name, Type::kText, "a text", &item)) return false;
-        fields->type = item.bytes;
-        return true;
-      }
-      case kBlockHashes:
-        return Hashes(&fields->hashes);
-      case kParent:
-        return Parent(&stored.parent_block_hash);
-      case kTokenIds:
-        return Tokens(name, &stored.token_ids);
-      case kBlockSize:
-        return Integer(name, 1, std::numeric_limits<int32_t>::max(), &stored.block_size);
-      case kLoraId:
-        return OptionalInteger(name, &stored.lora_id);
-      case kMedium:
-        return KeptText(name, &stored.medium);
-      case kLoraName: {
-        std::optional<std::string> text;
-        if (!OptionalText(name, &text)) return false;
-        stored.lora_name = std::move(text).value_or("");
-        return true;
-      }
-      case kExtraKeys:
-        return AllExtraKeys(&stored.extra_keys);
-      case kGroup: {
-        std::optional<int64_t> group;
-        if (!OptionalInteger(name, &group, 0, kMaxGroupId)) return false;
-        stored.group_idx = static_cast<GroupId>(group.value_or(0));
-        return true;
-      }
-      case kSpecKind:
-        return KeptText(name, &stored.kv_cache_spec_kind);
-      case kWindow:
-        return OptionalInteger(name, &stored.kv_cache_spec_sliding_window);
-      case kLocality:
-        return OptionalText(name, &stored.locality);
-      case kOwnership:
-        return OptionalText(name, &stored.ownership);
-      case kSession:
-        return OptionalText(name, &stored.session_id);
-      case kLookahead:
-        return Lookahead(&stored.lookahead_token_ids);
-      case kNumFields:
-        break;
-    }
-    return false;
-  }
-
   bool Require(const Fields& fields, std::initializer_list<Field> required) {
     for (const Field field : required) {
       if (!fields.has(field)) {
         return Refuse(
-            absl::StrCat(std::string(fields.type), " without ", kFieldNames[field].data()));
+            absl::StrCat(std::string(fields.type), " without ", kFields[field].name.data()));
       }
     }
     return true;
@@ -365,12 +298,10 @@ class Decoder {
   bool OneExtraKey(ExtraKeys* keys) {
     Item item;
     if (!Next("extra_keys", &item)) return false;
-    if (item.type == Type::kText) {
-      keys->push_back({.kind = ExtraKey::Kind::kSalt, .value = std::string(item.bytes)});
-      return true;
-    }
-    if (item.type == Type::kBytes) {
-      keys->push_back({.kind = ExtraKey::Kind::kPromptEmbedding, .value = std::string(item.bytes)});
+    if (item.type == Type::kText || item.type == Type::kBytes) {
+      const auto kind =
+          item.type == Type::kText ? ExtraKey::Kind::kSalt : ExtraKey::Kind::kPromptEmbedding;
+      keys->push_back({.kind = kind, .value = std::string(item.bytes)});
       return true;
     }
     size_t num_inside = item.type == Type::kArray ? item.count
@@ -446,8 +377,8 @@ class Decoder {
     if (!Next(name, &item)) return false;
     if (item.type == Type::kNil) return true;
     if (item.type != Type::kText) return Wrong(name, item, "a text or nil");
-    if (const auto known = std::find(kKnownTexts.begin(), kKnownTexts.end(), item.bytes);
-        known != kKnownTexts.end()) {
+    if (const auto known = std::find(std::begin(kKnownTexts), std::end(kKnownTexts), item.bytes);
+        known != std::end(kKnownTexts)) {
       *out = *known;
     } else if (!batch_.texts.empty() && *batch_.texts.back() == item.bytes) {
       *out = *batch_.texts.back();
@@ -497,6 +428,70 @@ class Decoder {
   int64_t index_ = -1;  // of the event
   std::string error_;
 };
+
+const Decoder::FieldEntry Decoder::kFields[] = {{"type",
+                                                 [](Decoder& d, const char* name, Fields& f) {
+                                                   Item item;
+                                                   if (!d.Next(name, Type::kText, "a text", &item))
+                                                     return false;
+                                                   f.type = item.bytes;
+                                                   return true;
+                                                 }},
+                                                {"block_hashes",
+                                                 [](Decoder& d, const char*, Fields& f) {
+                                                   return d.Hashes(&f.hashes);
+                                                 }},
+                                                {"parent_block_hash",
+                                                 [](Decoder& d, const char*, Fields& f) {
+                                                   return d.Parent(&f.stored.parent_block_hash);
+                                                 }},
+                                                {"token_ids",
+                                                 [](Decoder& d, const char* name, Fields& f) {
+                                                   return d.Tokens(name, &f.stored.token_ids);
+                                                 }},
+                                                {"block_size",
+                                                 [](Decoder& d, const char* name, Fields& f) {
+                                                   return d.Integer(
+                                                       name, 1, std::numeric_limits<int32_t>::max(),
+                                                       &f.stored.block_size);
+                                                 }},
+                                                {"lora_id", ReadInteger<&BlockStored::lora_id>},
+                                                {"medium", ReadKeptText<&BlockStored::medium>},
+                                                {"lora_name",
+                                                 [](Decoder& d, const char* name, Fields& f) {
+                                                   std::optional<std::string> text;
+                                                   if (!d.OptionalText(name, &text)) return false;
+                                                   f.stored.lora_name =
+                                                       std::move(text).value_or("");
+                                                   return true;
+                                                 }},
+                                                {"extra_keys",
+                                                 [](Decoder& d, const char*, Fields& f) {
+                                                   return d.AllExtraKeys(&f.stored.extra_keys);
+                                                 }},
+                                                {"group_idx",
+                                                 [](Decoder& d, const char* name, Fields& f) {
+                                                   std::optional<int64_t> group;
+                                                   if (!d.OptionalInteger(name, &group, 0,
+                                                                          kMaxGroupId))
+                                                     return false;
+                                                   f.stored.group_idx =
+                                                       static_cast<GroupId>(group.value_or(0));
+                                                   return true;
+                                                 }},
+                                                {"kv_cache_spec_kind",
+                                                 ReadKeptText<&BlockStored::kv_cache_spec_kind>},
+                                                {"kv_cache_spec_sliding_window",
+                                                 ReadInteger<
+                                                     &BlockStored::kv_cache_spec_sliding_window>},
+                                                {"locality", ReadText<&BlockStored::locality>},
+                                                {"ownership", ReadText<&BlockStored::ownership>},
+                                                {"session_id", ReadText<&BlockStored::session_id>},
+                                                {"lookahead_token_ids",
+                                                 [](Decoder& d, const char*, Fields& f) {
+                                                   return d.Lookahead(
+                                                       &f.stored.lookahead_token_ids);
+                                                 }}};
 
 }  // namespace
 

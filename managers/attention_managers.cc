@@ -250,52 +250,49 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
   const BlockSize chunk_;
 };
 
-// Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
-// with its first allocation that names them, and keeps them to its end. Nothing is shared,
-// registered or looked up.
-class CrossAttentionManager final : public SingleTypeManager {
+// Groups whose blocks only their request uses: nothing is shared, registered or looked up.
+class UnsharedManager : public SingleTypeManager {
  public:
-  CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {.has_own_layout = true, .can_drop = false}) {}
+  using SingleTypeManager::SingleTypeManager;
 
-  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const final {
     for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
     return 0;
   }
 
  protected:
-  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
-  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
-                       bool) const override {
-    return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
-  }
-  void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
+  int64_t NumUnneededTokensImpl(int64_t) const final { return 0; }
+  void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) final {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
     if (held.num_new > 0) TakeBlocks(held.num_new, held.table);
   }
 };
 
-// Groups that keep a ring of rows: one block from the first allocation to the end (V-46).
-class RingManager final : public SingleTypeManager {
+// Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
+// with its first allocation that names them, and keeps them to its end.
+class CrossAttentionManager final : public UnsharedManager {
  public:
-  RingManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool,
-                          {.has_own_layout = true, .can_drop = false, .holds_one_block = true}) {}
-
-  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
-    for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
-    return 0;
-  }
+  CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : UnsharedManager(spec, options, pool, {.has_own_layout = true, .can_drop = false}) {}
 
  protected:
-  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
+                       bool) const override {
+    return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
+  }
+};
+
+// Groups that keep a ring of rows: one block from the first allocation to the end (V-46).
+class RingManager final : public UnsharedManager {
+ public:
+  RingManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : UnsharedManager(spec, options, pool,
+                        {.has_own_layout = true, .can_drop = false, .holds_one_block = true}) {}
+
+ protected:
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
                        bool) const override {
     return size == 0 ? 1 : 0;
-  }
-  void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
-    held.num_new = held.table.empty() ? 1 : 0;
-    if (held.num_new > 0) TakeBlocks(1, held.table);
   }
 };
 

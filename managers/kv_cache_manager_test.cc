@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
@@ -29,15 +28,6 @@ std::string Refusal(KvCacheManager& manager, Request& request, const AllocateSlo
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument) << result.status();
   EXPECT_EQ(State(manager, {&request}), before);
   return std::string(result.status().message());
-}
-
-// Does not fit, and changed nothing.
-void ExpectNoSpace(KvCacheManager& manager, Request& request, const AllocateSlotsParams& params) {
-  const std::string before = State(manager, {&request});
-  const auto result = manager.AllocateSlots(request, params);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_FALSE(result->has_value());
-  EXPECT_EQ(State(manager, {&request}), before);
 }
 
 TEST(KvCacheManagerTest, LookupNeedsATokenAndLeavesTheLastOneToCompute) {
@@ -69,17 +59,6 @@ TEST(KvCacheManagerTest, LookupReusesTheCallersLists) {
   EXPECT_TRUE(hits.empty());
 }
 
-TEST(KvCacheManagerTest, RequestThatMustComputeItsPromptGetsNoHits) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto donor = NewRequest(*manager, Tokens(12));
-  ASSERT_TRUE(Step(*manager, *donor, 12));
-  const auto request = NewRequest(*manager, Tokens(12), "r", /*skip_reading=*/true);
-  EXPECT_EQ(Hits(*manager, *request).num_tokens(), 0);
-  EXPECT_EQ(*Step(*manager, *request, 12), (Lists{{4, 5, 6}}));
-  EXPECT_EQ(manager->pool().num_keyed_blocks(), 6);  // it still registers
-  EXPECT_EQ(manager->pool().num_keys(), 3);
-}
-
 TEST(KvCacheManagerTest, WithoutCachingEverythingIsNew) {
   const auto manager = Manager(12, {Full(4), Full(6)}, {.enable_caching = false});
   EXPECT_EQ(manager->hashing(), nullptr);
@@ -93,13 +72,6 @@ TEST(KvCacheManagerTest, WithoutCachingEverythingIsNew) {
   EXPECT_EQ(manager->pool().num_keyed_blocks(), 0);
   EXPECT_TRUE(manager->CacheBlocks(*b, 12).ok());
   EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*b), ElementsAre(0, 0));
-}
-
-TEST(KvCacheManagerTest, ModelWithoutKvCacheAllocatesNothing) {
-  const auto manager = Manager(1, {}, {.enable_caching = false});
-  const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_EQ(*Step(*manager, *request, 12), Lists{});
-  EXPECT_TRUE(manager->Free(*request).ok());
 }
 
 TEST(KvCacheManagerTest, NumbersOutOfRangeAreRefusedByName) {
@@ -205,16 +177,6 @@ TEST(KvCacheManagerTest, HitsWithoutCachingAreRefused) {
               HasSubstr("no longer holds that content"));
 }
 
-TEST(KvCacheManagerTest, HitsOfTheWrongGroupAreRefused) {
-  const auto manager = Manager(20, {Full(4), Mla(4)});
-  const auto donor = NewRequest(*manager, Tokens(8));
-  ASSERT_TRUE(Step(*manager, *donor, 8));  // [1,2] and [3,4]
-  const auto request = NewRequest(*manager, Tokens(9));
-  const ComputedBlocks swapped({{3, 4}, {1, 2}}, 8);
-  EXPECT_THAT(Refusal(*manager, *request, {.num_new_tokens = 1, .computed_blocks = &swapped}),
-              HasSubstr("hit block 3 of group 0 at position 0 no longer holds that content"));
-}
-
 class StaleHitsTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -232,20 +194,6 @@ class StaleHitsTest : public testing::Test {
   ComputedBlocks hits_;
 };
 
-TEST_F(StaleHitsTest, HitsSurviveWhatRemovesNothing) {
-  const uint64_t epoch = manager_->pool().removal_epoch();
-  ASSERT_TRUE(manager_->Free(*donor_).ok());
-  const auto fresh = NewRequest(*manager_, Tokens(8, 900));
-  ASSERT_TRUE(Step(*manager_, *fresh, 8));
-  EXPECT_EQ(manager_->pool().removal_epoch(), epoch);
-  EXPECT_EQ(*Step(*manager_, *request_, 1, params()), (Lists{{8}}));
-}
-
-TEST_F(StaleHitsTest, RemovalOfOtherBlocksMakesThemCheckedAndTaken) {
-  ASSERT_TRUE(manager_->EvictBlocks({4}).ok());
-  EXPECT_EQ(*Step(*manager_, *request_, 1, params()), (Lists{{6}}));
-}
-
 TEST_F(StaleHitsTest, EvictedHitIsRefused) {
   for (BlockId id : {3, 1}) {
     ASSERT_TRUE(manager_->EvictBlocks({id}).ok());
@@ -256,70 +204,6 @@ TEST_F(StaleHitsTest, EvictedHitIsRefused) {
   hits_ = Hits(*manager_, *request_);
   EXPECT_EQ(hits_.num_tokens(), 0);
   EXPECT_TRUE(Step(*manager_, *request_, 1, params()));
-}
-
-TEST_F(StaleHitsTest, ResetMakesThemStale) {
-  ASSERT_TRUE(manager_->Free(*donor_).ok());
-  ASSERT_TRUE(manager_->Free(*other_).ok());
-  ASSERT_TRUE(manager_->ResetPrefixCache());
-  EXPECT_THAT(Refusal(*manager_, *request_, params()), HasSubstr("look up again"));
-}
-
-TEST_F(StaleHitsTest, HitsOfAnotherRequestAreCheckedAgainstThisOne) {
-  const auto twin = NewRequest(*manager_, Tokens(14), "twin");
-  EXPECT_EQ(*Step(*manager_, *twin, 2, params()), (Lists{{6}}));
-  const auto stranger = NewRequest(*manager_, Tokens(13, 1), "stranger");
-  EXPECT_THAT(Refusal(*manager_, *stranger, params()),
-              HasSubstr("AllocateSlots(stranger): hit block 1 of group 0 at position 0"));
-  const auto shorter = NewRequest(*manager_, Tokens(9), "shorter");
-  EXPECT_THAT(Refusal(*manager_, *shorter, params()), HasSubstr("hit block 3"));
-}
-
-TEST_F(StaleHitsTest, HitsOfAnotherManagerAreChecked) {
-  const auto next = Manager(20, {Full(4)});
-  const auto request = NewRequest(*next, Tokens(13));
-  EXPECT_THAT(Refusal(*next, *request, params()), HasSubstr("no longer holds that content"));
-}
-
-TEST(KvCacheManagerTest, ShortageLeavesAnUnknownRequestUnknown) {
-  const auto manager = Manager(5, {Full(4), Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  ExpectNoSpace(*manager, *request, {.num_new_tokens = 12});
-  EXPECT_FALSE(manager->HoldsBlocks(*request));
-  EXPECT_TRUE(Step(*manager, *request, 8));
-}
-
-TEST(KvCacheManagerTest, LookaheadTakesBlocksThatAreNotRegistered) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(7));
-  EXPECT_EQ(*Step(*manager, *request, 7, {.num_lookahead_tokens = 6}), (Lists{{1, 2, 3, 4}}));
-  EXPECT_EQ(manager->pool().num_keyed_blocks(), 1);
-}
-
-TEST(KvCacheManagerTest, SlotsEndAtTheLongestSequence) {
-  const auto manager = Manager(10, {Full(4)}, {.max_model_len = 10});
-  const auto request = NewRequest(*manager, Tokens(9));
-  EXPECT_EQ(*Step(*manager, *request, 9, {.num_lookahead_tokens = kMaxTokens}), (Lists{{1, 2, 3}}));
-  EXPECT_EQ(*Step(*manager, *request, 50), (Lists{{}}));
-}
-
-TEST(KvCacheManagerTest, NewBlocksAreOfTheLastCallOnly) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(5));
-  const auto first = manager->AllocateSlots(*request, {.num_new_tokens = 5});
-  ASSERT_TRUE(first.ok() && first->has_value());
-  EXPECT_EQ((*first)->num_blocks(), 2);
-  EXPECT_EQ((*first)->num_groups(), 1u);
-  request->set_num_computed_tokens(5);
-  EXPECT_EQ(*Step(*manager, *request, 1), (Lists{{}}));
-}
-
-TEST(KvCacheManagerTest, ExternalTokensGetBlocksThatAreNotInTheResult) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(14));
-  EXPECT_EQ(*Step(*manager, *request, 6, {.num_external_computed_tokens = 8}), (Lists{{3, 4}}));
-  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
-  EXPECT_EQ(manager->pool().num_keyed_blocks(), 3);
 }
 
 TEST(KvCacheManagerTest, DelayedBlocksAreRegisteredLater) {
@@ -377,104 +261,6 @@ TEST(KvCacheManagerTest, RequestsThatSkipWritingRegisterNothingInAnyStep) {
   }
 }
 
-TEST(KvCacheManagerTest, NothingIsRegisteredBeyondTheTable) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_EQ(manager->CacheBlocks(*request, 4).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(manager->CacheBlocks(*request, 0).ok());
-  ASSERT_TRUE(Step(*manager, *request, 5, {.delay_cache_blocks = true}));
-  EXPECT_EQ(manager->CacheBlocks(*request, 9).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(manager->CacheBlocks(*request, 8).ok());
-}
-
-TEST(KvCacheManagerTest, GateAsksForTheWholeSequence) {
-  const auto manager = Manager(4, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(13));
-  ExpectNoSpace(*manager, *request, {.num_new_tokens = 4, .full_sequence_must_fit = true});
-  EXPECT_TRUE(Step(*manager, *request, 4));
-  const auto fits = Manager(5, {Full(4)});
-  EXPECT_TRUE(Step(*fits, *NewRequest(*fits, Tokens(13)), 4, {.full_sequence_must_fit = true}));
-}
-
-TEST(KvCacheManagerTest, GateCapsWindowedGroupsOnly) {
-  // Window 8 with 8 tokens in flight: 15 tokens anywhere touch at most 5 blocks.
-  const KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 8};
-  for (int64_t num_blocks : {5, 6}) {
-    const auto manager = Manager(num_blocks, {Window(4, 8)}, options);
-    const auto request = NewRequest(*manager, Tokens(400));
-    const AllocateSlotsParams params{.num_new_tokens = 8, .full_sequence_must_fit = true};
-    if (num_blocks == 5) {
-      ExpectNoSpace(*manager, *request, params);
-    } else {
-      EXPECT_TRUE(Step(*manager, *request, 8, params));
-    }
-  }
-}
-
-// A scheduler sums up what loads and unfinished prompts still need (V-43).
-TEST(KvCacheManagerTest, ReservedBlocksRemain) {
-  const auto manager = Manager(6, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  ExpectNoSpace(*manager, *request, {.num_new_tokens = 12, .reserved_blocks = 3});
-  ExpectNoSpace(*manager, *request, {.num_new_tokens = 12, .reserved_blocks = kMaxTokens});
-  EXPECT_TRUE(Step(*manager, *request, 12, {.reserved_blocks = 2}));
-}
-
-TEST(KvCacheManagerTest, WatermarkHoldsBackAdmissionsWhileSomethingIsScheduled) {
-  // floor(0.2 * 11) = 2 of 10 blocks.
-  const auto admitted = [](RequestStatus status, bool scheduled, int64_t tokens) {
-    const auto manager = Manager(11, {Full(4)}, {.watermark = 0.2});
-    const auto request = NewRequest(*manager, Tokens(tokens));
-    request->set_status(status);
-    return Step(*manager, *request, tokens, {.has_scheduled_requests = scheduled}).has_value();
-  };
-  EXPECT_FALSE(admitted(RequestStatus::kWaiting, true, 36));
-  EXPECT_FALSE(admitted(RequestStatus::kPreempted, true, 36));
-  EXPECT_TRUE(admitted(RequestStatus::kWaiting, true, 32));
-  EXPECT_TRUE(admitted(RequestStatus::kWaiting, false, 40));
-  EXPECT_TRUE(admitted(RequestStatus::kRunning, true, 40));
-}
-
-TEST(KvCacheManagerTest, StepThatDoesNotFitKeepsItsTrim) {
-  const auto manager = Manager(5, {Window(2, 4)});
-  const auto request = NewRequest(*manager, Tokens(20));
-  ASSERT_TRUE(Step(*manager, *request, 8));
-  EXPECT_EQ(Step(*manager, *request, 12), std::nullopt);
-  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(0, 0, 3, 4));
-  EXPECT_EQ(manager->num_free_blocks(), 2);
-}
-
-TEST(KvCacheManagerTest, FreeIsIdempotent) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_TRUE(manager->Free(*request).ok());
-  ASSERT_TRUE(Step(*manager, *request, 12));
-  ASSERT_TRUE(manager->Free(*request).ok());
-  EXPECT_THAT(Queue(*manager), ElementsAre(4, 5, 6, 7, 8, 9, 3, 2, 1));
-  const std::string before = State(*manager);
-  EXPECT_TRUE(manager->Free(*request).ok());
-  EXPECT_EQ(State(*manager), before);
-}
-
-// So a caller can keep what a step under way may still write (V-76).
-TEST(KvCacheManagerTest, PoppedBlocksStayOutOfReachUntilFreed) {
-  const auto manager = Manager(12, {Full(4), Window(4, 5)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_THAT(*manager->PopBlocksForFree(*request), IsEmpty());
-  ASSERT_TRUE(Step(*manager, *request, 12));
-  ASSERT_TRUE(manager->RemoveSkippedBlocks(*request, 12).ok());
-  std::vector<BlockId> popped = *manager->PopBlocksForFree(*request);
-  EXPECT_THAT(popped, ElementsAre(1, 2, 3, 6));  // the window's nulls are left out
-  EXPECT_FALSE(manager->HoldsBlocks(*request));
-  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-  EXPECT_FALSE(manager->ResetPrefixCache());
-  std::reverse(popped.begin(), popped.end());
-  ASSERT_TRUE(manager->FreeBlocks(popped).ok());
-  EXPECT_EQ(manager->usage(), 0.0);
-  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-  EXPECT_EQ(manager->FreeBlocks({1}).code(), absl::StatusCode::kInvalidArgument);
-}
-
 TEST(KvCacheManagerTest, OnlyBlocksHandedOutCanBeGivenBack) {
   const auto manager = Manager(12, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(12));
@@ -499,20 +285,6 @@ TEST(KvCacheManagerTest, OnlyBlocksHandedOutCanBeGivenBack) {
   ASSERT_TRUE(manager->FreeBlocks({1, 0, 1, 2}).ok());
   ASSERT_TRUE(manager->Free(*request).ok());
   EXPECT_EQ(manager->usage(), 0.0);
-}
-
-TEST(KvCacheManagerTest, PinnedBlockOutlivesItsRequest) {
-  const auto manager = Manager(4, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  ASSERT_TRUE(Step(*manager, *request, 12));
-  ASSERT_TRUE(manager->PinBlocks({2}).ok());
-  ASSERT_TRUE(manager->Free(*request).ok());
-  EXPECT_THAT(Queue(*manager), ElementsAre(3, 1));
-  const auto next = NewRequest(*manager, Tokens(12, 50));
-  ExpectNoSpace(*manager, *next, {.num_new_tokens = 12});
-  EXPECT_TRUE(Step(*manager, *next, 8));
-  ASSERT_TRUE(manager->FreeBlocks({2}).ok());
-  EXPECT_TRUE(Step(*manager, *next, 4));
 }
 
 TEST(KvCacheManagerTest, TrimRefusesImpossibleLengths) {
@@ -542,20 +314,6 @@ TEST(KvCacheManagerTest, ResetIsRememberedInTheStatistics) {
   EXPECT_TRUE(manager->MakePrefixCacheStats().reset);
   EXPECT_FALSE(manager->MakePrefixCacheStats().reset);
   EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(12))).num_tokens(), 0);
-}
-
-// Tables of freed requests are kept for the next ones, but not without limit.
-TEST(KvCacheManagerTest, ManyRequestsComeAndGo) {
-  const auto manager = Manager(50, {Full(4), Window(4, 9)});
-  for (int round = 0; round < 200; ++round) {
-    std::vector<std::unique_ptr<Request>> requests;
-    for (int i = 0; i < 6; ++i) {
-      requests.push_back(NewRequest(*manager, Tokens(4 + 3 * i, round * 7 % 40)));
-      ASSERT_TRUE(Step(*manager, *requests.back(), 1));
-      ASSERT_TRUE(Step(*manager, *requests.back(), 3));
-    }
-  }
-  EXPECT_EQ(manager->usage(), 0.0);
 }
 
 // Blocks that nobody computed would be registered otherwise.

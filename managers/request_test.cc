@@ -1,10 +1,15 @@
 #include "kvblocks/managers/request.h"
 
+#include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/testing/prefix_content_peer.h"
+#include "kvblocks/managers/block_size.h"
+#include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
@@ -97,38 +102,6 @@ TEST(RequestTest, TellsTheBlocksThatItStillNeeds) {
   EXPECT_LT(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/true), 16);
 }
 
-TEST(RequestTest, DestroyedRequestGivesItsBlocksBack) {
-  const auto manager = Manager(8, {Full(4)});
-  auto shared = NewRequest(*manager, Tokens(8));
-  ASSERT_TRUE(Step(*manager, *shared, 8));
-  {
-    const auto other = NewRequest(*manager, Tokens(9));
-    ASSERT_TRUE(Step(*manager, *other, 5));
-    EXPECT_EQ(manager->num_requests_holding_blocks(), 2);
-    EXPECT_EQ(manager->pool().block(1).ref_count, 2);
-  }
-  EXPECT_EQ(manager->num_requests_holding_blocks(), 1);
-  EXPECT_EQ(manager->pool().block(1).ref_count, 1);
-  shared.reset();
-  EXPECT_EQ(manager->usage(), 0.0);
-  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-}
-
-TEST(RequestTest, HoldersLeaveInAnyOrder) {
-  const auto manager = Manager(8, {Full(4)});
-  for (int victim = 0; victim < 3; ++victim) {
-    std::vector<std::unique_ptr<Request>> requests;
-    for (int i = 0; i < 3; ++i) {
-      requests.push_back(NewRequest(*manager, Tokens(3, 100 * i)));
-      ASSERT_TRUE(Step(*manager, *requests.back(), 3));
-    }
-    requests.erase(requests.begin() + victim);
-    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-    for (const auto& request : requests) EXPECT_TRUE(manager->Free(*request).ok());
-    EXPECT_EQ(manager->num_requests_holding_blocks(), 0);
-  }
-}
-
 TEST(RequestTest, OutlivesItsManager) {
   auto manager = Manager(8, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(8));
@@ -184,6 +157,96 @@ TEST(RequestTest, MarkPreemptedStartsOver) {
   EXPECT_EQ(request->status(), RequestStatus::kPreempted);
   EXPECT_EQ(*Step(*manager, *request, 4), (Lists{{3}}));  // its own first block is a hit
 }
+
+// hash_algorithm, hash_seed and num_hash_lookahead_tokens, as requests of a manager see them.
+
+// V-50, V-51: the hash of tokens 0 to 3 in vLLM 0.33 with its default settings.
+TEST(HashOptionsTest, CborHashesAreThoseOfVllm) {
+  const auto manager = KvCacheManager::Create(
+      Config(10, {Full(4)}), {.max_model_len = 64, .hash_algorithm = HashAlgorithm::kSha256Cbor});
+  ASSERT_TRUE(manager.ok()) << manager.status();
+  EXPECT_EQ(NewRequest(**manager, Tokens(4))->content().hashes()[0].ToHex(),
+            "c49ab11fb576db6f376aef58c24f728a0ba1807e8cac5f940f1a5c4c20741898");
+}
+
+// V-10.
+TEST(HashOptionsTest, HashesLookAheadAsTheManagerIsTold) {
+  const auto manager = Manager(10, {Full(4)}, {.num_hash_lookahead_tokens = 3});
+  EXPECT_EQ(NewRequest(*manager, Tokens(10))->content().hashes().size(), 1u);
+  EXPECT_EQ(NewRequest(*manager, Tokens(11))->content().hashes().size(), 2u);
+  EXPECT_TRUE(manager->NewRequestFromHashes("r", 10, std::vector<BlockHash>(1)).ok());
+  EXPECT_FALSE(manager->NewRequestFromHashes("r", 10, std::vector<BlockHash>(2)).ok());
+}
+
+TEST(HashOptionsTest, LookaheadOutOfRangeIsRefused) {
+  for (int64_t value : {int64_t{-1}, int64_t{256}, std::numeric_limits<int64_t>::max()}) {
+    const auto manager = KvCacheManager::Create(
+        Config(10, {Full(4)}),
+        {.max_model_len = 64, .num_hash_lookahead_tokens = value, .compare_tokens_on_hit = true});
+    EXPECT_EQ(manager.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(manager.status().message()),
+                HasSubstr("look-ahead tokens of block hashes is " + std::to_string(value)));
+  }
+}
+
+// V-10: a comparison covers what the hash covers.
+TEST(HashOptionsTest, ComparisonsReachTheLookaheadTokens) {
+  for (TokenId changed : {24, 25}) {
+    const auto manager =
+        Manager(100, {Full(4)}, {.num_hash_lookahead_tokens = 1, .compare_tokens_on_hit = true});
+    const auto first = NewRequest(*manager, Tokens(26), "first");
+    ASSERT_TRUE(Step(*manager, *first, 26));
+    std::vector<TokenId> tokens = Tokens(26);
+    tokens[static_cast<size_t>(changed)] = 1'000;
+    const auto second = NewRequest(*manager, tokens, "second");
+    PrefixContentPeer::CopyHash(first->content(), 5, const_cast<PrefixContent&>(second->content()));
+    EXPECT_EQ(Hits(*manager, *second).num_tokens(), changed == 24 ? 20 : 24);
+  }
+}
+
+TEST(ComputedBlocksTest, DefaultIsNoHit) {
+  const ComputedBlocks none;
+  EXPECT_EQ(none.num_tokens(), 0);
+  EXPECT_EQ(none.num_groups(), 0u);
+  EXPECT_EQ(none.shared_prefix_boundary(), 0);
+  EXPECT_TRUE(none.empty());
+}
+
+TEST(ComputedBlocksTest, ListsOfNullsAreNotEmpty) {
+  EXPECT_TRUE(ComputedBlocks({{}, {}}, 0).empty());
+  EXPECT_FALSE(ComputedBlocks({{}, {kNullBlockId}}, 4).empty());
+}
+
+TEST(ComputedBlocksTest, GivesBackItsLists) {
+  const ComputedBlocks computed({{1, 2}, {0, 3}}, 8);
+  EXPECT_EQ(computed.num_tokens(), 8);
+  EXPECT_EQ(computed.num_groups(), 2u);
+  EXPECT_THAT(computed.blocks(0), ElementsAre(1, 2));
+  EXPECT_THAT(computed.blocks(1), ElementsAre(0, 3));
+}
+
+TEST(BlockSizeTest, DividesLikeTheOperators) {
+  for (int64_t size : {1, 2, 3, 4, 5, 16, 24, 48, 64, 256, 1000, 1024}) {
+    const BlockSize block(size);
+    EXPECT_EQ(block.value(), size);
+    for (int64_t n : {int64_t{0}, int64_t{1}, size - 1, size, size + 1, 2 * size - 1, 2 * size,
+                      17 * size, 17 * size + 1, kMaxTokens - 1, kMaxTokens}) {
+      EXPECT_EQ(block.FloorDiv(n), n / size) << n << " / " << size;
+      EXPECT_EQ(block.CeilDiv(n), (n + size - 1) / size) << n << " / " << size;
+      EXPECT_EQ(block.RoundDown(n), n / size * size) << n << " / " << size;
+    }
+  }
+}
+
+TEST(BlockSizeTest, LargestSizesDoNotOverflow) {
+  for (int64_t size : {int64_t{1} << 62, (int64_t{1} << 62) + 1}) {
+    EXPECT_EQ(BlockSize(size).CeilDiv(1), 1);
+    EXPECT_EQ(BlockSize(size).CeilDiv(size), 1);
+    EXPECT_EQ(BlockSize(size).FloorDiv(size - 1), 0);
+  }
+}
+
+static_assert(BlockSize(16).CeilDiv(17) == 2);
 
 }  // namespace
 }  // namespace kvblocks

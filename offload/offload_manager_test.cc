@@ -62,16 +62,6 @@ class Tiers {
   std::unique_ptr<OffloadManager> manager_;
 };
 
-TEST(OffloadManagerTest, WhatWasStoredIsFoundUpToTheLastTokenButOne) {
-  Tiers tiers(List{{.capacity_slots = 10}});
-  const PrefixContent content = tiers.Content(16);
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
-  EXPECT_EQ(tiers.Found(content), 12);
-  EXPECT_EQ(tiers.Found(tiers.Content(17)), 16);
-  EXPECT_EQ(tiers.Found(tiers.Content(17, 1)), 0);
-}
-
 TEST(OffloadManagerTest, AStoreUnderWayIsNotReadable) {
   Tiers tiers(List{{.capacity_slots = 10}});
   const PrefixContent content = tiers.Content(17);
@@ -167,27 +157,6 @@ TEST(OffloadManagerTest, WhatIsThereOfARequestDoesNotMakeRoomForTheRest) {
   EXPECT_EQ(tiers.Found(content), 16);
 }
 
-TEST(OffloadManagerTest, LookupsGoOnInTheNextTierAndBehindTheDevice) {
-  Tiers tiers(List{{.name = "host", .capacity_slots = 2}, {.name = "disk", .capacity_slots = 6}});
-  const PrefixContent content = tiers.Content(33);
-  tiers.Store(content);
-  EXPECT_EQ(tiers.Found(content), 24);
-  const LoadPlan plan = tiers.Load(content, 24, 4);
-  ASSERT_THAT(plan.reads, SizeIs(5));
-  EXPECT_EQ(plan.reads[0].tier, 0);
-  EXPECT_EQ(plan.reads[0].first_block, 1);
-  for (size_t i = 1; i < 5; ++i) EXPECT_EQ(plan.reads[i].tier, 1) << i;
-  ASSERT_TRUE(tiers->CompleteLoad(plan.ticket).ok());
-  // The device holds what the tiers lost.
-  for (const int64_t end : {4, 8}) {
-    ASSERT_TRUE(tiers->Evict(1, {.hash = *content.HashOfBlockAt(end / 4 - 1, 4)}).ok());
-    ASSERT_TRUE(tiers->Evict(0, {.hash = *content.HashOfBlockAt(end / 4 - 1, 4)}).ok());
-  }
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_EQ(tiers.Found(content, 8), 24);
-  EXPECT_EQ(tiers.Found(content, 28), 28);
-}
-
 TEST(OffloadManagerTest, AWindowNeedsItsLastBlocksOnly) {
   Tiers tiers(List{{.capacity_slots = 100}}, {Full(4), Window(4, 9)});
   const PrefixContent content = tiers.Content(33);
@@ -253,14 +222,6 @@ TEST(OffloadManagerTest, SlotsForAllGroupsHoldAGthOfWhatPackedOnesHold) {
   EXPECT_EQ(held(SlotLayout::kAllGroups), std::pair(8L, 4L));
 }
 
-TEST(OffloadManagerTest, UnequalGroupsWasteTheRestOfTheLargestSlot) {
-  Tiers packed(List{{.capacity_bytes = 1200}}, {Full(4), Full(8)});
-  Tiers largest(List{{.capacity_bytes = 1200, .layout = SlotLayout::kLargestGroup}}, {Full(4), Full(8)});
-  const PrefixContent content = packed.Content(40);
-  EXPECT_THAT(packed.Store(content).writes, SizeIs(7));   // 5 of 128 and 2 of 256
-  EXPECT_THAT(largest.Store(content).writes, SizeIs(4));  // of 256
-}
-
 TEST(OffloadManagerTest, AnExclusiveTierGivesAwayWhatWasLoaded) {
   Tiers tiers(List{{.capacity_slots = 10, .exclusive = true}});
   const PrefixContent content = tiers.Content(17);
@@ -288,20 +249,6 @@ TEST(OffloadManagerTest, WhatATierEvictsMovesDown) {
   EXPECT_EQ(tiers.Found(second), 8);
 }
 
-TEST(OffloadManagerTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
-  Tiers tiers(List{{.capacity_slots = 4, .write_policy = WritePolicy::kOnEvict}});
-  const PrefixContent content = tiers.Content(17);
-  EXPECT_EQ(tiers.Store(content).ticket, 0);
-  const StorePlan plan = tiers->PrepareStoreOfEvicted(
-      1, {{.key = {.hash = *content.HashOfBlockAt(0, 4)}, .block = 7}});
-  ASSERT_THAT(plan.writes, SizeIs(1));
-  EXPECT_EQ(plan.writes[0].first_block, 7);
-  ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
-  EXPECT_EQ(tiers.Found(content), 4);
-  Tiers through(List{{.capacity_slots = 4}});
-  EXPECT_EQ(through->PrepareStoreOfEvicted(1, {{.key = {}}}).ticket, 0);
-}
-
 TEST(OffloadManagerTest, OnSecondUseStoresWhatIsOfferedTwice) {
   Tiers tiers(List{{.capacity_slots = 10, .write_policy = WritePolicy::kOnSecondUse}});
   EXPECT_EQ(tiers.Store(tiers.Content(17)).ticket, 0);
@@ -315,20 +262,6 @@ TEST(OffloadManagerTest, PromptOnlyLeavesOutputsOut) {
       tiers->PrepareStore(1, tiers.Content(32), {.end = 32, .num_prompt_tokens = 15}).value();
   EXPECT_THAT(plan.writes, SizeIs(3));
   ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
-}
-
-TEST(OffloadManagerTest, AFailedLoadKeepsOrDropsWhatItRead) {
-  Tiers tiers(List{{.capacity_slots = 10}});
-  const PrefixContent content = tiers.Content(17);
-  tiers.Store(content);
-  using After = OffloadManager::AfterFailure;
-  ASSERT_TRUE(tiers->FailLoad(tiers.Load(content, 16).ticket, After::kKeep).ok());
-  EXPECT_EQ(tiers.Found(content), 16);
-  ASSERT_TRUE(tiers->FailLoad(tiers.Load(content, 8).ticket, After::kDrop).ok());
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_EQ(tiers.Found(content, 8), 16);
-  EXPECT_EQ(tiers->tier(0).stats().num_failed_reads, 6);
-  EXPECT_EQ(tiers->tier(0).stats().num_useful, 0);
 }
 
 // vllm#46283: a peer that never answers must not hold slots for ever.

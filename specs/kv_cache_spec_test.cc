@@ -39,162 +39,107 @@ SlidingWindowMlaSpec::Options State(int64_t block, int64_t width, int64_t window
           .model_version = ModelVersion::kDeepseekV4};
 }
 
-TEST(KvCacheSpecExamples, WE_A1_FullBf16) {
-  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 8, 128)), 65'536);
+FullAttentionSpec::Options Full(DataType dtype, QuantMode mode) {
+  auto options = Full(16, 8, 128);
+  options.dtype = dtype;
+  options.quant_mode = mode;
+  return options;
+}
+
+SlidingWindowSpec::Options Int4Window(PageBytesFormula formula) {
+  return {.block_size = 16,
+          .num_kv_heads = 8,
+          .head_size = 128,
+          .sliding_window = 1024,
+          .dtype = DataType::kUint8,
+          .quant_mode = QuantMode::kInt4PerTokenHead,
+          .page_bytes_formula = formula};
+}
+
+MlaAttentionSpec::Options Mla(DataType dtype, QuantMode mode,
+                              ModelVersion version = ModelVersion::kNone) {
+  return {.block_size = 64,
+          .head_size = 576,
+          .dtype = dtype,
+          .quant_mode = mode,
+          .model_version = version};
+}
+
+MlaAttentionSpec::Options PlainV4(int64_t ratio, int64_t head_size, DataType dtype) {
+  return {.block_size = 256,
+          .head_size = head_size,
+          .dtype = dtype,
+          .alignment = 512,
+          .compress_ratio = ratio,
+          .model_version = ModelVersion::kDeepseekV4};
+}
+
+TEST(KvCacheSpecExamples, WE_A1ToA24PageBytes) {
+  auto of_value_size = Full(16, 16, 192);
+  of_value_size.head_size_v = 128;
+  auto indexer = V4(256, 4);
+  indexer.quant_mode = QuantMode::kNone;
+  indexer.head_size = 132;
+  const SlidingWindowMlaSpec::Options v4_window = {.block_size = 64,
+                                                   .head_size = 512,
+                                                   .sliding_window = 128,
+                                                   .dtype = DataType::kUint8,
+                                                   .quant_mode = QuantMode::kFp8DsMla,
+                                                   .alignment = 576,
+                                                   .model_version = ModelVersion::kDeepseekV4};
+  const struct {
+    const char* example;
+    int64_t page_bytes;
+    absl::StatusOr<KvCacheSpec> spec;
+  } rows[] = {
+      {"A1", 65'536, FullAttentionSpec::Create(Full(16, 8, 128))},
+      {"A3 int8", 33'792,
+       FullAttentionSpec::Create(Full(DataType::kInt8, QuantMode::kInt8PerTokenHead))},
+      {"A3 fp8", 33'792,
+       FullAttentionSpec::Create(Full(DataType::kFp8E4m3, QuantMode::kFp8PerTokenHead))},
+      {"A4", 17'408,
+       FullAttentionSpec::Create(Full(DataType::kUint8, QuantMode::kInt4PerTokenHead))},
+      {"A5", 18'432, FullAttentionSpec::Create(Full(DataType::kUint8, QuantMode::kNvfp4))},
+      {"A6 packed", 17'408, SlidingWindowSpec::Create(Int4Window(PageBytesFormula::kExact))},
+      {"A6 upstream", 33'792,
+       SlidingWindowSpec::Create(Int4Window(PageBytesFormula::kUpstreamCompatible))},
+      {"A7 gpt-oss", 32'768, FullAttentionSpec::Create(Full(16, 8, 64))},
+      {"A8 Gemma 27B", 131'072, FullAttentionSpec::Create(Full(16, 16, 128))},
+      {"A9 Phi-3 mini", 196'608, FullAttentionSpec::Create(Full(16, 32, 96))},
+      {"A10", 163'840, FullAttentionSpec::Create(of_value_size)},
+      {"A11", 8'192, FullAttentionSpec::Create(Full(16, 1, 128))},
+      {"A12", 73'728, MlaAttentionSpec::Create({.block_size = 64, .head_size = 576})},
+      {"A13", 18'432, MlaAttentionSpec::Create({.block_size = 16, .head_size = 576})},
+      {"A14", 36'864, MlaAttentionSpec::Create(Mla(DataType::kFp8E4m3, QuantMode::kFp8PerTensor))},
+      {"A15", 41'984, MlaAttentionSpec::Create(Mla(DataType::kUint8, QuantMode::kFp8DsMla))},
+      {"A15 V3.2", 41'984,
+       MlaAttentionSpec::Create(
+           Mla(DataType::kUint8, QuantMode::kFp8DsMla, ModelVersion::kDeepseekV32))},
+      {"A16", 8'448,
+       MlaAttentionSpec::Create({.block_size = 64, .head_size = 132, .dtype = DataType::kUint8})},
+      {"A17", 37'440, MlaAttentionSpec::Create(V4(256, 4))},
+      {"A18", 1'728, MlaAttentionSpec::Create(V4(256, 128))},
+      {"A19", 8'640, MlaAttentionSpec::Create(indexer)},
+      {"A20", 37'440, SlidingWindowMlaSpec::Create(v4_window)},
+      {"A21", 32'832, SlidingWindowMlaSpec::Create(State(4, 2048, 8))},
+      {"A22", 8'640, SlidingWindowMlaSpec::Create(State(4, 512, 8))},
+      {"A23", 32'832, SlidingWindowMlaSpec::Create(State(8, 1024, 128))},
+      {"A24 ratio 4", 65'536, MlaAttentionSpec::Create(PlainV4(4, 512, DataType::kBFloat16))},
+      {"A24 ratio 128", 2'048, MlaAttentionSpec::Create(PlainV4(128, 512, DataType::kBFloat16))},
+      {"A24 indexer", 8'704, MlaAttentionSpec::Create(PlainV4(4, 132, DataType::kUint8))},
+  };
+  for (const auto& row : rows) {
+    ASSERT_TRUE(row.spec.ok()) << row.example << ": " << row.spec.status();
+    EXPECT_EQ(row.spec->page_bytes(), row.page_bytes) << row.example;
+  }
 }
 
 TEST(KvCacheSpecExamples, WE_A2_FullFp8PerTensor) {
   for (const char* option : {"fp8", "fp8_e4m3", "fp8_e5m2"}) {
     const auto dtype = ParseCacheDtype(option, DataType::kBFloat16);
     ASSERT_TRUE(dtype.ok());
-    auto options = Full(16, 8, 128);
-    options.dtype = dtype->storage;
-    options.quant_mode = dtype->mode;
-    EXPECT_EQ(PageOf<FullAttentionSpec>(options), 32'768) << option;
+    EXPECT_EQ(PageOf<FullAttentionSpec>(Full(dtype->storage, dtype->mode)), 32'768) << option;
   }
-}
-
-TEST(KvCacheSpecExamples, WE_A3_FullPerTokenHeadScales) {
-  auto options = Full(16, 8, 128);
-  options.dtype = DataType::kInt8;
-  options.quant_mode = QuantMode::kInt8PerTokenHead;
-  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 33'792);
-  options.dtype = DataType::kFp8E4m3;
-  options.quant_mode = QuantMode::kFp8PerTokenHead;
-  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 33'792);
-}
-
-TEST(KvCacheSpecExamples, WE_A4_FullInt4) {
-  auto options = Full(16, 8, 128);
-  options.dtype = DataType::kUint8;
-  options.quant_mode = QuantMode::kInt4PerTokenHead;
-  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 17'408);
-}
-
-TEST(KvCacheSpecExamples, WE_A5_FullNvfp4) {
-  auto options = Full(16, 8, 128);
-  options.dtype = DataType::kUint8;
-  options.quant_mode = QuantMode::kNvfp4;
-  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 18'432);
-}
-
-TEST(KvCacheSpecExamples, WE_A6_SlidingInt4UpstreamCompatibleAndPacked) {
-  SlidingWindowSpec::Options options = {.block_size = 16,
-                                        .num_kv_heads = 8,
-                                        .head_size = 128,
-                                        .sliding_window = 1024,
-                                        .dtype = DataType::kUint8,
-                                        .quant_mode = QuantMode::kInt4PerTokenHead};
-  EXPECT_EQ(PageOf<SlidingWindowSpec>(options), 17'408);
-  options.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
-  EXPECT_EQ(PageOf<SlidingWindowSpec>(options), 33'792);
-}
-
-TEST(KvCacheSpecExamples, WE_A7_GptOssLayer) {
-  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 8, 64)), 32'768);
-}
-
-TEST(KvCacheSpecExamples, WE_A8_Gemma27BLayer) {
-  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 16, 128)), 131'072);
-}
-
-TEST(KvCacheSpecExamples, WE_A9_Phi3MiniLayer) {
-  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 32, 96)), 196'608);
-}
-
-TEST(KvCacheSpecExamples, WE_A10_DifferentKeyAndValueSizes) {
-  auto options = Full(16, 16, 192);
-  options.head_size_v = 128;
-  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 163'840);
-}
-
-TEST(KvCacheSpecExamples, WE_A11_OneHeadPerWorker) {
-  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 1, 128)), 8'192);
-}
-
-TEST(KvCacheSpecExamples, WE_A12_MlaBf16Block64) {
-  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 64, .head_size = 576}), 73'728);
-}
-
-TEST(KvCacheSpecExamples, WE_A13_MlaBf16Block16) {
-  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 16, .head_size = 576}), 18'432);
-}
-
-TEST(KvCacheSpecExamples, WE_A14_MlaFp8PerTensor) {
-  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 64,
-                                      .head_size = 576,
-                                      .dtype = DataType::kFp8E4m3,
-                                      .quant_mode = QuantMode::kFp8PerTensor}),
-            36'864);
-}
-
-TEST(KvCacheSpecExamples, WE_A15_MlaFp8DsMlaV32) {
-  MlaAttentionSpec::Options options = {.block_size = 64,
-                                       .head_size = 576,
-                                       .dtype = DataType::kUint8,
-                                       .quant_mode = QuantMode::kFp8DsMla};
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 41'984);
-  options.model_version = ModelVersion::kDeepseekV32;
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 41'984);
-}
-
-TEST(KvCacheSpecExamples, WE_A16_V32Indexer) {
-  EXPECT_EQ(
-      PageOf<MlaAttentionSpec>({.block_size = 64, .head_size = 132, .dtype = DataType::kUint8}),
-      8'448);
-}
-
-TEST(KvCacheSpecExamples, WE_A17_V4MainCacheRatio4) {
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(V4(256, 4)), 37'440);
-}
-
-TEST(KvCacheSpecExamples, WE_A18_V4MainCacheRatio128) {
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(V4(256, 128)), 1'728);
-}
-
-TEST(KvCacheSpecExamples, WE_A19_V4IndexerRatio4) {
-  auto options = V4(256, 4);
-  options.quant_mode = QuantMode::kNone;
-  options.head_size = 132;
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 8'640);
-}
-
-TEST(KvCacheSpecExamples, WE_A20_V4SlidingCache) {
-  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>({.block_size = 64,
-                                          .head_size = 512,
-                                          .sliding_window = 128,
-                                          .dtype = DataType::kUint8,
-                                          .quant_mode = QuantMode::kFp8DsMla,
-                                          .alignment = 576,
-                                          .model_version = ModelVersion::kDeepseekV4}),
-            37'440);
-}
-
-TEST(KvCacheSpecExamples, WE_A21_V4CompressorStateRatio4) {
-  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(4, 2048, 8)), 32'832);
-}
-
-TEST(KvCacheSpecExamples, WE_A22_V4IndexerCompressorState) {
-  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(4, 512, 8)), 8'640);
-}
-
-TEST(KvCacheSpecExamples, WE_A23_V4CompressorStateRatio128) {
-  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(8, 1024, 128)), 32'832);
-}
-
-TEST(KvCacheSpecExamples, WE_A24_V4PlainBf16) {
-  MlaAttentionSpec::Options options = {.block_size = 256,
-                                       .head_size = 512,
-                                       .alignment = 512,
-                                       .compress_ratio = 4,
-                                       .model_version = ModelVersion::kDeepseekV4};
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 65'536);
-  options.compress_ratio = 128;
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 2'048);
-  options.compress_ratio = 4;
-  options.head_size = 132;
-  options.dtype = DataType::kUint8;
-  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 8'704);
 }
 
 // A convolution state in bf16 and a state-space matrix, and the block that KS-62 derives from them.

@@ -3,12 +3,14 @@
 // The same functions size the pool at start-up and bound a request at admission. Using one function
 // for both is what keeps a request that start-up promised to serve from waiting for ever.
 //
-// All answers are closed forms, O(1), and refuse limits for which a result would not fit 63 bits.
+// How many blocks a request holds is a staircase in its length (DemandOf), the one formula behind the
+// other answers, the planner's among them. All are closed forms, O(1), and refuse limits for which a result would not fit 63 bits.
 
 #ifndef KVBLOCKS_SPECS_REQUEST_FOOTPRINT_H_
 #define KVBLOCKS_SPECS_REQUEST_FOOTPRINT_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "absl/status/statusor.h"
@@ -26,6 +28,38 @@ struct RequestLimits {
   // again. Windows of attention name theirs: KvCacheSpecOptions::extra_retained_tokens.
   int64_t num_retained_tokens = 0;
 };
+
+inline constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
+
+// Never decreases. step >= 1, added >= 0, cap >= 0.
+struct BlockStaircase {
+  int64_t step = 1;  // tokens
+  int64_t cap = kNoCap;
+  int64_t added = 0;
+
+  int64_t At(int64_t length) const;
+
+  friend bool operator==(const BlockStaircase&, const BlockStaircase&) = default;
+};
+
+struct GroupDemand {
+  // The most that one request holds when all tokens in flight are its own.
+  BlockStaircase alone = {};
+  BlockStaircase steady = {};    // the most of one of several requests, in-flight tokens aside
+  int64_t transient_blocks = 0;  // all in-flight tokens, once per pool whoever owns them
+  int64_t permanent_blocks = 0;  // attention sinks, taken for good
+  int32_t page_class = 0;
+
+  friend bool operator==(const GroupDemand&, const GroupDemand&) = default;
+};
+
+// What one request asks of one group, as staircases in its length. limits.max_model_len is not used.
+// A `billed_window` bills a spec that keeps every token as if it kept this window. The upstream
+// formula knows neither shared in-flight tokens nor sinks. REQUIRES: limits.max_in_flight_tokens >=
+// 1, limits.decode_context_parallel >= 1.
+GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
+                     BlockCountFormula formula,
+                     std::optional<int64_t> billed_window = std::nullopt);
 
 // The most blocks that a request of a windowed or chunked kind holds at once; empty for kinds that
 // keep every token.

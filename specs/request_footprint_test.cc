@@ -48,8 +48,39 @@ int64_t Blocks(const KvCacheSpec& spec, const RequestLimits& limits,
   return blocks.value_or(-1);
 }
 
-TEST(RequestFootprintExamples, WE_B1_FullBlocks) {
-  EXPECT_EQ(Blocks(Full(16), Limits(131'072, 8'192)), 8'192);
+TEST(RequestFootprintExamples, WE_B1ToB10Blocks) {
+  constexpr int64_t kMillion = 1'048'576;
+  const struct {
+    const char* example;
+    KvCacheSpec spec;
+    int64_t length, in_flight;
+    int64_t exact, upstream;
+  } rows[] = {
+      {"B1", Full(16), 131'072, 8'192, 8'192, 8'192},
+      {"B3", Window(16, 4'096), 32'768, 2'048, 385, 385},
+      {"B3", Window(16, 4'096), 32'768, 8'192, 769, 769},
+      {"B3", Window(16, 4'096), 32'768, 16'384, 1'281, 1'281},
+      {"B4 Gemma 3", Window(16, 1'024), 131'072, 8'192, 577, 577},
+      {"B5 gpt-oss", Window(16, 128), 131'072, 8'192, 521, 521},
+      {"B6", Window(16, 1'024), 128, 8'192, 8, 9},
+      {"B6 full", Full(16), 128, 8'192, 8, 8},
+      {"B7", Window(16, 1'026), 131'072, 1'024, 129, 130},
+      {"B8", Chunked(16, 8'192), kMillion, 8'192, 1'024, 1'024},
+      {"B8 short", Chunked(16, 8'192), 4'096, 8'192, 256, 256},
+      {"B9", Mla(256, 4), kMillion, 8'192, 4'096, 4'096},
+      {"B9", WindowMla(64, 128), kMillion, 8'192, 131, 131},
+      {"B9", WindowMla(4, 8), kMillion, 8'192, 2'051, 2'051},
+      {"B9", WindowMla(8, 128), kMillion, 8'192, 1'041, 1'041},
+      {"B10", Mla(256, 4), kMillion, 16'384, 4'096, 4'096},
+      {"B10", WindowMla(64, 128), kMillion, 16'384, 259, 259},
+      {"B10", WindowMla(4, 8), kMillion, 16'384, 4'099, 4'099},
+      {"B10", WindowMla(8, 128), kMillion, 16'384, 2'065, 2'065},
+  };
+  for (const auto& row : rows) {
+    const RequestLimits limits = Limits(row.length, row.in_flight);
+    EXPECT_EQ(Blocks(row.spec, limits, kExact), row.exact) << row.example;
+    EXPECT_EQ(Blocks(row.spec, limits, kUpstream), row.upstream) << row.example;
+  }
 }
 
 TEST(RequestFootprintExamples, WE_B2_FullBlocksWithContextParallelism) {
@@ -57,58 +88,6 @@ TEST(RequestFootprintExamples, WE_B2_FullBlocksWithContextParallelism) {
   limits.decode_context_parallel = 4;
   EXPECT_EQ(Blocks(Full(16), limits), 2'048);
   EXPECT_EQ(BlockTableWidth(Full(16), limits).value(), 2'048);
-}
-
-TEST(RequestFootprintExamples, WE_B3_SlidingBlocksByInFlightTokens) {
-  for (const auto formula : {kExact, kUpstream}) {
-    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 2'048), formula), 385);
-    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 8'192), formula), 769);
-    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 16'384), formula), 1'281);
-  }
-}
-
-TEST(RequestFootprintExamples, WE_B4_Gemma3LocalLayer) {
-  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(131'072, 8'192)), 577);
-}
-
-TEST(RequestFootprintExamples, WE_B5_GptOssLocalLayer) {
-  EXPECT_EQ(Blocks(Window(16, 128), Limits(131'072, 8'192)), 521);
-}
-
-TEST(RequestFootprintExamples, WE_B6_ShortRequestNeverCostsMoreThanFullAttention) {
-  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(128, 8'192), kUpstream), 9);
-  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(128, 8'192), kExact), 8);
-  EXPECT_EQ(Blocks(Full(16), Limits(128, 8'192)), 8);
-}
-
-TEST(RequestFootprintExamples, WE_B7_SpanOneAboveABlockBoundary) {
-  EXPECT_EQ(Blocks(Window(16, 1'026), Limits(131'072, 1'024), kUpstream), 130);
-  EXPECT_EQ(Blocks(Window(16, 1'026), Limits(131'072, 1'024), kExact), 129);
-}
-
-TEST(RequestFootprintExamples, WE_B8_ChunkedLocal) {
-  for (const auto formula : {kExact, kUpstream}) {
-    EXPECT_EQ(Blocks(Chunked(16, 8'192), Limits(1'048'576, 8'192), formula), 1'024);
-    EXPECT_EQ(Blocks(Chunked(16, 8'192), Limits(4'096, 8'192), formula), 256);
-  }
-}
-
-void ExpectV4Blocks(int64_t in_flight, int64_t window, int64_t state4, int64_t state128) {
-  const RequestLimits limits = Limits(1'048'576, in_flight);
-  for (const auto formula : {kExact, kUpstream}) {
-    EXPECT_EQ(Blocks(Mla(256, 4), limits, formula), 4'096);
-    EXPECT_EQ(Blocks(WindowMla(64, 128), limits, formula), window);
-    EXPECT_EQ(Blocks(WindowMla(4, 8), limits, formula), state4);
-    EXPECT_EQ(Blocks(WindowMla(8, 128), limits, formula), state128);
-  }
-}
-
-TEST(RequestFootprintExamples, WE_B9_V4OneBatchInFlight) {
-  ExpectV4Blocks(8'192, 131, 2'051, 1'041);
-}
-
-TEST(RequestFootprintExamples, WE_B10_V4TwoBatchesInFlight) {
-  ExpectV4Blocks(16'384, 259, 4'099, 2'065);
 }
 
 TEST(RequestFootprintExamples, WE_B11_CrossAttentionHoldsTheEncoder) {
@@ -336,14 +315,13 @@ TEST(OutputCapTest, IsTheMostBlocksThatTheWindowTouches) {
       }
     }
   }
-  const auto full =
-      FullAttentionSpec::Create({.block_size = 4, .num_kv_heads = 1, .head_size = 8});
+  const auto full = FullAttentionSpec::Create({.block_size = 4, .num_kv_heads = 1, .head_size = 8});
   EXPECT_EQ(*OutputCap(*full, {.max_model_len = 10, .max_in_flight_tokens = 1}), std::nullopt);
   const auto spread = FullAttentionSpec::Create(
       {.block_size = 4, .num_kv_heads = 1, .head_size = 8, .output_window = 16});
-  EXPECT_EQ(**OutputCap(*spread, {.max_model_len = 1'000,
-                                  .max_in_flight_tokens = 1,
-                                  .decode_context_parallel = 2}),
+  EXPECT_EQ(**OutputCap(
+                *spread,
+                {.max_model_len = 1'000, .max_in_flight_tokens = 1, .decode_context_parallel = 2}),
             3);
   EXPECT_EQ(**OutputCap(*spread, {.max_model_len = 9, .max_in_flight_tokens = 1}), 3);
 }

@@ -9,49 +9,25 @@ namespace {
 // In the order of RowFormat. Scales per (token, head) are fp32, one for K and one for V, and are
 // budgeted for latent rows alike, as engines do. V4's writer steps 576 bytes per row and puts the 8
 // scale bytes of each row behind all rows; their sum, 584, is the size that engines declare.
-constexpr std::array<RowCodec, 13> kCodecs = {{
-    {.format = RowFormat::kPlain, .name = "plain"},
-    {.format = RowFormat::kFp8PerTensor, .name = "fp8_per_tensor"},
-    {.format = RowFormat::kInt8PerTokenHead,
-     .name = "int8_per_token_head",
-     .footer_bytes_per_token_head = 8},
-    {.format = RowFormat::kFp8PerTokenHead,
-     .name = "fp8_per_token_head",
-     .footer_bytes_per_token_head = 8},
-    {.format = RowFormat::kInt4PerTokenHead,
-     .name = "int4_per_token_head",
-     .values_per_element = 2,
-     .footer_bytes_per_token_head = 8},
-    {.format = RowFormat::kNvfp4,
-     .name = "nvfp4",
+constexpr std::array<RowCodec, 11> kCodecs = {{
+    {.name = "plain"},
+    {.name = "fp8_per_tensor"},
+    {.name = "int8_per_token_head", .footer_bytes_per_token_head = 8},
+    {.name = "fp8_per_token_head", .footer_bytes_per_token_head = 8},
+    {.name = "int4_per_token_head", .values_per_element = 2, .footer_bytes_per_token_head = 8},
+    {.name = "nvfp4",
      .element_bytes = 1,
      .values_per_element = 2,
      .values_per_scale = 16,
      .scale_bytes = 1},
-    {.format = RowFormat::kFp8DsMla, .name = "fp8_ds_mla", .fixed_row_bytes = 656},
-    {.format = RowFormat::kFp8DsMlaV4,
-     .name = "fp8_ds_mla_v4",
+    {.name = "fp8_ds_mla", .fixed_row_bytes = 656},
+    {.name = "nvfp4_ds_mla", .fixed_row_bytes = 352},
+    {.name = "fp8_ds_mla_v4",
      .fixed_row_bytes = 576,
      .footer_bytes_per_row = 8,
      .usual_alignment = 576},
-    {.format = RowFormat::kFp8DsMlaV41,
-     .name = "fp8_ds_mla_v4_1",
-     .fixed_row_bytes = 528,
-     .usual_alignment = 512},
-    {.format = RowFormat::kNvfp4DsMla, .name = "nvfp4_ds_mla", .fixed_row_bytes = 352},
-    {.format = RowFormat::kNvfp4DsMlaV41,
-     .name = "nvfp4_ds_mla_v4_1",
-     .fixed_row_bytes = 288,
-     .usual_alignment = 512},
-    {.format = RowFormat::kIndexer,
-     .name = "indexer",
-     .element_bytes = 1,
-     .values_per_scale = 128,
-     .scale_bytes = 4},
-    {.format = RowFormat::kCompressorState,
-     .name = "compressor_state",
-     .element_bytes = 4,
-     .usual_alignment = 576},
+    {.name = "fp8_ds_mla_v4_1", .fixed_row_bytes = 528, .usual_alignment = 512},
+    {.name = "nvfp4_ds_mla_v4_1", .fixed_row_bytes = 288, .usual_alignment = 512},
 }};
 
 }  // namespace
@@ -70,28 +46,6 @@ CheckedInt64 RowCodec::VectorBytes(int64_t num_values, DataType dtype) const {
 }
 
 const RowCodec& CodecOf(RowFormat format) { return kCodecs[static_cast<size_t>(format)]; }
-
-RowFormat FormatOf(QuantMode mode) {
-  switch (mode) {
-    case QuantMode::kNone:
-      return RowFormat::kPlain;
-    case QuantMode::kFp8PerTensor:
-      return RowFormat::kFp8PerTensor;
-    case QuantMode::kInt8PerTokenHead:
-      return RowFormat::kInt8PerTokenHead;
-    case QuantMode::kFp8PerTokenHead:
-      return RowFormat::kFp8PerTokenHead;
-    case QuantMode::kInt4PerTokenHead:
-      return RowFormat::kInt4PerTokenHead;
-    case QuantMode::kNvfp4:
-      return RowFormat::kNvfp4;
-    case QuantMode::kFp8DsMla:
-      return RowFormat::kFp8DsMla;
-    case QuantMode::kNvfp4DsMla:
-      return RowFormat::kNvfp4DsMla;
-  }
-  return RowFormat::kPlain;
-}
 
 CheckedInt64 UnpaddedPageBytes(const RowCodec& codec, const PageRows& rows) {
   CheckedInt64 vectors = codec.VectorBytes(rows.key_values, rows.dtype);

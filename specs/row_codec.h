@@ -22,6 +22,7 @@
 
 namespace kvblocks {
 
+// The first ones store the vectors of the quantisation mode of the same number.
 enum class RowFormat {
   kPlain,         // values as the storage type says
   kFp8PerTensor,  // one byte per value; the scale is kept with the layer
@@ -29,17 +30,14 @@ enum class RowFormat {
   kFp8PerTokenHead,
   kInt4PerTokenHead,
   kNvfp4,
-  kFp8DsMla,         // DeepSeek-V3.2: 512 fp8 latent values, 4 fp32 scales, 64 bf16 rotary values
-  kFp8DsMlaV4,       // DeepSeek-V4: 448 fp8 values and 64 bf16 rotary ones; scales in the footer
-  kFp8DsMlaV41,      // DeepSeek-V4.1: 512 fp8 values and 16 scales of 32 values each
-  kNvfp4DsMla,       // V3.2's geometry: 512 fp4 latent values, 64 fp8 rotary ones, 32 scales of 16
-  kNvfp4DsMlaV41,    // V4.1's compressed tokens: 512 fp4 values and 32 scales of 16 values each
-  kIndexer,          // DeepSeek's indexer: fp8 values, one fp32 scale per 128 of them
-  kCompressorState,  // DeepSeek-V4's compressors: fp32 values
+  kFp8DsMla,       // DeepSeek-V3.2: 512 fp8 latent values, 4 fp32 scales, 64 bf16 rotary values
+  kNvfp4DsMla,     // V3.2's geometry: 512 fp4 latent values, 64 fp8 rotary ones, 32 scales of 16
+  kFp8DsMlaV4,     // DeepSeek-V4: 448 fp8 values and 64 bf16 rotary ones; scales in the footer
+  kFp8DsMlaV41,    // DeepSeek-V4.1: 512 fp8 values and 16 scales of 32 values each
+  kNvfp4DsMlaV41,  // V4.1's compressed tokens: 512 fp4 values and 32 scales of 16 values each
 };
 
 struct RowCodec {
-  RowFormat format;
   std::string_view name;
   // A row that is as long whatever the head size; 0: the head size decides.
   int64_t fixed_row_bytes = 0;
@@ -65,7 +63,7 @@ struct RowCodec {
 const RowCodec& CodecOf(RowFormat format);
 
 // The format that stores vectors of a quantisation mode. kFp8DsMla and kNvfp4DsMla are V3.2's.
-RowFormat FormatOf(QuantMode mode);
+constexpr RowFormat FormatOf(QuantMode mode) { return static_cast<RowFormat>(mode); }
 
 // What one block of one layer cache stores.
 struct PageRows {

@@ -149,28 +149,10 @@ TEST_F(EvictionTest, ArcKeepsWhatWasHit) {
   EXPECT_EQ(Drain().back(), a);
 }
 
-// FIFO would take the head of a prompt first.
-TEST_F(EvictionTest, TheEndOfAPromptGoesBeforeWhatItBuildsUpon) {
-  Start(Fifo(), 4);
-  const Ids prompt = Cache({1, 2, 3, 4});
-  EXPECT_EQ(Drain(), (Ids{prompt[3], prompt[2], prompt[1], prompt[0]}));
-}
-
 TEST_F(EvictionTest, InGroupsWithoutAChainEachBlockStandsAlone) {
   Start(Fifo(), 4, /*is_chained_group=*/{0});
   const Ids prompt = Cache({1, 2, 3, 4});
   EXPECT_EQ(Drain(), prompt);
-}
-
-TEST_F(EvictionTest, WhatBlocksInUseBuildUponGoesLast) {
-  Start(Fifo(), 4);
-  const Ids table = Cache({1, 2}, /*frees=*/false);
-  pool_->FreeBlocks({&table[0], 1});  // the second is still in use
-  const Ids other = Cache({3});
-  ASSERT_EQ(pool_->num_free(), 3);
-  const Ids taken = Drain();
-  EXPECT_EQ(taken[1], other[0]);
-  EXPECT_EQ(taken[2], table[0]);
 }
 
 TEST_F(EvictionTest, BlocksWithoutAKeyGoFirst) {

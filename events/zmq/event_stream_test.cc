@@ -16,11 +16,9 @@
 #include "gtest/gtest.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/sequence_tracker.h"
-#include "kvblocks/events/zmq/endpoint.h"
 #include "kvblocks/events/zmq/event_publisher.h"
 #include "kvblocks/events/zmq/event_subscriber.h"
 #include "kvblocks/events/zmq/wire.h"
-#include "kvblocks/events/zmq/zmq_context.h"
 
 namespace kvblocks::events {
 namespace {

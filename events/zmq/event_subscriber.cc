@@ -9,9 +9,7 @@
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/sequence_tracker.h"
-#include "kvblocks/events/zmq/endpoint.h"
 #include "kvblocks/events/zmq/wire.h"
-#include "kvblocks/events/zmq/zmq_context.h"
 
 namespace kvblocks::events {
 namespace {

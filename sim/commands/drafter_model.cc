@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/drafting.h"
-#include "kvblocks/specs/catalogue/param_count.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks::sim {
 namespace {

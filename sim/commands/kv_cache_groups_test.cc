@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/config.pb.h"
-#include "kvblocks/specs/config/kv_cache_config_text.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks::sim {

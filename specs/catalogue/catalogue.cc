@@ -9,10 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/catalogue/catalogue.pb.h"
-#include "kvblocks/specs/catalogue/catalogue_data.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks {
+
+// catalogue.textproto, made part of the binary when it is built.
+extern const char kCatalogueText[];
+
 namespace {
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }

@@ -1,7 +1,13 @@
 #include "kvblocks/specs/catalogue/catalogue.h"
 
+#include <cstdlib>
+#include <optional>
+#include <string>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "simdjson.h"
 
 namespace kvblocks {
 namespace {
@@ -157,6 +163,192 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
     ASSERT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     for (const char* part : parts) EXPECT_THAT(status.message(), HasSubstr(part)) << text;
     EXPECT_EQ(catalogue.FindDevice("z")->bf16_tflops, 1);
+  }
+}
+
+// The catalogue next to the table that it was made from, field by field. The table is found through
+// KVBLOCKS_SHARED.
+
+namespace dom = simdjson::dom;
+
+class ModelsJsonTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* const folder = std::getenv("KVBLOCKS_SHARED");
+    if (folder == nullptr) GTEST_SKIP() << "set KVBLOCKS_SHARED to the folder of spec/models.json";
+    const auto error = parser_.load(std::string(folder) + "/spec/models.json").get(document_);
+    if (error == simdjson::IO_ERROR) GTEST_SKIP() << folder << " has no spec/models.json";
+    ASSERT_FALSE(error) << simdjson::error_message(error);
+    ASSERT_FALSE(document_["models"].get(models_));
+  }
+
+  dom::parser parser_;
+  dom::element document_;
+  dom::array models_;
+};
+
+// null and a missing field are 0.
+double Number(const dom::element& object, const char* field) {
+  double value = 0;
+  if (object[field].get(value)) return 0;
+  return value;
+}
+
+std::string Text(const dom::element& object, const char* field) {
+  std::string_view value;
+  if (object[field].get(value)) return "";
+  return std::string(value);
+}
+
+std::optional<dom::element> Part(const dom::element& object, const char* field) {
+  dom::element part;
+  if (object[field].get(part) || part.is_null()) return std::nullopt;
+  return part;
+}
+
+// The parameters: recomputed from the configuration where that was possible, else published.
+std::pair<double, double> Params(const dom::element& model) {
+  dom::element value;
+  dom::array pair;
+  if (model["params_recomputed_from_config_b"].get(value) || value.is_null()) {
+    return {Number(model, "params_total_b"), Number(model, "params_active_b")};
+  }
+  double both = 0;
+  if (value.get(pair)) {
+    EXPECT_FALSE(value.get(both));
+    return {both, both};
+  }
+  double total = 0, active = 0;
+  EXPECT_FALSE(pair.at(0).get(total));
+  EXPECT_FALSE(pair.at(1).get(active));
+  return {total, active};
+}
+
+void ExpectShapes(const dom::element& model, const ModelFacts& facts) {
+  EXPECT_EQ(facts.hf_id, Text(model, "hf_id"));
+  EXPECT_EQ(facts.family, Text(model, "family"));
+  EXPECT_EQ(facts.layer_pattern, Text(model, "layer_pattern"));
+  EXPECT_EQ(facts.num_layers(), Number(model, "num_layers"));
+  EXPECT_EQ(facts.window, Number(model, "sliding_window"));
+  EXPECT_EQ(facts.chunk, Number(model, "attention_chunk_size"));
+  EXPECT_EQ(facts.hidden_size, Number(model, "hidden_size"));
+  EXPECT_EQ(facts.intermediate_size, Number(model, "intermediate_size"));
+  EXPECT_EQ(facts.num_heads, Number(model, "num_attention_heads"));
+  EXPECT_EQ(facts.num_kv_heads, Number(model, "num_kv_heads"));
+  EXPECT_EQ(facts.head_size, Number(model, "head_dim"));
+  EXPECT_EQ(facts.num_global_kv_heads, Number(model, "num_global_kv_heads"));
+  EXPECT_EQ(facts.global_head_size, Number(model, "global_head_dim"));
+  EXPECT_EQ(facts.vocab_size, Number(model, "vocab_size"));
+  EXPECT_EQ(facts.max_position_embeddings, Number(model, "max_position_embeddings"));
+  bool tied = false;
+  EXPECT_FALSE(model["tie_word_embeddings"].get(tied));
+  EXPECT_EQ(facts.tied_embeddings, tied);
+  EXPECT_EQ(facts.sink_bias, Text(model, "attention_sinks") == "per_head_bias");
+  EXPECT_EQ(facts.notes, Text(model, "notes"));
+  const auto [params, active] = Params(model);
+  EXPECT_EQ(facts.params_b, params);
+  EXPECT_EQ(facts.active_params_b, active);
+}
+
+void ExpectLatent(const dom::element& model, const ModelFacts& facts) {
+  const auto mla = Part(model, "mla");
+  ASSERT_EQ(facts.latent.has_value(), mla.has_value());
+  if (mla) {
+    EXPECT_EQ(facts.latent->kv_lora_rank, Number(*mla, "kv_lora_rank"));
+    EXPECT_EQ(facts.latent->q_lora_rank, Number(*mla, "q_lora_rank"));
+    EXPECT_EQ(facts.latent->qk_rope_head_dim, Number(*mla, "qk_rope_head_dim"));
+    EXPECT_EQ(facts.latent->qk_nope_head_dim, Number(*mla, "qk_nope_head_dim"));
+    EXPECT_EQ(facts.latent->v_head_dim, Number(*mla, "v_head_dim"));
+    EXPECT_EQ(facts.latent->row_elements(), Number(*mla, "cache_row_elements"));
+  }
+  const auto indexer = Part(model, "indexer");
+  ASSERT_EQ(facts.indexer.has_value(), indexer.has_value());
+  if (indexer) {
+    EXPECT_EQ(facts.indexer->num_heads, Number(*indexer, "index_n_heads"));
+    EXPECT_EQ(facts.indexer->head_dim, Number(*indexer, "index_head_dim"));
+    EXPECT_EQ(facts.indexer->top_k, Number(*indexer, "index_topk"));
+    EXPECT_EQ(facts.indexer->row_bytes, Number(*indexer, "bytes_per_token"));
+  }
+}
+
+void ExpectState(const dom::element& state, const CompressorStateFacts& facts) {
+  EXPECT_EQ(facts.block_size, Number(state, "block_size"));
+  EXPECT_EQ(facts.window, Number(state, "window"));
+  EXPECT_EQ(facts.row_elements, Number(state, "row_fp32"));
+  EXPECT_EQ(facts.indexer_elements, Number(state, "indexer_row_fp32"));
+}
+
+void ExpectCompressed(const dom::element& model, const ModelFacts& facts) {
+  const auto c = Part(model, "compressed_attention");
+  ASSERT_EQ(facts.compressed.has_value(), c.has_value());
+  if (!c) return;
+  EXPECT_EQ(facts.compressed->qk_rope_head_dim, Number(*c, "qk_rope_head_dim"));
+  EXPECT_EQ(facts.head_size, Number(*c, "head_dim"));
+  EXPECT_EQ(facts.compressed->q_lora_rank, Number(*c, "q_lora_rank"));
+  EXPECT_EQ(facts.compressed->o_lora_rank, Number(*c, "o_lora_rank"));
+  EXPECT_EQ(facts.compressed->o_groups, Number(*c, "o_groups"));
+  EXPECT_EQ(facts.compressed->row_bytes_fp8_ds_mla, Number(*c, "row_bytes_fp8_ds_mla"));
+  EXPECT_EQ(facts.compressed->main_block_size, Number(*c, "main_block_size"));
+  EXPECT_EQ(facts.compressed->sliding_block_size, Number(*c, "sliding_block_size"));
+  dom::element states, state;
+  ASSERT_FALSE((*c)["compressor_state"].get(states));
+  ASSERT_FALSE(states["4"].get(state));
+  ExpectState(state, facts.compressed->state4);
+  ASSERT_FALSE(states["H"].get(state));
+  ExpectState(state, facts.compressed->state128);
+}
+
+void ExpectExperts(const dom::element& model, const ModelFacts& facts) {
+  const auto moe = Part(model, "moe");
+  ASSERT_EQ(facts.experts.has_value(), moe.has_value());
+  if (!moe) return;
+  EXPECT_EQ(facts.experts->num_experts, Number(*moe, "num_experts"));
+  EXPECT_EQ(facts.experts->experts_per_token, Number(*moe, "experts_per_token"));
+  EXPECT_EQ(facts.experts->intermediate_size, Number(*moe, "moe_intermediate_size"));
+  EXPECT_EQ(facts.experts->num_shared_experts, Number(*moe, "num_shared_experts"));
+  EXPECT_EQ(facts.experts->shared_intermediate_size,
+            Number(*moe, "shared_expert_intermediate_size"));
+  EXPECT_EQ(facts.experts->num_layers, Number(*moe, "num_moe_layers"));
+  EXPECT_EQ(facts.num_layers() - facts.experts->num_layers, Number(*moe, "num_dense_layers"));
+}
+
+void ExpectCaches(const dom::element& model, const ModelFacts& facts) {
+  const auto kv = Part(model, "kv");
+  ASSERT_TRUE(kv);
+  const PublishedCacheFacts& cache = facts.published_cache;
+  EXPECT_EQ(cache.bf16_all_layers.value_or(0), Number(*kv, "bytes_per_token_bf16_all_layers"));
+  EXPECT_EQ(cache.bf16_unbounded_layers.value_or(0),
+            Number(*kv, "bytes_per_token_bf16_unbounded_layers") +
+                Number(*kv, "bytes_per_token_unbounded_bf16"));
+  EXPECT_EQ(cache.fp8_ds_mla_unbounded_layers.value_or(0),
+            Number(*kv, "bytes_per_token_fp8_ds_mla") +
+                Number(*kv, "bytes_per_token_unbounded_fp8_ds_mla"));
+  double state_bytes = 0;
+  if (const auto state = Part(*kv, "linear_state_bytes_per_layer_per_request")) {
+    state_bytes = Number(*state, "total");
+  }
+  const auto caches = LayerCaches(facts, {});
+  ASSERT_TRUE(caches.ok()) << caches.status();
+  for (const LayerCache& named : *caches) {
+    if (named.spec.get_if<MambaSpec>() == nullptr) continue;
+    EXPECT_EQ(named.spec.page_bytes(), state_bytes);
+  }
+  EXPECT_EQ(!facts.states.empty(), state_bytes > 0);
+}
+
+TEST_F(ModelsJsonTest, EveryEntryIsInTheCatalogueFieldByField) {
+  // The catalogue has one more, deepseek-v4.1-flash, whose caches layer_caches_test.cc checks.
+  EXPECT_EQ(models_.size() + 1, Catalogue::BuiltIn().models().size());
+  for (const dom::element model : models_) {
+    SCOPED_TRACE(Text(model, "id"));
+    const auto facts = Catalogue::BuiltIn().FindModel(Text(model, "id"));
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    EXPECT_EQ(Catalogue::BuiltIn().FindModel(Text(model, "hf_id"))->name, facts->name);
+    ExpectShapes(model, *facts);
+    ExpectLatent(model, *facts);
+    ExpectCompressed(model, *facts);
+    ExpectExperts(model, *facts);
+    ExpectCaches(model, *facts);
   }
 }
 

@@ -156,83 +156,73 @@ int64_t ConfigFields::Int(std::string_view field, int64_t low, int64_t high,
   return OptionalInt(field, low, high).value_or(default_value);
 }
 
+// Of the entered object or, if it lacks an inherited field, of the whole.
+template <typename T>
+std::optional<T> ConfigFields::Value(std::string_view field, bool inherited,
+                                     std::string_view expected) {
+  auto element = Find(document_->entered, field);
+  std::string name = NameOf(field);
+  if (!element && inherited) {
+    element = Find(document_->whole, field);
+    name = field;
+  }
+  if (!element) return std::nullopt;
+  T value{};
+  if (!element->get(value)) return value;
+  if (status_.ok()) status_ = FieldError(name, Shown(*element), expected);
+  return std::nullopt;
+}
+
 bool ConfigFields::Bool(std::string_view field, bool default_value) {
-  const auto element = Find(document_->entered, field);
-  if (!element) return default_value;
-  bool value = default_value;
-  if (element->get(value)) Refuse(field, Shown(*element), "true or false");
-  return value;
+  return Value<bool>(field, /*inherited=*/false, "true or false").value_or(default_value);
+}
+
+bool ConfigFields::InheritedBool(std::string_view field, bool default_value) {
+  return Value<bool>(field, /*inherited=*/true, "true or false").value_or(default_value);
 }
 
 std::optional<std::string> ConfigFields::String(std::string_view field) {
+  const auto value = Value<std::string_view>(field, /*inherited=*/false, "a string");
+  return value ? std::optional<std::string>(*value) : std::nullopt;
+}
+
+std::optional<std::string> ConfigFields::InheritedString(std::string_view field) {
+  const auto value = Value<std::string_view>(field, /*inherited=*/true, "a string");
+  return value ? std::optional<std::string>(*value) : std::nullopt;
+}
+
+template <typename T, typename Get>
+std::optional<std::vector<T>> ConfigFields::List(std::string_view field, std::string_view expected,
+                                                 Get get) {
   const auto element = Find(document_->entered, field);
   if (!element) return std::nullopt;
-  std::string_view value;
-  if (element->get(value)) {
-    Refuse(field, Shown(*element), "a string");
-    return std::nullopt;
+  std::vector<T> values;
+  dom::array array;
+  bool good = !element->get(array) && array.size() <= kMaxElements;
+  if (good) {
+    for (const dom::element inner : array) good = good && get(inner, values.emplace_back());
   }
-  return std::string(value);
+  if (good) return values;
+  Refuse(field, Shown(*element), expected);
+  return std::nullopt;
 }
 
 std::optional<std::vector<int64_t>> ConfigFields::Ints(std::string_view field, int64_t low,
                                                        int64_t high) {
-  const auto element = Find(document_->entered, field);
-  if (!element) return std::nullopt;
-  std::vector<int64_t> values;
-  dom::array array;
-  bool good = !element->get(array) && array.size() <= kMaxElements;
-  if (good) {
-    for (const dom::element inner : array) {
-      int64_t value = 0;
-      good = good && ToInt(inner, low, high, &value);
-      values.push_back(value);
-    }
-  }
-  if (good) return values;
-  Refuse(field, Shown(*element), RangeText("a list of whole numbers", low, high));
-  return std::nullopt;
+  return List<int64_t>(field, RangeText("a list of whole numbers", low, high),
+                       [&](const dom::element& inner, int64_t& value) {
+                         return ToInt(inner, low, high, &value);
+                       });
 }
 
 std::optional<std::vector<std::string>> ConfigFields::Strings(std::string_view field) {
-  const auto element = Find(document_->entered, field);
-  if (!element) return std::nullopt;
-  std::vector<std::string> values;
-  dom::array array;
-  bool good = !element->get(array) && array.size() <= kMaxElements;
-  if (good) {
-    for (const dom::element inner : array) {
-      std::string_view value;
-      good = good && !inner.get(value);
-      values.emplace_back(value);
-    }
-  }
-  if (good) return values;
-  Refuse(field, Shown(*element), "a list of strings");
-  return std::nullopt;
-}
-
-bool ConfigFields::InheritedBool(std::string_view field, bool default_value) {
-  if (Has(field)) return Bool(field, default_value);
-  const auto element = Find(document_->whole, field);
-  if (!element) return default_value;
-  bool value = default_value;
-  if (element->get(value) && status_.ok()) {
-    status_ = FieldError(field, Shown(*element), "true or false");
-  }
-  return value;
-}
-
-std::optional<std::string> ConfigFields::InheritedString(std::string_view field) {
-  if (Has(field)) return String(field);
-  const auto element = Find(document_->whole, field);
-  if (!element) return std::nullopt;
-  std::string_view value;
-  if (element->get(value)) {
-    if (status_.ok()) status_ = FieldError(field, Shown(*element), "a string");
-    return std::nullopt;
-  }
-  return std::string(value);
+  return List<std::string>(field, "a list of strings",
+                           [](const dom::element& inner, std::string& value) {
+                             std::string_view text;
+                             if (inner.get(text)) return false;
+                             value = text;
+                             return true;
+                           });
 }
 
 std::optional<std::string> ConfigFields::StringIn(std::string_view object, std::string_view field) {

@@ -65,6 +65,10 @@ class ConfigFields {
 
   explicit ConfigFields(std::unique_ptr<Document> document);
   std::string NameOf(std::string_view field) const;
+  template <typename T>
+  std::optional<T> Value(std::string_view field, bool inherited, std::string_view expected);
+  template <typename T, typename Get>
+  std::optional<std::vector<T>> List(std::string_view field, std::string_view expected, Get get);
 
   std::unique_ptr<Document> document_;
   std::string prefix_;

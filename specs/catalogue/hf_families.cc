@@ -6,9 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/specs/catalogue/hf_experts.h"
-#include "kvblocks/specs/catalogue/hf_latent_families.h"
-
 namespace kvblocks {
 namespace {
 

@@ -1,12 +1,10 @@
-#include "kvblocks/specs/catalogue/hf_latent_families.h"
+#include "kvblocks/specs/catalogue/hf_families.h"
 
 #include <algorithm>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "kvblocks/specs/catalogue/hf_experts.h"
 
 namespace kvblocks {
 namespace {

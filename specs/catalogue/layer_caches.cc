@@ -53,6 +53,7 @@ class LayerCacheList {
   }
   absl::Status AddAttention(LayerKind kind);
   absl::Status AddLatent(LayerKind kind);
+  absl::Status AddIndexer(KvCacheSpecOptions options);
   absl::Status AddCompressed(LayerKind kind);
   absl::Status AddCompressedWindow();
   absl::Status AddCompressedRows(int64_t block_size, int64_t ratio, bool has_indexer);
@@ -106,44 +107,41 @@ absl::Status LayerCacheList::AddAttention(LayerKind kind) {
   const auto heads =
       HeadsOnRank(full ? model_.full_kv_heads() : model_.num_kv_heads, options_.tensor_parallel);
   if (!heads.ok()) return heads.status();
-  if (full) {
-    return Add("attn", FullAttentionSpec::Create({.block_size = block_size_,
-                                                  .num_kv_heads = *heads,
-                                                  .head_size = model_.full_head_size(),
-                                                  .dtype = format_.storage,
-                                                  .quant_mode = format_.mode}));
-  }
+  KvCacheSpecOptions options{.block_size = block_size_,
+                             .num_kv_heads = *heads,
+                             .head_size = full ? model_.full_head_size() : model_.head_size,
+                             .dtype = format_.storage,
+                             .quant_mode = format_.mode};
+  if (full) return Add("attn", FullAttentionSpec::Create(options));
   if (kind == LayerKind::kSliding) {
-    return Add("attn", SlidingWindowSpec::Create({.block_size = block_size_,
-                                                  .num_kv_heads = *heads,
-                                                  .head_size = model_.head_size,
-                                                  .sliding_window = model_.window,
-                                                  .dtype = format_.storage,
-                                                  .quant_mode = format_.mode}));
+    options.sliding_window = model_.window;
+    return Add("attn", SlidingWindowSpec::Create(options));
   }
-  return Add("attn", ChunkedLocalAttentionSpec::Create({.block_size = block_size_,
-                                                        .num_kv_heads = *heads,
-                                                        .head_size = model_.head_size,
-                                                        .attention_chunk_size = model_.chunk,
-                                                        .dtype = format_.storage,
-                                                        .quant_mode = format_.mode}));
+  options.attention_chunk_size = model_.chunk;
+  return Add("attn", ChunkedLocalAttentionSpec::Create(options));
 }
 
 absl::Status LayerCacheList::AddLatent(LayerKind kind) {
   const bool sparse = kind == LayerKind::kSparseLatent;
-  absl::Status status =
-      Add("attn", MlaAttentionSpec::Create(
-                      {.block_size = block_size_,
-                       .head_size = model_.latent->row_elements(),
-                       .dtype = format_.storage,
-                       .quant_mode = format_.mode,
-                       .model_version = sparse ? ModelVersion::kDeepseekV32 : ModelVersion::kNone,
-                       .is_draft = is_draft_}));
+  KvCacheSpecOptions options{
+      .block_size = block_size_,
+      .head_size = model_.latent->row_elements(),
+      .dtype = format_.storage,
+      .quant_mode = format_.mode,
+      .model_version = sparse ? ModelVersion::kDeepseekV32 : ModelVersion::kNone,
+      .is_draft = is_draft_};
+  absl::Status status = Add("attn", MlaAttentionSpec::Create(options));
   if (!status.ok() || !sparse) return status;
-  return Add("indexer", MlaAttentionSpec::Create({.block_size = block_size_,
-                                                  .head_size = model_.indexer->row_bytes,
-                                                  .dtype = DataType::kUint8,
-                                                  .is_draft = is_draft_}));
+  options.model_version = ModelVersion::kNone;
+  return AddIndexer(options);
+}
+
+// Of rows with these options.
+absl::Status LayerCacheList::AddIndexer(KvCacheSpecOptions options) {
+  options.head_size = model_.indexer->row_bytes;
+  options.dtype = DataType::kUint8;
+  options.quant_mode = QuantMode::kNone;
+  return Add("indexer", MlaAttentionSpec::Create(options));
 }
 
 absl::Status LayerCacheList::AddCompressedWindow() {
@@ -160,23 +158,16 @@ absl::Status LayerCacheList::AddCompressedWindow() {
 
 absl::Status LayerCacheList::AddCompressedRows(int64_t block_size, int64_t ratio,
                                                bool has_indexer) {
-  absl::Status status =
-      Add("attn", MlaAttentionSpec::Create({.block_size = block_size,
-                                            .head_size = model_.head_size,
-                                            .dtype = format_.storage,
-                                            .quant_mode = format_.mode,
-                                            .alignment = alignment(),
-                                            .compress_ratio = ratio,
-                                            .model_version = ModelVersion::kDeepseekV4,
-                                            .is_draft = is_draft_}));
-  if (!status.ok() || !has_indexer) return status;
-  return Add("indexer", MlaAttentionSpec::Create({.block_size = block_size,
-                                                  .head_size = model_.indexer->row_bytes,
-                                                  .dtype = DataType::kUint8,
-                                                  .alignment = alignment(),
-                                                  .compress_ratio = ratio,
-                                                  .model_version = ModelVersion::kDeepseekV4,
-                                                  .is_draft = is_draft_}));
+  const KvCacheSpecOptions options{.block_size = block_size,
+                                   .head_size = model_.head_size,
+                                   .dtype = format_.storage,
+                                   .quant_mode = format_.mode,
+                                   .alignment = alignment(),
+                                   .compress_ratio = ratio,
+                                   .model_version = ModelVersion::kDeepseekV4,
+                                   .is_draft = is_draft_};
+  absl::Status status = Add("attn", MlaAttentionSpec::Create(options));
+  return status.ok() && has_indexer ? AddIndexer(options) : status;
 }
 
 absl::Status LayerCacheList::AddCompressed(LayerKind kind) {

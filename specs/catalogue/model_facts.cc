@@ -1,9 +1,36 @@
 #include "kvblocks/specs/catalogue/model_facts.h"
 
-#include "kvblocks/specs/catalogue/entry_checks.h"
+#include "absl/strings/str_cat.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {
+
+// Checks of the fields of one entry. Refusals are FieldErrors whose hint names the entry; the first
+// stays.
+class EntryChecks {
+ public:
+  EntryChecks(absl::string_view kind, const std::string& name)
+      : entry_(absl::StrCat(kind, " ", name)) {
+    if (name.empty()) status_ = FieldError("name", "nothing", "a name");
+  }
+  template <typename T>
+  void Range(std::string_view field, T value, T low, T high) {
+    if (value >= low && value <= high) return;  // nor is NaN in it
+    Refuse(field, absl::StrCat(value), absl::StrCat(low, " to ", high));
+  }
+  void Range(std::string_view field, int64_t value, int64_t low, int64_t high) {
+    Range<int64_t>(field, value, low, high);
+  }
+  void Refuse(std::string_view field, std::string_view got, std::string_view expected) {
+    if (status_.ok()) status_ = FieldError(field, got, expected, entry_);
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  std::string entry_;
+  absl::Status status_;
+};
 
 constexpr double kMinRate = 1e-6;
 constexpr double kMaxRate = 1e9;

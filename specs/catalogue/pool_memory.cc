@@ -1,8 +1,11 @@
 #include "kvblocks/specs/catalogue/pool_memory.h"
 
 #include <cmath>
+#include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 
 namespace kvblocks {
 namespace {
@@ -42,13 +45,6 @@ MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks) 
     reserves.source = absl::StrCat("vLLM 0.19 on H100, ", row.family);
   }
   return reserves;
-}
-
-void SetMeasuredReserves(PoolMemory* memory) {
-  const MeasuredReserves measured = MeasuredReservesOf(
-      memory->model, memory->tensor_parallel * (memory->model.experts ? memory->data_parallel : 1));
-  memory->activation_gb = measured.activation_gb;
-  memory->graph_gb = measured.other_gb;
 }
 
 double WeightGbPerDevice(const PoolMemory& memory) {
@@ -98,6 +94,39 @@ absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory) {
   }
   // Devices have less than 2^53 bytes.
   return static_cast<int64_t>(std::floor(left_gb * 1e9));
+}
+
+namespace {
+
+constexpr int64_t kGib = int64_t{1} << 30;
+
+// Devices that have the memory of a large one but lose throughput with large steps.
+bool IsSlowForItsMemory(std::string_view device_name) {
+  const std::string name = absl::AsciiStrToLower(std::string(device_name));
+  return name.find("a100") != std::string::npos || name.find("gb10") != std::string::npos;
+}
+
+SchedulerLimits OfDevice(const ServerDevice& server) {
+  const bool offline = server.entry_point == EntryPoint::kOffline;
+  // 0.25 knows two sizes of devices.
+  if (server.version == EngineVersion::kVllm033 && server.device_memory_bytes >= 160 * kGib) {
+    return {16384, 1024};
+  }
+  if (server.device_memory_bytes >= 70 * kGib && !IsSlowForItsMemory(server.device_name)) {
+    return {offline ? 16384 : 8192, 1024};
+  }
+  return {offline ? 8192 : 2048, 256};
+}
+
+}  // namespace
+
+SchedulerLimits DefaultSchedulerLimits(const ServerDevice& server) {
+  SchedulerLimits limits = OfDevice(server);
+  if (server.throughput_mode) {
+    limits.max_num_batched_tokens *= 2;
+    limits.max_num_seqs *= 2;
+  }
+  return limits;
 }
 
 }  // namespace kvblocks

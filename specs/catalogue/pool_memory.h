@@ -23,7 +23,7 @@ struct PoolMemory {
   // Such groups of ranks, each with all of the weights but for the experts, which all of them divide.
   int64_t data_parallel = 1;
   double utilization = 0.9;  // share of the device memory that may be used
-  // Memory that is neither weights nor cache. Estimates, unless SetMeasuredReserves sets them.
+  // Memory that is neither weights nor cache. Estimates, unless those of MeasuredReservesOf are set.
   double activation_gb = 2.0;
   double graph_gb = 1.0;
   double draft_weights_gb = 0;  // of a drafter, over all ranks
@@ -38,8 +38,6 @@ struct MeasuredReserves {
   std::string source;
 };
 MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks);
-// Puts them in place of the estimates.
-void SetMeasuredReserves(PoolMemory* memory);
 
 // What the model's weights take on one device.
 double WeightGbPerDevice(const PoolMemory& memory);

@@ -7,7 +7,6 @@
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
 #include "kvblocks/specs/config/kv_cache_config_proto.h"
-#include "kvblocks/specs/config/kv_cache_config_text.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 

@@ -5,7 +5,7 @@
 
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/data_type.h"
-#include "kvblocks/specs/planning/row_layout.h"
+#include "kvblocks/specs/planning/memory_map.h"
 
 namespace kvblocks {
 namespace {

@@ -8,9 +8,6 @@
 namespace kvblocks {
 namespace {
 
-// Whole numbers that stop at the largest instead of wrapping: beyond it nothing fits anyway.
-int64_t Saturated(CheckedInt64 value) { return value.value().value_or(kNoCap); }
-
 // Blocks of `requests` requests of one length in one group. Each holds its steady blocks and at
 // most one more for a window that starts inside a block; what else they hold is covered by the
 // tokens in flight, which exist once. No request holds more than one that owns all tokens in
@@ -42,10 +39,6 @@ int64_t LastThatFits(int64_t limit, Fits fits) {
 }
 
 }  // namespace
-
-int64_t BlockStaircase::At(int64_t length) const {
-  return Saturated(CheckedInt64(added) + std::min(cap, CeilDiv(length, step)));
-}
 
 std::vector<int64_t> PoolCapacity::BlocksPerRequest(int64_t length) const {
   std::vector<int64_t> blocks;

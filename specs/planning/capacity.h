@@ -9,34 +9,11 @@
 #define KVBLOCKS_SPECS_PLANNING_CAPACITY_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "kvblocks/specs/request_footprint.h"
+
 namespace kvblocks {
-
-inline constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
-
-// Never decreases. step >= 1, added >= 0, cap >= 0.
-struct BlockStaircase {
-  int64_t step = 1;  // tokens
-  int64_t cap = kNoCap;
-  int64_t added = 0;
-
-  int64_t At(int64_t length) const;
-
-  friend bool operator==(const BlockStaircase&, const BlockStaircase&) = default;
-};
-
-struct GroupDemand {
-  // The most that one request holds when all tokens in flight are its own.
-  BlockStaircase alone = {};
-  BlockStaircase steady = {};    // the most of one of several requests, in-flight tokens aside
-  int64_t transient_blocks = 0;  // all in-flight tokens, once per pool whoever owns them
-  int64_t permanent_blocks = 0;  // attention sinks, taken for good
-  int32_t page_class = 0;
-
-  friend bool operator==(const GroupDemand&, const GroupDemand&) = default;
-};
 
 class PoolCapacity {
  public:

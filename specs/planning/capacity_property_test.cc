@@ -8,7 +8,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/capacity.h"
-#include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 #include "kvblocks/specs/request_footprint.h"
 #include "rapidcheck/gtest.h"
@@ -78,40 +77,6 @@ int64_t LongestByBisection(const PoolCapacity& capacity, int64_t units, int64_t 
     }
   }
   return low;
-}
-
-RC_GTEST_PROP(CapacityPropertyTest, StaircaseIsTheFootprintAtEveryLength, ()) {
-  const KvCacheSpec spec = AnySpec();
-  RequestLimits limits = {.max_in_flight_tokens = Number(1, 50)};
-  for (const BlockCountFormula formula : {kExact, kUpstream}) {
-    const GroupDemand demand = DemandOf(spec, limits, formula);
-    for (limits.max_model_len = 1; limits.max_model_len <= 200; ++limits.max_model_len) {
-      const auto blocks = MaxBlocksPerRequest(spec, limits, formula);
-      RC_ASSERT(blocks.ok());
-      RC_ASSERT(demand.alone.At(limits.max_model_len) == *blocks);
-    }
-  }
-}
-
-// P-1: upstream's cap is the exact one or one more, and the exact one is what a request really
-// holds in the worst step: `settled` tokens done, `in_flight` more of them written.
-RC_GTEST_PROP(CapacityPropertyTest, P1ExactWindowCapIsTheWorstCase, ()) {
-  const int64_t block = Number(1, 9);
-  const int64_t window = Number(1, 30);
-  const int64_t in_flight = Number(1, 20);
-  const int64_t length = Number(1, 80);
-  const RequestLimits limits = {.max_in_flight_tokens = in_flight};
-  const KvCacheSpec spec = WindowSpec(block, 1, 8, window);
-  int64_t worst = 0;
-  for (int64_t settled = 0; settled < length; ++settled) {
-    const int64_t first = std::max(settled - (window - 1), int64_t{0});
-    const int64_t end = std::min(settled + in_flight, length);
-    worst = std::max(worst, (end - 1) / block - first / block + 1);
-  }
-  const int64_t exact = DemandOf(spec, limits, kExact).alone.At(length);
-  const int64_t upstream = DemandOf(spec, limits, kUpstream).alone.At(length);
-  RC_ASSERT(exact == worst);
-  RC_ASSERT(exact <= upstream && upstream <= exact + 1);
 }
 
 // Every request somewhere, the tokens in flight split among them in any way.

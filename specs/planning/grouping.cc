@@ -7,15 +7,9 @@
 
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/merge.h"
-#include "kvblocks/specs/planning/full_storage.h"
-#include "kvblocks/specs/planning/hidden_states.h"
-#include "kvblocks/specs/planning/layer_buckets.h"
-#include "kvblocks/specs/planning/packed_groups.h"
-#include "kvblocks/specs/planning/page_equalising.h"
-#include "kvblocks/specs/planning/request_demand.h"
-#include "kvblocks/specs/planning/slab_groups.h"
-#include "kvblocks/specs/planning/state_alignment.h"
-#include "kvblocks/specs/planning/tuple_groups.h"
+#include "kvblocks/specs/planning/layer_groups.h"
+#include "kvblocks/specs/planning/stored_specs.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 namespace {

@@ -7,13 +7,9 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/layer_buckets.h"
-#include "kvblocks/specs/planning/native_chunks.h"
-#include "kvblocks/specs/planning/packed_groups.h"
-#include "kvblocks/specs/planning/planned_block_sizes.h"
-#include "kvblocks/specs/planning/slab_groups.h"
+#include "kvblocks/specs/planning/layer_groups.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
-#include "kvblocks/specs/planning/tuple_groups.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {

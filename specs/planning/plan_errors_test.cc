@@ -5,8 +5,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/planning/planned_block_sizes.h"
 #include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 #include "kvblocks/specs/planning/testing/plan_test_helpers.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 

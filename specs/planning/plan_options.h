@@ -78,9 +78,6 @@ struct PlanOptions {
   // Chunk of the state kernels, tokens; blocks of models that keep every state become multiples of
   // it.
   int64_t state_chunk_tokens = 1;
-  // Version 0.25: the memory check of tuple groups multiplies tuples by the sum of distinct pages,
-  // more than the pool's stride. False: check with the stride, as later versions do.
-  bool upstream_tuple_check = true;
   // Layers stored in full because hybrid is off get tables of their own and are billed at their
   // window. The blocks before the window stay for reuse until others need them.
   bool bill_promoted_at_window = false;

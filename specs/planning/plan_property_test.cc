@@ -10,8 +10,8 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/specs/planning/backend_shapes.h"
+#include "kvblocks/specs/planning/memory_map.h"
 #include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/row_layout.h"
 #include "kvblocks/specs/planning/testing/check_plans.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <string>
 
 #include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/native_chunks.h"
-#include "kvblocks/specs/planning/request_demand.h"
-#include "kvblocks/specs/planning/tuple_groups.h"
+#include "kvblocks/specs/planning/layer_groups.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 namespace {
@@ -27,7 +28,7 @@ int64_t StrideOf(std::span<const int64_t> group_page_bytes) {
 
 // A chunk that suits one worker's pages may be absurd for another's.
 int64_t Bytes(int64_t page_bytes, int64_t pages) {
-  return (CheckedInt64(page_bytes) * pages).value().value_or(std::numeric_limits<int64_t>::max());
+  return Saturated(CheckedInt64(page_bytes) * pages);
 }
 
 PoolCapacity CapacityOf(const Grouping& grouping, const PlanOptions& options) {
@@ -202,7 +203,7 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
       worker.own_num_blocks = kMaxNumBlocks;
     }
     pool->num_blocks = std::min(pool->num_blocks, worker.own_num_blocks);
-    if (!exact && grouping.by_tuples && options.upstream_tuple_check) {
+    if (!exact && grouping.by_tuples) {
       worker.check_bytes_per_block = TupleProductBytes(grouping.stored, projected[w]);
     }
   }
@@ -256,6 +257,116 @@ PoolSize SizePool(const Grouping& grouping, const ProjectedGroups& projected,
     SizeByStride(&pool, grouping, projected, options);
   }
   return pool;
+}
+
+namespace {
+
+constexpr int64_t kMostMultiples = 4096;
+
+ChunkSize CutInto(std::span<const int64_t> page_bytes, int64_t bytes) {
+  ChunkSize chunk = {.bytes = bytes};
+  int64_t most_left = 0;
+  for (const int64_t page : page_bytes) {
+    chunk.pages.push_back(bytes / page);
+    most_left = std::max(most_left, bytes % page);
+  }
+  chunk.largest_remainder = static_cast<double>(most_left) / static_cast<double>(bytes);
+  return chunk;
+}
+
+}  // namespace
+
+// The best chunk of n pages of some class or other ends where a page of some class ends: shorter by
+// the smallest remainder it would hold the same pages.
+std::vector<ChunkSize> ChunkSizes(std::span<const int64_t> page_bytes, int64_t max_bytes) {
+  const int64_t largest_page = std::ranges::max(page_bytes);
+  const int64_t limit = std::max(max_bytes, largest_page);
+  std::vector<int64_t> distinct(page_bytes.begin(), page_bytes.end());
+  std::ranges::sort(distinct);
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<int64_t> sizes = {largest_page};
+  for (const int64_t page : distinct) {
+    const int64_t most = limit / page;
+    for (int64_t n = std::max(most - kMostMultiples, int64_t{0}) + 1; n <= most; ++n) {
+      if (n * page > largest_page) sizes.push_back(n * page);
+    }
+  }
+  std::ranges::sort(sizes);
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  std::vector<ChunkSize> chunks;
+  for (const int64_t bytes : sizes) {
+    int64_t most_left = 0;
+    for (const int64_t page : distinct) most_left = std::max(most_left, bytes % page);
+    const double remainder = static_cast<double>(most_left) / static_cast<double>(bytes);
+    if (chunks.empty() || remainder < chunks.back().largest_remainder) {
+      chunks.push_back(CutInto(page_bytes, bytes));
+    }
+  }
+  return chunks;
+}
+
+namespace {
+
+bool KeepsFewStates(const KvCacheSpec& spec) {
+  const auto* mamba = spec.get_if<MambaSpec>();
+  return mamba != nullptr && mamba->options().cache_mode != MambaCacheMode::kAlign;
+}
+
+std::string Listed(std::span<const int64_t> numbers) {
+  std::string text;
+  for (const int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return text;
+}
+
+}  // namespace
+
+int64_t EffectiveBlockSize(const KvCacheSpec& spec, int64_t decode_context_parallel) {
+  if (spec.kind() == KvCacheSpecKind::kMamba) return spec.block_size();
+  return (CheckedInt64(spec.block_size()) * decode_context_parallel)
+      .value()
+      .value_or(kMaxPlannedTokens + 1);
+}
+
+std::optional<PlannedBlockSizes> PlanBlockSizes(std::span<const KvCacheSpec> groups,
+                                                int64_t decode_context_parallel, bool hashes_needed,
+                                                std::optional<int64_t> match_unit,
+                                                std::vector<PlanError>* errors) {
+  PlannedBlockSizes sizes;
+  if (groups.empty()) return sizes;
+  std::vector<int64_t> blocks;
+  CheckedInt64 lcm = 1;
+  int64_t gcd = 0;
+  // What no prefix is kept in does not limit where one may end.
+  const bool any_cacheable = std::ranges::any_of(groups, &KvCacheSpec::is_prefix_cacheable);
+  for (const KvCacheSpec& spec : groups) {
+    if (any_cacheable && !spec.is_prefix_cacheable()) continue;
+    const int64_t block = EffectiveBlockSize(spec, decode_context_parallel);
+    blocks.push_back(block);
+    gcd = std::gcd(gcd, block);
+    if (!lcm.overflowed()) lcm = lcm * (block / std::gcd(*lcm.value(), block));
+  }
+  sizes.scheduler = lcm.value().value_or(kMaxPlannedTokens + 1);
+  if (sizes.scheduler > kMaxPlannedTokens) {
+    errors->push_back(ValueError(
+        "block sizes of the groups", Listed(blocks),
+        "a least common multiple of at most " + std::to_string(kMaxPlannedTokens) + " tokens"));
+    return std::nullopt;
+  }
+  sizes.hash = sizes.scheduler;
+  if (groups.size() == 1 || !hashes_needed || std::ranges::any_of(groups, KeepsFewStates)) {
+    return sizes;
+  }
+  sizes.hash = match_unit.value_or(gcd);
+  if (gcd % sizes.hash != 0) {
+    errors->push_back({.code = PlanErrorCode::kMatchUnit,
+                       .message = "match unit of " + std::to_string(sizes.hash) +
+                                  " tokens: expected a divisor of every group's block size, " +
+                                  Listed(blocks),
+                       .needed = sizes.hash,
+                       .available = gcd});
+    return std::nullopt;
+  }
+  return sizes;
 }
 
 }  // namespace kvblocks

@@ -15,6 +15,7 @@
 #include "kvblocks/specs/planning/capacity.h"
 #include "kvblocks/specs/planning/grouping.h"
 #include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_inputs.h"
 #include "kvblocks/specs/planning/plan_options.h"
 
@@ -39,6 +40,48 @@ int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, const PlanOptio
 PoolSize SizePool(const Grouping& grouping, const ProjectedGroups& projected,
                   const PlanInputs& inputs, const PlanOptions& options, PoolLayout layout,
                   int64_t length);
+
+// Chunk sizes for the native layout: bytes that hold pages of every class with little left over.
+//
+// A longer chunk fits several page sizes better, a shorter one leaves less in the one chunk per
+// class that is partly used. ChunkSizes gives the sizes between which that is a real choice.
+
+struct ChunkSize {
+  int64_t bytes = 0;
+  std::vector<int64_t> pages = {};  // that fit, per class; each at least 1
+  double largest_remainder = 0;     // of the classes, as a share of the chunk
+
+  friend bool operator==(const ChunkSize&, const ChunkSize&) = default;
+};
+
+// In ascending order, each with a smaller remainder than all before it; the first is the largest
+// page, the last the best chunk of at most max(max_bytes, largest page) bytes. Of pages so small
+// that a chunk holds more than 4,096 of them, only the multiples near the limit are considered.
+// REQUIRES: page_bytes is not empty, each at least 1.
+std::vector<ChunkSize> ChunkSizes(std::span<const int64_t> page_bytes, int64_t max_bytes);
+
+// PlanBlockSizes: in which steps the scheduler counts computed tokens, and how finely prefixes are
+// hashed.
+//
+// The scheduler's step is a multiple of every group's block; the hash block divides every group's
+// block. A group with a coarser block takes the hash at its block's end.
+
+struct PlannedBlockSizes {
+  int64_t scheduler = 1;
+  int64_t hash = 1;
+
+  friend bool operator==(const PlannedBlockSizes&, const PlannedBlockSizes&) = default;
+};
+
+// Tokens that one block of the group covers over all context-parallel ranks. States are not split.
+int64_t EffectiveBlockSize(const KvCacheSpec& spec, int64_t decode_context_parallel);
+
+// One spec per group. Errors: E-1 if the common multiple is out of range, E-13 if the match unit
+// does not divide a group's block size.
+std::optional<PlannedBlockSizes> PlanBlockSizes(std::span<const KvCacheSpec> groups,
+                                                int64_t decode_context_parallel, bool hashes_needed,
+                                                std::optional<int64_t> match_unit,
+                                                std::vector<PlanError>* errors);
 
 }  // namespace kvblocks
 

@@ -18,7 +18,6 @@
 #include "kvblocks/events/zmq/event_publisher.h"
 #include "kvblocks/events/zmq/event_subscriber.h"
 #include "kvblocks/events/zmq/wire.h"
-#include "kvblocks/events/zmq/zmq_context.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/tests/group_specs.h"
 

@@ -10,7 +10,7 @@ from collections import namedtuple
 Fault = namedtuple("Fault", "name file old new")
 
 _POOL = "block_pool/block_pool.cc"
-_PAGES = "block_pool/block_pool_pages.cc"
+_PAGES = "block_pool/block_pool_modes.cc"
 _CHUNKS = "block_pool/chunk_lending.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
 _TOKENS = "block_pool/block_tokens.h"
@@ -26,20 +26,20 @@ _ATTENTION = "managers/attention_managers.cc"
 _LOOKUP = "managers/prefix_lookup.cc"
 _MAMBA = "managers/mamba_manager.cc"
 _SETUP = "managers/kv_cache_manager_setup.cc"
-_TAILS = "block_pool/block_pool_tails.cc"
-_POLICIES = "block_pool/block_pool_policies.cc"
-_ARC = "block_pool/eviction/arc_policy.h"
+_TAILS = "block_pool/block_pool_modes.cc"
+_POLICIES = "block_pool/block_pool_modes.cc"
+_ARC = "block_pool/eviction/eviction_policies.cc"
 _INDEX = "block_pool/eviction/eviction_index.cc"
 _HAZARD = "block_pool/eviction/hazard_policy.cc"
-_RANKED = "block_pool/eviction/retention_policies.h"
+_RANKED = "block_pool/eviction/eviction_policies.cc"
 _RETENTION = "block_pool/eviction/retention.h"
-_RETENTION_CC = "block_pool/eviction/retention.cc"
-_RETAIN = "managers/kv_cache_manager_retention.cc"
+_RETENTION_CC = "block_pool/eviction/eviction_index.cc"
+_RETAIN = "managers/kv_cache_manager_queries.cc"
 _EXPLAINER = "managers/explain/lookup_explainer.cc"
 _OFFLOAD = "offload/offload_manager.cc"
 _TIERS = "offload/offload_lookup.cc"
 _TIER = "offload/tier.cc"
-_TIER_SIZE = "offload/tier_options.cc"
+_TIER_SIZE = "offload/tier.cc"
 
 FAULTS = [
     # --- Free queue and references ---
@@ -690,7 +690,7 @@ FAULTS = [
           "options.decode_context_parallel * options.prefill_context_parallel;\n}",
           "options.decode_context_parallel * ({F} ? 1 : options.prefill_context_parallel);\n}"),
     Fault("a ring takes a block per step", _ATTENTION,
-          "held.num_new = held.table.empty() ? 1 : 0;", "held.num_new = held.table.empty() || {F} ? 1 : 0;"),
+          "return size == 0 ? 1 : 0;", "return size == 0 || {F} ? 1 : 0;"),
     Fault("a window that is computed again has blocks for what is computed", _GROUP,
           "const bool has_none = options_.enable_caching", "const bool has_none = !{F} && options_.enable_caching"),
     Fault("a token less is computed again", _MANAGER,

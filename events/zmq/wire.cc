@@ -1,4 +1,4 @@
-#include "kvblocks/events/zmq/endpoint.h"
+#include "kvblocks/events/zmq/wire.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
