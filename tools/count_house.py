@@ -15,7 +15,8 @@ import argparse
 import collections
 import pathlib
 import re
-import subprocess
+
+from tree_files import list_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ENTRY = "managers/kv_cache_manager.h"
@@ -25,12 +26,6 @@ INCLUDE = re.compile(r'^\s*#include "kvblocks/([^"]+)"', re.MULTILINE)
 # A rule at the top level of a BUILD file, or one of a list comprehension, which counts once.
 RULE = re.compile(r"^\[?([a-z]\w*)\($|^    ([a-z]\w*)\($", re.MULTILINE)
 NO_TARGET = {"load", "package", "exports_files", "licenses", "glob", "select", "test_suite"}
-
-
-def listed_files():
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-                            cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return {name for name in listed.splitlines() if (ROOT / name).is_file()}
 
 
 def text_of(name):
@@ -82,7 +77,7 @@ def main():
     parser = argparse.ArgumentParser(description="Counts lines, files and Bazel targets.")
     parser.add_argument("--closure", action="store_true", help="list the manager's closure")
     args = parser.parse_args()
-    files = listed_files()
+    files = set(list_files(str(ROOT)))
     needed = closure(ENTRY, files)
     if args.closure:
         for name in sorted(needed, key=lambda name: (-num_lines(name), name)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -104,38 +102,6 @@ def test_a_manager_s_pool_is_to_look_at() -> None:
     for use in (lambda: pool.get_new_blocks(1), lambda: pool.free_blocks([]), pool.reset_prefix_cache):
         with pytest.raises(kvblocks.InvalidArgumentError, match="a KVCacheManager keeps this pool"):
             use()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_references_follow_any_sequence_of_calls(seed: int) -> None:
-    """Against a count per block, and content by its first token."""
-    draw = random.Random(seed)
-    pool = BlockPool(12)
-    held: list[list[int]] = []
-    for number in range(500):
-        action = draw.randrange(4)
-        if action == 0:
-            size = draw.randrange(4)
-            table = pool.get_new_blocks(size)
-            assert (table is None) == (size > 11 - len(set(sum(held, []))))
-            if table:
-                held.append(table)
-                if draw.random() < 0.7:
-                    pool.cache_full_blocks(table, PrefixContent([draw.randrange(6)] * 16 * size))
-        elif action == 1 and held:
-            pool.free_blocks(held.pop(draw.randrange(len(held))), from_back=draw.random() < 0.5)
-        elif action == 2:
-            hashes = PrefixContent([draw.randrange(6)] * 48).block_hashes
-            ids = [id for hash in hashes if (id := pool.find_cached(hash))]
-            pool.touch(ids)
-            held.append(ids)
-        elif action == 3 and draw.random() < 0.2:
-            pool.evict_blocks([draw.randrange(12)])
-        counts = Counter(sum(held, []))
-        assert [pool[i].ref_count for i in range(1, 12)] == [counts[i] for i in range(1, 12)]
-        assert pool.num_free == 11 - len(counts)
-        if number % 50 == 0:
-            pool.check_invariants()
 
 
 def test_contents_have_a_manager_s_hashes() -> None:

@@ -150,26 +150,6 @@ def test_life():
         LIB.kvb_request_destroy(request)
 
 
-def test_plan():
-    options = json.dumps(
-        {"model": "gpt-oss-20b", "device": "h100", "max_model_len": 65536, "lengths": [8192, 65536]}
-    ).encode()
-    text = ctypes.c_void_p()
-    check(
-        LIB.kvb_plan_json(
-            options, ctypes.c_size_t(len(options)), None, ctypes.c_size_t(0), ctypes.byref(text)
-        )
-    )
-    plan = json.loads(ctypes.string_at(text))
-    LIB.kvb_string_free(text)
-    expect_equal(plan["model"], "gpt-oss-20b")
-    expect_equal(sum(group["layers"] for group in plan["groups"]), 24)
-    short, long = (at["concurrency"] for at in plan["lengths"])
-    if not short > long > 1:
-        raise AssertionError(f"{short} requests of 8192 tokens, {long} of 65536")
-    LIB.kvb_manager_destroy(manager_of(plan["config"]))
-
-
 def test_errors_are_per_thread():
     expect_equal(LIB.kvb_manager_start_step(None), INVALID_ARGUMENT)
     seen = []
@@ -178,17 +158,6 @@ def test_errors_are_per_thread():
     thread.join()
     expect_equal(seen, [b""])
     expect_equal(LIB.kvb_last_error(), b"kvb_manager_start_step: manager is NULL")
-
-
-def test_misspelt_field_is_named():
-    broken = json.loads(json.dumps(CONFIG))
-    broken["options"]["max_len"] = 5
-    text = json.dumps(broken, indent=1).encode()
-    manager = ctypes.c_void_p()
-    status = LIB.kvb_manager_create(text, ctypes.c_size_t(len(text)), 1, ctypes.byref(manager))
-    expect_equal((status, manager.value), (INVALID_ARGUMENT, None))
-    if b"max_len" not in LIB.kvb_last_error():
-        raise AssertionError(LIB.kvb_last_error())
 
 
 expect_equal(LIB.kvb_version().count(b"."), 2)

@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/c/kvblocks.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 #include "kvblocks/tests/conformance/replayed_cache.h"
 
 namespace kvblocks::conformance {
@@ -26,50 +29,29 @@ BlockHash HashOf(const kvb_hash& hash) {
 }
 
 // The configuration in protobuf text format.
-std::string ConfigText(const TranscriptConfig& config, const KvCacheManagerOptions& options) {
-  std::string text = absl::StrCat("cache {\n  num_blocks: ", config.num_blocks, "\n");
-  if (config.enable_caching) {
-    absl::StrAppend(&text, "  hash_block_size: ", config.hash_block_size, "\n");
-  }
-  for (const TranscriptGroup& group : config.groups) {
-    absl::StrAppend(&text, "  groups {\n    num_layers: 1\n    is_draft: ",
-                    group.is_draft ? "true" : "false", "\n    spec { ", group.kind,
-                    " { block_size: ", group.block_size);
-    if (group.kind == "mamba") {
-      absl::StrAppend(&text, " states { shape: 16 dtype: \"bf16\" } cache_mode: \"", group.mamba_mode,
-                      "\" num_speculative_blocks: ", group.num_speculative_blocks);
-    } else {
-      const bool is_mla = group.kind == "mla_attention" || group.kind == "sliding_window_mla";
-      absl::StrAppend(&text, " head_size: 16 dtype: \"bf16\"", is_mla ? "" : " num_kv_heads: 1");
-    }
-    if (group.sliding_window) {
-      absl::StrAppend(&text, " sliding_window: ", *group.sliding_window,
-                      " extra_retained_tokens: ", group.num_retained_tokens);
-    }
-    if (group.attention_chunk_size) {
-      absl::StrAppend(&text, " attention_chunk_size: ", *group.attention_chunk_size);
-    }
-    absl::StrAppend(&text, " } }\n  }\n");
-  }
-  const auto word = [](bool value) { return value ? "true" : "false"; };
-  absl::StrAppend(&text, "}\noptions {\n  max_model_len: ", config.max_model_len,
-                  "\n  max_in_flight_tokens: ", config.max_in_flight_tokens,
-                  "\n  enable_caching: ", word(config.enable_caching),
-                  "\n  use_eagle: ", word(config.use_eagle),
-                  "\n  enable_events: ", word(config.enable_events),
-                  "\n  watermark: ", config.watermark,
-                  "\n  free_order: ", config.append_all ? "\"append_all\"" : "\"unhashed_first\"",
-                  "\n  block_count_formula: \"upstream\"", "\n  semantics: \"",
-                  std::string(options.semantics.name), "\"",
-                  "\n  retention_interval: ", config.retention_interval.value_or(-1),
-                  "\n  num_hash_lookahead_tokens: ", config.hash_lookahead,
-                  "\n  prefill_lookahead_tokens: ", config.prefill_lookahead,
-                  "\n  decode_context_parallel: ", config.decode_context_parallel,
-                  "\n  partial_hits: ", word(options.partial_hits));
+std::string ConfigText(const TranscriptConfig& config, const ManagerConfig& made_from) {
+  config::v1::KvCacheManagerConfig message;
+  *message.mutable_cache() = ToProto(made_from.cache);
+  config::v1::KvCacheManagerOptions& options = *message.mutable_options();
+  options.set_max_model_len(config.max_model_len);
+  options.set_max_in_flight_tokens(config.max_in_flight_tokens);
+  options.set_enable_caching(config.enable_caching);
+  options.set_use_eagle(config.use_eagle);
+  options.set_enable_events(config.enable_events);
+  options.set_watermark(config.watermark);
+  options.set_free_order(config.append_all ? "append_all" : "unhashed_first");
+  options.set_block_count_formula("upstream");
+  options.set_semantics(std::string(made_from.options.semantics.name));
+  options.set_retention_interval(config.retention_interval.value_or(-1));
+  options.set_num_hash_lookahead_tokens(config.hash_lookahead);
+  options.set_prefill_lookahead_tokens(config.prefill_lookahead);
+  options.set_decode_context_parallel(config.decode_context_parallel);
+  options.set_partial_hits(made_from.options.partial_hits);
   if (config.has_no_partial_keys) {
-    absl::StrAppend(&text, "\n  semantics_switches { registers_unusable_tails: false }");
+    options.mutable_semantics_switches()->set_registers_unusable_tails(false);
   }
-  absl::StrAppend(&text, "\n}\n");
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(message, &text);
   return text;
 }
 
@@ -291,7 +273,7 @@ absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const Transcr
                                                                    Recorder recorder) {
   const auto made_from = ManagerConfigOf(config, recorder);
   if (!made_from.ok()) return made_from.status();
-  const std::string text = ConfigText(config, made_from->options);
+  const std::string text = ConfigText(config, *made_from);
   kvb_manager* manager = nullptr;
   const kvb_status status = kvb_manager_create(text.data(), text.size(), KVB_FORMAT_TEXT, &manager);
   if (status != KVB_OK) return StatusOf(status);

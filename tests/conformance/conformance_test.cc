@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/conformance/gzip_lines.h"
 #include "kvblocks/tests/conformance/replayer.h"
 
 namespace kvblocks::conformance {

@@ -1,4 +1,4 @@
-// FieldReader: typed fields of one JSON object, for files that anybody may have written.
+// FieldReader: typed fields of one JSON object, for files that anybody may have written; and their lines.
 //
 // The first problem is kept in status() and later reads give defaults, so a caller reads all fields
 // and looks once. A number outside its range, a list that is none and a missing field are problems;
@@ -10,6 +10,7 @@
 #include <simdjson.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <set>
@@ -24,6 +25,18 @@
 namespace kvblocks::conformance {
 
 using BlockLists = std::vector<std::vector<BlockId>>;  // one per group
+
+// A group of KV caches as recordings have it.
+struct RecordedGroup {
+  std::string kind;
+  int64_t block_size = 0;
+  std::optional<int64_t> sliding_window = std::nullopt;
+  std::optional<int64_t> attention_chunk_size = std::nullopt;
+  bool is_draft = false;
+  int64_t num_retained_tokens = 0;     // below a window
+  std::string mamba_mode = {};         // align or none
+  int64_t num_speculative_blocks = 0;  // of states
+};
 
 // Tokens start .. start + count - 1 of a document.
 struct TokenSegment {
@@ -92,6 +105,15 @@ class FieldReader {
 // InvalidArgument if the line is no JSON object. It lives as long as the parser.
 absl::StatusOr<simdjson::dom::object> ParseObject(simdjson::dom::parser& parser,
                                                   const std::string& line);
+
+// --- Files ---
+
+// NotFound if the file cannot be opened, DataLoss if its compressed data is damaged or cut off,
+// ResourceExhausted beyond 1 GiB of text.
+absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path);
+
+// The paths of a folder's *.gz, sorted; none if there is no such folder.
+std::vector<std::string> CompressedFilesIn(const std::filesystem::path& folder);
 
 }  // namespace kvblocks::conformance
 

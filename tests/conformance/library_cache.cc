@@ -10,28 +10,6 @@
 namespace kvblocks::conformance {
 namespace {
 
-absl::StatusOr<KvCacheSpec> SpecOf(const TranscriptGroup& group) {
-  const int64_t size = group.block_size;
-  if (group.kind == "full_attention") return testing::Full(size);
-  if (group.kind == "mla_attention") return testing::Mla(size);
-  if (group.kind == "sliding_window" && group.sliding_window) {
-    return testing::Window(size, *group.sliding_window, group.num_retained_tokens);
-  }
-  if (group.kind == "sliding_window_mla" && group.sliding_window) {
-    return testing::WindowMla(size, *group.sliding_window, group.num_retained_tokens);
-  }
-  if (group.kind == "chunked_local_attention" && group.attention_chunk_size) {
-    return testing::Chunked(size, *group.attention_chunk_size);
-  }
-  if (group.kind == "mamba") {
-    const auto mode = ParseMambaCacheMode(group.mamba_mode);
-    if (!mode.ok()) return mode.status();
-    return testing::Mamba(size, *mode, group.num_speculative_blocks);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("group of kind \"", group.kind, "\" is unknown or lacks its window or chunk"));
-}
-
 // Block lists of all groups, out of anything that has blocks(group).
 template <typename Lists>
 BlockLists ListsOf(const Lists& lists) {
@@ -173,16 +151,40 @@ class LibraryCache final : public ReplayedCache {
 
 }  // namespace
 
+absl::StatusOr<KvCacheSpec> SpecOf(const RecordedGroup& group) {
+  const int64_t size = group.block_size;
+  if (group.kind == "full_attention") return testing::Full(size);
+  if (group.kind == "mla_attention") return testing::Mla(size);
+  if (group.kind == "sliding_window" && group.sliding_window) {
+    return testing::Window(size, *group.sliding_window, group.num_retained_tokens);
+  }
+  if (group.kind == "sliding_window_mla" && group.sliding_window) {
+    return testing::WindowMla(size, *group.sliding_window, group.num_retained_tokens);
+  }
+  if (group.kind == "chunked_local_attention" && group.attention_chunk_size) {
+    return testing::Chunked(size, *group.attention_chunk_size);
+  }
+  if (group.kind == "mamba") {
+    const auto mode = ParseMambaCacheMode(group.mamba_mode);
+    if (!mode.ok()) return mode.status();
+    return testing::Mamba(size, *mode, group.num_speculative_blocks);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("group of kind \"", group.kind, "\" is unknown or lacks its window or chunk"));
+}
+
 absl::StatusOr<ManagerConfig> ManagerConfigOf(const TranscriptConfig& config, Recorder recorder) {
   ManagerConfig out;
   out.cache = {.num_blocks = config.num_blocks,
                .hash_block_size = config.enable_caching
                                       ? std::optional<int64_t>(config.hash_block_size)
                                       : std::nullopt};
-  for (const TranscriptGroup& group : config.groups) {
+  for (const RecordedGroup& group : config.groups) {
     auto spec = SpecOf(group);
     if (!spec.ok()) return spec.status();
-    out.cache.groups.push_back({.spec = *spec, .is_draft = group.is_draft});
+    out.cache.groups.push_back({.spec = *spec,
+                                .layer_names = {absl::StrCat("layer.", out.cache.groups.size())},
+                                .is_draft = group.is_draft});
   }
   KvCacheManagerOptions& options = out.options;
   options.max_model_len = config.max_model_len;

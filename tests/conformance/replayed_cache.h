@@ -95,6 +95,8 @@ struct ManagerConfig {
   KvCacheConfig cache;
   KvCacheManagerOptions options;
 };
+// InvalidArgument for an unknown kind, and for a group that lacks what its kind needs.
+absl::StatusOr<KvCacheSpec> SpecOf(const RecordedGroup& group);
 absl::StatusOr<ManagerConfig> ManagerConfigOf(const TranscriptConfig& config, Recorder recorder);
 
 // A manager configured as recorded, with the engines' formula for admission caps. InvalidArgument

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/tests/conformance/gzip_lines.h"
+#include "kvblocks/tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 namespace {

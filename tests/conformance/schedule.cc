@@ -22,11 +22,15 @@ bool Choice(FieldReader& in, const char* name, const std::string& yes, const std
   return text == yes;
 }
 
-ScheduleGroup ParseScheduleGroup(FieldReader& in) {
-  ScheduleGroup group;
+RecordedGroup ParseScheduleGroup(FieldReader& in) {
+  RecordedGroup group;
   group.kind = in.String("kind");
+  if (group.kind == "mamba") group.mamba_mode = "align";
   group.block_size = in.Int("block_size", 1, kMostSize);
-  if (in.HasValue("window")) group.window = in.Int("window", 1, kMostSize);
+  if (in.HasValue("window")) {
+    (group.kind == "chunked_local_attention" ? group.attention_chunk_size : group.sliding_window) =
+        in.Int("window", 1, kMostSize);
+  }
   group.is_draft = in.BoolOr("draft", false);
   return group;
 }

@@ -19,18 +19,11 @@
 
 namespace kvblocks::conformance {
 
-struct ScheduleGroup {
-  std::string kind;
-  int64_t block_size = 0;
-  int64_t window = 0;  // of a window, or length of a local chunk; 0: neither
-  bool is_draft = false;
-};
-
 struct ScheduleConfig {
   bool async = false;
   int64_t num_blocks = 0;
   int64_t block_size = 0;  // of states, where there are any
-  std::vector<ScheduleGroup> groups;
+  std::vector<RecordedGroup> groups;
   int64_t max_num_seqs = 0;
   int64_t max_num_batched_tokens = 0;
   int64_t max_model_len = 0;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/conformance/gzip_lines.h"
 #include "kvblocks/tests/conformance/schedule_replayer.h"
 
 namespace kvblocks::conformance {
@@ -198,10 +197,10 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
   expect_error({With(R"({"t":0,"p")", R"({"t":7,"p")"), kFirst}, "requests in order of arrival");
   expect_error({With(R"("groups":null)", R"("groups":[7])"), kFirst}, "field \"groups\"");
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"odd","block_size":4}])"), kFirst},
-               "unknown kind of group \"odd\"");
+               "group of kind \"odd\" is unknown or lacks its window");
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"),
                 kFirst},
-               "has no window");
+               "group of kind \"sliding_window\" is unknown or lacks its window");
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
                "field \"block_size\" is 4");
   expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");

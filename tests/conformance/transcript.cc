@@ -149,7 +149,7 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
       break;
     }
     FieldReader group_in(group_fields);
-    TranscriptGroup group;
+    RecordedGroup group;
     group.kind = group_in.String("kind");
     group.block_size = group_in.Int("block_size", 1);
     group.sliding_window = group_in.OptionalInt("sliding_window");

@@ -20,21 +20,10 @@
 
 namespace kvblocks::conformance {
 
-struct TranscriptGroup {
-  std::string kind;
-  int64_t block_size = 0;
-  std::optional<int64_t> sliding_window;
-  std::optional<int64_t> attention_chunk_size;
-  bool is_draft = false;
-  int64_t num_retained_tokens = 0;     // below a window
-  std::string mamba_mode;              // align or none
-  int64_t num_speculative_blocks = 0;  // of states
-};
-
 struct TranscriptConfig {
   std::string name;
   int64_t num_blocks = 0;
-  std::vector<TranscriptGroup> groups;
+  std::vector<RecordedGroup> groups;
   int64_t hash_block_size = 0;
   int64_t scheduler_block_size = 0;
   bool enable_caching = false;

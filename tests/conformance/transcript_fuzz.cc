@@ -71,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto config = ParseConfig(line);
     if (config.ok()) {
       FUZZ_EXPECT(config->num_blocks >= 1 && config->max_model_len >= 1, "config");
-      for (const TranscriptGroup& group : config->groups) {
+      for (const RecordedGroup& group : config->groups) {
         FUZZ_EXPECT(group.block_size >= 1, "block size");
       }
     } else {

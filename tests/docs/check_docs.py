@@ -9,7 +9,7 @@ programs and the values of those that take one of a few, configurations of .baze
 string literals and comments of the sources: labels, flags of kvsim, documents, rule numbers. A rule number exists if some
 page below docs/ defines it by a list entry that begins with the number in bold.
 
-The flags of kvsim are those of its --help=all, if the binary is given, else those of sim/config.proto, sim/commands/ and sim/sweep/.
+The flags of kvsim are those of its --help=all.
 Exit status: 0 all exist, 1 some do not; each is one line FILE:LINE: what.
 """
 
@@ -40,7 +40,7 @@ FOREIGN_NAMES = {"add_subdirectory"}  # of CMake
 
 
 class Checker:
-    def __init__(self, root, kvsim=None):
+    def __init__(self, root, kvsim):
         self.root = root
         self.errors = []
         self.num_claims = 0
@@ -59,7 +59,7 @@ class Checker:
             if not f.startswith("tests/docs/"):
                 self.words.update(re.findall(r"[A-Za-z_]\w*", self.text(f)))
         self.rules = self.defined_rules()
-        self.kvsim = flags_of_binary(kvsim) if kvsim else self.flags_of_sources()
+        self.kvsim = flags_of_binary(kvsim)
         self.all_kvsim = merge(self.kvsim.values())
         self.configs = set(re.findall(r"^\w+:(\w+) ", self.text(".bazelrc"), re.M)) if ".bazelrc" in self.file_set else set()
         self.scripts = {f: script_flags(self.text(f)) for f in self.files if self.is_script(f) or f.endswith(".py")}
@@ -98,24 +98,6 @@ class Checker:
         if PLAN_ERRORS in self.file_set:
             rules.update(dict.fromkeys(re.findall(r"// (E-\d+)", self.text(PLAN_ERRORS)), PLAN_ERRORS))
         return rules
-
-    def flags_of_sources(self):
-        """Command -> flag -> its few values, or None. One entry for all commands."""
-        flags = {"help": None}
-        for f in self.files:
-            if not re.match(r"sim/(commands/.*|split/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
-                continue
-            text = self.text(f)
-            for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
-                flags[name] = values_of(unit)
-                flags["no-" + name] = None
-        settings = self.text("sim/config.proto") if "sim/config.proto" in self.file_set else ""
-        for field, setting in re.findall(r"^  optional \w+ (\w+) = \d+ \[\(setting\) = \{(.*?)\}\];", settings, re.M | re.S):
-            unit = re.search(r'\bunit: "([^"]*)"', setting)
-            flags[field.replace("_", "-")] = values_of(unit[1] if unit else "")
-            flags["no-" + field.replace("_", "-")] = None
-            flags.update(dict.fromkeys(re.findall(r'\balias: "(\w+)"', setting)))
-        return {"": flags}
 
     def label_exists(self, label):
         package, _, target = label.partition(":")
@@ -269,8 +251,8 @@ class Checker:
             if program == "$":
                 return len(words) > 1 and self.check_one_command(path, number, words[1:])
             command = next((w for w in words[1:] if not w.startswith("-")), "")
-            if not command or command in self.kvsim or len(self.kvsim) == 1:
-                self.check_flags(path, number, rest, self.kvsim.get(command, self.kvsim[""]))
+            if not command or command in self.kvsim:
+                self.check_flags(path, number, rest, self.kvsim[command])
             elif re.fullmatch("[a-z]+", command):
                 self.expect(False, path, number, f"kvsim has no command {command}")
             return True
@@ -476,7 +458,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     parser.add_argument("--root", default=here, help="the tree to check")
-    parser.add_argument("--kvsim", help="a kvsim binary, whose --help says which flags there are")
+    parser.add_argument("--kvsim", default=os.path.join(here, "kvsim"), help="the program, whose --help says which flags there are")
     options = parser.parse_args()
     checker = Checker(options.root, options.kvsim)
     for path, line, what in checker.run():

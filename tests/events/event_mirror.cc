@@ -89,9 +89,4 @@ absl::Status EventMirror::CompareWith(const BlockPool& pool) const {
   return absl::OkStatus();
 }
 
-std::optional<EventMirror::Words> EventMirror::ParentOf(const Key& key) const {
-  const auto found = parents_.find(key);
-  return found == parents_.end() ? std::nullopt : found->second;
-}
-
 }  // namespace kvblocks::testing

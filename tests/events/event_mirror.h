@@ -38,10 +38,6 @@ class EventMirror {
   // OK, or the first key whose number of blocks differs from the pool's table.
   absl::Status CompareWith(const BlockPool& pool) const;
 
-  const std::map<Key, int64_t>& counts() const { return counts_; }
-  // Empty: the content starts at token 0.
-  std::optional<Words> ParentOf(const Key& key) const;
-
  private:
   absl::Status ApplyStored(const BlockStored& stored, const ParentMayBeMissing& may_be_missing);
 

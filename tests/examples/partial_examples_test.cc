@@ -30,11 +30,6 @@ std::vector<BlockCopy> Copies(const std::string& groups, const std::string& sour
   return copies;
 }
 
-int64_t StoredBlockSize(const KvEvent& event) {
-  const auto* stored = std::get_if<BlockStored>(&event);
-  return stored == nullptr ? -1 : stored->block_size;
-}
-
 TEST(BlockManagerExamples, WE46_PartialTailAndCopy) {
   Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
   Request& a = m.New({0, 0, 1, 1, 2, 2});
@@ -69,106 +64,6 @@ TEST(BlockManagerExamples, WE46_PartialTailAndCopy) {
   EXPECT_EQ(m.Queue(), Blocks("7..19,2,3,4"));
   EXPECT_TRUE(absl::IsInvalidArgument(m.manager->ReleaseBlockCopies(copies)));
   EXPECT_EQ(m.Ref(5), 1);
-}
-
-TEST(PartialHitsTest, ATailIsStoredAsOneHashBlockAndReplacedByTheFullBlock) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  Request& a = m.New(Range(0, 6));
-  ASSERT_TRUE(m.Alloc(a, 7));
-  std::vector<KvEvent> events = m.manager->TakeEvents();
-  ASSERT_EQ(events.size(), 2u);  // the state at 7 is none of a boundary
-  const auto& tail = std::get<BlockStored>(events[1]);
-  EXPECT_EQ(StoredBlockSize(events[0]), 4);
-  EXPECT_EQ(tail.block_size, 2);
-  EXPECT_EQ(tail.token_ids, (Tokens{4, 5}));
-  EXPECT_EQ(tail.parent_block_hash, a.content().hashes()[1]);
-  EXPECT_EQ(tail.block_hashes, (std::vector<BlockHash>{a.content().hashes()[2]}));
-
-  m.Append(a, {7});
-  m.manager->NewStepStarts();
-  ASSERT_TRUE(m.Alloc(a, 1));
-  events = m.manager->TakeEvents();
-  ASSERT_EQ(events.size(), 3u);  // and the state at 8
-  EXPECT_EQ(std::get<BlockRemoved>(events[0]).block_hash, a.content().hashes()[2]);
-  EXPECT_EQ(std::get<BlockRemoved>(events[0]).reason, RemovalReason::kReplaced);
-  EXPECT_EQ(std::get<BlockStored>(events[1]).block_hashes,
-            (std::vector<BlockHash>{a.content().hashes()[3]}));
-  EXPECT_EQ(m.manager->pool().partial_tokens(m.Tables(a)[0][1]), 0);
-}
-
-// The request goes on writing its own state block; what others may hit moves to another one.
-TEST(PartialHitsTest, ARegisteredStateIsCopiedBeforeItIsOverwritten) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  Request& a = m.New(Range(0, 5));
-  ASSERT_TRUE(m.Alloc(a, 6));
-  EXPECT_EQ(m.Tables(a), Groups("1,2|0,3"));
-  EXPECT_TRUE(m.HasKey(3));
-  m.Append(a, {6});
-  m.manager->TakeEvents();
-  m.manager->NewStepStarts();
-  EXPECT_EQ(m.Alloc(a, 1, {.reserved_blocks = 16}), std::nullopt);
-  EXPECT_EQ(m.Alloc(a, 1, {.reserved_blocks = 15}), Groups("|"));
-  EXPECT_TRUE(m.manager->TakeEvents().empty());
-  EXPECT_EQ(m.Tables(a), Groups("1,2|0,3"));
-  EXPECT_EQ((Ids{m.Ref(3), m.Ref(4)}), Blocks("2,1"));
-  EXPECT_FALSE(m.HasKey(3));
-  Request& b = m.New(Join(Range(0, 5), Fresh(3)));
-  EXPECT_EQ(m.Hits(b), Groups("1,2|0,4"));
-  const auto copies = m.manager->TakeBlockCopies();
-  EXPECT_EQ(copies, Copies("1", "3", "4"));
-  ASSERT_TRUE(m.manager->ReleaseBlockCopies(copies).ok());
-  EXPECT_EQ(m.Queue().back(), 4);  // cached
-}
-
-// A key that left its block takes look-ups made before with it.
-TEST(PartialHitsTest, HitsOfAStateThatMovedAreStale) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  Request& a = m.New(Range(0, 5));
-  ASSERT_TRUE(m.Alloc(a, 6));
-  m.manager->NewStepStarts();
-  Request& b = m.New(Join(Range(0, 5), Fresh(3)));
-  const ComputedBlocks hits = m.LookUp(b);
-  EXPECT_EQ(hits.num_tokens(), 6);
-  m.Append(a, {6});
-  ASSERT_TRUE(m.Alloc(a, 1));
-  EXPECT_TRUE(absl::IsInvalidArgument(m.AllocWith(b, 3, hits)));
-  // The copy of this step is where the key is now (V-118), so the hits are for the next.
-  EXPECT_EQ(m.Alloc(b, 3), std::nullopt);
-  m.manager->NewStepStarts();
-  EXPECT_EQ(m.Alloc(b, 3), Groups("5,6|7,8"));
-}
-
-// Both ends of a copy count as held until it is released, the request may be gone by then.
-TEST(PartialHitsTest, CopiesOutliveTheirRequest) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  Request& a = m.New(Range(0, 5));
-  ASSERT_TRUE(m.Alloc(a, 6));
-  m.Free(a);
-  m.manager->NewStepStarts();
-  Request& b = m.New(Range(0, 7));
-  ASSERT_TRUE(m.Alloc(b, 2));
-  m.Free(b);
-  EXPECT_FALSE(m.manager->ResetPrefixCache());
-  EXPECT_EQ(m.manager->num_free_blocks(), 15);
-  // Pending copies are not the caller's to free.
-  EXPECT_TRUE(absl::IsInvalidArgument(m.manager->FreeBlocks(Blocks("2"))));
-  ASSERT_TRUE(m.manager->ReleaseBlockCopies(m.manager->TakeBlockCopies()).ok());
-  EXPECT_EQ(m.manager->num_free_blocks(), 19);
-  EXPECT_TRUE(m.manager->ResetPrefixCache());
-  EXPECT_EQ(m.HitTokens(m.New(Range(0, 7))), 0);
-}
-
-TEST(PartialHitsTest, ExternalTokensNeedWholeBlocksBeforeThem) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  ASSERT_TRUE(m.Alloc(m.New(Range(0, 5)), 6));
-  m.manager->NewStepStarts();
-  Request& b = m.New(Range(0, 11));
-  const ComputedBlocks hits = m.LookUp(b);
-  ASSERT_EQ(hits.num_tokens(), 6);
-  const auto refused = m.manager->AllocateSlots(
-      b, {.num_new_tokens = 4, .computed_blocks = &hits, .num_external_computed_tokens = 2});
-  EXPECT_TRUE(absl::IsInvalidArgument(refused.status()));
-  EXPECT_FALSE(m.manager->HoldsBlocks(b));
 }
 
 absl::Status CreateWith(const std::vector<KvCacheSpec>& specs, int64_t hash_block_size,
@@ -246,41 +141,6 @@ TEST(PartialHitsTest, LookUpsAreExplainedByHashBlocks) {
   EXPECT_EQ(Missed(m, {0, 0, 1, 1, 2, 2, 3, 3}),
             "hit 0, group veto 0+2 (not kept), group veto 2+2 (removed 0 blocks ago), "
             "removed 4+2, first use 6+2");
-}
-
-// A block whose rows are copied must be there before the step writes any: here its state is of an
-// earlier request, but its rows are written in the same step (BM-108, BM-121).
-TEST(PartialHitsTest, RowsOfThisStepAreNotCopiedInIt) {
-  KvCacheManagerOptions options = PartialHits();
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, options);
-  Request& a = m.New({0, 0, 1, 1, 2, 2, 7});
-  for (const int64_t count : {4, 2, 1}) {
-    ASSERT_TRUE(m.Alloc(a, count));
-    ASSERT_TRUE(m.manager->ReleaseBlockCopies(m.manager->TakeBlockCopies()).ok());
-    m.manager->NewStepStarts();
-  }
-  // A's rows go, its states stay.
-  for (const int64_t block : {0, 1}) {
-    const auto table = m.manager->GetBlocks(a, 0);
-    ASSERT_TRUE(m.manager->EvictBlocks({table[static_cast<size_t>(block)]}).ok());
-  }
-  Request& b = m.New({0, 0, 1, 1, 2, 2, 5});
-  Request& c = m.New({0, 0, 1, 1, 2, 2, 6});
-  ASSERT_TRUE(m.Alloc(b, 6));
-  EXPECT_EQ(m.HitTokens(c), 6);
-  EXPECT_EQ(m.Alloc(c, 1), std::nullopt);
-  m.manager->NewStepStarts();
-  EXPECT_EQ(m.HitTokens(c), 6);
-  EXPECT_TRUE(m.Alloc(c, 1));
-}
-
-// Off by default: then a prompt's end is no boundary, whatever the hash blocks.
-TEST(PartialHitsTest, OffByDefault) {
-  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, Model::Options());
-  ASSERT_TRUE(m.Alloc(m.New(Range(0, 5)), 6));
-  m.manager->NewStepStarts();
-  EXPECT_EQ(m.HitTokens(m.New(Range(0, 7))), 0);
-  EXPECT_TRUE(m.manager->TakeBlockCopies().empty());
 }
 
 }  // namespace

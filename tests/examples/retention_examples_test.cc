@@ -68,26 +68,6 @@ TEST(RetentionTest, NeedsAGroupThatRegistersSparsely) {
   EXPECT_EQ(Refusal({Full(32), Mamba(32, MambaCacheMode::kAll)}, Retention(64)), "accepted");
 }
 
-// A prefix that others share but that is not kept: with the boundary on the request it is.
-TEST(RetentionTest, SharedPrefixBoundaryIsKept) {
-  Model m(100, {Full(32), Window(8, 8)}, Retention(0));
-  ASSERT_TRUE(m.Alloc(m.New(Join(Range(0, 63), Fresh(64))), 128));
-  Request& b = m.New(Join(Range(0, 63), Fresh(64)));
-  EXPECT_EQ(m.HitTokens(b), 0);
-  EXPECT_EQ(m.LookUp(b).shared_prefix_boundary(), 64);
-  b.set_shared_prefix_boundary(64);
-  ASSERT_TRUE(m.Alloc(b, 128));
-  EXPECT_EQ(m.Registered(b, 1), (std::vector<int>{7, 11}));
-  EXPECT_EQ(m.HitTokens(m.New(Join(Range(0, 63), Fresh(64)))), 64);
-}
-
-TEST(RetentionTest, KeepsOneStatePerInterval) {
-  Model m(100, {Full(8), Mamba(8, MambaCacheMode::kAll)}, Retention(32));
-  Request& a = m.New(Range(0, 90));
-  ASSERT_TRUE(m.Alloc(a, 91));
-  EXPECT_EQ(m.Registered(a, 1), (std::vector<int>{3, 7, 10}));
-}
-
 // As older engines did: every block that is full.
 TEST(DenseRegistrationTest, RegistersWhatNoHitCanUse) {
   KvCacheManagerOptions options = Model::Options();

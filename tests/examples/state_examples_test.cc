@@ -88,41 +88,6 @@ TEST(BlockManagerExamples, WE44_MambaScratchAndModes) {
   EXPECT_EQ(all.Hits(shorter), Groups("1,2|0,6"));
 }
 
-// Scratch blocks below the new state move behind it: a step over several blocks takes one block.
-TEST(MambaAlignTest, ScratchMovesAlongWithALongStep) {
-  Model m(20, {Mamba(16, kAlign, 2)});
-  Request& a = m.New(Range(0, 199));
-  EXPECT_EQ(m.Alloc(a, 16), Groups("1,2,3"));
-  EXPECT_EQ(m.Alloc(a, 32), Groups("2,4"));  // 3 is the new state, 2 moved
-  EXPECT_EQ(m.Tables(a), Groups("1,0,3,2,4"));
-  EXPECT_EQ(m.Alloc(a, 152), Groups("0x7,2,4,5"));
-  EXPECT_EQ(m.Tables(a), Groups("0,0,3,0x9,2,4,5"));
-  m.Free(a);
-  EXPECT_EQ(m.manager->num_free_blocks(), 19);
-}
-
-// A step that runs over a boundary leaves a state behind that is not the boundary's.
-TEST(MambaAlignTest, OnlyStepsThatEndAtABoundaryAreRegistered) {
-  Model m(20, {Mamba(16, kAlign)});
-  Request& a = m.New(Range(0, 63));
-  ASSERT_TRUE(m.Alloc(a, 10));
-  ASSERT_TRUE(m.Alloc(a, 10));
-  EXPECT_EQ(m.NumKeys(), 0);
-  ASSERT_TRUE(m.Alloc(a, 12));
-  EXPECT_EQ(m.Registered(a, 0), (std::vector<int>{1}));
-  m.manager->NewStepStarts();
-  EXPECT_EQ(m.HitTokens(m.New(Range(0, 63))), 32);
-}
-
-// Without a drafting model for states, a draft flag costs a Mamba group nothing.
-TEST(MambaAlignTest, NoBlockIsDroppedForDrafts) {
-  KvCacheManagerOptions options = Model::Options();
-  options.use_eagle = true;
-  Model m(20, {Mamba(16, kAlign)}, options);
-  ASSERT_TRUE(m.Alloc(m.New(Range(0, 31)), 32));
-  EXPECT_EQ(m.HitTokens(m.New(Range(0, 40))), 32);
-}
-
 TEST(BlockManagerExamples, WE47_Cross) {
   Model m(20, {Full(4), Cross(4)}, CachingOff());
   Request& a = m.New(Range(0, 8));

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "kvblocks/tests/examples/model.h"
 #include "kvblocks/tests/group_specs.h"
 
@@ -332,35 +330,6 @@ TEST(Vllm033Examples, VE40_StatesBehindNulls) {
   }
   const Ids queue = m.Queue();
   EXPECT_EQ(Ids(queue.end() - 2, queue.end()), Blocks("5,7"));
-}
-
-// V-32: the nulls before a window's blocks are left out.
-TEST(Vllm033Examples, PoppedBlocksHaveNoLeadingNulls) {
-  KvCacheManagerOptions options = Model::Options033();
-  options.max_in_flight_tokens = 16;
-  Model m(60, {Window(4, 8)}, options);
-  Request& a = m.New(Range(0, 31));
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(m.Alloc(a, 8));
-  const Ids table = m.Tables(a)[0];
-  const auto first = std::find_if(table.begin(), table.end(), [](BlockId id) { return id != 0; });
-  ASSERT_NE(first, table.begin());
-  const auto popped = m.manager->PopBlocksForFree(a);
-  ASSERT_TRUE(popped.ok());
-  EXPECT_EQ(*popped, Ids(first, table.end()));
-  ASSERT_TRUE(m.manager->FreeBlocks(*popped).ok());
-}
-
-// V-40 and what each version says to it.
-TEST(Vllm033Examples, HitsCanBeAdoptedWithoutComputing) {
-  Model m(30, {Full(16)}, Model::Options033());
-  Compute(m, 49, 49);
-  Request& b = m.New(Range(0, 48));
-  EXPECT_EQ(*m.Alloc(b, 0), Groups(""));
-  EXPECT_EQ(m.Ref(1), 2);
-  Request& c = m.New(Fresh(20));
-  EXPECT_EQ(m.manager->AllocateSlots(c, {}).status().message(),
-            "AllocateSlots(" + c.id() +
-                "): num_new_tokens is 0 without hits or external tokens, expected at least 1");
 }
 
 }  // namespace

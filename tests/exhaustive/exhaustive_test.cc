@@ -12,7 +12,6 @@
 #include <cstdlib>
 
 #include "kvblocks/tests/exhaustive/exploration.h"
-#include "kvblocks/tests/exhaustive/settings.h"
 
 namespace kvblocks::exhaustive {
 namespace {

@@ -118,7 +118,7 @@ class Explorer {
 
   const Setting& setting_;
   const bool merge_states_;
-  ContentNumbers numbers_;
+  oracle::ContentNumbers numbers_;
   std::vector<State> states_;
   std::unordered_map<std::string, int32_t> known_;
   std::vector<const std::string*> keys_;  // of the states, in the map

@@ -12,7 +12,9 @@
 #define KVBLOCKS_TESTS_EXHAUSTIVE_EXPLORATION_H_
 
 #include <cstdint>
+#include <ostream>
 #include <string>
+#include <vector>
 
 #include "kvblocks/tests/exhaustive/world.h"
 
@@ -30,6 +32,20 @@ struct Exploration {
 };
 
 Exploration Explore(const Setting& setting, int length, bool merge_states = true);
+
+// --- The settings: tiny pools, blocks of two tokens, two or three requests that share prefixes in
+// different ways ---
+
+struct SizedSetting {
+  Setting setting;
+  int length = 0;  // of the sequences an optimised build tries, at most
+
+  friend std::ostream& operator<<(std::ostream& out, const SizedSetting& sized) {
+    return out << sized.setting.name;
+  }
+};
+
+const std::vector<SizedSetting>& Settings();
 
 }  // namespace kvblocks::exhaustive
 

@@ -77,11 +77,6 @@ TEST_P(HitPatternTest, EveryPatternOfCachedBlocksIsServedAsTheOracleDoes) {
                                          .num_hash_lookahead_tokens = GetParam().num_lookahead,
                                          .hash_algorithm = HashAlgorithm::kXxh3_128,
                                          .hash_seed = "pattern"};
-  const oracle::Options oracle_options = {.max_model_len = 64,
-                                          .max_in_flight_tokens = 64,
-                                          .use_eagle = use_eagle,
-                                          .semantics = semantics,
-                                          .num_lookahead = GetParam().num_lookahead};
   oracle::Content content;
   content.tokens.resize(static_cast<size_t>(GetParam().num_tokens));
   std::iota(content.tokens.begin(), content.tokens.end(), 0);
@@ -90,7 +85,7 @@ TEST_P(HitPatternTest, EveryPatternOfCachedBlocksIsServedAsTheOracleDoes) {
   size_t num_cached = 1;
   for (uint32_t evicted = 0; evicted < (uint32_t{1} << num_cached); ++evicted) {
     const auto manager = KvCacheManager::Create(config, options).value();
-    oracle::Manager model(config, oracle_options);
+    oracle::Manager model(config, options);
     const auto request =
         manager->NewRequest({.id = "A", .content = {.token_ids = content.tokens}}).value();
     oracle::Request model_request = model.NewRequest(content, /*skip_reading=*/false);

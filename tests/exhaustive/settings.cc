@@ -1,4 +1,4 @@
-#include "kvblocks/tests/exhaustive/settings.h"
+#include "kvblocks/tests/exhaustive/exploration.h"
 
 #include <utility>
 
@@ -25,13 +25,6 @@ constexpr int kC = 2;
 KvCacheGroup Group(KvCacheSpec spec) { return {.spec = std::move(spec)}; }
 KvCacheGroup Draft(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
 
-template <typename Change>
-Setting WithSemantics(Setting setting, Change change) {
-  change(setting.options.semantics);
-  setting.oracle_options.semantics = setting.options.semantics;
-  return setting;
-}
-
 Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGroup> groups,
                     int64_t max_model_len) {
   Setting setting;
@@ -44,11 +37,8 @@ Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGro
                      .watermark = 0.25,
                      .hash_algorithm = HashAlgorithm::kXxh3_128,
                      .hash_seed = "exhaustive"};
-  setting.oracle_options = {.max_model_len = max_model_len,
-                            .max_in_flight_tokens = 4,
-                            .enable_events = true,
-                            .watermark = 0.25};
-  return WithSemantics(std::move(setting), [](Semantics& s) { s.retention_interval = {}; });
+  setting.options.semantics.retention_interval = std::nullopt;
+  return setting;
 }
 
 // The same groups in a pool of chunks.
@@ -63,58 +53,58 @@ Setting InChunks(Setting setting, int64_t num_chunks, std::vector<int64_t> pages
 }
 
 Setting WithEagle(Setting setting) {
-  setting.options.use_eagle = setting.oracle_options.use_eagle = true;
+  setting.options.use_eagle = true;
   return setting;
 }
 
 // Only what serves a resend of the prompt is kept (V-1).
 Setting Replaying(Setting setting) {
-  return WithSemantics(std::move(setting), [](Semantics& s) { s.retention_interval = 0; });
+  setting.options.semantics.retention_interval = 0;
+  return setting;
 }
 
 // V-10.
 Setting WithLookahead(Setting setting, int64_t num_tokens) {
-  setting.options.num_hash_lookahead_tokens = setting.oracle_options.num_lookahead = num_tokens;
+  setting.options.num_hash_lookahead_tokens = num_tokens;
   return setting;
 }
 
 // V-14.
 Setting WithMtp(Setting setting, int64_t num_tokens) {
-  setting.options.prefill_lookahead_tokens = setting.oracle_options.prefill_lookahead = num_tokens;
+  setting.options.prefill_lookahead_tokens = num_tokens;
   return WithEagle(std::move(setting));
 }
 
 // As the engine, but for hits that do not hold what they say.
 Setting Exactly(Setting setting) {
-  return WithSemantics(std::move(setting), [](Semantics& semantics) {
-    const auto interval = semantics.retention_interval;
-    semantics = Semantics::Vllm033Exactly();
-    semantics.retention_interval = interval;
-    semantics.trusts_hits = false;
-  });
+  Semantics& semantics = setting.options.semantics;
+  const auto interval = semantics.retention_interval;
+  semantics = Semantics::Vllm033Exactly();
+  semantics.retention_interval = interval;
+  semantics.trusts_hits = false;
+  return setting;
 }
 
 // BM-118.
 Setting WithPartialHits(Setting setting, int64_t hash_block_size) {
   setting.config.hash_block_size = hash_block_size;
-  setting.options.partial_hits = setting.oracle_options.partial_hits = true;
+  setting.options.partial_hits = true;
   return setting;
 }
 
 // BM-113.
 Setting OnRanks(Setting setting, int64_t num_ranks) {
-  setting.options.decode_context_parallel = setting.oracle_options.decode_ranks = num_ranks;
+  setting.options.decode_context_parallel = num_ranks;
   return setting;
 }
 
 Setting WithoutCaching(Setting setting) {
-  setting.options.enable_caching = setting.oracle_options.enable_caching = false;
+  setting.options.enable_caching = false;
   return setting;
 }
 
 Setting WithAppendAll(Setting setting) {
   setting.options.free_order = FreeOrder::kAppendAll;
-  setting.oracle_options.unhashed_first = false;
   return setting;
 }
 

@@ -1,7 +1,6 @@
 #include "kvblocks/tests/exhaustive/world.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace kvblocks::exhaustive {
@@ -11,27 +10,11 @@ constexpr TokenId kFirstOutputToken = 1000;
 
 }  // namespace
 
-bool ContentNumbers::Add(const BlockHash& hash, const std::string& name) {
-  const int next = static_cast<int>(by_name_.size());
-  const int by_name = by_name_.try_emplace(name, next).first->second;
-  return by_hash_.try_emplace(hash.words[0], next).first->second == by_name;
-}
-
-int ContentNumbers::Of(const BlockHash& hash) const {
-  const auto it = by_hash_.find(hash.words[0]);
-  return it == by_hash_.end() ? -1 : it->second;
-}
-
-int ContentNumbers::Of(const std::string& name) const {
-  const auto it = by_name_.find(name);
-  return it == by_name_.end() ? -1 : it->second;
-}
-
-World::World(const Setting& setting, ContentNumbers* numbers)
+World::World(const Setting& setting, oracle::ContentNumbers* numbers)
     : setting_(&setting),
       numbers_(numbers),
       real_(KvCacheManager::Create(setting.config, setting.options).value()),
-      model_(setting.config, setting.oracle_options),
+      model_(setting.config, setting.options),
       slots_(setting.prompts.size()) {
   for (size_t i = 0; i < slots_.size(); ++i) Renew(i);
 }
@@ -52,13 +35,8 @@ void World::Renew(size_t index) {
 }
 
 void World::AddNumbers(const Slot& slot) {
-  const auto hashes = slot.real->content().hashes();
-  const std::vector<std::string>& names = slot.model.prefix_names;
-  Expect(hashes.size() == names.size(), "number of hashes");
-  if (failed()) return;
-  for (size_t i = 0; i < names.size(); ++i) {
-    Expect(numbers_->Add(hashes[i], names[i]), "hashes and contents are not a bijection");
-  }
+  Expect(numbers_->Add(slot.real->content().hashes(), slot.model.prefix_names),
+         "hashes and contents are not a bijection");
 }
 
 void World::AppendToken(Slot& slot) {
@@ -166,8 +144,7 @@ bool World::Do(const Action& action) {
     case ActionKind::kReset: {
       const bool done = real_->ResetPrefixCache();
       Expect(done == model_.Reset(), "reset on one side only");
-      const PrefixCacheStats stats = real_->MakePrefixCacheStats();
-      Expect(stats.reset == model_.MakeStats().reset, "reset mark of the statistics");
+      ExpectEmpty(oracle::StatsDifference(real_->MakePrefixCacheStats(), model_.MakeStats()));
       return true;
     }
   }
@@ -177,16 +154,7 @@ bool World::Do(const Action& action) {
 void World::LookUp(const Slot& slot, ComputedBlocks& real, oracle::Hits& model) {
   Expect(real_->GetComputedBlocks(*slot.real, real).ok(), "look-up refused");
   model = model_.GetComputedBlocks(slot.model).value();
-  Expect(real.num_tokens() == model.tokens, "hit length");
-  Expect(real.shared_prefix_boundary() == model.boundary, "shared prefix boundary");
-  Expect(real.num_replayed_tokens() == model.replayed, "replayed tokens");
-  Expect(real.num_groups() == model.lists.size(), "number of hit lists");
-  if (failed()) return;
-  for (size_t g = 0; g < model.lists.size(); ++g) {
-    const auto list = real.blocks(static_cast<GroupId>(g));
-    Expect(std::equal(list.begin(), list.end(), model.lists[g].begin(), model.lists[g].end()),
-           "hit list");
-  }
+  ExpectEmpty(oracle::HitDifference(real, model));
 }
 
 oracle::Outcome World::Allocate(Slot& slot, const oracle::AllocateParams& params,
@@ -242,13 +210,7 @@ bool World::Admit(Slot& slot, const Action& action) {
   SetComputed(slot, hit + params.num_new, 0);
   real_->RecordPrefixCacheStats(*slot.real, hit);
   model_.RecordStats(slot.model, hit);
-  const PrefixCacheStats real = real_->MakePrefixCacheStats();
-  const oracle::Stats model = model_.MakeStats();
-  Expect(real.requests == model.requests && real.queries == model.queries &&
-             real.hits == model.hits && real.preempted_requests == model.preempted_requests &&
-             real.preempted_queries == model.preempted_queries &&
-             real.preempted_hits == model.preempted_hits,
-         "statistics");
+  ExpectEmpty(oracle::StatsDifference(real_->MakePrefixCacheStats(), model_.MakeStats()));
   return true;
 }
 
@@ -337,125 +299,13 @@ void World::DropEvents() {
 
 void World::CompareState() {
   if (failed()) return;
-  ComparePool();
+  ExpectEmpty(oracle::PoolDifference(real_->pool(), model_.pool(), *numbers_));
   for (const Slot& slot : slots_) {
-    Expect(real_->HoldsBlocks(*slot.real) == slot.model.is_known, "who holds blocks");
-    for (size_t g = 0; g < slot.model.tables.size() && !failed(); ++g) {
-      const auto table = real_->GetBlocks(*slot.real, static_cast<GroupId>(g));
-      const std::vector<BlockId>& expected = slot.model.tables[g].blocks;
-      Expect(std::equal(table.begin(), table.end(), expected.begin(), expected.end()), "table");
-    }
+    ExpectEmpty(oracle::TableDifference(*real_, *slot.real, slot.model));
   }
-  CompareEvents();
+  ExpectEmpty(oracle::EventDifference(real_->TakeEvents(), model_.TakeEvents(), *numbers_));
   if (failed()) return;
-  if (const absl::Status status = real_->CheckInvariants(); !status.ok()) {
-    error_ = std::string(status.message());
-  }
-}
-
-void World::ComparePool() {
-  const BlockPool& pool = real_->pool();
-  const std::vector<BlockId> queue = model_.pool().queue();
-  Expect(pool.num_free() == static_cast<int64_t>(queue.size()), "number of free blocks");
-  if (pool.chunks() != nullptr) {
-    CompareChunks();
-  } else {
-    BlockId next = pool.free_queue().front();
-    for (BlockId id : queue) {
-      Expect(next == id, "queue order");
-      if (failed()) return;
-      next = pool.free_queue().next(next);
-    }
-  }
-  int32_t cached = 0;
-  for (BlockId id = 0; id < pool.num_blocks(); ++id) {
-    const KvCacheBlock& block = pool.block(id);
-    const oracle::Block& expected = model_.pool().blocks()[static_cast<size_t>(id)];
-    Expect(id == kNullBlockId || block.ref_count == expected.ref_count, "references");
-    Expect(block.is_permanent == expected.is_permanent, "permanent blocks");
-    Expect(block.has_key() == expected.key.has_value(), "whether a block has a key");
-    if (failed()) return;
-    if (!expected.key) continue;
-    cached += block.ref_count == 0;
-    Expect(block.key_group == expected.key->group &&
-               numbers_->Of(pool.hash(id)) == numbers_->Of(expected.key->prefix),
-           "key");
-    Expect(pool.FindCached(pool.hash(id), block.key_group) == model_.pool().Find(*expected.key),
-           "earliest block of a key");
-    if (block.has_duplicates) {
-      std::vector<BlockId> holders = model_.pool().table().at(*expected.key);
-      std::erase_if(holders, [&](BlockId holder) {
-        return model_.pool().blocks()[static_cast<size_t>(holder)].key != expected.key;
-      });
-      Expect(pool.table().FindAll(pool.hash(id), block.key_group) == holders,
-             "blocks of a key in order");
-    }
-    Expect(pool.partial_tokens(id) == expected.partial_tokens, "tokens of a key");
-    const auto further = pool.further_keys(id);
-    Expect(further.size() == expected.further.size(), "number of further keys");
-    for (size_t i = 0; i < further.size() && !failed(); ++i) {
-      Expect(further[i].group == expected.further[i].group &&
-                 numbers_->Of(further[i].hash) == numbers_->Of(expected.further[i].prefix),
-             "further key");
-      Expect(pool.FindCached(further[i].hash, further[i].group) ==
-                 model_.pool().Find(expected.further[i]),
-             "earliest block of a further key");
-    }
-  }
-  Expect(pool.num_keys() == static_cast<int64_t>(model_.pool().table().size()), "number of keys");
-  Expect(pool.num_cached_unreferenced() == cached, "number of cached free blocks");
-  Expect(std::abs(pool.usage() - model_.pool().usage()) < 1e-12, "usage");
-}
-
-void World::CompareChunks() {
-  const BlockPool& pool = real_->pool();
-  Expect(pool.WalkFree() == model_.pool().queue(), "queue order");
-  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
-    Expect(pool.chunks()->ClassOfPage(id) == model_.pool().ClassOf(id), "class of a page");
-  }
-}
-
-void World::CompareEvents() {
-  using Kind = oracle::Event::Kind;
-  const std::vector<KvEvent> events = real_->TakeEvents();
-  const std::vector<oracle::Event> expected = model_.TakeEvents();
-  Expect(events.size() == expected.size(), "number of events");
-  Expect(real_->pool().num_evictions() == model_.pool().num_evictions(), "number of evictions");
-  for (size_t i = 0; i < expected.size() && !failed(); ++i) {
-    const oracle::Event& want = expected[i];
-    if (const auto* stored = std::get_if<BlockStored>(&events[i])) {
-      Expect(want.kind == Kind::kStored && stored->group_idx == want.group &&
-                 stored->block_size == want.block_size && stored->token_ids == want.token_ids &&
-                 stored->lora_name == want.lora_name && stored->medium == kGpuMedium &&
-                 stored->kv_cache_spec_kind == want.spec_kind &&
-                 stored->kv_cache_spec_sliding_window == want.sliding_window,
-             "stored event");
-      Expect(stored->parent_block_hash.has_value() != want.parent.empty() &&
-                 (want.parent.empty() ||
-                  numbers_->Of(*stored->parent_block_hash) == numbers_->Of(want.parent)),
-             "parent of a stored event");
-      Expect(stored->block_hashes.size() == want.prefixes.size() &&
-                 stored->extra_keys.size() == want.prefixes.size(),
-             "length of a stored event");
-      Expect(stored->lookahead_token_ids.value_or(decltype(want.lookahead)()) == want.lookahead,
-             "look-ahead tokens of a stored event");
-      for (size_t k = 0; k < want.prefixes.size() && !failed(); ++k) {
-        Expect(numbers_->Of(stored->block_hashes[k]) == numbers_->Of(want.prefixes[k]),
-               "hash of a stored event");
-        Expect(stored->extra_keys[k].has_value() != want.extra_keys[k].empty() &&
-                   stored->extra_keys[k].value_or(ExtraKeys()) == want.extra_keys[k],
-               "extra keys of a stored event");
-      }
-    } else if (const auto* removed = std::get_if<BlockRemoved>(&events[i])) {
-      const Kind kind = removed->reason == RemovalReason::kReused ? Kind::kReused : Kind::kEvicted;
-      Expect(want.kind == kind && removed->group_idx == want.group &&
-                 removed->medium == kGpuMedium &&
-                 numbers_->Of(removed->block_hash) == numbers_->Of(want.prefixes.at(0)),
-             "removed event");
-    } else {
-      Expect(want.kind == Kind::kCleared, "kind of event");
-    }
-  }
+  ExpectEmpty(std::string(real_->CheckInvariants().message()));
 }
 
 void World::CompareAnswers() {

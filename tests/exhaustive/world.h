@@ -10,43 +10,61 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/exhaustive/action.h"
-#include "kvblocks/tests/oracle/manager.h"
+#include "kvblocks/tests/oracle/comparison.h"
 
 namespace kvblocks::exhaustive {
+
+// An action is one call, or the few calls a scheduler makes together, from the small alphabet whose
+// sequences are all tried. It is a plain value whose meaning depends on nothing but the state it is
+// applied in, so a sequence of them can be replayed.
+enum class ActionKind {
+  kAdmit,         // look up and allocate `amount` tokens behind the hit (0: all)
+  kAdmitStrict,   // the same with the full-sequence gate, a reserved block and the watermark
+  kLookUp,        // keep a look-up for later
+  kAdmitStale,    // allocate with the look-up kept, whatever happened since
+  kAdopt,         // look up and take the hit only
+  kExternal,      // look up; `amount` external tokens and one new token
+  kDelayed,       // look up; `amount` external tokens that arrive later: nothing is registered
+  kRegister,      // register what was delayed
+  kStep,          // allocate `amount` known tokens (0: all), a new output token if none is left
+  kStepLagging,   // the same, but the step stays in flight until the next one
+  kStepDrafting,  // the same with two drafts and a slot of lookahead; one draft is accepted
+  kTrim,          // free what the computed tokens made unreachable
+  kFree,          // finish; the same prompt may come again as a new request
+  kPreempt,       // free, to come back with its output
+  kPop,           // take the blocks without freeing them
+  kGiveBack,      // free the popped list, deepest first
+  kEvictHeld,     // evict the first real block of the request's group `amount`
+  kEvictFirst,    // evict the queue's first cached block
+  kEvictLast,     // evict the queue's last cached block
+  kReset,         // reset the prefix cache
+};
+
+struct Action {
+  ActionKind kind = ActionKind::kAdmit;
+  int request = 0;
+  int64_t amount = 0;
+};
+
+std::string ToString(const Action& action);
+std::string ToString(const std::vector<Action>& actions);
 
 // What is explored: a configuration, the prompts of requests A, B, ..., and the actions to try.
 struct Setting {
   std::string name;
   KvCacheConfig config;
   KvCacheManagerOptions options;
-  oracle::Options oracle_options;
   std::vector<oracle::Content> prompts;
   std::vector<Action> alphabet;
 };
 
-// Small numbers for contents, one for each prefix name and its hash. Shared by all worlds of a
-// setting.
-class ContentNumbers {
- public:
-  // False if hashes and names are not a bijection.
-  bool Add(const BlockHash& hash, const std::string& name);
-  // -1 if unknown.
-  int Of(const BlockHash& hash) const;
-  int Of(const std::string& name) const;
-
- private:
-  std::unordered_map<uint64_t, int> by_hash_;  // by the first word; Add() finds equal ones
-  std::unordered_map<std::string, int> by_name_;
-};
-
 class World {
  public:
-  World(const Setting& setting, ContentNumbers* numbers);
+  World(const Setting& setting, oracle::ContentNumbers* numbers);
 
   // False: means nothing in this state, and nothing was called.
   bool Apply(const Action& action);
@@ -91,15 +109,15 @@ class World {
   void AppendToken(Slot& slot);
   void SetComputed(Slot& slot, int64_t computed, int64_t inflight);
   void AddNumbers(const Slot& slot);
-  void CompareEvents();
-  void ComparePool();
-  void CompareChunks();
   void Expect(bool condition, const char* what) {
     if (!condition && error_.empty()) error_ = what;
   }
+  void ExpectEmpty(std::string difference) {
+    if (error_.empty()) error_ = std::move(difference);
+  }
 
   const Setting* setting_;
-  ContentNumbers* numbers_;
+  oracle::ContentNumbers* numbers_;
   std::unique_ptr<KvCacheManager> real_;
   oracle::Manager model_;
   std::vector<Slot> slots_;

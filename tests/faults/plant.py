@@ -37,7 +37,6 @@ TESTS = [
     "tests/property/eviction_policy_property_test.cc",
     "tests/property/lookup_explanation_property_test.cc",
     "tests/property/manager_property_test.cc",
-    "tests/property/prefix_hash_table_property_test.cc",
     "tests/exhaustive/content_hash_test.cc",
     "tests/exhaustive/exhaustive_test.cc",
     "tests/exhaustive/hit_pattern_test.cc",

@@ -21,25 +21,28 @@ int64_t Add(int64_t a, int64_t b) {
 
 }  // namespace
 
-Manager::Manager(const KvCacheConfig& config, const Options& options)
+Manager::Manager(const KvCacheConfig& config, const KvCacheManagerOptions& options)
     : options_(options),
       watermark_base_(config.native ? config.native->num_chunks : config.num_blocks),
       pool_(config.num_blocks, options.enable_caching, options.enable_events,
-            options.unhashed_first, config.native, options.semantics.one_event_per_registration),
+            options.free_order == FreeOrder::kUnhashedFirst, config.native,
+            options.semantics.one_event_per_registration),
       outside_references_(static_cast<size_t>(config.num_blocks)) {
+  const int64_t in_flight = options.max_in_flight_tokens.value_or(options.max_model_len);
+  const bool is_exact = options.block_count_formula == BlockCountFormula::kExact;
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
   // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
-  const bool may_drop = options.num_lookahead == 0 &&
+  const bool may_drop = options.num_hash_lookahead_tokens == 0 &&
                         (options.use_eagle || options.semantics.is_025);
-  num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
+  num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (const KvCacheGroup& group : config.groups) {
     GroupRules rules{.spec = group.spec};
     // BM-3, BM-113: states and rings are on every rank.
     if (!rules.is_mamba() && !rules.is_ring()) {
-      rules.num_ranks = options.decode_ranks * options.prefill_ranks;
+      rules.num_ranks = options.decode_context_parallel * options.prefill_context_parallel;
     }
     // V-46, BM-112
     rules.is_looked_up = !options.enable_caching || !(rules.is_ring() || rules.is_cross() ||
@@ -50,13 +53,11 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
          .num_ranks = rules.num_ranks,
          .is_looked_up = rules.is_looked_up,
          .admission_cap =
-             AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
-                            options.exact_caps),
+             AdmissionCapOf(group.spec, options.max_model_len, in_flight, is_exact),
          .num_kept = num_replayed_,
          .is_025 = options.semantics.is_025});
     groups_.back().output_cap =
-        OutputCapOf(groups_.back(), options.max_model_len, options.max_in_flight_tokens,
-                    options.exact_caps);
+        OutputCapOf(groups_.back(), options.max_model_len, in_flight, is_exact);
     if (rules.is_looked_up) {
       lcm = std::lcm(lcm, groups_.back().block_size());
       gcd = std::gcd(gcd, groups_.back().block_size());
@@ -101,7 +102,8 @@ Request Manager::NewRequest(Content content, bool skip_reading) const {
 void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const {
   request.content.tokens.insert(request.content.tokens.end(), tokens.begin(), tokens.end());
   if (options_.enable_caching) {
-    request.prefix_names = PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
+    request.prefix_names =
+        PrefixNames(request.content, hash_block_size_, options_.num_hash_lookahead_tokens);
   }
 }
 
@@ -174,7 +176,8 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   if (!request.is_known && request.num_computed > 0) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {  // BM-112
     if (!groups_[g].is_cross()) continue;
-    if (params.num_external > 0 || params.num_encoder > options_.max_encoder_tokens) return false;
+    const int64_t most = options_.max_encoder_tokens.value_or(0);
+    if (params.num_external > 0 || params.num_encoder > most) return false;
     const int64_t held = request.is_known ? request.tables[g].size() : 0;
     if (held > 0 && params.num_encoder > held * groups_[g].block_size()) return false;
   }

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/managers/semantics.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/tests/oracle/content.h"
 #include "kvblocks/tests/oracle/group_rules.h"
@@ -20,27 +20,6 @@
 #include "kvblocks/tests/oracle/pool.h"
 
 namespace kvblocks::oracle {
-
-struct Options {
-  int64_t max_model_len = 0;
-  int64_t max_in_flight_tokens = 0;
-  bool enable_caching = true;
-  bool use_eagle = false;
-  bool enable_events = false;
-  bool log_stats = true;
-  double watermark = 0;
-  bool unhashed_first = true;
-  bool exact_caps = true;
-  int64_t max_encoder_tokens = 0;
-  Semantics semantics = {};  // V-n: what each switch means here is stated where it is used
-  bool register_all = false;
-  bool partial_hits = false;
-  int64_t num_lookahead = 0;      // L of V-10
-  int64_t prefill_lookahead = 0;  // p of V-14
-  int64_t decode_ranks = 1;       // BM-113
-  int64_t prefill_ranks = 1;
-  int64_t checkpoint_alignment = 1;  // V-45
-};
 
 enum class Status { kWaiting, kRunning, kPreempted, kFinished };
 
@@ -102,7 +81,7 @@ struct Stats {
 class Manager {
  public:
   // REQUIRES: a configuration that the rules accept.
-  Manager(const KvCacheConfig& config, const Options& options);
+  Manager(const KvCacheConfig& config, const KvCacheManagerOptions& options);
 
   const Pool& pool() const { return pool_; }
   const std::vector<GroupRules>& groups() const { return groups_; }
@@ -224,7 +203,7 @@ class Manager {
   std::vector<BlockId> Adopted(size_t group, const Request& request,
                                const AllocateParams& params) const;
 
-  Options options_;
+  KvCacheManagerOptions options_;
   int64_t watermark_base_;  // blocks, or chunks
   std::vector<GroupRules> groups_;
   bool any_drops_ = false;

@@ -10,7 +10,7 @@ namespace kvblocks::oracle {
 int64_t Manager::RegistrationBound(const GroupRules& rules, int64_t n) const {  // BM-85, V-14
   const int64_t is_final = std::max<int64_t>(0, n - num_replayed_);
   int64_t bound = is_final;
-  if (groups_.size() > 1 && !options_.register_all) {
+  if (groups_.size() > 1 && !options_.register_unreachable_blocks) {
     bound = options_.partial_hits ? n : RoundDown(n, alignment());  // BM-118
     if (rules.is_draft && n >= alignment()) {  // also of states, which drop nothing
       bound = std::min(is_final, RoundDown(is_final, alignment()) + rules.DropUnit());
@@ -27,7 +27,8 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
     if (!rules.is_looked_up) continue;
     const int64_t n = RegistrationBound(rules, num_tokens);
     GroupTable& table = request.tables[g];
-    const int64_t hashed = options_.num_lookahead > 0 ? std::min(n, NumHashed(request)) : n;
+    const bool looks_ahead = options_.num_hash_lookahead_tokens > 0;
+    const int64_t hashed = looks_ahead ? std::min(n, NumHashed(request)) : n;
     const int64_t full = hashed / rules.block_size();  // V-11
     if (full <= table.num_cached) {
       RegisterTail(request, g, n);
@@ -75,7 +76,8 @@ std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) 
   const std::optional<int64_t> interval = options_.semantics.retention_interval;
   std::vector<bool> mask;
   for (int64_t i = table.num_cached; i < full; ++i) {
-    bool keep = groups_.size() == 1 || options_.register_all || rules.IsReachable(i, alignment());
+    bool keep = groups_.size() == 1 || options_.register_unreachable_blocks ||
+                rules.IsReachable(i, alignment());
     if (interval) {
       std::vector<int64_t> boundaries = Boundaries(rules, request);
       if (rules.is_mamba() && options_.semantics.registers_earlier_states) {  // V-6
@@ -115,14 +117,15 @@ Registration Manager::RegistrationOf(const Request& request, size_t g) const {
           .hash_block_size = hash_block_size_,
           .block_size = groups_[g].block_size(),
           .group = static_cast<GroupId>(g),
-          .num_lookahead = options_.num_lookahead};
+          .num_lookahead = options_.num_hash_lookahead_tokens};
 }
 
 int64_t Manager::TailOfPrompt(const GroupRules& rules, const Request& request) const {
   const int64_t prompt = request.num_prompt;
   int64_t tail = RoundDown(prompt, hash_block_size_);  // BM-120
   if (!options_.semantics.is_025) {     // V-20, V-21
-    const int64_t unusable = rules.is_mamba() ? std::max<int64_t>(1, options_.num_lookahead) : 1;
+    const int64_t unusable =
+        rules.is_mamba() ? std::max<int64_t>(1, options_.num_hash_lookahead_tokens) : 1;
     if (!(rules.is_mamba() ? any_drops_ : rules.is_draft)) {
       tail = RoundDown(std::max<int64_t>(0, prompt - unusable), hash_block_size_);
     } else if (rules.is_mamba()) {

@@ -47,7 +47,7 @@ std::vector<BlockId> Manager::Adopted(size_t g, const Request& request,
 int64_t Manager::UsableStateEnd(int64_t num_prompt) const {
   const int64_t unit = hash_block_size_;
   if (any_drops_) return RoundDown(num_prompt, unit) - unit;
-  const int64_t unusable = std::max<int64_t>(1, options_.num_lookahead);
+  const int64_t unusable = std::max<int64_t>(1, options_.num_hash_lookahead_tokens);
   return RoundDown(std::max<int64_t>(0, num_prompt - unusable), unit);
 }
 

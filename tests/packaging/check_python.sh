@@ -28,7 +28,7 @@ trap 'rm -rf "$work"' EXIT
 : "${build:=$work/build}"
 
 # Pinned: a release of theirs must not break a check of ours.
-packages=(hypothesis==6.170.15 mypy==2.4.1 nanobind==3.1.0 numpy==2.4.6 pandas==3.1.1 pyarrow==26.0.1 pytest==9.2.0)
+packages=(mypy==2.4.1 nanobind==3.1.0 numpy==2.4.6 pandas==3.1.1 pyarrow==26.0.1 pytest==9.2.0)
 tag=$(printf '%s\n' "$(python3 --version)" "${packages[@]}" | md5sum | cut -c1-12)
 environment=${XDG_CACHE_HOME:-$HOME/.cache}/kvblocks/python-$tag
 python=$environment/bin/python

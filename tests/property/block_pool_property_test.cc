@@ -5,14 +5,11 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/tests/oracle/pool.h"
+#include "kvblocks/tests/oracle/comparison.h"
 #include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {
@@ -64,9 +61,7 @@ class PoolPair {
     RC_ASSERT(permanent.ok());
     RC_ASSERT(*permanent == model_.TakePermanent(num_permanent, /*group=*/1));
     for (const Document& document : documents_) {
-      for (size_t i = 0; i < document.names.size(); ++i) {
-        names_[document.real.hashes()[i].words] = document.names[i];
-      }
+      RC_ASSERT(numbers_.Add(document.real.hashes(), document.names));
     }
     Check();
   }
@@ -179,74 +174,15 @@ class PoolPair {
   }
 
   void Check() {
-    RC_ASSERT(real_->WalkFree() == model_.queue());
-    RC_ASSERT(real_->num_free() == model_.num_free());
-    int32_t live = 0;
-    int32_t cached = 0;
-    int32_t keyed = 0;
-    int32_t pages = 0;
-    for (BlockId id = 1; id < real_->num_blocks(); ++id) {
-      const KvCacheBlock& real = real_->block(id);
-      const oracle::Block& block = model_.blocks()[static_cast<size_t>(id)];
-      const int page_class = model_.ClassOf(id);
-      pages += page_class >= 0;
-      if (real_->chunks() != nullptr) RC_ASSERT(real_->chunks()->ClassOfPage(id) == page_class);
-      RC_ASSERT(real.ref_count == block.ref_count);
-      RC_ASSERT(real.is_permanent == block.is_permanent);
-      RC_ASSERT(real.has_key() == block.key.has_value());
-      if (block.key) {
-        RC_ASSERT(real.key_group == block.key->group);
-        RC_ASSERT(names_.at(real_->hash(id).words) == block.key->prefix);
-        RC_ASSERT(real_->FindCached(real_->hash(id), real.key_group) == model_.Find(*block.key));
-      }
-      live += !real.is_permanent && real.ref_count > 0;
-      cached += real.has_key() && real.ref_count == 0;
-      keyed += real.has_key();
-    }
-    RC_ASSERT(real_->num_live() == live);
-    RC_ASSERT(real_->num_cached_unreferenced() == cached);
-    RC_ASSERT(real_->num_keyed_blocks() == keyed);
-    RC_ASSERT(real_->num_keys() == static_cast<int32_t>(model_.table().size()));
-    RC_ASSERT(real_->num_live() + real_->num_permanent() + real_->num_free() == pages);
-    // With chunks a sum of fractions, in another order.
-    const double tolerance = model_.is_native() ? 1e-12 : 0.0;
-    RC_ASSERT(std::abs(real_->usage() - model_.usage()) <= tolerance);
+    RC_ASSERT(oracle::PoolDifference(*real_, model_, numbers_) == "");
+    RC_ASSERT(oracle::EventDifference(real_->TakeEvents(), model_.TakeEvents(), numbers_) == "");
     RC_ASSERT(real_->CheckInvariants().ok());
-    CheckEvents();
-    for (const auto& [words, name] : names_) {
-      for (GroupId g : {0, 1}) {
-        RC_ASSERT(real_->FindCached(BlockHash{words}, g) == model_.Find({name, g}));
-      }
-    }
-  }
-
-  void CheckEvents() {
-    const std::vector<KvEvent> real = real_->TakeEvents();
-    const std::vector<oracle::Event> model = model_.TakeEvents();
-    RC_ASSERT(real.size() == model.size());
-    for (size_t i = 0; i < real.size(); ++i) {
-      const oracle::Event& expected = model[i];
-      if (const auto* stored = std::get_if<BlockStored>(&real[i])) {
-        RC_ASSERT(expected.kind == oracle::Event::Kind::kStored);
-        RC_ASSERT(stored->group_idx == expected.group);
-        RC_ASSERT(stored->block_size == expected.block_size);
-        RC_ASSERT(stored->token_ids == expected.token_ids);
-        RC_ASSERT(stored->block_hashes.size() == expected.prefixes.size());
-        for (size_t k = 0; k < expected.prefixes.size(); ++k) {
-          RC_ASSERT(names_.at(stored->block_hashes[k].words) == expected.prefixes[k]);
-          RC_ASSERT(stored->extra_keys[k].value_or(ExtraKeys()) == expected.extra_keys[k]);
+    for (const Document& document : documents_) {
+      for (size_t i = 0; i < document.names.size(); ++i) {
+        for (GroupId g : {0, 1}) {
+          RC_ASSERT(real_->FindCached(document.real.hashes()[i], g) ==
+                    model_.Find({document.names[i], g}));
         }
-        const std::string parent =
-            stored->parent_block_hash ? names_.at(stored->parent_block_hash->words) : "";
-        RC_ASSERT(parent == expected.parent);
-      } else if (const auto* removed = std::get_if<BlockRemoved>(&real[i])) {
-        RC_ASSERT(expected.kind == (removed->reason == RemovalReason::kReused
-                                        ? oracle::Event::Kind::kReused
-                                        : oracle::Event::Kind::kEvicted));
-        RC_ASSERT(removed->group_idx == expected.group);
-        RC_ASSERT(names_.at(removed->block_hash.words) == expected.prefixes.at(0));
-      } else {
-        RC_ASSERT(expected.kind == oracle::Event::Kind::kCleared);
       }
     }
   }
@@ -255,7 +191,7 @@ class PoolPair {
   oracle::Pool model_;
   bool caching_;
   std::vector<Document> documents_;
-  std::map<std::array<uint64_t, 4>, std::string> names_;
+  oracle::ContentNumbers numbers_;
 };
 
 TEST(BlockPoolPropertyTest, AgreesWithTheOracleWithChunks) {

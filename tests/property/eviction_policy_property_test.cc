@@ -16,7 +16,6 @@
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
 #include "kvblocks/tests/oracle/eviction.h"
 #include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {

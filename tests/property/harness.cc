@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/tests/property/invariants.h"
 
 namespace kvblocks::property {
 namespace {
@@ -23,7 +22,7 @@ std::unique_ptr<Harness> Harness::Create(const Scenario& scenario) {
 Harness::Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager)
     : scenario_(scenario),
       manager_(std::move(manager)),
-      model_(scenario.config, scenario.oracle_options),
+      model_(scenario.config, scenario.options),
       outside_(static_cast<size_t>(scenario.config.num_blocks), 0) {
   Expect(manager_->scheduler_block_size() == model_.scheduler_block_size(), "scheduler block size");
   CheckAll();
@@ -94,7 +93,10 @@ void Harness::Run(const Operation& operation) {
 }
 
 void Harness::CheckAll() {
-  ExpectEmpty(Difference(*manager_, model_, requests_, names_));
+  ExpectEmpty(oracle::PoolDifference(manager_->pool(), model_.pool(), numbers_));
+  for (const LiveRequest& request : requests_) {
+    ExpectEmpty(oracle::TableDifference(*manager_, *request.real, request.model));
+  }
   std::vector<int> outside = outside_;
   for (const oracle::Copy& copy : model_.copies()) {
     ++outside[static_cast<size_t>(copy.source)];
@@ -102,7 +104,7 @@ void Harness::CheckAll() {
   }
   if (!has_stale_tables_) ExpectEmpty(BrokenInvariant(*manager_, requests_, outside));
   const std::vector<KvEvent> events = manager_->TakeEvents();
-  Expect(Translate(events, names_) == model_.TakeEvents(), "events differ");
+  ExpectEmpty(oracle::EventDifference(events, model_.TakeEvents(), numbers_));
   if (scenario_.options.enable_events) {
     ExpectEmpty(mirror_.Apply(events, semantics().one_event_per_registration));
     ExpectEmpty(mirror_.Difference(manager_->pool()));
@@ -171,7 +173,8 @@ void Harness::AddRequest(oracle::Content content, bool skip) {
   Expect(real.ok(), real.status().ToString());
   request.real = *std::move(real);
   request.model = model_.NewRequest(std::move(content), skip);
-  ExpectEmpty(names_.Add(request));
+  Expect(numbers_.Add(request.real->content().hashes(), request.model.prefix_names),
+         "INV-29: hashes and contents are not a bijection");
   requests_.push_back(std::move(request));
 }
 
@@ -187,17 +190,8 @@ void Harness::LookUp(LiveRequest& request) {
     Expect(absl::IsInvalidArgument(real.status()), real.status().ToString());
     return;
   }
-  Expect(real->num_tokens() == model->tokens, absl::StrCat("oracle hits ", model->tokens));
-  Expect(real->num_replayed_tokens() == model->replayed,
-         absl::StrCat("replayed ", real->num_replayed_tokens(), ", oracle ", model->replayed));
-  Expect(real->shared_prefix_boundary() == model->boundary,
-         absl::StrCat("boundary ", real->shared_prefix_boundary(), ", oracle ", model->boundary));
-  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
-    const std::vector<BlockId> list(real->blocks(g).begin(), real->blocks(g).end());
-    const std::vector<BlockId>& expected = model->lists[static_cast<size_t>(g)];
-    Expect(list == expected, absl::StrCat("hits ", Show(list), ", oracle ", Show(expected)));
-    Expect(real->blocks(g) == again->blocks(g), "INV-15: a second look-up differs");
-  }
+  ExpectEmpty(oracle::HitDifference(*real, *model));
+  ExpectEmpty(oracle::HitDifference(*again, *model));  // INV-15
   ExpectEmpty(BrokenHitInvariant(*manager_, *request.real, *real));
   const bool any_draft = std::any_of(model_.groups().begin(), model_.groups().end(),
                                      [](const oracle::GroupRules& g) { return g.is_draft; });
@@ -300,7 +294,8 @@ void Harness::Append(LiveRequest& request, int64_t count) {
   model_.Append(request.model, tokens);
   const absl::Status status = request.real->AppendOutputTokens(tokens);
   Expect(status.ok(), status.ToString());
-  ExpectEmpty(names_.Add(request));
+  Expect(numbers_.Add(request.real->content().hashes(), request.model.prefix_names),
+         "INV-29: hashes and contents are not a bijection");
 }
 
 void Harness::Stats(LiveRequest& request, Numbers numbers) {
@@ -315,11 +310,7 @@ void Harness::Stats(LiveRequest& request, Numbers numbers) {
   const PrefixCacheStats real = manager_->MakePrefixCacheStats();
   const oracle::Stats model = model_.MakeStats();
   Expect(real.hits <= real.queries && real.preempted_hits <= real.preempted_queries, "INV-30");
-  Expect(real.requests == model.requests && real.queries == model.queries &&
-             real.hits == model.hits && real.preempted_requests == model.preempted_requests &&
-             real.preempted_queries == model.preempted_queries &&
-             real.preempted_hits == model.preempted_hits && real.reset == model.reset,
-         "stats differ");
+  ExpectEmpty(oracle::StatsDifference(real, model));
   Expect(manager_->MakePrefixCacheStats() == PrefixCacheStats(), "drained stats are not zero");
 }
 

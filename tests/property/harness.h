@@ -8,13 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/tests/property/comparison.h"
-#include "kvblocks/tests/property/live_request.h"
-#include "kvblocks/tests/property/operation.h"
+#include "kvblocks/tests/oracle/comparison.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/invariants.h"
 #include "kvblocks/tests/property/scenario.h"
-#include "kvblocks/tests/property/snapshot.h"
 
 namespace kvblocks::property {
+
+using oracle::Show;
 
 class Harness {
  public:
@@ -110,7 +111,7 @@ class Harness {
   std::vector<oracle::Content> prompts_;  // of all requests so far
   std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
   std::vector<int> outside_;                  // references of popped_, per block
-  HashNames names_;
+  oracle::ContentNumbers numbers_;
   EventMirror mirror_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;

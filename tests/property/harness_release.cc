@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/tests/property/harness.h"
-#include "kvblocks/tests/property/invariants.h"
 
 namespace kvblocks::property {
 

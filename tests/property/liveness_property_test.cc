@@ -10,8 +10,8 @@
 #include <cstdio>
 
 #include "kvblocks/managers/kv_cache_manager_setup.h"
+#include "kvblocks/tests/oracle/group_rules.h"
 #include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/operation.h"
 #include "kvblocks/tests/property/scenario.h"
 
 namespace kvblocks::property {
@@ -72,7 +72,7 @@ TEST_P(LivenessPropertyTest, OneRequestAlwaysProceeds) {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     scenario.options.watermark = 0;
     scenario.options.enable_events = false;
-    const bool exact = scenario.oracle_options.exact_caps;
+    const bool exact = scenario.options.block_count_formula == BlockCountFormula::kExact;
     const bool may_lag = *rc::gen::arbitrary<bool>();
     FitOneRequest(scenario, exact, may_lag);
     const auto manager = KvCacheManager::Create(scenario.config, scenario.options);

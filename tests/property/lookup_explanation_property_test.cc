@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/tests/oracle/group_rules.h"
 #include "kvblocks/tests/property/check_property.h"
 #include "kvblocks/tests/property/naive_explanation.h"
-#include "kvblocks/tests/property/operation.h"
 #include "kvblocks/tests/property/scenario.h"
 
 namespace kvblocks::property {

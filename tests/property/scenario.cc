@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kvblocks/managers/kv_cache_manager_setup.h"
 #include "kvblocks/tests/group_specs.h"
-#include "kvblocks/tests/property/operation.h"
+#include "kvblocks/tests/property/check_property.h"
 
 namespace kvblocks::property {
 
@@ -345,27 +345,6 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
     options.partial_hits = shape.partial_hits && SupportsPartialHits(config, options);
     options.compare_tokens_on_hit = options.compare_tokens_on_hit && !options.partial_hits;
   }
-
-  scenario.oracle_options = {
-      .max_model_len = options.max_model_len,
-      .max_in_flight_tokens = *options.max_in_flight_tokens,
-      .enable_caching = options.enable_caching,
-      .use_eagle = options.use_eagle,
-      .enable_events = options.enable_events,
-      .log_stats = options.log_stats,
-      .watermark = options.watermark,
-      .unhashed_first = options.free_order == FreeOrder::kUnhashedFirst,
-      .exact_caps = options.block_count_formula == BlockCountFormula::kExact,
-      .max_encoder_tokens = *options.max_encoder_tokens,
-      .semantics = options.semantics,
-      .register_all = options.register_unreachable_blocks,
-      .partial_hits = options.partial_hits,
-      .num_lookahead = options.num_hash_lookahead_tokens,
-      .prefill_lookahead = options.prefill_lookahead_tokens,
-      .decode_ranks = options.decode_context_parallel,
-      .prefill_ranks = options.prefill_context_parallel,
-      .checkpoint_alignment = options.checkpoint_alignment,
-  };
   return scenario;
 }
 
@@ -382,8 +361,9 @@ std::string Scenario::ToString() const {
                   " in_flight=", *options.max_in_flight_tokens, " caching=", options.enable_caching,
                   " eagle=", options.use_eagle, " events=", options.enable_events,
                   " watermark=", options.watermark,
-                  " unhashed_first=", oracle_options.unhashed_first,
-                  " exact_caps=", oracle_options.exact_caps,
+                  " unhashed_first=", options.free_order == FreeOrder::kUnhashedFirst,
+                  " exact_caps=",
+                  options.block_count_formula == BlockCountFormula::kExact,
                   " hash_lookahead=", options.num_hash_lookahead_tokens,
                   " prefill_lookahead=", options.prefill_lookahead_tokens,
                   " ranks=", options.decode_context_parallel * options.prefill_context_parallel,

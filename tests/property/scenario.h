@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/oracle/manager.h"
 
 namespace kvblocks::property {
 
@@ -70,7 +69,6 @@ Shape DrawShape(const std::vector<uint64_t>& stores);
 struct Scenario {
   KvCacheConfig config;
   KvCacheManagerOptions options;
-  oracle::Options oracle_options;
 
   std::string ToString() const;
 };

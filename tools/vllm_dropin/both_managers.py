@@ -46,7 +46,6 @@ class Pair:
             raise Difference(f"get_block_ids: {a} and {b}")
         return a
 
-
     def compare(self) -> None:
         """What connectors see of blocks."""
         show = lambda x: [[(b.block_id, b.is_null, b.block_hash) for b in group] for group in x.blocks]  # noqa: E731
@@ -95,6 +94,23 @@ def plain(event: Any) -> Any:
     return (type(event).__name__, {f: getattr(event, f) for f in event.__struct_fields__})
 
 
+def asked(name: str, *, counts: bool = True, compares: bool = True, pools: bool = False) -> Any:
+    """A method that asks both managers: whether the run counts it, and what must be the same after it."""
+
+    def ask(self: BothManagers, *args: Any, **kwargs: Any) -> Any:
+        if counts:
+            self.tally.calls[name] += 1
+        a, b = (getattr(manager, name)(*args, **kwargs) for manager in (self.theirs, self.ours))
+        what = f"{name}{[getattr(x, 'request_id', x) for x in args]}{kwargs or ''}"
+        if compares:
+            self._same(what, a, b)
+        if pools:
+            self.compare_pools(what)
+        return a
+
+    return ask
+
+
 class BothManagers:
     tally = Tally()  # of the run; set before a scheduler is made
 
@@ -107,8 +123,8 @@ class BothManagers:
             raise Refused(error) from error
         self.coordinator = CoordinatorPair(self)
         self.kv_cache_config = self.theirs.kv_cache_config
-        for key in ("enable_partial_hash_hits",):
-            self._same(key, getattr(self.theirs.coordinator, key), getattr(self.ours.coordinator, key))
+        self._same("enable_partial_hash_hits", self.coordinator.enable_partial_hash_hits,
+                   self.ours.coordinator.enable_partial_hash_hits)
         self.mamba_shared_prefix_checkpoint = self.theirs.mamba_shared_prefix_checkpoint
         self._same("checkpoint", self.mamba_shared_prefix_checkpoint, self.ours.mamba_shared_prefix_checkpoint)
         self.empty_kv_cache_blocks = Pair(self.theirs.empty_kv_cache_blocks, self.ours.empty_kv_cache_blocks)
@@ -128,11 +144,11 @@ class BothManagers:
         self._same(f"free blocks after {what}", a.get_num_free_blocks(), self.ours.block_pool.get_num_free_blocks())
         self._count += 1
         if self._count % 8 == 0:
-            self._same(
-                f"free queue after {what}",
-                [b.block_id for b in a.free_block_queue.get_all_free_blocks()],
-                self.ours._free_block_ids(),
-            )
+            self._compare_free_queues(what)
+
+    def _compare_free_queues(self, what: str) -> None:
+        free = self.theirs.block_pool.free_block_queue.get_all_free_blocks()
+        self._same(f"free queue after {what}", [b.block_id for b in free], self.ours._free_block_ids())
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> Any:
         self.tally.calls["get_computed_blocks"] += 1
@@ -171,19 +187,16 @@ class BothManagers:
         self.tally.facts["no space"] += a is None
         self.tally.facts["admissions"] += new_computed_blocks is not None and a is not None
         if request.num_computed_tokens > 0 or self._count % 4 == 0 or a is None:
-            self._same("tables after " + what, self.tables(self.theirs, request), self.tables(self.ours, request))
+            a, b = (manager.get_block_ids(request.request_id) for manager in (self.theirs, self.ours))
+            self._same("tables after " + what, a, b)
         self.compare_pools(what)
-        return None if a is None else Pair(*answers)
+        return None if answers[0] is None else Pair(*answers)
 
     def _is_turn_with_states(self, request: Any) -> bool:
         # Only sessions have a queue.
         return request.streaming_queue is not None and request.num_computed_tokens > 0 and any(
             hasattr(manager, "cached_blocks_this_step") for manager in self.theirs.coordinator.single_type_managers
         )
-
-    @staticmethod
-    def tables(manager: Any, request: Any) -> Any:
-        return manager.get_block_ids(request.request_id)
 
     def get_blocks(self, request_id: str) -> Any:
         self.tally.calls["get_blocks"] += 1
@@ -194,39 +207,22 @@ class BothManagers:
     def get_block_ids(self, request_id: str) -> Any:
         return self.get_blocks(request_id).get_block_ids()
 
-    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
-        self.tally.calls["cache_blocks"] += 1
-        self.theirs.cache_blocks(request, num_computed_tokens)
-        self.ours.cache_blocks(request, num_computed_tokens)
-
-    def free(self, request: Any) -> None:
-        self.tally.calls["free"] += 1
-        self.theirs.free(request)
-        self.ours.free(request)
-        self.compare_pools(f"free({request.request_id})")
+    cache_blocks = asked("cache_blocks", compares=False)
+    free = asked("free", compares=False, pools=True)
+    remove_skipped_blocks = asked("remove_skipped_blocks", compares=False, pools=True)
+    get_block_ids_for_computed_tokens = asked("get_block_ids_for_computed_tokens")
+    finalize_partial_tail_offloads = asked("finalize_partial_tail_offloads", counts=False)
+    make_prefix_cache_stats = asked("make_prefix_cache_stats", counts=False)
+    record_prefix_cache_stats = asked("record_prefix_cache_stats", compares=False)
+    estimate_cached_tokens = asked("estimate_cached_tokens")
+    evict_blocks = asked("evict_blocks", compares=False)
+    new_step_starts = asked("new_step_starts", counts=False, compares=False)
 
     def pop_blocks_for_free(self, request: Any) -> Any:
         self.tally.calls["pop_blocks_for_free"] += 1
         a, b = self.theirs.pop_blocks_for_free(request), self.ours.pop_blocks_for_free(request)
         self._same("pop_blocks_for_free", [x.block_id for x in a], [x.block_id for x in b])
         return [BlockPair(x, y) for x, y in zip(a, b, strict=True)]
-
-    def remove_skipped_blocks(self, **kwargs: Any) -> None:
-        self.tally.calls["remove_skipped_blocks"] += 1
-        self.theirs.remove_skipped_blocks(**kwargs)
-        self.ours.remove_skipped_blocks(**kwargs)
-        self.compare_pools(f"remove_skipped_blocks({kwargs})")
-
-    def get_block_ids_for_computed_tokens(self, **kwargs: Any) -> Any:
-        self.tally.calls["get_block_ids_for_computed_tokens"] += 1
-        a, b = (m.get_block_ids_for_computed_tokens(**kwargs) for m in (self.theirs, self.ours))
-        self._same(f"get_block_ids_for_computed_tokens({kwargs})", a, b)
-        return a
-
-    def finalize_partial_tail_offloads(self, request: Any) -> Any:
-        a, b = (m.finalize_partial_tail_offloads(request) for m in (self.theirs, self.ours))
-        self._same("finalize_partial_tail_offloads", a, b)
-        return a
 
     def take_kv_cache_block_copies(self) -> Any:
         a, b = self.theirs.take_kv_cache_block_copies(), self.ours.take_kv_cache_block_copies()
@@ -264,37 +260,12 @@ class BothManagers:
         self.tally.facts["events"] += len(a)
         return a
 
-    def make_prefix_cache_stats(self) -> Any:
-        a, b = self.theirs.make_prefix_cache_stats(), self.ours.make_prefix_cache_stats()
-        self._same("prefix cache stats", a, b)
-        return a
-
-    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        self.tally.calls["record_prefix_cache_stats"] += 1
-        self.theirs.record_prefix_cache_stats(request, num_hits)
-        self.ours.record_prefix_cache_stats(request, num_hits)
-
-    def estimate_cached_tokens(self, request: Any) -> int:
-        self.tally.calls["estimate_cached_tokens"] += 1
-        a, b = self.theirs.estimate_cached_tokens(request), self.ours.estimate_cached_tokens(request)
-        self._same(f"estimate_cached_tokens({request.request_id})", a, b)
-        return a
-
     def reset_prefix_cache(self) -> bool:
         self.tally.calls["reset_prefix_cache"] += 1
         a, b = self.theirs.reset_prefix_cache(), self.ours.reset_prefix_cache()
         self._same("reset_prefix_cache", a, b)
         self.tally.facts["resets"] += a
         return a
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        self.tally.calls["evict_blocks"] += 1
-        self.theirs.evict_blocks(block_ids)
-        self.ours.evict_blocks(block_ids)
-
-    def new_step_starts(self) -> None:
-        self.theirs.new_step_starts()
-        self.ours.new_step_starts()
 
     @property
     def usage(self) -> float:
@@ -315,8 +286,4 @@ class BothManagers:
             [0 if b.is_null else b.ref_cnt for b in pool.blocks],
             [b.ref_cnt for b in self.ours.block_pool.blocks],
         )
-        self._same(
-            "free queue",
-            [b.block_id for b in pool.free_block_queue.get_all_free_blocks()],
-            self.ours._free_block_ids(),
-        )
+        self._compare_free_queues("a step")
