@@ -13,6 +13,7 @@
 #include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/checked.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -48,11 +49,9 @@ absl::StatusOr<View> FirstRows(const LayerConfig& layer, const char* name, const
 template <typename View>
 absl::Status TakeRows(const LayerConfig& layer, const char* name, const View& view, int64_t heads,
                       int64_t dim, int64_t rows, View* taken) {
-  auto shaped = AsHeads(layer, name, view, heads, dim);
-  if (!shaped.ok()) return shaped.status();
-  auto first = FirstRows(layer, name, *shaped, rows);
-  if (!first.ok()) return first.status();
-  *taken = *first;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto shaped, AsHeads(layer, name, view, heads, dim));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto first, FirstRows(layer, name, shaped, rows));
+  *taken = first;
   return absl::OkStatus();
 }
 
@@ -138,11 +137,8 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   full.value_head_size = config.output_head_size();
   const int64_t key_dim = config.is_mla() ? config.latent_rank + config.rotary_dim
                                           : config.head_size;
-  if (absl::Status status = CheckDeclaredRows(full, backend->support(), config.row_format, key_dim,
-                                              full.value_head_size);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckDeclaredRows(full, backend->support(), config.row_format, key_dim,
+                                             full.value_head_size));
   if (full.scale == 0) full.scale = static_cast<float>(1 / std::sqrt(double(full.head_size)));
   return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
 }
@@ -231,8 +227,7 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
       call.makes_scales = args;
       return absl::OkStatus();
     }
-    absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(config_.scale_state->ComputeOnce(backend_->ops(), context, args));
   }
   if (config_.scale_state->frozen()) call.scales = config_.scale_state->scales();
   return absl::OkStatus();
@@ -306,9 +301,8 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
 
 absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
-  if (!made.ok()) return made.status();
-  AttnParams& params = *made;
+  KVBLOCKS_ASSIGN_OR_RETURN(AttnParams made, ParamsOf(config_, metadata, call.has_cache));
+  AttnParams& params = made;
   std::optional<QuantizeQueriesArgs> quantize;
   if (!call.q_codes.absent()) {
     quantize = QuantizeQueriesArgs{call.q, call.scales.q, call.q_codes};
@@ -363,19 +357,18 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->out = Rows(call.out, 0, singles);
     if (!call.lse.absent()) decode->lse = Rows(call.lse, 0, singles);
     decode->cache = call.cache;
-    auto table = FirstRows(config_, "block_table", metadata.block_table, singles);
-    if (!table.ok()) return table.status();
-    auto lengths = FirstRows(config_, "seq_lens", metadata.seq_lens, singles);
-    if (!lengths.ok()) return lengths.status();
-    decode->block_table = *table;
-    decode->seq_lens = *lengths;
+    KVBLOCKS_ASSIGN_OR_RETURN(auto table,
+                              FirstRows(config_, "block_table", metadata.block_table, singles));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto lengths,
+                              FirstRows(config_, "seq_lens", metadata.seq_lens, singles));
+    decode->block_table = table;
+    decode->seq_lens = lengths;
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
     decode->params.split = DecodeSplit(config_, metadata, singles);
     if (metadata.num_prefills > 0) {
-      auto part = PrefillView(metadata);
-      if (!part.ok()) return part.status();
-      prefill = prefill_of(*part, singles);
+      KVBLOCKS_ASSIGN_OR_RETURN(auto part, PrefillView(metadata));
+      prefill = prefill_of(part, singles);
     }
   }
 
@@ -387,8 +380,8 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     ops.Check(cascade);
     if (!ops.status().ok()) return ops.status();
     const ScaleAndCacheArgs store = {*call.makes_scales, call.slots, call.cache};
-    absl::Status status = config_.scale_state->ComputeAndStoreOnce(backend_->ops(), context, store);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        config_.scale_state->ComputeAndStoreOnce(backend_->ops(), context, store));
     call.scales = config_.scale_state->scales();
     const KvScales used = call.UsedScales();
     if (quantize.has_value()) quantize->scale = used.q;
@@ -448,16 +441,13 @@ absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTens
                                      const CommonAttentionMetadata* metadata) const {
   if (metadata == nullptr) {
     if (!tensors.lse.absent()) {
-      absl::Status zeroed = backend_->FillZeros(context, tensors.lse);
-      if (!zeroed.ok()) return zeroed;
+      KVBLOCKS_RETURN_IF_ERROR(backend_->FillZeros(context, tensors.lse));
     }
     return backend_->FillZeros(context, tensors.out);
   }
   LayerHooks* const hooks = tensors.hooks;
   if (hooks != nullptr) {
-    if (absl::Status status = hooks->WaitForLayer(config_.name, context); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(hooks->WaitForLayer(config_.name, context));
   }
   absl::Status status = Attend(context, tensors, *metadata);
   if (status.ok() && hooks != nullptr) {
@@ -468,45 +458,38 @@ absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTens
 
 absl::Status AttentionLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
                                     const CommonAttentionMetadata& metadata) const {
-  if (absl::Status status = CheckLayerCall(config_, context, tensors, metadata); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
-      !status.ok()) {
-    return status;
-  }
-  absl::StatusOr<Call> call = MakeCall(tensors, &metadata);
-  if (!call.ok()) return call.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckLayerCall(config_, context, tensors, metadata));
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache));
+  KVBLOCKS_ASSIGN_OR_RETURN(Call call, MakeCall(tensors, &metadata));
   if (metadata.num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {
-    return ZeroPadding(context, *call);
+    return ZeroPadding(context, call);
   }
-  call->has_cache = !IsBidirectional(config_.type) && !tensors.cache.absent() &&
-                    !tensors.cache.k.empty() && !metadata.block_table.absent() &&
-                    !metadata.block_table.empty();
+  call.has_cache = !IsBidirectional(config_.type) && !tensors.cache.absent() &&
+                   !tensors.cache.k.empty() && !metadata.block_table.absent() &&
+                   !metadata.block_table.empty();
   absl::Status status;
   CommonAttentionMetadata rank_context;
   if (metadata.context_parallel.enabled()) {
     status = CheckRankCall(config_, tensors, metadata);
     if (!status.ok()) return status;
-    if (call->has_cache) {
+    if (call.has_cache) {
       rank_context = metadata;
       rank_context.seq_lens = metadata.local_context_lens;
       rank_context.host_seq_lens = metadata.host_local_context_lens;
       rank_context.max_seq_len = metadata.max_local_context_len;
       rank_context.causal = false;
-      call->metadata = &rank_context;
+      call.metadata = &rank_context;
     }
   }
-  if (!call->has_cache) {
-    status = SelfAttention(context, *call);
+  if (!call.has_cache) {
+    status = SelfAttention(context, call);
   } else {
-    status = SettleScales(context, *call);
+    status = SettleScales(context, call);
     if (status.ok()) {
-      status = config_.is_mla() ? MlaAttention(context, *call) : DenseAttention(context, *call);
+      status = config_.is_mla() ? MlaAttention(context, call) : DenseAttention(context, call);
     }
   }
-  if (status.ok()) status = ZeroPadding(context, *call);
+  if (status.ok()) status = ZeroPadding(context, call);
   return status;
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -15,9 +16,8 @@ absl::StatusOr<const AttentionBackend*> SelectBackend(const BackendRegistry& reg
   if (forced.empty()) {
     candidates = registry.backends();
   } else {
-    const auto found = registry.Find(forced);
-    if (!found.ok()) return found.status();
-    candidates = {*found};
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto found, registry.Find(forced));
+    candidates = {found};
   }
   std::vector<std::string> refusals;
   for (const AttentionBackend* backend : candidates) {

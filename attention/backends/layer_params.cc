@@ -5,6 +5,7 @@
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/split_rules.h"
 #include "kvblocks/attention/metadata/use_cascade.h"
+#include "kvblocks/checks/status_macros.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -102,9 +103,7 @@ absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
                        " hides; let AttachMasks give the metadata a mask that shows them");
     }
   }
-  if (absl::Status status = AddMask(layer, metadata, has_cache, &params); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(AddMask(layer, metadata, has_cache, &params));
   return params;
 }
 

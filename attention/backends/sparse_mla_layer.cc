@@ -8,6 +8,7 @@
 #include "kvblocks/attention/backends/layer_params.h"
 #include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -184,9 +185,8 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
   }
   if (full.head_size == 0) full.head_size = row;
   for (const auto& format : {config.row_format, sparse.compressed_row_format}) {
-    absl::Status status =
-        CheckDeclaredRows(full, backend->support(), format, row, full.value_head_size);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        CheckDeclaredRows(full, backend->support(), format, row, full.value_head_size));
   }
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
@@ -221,16 +221,9 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   if (tensors.cache.absent() || metadata.block_table.absent()) {
     return RefusedBy(config_, "no cache or block table; sparse MLA reads its rows there");
   }
-  if (absl::Status status =
-          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckCacheRows(config_, "compressed_cache",
-                                           sparse.compressed_row_format, more.compressed_cache);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache));
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "compressed_cache", sparse.compressed_row_format,
+                                          more.compressed_cache));
   const int64_t tokens = metadata.num_actual_tokens;
   const auto rows = [&](const char* name, const ConstTensorView& view, int rank) -> absl::Status {
     if (view.rank == rank && view.extent[0] >= tokens) return absl::OkStatus();
@@ -353,7 +346,7 @@ absl::Status SparseMlaLayer::Save(const ExecContext& context, const LayerTensors
 
 absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
                                     const CommonAttentionMetadata& metadata) const {
-  if (absl::Status status = CheckCall(tensors, metadata); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckCall(tensors, metadata));
   const SparseConfig& sparse = config_.sparse;
   const SparseTensors& more = *tensors.sparse;
   const SparseWork& work = more.work;

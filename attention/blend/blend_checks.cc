@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -110,8 +111,7 @@ absl::Status CheckBlendStep(const ExecContext& context, const BlendConfig& confi
                                  metadata.host_seq_lens[b]));
     }
     if (step.sessions[b] == nullptr) continue;
-    absl::Status status = CheckSession(config, step, context.device, static_cast<int64_t>(b));
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(CheckSession(config, step, context.device, static_cast<int64_t>(b)));
   }
   ArgChecker check(context, "RunBlend");
   if (!check.View("hidden", step.hidden, config.dtype) ||

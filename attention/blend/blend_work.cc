@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -41,7 +42,7 @@ void VisitWork(const BlendConfig& config, const BlendBounds& bounds, BlendWork& 
 }  // namespace
 
 absl::StatusOr<int64_t> BlendWorkBytes(const BlendConfig& config, const BlendBounds& bounds) {
-  if (absl::Status status = CheckBlendModel(config); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlendModel(config));
   for (const int64_t bound : {bounds.max_num_reqs, bounds.max_num_tokens, bounds.max_seq_len}) {
     if (bound < 0 || bound > INT32_MAX) {
       return InvalidArgument("BlendWorkBytes: a bound is ", bound, "; 0 to 2^31 - 1");
@@ -65,16 +66,15 @@ absl::StatusOr<int64_t> BlendWorkBytes(const BlendConfig& config, const BlendBou
 
 absl::StatusOr<BlendWork> MakeBlendWork(const BlendConfig& config, const BlendBounds& bounds,
                                         const TensorView& memory) {
-  const absl::StatusOr<int64_t> needed = BlendWorkBytes(config, bounds);
-  if (!needed.ok()) return needed.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t needed, BlendWorkBytes(config, bounds));
   if (memory.dtype != DType::kU8 || memory.rank != 1 || !memory.contiguous() ||
       reinterpret_cast<uintptr_t>(memory.data) % 16 != 0) {
     return InvalidArgument("MakeBlendWork: the memory to work in is ", memory.DebugString(),
                            "; dense u8[n], aligned to 16 bytes");
   }
-  if (memory.extent[0] < *needed) {
+  if (memory.extent[0] < needed) {
     return ResourceExhausted("MakeBlendWork: a batch of ", bounds.max_num_tokens,
-                             " new tokens works in ", *needed, " bytes; the memory has ",
+                             " new tokens works in ", needed, " bytes; the memory has ",
                              memory.extent[0], "; provide BlendWorkBytes");
   }
   BlendWork work;

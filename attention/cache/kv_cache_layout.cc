@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -65,14 +66,14 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
     return value >= least ? absl::OkStatus()
                           : Refuse(g, absl::StrCat(name, " is ", value, "; at least ", least));
   };
-  if (auto s = at_least("num_blocks", g.num_blocks, 0); !s.ok()) return s;
-  if (auto s = at_least("block_size", g.block_size, 1); !s.ok()) return s;
-  if (auto s = at_least("block_padding_bytes", g.block_padding_bytes, 0); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(at_least("num_blocks", g.num_blocks, 0));
+  KVBLOCKS_RETURN_IF_ERROR(at_least("block_size", g.block_size, 1));
+  KVBLOCKS_RETURN_IF_ERROR(at_least("block_padding_bytes", g.block_padding_bytes, 0));
   if (IsRecords(g)) {
     if (g.dtype != DType::kU8) return Refuse(g, "its rows are records of bytes; dtype must be u8");
   } else {
-    if (auto s = at_least("key_dim", g.key_dim, 1); !s.ok()) return s;
-    if (auto s = at_least("value_dim", g.value_dim, 1); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(at_least("key_dim", g.key_dim, 1));
+    KVBLOCKS_RETURN_IF_ERROR(at_least("value_dim", g.value_dim, 1));
   }
   if (IsMla(g.layout)) {
     if (g.num_kv_heads != 1) {
@@ -87,10 +88,10 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
           g, "key_dim equals value_dim, so no rotary columns are left for the second tensor");
     }
   } else {
-    if (auto s = at_least("num_kv_heads", g.num_kv_heads, 1); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(at_least("num_kv_heads", g.num_kv_heads, 1));
   }
   if (g.format != KvRowFormat::kElements) {
-    if (auto s = CheckFormat(g); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckFormat(g));
   }
   if (g.layout == KvLayout::kPagedX) {
     const int64_t x = 16 / ElementBytes(g.dtype);
@@ -134,8 +135,7 @@ absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
   if (g.layout == KvLayout::kMlaFp8_656) return Product(g, {g.block_size, kMla656Bytes});
   if (g.layout == KvLayout::kMlaFp8_584) {
     // The formula adds up to one more multiple of 576 before it divides.
-    auto fits = Product(g, {g.block_size, 584 + 576});
-    if (!fits.ok()) return fits.status();
+    KVBLOCKS_RETURN_IF_ERROR(Product(g, {g.block_size, 584 + 576}).status());
     return MlaFp8_584BlockBytes(g.block_size);
   }
   if (IsMlaRecord(g.format)) return Product(g, {g.block_size, ShapeOf(g.format).bytes});
@@ -161,7 +161,7 @@ struct BlockElements {
 };
 
 absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
-  if (auto s = CheckGeometry(g); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckGeometry(g));
   BlockElements block;
   auto k = KeyElements(g);
   if (!k.ok()) return k.status();
@@ -223,25 +223,24 @@ absl::StatusOr<KvCacheView> QuantisedView(const KvCacheGeometry& g, std::byte* d
     return absl::OkStatus();
   };
   const int64_t v_offset = inline_scales ? VectorBytes(g, g.key_dim) : v_at;
-  if (auto s = place(g.key_dim, 0, &cache.k, &cache.k_scales); !s.ok()) return s;
-  if (auto s = place(g.value_dim, v_offset, &cache.v, &cache.v_scales); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(place(g.key_dim, 0, &cache.k, &cache.k_scales));
+  KVBLOCKS_RETURN_IF_ERROR(place(g.value_dim, v_offset, &cache.v, &cache.v_scales));
   return cache;
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
   switch (g.layout) {
     case KvLayout::kMlaSplit:
       return Refuse(g, "it is two tensors and has no single shape; use MakeKvCacheView");
     case KvLayout::kMlaLatent:
-      return std::vector<int64_t>{g.num_blocks, g.block_size, block->k / g.block_size};
+      return std::vector<int64_t>{g.num_blocks, g.block_size, block.k / g.block_size};
     case KvLayout::kMlaFp8_656:
       return std::vector<int64_t>{g.num_blocks, g.block_size, kMla656Bytes};
     case KvLayout::kMlaFp8_584:
-      return std::vector<int64_t>{g.num_blocks, block->k};
+      return std::vector<int64_t>{g.num_blocks, block.k};
     default:
       break;
   }
@@ -252,7 +251,7 @@ absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
     return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " and value_dim ", g.value_dim,
                                   " do not share a tensor; use MakeKvCacheView"));
   }
-  if (g.layout == KvLayout::kPagedX) return std::vector<int64_t>{2, g.num_blocks, block->k};
+  if (g.layout == KvLayout::kPagedX) return std::vector<int64_t>{2, g.num_blocks, block.k};
   if (g.placement == KvPlacement::kInterleaved) {
     return std::vector<int64_t>{g.num_blocks, 2, g.block_size, g.num_kv_heads, g.key_dim};
   }
@@ -265,10 +264,9 @@ absl::StatusOr<int> BlockDim(const KvCacheGeometry& g) {
 }
 
 absl::StatusOr<std::vector<int>> StrideOrder(const KvCacheGeometry& g, bool include_layer_dim) {
-  auto shape = KvCacheShape(g);
-  if (!shape.ok()) return shape.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto shape, KvCacheShape(g));
   auto block_dim = BlockDim(g);
-  std::vector<int> order(shape->size());
+  std::vector<int> order(shape.size());
   for (int i = 0; i < order.size(); ++i) order[i] = i;
   if (g.layout == KvLayout::kHnd) std::swap(order[2], order[3]);
   if (include_layer_dim) {
@@ -280,28 +278,24 @@ absl::StatusOr<std::vector<int>> StrideOrder(const KvCacheGeometry& g, bool incl
 }
 
 absl::StatusOr<int64_t> BytesPerBlock(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
-  return block->bytes;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
+  return block.bytes;
 }
 
 absl::StatusOr<int64_t> KvCacheBytes(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
-  return Product(g, {g.num_blocks, block->bytes});
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
+  return Product(g, {g.num_blocks, block.bytes});
 }
 
 absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const TensorView& memory) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
   auto bytes = KvCacheBytes(g);
   if (!bytes.ok()) return bytes.status();
-  auto have = memory.SpanBytes();
-  if (!have.ok()) return have.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto have, memory.SpanBytes());
   if (!memory.contiguous()) return Refuse(g, "its memory must be contiguous");
-  if (*have < *bytes) {
+  if (have < *bytes) {
     return ResourceExhausted("MakeKvCacheView: ", Name(g.layout), " needs ", *bytes,
-                             " bytes; memory has ", *have);
+                             " bytes; memory has ", have);
   }
   const bool float_scales = g.format == KvRowFormat::kPerTokenHead ||
                             g.format == KvRowFormat::kInt4PerTokenHead;
@@ -310,19 +304,18 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
     return Refuse(g, absl::StrCat("its memory is not aligned to ", alignment, " bytes"));
   }
   if (g.format != KvRowFormat::kElements && !IsMlaRecord(g.format)) {
-    return QuantisedView(g, memory.data, block->bytes, block->k, memory.device);
+    return QuantisedView(g, memory.data, block.bytes, block.k, memory.device);
   }
 
   // Elements from one block to the next, and from a block's K to its V.
   const bool one_run =
       IsMla(g.layout) ? g.layout != KvLayout::kMlaSplit : g.placement == KvPlacement::kInterleaved;
-  const int64_t whole = block->bytes / element;
-  const int64_t k_block = one_run ? whole : block->k;
-  const int64_t v_block = one_run ? whole : block->v;
+  const int64_t whole = block.bytes / element;
+  const int64_t k_block = one_run ? whole : block.k;
+  const int64_t v_block = one_run ? whole : block.v;
   std::byte* const k_data = memory.data;
-  std::byte* const v_data = k_data == nullptr
-                                ? nullptr
-                                : k_data + element * (one_run ? block->k : g.num_blocks * block->k);
+  std::byte* const v_data =
+      k_data == nullptr ? nullptr : k_data + element * (one_run ? block.k : g.num_blocks * block.k);
   const int64_t nb = g.num_blocks, bs = g.block_size, heads = g.num_kv_heads;
   const int64_t d = g.key_dim, dv = g.value_dim;
   const DeviceId device = memory.device;
@@ -344,7 +337,7 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
       v = View(g, v_data, {nb, heads, bs, dv}, {v_block, bs * dv, dv, 1}, device);
       break;
     case KvLayout::kMlaLatent: {
-      const int64_t row = block->k / bs;
+      const int64_t row = block.k / bs;
       k = View(g, k_data, {nb, bs, row}, {k_block, row, 1}, device);
       if (k.ok() && !IsMlaRecord(g.format)) return MakeMlaLatentView(*k, dv);
       break;
@@ -357,7 +350,7 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
       k = View(g, k_data, {nb, bs, kMla656Bytes}, {k_block, kMla656Bytes, 1}, device);
       break;
     case KvLayout::kMlaFp8_584:
-      k = View(g, k_data, {nb, block->k}, {k_block, 1}, device);
+      k = View(g, k_data, {nb, block.k}, {k_block, 1}, device);
       break;
   }
   if (!k.ok()) return k.status();
@@ -420,9 +413,8 @@ absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t la
                            "; expected [NB, BS, R_kv + R_pe] with 1 <= latent_rank <= the "
                            "last extent");
   }
-  auto v = rows.Slice(2, 0, latent_rank);
-  if (!v.ok()) return v.status();
-  return KvCacheView(KvLayout::kMlaLatent, rows, *v);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto v, rows.Slice(2, 0, latent_rank));
+  return KvCacheView(KvLayout::kMlaLatent, rows, v);
 }
 
 }  // namespace kvblocks::attention

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -120,9 +121,9 @@ absl::Status CheckTensors(const ExecContext& context, const PrefillIndicesArgs& 
 }
 
 absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
-  const auto batch = CheckBatch(kSlots, args, std::numeric_limits<int64_t>::max());
-  if (!batch.ok()) return batch.status();
-  const auto& [num_reqs, num_tokens, table] = *batch;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto batch,
+                            CheckBatch(kSlots, args, std::numeric_limits<int64_t>::max()));
+  const auto& [num_reqs, num_tokens, table] = batch;
   absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
   if (status.ok()) status = CheckPositions(kSlots, args.positions, num_tokens);
   if (!status.ok()) return status;
@@ -148,19 +149,16 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
 }
 
 absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
-  const auto batch = CheckBatch(kTopk, args, kMaxInt32);
-  if (!batch.ok()) return batch.status();
-  const auto& [num_reqs, num_tokens, table] = *batch;
-  const absl::Status fits = CheckTensors(ExecContext(), args, num_tokens);
-  if (!fits.ok()) return fits;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto batch, CheckBatch(kTopk, args, kMaxInt32));
+  const auto& [num_reqs, num_tokens, table] = batch;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(ExecContext(), args, num_tokens));
   const int64_t topk = args.slots.extent[1];
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* indices = args.indices.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t i = starts[b] * topk; i < starts[b + 1] * topk; ++i) {
       if (indices[i] < 0) continue;
-      const absl::Status status = table.CheckRows(b, indices[i], indices[i] + int64_t{1});
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(table.CheckRows(b, indices[i], indices[i] + int64_t{1}));
     }
   }
   auto* slots = args.slots.as<int32_t>();
@@ -180,17 +178,17 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
 }
 
 absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args) {
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kDense, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  absl::Status status = CheckTensors(ExecContext(), args, *num_tokens);
-  if (status.ok()) status = CheckPositions(kDense, args.positions, *num_tokens);
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(kDense, args.query_start_loc));
+  absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
+  if (status.ok()) status = CheckPositions(kDense, args.positions, num_tokens);
   if (!status.ok()) return status;
   const int64_t capacity = args.indices.extent[1];
   auto* row = args.indices.as<int32_t>();
   auto* lens = args.lens.as<int32_t>();
   for (int64_t t = 0; t < args.lens.extent[0]; ++t) {
     lens[t] = 0;
-    if (t < *num_tokens) {
+    if (t < num_tokens) {
       const int64_t complete = (args.positions.as<int32_t>()[t] + int64_t{1}) / args.ratio;
       lens[t] = static_cast<int32_t>(std::min(complete, capacity));
     }
@@ -203,9 +201,9 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
 }
 
 absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kPrefill, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  absl::Status status = CheckTensors(ExecContext(), args, *num_tokens);
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(kPrefill, args.query_start_loc));
+  absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
   if (status.ok()) status = CheckSeqLens(kPrefill, args.query_start_loc, args.seq_lens);
   if (!status.ok()) return status;
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1, window = args.window;
@@ -255,8 +253,8 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
       row += topk + window;
     }
   }
-  std::fill_n(row, (args.indices.extent[0] - *num_tokens) * (topk + window), -1);
-  std::fill(lens + *num_tokens, lens + args.lens.extent[0], 0);
+  std::fill_n(row, (args.indices.extent[0] - num_tokens) * (topk + window), -1);
+  std::fill(lens + num_tokens, lens + args.lens.extent[0], 0);
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -57,9 +58,8 @@ int64_t LastBlockId(int64_t block_size, int64_t num_blocks, int64_t max_slot) {
 }
 
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets) {
-  const absl::Status status =
-      CheckIndexTensor(ExecContext(), operation, "query_start_loc", offsets, DType::kI32, 1, 1);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckIndexTensor(ExecContext(), operation, "query_start_loc", offsets, DType::kI32, 1, 1));
   const auto* starts = offsets.as<int32_t>();
   if (starts[0] != 0) {
     return InvalidArgument(operation, ": query_start_loc[0] is ", starts[0], "; it must be 0");
@@ -76,9 +76,8 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
 absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
                           const ConstTensorView& seq_lens) {
   const int64_t num_reqs = query_start_loc.extent[0] - 1;
-  const absl::Status status =
-      CheckIndexTensor(ExecContext(), operation, "seq_lens", seq_lens, DType::kI32, 1, num_reqs);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckIndexTensor(ExecContext(), operation, "seq_lens", seq_lens, DType::kI32, 1, num_reqs));
   const auto* starts = query_start_loc.as<int32_t>();
   const auto* lens = seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
@@ -107,9 +106,7 @@ absl::StatusOr<HostBlockTable> HostBlockTable::Create(const char* operation,
                                                       const ConstTensorView& table,
                                                       int64_t num_reqs, int64_t block_size,
                                                       int64_t num_blocks, int64_t max_slot) {
-  const absl::Status status =
-      CheckBlockTable(ExecContext(), operation, table, num_reqs, block_size);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockTable(ExecContext(), operation, table, num_reqs, block_size));
   HostBlockTable checked;
   checked.operation_ = operation;
   checked.table_ = table.as<int32_t>();

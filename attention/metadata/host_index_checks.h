@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/checks/status_macros.h"
 
 namespace kvblocks::attention {
 
@@ -37,9 +38,8 @@ absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
 template <typename Args>
 absl::Status CheckBatchTensors(const ExecContext& context, const char* operation,
                                const Args& args) {
-  absl::Status status = CheckIndexTensor(context, operation, "query_start_loc",
-                                         args.query_start_loc, DType::kI32, 1, 1);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckIndexTensor(context, operation, "query_start_loc",
+                                            args.query_start_loc, DType::kI32, 1, 1));
   return CheckBlockTable(context, operation, args.block_table, args.query_start_loc.extent[0] - 1,
                          args.block_size);
 }
@@ -99,13 +99,13 @@ struct HostBatch {
 // Of arguments with query_start_loc, block_table, block_size and num_blocks.
 template <typename Args>
 absl::StatusOr<HostBatch> CheckBatch(const char* operation, const Args& args, int64_t max_slot) {
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(operation, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(operation, args.query_start_loc));
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(operation, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, max_slot);
-  if (!table.ok()) return table.status();
-  return HostBatch{num_reqs, *num_tokens, *table};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto table,
+                            HostBlockTable::Create(operation, args.block_table, num_reqs,
+                                                   args.block_size, args.num_blocks, max_slot));
+  return HostBatch{num_reqs, num_tokens, table};
 }
 
 }  // namespace kvblocks::attention

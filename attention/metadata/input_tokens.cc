@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -149,8 +150,8 @@ absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& arg
 absl::Status GatherInputTokens(const InputTokensArgs& args) {
   absl::Status status = CheckTensors(ExecContext(), args, 0, 0);
   if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(kOp, args.query_start_loc));
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
   if (!args.logits_start_loc.absent()) {
     const auto* starts = args.logits_start_loc.as<int32_t>();
@@ -166,12 +167,12 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
     if (!status.ok()) return status;
     const InputRow row = RowOf(args, b);
     num_logits += row.num_logits;
-    if (args.logits_start_loc.absent() && row.begin == row.end && row.end < *num_tokens) {
+    if (args.logits_start_loc.absent() && row.begin == row.end && row.end < num_tokens) {
       return InvalidArgument(kOp, ": request ", b,
                              " has no tokens and others behind it have; give logits_start_loc");
     }
   }
-  status = CheckTensors(ExecContext(), args, *num_tokens, num_logits);
+  status = CheckTensors(ExecContext(), args, num_tokens, num_logits);
   if (!status.ok()) return status;
 
   const bool wants_positions = !args.positions.absent();
@@ -195,9 +196,9 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
       *logits++ = last_logits = static_cast<int32_t>(i);
     }
   }
-  for (int64_t t = *num_tokens; t < args.input_ids.extent[0]; ++t) Store(args.input_ids, t, 0);
+  for (int64_t t = num_tokens; t < args.input_ids.extent[0]; ++t) Store(args.input_ids, t, 0);
   if (wants_positions) {
-    for (int64_t t = *num_tokens; t < args.positions.extent[0]; ++t) Store(args.positions, t, 0);
+    for (int64_t t = num_tokens; t < args.positions.extent[0]; ++t) Store(args.positions, t, 0);
   }
   if (wants_logits) {
     std::fill_n(logits, args.logits_indices.extent[0] - num_logits, last_logits);

@@ -8,6 +8,7 @@
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/checks/ceil_div.h"
 #include "kvblocks/checks/memory_limit.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -158,8 +159,7 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   builder.phase_.resize(static_cast<size_t>(options.max_num_reqs));
   builder.uniform_count_.resize(static_cast<size_t>(options.split.decode_threshold) + 1);
 
-  const absl::Status empty = builder.Build({});
-  if (!empty.ok()) return empty;
+  KVBLOCKS_RETURN_IF_ERROR(builder.Build({}));
   if (options.attach_masks) {
     builder.attach_masks_ = options.attach_masks;
     builder.mask_order_.resize(static_cast<size_t>(options.max_num_reqs));
@@ -249,8 +249,7 @@ absl::Status AttentionMetadataBuilder::FetchMasks(const BatchInput& input,
     group.masks.host_query_start_loc = {mask_query_start_loc_.data(), num_reqs + 1};
     group.masks.host_seq_lens = {mask_seq_lens_.data(), num_reqs};
     group.masks.block_size = group.config.kernel_block_size;
-    const absl::Status status = attach_masks_(group.config, &group.masks);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(attach_masks_(group.config, &group.masks));
   }
   return absl::OkStatus();
 }

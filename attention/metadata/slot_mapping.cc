@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -75,19 +76,17 @@ absl::Status CheckTensors(const ExecContext& context, const SlotMappingArgs& arg
 }
 
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
-  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
-  if (!batch.ok()) return batch.status();
-  const auto& [num_reqs, num_tokens, table] = *batch;
-  const absl::Status fits = CheckTensors(ExecContext(), args, num_tokens);
-  if (!fits.ok()) return fits;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto batch,
+                            CheckBatch(kOp, args, std::numeric_limits<int64_t>::max()));
+  const auto& [num_reqs, num_tokens, table] = batch;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(ExecContext(), args, num_tokens));
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
       const int64_t row = RowOf(args, positions[t]);
       if (row < 0 && positions[t] >= 0) continue;
-      const absl::Status status = table.CheckRows(b, row, row + 1);
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(table.CheckRows(b, row, row + 1));
     }
   }
 

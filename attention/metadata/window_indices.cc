@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -41,9 +42,9 @@ absl::Status CheckTensors(const ExecContext& context, const WindowIndicesArgs& a
 
 absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
   const int64_t window = args.window;
-  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int32_t>::max());
-  if (!batch.ok()) return batch.status();
-  const auto& [num_reqs, num_tokens, table] = *batch;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto batch,
+                            CheckBatch(kOp, args, std::numeric_limits<int32_t>::max()));
+  const auto& [num_reqs, num_tokens, table] = batch;
   absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
   if (status.ok()) status = CheckSeqLens(kOp, args.query_start_loc, args.seq_lens);
   if (!status.ok()) return status;

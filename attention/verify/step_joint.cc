@@ -11,6 +11,7 @@
 #include "kvblocks/attention/metadata/window_indices.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -59,7 +60,7 @@ absl::Status KvCacheVerifier::AttendJointly(size_t index) {
   const Joint& joint = joints_[index];
   // Queries of their own, as the layers are that attend so.
   const size_t query_layer = layers_.size() + index;
-  if (absl::Status status = RunJoint(joint, query_layer); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(RunJoint(joint, query_layer));
   const RowShape shape = Shape(GroupOf(joint.window_layer));
   const size_t floats = static_cast<size_t>(shape.num_heads * shape.value_size);
   std::vector<double> expected(floats);

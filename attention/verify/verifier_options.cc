@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -104,9 +105,7 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const std::string field = absl::StrCat("groups[", g, "]");
-    if (absl::Status status = CheckGroup(options.groups[g], field, options); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(CheckGroup(options.groups[g], field, options));
   }
   std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
   std::vector<PagedMemory::Layer> layers;
@@ -118,7 +117,7 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
           {g, verifier->Shape(group), group.is_state ? 1 : verifier->BlockRows(group)});
     }
   }
-  if (absl::Status status = verifier->CheckJoints(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(verifier->CheckJoints());
   for (size_t i = 0; i < verifier->options_.joints.size(); ++i) {
     const VerifiedJoint& joint = verifier->options_.joints[i];
     for (size_t a = 0; a < verifier->layers_.size(); ++a) {
@@ -131,13 +130,12 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
       }
     }
   }
-  auto memory = PagedMemory::Create(verifier->options_.num_blocks, layers,
-                                    verifier->options_.memory);
-  if (!memory.ok()) return memory.status();
-  verifier->memory_ = *std::move(memory);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto memory, PagedMemory::Create(verifier->options_.num_blocks, layers,
+                                                             verifier->options_.memory));
+  verifier->memory_ = std::move(memory);
   if (verifier->options_.on_memory) {
     for (const absl::Span<std::byte> piece : verifier->memory_.allocations()) {
-      if (absl::Status status = verifier->options_.on_memory(piece); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(verifier->options_.on_memory(piece));
     }
   }
   if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
