@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/checks/ceil_div.h"
 #include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
@@ -14,7 +13,7 @@
 namespace kvblocks::attention {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kWorkAlignment = 256;
 
 // Calls place(member, type, extents) for every tensor of the work.
 template <typename Work, typename Place>
@@ -72,7 +71,7 @@ int64_t SparseWorkBytes(const LayerConfig& layer, const SparseWorkBounds& bounds
             [&](TensorView&, DType dtype, std::initializer_list<int64_t> extents) {
               int64_t size = ElementBytes(dtype);
               for (const int64_t extent : extents) size *= extent;
-              bytes += RoundUp(size, kAlignment);
+              bytes += RoundUp(size, kWorkAlignment);
             });
   return bytes;
 }
@@ -93,7 +92,7 @@ absl::StatusOr<SparseWork> MakeSparseWork(const LayerConfig& layer, const Sparse
             [&](TensorView& view, DType dtype, std::initializer_list<int64_t> extents) {
               view = TensorView::Contiguous(at, dtype, extents);
               view.device = memory.device;
-              at += RoundUp(view.num_elements() * ElementBytes(dtype), kAlignment);
+              at += RoundUp(view.num_elements() * ElementBytes(dtype), kWorkAlignment);
             });
   return work;
 }
@@ -438,22 +437,9 @@ absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTenso
     }
   }
 
-  OpsOfCall ops(backend_->ops(), context);
-  const auto checked_write = ops.Check(write);
-  const auto checked_compress = ops.Check(compress);
-  const auto checked_write_compressed = ops.Check(write_compressed);
-  const auto checked_compress_index = ops.Check(compress_index);
-  const auto checked_write_index = ops.Check(write_index);
-  const auto checked_choose = ops.Check(choose);
-  const auto checked_attend = ops.Check(attend);
-  ops.Run(checked_write);
-  ops.Run(checked_compress);
-  ops.Run(checked_write_compressed);
-  ops.Run(checked_compress_index);
-  ops.Run(checked_write_index);
-  ops.Run(checked_choose);
-  ops.Run(checked_attend);
-  if (!ops.status().ok() || padding.empty()) return ops.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckAndRun(backend_->ops(), context, write, compress, write_compressed,
+                                       compress_index, write_index, choose, attend));
+  if (padding.empty()) return absl::OkStatus();
   return backend_->FillZeros(context, padding);
 }
 

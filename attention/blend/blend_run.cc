@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kvblocks/attention/blend/blend_checks.h"
 #include "kvblocks/attention/blend/blend_rows.h"
 #include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"

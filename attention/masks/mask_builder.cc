@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/metadata/context_parallel.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"
@@ -23,15 +24,9 @@ constexpr int64_t kMlaSize = 512;
 constexpr int64_t kMaxExtent = int64_t{1} << 31;
 
 const char* NameOf(MaskEncoding encoding) {
-  switch (encoding) {
-    case MaskEncoding::kAdditive:
-      return "additive";
-    case MaskEncoding::kAdditiveFinite:
-      return "finite additive";
-    case MaskEncoding::kMarker:
-      return "marker";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"additive", "finite additive", "marker"};
+  const auto index = static_cast<size_t>(encoding);
+  return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 bool HidesLater(int64_t i, int64_t j) { return j > i; }

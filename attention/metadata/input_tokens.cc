@@ -11,21 +11,6 @@ namespace {
 
 constexpr char kOp[] = "GatherInputTokens";
 
-absl::Status CheckIds(const ExecContext& context, const char* name, const TensorView& tensor,
-                      int64_t num_tokens) {
-  const DType dtype = tensor.dtype == DType::kI64 ? DType::kI64 : DType::kI32;
-  return CheckIndexTensor(context, kOp, name, tensor, dtype, 1, num_tokens);
-}
-
-// A matrix with rows of any number of columns.
-absl::Status CheckRows(const ExecContext& context, const char* name, const ConstTensorView& tensor,
-                       int64_t least_columns) {
-  const absl::Status status = CheckIndexTensor(context, kOp, name, tensor, DType::kI32, 2, 0);
-  if (!status.ok() || tensor.extent[1] >= least_columns) return status;
-  return InvalidArgument(kOp, ": ", name, " is ", tensor.DebugString(), "; it must have ",
-                         least_columns, " column or more");
-}
-
 // Stores into i32 or i64.
 void Store(const TensorView& tensor, int64_t index, int32_t value) {
   if (tensor.dtype == DType::kI64) {
@@ -101,50 +86,43 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
 
 absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& args,
                           int64_t num_tokens, int64_t num_logits) {
-  absl::Status status = CheckIndexTensor(context, kOp, "query_start_loc", args.query_start_loc,
-                                         DType::kI32, 1, 1);
-  if (!status.ok()) return status;
+  IndexChecker check(context, kOp);
+  check.Read("query_start_loc", args.query_start_loc, 1, 1);
+  if (!check.ok()) return check.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
   if (args.last_rows.absent() != args.sampled.absent() ||
       (args.last_rows.absent() && !args.drafts.absent())) {
-    return InvalidArgument(kOp, ": last_rows is ", args.last_rows.DebugString(), ", sampled ",
-                           args.sampled.DebugString(), " and drafts ", args.drafts.DebugString(),
-                           "; the first two go together, and drafts with them");
+    check.Invalid("last_rows is ", args.last_rows.DebugString(), ", sampled ",
+                  args.sampled.DebugString(), " and drafts ", args.drafts.DebugString(),
+                  "; the first two go together, and drafts with them");
   }
-  const auto ints = [&](const char* name, const ConstTensorView& tensor, int64_t count) {
-    return CheckIndexTensor(context, kOp, name, tensor, DType::kI32, 1, count);
+  // A matrix with rows of any number of columns.
+  const auto matrix = [&](const char* name, const ConstTensorView& tensor, int64_t least_columns) {
+    check.Read(name, tensor, 2, 0);
+    if (check.ok() && tensor.extent[1] < least_columns) {
+      check.Invalid(name, " is ", tensor.DebugString(), "; it must have ", least_columns,
+                    " column or more");
+    }
   };
-  status = ints("request_rows", args.request_rows, num_reqs);
-  if (status.ok()) status = ints("num_computed", args.num_computed, num_reqs);
-  if (status.ok()) status = CheckRows(context, "token_ids", args.token_ids, 0);
-  if (status.ok() && !args.logits_start_loc.absent()) {
-    status = ints("logits_start_loc", args.logits_start_loc, num_reqs + 1);
+  const auto ids = [&](const char* name, const TensorView& tensor) {
+    check.Write(name, tensor, 1, num_tokens, -1,
+                tensor.dtype == DType::kI64 ? DType::kI64 : DType::kI32);
+  };
+  check.Read("request_rows", args.request_rows, 1, num_reqs);
+  check.Read("num_computed", args.num_computed, 1, num_reqs);
+  matrix("token_ids", args.token_ids, 0);
+  if (!args.logits_start_loc.absent()) {
+    check.Read("logits_start_loc", args.logits_start_loc, 1, num_reqs + 1);
   }
-  if (status.ok() && !args.last_rows.absent()) {
-    status = ints("last_rows", args.last_rows, num_reqs);
-    if (status.ok()) status = CheckRows(context, "sampled", args.sampled, 1);
-    if (status.ok() && !args.drafts.absent()) status = CheckRows(context, "drafts", args.drafts, 0);
+  if (!args.last_rows.absent()) {
+    check.Read("last_rows", args.last_rows, 1, num_reqs);
+    matrix("sampled", args.sampled, 1);
+    if (!args.drafts.absent()) matrix("drafts", args.drafts, 0);
   }
-  if (status.ok()) status = CheckIds(context, "input_ids", args.input_ids, num_tokens);
-  if (status.ok() && !args.positions.absent()) {
-    status = CheckIds(context, "positions", args.positions, num_tokens);
-  }
-  if (status.ok() && !args.logits_indices.absent()) {
-    status = ints("logits_indices", args.logits_indices, num_logits);
-  }
-  if (!status.ok()) return status;
-  return CheckApart(kOp,
-                    {{"input_ids", args.input_ids},
-                     {"positions", args.positions},
-                     {"logits_indices", args.logits_indices}},
-                    {{"query_start_loc", args.query_start_loc},
-                     {"request_rows", args.request_rows},
-                     {"num_computed", args.num_computed},
-                     {"token_ids", args.token_ids},
-                     {"logits_start_loc", args.logits_start_loc},
-                     {"last_rows", args.last_rows},
-                     {"sampled", args.sampled},
-                     {"drafts", args.drafts}});
+  ids("input_ids", args.input_ids);
+  if (!args.positions.absent()) ids("positions", args.positions);
+  if (!args.logits_indices.absent()) check.Write("logits_indices", args.logits_indices, 1, num_logits);
+  return check.Finish();
 }
 
 absl::Status GatherInputTokens(const InputTokensArgs& args) {

@@ -46,7 +46,7 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
         "it");
   }
   const ConstTensorView starts = ViewOf(meta.host_query_start_loc.subspan(0, num_reqs + 1));
-  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens, CheckQueryStartLoc(kOp, starts));
+  KVBLOCKS_RETURN_IF_ERROR(CheckQueryStartLoc(kOp, starts).status());
   KVBLOCKS_RETURN_IF_ERROR(CheckSeqLens(kOp, starts, ViewOf(meta.host_seq_lens)));
   KVBLOCKS_ASSIGN_OR_RETURN(
       const HostBlockTable table,

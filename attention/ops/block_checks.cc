@@ -88,9 +88,8 @@ absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext
   const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
   const std::string k_scales = k + "_scales", v_scales = v + "_scales";
   ArgChecker check(context, op);
-  CacheGeometry geometry;
   CheckCache(check, {name, k.c_str(), v.c_str(), k_scales.c_str(), v_scales.c_str()}, cache,
-             CacheFamily::kAny, written, &geometry);
+             CacheFamily::kAny, written);
   return check.Finish();
 }
 

@@ -93,6 +93,11 @@ absl::Status CheckInput(const SplitPlanInput& input) {
 
 }  // namespace
 
+std::string DebugString(const KvGroupKey& key) {
+  return absl::StrCat("{block_size=", key.block_size, ", window=", key.window,
+                      ", compression_ratio=", key.compression_ratio, "}");
+}
+
 int32_t NumParts(int32_t num_multiprocessors, int64_t num_kv_heads, int64_t rows,
                  int64_t rows_per_tile) {
   return static_cast<int32_t>(
@@ -222,31 +227,6 @@ absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const K
                               "; plan again for this step");
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<const SplitPlan*> StepPlans::Get(const SplitPlanInput& input) {
-  for (size_t i = 0; i < num_used_; ++i) {
-    const Entry& entry = entries_[i];
-    const SplitPlan& plan = entry.planner->plan();
-    if (!(plan.type == input.type) || plan.policy.kind != input.policy.kind ||
-        plan.policy.value != input.policy.value || entry.tile != input.tile ||
-        entry.overhead != input.overhead || entry.num_parts != input.num_parts) {
-      continue;
-    }
-    KVBLOCKS_RETURN_IF_ERROR(
-        CheckPlanFits("StepPlans", plan, input.type, input.seq_lens, input.extra_lens));
-    return &plan;
-  }
-  if (num_used_ == entries_.size()) {
-    entries_.push_back({std::make_unique<SplitPlanner>(max_num_reqs_, max_num_parts_), 0, 0, 0});
-  }
-  Entry& entry = entries_[num_used_];
-  KVBLOCKS_RETURN_IF_ERROR(entry.planner->Plan(input));
-  entry.tile = input.tile;
-  entry.overhead = input.overhead;
-  entry.num_parts = input.num_parts;
-  ++num_used_;
-  return &entry.planner->plan();
 }
 
 }  // namespace kvblocks::attention

@@ -84,7 +84,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DT
   }
   view.Canonicalize();
   if (!view.empty()) {
-    KVBLOCKS_ASSIGN_OR_RETURN(int64_t bytes, view.SpanBytes());
+    KVBLOCKS_RETURN_IF_ERROR(view.SpanBytes().status());
     if (data == nullptr) {
       return InvalidArgument("null data for a view of ", view.num_elements(), " elements");
     }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {

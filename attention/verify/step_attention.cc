@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 #include "kvblocks/checks/ceil_div.h"
 #include "kvblocks/checks/status_macros.h"
