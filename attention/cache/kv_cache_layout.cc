@@ -183,7 +183,7 @@ absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
 // Row-major, but for blocks, which lie `block` elements apart.
 absl::StatusOr<TensorView> View(const KvCacheGeometry& g, std::byte* data,
                                 absl::Span<const int64_t> extents, int64_t block, DeviceId device) {
-  int64_t strides[kMaxRank], dense = 1;
+  int64_t strides[kMaxRank] = {}, dense = 1;
   for (size_t i = extents.size() - 1; i > 0; dense *= extents[i--]) strides[i] = dense;
   strides[0] = block;
   return TensorView::Make(data, g.dtype, extents, absl::MakeConstSpan(strides, extents.size()),
