@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/specs/kv_cache_kind.h"
 #include "kvblocks/specs/kv_cache_spec.h"
@@ -200,12 +201,12 @@ absl::Status MakeViews(const KvCacheSpec& spec, int64_t kernel_rows, KvLayout la
     int64_t offset = 0;
     for (const MambaState& state : spec.options().states) {
       const DType type = DTypeOf(state.dtype);
-      auto view = attention::PlacedTensor(memory->placed, offset, type, state.shape);
-      if (!view.ok()) return view.status();
+      KVBLOCKS_ASSIGN_OR_RETURN(auto view,
+                                attention::PlacedTensor(memory->placed, offset, type, state.shape));
       int64_t bytes = attention::ElementBytes(type);
       for (const int64_t extent : state.shape) bytes *= extent;
       offset += bytes;
-      memory->states.push_back(*view);
+      memory->states.push_back(view);
     }
     return absl::OkStatus();
   }
@@ -276,7 +277,7 @@ absl::StatusOr<PlannedMemory> PlannedMemory::Create(const Plan& plan,
                            " entries; one for each of ", plan.groups.size(), " groups, or none");
   }
   const WorkerPlan& worker = plan.workers[static_cast<size_t>(options.worker)];
-  if (absl::Status status = CheckPlan(plan, worker); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckPlan(plan, worker));
 
   PlannedMemory memory;
   memory.tensors_ = options.tensors;
@@ -295,7 +296,7 @@ absl::StatusOr<PlannedMemory> PlannedMemory::Create(const Plan& plan,
                                                        DType::kU8, {tensor.bytes}));
     }
   }
-  if (absl::Status status = CheckTensors(worker, memory.tensors_); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(worker, memory.tensors_));
 
   for (const LayerDescriptor& d : worker.descriptors) {
     const PlannedLayer& planned = plan.layers[static_cast<size_t>(d.layer)];

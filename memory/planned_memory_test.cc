@@ -14,7 +14,6 @@
 #include "kvblocks/attention/backends/backend_registry.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
 #include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/cpu/block_ops.h"
 #include "kvblocks/attention/testing/dense_oracle.h"

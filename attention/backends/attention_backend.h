@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,11 +56,8 @@ class AttentionImpl {
 };
 
 struct BackendFlags {
-  bool accepts_output_buffer = true;
   // Operations over caches with heads take queries in e4m3.
   bool supports_quantized_query = false;
-  bool writes_cache_in_forward = true;
-  bool can_return_lse = true;
   bool wants_explicit_masks = false;
 };
 
@@ -79,8 +75,6 @@ class AttentionBackend {
   }
 
   virtual absl::StatusOr<std::unique_ptr<AttentionImpl>> MakeImpl(const LayerConfig& layer) const;
-  // Backends of one metadata type share metadata of a step.
-  virtual const char* metadata_type() const { return "CommonAttentionMetadata"; }
   virtual absl::StatusOr<AttentionMetadataBuilder> MakeMetadataBuilder(
       const MetadataBuilderOptions& options) const {
     return AttentionMetadataBuilder::Create(options);
@@ -103,7 +97,6 @@ class AttentionBackend {
   const BlockSizes& SupportedKernelBlockSizes() const { return support().block_sizes; }
   // The default if it can be had, else the nearest larger one that can, else the largest.
   virtual int64_t PreferredBlockSize(int64_t default_size) const;
-  virtual std::optional<KvLayout> RequiredLayout() const { return std::nullopt; }
   GraphLevel graph_level() const { return support().graph_level; }
 
   // How many units of the device work side by side: what UseCascade reckons with.

@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/backends/layer_call_checks.h"
 #include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/checked.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -46,14 +45,10 @@ absl::StatusOr<View> FirstRows(const LayerConfig& layer, const char* name, const
 
 // The first `rows` rows as [rows, heads, dim].
 template <typename View>
-absl::Status TakeRows(const LayerConfig& layer, const char* name, const View& view, int64_t heads,
-                      int64_t dim, int64_t rows, View* taken) {
-  auto shaped = AsHeads(layer, name, view, heads, dim);
-  if (!shaped.ok()) return shaped.status();
-  auto first = FirstRows(layer, name, *shaped, rows);
-  if (!first.ok()) return first.status();
-  *taken = *first;
-  return absl::OkStatus();
+absl::StatusOr<View> TakeRows(const LayerConfig& layer, const char* name, const View& view,
+                              int64_t heads, int64_t dim, int64_t rows) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const View shaped, AsHeads(layer, name, view, heads, dim));
+  return FirstRows(layer, name, shaped, rows);
 }
 
 template <typename View>
@@ -138,11 +133,8 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   full.value_head_size = config.output_head_size();
   const int64_t key_dim = config.is_mla() ? config.latent_rank + config.rotary_dim
                                           : config.head_size;
-  if (absl::Status status = CheckDeclaredRows(full, backend->support(), config.row_format, key_dim,
-                                              full.value_head_size);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckDeclaredRows(full, backend->support(), config.row_format, key_dim,
+                                             full.value_head_size));
   if (full.scale == 0) full.scale = static_cast<float>(1 / std::sqrt(double(full.head_size)));
   return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
 }
@@ -158,26 +150,21 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   const int64_t tokens = metadata->num_actual_tokens;
   const int64_t query_dim = mla ? config_.latent_rank + config_.rotary_dim : config_.head_size;
   const int64_t out_dim = config_.value_head_size;
-  absl::Status status =
-      TakeRows(config_, "q", tensors.q, config_.num_heads, query_dim, tokens, &call.q);
-  if (status.ok()) {
-    status = TakeRows(config_, "out", tensors.out, config_.num_heads, out_dim, tokens, &call.out);
-  }
-  if (status.ok() && QuantizesQueries(tensors)) {
+  const int64_t heads = config_.num_heads, kv_heads = config_.num_kv_heads;
+  KVBLOCKS_ASSIGN_OR_RETURN(call.q, TakeRows(config_, "q", tensors.q, heads, query_dim, tokens));
+  KVBLOCKS_ASSIGN_OR_RETURN(call.out, TakeRows(config_, "out", tensors.out, heads, out_dim, tokens));
+  if (QuantizesQueries(tensors)) {
     if (tensors.q_codes.absent()) {
       return RefusedBy(config_, "queries are to be quantised and q_codes is absent; give it, e4m3 [T, ",
-                       config_.num_heads, ", ", config_.head_size, "]");
+                       heads, ", ", config_.head_size, "]");
     }
-    status = TakeRows(config_, "q_codes", tensors.q_codes, config_.num_heads, query_dim, tokens,
-                      &call.q_codes);
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        call.q_codes, TakeRows(config_, "q_codes", tensors.q_codes, heads, query_dim, tokens));
   }
-  if (!status.ok()) return status;
   if (!tensors.lse.absent()) {
-    const auto lse = FirstRows(config_, "lse", tensors.lse, tokens);
-    if (!lse.ok()) return lse.status();
-    call.lse = *lse;
+    KVBLOCKS_ASSIGN_OR_RETURN(call.lse, FirstRows(config_, "lse", tensors.lse, tokens));
   }
-  const auto whole_out = AsHeads(config_, "out", tensors.out, config_.num_heads, out_dim);
+  const auto whole_out = AsHeads(config_, "out", tensors.out, heads, out_dim);
   call.padding = Rows(*whole_out, tokens, whole_out->extent[0]);
   if (tensors.k.absent() != tensors.v.absent()) {
     return RefusedBy(config_, "k and v go together; give both or neither");
@@ -188,18 +175,12 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   const int64_t rows = cross ? tensors.k.extent[0] : tokens;
   const int64_t k_dim = mla ? config_.latent_rank : config_.head_size;
   const int64_t v_dim = mla ? config_.rotary_dim : config_.value_head_size;
-  status = TakeRows(config_, "k", tensors.k, config_.num_kv_heads, k_dim, rows, &call.k);
-  if (status.ok()) {
-    status = TakeRows(config_, "v", tensors.v, config_.num_kv_heads, v_dim, rows, &call.v);
-  }
-  if (!status.ok()) return status;
-  if (!metadata->slot_mapping.absent()) {
-    call.slots = metadata->slot_mapping;
-    if (!cross) {
-      auto slots = FirstRows(config_, "slot_mapping", metadata->slot_mapping, tokens);
-      if (!slots.ok()) return slots.status();
-      call.slots = *slots;
-    }
+  KVBLOCKS_ASSIGN_OR_RETURN(call.k, TakeRows(config_, "k", tensors.k, kv_heads, k_dim, rows));
+  KVBLOCKS_ASSIGN_OR_RETURN(call.v, TakeRows(config_, "v", tensors.v, kv_heads, v_dim, rows));
+  call.slots = metadata->slot_mapping;
+  if (!call.slots.absent() && !cross) {
+    KVBLOCKS_ASSIGN_OR_RETURN(call.slots,
+                              FirstRows(config_, "slot_mapping", call.slots, tokens));
   }
   return call;
 }
@@ -231,8 +212,7 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
       call.makes_scales = args;
       return absl::OkStatus();
     }
-    absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(config_.scale_state->ComputeOnce(backend_->ops(), context, args));
   }
   if (config_.scale_state->frozen()) call.scales = config_.scale_state->scales();
   return absl::OkStatus();
@@ -246,9 +226,7 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const 
   args.cache = {KvLayout::kMlaSplit, latent, rotary};
   args.query_start_loc = args.kv_start_loc = call.metadata->query_start_loc;
   args.max_seq_len = call.metadata->max_query_len;
-  absl::StatusOr<AttnParams> params = ParamsOf(config_, *call.metadata, /*has_cache=*/false);
-  if (!params.ok()) return params.status();
-  args.params = *std::move(params);
+  KVBLOCKS_ASSIGN_OR_RETURN(args.params, ParamsOf(config_, *call.metadata, /*has_cache=*/false));
   args.out = call.out;
   args.lse = call.lse;
   const int64_t rank = config_.latent_rank, row = rank + config_.rotary_dim;
@@ -265,11 +243,7 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const 
   tail->q_pe = *call.q.Slice(2, 0, rank);
   tail->out = *call.out.Slice(2, rank, row);
   tail->lse = {};  // as the head's
-  OpsOfCall ops(backend_->ops(), context);
-  const auto checked_head = ops.Check(head), checked_tail = ops.Check(tail);
-  ops.Run(checked_head);
-  ops.Run(checked_tail);
-  return ops.status();
+  return CheckAndRun(backend_->ops(), context, head, tail);
 }
 
 absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Call& call) const {
@@ -282,9 +256,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   VarlenSelfAttentionArgs args;
   args.q = call.q, args.k = call.k, args.v = call.v;
   args.query_start_loc = metadata.query_start_loc;
-  absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
-  if (!params.ok()) return params.status();
-  args.params = *std::move(params);
+  KVBLOCKS_ASSIGN_OR_RETURN(args.params, ParamsOf(config_, metadata, call.has_cache));
   if (IsQuantizedCode(args.q.dtype)) args.params.scales.q = call.scales.q;
   args.out = call.out;
   args.lse = call.lse;
@@ -306,9 +278,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
 
 absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
-  if (!made.ok()) return made.status();
-  AttnParams& params = *made;
+  KVBLOCKS_ASSIGN_OR_RETURN(AttnParams params, ParamsOf(config_, metadata, call.has_cache));
   std::optional<QuantizeQueriesArgs> quantize;
   if (!call.q_codes.absent()) {
     quantize = QuantizeQueriesArgs{call.q, call.scales.q, call.q_codes};
@@ -363,32 +333,23 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->out = Rows(call.out, 0, singles);
     if (!call.lse.absent()) decode->lse = Rows(call.lse, 0, singles);
     decode->cache = call.cache;
-    auto table = FirstRows(config_, "block_table", metadata.block_table, singles);
-    if (!table.ok()) return table.status();
-    auto lengths = FirstRows(config_, "seq_lens", metadata.seq_lens, singles);
-    if (!lengths.ok()) return lengths.status();
-    decode->block_table = *table;
-    decode->seq_lens = *lengths;
+    KVBLOCKS_ASSIGN_OR_RETURN(decode->block_table, FirstRows(config_, "block_table", metadata.block_table, singles));
+    KVBLOCKS_ASSIGN_OR_RETURN(decode->seq_lens, FirstRows(config_, "seq_lens", metadata.seq_lens, singles));
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
     decode->params.split = DecodeSplit(config_, metadata, singles);
     if (metadata.num_prefills > 0) {
-      auto part = PrefillView(metadata);
-      if (!part.ok()) return part.status();
-      prefill = prefill_of(*part, singles);
+      KVBLOCKS_ASSIGN_OR_RETURN(auto part, PrefillView(metadata));
+      prefill = prefill_of(part, singles);
     }
   }
 
-  OpsOfCall ops(backend_->ops(), context);
+  const AttentionOps& ops = backend_->ops();
   if (call.makes_scales.has_value()) {
     // What attends is checked without scales first: they are not there yet.
-    ops.Check(decode);
-    ops.Check(prefill);
-    ops.Check(cascade);
-    if (!ops.status().ok()) return ops.status();
+    KVBLOCKS_RETURN_IF_ERROR(CheckAll(ops, context, decode, prefill, cascade));
     const ScaleAndCacheArgs store = {*call.makes_scales, call.slots, call.cache};
-    absl::Status status = config_.scale_state->ComputeAndStoreOnce(backend_->ops(), context, store);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(config_.scale_state->ComputeAndStoreOnce(ops, context, store));
     call.scales = config_.scale_state->scales();
     const KvScales used = call.UsedScales();
     if (quantize.has_value()) quantize->scale = used.q;
@@ -396,24 +357,13 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     if (prefill.has_value()) prefill->params.scales = used;
     if (cascade.has_value()) cascade->prefill.params.scales = used;
   }
-  const auto checked_quantize = ops.Check(quantize);
-  const auto checked_write = ops.Check(write);
-  const auto checked_decode = ops.Check(decode);
-  const auto checked_prefill = ops.Check(prefill);
-  const auto checked_cascade = ops.Check(cascade);
-  ops.Run(checked_quantize);
-  ops.Run(checked_write);
-  ops.Run(checked_decode);
-  ops.Run(checked_prefill);
-  ops.Run(checked_cascade);
-  return ops.status();
+  return CheckAndRun(ops, context, quantize, write, decode, prefill, cascade);
 }
 
 absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
   if (call.out_scale > 0) return QuantizedMlaOutput(config_);
-  absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
-  if (!params.ok()) return params.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(AttnParams params, ParamsOf(config_, metadata, call.has_cache));
   std::optional<ConcatAndCacheMlaArgs> write;
   const bool quantised = call.cache.takes_scale();
   if (!call.k.absent() && config_.shares_cache_of.empty()) {
@@ -431,33 +381,25 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   attend.block_table = metadata.block_table;
   attend.seq_lens = metadata.seq_lens;
   attend.max_seq_len = metadata.max_seq_len;
-  attend.params = *std::move(params);
+  attend.params = std::move(params);
   if (quantised) attend.params.scales.k = call.scales.k;
   attend.out = call.out;
   attend.lse = call.lse;
 
-  OpsOfCall ops(backend_->ops(), context);
-  const auto checked_attend = ops.Check(latent);
-  const auto checked_write = ops.Check(write);
-  ops.Run(checked_write);
-  ops.Run(checked_attend);
-  return ops.status();
+  return CheckAndRun(backend_->ops(), context, write, latent);
 }
 
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
                                      const CommonAttentionMetadata* metadata) const {
   if (metadata == nullptr) {
     if (!tensors.lse.absent()) {
-      absl::Status zeroed = backend_->FillZeros(context, tensors.lse);
-      if (!zeroed.ok()) return zeroed;
+      KVBLOCKS_RETURN_IF_ERROR(backend_->FillZeros(context, tensors.lse));
     }
     return backend_->FillZeros(context, tensors.out);
   }
   LayerHooks* const hooks = tensors.hooks;
   if (hooks != nullptr) {
-    if (absl::Status status = hooks->WaitForLayer(config_.name, context); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(hooks->WaitForLayer(config_.name, context));
   }
   absl::Status status = Attend(context, tensors, *metadata);
   if (status.ok() && hooks != nullptr) {
@@ -468,45 +410,38 @@ absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTens
 
 absl::Status AttentionLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
                                     const CommonAttentionMetadata& metadata) const {
-  if (absl::Status status = CheckLayerCall(config_, context, tensors, metadata); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
-      !status.ok()) {
-    return status;
-  }
-  absl::StatusOr<Call> call = MakeCall(tensors, &metadata);
-  if (!call.ok()) return call.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckLayerCall(config_, context, tensors, metadata));
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache));
+  KVBLOCKS_ASSIGN_OR_RETURN(Call call, MakeCall(tensors, &metadata));
   if (metadata.num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {
-    return ZeroPadding(context, *call);
+    return ZeroPadding(context, call);
   }
-  call->has_cache = !IsBidirectional(config_.type) && !tensors.cache.absent() &&
-                    !tensors.cache.k.empty() && !metadata.block_table.absent() &&
-                    !metadata.block_table.empty();
+  call.has_cache = !IsBidirectional(config_.type) && !tensors.cache.absent() &&
+                   !tensors.cache.k.empty() && !metadata.block_table.absent() &&
+                   !metadata.block_table.empty();
   absl::Status status;
   CommonAttentionMetadata rank_context;
   if (metadata.context_parallel.enabled()) {
     status = CheckRankCall(config_, tensors, metadata);
     if (!status.ok()) return status;
-    if (call->has_cache) {
+    if (call.has_cache) {
       rank_context = metadata;
       rank_context.seq_lens = metadata.local_context_lens;
       rank_context.host_seq_lens = metadata.host_local_context_lens;
       rank_context.max_seq_len = metadata.max_local_context_len;
       rank_context.causal = false;
-      call->metadata = &rank_context;
+      call.metadata = &rank_context;
     }
   }
-  if (!call->has_cache) {
-    status = SelfAttention(context, *call);
+  if (!call.has_cache) {
+    status = SelfAttention(context, call);
   } else {
-    status = SettleScales(context, *call);
+    status = SettleScales(context, call);
     if (status.ok()) {
-      status = config_.is_mla() ? MlaAttention(context, *call) : DenseAttention(context, *call);
+      status = config_.is_mla() ? MlaAttention(context, call) : DenseAttention(context, call);
     }
   }
-  if (status.ok()) status = ZeroPadding(context, *call);
+  if (status.ok()) status = ZeroPadding(context, call);
   return status;
 }
 

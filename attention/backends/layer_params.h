@@ -5,13 +5,18 @@
 
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/attention/backends/attention_backend.h"
 #include "kvblocks/attention/backends/backend_support.h"
 #include "kvblocks/attention/backends/layer_config.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/checked.h"
+#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/params.h"
 #include "kvblocks/checks/status_text.h"
 
@@ -45,6 +50,50 @@ bool IsCascade(const LayerConfig& layer, const CommonAttentionMetadata& metadata
 // The split of `num_requests` single-token decodes.
 SplitPolicy DecodeSplit(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
                         int64_t num_requests);
+
+// --- What a layer refuses of a call before it looks at what kind of attention it is.
+
+// That the views may be cut and shaped at all, and counts agree with each other. What they hold is
+// for the operations to check.
+absl::Status CheckLayerCall(const LayerConfig& layer, const ExecContext& context,
+                            const LayerTensors& tensors, const CommonAttentionMetadata& metadata);
+
+// For metadata of one of several ranks: that states of a rank's rows, merged, are the layer's attention.
+absl::Status CheckRankCall(const LayerConfig& layer, const LayerTensors& tensors,
+                           const CommonAttentionMetadata& metadata);
+
+// What the backend refuses of the operations of a call; those that are absent are left out.
+template <typename... Args>
+absl::Status CheckAll(const AttentionOps& ops, const ExecContext& context,
+                      const std::optional<Args>&... args) {
+  absl::Status status;
+  const auto check = [&](const auto& one) {
+    if (status.ok() && one.has_value()) status = ops.Check(context, *one).status();
+  };
+  (check(args), ...);
+  return status;
+}
+
+// Runs them in this order, all checked before the first runs.
+template <typename... Args>
+absl::Status CheckAndRun(const AttentionOps& ops, const ExecContext& context,
+                         const std::optional<Args>&... args) {
+  absl::Status status;
+  const auto check = [&]<typename One>(const std::optional<One>& one) {
+    std::optional<Checked<One>> passed;
+    if (!status.ok() || !one.has_value()) return passed;
+    const absl::StatusOr<Checked<One>> checked = ops.Check(context, *one);
+    status = checked.status();
+    if (checked.ok()) passed = *checked;
+    return passed;
+  };
+  const auto run = [&](const auto& one) {
+    if (status.ok() && one.has_value()) status = ops.Run(*one);
+  };
+  const std::tuple<std::optional<Checked<Args>>...> checked{check(args)...};
+  std::apply([&](const auto&... one) { (run(one), ...); }, checked);
+  return status;
+}
 
 }  // namespace kvblocks::attention
 

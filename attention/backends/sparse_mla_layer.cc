@@ -6,14 +6,14 @@
 #include <utility>
 
 #include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/attention/backends/ops_of_call.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kWorkAlignment = 256;
 
 // Calls place(member, type, extents) for every tensor of the work.
 template <typename Work, typename Place>
@@ -71,7 +71,7 @@ int64_t SparseWorkBytes(const LayerConfig& layer, const SparseWorkBounds& bounds
             [&](TensorView&, DType dtype, std::initializer_list<int64_t> extents) {
               int64_t size = ElementBytes(dtype);
               for (const int64_t extent : extents) size *= extent;
-              bytes += RoundUp(size, kAlignment);
+              bytes += RoundUp(size, kWorkAlignment);
             });
   return bytes;
 }
@@ -92,7 +92,7 @@ absl::StatusOr<SparseWork> MakeSparseWork(const LayerConfig& layer, const Sparse
             [&](TensorView& view, DType dtype, std::initializer_list<int64_t> extents) {
               view = TensorView::Contiguous(at, dtype, extents);
               view.device = memory.device;
-              at += RoundUp(view.num_elements() * ElementBytes(dtype), kAlignment);
+              at += RoundUp(view.num_elements() * ElementBytes(dtype), kWorkAlignment);
             });
   return work;
 }
@@ -184,9 +184,8 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
   }
   if (full.head_size == 0) full.head_size = row;
   for (const auto& format : {config.row_format, sparse.compressed_row_format}) {
-    absl::Status status =
-        CheckDeclaredRows(full, backend->support(), format, row, full.value_head_size);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        CheckDeclaredRows(full, backend->support(), format, row, full.value_head_size));
   }
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
@@ -221,16 +220,9 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   if (tensors.cache.absent() || metadata.block_table.absent()) {
     return RefusedBy(config_, "no cache or block table; sparse MLA reads its rows there");
   }
-  if (absl::Status status =
-          CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckCacheRows(config_, "compressed_cache",
-                                           sparse.compressed_row_format, more.compressed_cache);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "the cache", config_.row_format, tensors.cache));
+  KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "compressed_cache", sparse.compressed_row_format,
+                                          more.compressed_cache));
   const int64_t tokens = metadata.num_actual_tokens;
   const auto rows = [&](const char* name, const ConstTensorView& view, int rank) -> absl::Status {
     if (view.rank == rank && view.extent[0] >= tokens) return absl::OkStatus();
@@ -353,7 +345,7 @@ absl::Status SparseMlaLayer::Save(const ExecContext& context, const LayerTensors
 
 absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
                                     const CommonAttentionMetadata& metadata) const {
-  if (absl::Status status = CheckCall(tensors, metadata); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckCall(tensors, metadata));
   const SparseConfig& sparse = config_.sparse;
   const SparseTensors& more = *tensors.sparse;
   const SparseWork& work = more.work;
@@ -445,22 +437,9 @@ absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTenso
     }
   }
 
-  OpsOfCall ops(backend_->ops(), context);
-  const auto checked_write = ops.Check(write);
-  const auto checked_compress = ops.Check(compress);
-  const auto checked_write_compressed = ops.Check(write_compressed);
-  const auto checked_compress_index = ops.Check(compress_index);
-  const auto checked_write_index = ops.Check(write_index);
-  const auto checked_choose = ops.Check(choose);
-  const auto checked_attend = ops.Check(attend);
-  ops.Run(checked_write);
-  ops.Run(checked_compress);
-  ops.Run(checked_write_compressed);
-  ops.Run(checked_compress_index);
-  ops.Run(checked_write_index);
-  ops.Run(checked_choose);
-  ops.Run(checked_attend);
-  if (!ops.status().ok() || padding.empty()) return ops.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckAndRun(backend_->ops(), context, write, compress, write_compressed,
+                                       compress_index, write_index, choose, attend));
+  if (padding.empty()) return absl::OkStatus();
   return backend_->FillZeros(context, padding);
 }
 

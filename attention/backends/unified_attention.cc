@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -56,9 +57,8 @@ absl::Status ForwardContext::FindSparseMetadata(const LayerConfig& layer,
       return FailedPrecondition("UnifiedAttention: layer ", layer.name, " has no sparse.names.",
                                 field, ", by which metadata is found; make it with the name");
     }
-    auto found = FindMetadata(*name);
-    if (!found.ok()) return found.status();
-    *metadata = *found;
+    KVBLOCKS_ASSIGN_OR_RETURN(auto found, FindMetadata(*name));
+    *metadata = found;
   }
   return absl::OkStatus();
 }
@@ -88,10 +88,7 @@ absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& na
   if (!metadata.ok()) return metadata.status();
   layer.metadata = *metadata;
   layer.sparse = found->second.sparse;
-  if (absl::Status status = FindSparseMetadata(layer.impl->config(), &layer.sparse);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(FindSparseMetadata(layer.impl->config(), &layer.sparse));
   return layer;
 }
 

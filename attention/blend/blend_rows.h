@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kvblocks/attention/blend/blend_run.h"
 #include "kvblocks/attention/blend/blend_session.h"
 #include "kvblocks/attention/blend/blend_work.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
@@ -92,6 +94,12 @@ View RowsOfView(View view, int64_t begin, int64_t end) {
   view.extent[0] = end - begin;
   return view;
 }
+
+// --- What RunBlend refuses of a step before anything runs: what does not fit together in sessions, metadata
+// and caches. What single operations refuse, they say themselves. Cost: O(requests + chunks * layers).
+
+absl::Status CheckBlendStep(const ExecContext& context, const BlendConfig& config,
+                            const BlendStep& step, const BlendModel& model);
 
 }  // namespace kvblocks::attention
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "kvblocks/attention/blend/blend_checks.h"
 #include "kvblocks/attention/blend/blend_rows.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -150,12 +150,9 @@ absl::Status Run::TakeOldKeys(int64_t b, int layer) {
   int64_t at = rows_.first(b);
   for (const BlendPiece& piece : rows_.session(b)->pieces()) {
     const int64_t end = at + piece.num_rows;
-    if (absl::Status status = Rotate(
-            piece.k[layer], RowsOfView(rows_.positions(work_.integers), at, end),
-            RowsOfView(rows_.rotated_for(work_.integers), at, end), Part(work_.k_old, at, end));
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(
+        Rotate(piece.k[layer], RowsOfView(rows_.positions(work_.integers), at, end),
+               RowsOfView(rows_.rotated_for(work_.integers), at, end), Part(work_.k_old, at, end)));
     at = end;
   }
   return absl::OkStatus();
@@ -165,12 +162,9 @@ absl::Status Run::StoreOldRows(int64_t b, int layer, BlendLayerReport* report) {
   int64_t at = rows_.first(b);
   for (const BlendPiece& piece : rows_.session(b)->pieces()) {
     const int64_t end = at + piece.num_rows;
-    if (absl::Status status = ops_.ReshapeAndCache(
-            context_, StoreArgs(layer, Part(work_.k_old, at, end), piece.v[layer],
-                                RowsOfView(step_.metadata->slot_mapping, at, end)));
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(ops_.ReshapeAndCache(
+        context_, StoreArgs(layer, Part(work_.k_old, at, end), piece.v[layer],
+                            RowsOfView(step_.metadata->slot_mapping, at, end))));
     at = end;
   }
   const int64_t bytes = rows_.session(b)->num_old_rows() * KvRowBytes();
@@ -187,10 +181,9 @@ absl::Status Run::Select(int64_t b, int layer, BlendLayerReport* report) {
   if (!by_keys) {
     int64_t at = first;
     for (const BlendPiece& piece : session.pieces()) {
-      absl::Status status =
-          Gather(piece.v[layer], RowsOfView(rows_.numbers(work_.integers), 0, piece.num_rows),
-                 Part(work_.v_old, at, at + piece.num_rows));
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Gather(piece.v[layer],
+                                      RowsOfView(rows_.numbers(work_.integers), 0, piece.num_rows),
+                                      Part(work_.v_old, at, at + piece.num_rows)));
       at += piece.num_rows;
     }
   }
@@ -199,10 +192,9 @@ absl::Status Run::Select(int64_t b, int layer, BlendLayerReport* report) {
   const int64_t begin = rows_.projected(layer, b);
   const int64_t num_rows = rows_.num_projected(layer, b);
   if (candidates < num_old) {
-    absl::Status status = Gather(Part(old, first, first + num_old),
-                                 RowsOfView(now_.origins, begin, begin + candidates),
-                                 Part(work_.picked, first, first + candidates));
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Gather(Part(old, first, first + num_old),
+                                    RowsOfView(now_.origins, begin, begin + candidates),
+                                    Part(work_.picked, first, first + candidates)));
     old = work_.picked;
   }
   const int64_t to = rows_.attends(layer, b), attending = rows_.num_attending(layer, b);
@@ -234,9 +226,8 @@ absl::Status Run::TakeAlong(int layer, const std::vector<BlendRun>& runs) {
         run.selects ? ConstTensorView(Part(work_.selected, new_begin, new_end))
                     : RowsOfView(rows_.numbers(work_.integers), 0, new_end - new_begin);
     for (const auto& [in, out] : travelling) {
-      absl::Status status =
-          Gather(RowsOfView(in, begin, end), index, Part(out, new_begin, new_end));
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(
+          Gather(RowsOfView(in, begin, end), index, Part(out, new_begin, new_end)));
     }
   }
   place_ = 1 - place_;
@@ -261,9 +252,8 @@ absl::Status Run::FindLimits(int layer) {
     const ConstTensorView in =
         compat ? RowsOfView(numbers, session->num_tokens() - (end - begin), session->num_tokens())
                : RowsOfView(now_.positions, begin, end);
-    absl::Status status =
-        Gather(in, RowsOfView(numbers, 0, end - begin), Part(work_.limits, begin, end));
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        Gather(in, RowsOfView(numbers, 0, end - begin), Part(work_.limits, begin, end)));
   }
   limits_ = RowsOfView(ConstTensorView(work_.limits), 0, num_rows);
   return absl::OkStatus();
@@ -319,7 +309,7 @@ absl::Status Run::All(BlendResult* result) {
   At(BlendMoment::kRunBegins);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     BlendLayerReport& report = result->layers.emplace_back();
-    if (absl::Status status = Layer(layer, &report); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Layer(layer, &report));
     At(BlendMoment::kLayerEnds, layer);
     report.ended_microseconds = MicrosecondsSince(start);
   }
@@ -346,18 +336,16 @@ absl::StatusOr<BlendResult> RunBlend(const AttentionOps& ops, const ExecContext&
   const BlendRows rows(config, *step.metadata, step.sessions);
   TensorView memory = step.work;
   if (memory.absent()) {
-    const absl::StatusOr<int64_t> bytes = BlendWorkBytes(config, rows.bounds());
-    if (!bytes.ok()) return bytes.status();
-    result.memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(*bytes));
-    memory = TensorView::Contiguous(result.memory.get(), DType::kU8, {*bytes});
+    KVBLOCKS_ASSIGN_OR_RETURN(const int64_t bytes, BlendWorkBytes(config, rows.bounds()));
+    result.memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+    memory = TensorView::Contiguous(result.memory.get(), DType::kU8, {bytes});
   } else if (context.device.on_host() ? !memory.device.on_host()
                                       : memory.device != context.device) {
     return InvalidArgument("RunBlend: the work memory is on ", Name(memory.device),
                            "; the run is on ", Name(context.device));
   }
-  const absl::StatusOr<BlendWork> work = MakeBlendWork(config, rows.bounds(), memory);
-  if (!work.ok()) return work.status();
-  Run run(ops, context, config, step, model, rows, *work);
+  KVBLOCKS_ASSIGN_OR_RETURN(const BlendWork work, MakeBlendWork(config, rows.bounds(), memory));
+  Run run(ops, context, config, step, model, rows, work);
   status = run.Prepare();
   if (status.ok()) status = run.All(&result);
   if (!status.ok()) return status;

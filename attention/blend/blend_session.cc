@@ -14,8 +14,14 @@
 namespace kvblocks::attention {
 namespace {
 
-absl::Status Refuse(const std::string& what) { return InvalidArgument("BlendSession: ", what); }
-absl::Status RefuseModel(const std::string& what) { return InvalidArgument("BlendConfig: ", what); }
+template <typename... Text>
+absl::Status Refuse(const Text&... text) {
+  return InvalidArgument("BlendSession: ", text...);
+}
+template <typename... Text>
+absl::Status RefuseModel(const Text&... text) {
+  return InvalidArgument("BlendConfig: ", text...);
+}
 
 // On whichever device they are: a run looks whether it is its own.
 absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view, int64_t num_ids,
@@ -27,9 +33,9 @@ absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view,
   if (!check.View(name.c_str(), view, config.dtype)) return check.status();
   if (view.rank != 3 || view.extent[0] != num_ids || view.extent[1] != config.num_kv_heads ||
       view.extent[2] != config.head_dim) {
-    return Refuse(absl::StrCat(name, " is ", view.DebugString(), "; the chunk has ", num_ids,
+    return Refuse(name, " is ", view.DebugString(), "; the chunk has ", num_ids,
                                " tokens, so it must be ", Name(config.dtype), "[", num_ids, ", ",
-                               config.num_kv_heads, ", ", config.head_dim, "]"));
+                               config.num_kv_heads, ", ", config.head_dim, "]");
   }
   return absl::OkStatus();
 }
@@ -42,23 +48,23 @@ absl::Status CheckChecks(const BlendConfig& config) {
     const BlendCheck& check = config.check_layers[i];
     const std::string name = absl::StrCat("check_layers[", i, "]");
     if (check.layer < 0 || check.layer >= config.num_layers) {
-      return Refuse(absl::StrCat(name, ".layer is ", check.layer, "; it must be 0 to ",
-                                 config.num_layers - 1));
+      return Refuse(name, ".layer is ", check.layer, "; it must be 0 to ",
+                                 config.num_layers - 1);
     }
     if (!(check.ratio >= 0 && check.ratio <= 1)) {
-      return Refuse(absl::StrCat(name, ".ratio is ", check.ratio, "; it must be 0 to 1"));
+      return Refuse(name, ".ratio is ", check.ratio, "; it must be 0 to 1");
     }
     if (i == 0) continue;
     const BlendCheck& before = config.check_layers[i - 1];
     if (check.layer <= before.layer) {
-      return Refuse(absl::StrCat(name, ".layer is ", check.layer,
-                                 "; it must be above that before, ", before.layer));
+      return Refuse(name, ".layer is ", check.layer,
+                                 "; it must be above that before, ", before.layer);
     }
     if (check.ratio > before.ratio) {
-      return Refuse(absl::StrCat(name, ".ratio is ", check.ratio,
+      return Refuse(name, ".ratio is ", check.ratio,
                                  "; rows that were not selected do not come back, so it must be at "
                                  "most that before, ",
-                                 before.ratio));
+                                 before.ratio);
     }
   }
   return absl::OkStatus();
@@ -69,36 +75,36 @@ absl::Status CheckChecks(const BlendConfig& config) {
 absl::Status CheckBlendModel(const BlendConfig& config) {
   if (config.num_layers < 1) {
     return RefuseModel(
-        absl::StrCat("num_layers is ", config.num_layers, "; it must be at least 1"));
+        "num_layers is ", config.num_layers, "; it must be at least 1");
   }
   if (config.num_kv_heads < 1 || config.num_heads < 1 ||
       config.num_heads % config.num_kv_heads != 0) {
-    return RefuseModel(absl::StrCat("num_heads is ", config.num_heads, ", num_kv_heads ",
-                                    config.num_kv_heads, "; one must be a multiple of the other"));
+    return RefuseModel("num_heads is ", config.num_heads, ", num_kv_heads ",
+                                    config.num_kv_heads, "; one must be a multiple of the other");
   }
   if (config.head_dim < 1 || config.hidden_size < 1) {
-    return RefuseModel(absl::StrCat("head_dim is ", config.head_dim, ", hidden_size ",
-                                    config.hidden_size, "; both must be at least 1"));
+    return RefuseModel("head_dim is ", config.head_dim, ", hidden_size ",
+                                    config.hidden_size, "; both must be at least 1");
   }
   for (int64_t size : {config.num_heads, config.head_dim, config.hidden_size}) {
     // Keeps the bytes of a row within int64.
     if (size > int64_t{1} << 28) {
       return RefuseModel(
-          absl::StrCat("num_heads, head_dim or hidden_size is ", size, "; at most 2^28"));
+          "num_heads, head_dim or hidden_size is ", size, "; at most 2^28");
     }
   }
   const int64_t rotary_dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim;
   if (rotary_dim < 0 || rotary_dim > config.head_dim || rotary_dim % 2 != 0) {
-    return RefuseModel(absl::StrCat("rotary_dim is ", config.rotary_dim, " of head_dim ",
+    return RefuseModel("rotary_dim is ", config.rotary_dim, " of head_dim ",
                                     config.head_dim,
-                                    "; even, at most head_dim, or 0 for an even one"));
+                                    "; even, at most head_dim, or 0 for an even one");
   }
   if (!(config.theta > 0) || !std::isfinite(config.theta)) {
-    return RefuseModel(absl::StrCat("theta is ", config.theta, "; finite and above 0"));
+    return RefuseModel("theta is ", config.theta, "; finite and above 0");
   }
   if (!IsComputeType(config.dtype)) {
     return RefuseModel(
-        absl::StrCat("dtype is ", Name(config.dtype), "; it must be f16, bf16, f32 or f64"));
+        "dtype is ", Name(config.dtype), "; it must be f16, bf16, f32 or f64");
   }
   return absl::OkStatus();
 }
@@ -109,7 +115,7 @@ absl::StatusOr<BlendSession> BlendSession::Create(const BlendConfig& config,
   if (status.ok()) status = CheckChecks(config);
   if (!status.ok()) return status;
   if (num_computed_tokens < 0) {
-    return Refuse(absl::StrCat("num_computed_tokens is ", num_computed_tokens, "; at least 0"));
+    return Refuse("num_computed_tokens is ", num_computed_tokens, "; at least 0");
   }
   return BlendSession(config, num_computed_tokens);
 }
@@ -120,22 +126,22 @@ absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
   }
   const int64_t num_ids = static_cast<int64_t>(chunk.ids.size());
   if (chunk.num_leading_tokens < 0 || chunk.num_leading_tokens > num_ids) {
-    return Refuse(absl::StrCat("num_leading_tokens is ", chunk.num_leading_tokens,
-                               "; the chunk has ", num_ids, " tokens"));
+    return Refuse("num_leading_tokens is ", chunk.num_leading_tokens,
+                               "; the chunk has ", num_ids, " tokens");
   }
   const int64_t first = ids_.empty() ? 0 : chunk.num_leading_tokens;
   const int64_t end = num_tokens() + num_ids - first;  // in the prompt
   const bool has_rows = !chunk.k.empty() || !chunk.v.empty();
   if (!has_rows && end > num_computed_) {
-    return Refuse(absl::StrCat("the chunk has no K and V and ends at token ", end,
+    return Refuse("the chunk has no K and V and ends at token ", end,
                                " of the prompt, of which ", num_computed_,
                                " are computed; give K and V of every layer, or make it part of the "
-                               "suffix"));
+                               "suffix");
   }
   if (has_rows && (static_cast<int64_t>(chunk.k.size()) != config_.num_layers ||
                    static_cast<int64_t>(chunk.v.size()) != config_.num_layers)) {
-    return Refuse(absl::StrCat("the chunk has K of ", chunk.k.size(), " and V of ", chunk.v.size(),
-                               " layers; the model has ", config_.num_layers));
+    return Refuse("the chunk has K of ", chunk.k.size(), " and V of ", chunk.v.size(),
+                               " layers; the model has ", config_.num_layers);
   }
   for (int layer = 0; has_rows && layer < config_.num_layers; ++layer) {
     absl::Status status = CheckRows("K", layer, chunk.k[layer], num_ids, config_);
@@ -144,12 +150,12 @@ absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
   }
   if (!chunk.rotated_for.empty()) {
     if (chunk.rotated_for.size() != chunk.ids.size()) {
-      return Refuse(absl::StrCat("rotated_for has ", chunk.rotated_for.size(),
-                                 " positions; the chunk has ", num_ids, " tokens"));
+      return Refuse("rotated_for has ", chunk.rotated_for.size(),
+                                 " positions; the chunk has ", num_ids, " tokens");
     }
     for (int64_t t = 0; t < num_ids; ++t) {
       if (chunk.rotated_for[t] >= 0) continue;
-      return Refuse(absl::StrCat("rotated_for[", t, "] is ", chunk.rotated_for[t], "; at least 0"));
+      return Refuse("rotated_for[", t, "] is ", chunk.rotated_for[t], "; at least 0");
     }
   }
 
@@ -183,20 +189,20 @@ absl::Status BlendSession::Plan(absl::Span<const int32_t> suffix,
   }
   const int64_t all = num_tokens() + static_cast<int64_t>(suffix.size());
   if (num_computed_ >= all) {
-    return Refuse(absl::StrCat("num_computed_tokens is ", num_computed_, " of a prompt of ", all,
-                               " tokens; the last token must be left to compute"));
+    return Refuse("num_computed_tokens is ", num_computed_, " of a prompt of ", all,
+                               " tokens; the last token must be left to compute");
   }
   if (!prompt.empty()) {
     if (static_cast<int64_t>(prompt.size()) != all) {
-      return Refuse(absl::StrCat("the prompt has ", prompt.size(), " tokens, the chunks ",
+      return Refuse("the prompt has ", prompt.size(), " tokens, the chunks ",
                                  ids_.size(), " and the suffix ", suffix.size(),
-                                 "; old K and V would not fit"));
+                                 "; old K and V would not fit");
     }
     for (size_t t = 0; t < prompt.size(); ++t) {
       const int32_t id = t < ids_.size() ? ids_[t] : suffix[t - ids_.size()];
       if (prompt[t] != id) {
-        return Refuse(absl::StrCat("token ", t, " of the prompt is ", prompt[t],
-                                   "; the chunks and the suffix have ", id));
+        return Refuse("token ", t, " of the prompt is ", prompt[t],
+                                   "; the chunks and the suffix have ", id);
       }
     }
   }

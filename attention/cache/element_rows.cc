@@ -9,6 +9,7 @@
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
+
 namespace {
 
 template <typename T>
@@ -146,6 +147,118 @@ double FiniteAmax(const double* values, int64_t count) {
     if (std::isfinite(values[i])) amax = std::max(amax, std::abs(values[i]));
   }
   return amax;
+}
+
+namespace {
+
+template <int kBytes>
+void CopyEach(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride,
+              int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, kBytes);
+  }
+}
+
+}  // namespace
+
+void CopyElements(int64_t element_bytes, const std::byte* from, int64_t from_stride, std::byte* to,
+                  int64_t to_stride, int64_t count) {
+  if (from_stride == element_bytes && to_stride == element_bytes) {
+    if (count > 0) std::memcpy(to, from, count * element_bytes);
+    return;
+  }
+  switch (element_bytes) {
+    case 1:
+      return CopyEach<1>(from, from_stride, to, to_stride, count);
+    case 2:
+      return CopyEach<2>(from, from_stride, to, to_stride, count);
+    case 4:
+      return CopyEach<4>(from, from_stride, to, to_stride, count);
+    default:
+      return CopyEach<8>(from, from_stride, to, to_stride, count);
+  }
+}
+
+void WriteRow(const RowLayout& layout, std::byte* row, const std::byte* from, int64_t stride) {
+  const int64_t bytes = ElementBytes(layout.dtype);
+  for (int64_t piece = 0; piece < layout.num_pieces; ++piece) {
+    CopyElements(bytes, from + piece * layout.piece_elements * stride, stride,
+                 row + piece * layout.piece_stride, layout.element_stride, layout.piece_elements);
+  }
+}
+
+void ReadRow(const ConstRowLayout& layout, const std::byte* row, std::byte* to, int64_t stride) {
+  const int64_t bytes = ElementBytes(layout.dtype);
+  for (int64_t piece = 0; piece < layout.num_pieces; ++piece) {
+    CopyElements(bytes, row + piece * layout.piece_stride, layout.element_stride,
+                 to + piece * layout.piece_elements * stride, stride, layout.piece_elements);
+  }
+}
+
+namespace {
+
+// Calls run(from, to, innermost) for every run of the innermost dimension; offsets in bytes.
+template <typename Run>
+void ForRuns(const StridedLoop& loop, const Run& run, int64_t bytes, int dim = 0, int64_t from = 0,
+             int64_t to = 0) {
+  if (dim + 1 >= loop.rank) {
+    return run(from, to, loop.rank == 0 ? StridedDim{1, bytes, bytes} : loop.dims[dim]);
+  }
+  for (int64_t i = 0; i < loop.dims[dim].extent; ++i) {
+    ForRuns(loop, run, bytes, dim + 1, from + i * loop.dims[dim].from, to + i * loop.dims[dim].to);
+  }
+}
+
+}  // namespace
+
+StridedLoop::StridedLoop(const ConstTensorView& from, const TensorView& to) {
+  const int64_t bytes = ElementBytes(to.dtype);
+  for (int i = 0; i < to.rank; ++i) {
+    if (to.extent[i] == 1) continue;
+    dims[rank++] = {to.extent[i], from.stride[i] * bytes, to.stride[i] * bytes};
+  }
+  std::sort(dims.begin(), dims.begin() + rank,
+            [](const StridedDim& a, const StridedDim& b) { return a.to > b.to; });
+  int joined = 0;
+  for (int i = 1; i < rank; ++i) {
+    StridedDim& outer = dims[joined];
+    const StridedDim& inner = dims[i];
+    if (outer.from == inner.from * inner.extent && outer.to == inner.to * inner.extent) {
+      outer = {outer.extent * inner.extent, inner.from, inner.to};
+    } else {
+      dims[++joined] = inner;
+    }
+  }
+  if (rank > 0) rank = joined + 1;
+}
+
+void CopyStrided(const ConstTensorView& from, const TensorView& to) {
+  if (to.empty()) return;
+  const int64_t bytes = ElementBytes(to.dtype);
+  ForRuns(
+      StridedLoop(from, to),
+      [&](int64_t from_offset, int64_t to_offset, const StridedDim& dim) {
+        CopyElements(bytes, from.data + from_offset, dim.from, to.data + to_offset, dim.to,
+                     dim.extent);
+      },
+      bytes);
+}
+
+void FillStrided(const TensorView& to, std::byte byte) {
+  if (to.empty()) return;
+  const int64_t bytes = ElementBytes(to.dtype);
+  ForRuns(
+      StridedLoop(to, to),
+      [&](int64_t, int64_t offset, const StridedDim& dim) {
+        if (dim.to == bytes) {
+          std::memset(to.data + offset, std::to_integer<int>(byte), dim.extent * bytes);
+        } else {
+          for (int64_t i = 0; i < dim.extent; ++i) {
+            std::memset(to.data + offset + i * dim.to, std::to_integer<int>(byte), bytes);
+          }
+        }
+      },
+      bytes);
 }
 
 }  // namespace kvblocks::attention

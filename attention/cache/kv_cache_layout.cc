@@ -3,9 +3,8 @@
 #include <initializer_list>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -17,9 +16,10 @@ bool IsRecords(const KvCacheGeometry& g) {
          IsMlaRecord(g.format);
 }
 
-absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
+template <typename... Why>
+absl::Status Refuse(const KvCacheGeometry& geometry, const Why&... why) {
   return InvalidArgument("KvCacheGeometry of ", Name(geometry.layout), " ", Name(geometry.dtype),
-                         ": ", why);
+                         ": ", why...);
 }
 
 // Of a format with scales of its own.
@@ -27,21 +27,21 @@ absl::Status CheckFormat(const KvCacheGeometry& g) {
   if (IsMlaRecord(g.format)) {
     return g.layout == KvLayout::kMlaLatent
                ? absl::OkStatus()
-               : Refuse(g, absl::StrCat("format ", Name(g.format), " is for mla_latent"));
+               : Refuse(g, "format ", Name(g.format), " is for mla_latent");
   }
   const bool packed = ValuesPerElement(g.format) > 1;
   if (!IsStrided(g.layout)) {
-    return Refuse(g, absl::StrCat("format ", Name(g.format), " is for nhd and hnd"));
+    return Refuse(g, "format ", Name(g.format), " is for nhd and hnd");
   }
   if (g.placement != KvPlacement::kInterleaved) {
-    return Refuse(g, absl::StrCat("format ", Name(g.format), " has K and V of a block together; ",
-                                  "set placement to kInterleaved"));
+    return Refuse(g, "format ", Name(g.format), " has K and V of a block together; ",
+                                  "set placement to kInterleaved");
   }
   const bool known = packed ? g.dtype == DType::kU8
                             : g.dtype == DType::kI8 || g.dtype == DType::kF8E4M3;
   if (!known) {
-    return Refuse(g, absl::StrCat("format ", Name(g.format), " takes dtype ",
-                                  packed ? "u8" : "i8 or f8e4m3"));
+    return Refuse(g, "format ", Name(g.format), " takes dtype ",
+                                  packed ? "u8" : "i8 or f8e4m3");
   }
   // Scales of 4 bytes lie behind the codes.
   const int64_t multiple =
@@ -49,13 +49,13 @@ absl::Status CheckFormat(const KvCacheGeometry& g) {
   for (const int64_t dim : {g.key_dim, g.value_dim}) {
     constexpr int64_t kMostValues = int64_t{1} << 60;
     if (dim % multiple != 0 || dim > kMostValues) {
-      return Refuse(g, absl::StrCat("format ", Name(g.format), " packs multiples of ", multiple,
-                                    " values, at most 2^60; a vector has ", dim));
+      return Refuse(g, "format ", Name(g.format), " packs multiples of ", multiple,
+                                    " values, at most 2^60; a vector has ", dim);
     }
   }
   if (g.format != KvRowFormat::kNvfp4 && g.block_padding_bytes % 4 != 0) {
-    return Refuse(g, absl::StrCat("block_padding_bytes ", g.block_padding_bytes,
-                                  " is no multiple of 4, as float32 scales need"));
+    return Refuse(g, "block_padding_bytes ", g.block_padding_bytes,
+                                  " is no multiple of 4, as float32 scales need");
   }
   return absl::OkStatus();
 }
@@ -63,39 +63,39 @@ absl::Status CheckFormat(const KvCacheGeometry& g) {
 absl::Status CheckGeometry(const KvCacheGeometry& g) {
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
     return value >= least ? absl::OkStatus()
-                          : Refuse(g, absl::StrCat(name, " is ", value, "; at least ", least));
+                          : Refuse(g, name, " is ", value, "; at least ", least);
   };
-  if (auto s = at_least("num_blocks", g.num_blocks, 0); !s.ok()) return s;
-  if (auto s = at_least("block_size", g.block_size, 1); !s.ok()) return s;
-  if (auto s = at_least("block_padding_bytes", g.block_padding_bytes, 0); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(at_least("num_blocks", g.num_blocks, 0));
+  KVBLOCKS_RETURN_IF_ERROR(at_least("block_size", g.block_size, 1));
+  KVBLOCKS_RETURN_IF_ERROR(at_least("block_padding_bytes", g.block_padding_bytes, 0));
   if (IsRecords(g)) {
     if (g.dtype != DType::kU8) return Refuse(g, "its rows are records of bytes; dtype must be u8");
   } else {
-    if (auto s = at_least("key_dim", g.key_dim, 1); !s.ok()) return s;
-    if (auto s = at_least("value_dim", g.value_dim, 1); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(at_least("key_dim", g.key_dim, 1));
+    KVBLOCKS_RETURN_IF_ERROR(at_least("value_dim", g.value_dim, 1));
   }
   if (IsMla(g.layout)) {
     if (g.num_kv_heads != 1) {
-      return Refuse(g, absl::StrCat("num_kv_heads is ", g.num_kv_heads, "; MLA has one"));
+      return Refuse(g, "num_kv_heads is ", g.num_kv_heads, "; MLA has one");
     }
     if (!IsRecords(g) && g.value_dim > g.key_dim) {
-      return Refuse(g, absl::StrCat("value_dim ", g.value_dim, " exceeds key_dim ", g.key_dim,
-                                    ", whose first columns it is"));
+      return Refuse(g, "value_dim ", g.value_dim, " exceeds key_dim ", g.key_dim,
+                                    ", whose first columns it is");
     }
     if (g.layout == KvLayout::kMlaSplit && g.value_dim == g.key_dim) {
       return Refuse(
           g, "key_dim equals value_dim, so no rotary columns are left for the second tensor");
     }
   } else {
-    if (auto s = at_least("num_kv_heads", g.num_kv_heads, 1); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(at_least("num_kv_heads", g.num_kv_heads, 1));
   }
   if (g.format != KvRowFormat::kElements) {
-    if (auto s = CheckFormat(g); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckFormat(g));
   }
   if (g.layout == KvLayout::kPagedX) {
     const int64_t x = 16 / ElementBytes(g.dtype);
     if (g.key_dim % x != 0) {
-      return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " is no multiple of x = ", x));
+      return Refuse(g, "key_dim ", g.key_dim, " is no multiple of x = ", x);
     }
     if (g.placement == KvPlacement::kInterleaved) {
       return Refuse(g, "interleaved placement is for nhd and hnd");
@@ -109,8 +109,8 @@ absl::Status CheckGeometry(const KvCacheGeometry& g) {
                   "tensor");
   }
   if (g.block_padding_bytes % ElementBytes(g.dtype) != 0) {
-    return Refuse(g, absl::StrCat("block_padding_bytes ", g.block_padding_bytes,
-                                  " is no multiple of the element size ", ElementBytes(g.dtype)));
+    return Refuse(g, "block_padding_bytes ", g.block_padding_bytes,
+                                  " is no multiple of the element size ", ElementBytes(g.dtype));
   }
   return absl::OkStatus();
 }
@@ -134,8 +134,7 @@ absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
   if (g.layout == KvLayout::kMlaFp8_656) return Product(g, {g.block_size, kMla656Bytes});
   if (g.layout == KvLayout::kMlaFp8_584) {
     // The formula adds up to one more multiple of 576 before it divides.
-    auto fits = Product(g, {g.block_size, 584 + 576});
-    if (!fits.ok()) return fits.status();
+    KVBLOCKS_RETURN_IF_ERROR(Product(g, {g.block_size, 584 + 576}).status());
     return MlaFp8_584BlockBytes(g.block_size);
   }
   if (IsMlaRecord(g.format)) return Product(g, {g.block_size, ShapeOf(g.format).bytes});
@@ -161,7 +160,7 @@ struct BlockElements {
 };
 
 absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
-  if (auto s = CheckGeometry(g); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckGeometry(g));
   BlockElements block;
   auto k = KeyElements(g);
   if (!k.ok()) return k.status();
@@ -181,11 +180,23 @@ absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
   return block;
 }
 
+// Row-major, but for blocks, which lie `block` elements apart.
 absl::StatusOr<TensorView> View(const KvCacheGeometry& g, std::byte* data,
-                                std::initializer_list<int64_t> extents,
-                                std::initializer_list<int64_t> strides, DeviceId device) {
-  return TensorView::Make(data, g.dtype, absl::MakeConstSpan(extents.begin(), extents.size()),
-                          absl::MakeConstSpan(strides.begin(), strides.size()), device);
+                                absl::Span<const int64_t> extents, int64_t block, DeviceId device) {
+  int64_t strides[kMaxRank] = {}, dense = 1;
+  for (size_t i = extents.size() - 1; i > 0; dense *= extents[i--]) strides[i] = dense;
+  strides[0] = block;
+  return TensorView::Make(data, g.dtype, extents, absl::MakeConstSpan(strides, extents.size()),
+                          device);
+}
+
+// Of the keys or the values of a layout with heads; x elements are 16 bytes.
+std::vector<int64_t> HeadExtents(KvLayout layout, bool keys, int64_t nb, int64_t bs, int64_t heads,
+                                 int64_t dim, int64_t x) {
+  if (layout == KvLayout::kNhd) return {nb, bs, heads, dim};
+  if (layout == KvLayout::kHnd) return {nb, heads, bs, dim};
+  return keys ? std::vector<int64_t>{nb, heads, dim / x, bs, x}
+              : std::vector<int64_t>{nb, heads, dim, bs};
 }
 
 // A format with scales of its own; `block_bytes` from one block to the next, `v_at` to its V.
@@ -223,25 +234,24 @@ absl::StatusOr<KvCacheView> QuantisedView(const KvCacheGeometry& g, std::byte* d
     return absl::OkStatus();
   };
   const int64_t v_offset = inline_scales ? VectorBytes(g, g.key_dim) : v_at;
-  if (auto s = place(g.key_dim, 0, &cache.k, &cache.k_scales); !s.ok()) return s;
-  if (auto s = place(g.value_dim, v_offset, &cache.v, &cache.v_scales); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(place(g.key_dim, 0, &cache.k, &cache.k_scales));
+  KVBLOCKS_RETURN_IF_ERROR(place(g.value_dim, v_offset, &cache.v, &cache.v_scales));
   return cache;
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
   switch (g.layout) {
     case KvLayout::kMlaSplit:
       return Refuse(g, "it is two tensors and has no single shape; use MakeKvCacheView");
     case KvLayout::kMlaLatent:
-      return std::vector<int64_t>{g.num_blocks, g.block_size, block->k / g.block_size};
+      return std::vector<int64_t>{g.num_blocks, g.block_size, block.k / g.block_size};
     case KvLayout::kMlaFp8_656:
       return std::vector<int64_t>{g.num_blocks, g.block_size, kMla656Bytes};
     case KvLayout::kMlaFp8_584:
-      return std::vector<int64_t>{g.num_blocks, block->k};
+      return std::vector<int64_t>{g.num_blocks, block.k};
     default:
       break;
   }
@@ -249,10 +259,10 @@ absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
     return Refuse(g, "codes and scales do not share a tensor; use MakeKvCacheView");
   }
   if (g.key_dim != g.value_dim) {
-    return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " and value_dim ", g.value_dim,
-                                  " do not share a tensor; use MakeKvCacheView"));
+    return Refuse(g, "key_dim ", g.key_dim, " and value_dim ", g.value_dim,
+                                  " do not share a tensor; use MakeKvCacheView");
   }
-  if (g.layout == KvLayout::kPagedX) return std::vector<int64_t>{2, g.num_blocks, block->k};
+  if (g.layout == KvLayout::kPagedX) return std::vector<int64_t>{2, g.num_blocks, block.k};
   if (g.placement == KvPlacement::kInterleaved) {
     return std::vector<int64_t>{g.num_blocks, 2, g.block_size, g.num_kv_heads, g.key_dim};
   }
@@ -265,10 +275,9 @@ absl::StatusOr<int> BlockDim(const KvCacheGeometry& g) {
 }
 
 absl::StatusOr<std::vector<int>> StrideOrder(const KvCacheGeometry& g, bool include_layer_dim) {
-  auto shape = KvCacheShape(g);
-  if (!shape.ok()) return shape.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto shape, KvCacheShape(g));
   auto block_dim = BlockDim(g);
-  std::vector<int> order(shape->size());
+  std::vector<int> order(shape.size());
   for (int i = 0; i < order.size(); ++i) order[i] = i;
   if (g.layout == KvLayout::kHnd) std::swap(order[2], order[3]);
   if (include_layer_dim) {
@@ -280,84 +289,72 @@ absl::StatusOr<std::vector<int>> StrideOrder(const KvCacheGeometry& g, bool incl
 }
 
 absl::StatusOr<int64_t> BytesPerBlock(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
-  return block->bytes;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
+  return block.bytes;
 }
 
 absl::StatusOr<int64_t> KvCacheBytes(const KvCacheGeometry& g) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
-  return Product(g, {g.num_blocks, block->bytes});
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
+  return Product(g, {g.num_blocks, block.bytes});
 }
 
 absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const TensorView& memory) {
-  auto block = ElementsOfBlock(g);
-  if (!block.ok()) return block.status();
-  auto bytes = KvCacheBytes(g);
-  if (!bytes.ok()) return bytes.status();
-  auto have = memory.SpanBytes();
-  if (!have.ok()) return have.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto block, ElementsOfBlock(g));
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t bytes, KvCacheBytes(g));
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t have, memory.SpanBytes());
   if (!memory.contiguous()) return Refuse(g, "its memory must be contiguous");
-  if (*have < *bytes) {
-    return ResourceExhausted("MakeKvCacheView: ", Name(g.layout), " needs ", *bytes,
-                             " bytes; memory has ", *have);
+  if (have < bytes) {
+    return ResourceExhausted("MakeKvCacheView: ", Name(g.layout), " needs ", bytes,
+                             " bytes; memory has ", have);
   }
   const bool float_scales = g.format == KvRowFormat::kPerTokenHead ||
                             g.format == KvRowFormat::kInt4PerTokenHead;
   const int64_t element = ElementBytes(g.dtype), alignment = float_scales ? 4 : element;
   if (reinterpret_cast<uintptr_t>(memory.data) % alignment != 0) {
-    return Refuse(g, absl::StrCat("its memory is not aligned to ", alignment, " bytes"));
+    return Refuse(g, "its memory is not aligned to ", alignment, " bytes");
   }
   if (g.format != KvRowFormat::kElements && !IsMlaRecord(g.format)) {
-    return QuantisedView(g, memory.data, block->bytes, block->k, memory.device);
+    return QuantisedView(g, memory.data, block.bytes, block.k, memory.device);
   }
 
   // Elements from one block to the next, and from a block's K to its V.
   const bool one_run =
       IsMla(g.layout) ? g.layout != KvLayout::kMlaSplit : g.placement == KvPlacement::kInterleaved;
-  const int64_t whole = block->bytes / element;
-  const int64_t k_block = one_run ? whole : block->k;
-  const int64_t v_block = one_run ? whole : block->v;
+  const int64_t whole = block.bytes / element;
+  const int64_t k_block = one_run ? whole : block.k;
+  const int64_t v_block = one_run ? whole : block.v;
   std::byte* const k_data = memory.data;
-  std::byte* const v_data = k_data == nullptr
-                                ? nullptr
-                                : k_data + element * (one_run ? block->k : g.num_blocks * block->k);
+  std::byte* const v_data =
+      k_data == nullptr ? nullptr : k_data + element * (one_run ? block.k : g.num_blocks * block.k);
   const int64_t nb = g.num_blocks, bs = g.block_size, heads = g.num_kv_heads;
   const int64_t d = g.key_dim, dv = g.value_dim;
   const DeviceId device = memory.device;
 
   absl::StatusOr<TensorView> k, v = TensorView();
   switch (g.layout) {
-    case KvLayout::kPagedX: {
+    case KvLayout::kPagedX:
+    case KvLayout::kNhd:
+    case KvLayout::kHnd: {
       const int64_t x = 16 / element;
-      k = View(g, k_data, {nb, heads, d / x, bs, x}, {k_block, d * bs, bs * x, x, 1}, device);
-      v = View(g, v_data, {nb, heads, dv, bs}, {v_block, dv * bs, bs, 1}, device);
+      k = View(g, k_data, HeadExtents(g.layout, true, nb, bs, heads, d, x), k_block, device);
+      v = View(g, v_data, HeadExtents(g.layout, false, nb, bs, heads, dv, x), v_block, device);
       break;
     }
-    case KvLayout::kNhd:
-      k = View(g, k_data, {nb, bs, heads, d}, {k_block, heads * d, d, 1}, device);
-      v = View(g, v_data, {nb, bs, heads, dv}, {v_block, heads * dv, dv, 1}, device);
-      break;
-    case KvLayout::kHnd:
-      k = View(g, k_data, {nb, heads, bs, d}, {k_block, bs * d, d, 1}, device);
-      v = View(g, v_data, {nb, heads, bs, dv}, {v_block, bs * dv, dv, 1}, device);
-      break;
     case KvLayout::kMlaLatent: {
-      const int64_t row = block->k / bs;
-      k = View(g, k_data, {nb, bs, row}, {k_block, row, 1}, device);
+      const int64_t row = block.k / bs;
+      k = View(g, k_data, {nb, bs, row}, k_block, device);
       if (k.ok() && !IsMlaRecord(g.format)) return MakeMlaLatentView(*k, dv);
       break;
     }
     case KvLayout::kMlaSplit:
-      k = View(g, k_data, {nb, bs, dv}, {k_block, dv, 1}, device);
-      v = View(g, v_data, {nb, bs, d - dv}, {v_block, d - dv, 1}, device);
+      k = View(g, k_data, {nb, bs, dv}, k_block, device);
+      v = View(g, v_data, {nb, bs, d - dv}, v_block, device);
       break;
     case KvLayout::kMlaFp8_656:
-      k = View(g, k_data, {nb, bs, kMla656Bytes}, {k_block, kMla656Bytes, 1}, device);
+      k = View(g, k_data, {nb, bs, kMla656Bytes}, k_block, device);
       break;
     case KvLayout::kMlaFp8_584:
-      k = View(g, k_data, {nb, block->k}, {k_block, 1}, device);
+      k = View(g, k_data, {nb, block.k}, k_block, device);
       break;
   }
   if (!k.ok()) return k.status();
@@ -369,48 +366,38 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
 
 absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv_heads,
                                          int64_t head_size, KvLayout layout) {
-  const auto refuse = [&](const std::string& why) {
-    return InvalidArgument("SplitKvCache: cache ", cache.DebugString(), ": ", why);
+  const auto refuse = [&](const auto&... why) {
+    return InvalidArgument("SplitKvCache: cache ", cache.DebugString(), ": ", why...);
   };
-  if (IsMla(layout)) return refuse(absl::StrCat("layout ", Name(layout), " has no K and V apart"));
+  if (IsMla(layout)) return refuse("layout ", Name(layout), " has no K and V apart");
   if (cache.rank != 3 || cache.extent[0] != 2) return refuse("expected [2, NB, BS * Hkv * D]");
   constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
   if (absl::Status status = cache.Validate(kAnyBytes); !status.ok()) {
     return refuse(std::string(status.message()));
   }
   if (num_kv_heads < 1 || head_size < 1) {
-    return refuse(absl::StrCat("num_kv_heads ", num_kv_heads, " and head_size ", head_size,
-                               " must be at least 1"));
+    return refuse("num_kv_heads ", num_kv_heads, " and head_size ", head_size,
+                               " must be at least 1");
   }
   int64_t token;
   if (__builtin_mul_overflow(num_kv_heads, head_size, &token) || cache.extent[2] % token != 0 ||
       cache.extent[2] == 0) {
-    return refuse(absl::StrCat("a block of ", cache.extent[2], " elements is no whole number of ",
-                               num_kv_heads, " heads * ", head_size));
+    return refuse("a block of ", cache.extent[2], " elements is no whole number of ",
+                               num_kv_heads, " heads * ", head_size);
   }
   const int64_t x = 16 / ElementBytes(cache.dtype);
   if (layout == KvLayout::kPagedX && head_size % x != 0) {
-    return refuse(absl::StrCat("head_size ", head_size, " is no multiple of x = ", x));
+    return refuse("head_size ", head_size, " is no multiple of x = ", x);
   }
   const int64_t nb = cache.extent[1];
   const int64_t bs = cache.extent[2] / token;
-  const auto part = [&](int64_t index, std::initializer_list<int64_t> extents) {
-    return cache.Select(0, index)->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
+  const auto part = [&](int64_t index) {
+    return cache.Select(0, index)->Reshape(
+        HeadExtents(layout, index == 0, nb, bs, num_kv_heads, head_size, x));
   };
-  absl::StatusOr<TensorView> k, v;
-  if (layout == KvLayout::kPagedX) {
-    k = part(0, {nb, num_kv_heads, head_size / x, bs, x});
-    v = part(1, {nb, num_kv_heads, head_size, bs});
-  } else if (layout == KvLayout::kNhd) {
-    k = part(0, {nb, bs, num_kv_heads, head_size});
-    v = part(1, {nb, bs, num_kv_heads, head_size});
-  } else {
-    k = part(0, {nb, num_kv_heads, bs, head_size});
-    v = part(1, {nb, num_kv_heads, bs, head_size});
-  }
-  if (!k.ok()) return k.status();
-  if (!v.ok()) return v.status();
-  return KvCacheView(layout, *k, *v);
+  KVBLOCKS_ASSIGN_OR_RETURN(const TensorView k, part(0));
+  KVBLOCKS_ASSIGN_OR_RETURN(const TensorView v, part(1));
+  return KvCacheView(layout, k, v);
 }
 
 absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t latent_rank) {
@@ -420,9 +407,8 @@ absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t la
                            "; expected [NB, BS, R_kv + R_pe] with 1 <= latent_rank <= the "
                            "last extent");
   }
-  auto v = rows.Slice(2, 0, latent_rank);
-  if (!v.ok()) return v.status();
-  return KvCacheView(KvLayout::kMlaLatent, rows, *v);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto v, rows.Slice(2, 0, latent_rank));
+  return KvCacheView(KvLayout::kMlaLatent, rows, v);
 }
 
 }  // namespace kvblocks::attention

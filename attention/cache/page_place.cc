@@ -7,6 +7,7 @@
 
 #include "absl/types/span.h"
 #include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -80,7 +81,7 @@ void Spread(const TensorView& pages, TensorView* view) {
 
 absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_blocks, int64_t split,
                                        const TensorView& memory) {
-  if (absl::Status status = CheckPlace(place, num_blocks, split); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckPlace(place, num_blocks, split));
   const bool in_chunks = place.ids_per_chunk > 0;
   const CheckedInt64 last = LastPage(place, num_blocks);
   const CheckedInt64 end = last + place.page_bytes;
@@ -132,16 +133,15 @@ absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeom
   // The same for one block, but formats with scales know one of the two.
   geometry.placement = own_scales ? KvPlacement::kInterleaved : KvPlacement::kKThenV;
   geometry.block_padding_bytes = 0;
-  const absl::StatusOr<int64_t> needed = BytesPerBlock(geometry);
-  if (!needed.ok()) return needed.status();
-  if (*needed > pages.extent[1]) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t needed, BytesPerBlock(geometry));
+  if (needed > pages.extent[1]) {
     return InvalidArgument("a block of ", geometry.block_size, " ", Name(geometry.layout),
-                           " rows takes ", *needed, " bytes; pages have ", pages.extent[1],
+                           " rows takes ", needed, " bytes; pages have ", pages.extent[1],
                            " for each");
   }
   const bool float_scales = own_scales && geometry.format != KvRowFormat::kNvfp4;
   const DType widest = float_scales ? DType::kF32 : geometry.dtype;
-  if (absl::Status s = CheckElement(placed, widest, 0); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckElement(placed, widest, 0));
   absl::StatusOr<KvCacheView> view = MakeKvCacheView(
       geometry,
       TensorView::Contiguous(pages.data, DType::kU8, {pages.extent[1]}, pages.device));
@@ -154,12 +154,11 @@ absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeom
     }
     const int64_t row = geometry.key_dim + geometry.value_dim;
     for (TensorView* part : {&view->k, &view->v}) {
-      auto strided = TensorView::Make(pages.data, geometry.dtype,
-                                      absl::MakeConstSpan(part->extent.data(), 4),
-                                      {part->stride[0], geometry.num_kv_heads * row, row, 1},
-                                      pages.device);
-      if (!strided.ok()) return strided.status();
-      *part = *strided;
+      KVBLOCKS_ASSIGN_OR_RETURN(
+          auto strided,
+          TensorView::Make(pages.data, geometry.dtype, absl::MakeConstSpan(part->extent.data(), 4),
+                           {part->stride[0], geometry.num_kv_heads * row, row, 1}, pages.device));
+      *part = strided;
     }
     view->v.data += geometry.key_dim * ElementBytes(geometry.dtype);
   }
@@ -177,14 +176,14 @@ absl::StatusOr<TensorView> PlacedTensor(const PlacedPages& placed, int64_t offse
   if (offset < 0 || offset > pages.extent[1]) {
     return OutOfRange("offset is ", offset, "; pages have ", pages.extent[1], " bytes");
   }
-  if (absl::Status s = CheckElement(placed, dtype, offset); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckElement(placed, dtype, offset));
   std::vector<int64_t> shape = {1};
   shape.insert(shape.end(), extents.begin(), extents.end());
-  auto view = TensorView::Make(pages.data + offset, dtype, shape, {}, pages.device);
-  if (!view.ok()) return view.status();
-  if (absl::Status s = view->Validate(pages.extent[1] - offset); !s.ok()) return s;
-  Spread(pages, &*view);
-  return *view;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto view,
+                            TensorView::Make(pages.data + offset, dtype, shape, {}, pages.device));
+  KVBLOCKS_RETURN_IF_ERROR(view.Validate(pages.extent[1] - offset));
+  Spread(pages, &view);
+  return view;
 }
 
 }  // namespace kvblocks::attention

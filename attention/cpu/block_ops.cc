@@ -1,6 +1,6 @@
 #include "kvblocks/attention/cpu/block_ops.h"
 
-#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/block_checks.h"
 #include "kvblocks/checks/status_text.h"

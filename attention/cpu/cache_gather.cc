@@ -3,7 +3,6 @@
 
 #include "kvblocks/attention/cache/cache_rows.h"
 #include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"

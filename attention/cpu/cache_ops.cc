@@ -6,10 +6,7 @@
 #include <vector>
 
 #include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
-#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/checks/ceil_div.h"

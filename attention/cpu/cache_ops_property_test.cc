@@ -12,7 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/tensor/small_floats.h"

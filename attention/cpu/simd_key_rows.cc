@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
-#include "kvblocks/attention/cache/mla_records.h"
 #include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention::simd {

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/block_ops.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/metadata/context_parallel.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -22,15 +24,9 @@ constexpr int64_t kMlaSize = 512;
 constexpr int64_t kMaxExtent = int64_t{1} << 31;
 
 const char* NameOf(MaskEncoding encoding) {
-  switch (encoding) {
-    case MaskEncoding::kAdditive:
-      return "additive";
-    case MaskEncoding::kAdditiveFinite:
-      return "finite additive";
-    case MaskEncoding::kMarker:
-      return "marker";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"additive", "finite additive", "marker"};
+  const auto index = static_cast<size_t>(encoding);
+  return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 bool HidesLater(int64_t i, int64_t j) { return j > i; }
@@ -120,10 +116,9 @@ MaskRule StridedRule(int64_t stride) {
 }
 
 absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParallelShard& shard) {
-  const absl::StatusOr<ShardRows> rows = RowsOf(shard);
-  if (!rows.ok()) return rows.status();
-  std::vector<int64_t> positions(static_cast<size_t>(rows->size()));
-  for (int64_t row = 0; row < rows->size(); ++row) positions[row] = rows->Position(row);
+  KVBLOCKS_ASSIGN_OR_RETURN(const ShardRows rows, RowsOf(shard));
+  std::vector<int64_t> positions(static_cast<size_t>(rows.size()));
+  for (int64_t row = 0; row < rows.size(); ++row) positions[row] = rows.Position(row);
   return positions;
 }
 
@@ -144,9 +139,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Causal(int64_t n, MaskElement elem
     return InvalidArgument("Causal: n is ", n, "; it must be 1 to ", kMaxExtent);
   }
   const int64_t capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
-  const auto mask = GetOrMake(MakeKey(Kind::kCausal, element), capacity, capacity, HidesLater);
-  if (!mask.ok()) return mask.status();
-  return TopLeft(*mask, n, n);
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto mask, GetOrMake(MakeKey(Kind::kCausal, element), capacity, capacity, HidesLater));
+  return TopLeft(mask, n, n);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::SplitFuse(DType dtype) {
@@ -200,19 +195,18 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
     const ContextParallelShard& shard, MaskElement element) {
-  const absl::StatusOr<ShardRows> shard_rows = RowsOf(shard);
-  if (!shard_rows.ok()) return shard_rows.status();
-  if (shard_rows->size() == 0) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const ShardRows shard_rows, RowsOf(shard));
+  if (shard_rows.size() == 0) {
     return InvalidArgument("PrefillContextParallel: rank ", shard.rank, " of ", shard.num_ranks,
                            " holds none of ", shard.num_tokens, " tokens; it needs no mask");
   }
   Key key = MakeKey(Kind::kContextParallel, element);
-  key.rows = shard_rows->size();
+  key.rows = shard_rows.size();
   key.columns = shard.num_tokens;
   key.num_ranks = shard.num_ranks;
   key.rank = shard.rank;
   return GetOrMake(key, key.rows, key.columns,
-                   [&](int64_t i, int64_t j) { return j > shard_rows->Position(i); });
+                   [&](int64_t i, int64_t j) { return j > shard_rows.Position(i); });
 }
 
 absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
@@ -249,9 +243,8 @@ absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
 
 absl::StatusOr<MaskRule> AttentionMaskBuilder::RuleOf(
     const std::string& name, const std::optional<std::string>& params) const {
-  absl::StatusOr<Registration> registration = Find(name, params);
-  if (!registration.ok()) return registration.status();
-  return std::move(registration->rule);
+  KVBLOCKS_ASSIGN_OR_RETURN(Registration registration, Find(name, params));
+  return std::move(registration.rule);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec) {
@@ -259,13 +252,12 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec)
     return InvalidArgument("Custom: the mask is [", spec.rows, ", ", spec.columns,
                            "]; extents must be 1 to ", kMaxExtent);
   }
-  const absl::StatusOr<Registration> registration = Find(spec.name, spec.params);
-  if (!registration.ok()) return registration.status();
-  const MaskRule& rule = registration->rule;
+  KVBLOCKS_ASSIGN_OR_RETURN(const Registration registration, Find(spec.name, spec.params));
+  const MaskRule& rule = registration.rule;
   Key key = MakeKey(Kind::kCustom, spec.element);
   key.rows = spec.rows;
   key.columns = spec.columns;
-  key.generation = registration->generation;
+  key.generation = registration.generation;
   key.params = rule.params;
   return GetOrMake(key, spec.rows, spec.columns,
                    [&](int64_t i, int64_t j) { return rule.hides(i, j, rule.params); });
@@ -284,11 +276,10 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
                              " keys; at least 0 each, and below 2^63 bits in all");
     }
   }
-  if (absl::Status status = CheckNoCapture("the rows of a step"); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckNoCapture("the rows of a step"));
   const int64_t num_bytes = CeilDiv(num_bits, 8);
-  auto host = Allocate("Bits", num_bytes);
-  if (!host.ok()) return host.status();
-  std::byte* const bytes = host->get();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto host, Allocate("Bits", num_bytes));
+  std::byte* const bytes = host.get();
   int64_t row_begin = 0;
   for (const MaskRows& request : requests) {
     for (int64_t row = 0; row < request.num_rows; ++row, row_begin += request.num_keys) {
@@ -312,7 +303,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
       SetBits(bytes, row_begin + end, row_begin + request.num_keys);
     }
   }
-  absl::StatusOr<MaskRef> mask = Place(*std::move(host), num_bytes, DType::kU8, {num_bytes});
+  absl::StatusOr<MaskRef> mask = Place(std::move(host), num_bytes, DType::kU8, {num_bytes});
   if (mask.ok()) mask->form = MaskForm::kRaggedBits;
   return mask;
 }
@@ -338,18 +329,17 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   if (!mask.view.device.on_host()) {
     return Unimplemented("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack");
   }
-  if (absl::Status status = CheckNoCapture("a packed copy"); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckNoCapture("a packed copy"));
   const int64_t rows = mask.view.extent[0], columns = mask.view.extent[1];
-  const absl::StatusOr<int64_t> num_bytes = BytesOf("Pack", mask.view.dtype, rows, columns);
-  if (!num_bytes.ok()) return num_bytes.status();
-  auto bytes = Allocate("Pack", *num_bytes);
-  if (!bytes.ok()) return bytes.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_bytes,
+                            BytesOf("Pack", mask.view.dtype, rows, columns));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto bytes, Allocate("Pack", num_bytes));
   const TensorView dense =
-      TensorView::Contiguous(bytes->get(), mask.view.dtype, {rows, columns}, mask.view.device);
+      TensorView::Contiguous(bytes.get(), mask.view.dtype, {rows, columns}, mask.view.device);
   CopyStrided(mask.view, dense);
   MaskRef packed = mask;
   packed.view = dense;
-  packed.storage = *std::move(bytes);
+  packed.storage = std::move(bytes);
   return packed;
 }
 
@@ -384,10 +374,10 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]>
     return Unimplemented("mask builder: no upload to ", Name(options_.device),
                          " was given; set Options::upload");
   } else {
-    auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(bytes));
-    if (!uploaded.ok()) return uploaded.status();
-    data = uploaded->get();
-    mask.storage = *std::move(uploaded);
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        auto uploaded, options_.upload(options_.device, host.get(), static_cast<size_t>(bytes)));
+    data = uploaded.get();
+    mask.storage = std::move(uploaded);
   }
   mask.view = ConstTensorView::Contiguous(data, dtype, extents, options_.device);
   return mask;
@@ -435,15 +425,13 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::GetOrMake(const Key& key, int64_t 
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_t rows,
                                                           int64_t columns, Rule hides) const {
-  const absl::StatusOr<double> masked = MaskedValue(key.dtype, key.encoding);
-  if (!masked.ok()) return masked.status();
-  const absl::StatusOr<int64_t> bytes = BytesOf("mask builder", key.dtype, rows, columns);
-  if (!bytes.ok()) return bytes.status();
-  auto host = Allocate("mask builder", *bytes);  // zero is visible in every type
+  KVBLOCKS_ASSIGN_OR_RETURN(const double masked, MaskedValue(key.dtype, key.encoding));
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf("mask builder", key.dtype, rows, columns));
+  auto host = Allocate("mask builder", bytes);  // zero is visible in every type
   if (!host.ok()) return host.status();
   const int64_t element_bytes = ElementBytes(key.dtype);
   std::byte hidden[8] = {};
-  StoreElement(key.dtype, *masked, hidden);
+  StoreElement(key.dtype, masked, hidden);
   std::byte* to = host->get();
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j, to += element_bytes) {
@@ -451,7 +439,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_
     }
   }
 
-  absl::StatusOr<MaskRef> mask = Place(*std::move(host), *bytes, key.dtype, {rows, columns});
+  absl::StatusOr<MaskRef> mask = Place(*std::move(host), bytes, key.dtype, {rows, columns});
   if (!mask.ok()) return mask;
   mask->encoding = key.encoding;
   mask->form = MaskForm::kShared;

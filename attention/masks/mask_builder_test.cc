@@ -244,12 +244,6 @@ TEST(MaskCacheTest, DeviceIsTheBuildersOwn) {
   EXPECT_EQ(without.Causal(4, kBoolMarker).status().code(), absl::StatusCode::kUnimplemented);
 }
 
-TEST(MaskCacheTest, WindowMaskIsNotCachedWithoutItsWindow) {
-  AttentionMaskBuilder builder;
-  const auto two = builder.SlidingWindow(Window(2, 6)), three = builder.SlidingWindow(Window(3, 6));
-  EXPECT_NE(Picture(*two), Picture(*three));
-}
-
 TEST(MaskCacheTest, WindowMaskOfAnyTypeIsAHitTheSecondTime) {
   AttentionMaskBuilder builder;
   for (const DType dtype : {DType::kBool, DType::kF16, DType::kBF16}) {

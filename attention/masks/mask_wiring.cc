@@ -1,5 +1,4 @@
 #include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/checks/status_text.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -71,11 +72,9 @@ absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const CustomMa
         "AttachMasks: window and sparse masks are causal, the step is not; register a custom mask");
   }
   if (!whole) {
-    const absl::StatusOr<MaskRule> rule = RuleOf(builder, config);
-    if (!rule.ok()) return rule.status();
-    const absl::StatusOr<std::vector<MaskRows>> rows = RowsOf(metadata);
-    if (!rows.ok()) return rows.status();
-    return builder.Bits(*rule, *rows);
+    KVBLOCKS_ASSIGN_OR_RETURN(const MaskRule rule, RuleOf(builder, config));
+    KVBLOCKS_ASSIGN_OR_RETURN(const std::vector<MaskRows> rows, RowsOf(metadata));
+    return builder.Bits(rule, rows);
   }
   if (config.type == CustomMaskConfig::Type::kSparse) {
     return builder.Strided(config.parameter, size, {});
@@ -110,9 +109,8 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
   }
   // A registered mask says itself what is hidden, causal step or not.
   if (needs.custom.enabled) {
-    absl::StatusOr<MaskRef> made = CustomMask(builder, needs.custom, *metadata);
-    if (!made.ok()) return made.status();
-    custom = *std::move(made);
+    KVBLOCKS_ASSIGN_OR_RETURN(MaskRef made, CustomMask(builder, needs.custom, *metadata));
+    custom = std::move(made);
   }
   if (metadata->sink_rows > 0) {
     if (needs.custom.enabled && needs.custom.type != CustomMaskConfig::Type::kCustom) {
@@ -120,12 +118,10 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
                              " sink rows, which window and sparse masks hide; register a mask");
     }
     if (!needs.custom.enabled && needs.window > 0) {
-      const absl::StatusOr<std::vector<MaskRows>> rows = RowsOf(*metadata);
-      if (!rows.ok()) return rows.status();
-      absl::StatusOr<MaskRef> made =
-          builder.Bits(SinkWindowRule(metadata->sink_rows, needs.window), *rows);
-      if (!made.ok()) return made.status();
-      custom = *std::move(made);
+      KVBLOCKS_ASSIGN_OR_RETURN(const std::vector<MaskRows> rows, RowsOf(*metadata));
+      KVBLOCKS_ASSIGN_OR_RETURN(
+          MaskRef made, builder.Bits(SinkWindowRule(metadata->sink_rows, needs.window), rows));
+      custom = std::move(made);
     }
   }
   metadata->attn_mask = std::move(standard);

@@ -1,11 +1,14 @@
 #include "kvblocks/attention/metadata/batch_split.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/status/status.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
+
 namespace {
 
 ConstTensorView Rows(const ConstTensorView& view, int64_t begin, int64_t end) {
@@ -172,6 +175,12 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
   other.block_size = block_size;
   other.common_prefix_len = meta.common_prefix_len / block_size * block_size;
   return other;
+}
+
+const char* Name(AttentionState state) {
+  static constexpr const char* kNames[] = {"prefill_no_cache", "prefill_cache_hit", "decode_only", "spec_decoding", "chunked_prefill"};
+  const auto index = static_cast<size_t>(state);
+  return index < std::size(kNames) ? kNames[index] : "?";
 }
 
 }  // namespace kvblocks::attention

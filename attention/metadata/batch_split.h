@@ -10,7 +10,7 @@
 //   context_lens of a decode, seq_lens, kv_lens        L
 //   prompt_lens, subquery lengths, extend_lens         q_len
 //   query_start_loc, cu_seqlens_q, subquery_start_loc  query_start_loc
-//   actual_seq_lengths, cumulative ends                query_start_loc[1:], see CumulativeEnds
+//   actual_seq_lengths, cumulative ends                query_start_loc[1:]
 //   seq_start_loc, cu_seqlens_k                        running sum of L, from 0
 //   prefill offsets, qo_indptr of the prefill part     query_start_loc of PrefillView
 
@@ -67,11 +67,6 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
                                                        ConstTensorView block_table,
                                                        ConstTensorView slot_mapping,
                                                        int64_t block_size);
-
-// Ends of the requests' queries, as operators take them that have no leading 0.
-inline absl::Span<const int32_t> CumulativeEnds(const CommonAttentionMetadata& meta) {
-  return meta.host_query_start_loc.subspan(1);
-}
 
 }  // namespace kvblocks::attention
 

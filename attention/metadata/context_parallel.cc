@@ -4,6 +4,7 @@
 
 #include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -22,9 +23,7 @@ absl::Status CheckRank(const char* what, int32_t num_ranks, int32_t rank) {
 }  // namespace
 
 absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_per_block) {
-  if (absl::Status s = CheckRank("context_parallel", parallel.num_ranks, parallel.rank); !s.ok()) {
-    return s;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckRank("context_parallel", parallel.num_ranks, parallel.rank));
   if (parallel.interleave >= 1 && rows_per_block % parallel.interleave == 0) return absl::OkStatus();
   return InvalidArgument("context_parallel.interleave is ", parallel.interleave,
                          "; it must divide the ", rows_per_block, " rows that a block has on a rank");
@@ -42,7 +41,7 @@ ShardRows ShardRows::Of(int64_t num_tokens, int32_t num_ranks, int32_t rank) {
 
 absl::Status PrefillShard::Build(const CommonAttentionMetadata& meta, int32_t num_ranks,
                                  int32_t rank) {
-  if (absl::Status status = CheckRank("PrefillShard", num_ranks, rank); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckRank("PrefillShard", num_ranks, rank));
   const absl::Span<const int32_t> starts = meta.host_query_start_loc;
   const auto num_reqs = static_cast<int64_t>(starts.size()) - 1;
   if (num_reqs < meta.num_reqs || meta.num_decodes < 0 || meta.num_decodes > meta.num_reqs) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -53,25 +54,22 @@ absl::StatusOr<GraphParameters> GraphParameters::Create(const MetadataBuilderOpt
   }
   GraphParameters made;
   made.graphs_ = graphs;
-  absl::StatusOr<AttentionMetadataBuilder> builder = AttentionMetadataBuilder::Create(options);
-  if (!builder.ok()) return builder.status();
-  made.builder_ = std::make_unique<AttentionMetadataBuilder>(*std::move(builder));
+  KVBLOCKS_ASSIGN_OR_RETURN(AttentionMetadataBuilder builder,
+                            AttentionMetadataBuilder::Create(options));
+  made.builder_ = std::make_unique<AttentionMetadataBuilder>(std::move(builder));
   made.max_seq_len_ = options.max_seq_len;
   for (const int64_t size : graphs.sizes) {
     const int64_t num_reqs =
         query_len > 0 ? size / query_len : std::min(size, options.max_num_reqs);
-    if (absl::Status status = made.AddSet(size, num_reqs); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(made.AddSet(size, num_reqs));
   }
-  if (absl::Status status = made.builder_->Build({}); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(made.builder_->Build({}));
   return made;
 }
 
 absl::Status GraphParameters::AddSet(int64_t size, int64_t num_reqs) {
-  if (absl::Status status =
-          builder_->Build({.padded_num_reqs = num_reqs, .padded_num_tokens = size});
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      builder_->Build({.padded_num_reqs = num_reqs, .padded_num_tokens = size}));
   GraphParameterSet set;
   set.num_tokens = size;
   set.num_reqs = num_reqs;
@@ -150,8 +148,7 @@ absl::StatusOr<const GraphParameterSet*> GraphParameters::Update(const BatchInpu
   BatchInput padded = input;
   padded.padded_num_reqs = (*set)->num_reqs;
   padded.padded_num_tokens = (*set)->num_tokens;
-  const absl::Status built = builder_->Build(padded);
-  if (!built.ok()) return built;
+  KVBLOCKS_RETURN_IF_ERROR(builder_->Build(padded));
   return set;
 }
 
@@ -159,9 +156,8 @@ absl::Status GraphParameters::RequireWorkspace(
     absl::FunctionRef<absl::StatusOr<int64_t>(const GraphParameterSet&)> bytes_of) {
   std::vector<int64_t> bytes;
   for (const GraphParameterSet& set : sets_) {
-    const absl::StatusOr<int64_t> needed = bytes_of(set);
-    if (!needed.ok()) return needed.status();
-    bytes.push_back(std::max(set.workspace_bytes, *needed));
+    KVBLOCKS_ASSIGN_OR_RETURN(const int64_t needed, bytes_of(set));
+    bytes.push_back(std::max(set.workspace_bytes, needed));
   }
   for (size_t i = 0; i < sets_.size(); ++i) sets_[i].workspace_bytes = bytes[i];
   return absl::OkStatus();

@@ -4,8 +4,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -15,39 +13,22 @@ constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 }  // namespace
 
-absl::Status CheckIndexTensor(const ExecContext& context, const char* operation, const char* name,
-                              const ConstTensorView& tensor, DType dtype, int rank,
-                              int64_t least_rows, int64_t columns) {
-  ArgChecker check(context, operation);
-  if (!check.View(name, tensor, dtype)) return check.status();
-  if (tensor.rank == rank && tensor.extent[0] >= least_rows &&
-      (columns < 0 || tensor.extent[1] == columns) && tensor.contiguous()) {
-    return absl::OkStatus();
-  }
-  return InvalidArgument(operation, ": ", name, " is ", tensor.DebugString(),
-                         "; it must be a dense ", Name(dtype), " tensor of rank ", rank, " with ",
-                         least_rows, " rows or more",
-                         columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns"));
+bool IndexChecker::Dense(const char* name, const ConstTensorView& tensor, int rank,
+                         int64_t least_rows, int64_t columns, DType dtype) {
+  if (!View(name, tensor, dtype)) return false;
+  return (tensor.rank == rank && tensor.extent[0] >= least_rows &&
+          (columns < 0 || tensor.extent[1] == columns) && tensor.contiguous()) ||
+         Invalid(name, " is ", tensor.DebugString(), "; it must be a dense ", Name(dtype),
+                 " tensor of rank ", rank, " with ", least_rows, " rows or more",
+                 columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns"));
 }
 
-absl::Status CheckWindow(const char* operation, int64_t window) {
-  if (window >= 1) return absl::OkStatus();
-  return InvalidArgument(operation, ": window is ", window,
-                         "; it must be at least 1, the query included");
-}
-
-absl::Status CheckRatio(const char* operation, int64_t ratio) {
-  if (ratio >= 1) return absl::OkStatus();
-  return InvalidArgument(operation, ": ratio is ", ratio, "; it must be at least 1");
-}
-
-absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
-                             const ConstTensorView& table, int64_t num_reqs, int64_t block_size) {
+void IndexChecker::BlockTable(const ConstTensorView& table, int64_t num_reqs,
+                              int64_t block_size) {
   if (block_size < 1 || block_size > kMaxInt32) {
-    return InvalidArgument(operation, ": block_size is ", block_size, "; it must be from 1 to ",
-                           kMaxInt32);
+    Invalid("block_size is ", block_size, "; it must be from 1 to ", kMaxInt32);
   }
-  return CheckIndexTensor(context, operation, "block_table", table, DType::kI32, 2, num_reqs);
+  Read("block_table", table, 2, num_reqs);
 }
 
 int64_t LastBlockId(int64_t block_size, int64_t num_blocks, int64_t max_slot) {
@@ -57,9 +38,8 @@ int64_t LastBlockId(int64_t block_size, int64_t num_blocks, int64_t max_slot) {
 }
 
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets) {
-  const absl::Status status =
-      CheckIndexTensor(ExecContext(), operation, "query_start_loc", offsets, DType::kI32, 1, 1);
-  if (!status.ok()) return status;
+  IndexChecker check(ExecContext(), operation);
+  if (!check.Dense("query_start_loc", offsets, 1, 1)) return check.status();
   const auto* starts = offsets.as<int32_t>();
   if (starts[0] != 0) {
     return InvalidArgument(operation, ": query_start_loc[0] is ", starts[0], "; it must be 0");
@@ -76,9 +56,8 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
 absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
                           const ConstTensorView& seq_lens) {
   const int64_t num_reqs = query_start_loc.extent[0] - 1;
-  const absl::Status status =
-      CheckIndexTensor(ExecContext(), operation, "seq_lens", seq_lens, DType::kI32, 1, num_reqs);
-  if (!status.ok()) return status;
+  IndexChecker check(ExecContext(), operation);
+  if (!check.Dense("seq_lens", seq_lens, 1, num_reqs)) return check.status();
   const auto* starts = query_start_loc.as<int32_t>();
   const auto* lens = seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
@@ -91,25 +70,13 @@ absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_st
   return absl::OkStatus();
 }
 
-absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
-                        std::initializer_list<NamedTensor> inputs) {
-  ArgChecker check(ExecContext(), operation);
-  for (const NamedTensor& out : outputs) {
-    if (!out.tensor.absent()) check.Writes(out.name, out.tensor);
-  }
-  for (const NamedTensor& in : inputs) {
-    if (!in.tensor.absent()) check.Reads(in.name, in.tensor);
-  }
-  return check.Finish();
-}
-
 absl::StatusOr<HostBlockTable> HostBlockTable::Create(const char* operation,
                                                       const ConstTensorView& table,
                                                       int64_t num_reqs, int64_t block_size,
                                                       int64_t num_blocks, int64_t max_slot) {
-  const absl::Status status =
-      CheckBlockTable(ExecContext(), operation, table, num_reqs, block_size);
-  if (!status.ok()) return status;
+  IndexChecker check(ExecContext(), operation);
+  check.BlockTable(table, num_reqs, block_size);
+  if (!check.ok()) return check.status();
   HostBlockTable checked;
   checked.operation_ = operation;
   checked.table_ = table.as<int32_t>();

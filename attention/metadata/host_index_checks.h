@@ -8,41 +8,52 @@
 #define KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/checks/status_macros.h"
 
 namespace kvblocks::attention {
 
-// That a tensor is well-formed, dense, on the context's device, of that type and rank, with at
-// least so many rows and, if `columns` >= 0, exactly so many columns.
-absl::Status CheckIndexTensor(const ExecContext& context, const char* operation, const char* name,
-                              const ConstTensorView& tensor, DType dtype, int rank,
-                              int64_t least_rows, int64_t columns = -1);
+// The integer tensors of one operation, one after another; the first finding counts. Finish() refuses
+// tensors that are written and share memory with others.
+class IndexChecker : public ArgChecker {
+ public:
+  IndexChecker(const ExecContext& context, const char* operation)
+      : ArgChecker(context, operation) {}
 
-// That a window, the query included, is at least 1.
-absl::Status CheckWindow(const char* operation, int64_t window);
-
-// That tokens per row of a compressed cache are at least 1.
-absl::Status CheckRatio(const char* operation, int64_t ratio);
-
-// That a block table is i32 [R or more, columns] and blocks have a size that slots can have.
-absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
-                             const ConstTensorView& table, int64_t num_reqs, int64_t block_size);
-
-// Of arguments with query_start_loc, block_table and block_size: their ranks, extents and types.
-template <typename Args>
-absl::Status CheckBatchTensors(const ExecContext& context, const char* operation,
-                               const Args& args) {
-  absl::Status status = CheckIndexTensor(context, operation, "query_start_loc",
-                                         args.query_start_loc, DType::kI32, 1, 1);
-  if (!status.ok()) return status;
-  return CheckBlockTable(context, operation, args.block_table, args.query_start_loc.extent[0] - 1,
-                         args.block_size);
-}
+  // That a tensor is well-formed, dense, on the context's device, of that type and rank, with at
+  // least so many rows and, if `columns` >= 0, exactly so many columns.
+  bool Dense(const char* name, const ConstTensorView& tensor, int rank, int64_t least_rows,
+             int64_t columns = -1, DType dtype = DType::kI32);
+  // The same of a tensor that the operation reads or writes.
+  void Read(const char* name, const ConstTensorView& tensor, int rank, int64_t least_rows,
+            int64_t columns = -1) {
+    if (Dense(name, tensor, rank, least_rows, columns)) Reads(name, tensor);
+  }
+  void Write(const char* name, const ConstTensorView& tensor, int rank, int64_t least_rows,
+             int64_t columns = -1, DType dtype = DType::kI32) {
+    if (Dense(name, tensor, rank, least_rows, columns, dtype)) Writes(name, tensor);
+  }
+  // That tokens per row of a compressed cache, or tokens of a window, the query included, are at least 1.
+  void Ratio(int64_t ratio) {
+    if (ratio < 1) Invalid("ratio is ", ratio, "; it must be at least 1");
+  }
+  void Window(int64_t window) {
+    if (window < 1) Invalid("window is ", window, "; it must be at least 1, the query included");
+  }
+  // That a block table is i32 [R or more, columns] and blocks have a size that slots can have.
+  void BlockTable(const ConstTensorView& table, int64_t num_reqs, int64_t block_size);
+  // query_start_loc, block_table and block_size of arguments that have them.
+  template <typename Args>
+  void Batch(const Args& args) {
+    Read("query_start_loc", args.query_start_loc, 1, 1);
+    BlockTable(args.block_table, args.query_start_loc.extent[0] - 1, args.block_size);
+  }
+};
 
 // The largest id of a block of the cache all of whose slots are at most `max_slot`; `num_blocks` 0:
 // of any cache. REQUIRES: a checked block size.
@@ -55,15 +66,6 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
 // REQUIRES: query_start_loc is checked.
 absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
                           const ConstTensorView& seq_lens);
-
-struct NamedTensor {
-  const char* name;
-  ConstTensorView tensor;
-};
-// That outputs share no memory with each other or with inputs, which are read while they are
-// written. Absent tensors have none. REQUIRES: checked tensors.
-absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
-                        std::initializer_list<NamedTensor> inputs);
 
 // A checked block table whose slots fit in `max_slot`.
 class HostBlockTable {
@@ -99,13 +101,13 @@ struct HostBatch {
 // Of arguments with query_start_loc, block_table, block_size and num_blocks.
 template <typename Args>
 absl::StatusOr<HostBatch> CheckBatch(const char* operation, const Args& args, int64_t max_slot) {
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(operation, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(operation, args.query_start_loc));
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(operation, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, max_slot);
-  if (!table.ok()) return table.status();
-  return HostBatch{num_reqs, *num_tokens, *table};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto table,
+                            HostBlockTable::Create(operation, args.block_table, num_reqs,
+                                                   args.block_size, args.num_blocks, max_slot));
+  return HostBatch{num_reqs, num_tokens, table};
 }
 
 }  // namespace kvblocks::attention

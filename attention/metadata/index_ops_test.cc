@@ -237,18 +237,6 @@ TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
   EXPECT_THAT(out.values, testing::Each(77));
 }
 
-TEST(CompressedIndicesTest, DenseListHoldsCompleteRowsUpToItsWidth) {
-  Ints starts({0, 4}), positions({126, 127, 255, 1000}), indices(std::vector<int32_t>(15, 77), 5),
-      lens(std::vector<int32_t>(5, 77));
-  EXPECT_OK(BuildDenseCompressedIndices({.ratio = 128,
-                                         .query_start_loc = starts.view(),
-                                         .positions = positions.view(),
-                                         .indices = indices.view(),
-                                         .lens = lens.view()}));
-  EXPECT_THAT(lens.values, ElementsAre(0, 1, 2, 3, 0));
-  EXPECT_THAT(indices.values, ElementsAre(-1, -1, -1, 0, -1, -1, 0, 1, -1, 0, 1, 2, -1, -1, -1));
-}
-
 struct PrefillCase {
   Ints starts{{0, 0, 3}}, lens{{0, 9}}, topk{{0, 1, 0, 1, 0, 1}, 3};
   Ints indices{std::vector<int32_t>(24, 77), 4}, counts{{77, 77, 77, 77}};

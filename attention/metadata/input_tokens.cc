@@ -3,27 +3,13 @@
 #include <algorithm>
 
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr char kOp[] = "GatherInputTokens";
-
-absl::Status CheckIds(const ExecContext& context, const char* name, const TensorView& tensor,
-                      int64_t num_tokens) {
-  const DType dtype = tensor.dtype == DType::kI64 ? DType::kI64 : DType::kI32;
-  return CheckIndexTensor(context, kOp, name, tensor, dtype, 1, num_tokens);
-}
-
-// A matrix with rows of any number of columns.
-absl::Status CheckRows(const ExecContext& context, const char* name, const ConstTensorView& tensor,
-                       int64_t least_columns) {
-  const absl::Status status = CheckIndexTensor(context, kOp, name, tensor, DType::kI32, 2, 0);
-  if (!status.ok() || tensor.extent[1] >= least_columns) return status;
-  return InvalidArgument(kOp, ": ", name, " is ", tensor.DebugString(), "; it must have ",
-                         least_columns, " column or more");
-}
 
 // Stores into i32 or i64.
 void Store(const TensorView& tensor, int64_t index, int32_t value) {
@@ -100,57 +86,50 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
 
 absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& args,
                           int64_t num_tokens, int64_t num_logits) {
-  absl::Status status = CheckIndexTensor(context, kOp, "query_start_loc", args.query_start_loc,
-                                         DType::kI32, 1, 1);
-  if (!status.ok()) return status;
+  IndexChecker check(context, kOp);
+  check.Read("query_start_loc", args.query_start_loc, 1, 1);
+  if (!check.ok()) return check.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
   if (args.last_rows.absent() != args.sampled.absent() ||
       (args.last_rows.absent() && !args.drafts.absent())) {
-    return InvalidArgument(kOp, ": last_rows is ", args.last_rows.DebugString(), ", sampled ",
-                           args.sampled.DebugString(), " and drafts ", args.drafts.DebugString(),
-                           "; the first two go together, and drafts with them");
+    check.Invalid("last_rows is ", args.last_rows.DebugString(), ", sampled ",
+                  args.sampled.DebugString(), " and drafts ", args.drafts.DebugString(),
+                  "; the first two go together, and drafts with them");
   }
-  const auto ints = [&](const char* name, const ConstTensorView& tensor, int64_t count) {
-    return CheckIndexTensor(context, kOp, name, tensor, DType::kI32, 1, count);
+  // A matrix with rows of any number of columns.
+  const auto matrix = [&](const char* name, const ConstTensorView& tensor, int64_t least_columns) {
+    check.Read(name, tensor, 2, 0);
+    if (check.ok() && tensor.extent[1] < least_columns) {
+      check.Invalid(name, " is ", tensor.DebugString(), "; it must have ", least_columns,
+                    " column or more");
+    }
   };
-  status = ints("request_rows", args.request_rows, num_reqs);
-  if (status.ok()) status = ints("num_computed", args.num_computed, num_reqs);
-  if (status.ok()) status = CheckRows(context, "token_ids", args.token_ids, 0);
-  if (status.ok() && !args.logits_start_loc.absent()) {
-    status = ints("logits_start_loc", args.logits_start_loc, num_reqs + 1);
+  const auto ids = [&](const char* name, const TensorView& tensor) {
+    check.Write(name, tensor, 1, num_tokens, -1,
+                tensor.dtype == DType::kI64 ? DType::kI64 : DType::kI32);
+  };
+  check.Read("request_rows", args.request_rows, 1, num_reqs);
+  check.Read("num_computed", args.num_computed, 1, num_reqs);
+  matrix("token_ids", args.token_ids, 0);
+  if (!args.logits_start_loc.absent()) {
+    check.Read("logits_start_loc", args.logits_start_loc, 1, num_reqs + 1);
   }
-  if (status.ok() && !args.last_rows.absent()) {
-    status = ints("last_rows", args.last_rows, num_reqs);
-    if (status.ok()) status = CheckRows(context, "sampled", args.sampled, 1);
-    if (status.ok() && !args.drafts.absent()) status = CheckRows(context, "drafts", args.drafts, 0);
+  if (!args.last_rows.absent()) {
+    check.Read("last_rows", args.last_rows, 1, num_reqs);
+    matrix("sampled", args.sampled, 1);
+    if (!args.drafts.absent()) matrix("drafts", args.drafts, 0);
   }
-  if (status.ok()) status = CheckIds(context, "input_ids", args.input_ids, num_tokens);
-  if (status.ok() && !args.positions.absent()) {
-    status = CheckIds(context, "positions", args.positions, num_tokens);
-  }
-  if (status.ok() && !args.logits_indices.absent()) {
-    status = ints("logits_indices", args.logits_indices, num_logits);
-  }
-  if (!status.ok()) return status;
-  return CheckApart(kOp,
-                    {{"input_ids", args.input_ids},
-                     {"positions", args.positions},
-                     {"logits_indices", args.logits_indices}},
-                    {{"query_start_loc", args.query_start_loc},
-                     {"request_rows", args.request_rows},
-                     {"num_computed", args.num_computed},
-                     {"token_ids", args.token_ids},
-                     {"logits_start_loc", args.logits_start_loc},
-                     {"last_rows", args.last_rows},
-                     {"sampled", args.sampled},
-                     {"drafts", args.drafts}});
+  ids("input_ids", args.input_ids);
+  if (!args.positions.absent()) ids("positions", args.positions);
+  if (!args.logits_indices.absent()) check.Write("logits_indices", args.logits_indices, 1, num_logits);
+  return check.Finish();
 }
 
 absl::Status GatherInputTokens(const InputTokensArgs& args) {
   absl::Status status = CheckTensors(ExecContext(), args, 0, 0);
   if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
+                            CheckQueryStartLoc(kOp, args.query_start_loc));
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
   if (!args.logits_start_loc.absent()) {
     const auto* starts = args.logits_start_loc.as<int32_t>();
@@ -166,12 +145,12 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
     if (!status.ok()) return status;
     const InputRow row = RowOf(args, b);
     num_logits += row.num_logits;
-    if (args.logits_start_loc.absent() && row.begin == row.end && row.end < *num_tokens) {
+    if (args.logits_start_loc.absent() && row.begin == row.end && row.end < num_tokens) {
       return InvalidArgument(kOp, ": request ", b,
                              " has no tokens and others behind it have; give logits_start_loc");
     }
   }
-  status = CheckTensors(ExecContext(), args, *num_tokens, num_logits);
+  status = CheckTensors(ExecContext(), args, num_tokens, num_logits);
   if (!status.ok()) return status;
 
   const bool wants_positions = !args.positions.absent();
@@ -195,9 +174,9 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
       *logits++ = last_logits = static_cast<int32_t>(i);
     }
   }
-  for (int64_t t = *num_tokens; t < args.input_ids.extent[0]; ++t) Store(args.input_ids, t, 0);
+  for (int64_t t = num_tokens; t < args.input_ids.extent[0]; ++t) Store(args.input_ids, t, 0);
   if (wants_positions) {
-    for (int64_t t = *num_tokens; t < args.positions.extent[0]; ++t) Store(args.positions, t, 0);
+    for (int64_t t = num_tokens; t < args.positions.extent[0]; ++t) Store(args.positions, t, 0);
   }
   if (wants_logits) {
     std::fill_n(logits, args.logits_indices.extent[0] - num_logits, last_logits);

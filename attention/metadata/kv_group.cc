@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -39,9 +40,8 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
   if (parallel != ContextParallel()) {
     const bool whole =
         parallel.num_ranks > 0 && config.manager_block_size % parallel.num_ranks == 0;
-    const absl::Status status = CheckContextParallel(
-        parallel, whole ? config.manager_block_size / parallel.num_ranks : parallel.interleave);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(CheckContextParallel(
+        parallel, whole ? config.manager_block_size / parallel.num_ranks : parallel.interleave));
     if (!whole) {
       return InvalidArgument("manager_block_size is ", config.manager_block_size, "; over ",
                              parallel.num_ranks, " ranks it must be a multiple of their number");

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/checks/ceil_div.h"
 #include "kvblocks/checks/memory_limit.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -15,21 +17,6 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr uint8_t kDecode = 0, kExtend = 1, kFresh = 2;
-
-// Sizes of pieces of one allocation, each beginning at a multiple of 64 bytes.
-class Pieces {
- public:
-  template <typename T>
-  int64_t Add(int64_t count) {  // -> offset in bytes
-    const int64_t offset = total_;
-    total_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
-    return offset;
-  }
-  int64_t total() const { return total_; }
-
- private:
-  int64_t total_ = 0;
-};
 
 // Of a group's block table.
 int64_t NumColumns(const KvGroupConfig& config, int64_t max_seq_len) {
@@ -88,29 +75,44 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     }
   }
 
-  Pieces pieces;
-  const int64_t starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
-  const int64_t prefill_starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
-  const int64_t lens = pieces.Add<int32_t>(options.max_num_reqs);
-  const int64_t encoder_lens = pieces.Add<int32_t>(options.max_num_reqs);
-  const int64_t permutation = pieces.Add<int32_t>(options.max_num_reqs);
-  const int64_t positions = pieces.Add<int32_t>(options.max_num_tokens);
-  const int64_t token_to_req = pieces.Add<int32_t>(options.max_num_tokens);
-  struct OfGroup {
-    int64_t slots, table, lens;
-  };
-  std::vector<OfGroup> of_group;
-  int64_t scratch = options.max_num_reqs;             // bytes
-  for (const KvGroupConfig& config : options.groups) {
-    const int64_t slots = pieces.Add<int64_t>(options.max_num_tokens);
-    const int64_t columns = NumColumns(config, options.max_seq_len);
-    const int64_t table = pieces.Add<int32_t>(options.max_num_reqs * columns);
-    of_group.push_back(
-        {slots, table, pieces.Add<int32_t>(HasOwnLens(config) ? options.max_num_reqs : 0)});
-    scratch += (config.num_blocks + options.max_num_reqs) * static_cast<int64_t>(sizeof(int32_t));
+  AttentionMetadataBuilder builder;
+  builder.split_ = options.split;
+  builder.max_num_reqs_ = options.max_num_reqs;
+  builder.max_num_tokens_ = options.max_num_tokens;
+  builder.max_seq_len_ = options.max_seq_len;
+  builder.groups_.resize(options.groups.size());
+  int64_t bytes = options.max_num_reqs;  // of scratch, then of the arrays, too
+  for (size_t g = 0; g < options.groups.size(); ++g) {
+    Group& group = builder.groups_[g];
+    group.config = options.groups[g];
+    group.expansion = group.config.expansion();
+    group.columns = NumColumns(group.config, options.max_seq_len);
+    bytes += (group.config.num_blocks + options.max_num_reqs) *
+             static_cast<int64_t>(sizeof(int32_t));
   }
+  // The arrays of one allocation, each beginning at a multiple of 64 bytes.
+  const auto for_each_array = [&](auto place) {
+    const int64_t reqs = options.max_num_reqs, tokens = options.max_num_tokens;
+    place(builder.query_start_loc_, reqs + 1);
+    place(builder.prefill_query_start_loc_, reqs + 1);
+    place(builder.seq_lens_, reqs);
+    place(builder.encoder_lens_, reqs);
+    place(builder.permutation_, reqs);
+    place(builder.positions_, tokens);
+    place(builder.token_to_req_, tokens);
+    for (Group& group : builder.groups_) {
+      place(group.slot_mapping, tokens);
+      place(group.block_table, reqs * group.columns);
+      if (HasOwnLens(group.config)) place(group.own_lens, reqs);
+    }
+  };
+  const auto bytes_of = [](const auto* array, int64_t count) {
+    return RoundUp(count * static_cast<int64_t>(sizeof(*array)), 64);
+  };
+  int64_t storage_bytes = 0;
+  for_each_array([&](auto*& array, int64_t count) { storage_bytes += bytes_of(array, count); });
+  bytes += storage_bytes;
   // Refused here rather than by the kernel, half-way through filling the arrays.
-  const int64_t bytes = pieces.total() + scratch;
   const int64_t memory = MemoryLimit();
   if (bytes > memory) {
     return ResourceExhausted("AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs,
@@ -119,47 +121,28 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
                              " MiB of host memory; this process may take ", memory >> 20,
                              " MiB; lower the bounds");
   }
-
-  AttentionMetadataBuilder builder;
-  builder.split_ = options.split;
-  builder.max_num_reqs_ = options.max_num_reqs;
-  builder.max_num_tokens_ = options.max_num_tokens;
-  builder.max_seq_len_ = options.max_seq_len;
-  builder.groups_.resize(options.groups.size());
-  builder.storage_bytes_ = static_cast<size_t>(pieces.total());
+  builder.storage_bytes_ = static_cast<size_t>(storage_bytes);
   builder.storage_ = std::make_unique<std::byte[]>(builder.storage_bytes_);
-  std::byte* const base = builder.storage_.get();
-  const auto ints = [base](int64_t offset) { return reinterpret_cast<int32_t*>(base + offset); };
-  builder.query_start_loc_ = ints(starts);
-  builder.prefill_query_start_loc_ = ints(prefill_starts);
-  builder.seq_lens_ = ints(lens);
-  builder.encoder_lens_ = ints(encoder_lens);
-  builder.permutation_ = ints(permutation);
-  builder.positions_ = ints(positions);
-  builder.token_to_req_ = ints(token_to_req);
-  for (size_t g = 0; g < of_group.size(); ++g) {
-    Group& group = builder.groups_[g];
-    group.config = options.groups[g];
-    group.expansion = group.config.expansion();
-    group.columns = NumColumns(group.config, options.max_seq_len);
+  std::byte* at = builder.storage_.get();
+  for_each_array([&](auto*& array, int64_t count) {
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(at);
+    at += bytes_of(array, count);
+  });
+  for (Group& group : builder.groups_) {
     group.null_kernel_block =
         static_cast<int32_t>(group.config.FirstKernelBlock(std::max(group.config.null_block, 0)));
     group.filled.assign(static_cast<size_t>(options.max_num_reqs), 0);
     group.writer.assign(static_cast<size_t>(group.config.num_blocks), 0);
-    group.slot_mapping = reinterpret_cast<int64_t*>(base + of_group[g].slots);
-    group.block_table = ints(of_group[g].table);
     std::fill_n(group.block_table, options.max_num_reqs * group.columns, group.null_kernel_block);
     group.sink_columns = static_cast<int64_t>(group.config.sink_blocks.size()) * group.expansion;
     for (int64_t b = 0; b < options.max_num_reqs && group.sink_columns > 0; ++b) {
       FillEntries(group.config, group.config.sink_blocks, group.block_table + b * group.columns);
     }
-    if (HasOwnLens(group.config)) group.own_lens = ints(of_group[g].lens);
   }
   builder.phase_.resize(static_cast<size_t>(options.max_num_reqs));
   builder.uniform_count_.resize(static_cast<size_t>(options.split.decode_threshold) + 1);
 
-  const absl::Status empty = builder.Build({});
-  if (!empty.ok()) return empty;
+  KVBLOCKS_RETURN_IF_ERROR(builder.Build({}));
   if (options.attach_masks) {
     builder.attach_masks_ = options.attach_masks;
     builder.mask_order_.resize(static_cast<size_t>(options.max_num_reqs));
@@ -249,8 +232,7 @@ absl::Status AttentionMetadataBuilder::FetchMasks(const BatchInput& input,
     group.masks.host_query_start_loc = {mask_query_start_loc_.data(), num_reqs + 1};
     group.masks.host_seq_lens = {mask_seq_lens_.data(), num_reqs};
     group.masks.block_size = group.config.kernel_block_size;
-    const absl::Status status = attach_masks_(group.config, &group.masks);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(attach_masks_(group.config, &group.masks));
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 
 #include "kvblocks/attention/metadata/metadata_builder.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -103,8 +104,7 @@ absl::Status AttentionMetadataBuilder::Check(const BatchInput& input) {
     }
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const absl::Status status = CheckBlocks(input, g);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(CheckBlocks(input, g));
   }
   return absl::OkStatus();
 }

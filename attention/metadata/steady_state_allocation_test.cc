@@ -51,12 +51,11 @@ class SteadyStateTest : public testing::Test {
     builder_.token_to_req();
     num_rows_ += builder_.decode_view().num_reqs + builder_.prefill_view().num_reqs;
 
-    plans_.BeginStep();
     bool all_ok = built.ok();
     for (int group = 0; group < 2; ++group) {
-      const auto plan = plans_.Get(
-          {.type = builder_.key(group), .seq_lens = meta.host_seq_lens, .num_parts = kMaxParts});
-      all_ok &= plan.ok();
+      all_ok &= planners_[group]
+                    .Plan({.type = builder_.key(group), .seq_lens = meta.host_seq_lens, .num_parts = kMaxParts})
+                    .ok();
     }
     all_ok &= pieces_.Build(meta, 256).ok();
     all_ok &= pieces_.UpdateBlockTable(builder_.metadata(1)).ok();
@@ -74,7 +73,7 @@ class SteadyStateTest : public testing::Test {
        .max_num_reqs = kMaxReqs,
        .max_num_tokens = kMaxTokens,
        .max_seq_len = kMaxSeqLen});
-  StepPlans plans_{kMaxReqs, kMaxParts};
+  SplitPlanner planners_[2] = {{kMaxReqs, kMaxParts}, {kMaxReqs, kMaxParts}};
   VirtualBatches pieces_;
   int64_t num_rows_ = 0, num_pieces_ = 0, num_failures_ = 0;
 };

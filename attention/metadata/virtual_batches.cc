@@ -4,6 +4,7 @@
 
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -45,26 +46,22 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
         "it");
   }
   const ConstTensorView starts = ViewOf(meta.host_query_start_loc.subspan(0, num_reqs + 1));
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, starts);
-  if (!num_tokens.ok()) return num_tokens.status();
-  absl::Status lengths = CheckSeqLens(kOp, starts, ViewOf(meta.host_seq_lens));
-  if (!lengths.ok()) return lengths;
-  const absl::StatusOr<HostBlockTable> table =
-      HostBlockTable::Create(kOp, meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX);
-  if (!table.ok()) return table.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckQueryStartLoc(kOp, starts).status());
+  KVBLOCKS_RETURN_IF_ERROR(CheckSeqLens(kOp, starts, ViewOf(meta.host_seq_lens)));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const HostBlockTable table,
+      HostBlockTable::Create(kOp, meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX));
   for (int64_t b = 0; b < num_reqs; ++b) {
     const int64_t length = meta.host_seq_lens[b];
     const int64_t query_len = meta.host_query_start_loc[b + 1] - meta.host_query_start_loc[b];
     if (query_len == 0) continue;
-    const absl::Status status = table->CheckRows(b, (length - query_len) / chunk * chunk, length);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(table.CheckRows(b, (length - query_len) / chunk * chunk, length));
   }
   return absl::OkStatus();
 }
 
 absl::Status VirtualBatches::Build(const CommonAttentionMetadata& meta, int64_t chunk) {
-  const absl::Status status = CheckTable(meta, chunk);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTable(meta, chunk));
   chunk_ = chunk;
   const size_t num_reqs = static_cast<size_t>(meta.num_reqs);
   const auto starts = meta.host_query_start_loc.subspan(0, num_reqs + 1);
@@ -91,8 +88,7 @@ absl::Status VirtualBatches::Build(const CommonAttentionMetadata& meta, int64_t 
 }
 
 absl::Status VirtualBatches::UpdateBlockTable(const CommonAttentionMetadata& other_group) {
-  const absl::Status status = CheckTable(other_group, chunk_);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTable(other_group, chunk_));
   const size_t num_reqs = cut_seq_lens_.size();
   const auto starts = other_group.host_query_start_loc, lens = other_group.host_seq_lens;
   if (static_cast<size_t>(other_group.num_reqs) != num_reqs ||

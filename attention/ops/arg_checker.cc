@@ -215,14 +215,14 @@ bool ArgChecker::Bind(const char* name, const ConstTensorView& view,
 
 bool ArgChecker::In(const char* name, const ConstTensorView& view, DTypeSet dtypes,
                     std::initializer_list<Dim*> dims) {
-  if (!View(name, view, dtypes) || !Bind(name, view, dims)) return false;
+  if (!Shape(name, view, dtypes, dims)) return false;
   Reads(name, view);
   return true;
 }
 
 bool ArgChecker::Out(const char* name, const TensorView& view, DTypeSet dtypes,
                      std::initializer_list<Dim*> dims) {
-  if (!View(name, view, dtypes) || !Bind(name, view, dims)) return false;
+  if (!Shape(name, view, dtypes, dims)) return false;
   Writes(name, view);
   return true;
 }

@@ -105,6 +105,11 @@ class ArgChecker {
              std::initializer_list<Dim*> dims) {
     return view.absent() ? ok() : Out(name, view, dtypes, dims);
   }
+  // As In, of a view that outputs may share memory with.
+  bool Shape(const char* name, const ConstTensorView& view, DTypeSet dtypes,
+             std::initializer_list<Dim*> dims) {
+    return View(name, view, dtypes) && Bind(name, view, dims);
+  }
   // Well-formedness, device and type alone: for arguments of several possible shapes.
   bool View(const char* name, const ConstTensorView& view, DTypeSet dtypes);
   // One float32.

@@ -63,17 +63,17 @@ void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCach
   }
 }
 
-bool CheckDims(ArgChecker& check, const char* name, const CacheGeometry& cache) {
-  if (cache.block_size < 1) {
-    return check.Invalid(name, " has blocks of ", cache.block_size, " tokens; at least 1");
+bool CheckDims(ArgChecker& check, const char* name, const ConstKvCacheView& cache) {
+  if (cache.block_size() < 1) {
+    return check.Invalid(name, " has blocks of ", cache.block_size(), " tokens; at least 1");
   }
-  if (cache.num_kv_heads < 1 || cache.key_dim < 1 || cache.value_dim < 1) {
-    return check.Invalid(name, " has ", cache.num_kv_heads, " KV heads of ", cache.key_dim, " and ",
-                         cache.value_dim, " values; at least 1 each");
+  if (cache.num_kv_heads() < 1 || cache.key_dim() < 1 || cache.value_dim() < 1) {
+    return check.Invalid(name, " has ", cache.num_kv_heads(), " KV heads of ", cache.key_dim(), " and ",
+                         cache.value_dim(), " values; at least 1 each");
   }
   int64_t slots;
-  if (__builtin_mul_overflow(cache.num_blocks, cache.block_size, &slots)) {
-    return check.Invalid(name, " has ", cache.num_blocks, " blocks of ", cache.block_size,
+  if (__builtin_mul_overflow(cache.num_blocks(), cache.block_size(), &slots)) {
+    return check.Invalid(name, " has ", cache.num_blocks(), " blocks of ", cache.block_size(),
                          " tokens: more than 2^63 slots");
   }
   return true;
@@ -100,7 +100,7 @@ bool CheckHeads(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
                                       : kCacheTypes;
   Dim key_bytes{"D / 2"}, value_bytes{"Dv / 2"};
   const auto rows = [&](const char* name, const ConstTensorView& view, DTypeSet dtypes, Dim* dim) {
-    check.In(name, view, dtypes, {blocks, second, third, dim}) && (check.AllowOverlapOfLast(), true);
+    check.Shape(name, view, dtypes, {blocks, second, third, dim});
     if (check.ok() && own_scales) CheckRows(check, name, view);
   };
   rows(names.k, cache.k, types, packed ? &key_bytes : key);
@@ -120,11 +120,10 @@ bool CheckHeads(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
                              " values; a multiple of ", kNvfp4GroupValues);
       }
       Dim groups{"scales", values / kNvfp4GroupValues, "rows of 16 values per scale"};
-      if (!check.In(name, view, DType::kF8E4M3, {blocks, second, third, &groups})) return false;
-    } else if (!check.In(name, view, DType::kF32, {blocks, second, third})) {
+      if (!check.Shape(name, view, DType::kF8E4M3, {blocks, second, third, &groups})) return false;
+    } else if (!check.Shape(name, view, DType::kF32, {blocks, second, third})) {
       return false;
     }
-    check.AllowOverlapOfLast();
     return format != KvRowFormat::kNvfp4 || CheckRows(check, name, view);
   };
   return scales(names.k_scales, cache.k_scales, key->size) &&
@@ -137,11 +136,10 @@ bool CheckFormat(ArgChecker& check, const CacheNames& names, const ConstKvCacheV
     return check.Invalid(names.cache, " has format number ", static_cast<int>(cache.format));
   }
   if (cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format)) {
-    const bool misplaced =
-        IsMlaRecord(cache.format) && cache.layout != KvLayout::kMlaLatent &&
-        !check.Invalid(names.cache, " is ", Name(cache.layout), " of format ", Name(cache.format),
-                       "; latent records are built for mla_latent");
-    if (misplaced) return false;
+    if (IsMlaRecord(cache.format) && cache.layout != KvLayout::kMlaLatent) {
+      return check.Invalid(names.cache, " is ", Name(cache.layout), " of format ",
+                           Name(cache.format), "; latent records are built for mla_latent");
+    }
     return (cache.k_scales.absent() && cache.v_scales.absent()) ||
            check.Invalid(names.k_scales, " and ", names.v_scales,
                          " are for formats with scales beside the codes; set format, or leave them "
@@ -155,7 +153,7 @@ bool CheckFormat(ArgChecker& check, const CacheNames& names, const ConstKvCacheV
 }  // namespace
 
 bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
-                CacheFamily family, bool written, CacheGeometry* geometry) {
+                CacheFamily family, bool written) {
   if (!check.ok()) return false;
   if (static_cast<int>(cache.layout) > static_cast<int>(KvLayout::kMlaFp8_584)) {
     return check.Invalid(names.cache, " has layout number ", static_cast<int>(cache.layout));
@@ -166,8 +164,6 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
                          " is needed");
   }
   if (!CheckFormat(check, names, cache)) return false;
-  CacheGeometry result;
-  result.mla = IsMla(cache.layout);
   Dim blocks{"NB"}, tokens{"BS"}, heads{"Hkv"}, key{"D"}, value{"Dv"}, pieces{"D/x"}, x{"x"};
   const ConstTensorView &k = cache.k, &v = cache.v;
   bool has_v = true;
@@ -175,11 +171,8 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
     case KvLayout::kPagedX: {
       if (!check.View(names.k, k, kCacheTypes)) return false;
       x = {"x", 16 / ElementBytes(k.dtype), "16 bytes / element size"};
-      if (!check.In(names.k, k, kCacheTypes, {&blocks, &heads, &pieces, &tokens, &x})) return false;
-      check.AllowOverlapOfLast();
-      if (!check.In(names.v, v, k.dtype, {&blocks, &heads, &value, &tokens})) return false;
-      check.AllowOverlapOfLast();
-      key.size = pieces.size * x.size;
+      if (!check.Shape(names.k, k, kCacheTypes, {&blocks, &heads, &pieces, &tokens, &x})) return false;
+      if (!check.Shape(names.v, v, k.dtype, {&blocks, &heads, &value, &tokens})) return false;
       break;
     }
     case KvLayout::kNhd:
@@ -193,20 +186,17 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
       if (IsMlaRecord(cache.format)) {
         const MlaRecordShape shape = ShapeOf(cache.format);
         Dim bytes{"bytes of a record", shape.bytes, "the format"};
-        if (!check.In(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
-        check.AllowOverlapOfLast();
+        if (!check.Shape(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
         if (!CheckRows(check, names.k, k)) return false;
         if (!v.absent()) {
           return check.Invalid(names.v, " is given; records of ", Name(cache.format),
                                " hold V, leave it absent");
         }
-        key.size = shape.key_dim, value.size = shape.value_dim, has_v = false;
+        has_v = false;
         break;
       }
-      if (!check.In(names.k, k, kCacheTypes, {&blocks, &tokens, &key})) return false;
-      check.AllowOverlapOfLast();
-      if (!check.In(names.v, v, k.dtype, {&blocks, &tokens, &value})) return false;
-      check.AllowOverlapOfLast();
+      if (!check.Shape(names.k, k, kCacheTypes, {&blocks, &tokens, &key})) return false;
+      if (!check.Shape(names.v, v, k.dtype, {&blocks, &tokens, &value})) return false;
       if (value.size > key.size) {
         return check.Invalid(names.v, " has rows of ", value.size, " values; at most the ",
                              key.size, " of ", names.k, ", whose first columns they are");
@@ -223,28 +213,24 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
       break;
     case KvLayout::kMlaSplit: {
       Dim compressed{"R_kv"}, rotary{"R_pe"};
-      if (!check.In(names.k, k, kCacheTypes, {&blocks, &tokens, &compressed})) return false;
-      check.AllowOverlapOfLast();
-      if (!check.In(names.v, v, k.dtype, {&blocks, &tokens, &rotary})) return false;
-      check.AllowOverlapOfLast();
-      if (__builtin_add_overflow(compressed.size, rotary.size, &key.size)) {
+      if (!check.Shape(names.k, k, kCacheTypes, {&blocks, &tokens, &compressed})) return false;
+      if (!check.Shape(names.v, v, k.dtype, {&blocks, &tokens, &rotary})) return false;
+      int64_t row;
+      if (__builtin_add_overflow(compressed.size, rotary.size, &row)) {
         return check.Invalid(names.cache, " has rows of more than 2^63 values");
       }
-      value.size = compressed.size;
       break;
     }
     case KvLayout::kMlaFp8_656: {
       Dim bytes{"656 bytes", 656, "the layout"};
-      if (!check.In(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
-      check.AllowOverlapOfLast();
+      if (!check.Shape(names.k, k, DType::kU8, {&blocks, &tokens, &bytes})) return false;
       if (!CheckRows(check, names.k, k)) return false;
-      key.size = 576, value.size = 512, has_v = false;
+      has_v = false;
       break;
     }
     case KvLayout::kMlaFp8_584: {
       Dim bytes{"block bytes"};
-      if (!check.In(names.k, k, DType::kU8, {&blocks, &bytes})) return false;
-      check.AllowOverlapOfLast();
+      if (!check.Shape(names.k, k, DType::kU8, {&blocks, &bytes})) return false;
       if (!CheckRows(check, names.k, k)) return false;
       tokens.size = cache.planar_block_size;
       if (tokens.size < 1 || tokens.size > (INT64_MAX - 575) / 584) {
@@ -255,26 +241,15 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
         return check.Invalid(names.k, " has blocks of ", bytes.size, " bytes; ", tokens.size,
                              " tokens take ", MlaFp8_584BlockBytes(tokens.size));
       }
-      key.size = 512, value.size = 512, has_v = false;
+      has_v = false;
       break;
     }
   }
-  result.num_blocks = blocks.size;
-  result.block_size = tokens.size;
-  result.num_kv_heads = heads.size < 0 ? 1 : heads.size;
-  result.key_dim = key.size;
-  result.value_dim = value.size;
-  result.dtype = k.dtype;
-  result.format = cache.format;
-  if (!CheckDims(check, names.cache, result)) return false;
+  if (!CheckDims(check, names.cache, cache)) return false;
   RememberCache(check, names, cache, written, has_v);
   // Vectors with their scales beside them lie at multiples of 4 bytes.
-  const bool aligned = cache.format == KvRowFormat::kElements || IsMlaRecord(cache.format);
-  if (aligned && (!check.Aligned(names.k, k) || (has_v && !check.Aligned(names.v, v)))) {
-    return false;
-  }
-  *geometry = result;
-  return true;
+  if (cache.format != KvRowFormat::kElements && !IsMlaRecord(cache.format)) return true;
+  return check.Aligned(names.k, k) && (!has_v || check.Aligned(names.v, v));
 }
 
 bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scale,
@@ -323,15 +298,15 @@ bool CheckQueryScale(ArgChecker& check, const ConstTensorView& scale, const Cons
   return CheckScale(check, "scales.q", scale, DType::kF8E4M3, num_kv_heads, /*num_requests=*/-1);
 }
 
-bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheView& cache,
                  int64_t num_requests, const ConstTensorView& q) {
-  if (!CheckQueryScale(check, scales.q, q, cache.num_kv_heads)) return false;
+  if (!CheckQueryScale(check, scales.q, q, cache.num_kv_heads())) return false;
   KvScales of_cache = scales;
   of_cache.q = {};
   return CheckScales(check, of_cache, cache, num_requests);
 }
 
-bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheView& cache,
                  int64_t num_requests) {
   if (check.ok() && !scales.q.absent()) {
     return check.Invalid("scales.q is given; the operation takes no queries in codes, leave it absent");
@@ -341,9 +316,9 @@ bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry&
     return check.Invalid("scales are given, but the vectors of the cache, ", Name(cache.format),
                          ", have their own; leave them absent");
   }
-  const DType codes = cache.format == KvRowFormat::kNvfp4 ? DType::kF8E4M3 : cache.dtype;
-  return CheckScale(check, "scales.k", scales.k, codes, cache.num_kv_heads, num_requests) &&
-         CheckScale(check, "scales.v", scales.v, codes, cache.num_kv_heads, num_requests);
+  const DType codes = cache.format == KvRowFormat::kNvfp4 ? DType::kF8E4M3 : cache.k.dtype;
+  return CheckScale(check, "scales.k", scales.k, codes, cache.num_kv_heads(), num_requests) &&
+         CheckScale(check, "scales.v", scales.v, codes, cache.num_kv_heads(), num_requests);
 }
 
 bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_heads) {

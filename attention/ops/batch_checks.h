@@ -15,20 +15,6 @@
 
 namespace kvblocks::attention {
 
-// What a checked cache measures.
-struct CacheGeometry {
-  int64_t num_blocks = 0, block_size = 1, num_kv_heads = 1;
-  int64_t key_dim = 0, value_dim = 0;
-  DType dtype = DType::kF32;
-  bool mla = false;
-  KvRowFormat format = KvRowFormat::kElements;
-  // Whether codes of it need a scale from outside.
-  bool takes_scale() const {
-    return format == KvRowFormat::kElements ? IsQuantizedCode(dtype)
-                                            : format == KvRowFormat::kNvfp4;
-  }
-};
-
 // A cache of one of the MLA layouts, or of one of the others. `written`: it is an output.
 enum class CacheFamily { kHeads, kMla, kAny };
 struct CacheNames {
@@ -36,21 +22,22 @@ struct CacheNames {
   const char *k_scales = "cache.k_scales", *v_scales = "cache.v_scales";
 };
 bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
-                CacheFamily family, bool written, CacheGeometry* geometry);
+                CacheFamily family, bool written);
 
 // Scales of a cache: one element, [Hkv] or, if `num_requests` >= 0, [R, Hkv].
 bool CheckScale(ArgChecker& check, const char* name, const ConstTensorView& scale,
                 DType cache_dtype, int64_t num_kv_heads, int64_t num_requests);
 // Those of an operation without queries that could be codes, which has none for them.
-bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheView& cache,
                  int64_t num_requests);
 // ... of one with queries q, which may be e4m3.
-bool CheckScales(ArgChecker& check, const KvScales& scales, const CacheGeometry& cache,
+bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheView& cache,
                  int64_t num_requests, const ConstTensorView& q);
 bool CheckQueryScale(ArgChecker& check, const ConstTensorView& scale, const ConstTensorView& q,
                      int64_t num_kv_heads);
 // Slots of a cache that is written: each below its slots, no two non-negative ones the same.
-bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, const CacheGeometry& cache);
+bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, int64_t num_blocks,
+                int64_t block_size);
 // Float32 [H] or longer, no NaN if the host can tell; or absent.
 bool CheckSinks(ArgChecker& check, const ConstTensorView& sinks, int64_t num_heads);
 // That query heads divide into groups, one per KV head.
@@ -98,6 +85,15 @@ bool CheckColumns(ArgChecker& check, const ConstTensorView& block_table, int64_t
 // Positions [begin, end) of request b; REQUIRES: columns checked.
 bool CheckTableRow(ArgChecker& check, const ConstTensorView& block_table, int64_t b, int64_t begin,
                    int64_t end, int64_t num_blocks, int64_t block_size);
+
+// --- CheckParams: what AttnParams may not say, explicit masks included.
+//
+// A mask is held against the lengths of the batch where the host knows them, otherwise against the
+// bounds given. Cost: O(1), O(H) for sinks, O(R) for ragged masks.
+
+// Everything but the scales of a quantised cache. block_size 0: keys are not paged.
+bool CheckParams(ArgChecker& check, const AttnParams& params, const BatchLengths& batch,
+                 int64_t block_size);
 
 }  // namespace kvblocks::attention
 

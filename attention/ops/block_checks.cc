@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -22,8 +23,8 @@ absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64
                         int64_t dst_blocks, bool one_cache) {
   std::vector<int32_t> sources, destinations;
   for (const auto& [source, destination] : pairs) {
-    if (auto s = CheckId(op, "source", source, src_blocks); !s.ok()) return s;
-    if (auto s = CheckId(op, "destination", destination, dst_blocks); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckId(op, "source", source, src_blocks));
+    KVBLOCKS_RETURN_IF_ERROR(CheckId(op, "destination", destination, dst_blocks));
     sources.push_back(source);
     destinations.push_back(destination);
   }
@@ -87,9 +88,8 @@ absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext
   const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
   const std::string k_scales = k + "_scales", v_scales = v + "_scales";
   ArgChecker check(context, op);
-  CacheGeometry geometry;
   CheckCache(check, {name, k.c_str(), v.c_str(), k_scales.c_str(), v_scales.c_str()}, cache,
-             CacheFamily::kAny, written, &geometry);
+             CacheFamily::kAny, written);
   return check.Finish();
 }
 
@@ -150,13 +150,13 @@ absl::Status CheckCopyBlocks(const ExecContext& context, absl::Span<const KvCach
                              absl::Span<const BlockPair> pairs) {
   constexpr char kOp[] = "CopyBlocks";
   for (const KvCacheView& cache : caches) {
-    if (auto s = CheckBlockCache(kOp, "caches", context, cache, true); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "caches", context, cache, true));
     const int64_t blocks = cache.num_blocks();
-    if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckPairs(kOp, pairs, blocks, blocks, true));
   }
   for (size_t i = 0; i < caches.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (auto s = CheckCachesApart(kOp, caches[j], caches[i]); !s.ok()) return s;
+      KVBLOCKS_RETURN_IF_ERROR(CheckCachesApart(kOp, caches[j], caches[i]));
     }
   }
   return absl::OkStatus();
@@ -166,8 +166,8 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
                              const ExecContext& dst_context, const KvCacheView& dst,
                              absl::Span<const BlockPair> pairs) {
   constexpr char kOp[] = "SwapBlocks";
-  if (auto s = CheckBlockCache(kOp, "src", src_context, src, false); !s.ok()) return s;
-  if (auto s = CheckBlockCache(kOp, "dst", dst_context, dst, true); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "src", src_context, src, false));
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "dst", dst_context, dst, true));
   if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
     return InvalidArgument(kOp, ": src is ", Name(src.layout), ", dst ", Name(dst.layout),
                            "; use ConvertLayout");
@@ -181,9 +181,9 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
   const auto from = CacheTensors(src, src_storage);
   const auto to = CacheTensors(dst, dst_storage);
   for (size_t i = 0; i < from.size(); ++i) {
-    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckSameBlocks(kOp, from[i], to[i]));
   }
-  if (auto s = CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false));
   return CheckCachesApart(kOp, src, dst);
 }
 
@@ -191,8 +191,8 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
                                 const KvCacheView& dst, const absl::Span<const BlockPair>* pairs,
                                 LayoutConversion* conversion) {
   constexpr char kOp[] = "ConvertLayout";
-  if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
-  if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "src", context, src, false));
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "dst", context, dst, true));
   if (pairs == nullptr && (src.overlapping_blocks || dst.overlapping_blocks)) {
     return InvalidArgument(kOp, ": ", src.overlapping_blocks ? "src" : "dst",
                            " has blocks that share memory, so not all of them are there to convert; "
@@ -218,12 +218,10 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
                      "block size, heads, dims and types must be equal"));
   }
   if (pairs != nullptr) {
-    if (auto s = CheckPairs(kOp, *pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) {
-      return s;
-    }
-    if (auto s = CheckTargetsApart(kOp, dst, *pairs); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckPairs(kOp, *pairs, src.num_blocks(), dst.num_blocks(), false));
+    KVBLOCKS_RETURN_IF_ERROR(CheckTargetsApart(kOp, dst, *pairs));
   }
-  if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckCachesApart(kOp, src, dst));
 
   auto& [from, to, num_tensors] = *conversion;
   if (records) {
@@ -243,7 +241,7 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
     num_tensors = 4;
   }
   for (int i = 0; i < num_tensors; ++i) {
-    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckSameBlocks(kOp, from[i], to[i]));
   }
   return absl::OkStatus();
 }
@@ -251,9 +249,9 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
 absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,
                              absl::Span<const int32_t> ids) {
   constexpr char kOp[] = "FillBlocks";
-  if (auto s = CheckBlockCache(kOp, "cache", context, cache, true); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "cache", context, cache, true));
   for (const int32_t id : ids) {
-    if (auto s = CheckId(kOp, "ids", id, cache.num_blocks()); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(CheckId(kOp, "ids", id, cache.num_blocks()));
   }
   return absl::OkStatus();
 }

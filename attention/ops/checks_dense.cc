@@ -2,35 +2,33 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kvblocks/attention/ops/batch_checks.h"
 #include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/ops/param_checks.h"
 #include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention {
+
 namespace {
 
 // What PagedDecode and PagedDecodePartial have in common: everything but outputs.
 struct Decode {
-  CacheGeometry cache;
   Dim requests{"R"}, heads{"H"}, columns{"columns"};
 };
 
 template <typename Args>
 bool CheckDecodeInputs(ArgChecker& check, const Args& args, Decode* decode) {
-  CacheGeometry& cache = decode->cache;
-  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/false, &cache)) {
-    return false;
-  }
-  Dim key{"D", cache.key_dim, "the cache"};
+  const ConstKvCacheView& cache = args.cache;
+  if (!CheckCache(check, {}, cache, CacheFamily::kHeads, /*written=*/false)) return false;
+  Dim key{"D", cache.key_dim(), "the cache"};
   check.In("q", args.q, kAttendedTypes, {&decode->requests, &decode->heads, &key});
   check.In("block_table", args.block_table, DType::kI32, {&decode->requests, &decode->columns});
   check.In("seq_lens", args.seq_lens, DType::kI32, {&decode->requests});
   check.AtLeast("max_seq_len", args.max_seq_len, 0);
   check.Aligned("q", args.q);
-  CheckGroups(check, decode->heads.size, cache.num_kv_heads);
+  CheckGroups(check, decode->heads.size, cache.num_kv_heads());
   if (!check.ok()) return false;
   BatchLengths batch;
   batch.num_requests = batch.num_tokens = decode->requests.size;
@@ -38,22 +36,19 @@ bool CheckDecodeInputs(ArgChecker& check, const Args& args, Decode* decode) {
   batch.one_query_each = true;
   batch.seq_lens = HostArray<int32_t>(args.seq_lens);
   batch.max_seq_len = args.max_seq_len;
-  return CheckParams(check, args.params, batch, cache.block_size) &&
+  return CheckParams(check, args.params, batch, cache.block_size()) &&
          CheckScales(check, args.params.scales, cache, decode->requests.size, args.q) &&
          CheckLengths(check, args.params, batch) &&
-         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
-                         cache.block_size);
+         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks(),
+                         cache.block_size());
 }
 
 // All of PagedPrefill; a cascade looks at the result.
-bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry* geometry,
-                  BatchLengths* lengths) {
-  CacheGeometry cache;
-  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/false, &cache)) {
-    return false;
-  }
+bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, BatchLengths* lengths) {
+  const ConstKvCacheView& cache = args.cache;
+  if (!CheckCache(check, {}, cache, CacheFamily::kHeads, /*written=*/false)) return false;
   Dim tokens{"T"}, heads{"H"}, requests{"R"}, starts{"R + 1"}, columns{"columns"};
-  Dim key{"D", cache.key_dim, "the cache"}, value{"Dv", cache.value_dim, "the cache"};
+  Dim key{"D", cache.key_dim(), "the cache"}, value{"Dv", cache.value_dim(), "the cache"};
   check.In("q", args.q, kAttendedTypes, {&tokens, &heads, &key});
   check.In("seq_lens", args.seq_lens, DType::kI32, {&requests});
   check.In("block_table", args.block_table, DType::kI32, {&requests, &columns});
@@ -68,7 +63,7 @@ bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry
   check.AtLeast("max_seq_len", args.max_seq_len, 0);
   check.Aligned("q", args.q);
   check.Aligned("out", args.out);
-  CheckGroups(check, heads.size, cache.num_kv_heads);
+  CheckGroups(check, heads.size, cache.num_kv_heads());
   if (!check.ok()) return false;
   BatchLengths batch;
   batch.num_requests = requests.size;
@@ -79,23 +74,22 @@ bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry
   batch.query_positions = HostArray<int32_t>(args.query_positions);
   batch.max_query_len = args.max_query_len;
   batch.max_seq_len = args.max_seq_len;
-  *geometry = cache;
   *lengths = batch;
   return CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size) &&
-         CheckParams(check, args.params, batch, cache.block_size) &&
+         CheckParams(check, args.params, batch, cache.block_size()) &&
          CheckScales(check, args.params.scales, cache, requests.size, args.q) &&
          CheckLengths(check, args.params, batch) &&
-         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
-                         cache.block_size);
+         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks(),
+                         cache.block_size());
 }
 
 // The shared blocks of a cascade: whole, before every query, visible to all, the same in all rows.
-bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry& cache,
-                 const BatchLengths& batch) {
+bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const BatchLengths& batch) {
+  const ConstKvCacheView& cache = args.prefill.cache;
   const int64_t prefix = args.common_prefix_len;
-  if (prefix < 0 || prefix % cache.block_size != 0) {
+  if (prefix < 0 || prefix % cache.block_size() != 0) {
     return check.Invalid("common_prefix_len is ", prefix, "; a multiple of the block size ",
-                         cache.block_size);
+                         cache.block_size());
   }
   if (prefix == 0) return true;
   const AttnParams& params = args.prefill.params;
@@ -106,7 +100,7 @@ bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry
         "every query sees the prefix; call PagedPrefill");
   }
   const ConstTensorView& table = args.prefill.block_table;
-  const int64_t blocks = prefix / cache.block_size;
+  const int64_t blocks = prefix / cache.block_size();
   if (blocks > table.extent[1]) {
     return check.OutOfRange("block_table has ", table.extent[1], " columns; the prefix of ", prefix,
                             " tokens needs ", blocks);
@@ -118,7 +112,7 @@ bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry
       return check.Invalid("common_prefix_len is ", prefix, "; request ", b, " has only ",
                            batch.key_len(b) - batch.query_len(b), " tokens before its queries");
     }
-    if (!CheckTableRow(check, table, 0, 0, prefix, cache.num_blocks, cache.block_size)) {
+    if (!CheckTableRow(check, table, 0, 0, prefix, cache.num_blocks(), cache.block_size())) {
       return false;
     }
     if (!table.device.on_host()) continue;
@@ -210,11 +204,11 @@ absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args) {
   ArgChecker check(context, "PagedDecode");
   Decode decode;
   if (!CheckDecodeInputs(check, args, &decode)) return check.status();
-  Dim value{"Dv", decode.cache.value_dim, "the cache"};
+  Dim value{"Dv", args.cache.value_dim(), "the cache"};
   check.Out("out", args.out, kComputeTypes, {&decode.requests, &decode.heads, &value});
   check.OutIf("lse", args.lse, DType::kF32, {&decode.requests, &decode.heads});
   check.Aligned("out", args.out);
-  CheckPlan(check, args, decode.cache.block_size);
+  CheckPlan(check, args, args.cache.block_size());
   return check.Finish();
 }
 
@@ -222,14 +216,14 @@ absl::Status Check(const ExecContext& context, const PagedDecodePartialArgs& arg
   ArgChecker check(context, "PagedDecodePartial");
   Decode decode;
   if (!CheckDecodeInputs(check, args, &decode)) return check.status();
-  if (args.partition_tokens < 1 || args.partition_tokens % decode.cache.block_size != 0) {
+  if (args.partition_tokens < 1 || args.partition_tokens % args.cache.block_size() != 0) {
     check.Invalid("partition_tokens is ", args.partition_tokens,
-                  "; a positive multiple of the block size ", decode.cache.block_size);
+                  "; a positive multiple of the block size ", args.cache.block_size());
     return check.status();
   }
   const int64_t parts =
       args.max_seq_len / args.partition_tokens + (args.max_seq_len % args.partition_tokens != 0);
-  Dim partitions{"P"}, value{"Dv", decode.cache.value_dim, "the cache"};
+  Dim partitions{"P"}, value{"Dv", args.cache.value_dim(), "the cache"};
   check.Out("max_logits", args.max_logits, DType::kF32,
             {&decode.requests, &decode.heads, &partitions});
   check.Out("exp_sums", args.exp_sums, DType::kF32, {&decode.requests, &decode.heads, &partitions});
@@ -249,18 +243,16 @@ absl::Status Check(const ExecContext& context, const PagedDecodePartialArgs& arg
 
 absl::Status Check(const ExecContext& context, const PagedPrefillArgs& args) {
   ArgChecker check(context, "PagedPrefill");
-  CacheGeometry cache;
   BatchLengths batch;
-  if (!CheckPrefill(check, args, &cache, &batch)) return check.status();
+  if (!CheckPrefill(check, args, &batch)) return check.status();
   return check.Finish();
 }
 
 absl::Status Check(const ExecContext& context, const CascadeArgs& args) {
   ArgChecker check(context, "Cascade");
-  CacheGeometry cache;
   BatchLengths batch;
-  if (!CheckPrefill(check, args.prefill, &cache, &batch)) return check.status();
-  CheckPrefix(check, args, cache, batch);
+  if (!CheckPrefill(check, args.prefill, &batch)) return check.status();
+  CheckPrefix(check, args, batch);
   return check.Finish();
 }
 
@@ -326,6 +318,78 @@ absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& ar
     return check.status();
   }
   return check.Finish();
+}
+
+namespace {
+
+// Whether `out` is one of the n tensors stacked in `stack`.
+bool IsOneOf(const TensorView& out, const ConstTensorView& stack) {
+  if (out.dtype != stack.dtype || out.rank != stack.rank - 1) return false;
+  for (int i = 0; i < out.rank; ++i) {
+    if (out.extent[i] > 1 && out.stride[i] != stack.stride[i + 1]) return false;
+  }
+  if (out.data == stack.data || stack.extent[0] <= 1 || stack.empty()) {
+    return out.data == stack.data;
+  }
+  const int64_t step = stack.stride[0] * ElementBytes(stack.dtype);
+  if (step == 0) return false;
+  const auto distance =
+      reinterpret_cast<intptr_t>(out.data) - reinterpret_cast<intptr_t>(stack.data);
+  return distance > 0 && distance % step == 0 && distance / step < stack.extent[0];
+}
+
+}  // namespace
+
+absl::Status Check(const ExecContext& context, const ReduceSplitsArgs& args) {
+  ArgChecker check(context, "ReduceSplits");
+  Dim requests{"R"}, heads{"H"}, partitions{"P"}, value{"Dv"};
+  check.In("max_logits", args.max_logits, DType::kF32, {&requests, &heads, &partitions});
+  check.In("exp_sums", args.exp_sums, DType::kF32, {&requests, &heads, &partitions});
+  check.In("tmp_out", args.tmp_out, DType::kF32, {&requests, &heads, &partitions, &value});
+  if (!check.ok()) return check.status();
+  CheckSinks(check, args.sinks, heads.size);
+  check.Out("out", args.out, kComputeTypes, {&requests, &heads, &value});
+  check.OutIf("lse", args.lse, DType::kF32, {&requests, &heads});
+  check.Aligned("tmp_out", args.tmp_out);
+  check.Aligned("out", args.out);
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const MergeStatesArgs& args) {
+  ArgChecker check(context, "MergeStates");
+  Dim states{"n"}, tokens{"T"}, heads{"H"}, value{"Dv"};
+  CheckOutScale(check, args.out_scale);
+  check.In("lses", args.lses, DType::kF32, {&states, &tokens, &heads});
+  if (check.ok() && IsOneOf(args.lse, args.lses)) check.AllowOverlapOfLast();
+  check.In("outs", args.outs, kComputeTypes, {&states, &tokens, &heads, &value});
+  if (check.ok() && IsOneOf(args.out, args.outs)) check.AllowOverlapOfLast();
+  if (!check.ok()) return check.status();
+  check.AtLeast("the number of states", states.size, 1);
+  check.Out("out", args.out, OutTypes(args.out_scale), {&tokens, &heads, &value});
+  check.OutIf("lse", args.lse, DType::kF32, {&tokens, &heads});
+  CheckSinks(check, args.sinks, heads.size);
+  check.Aligned("outs", args.outs);
+  check.Aligned("out", args.out);
+  if (check.ok() && (args.tokens_with_context < -1 || args.tokens_with_context > tokens.size)) {
+    check.Invalid("tokens_with_context is ", args.tokens_with_context, "; 0 to T = ", tokens.size,
+                  ", or -1 for all");
+  }
+  if (!check.Finish().ok() || !args.lses.device.on_host() || args.lses.empty()) {
+    return check.status();
+  }
+  for (int64_t i = 0; i < states.size; ++i) {
+    for (int64_t t = 0; t < tokens.size; ++t) {
+      for (int64_t h = 0; h < heads.size; ++h) {
+        float lse;
+        std::memcpy(&lse, args.lses.At(i, t, h), sizeof(lse));
+        if (lse == std::numeric_limits<float>::infinity()) {
+          check.Invalid("lses[", i, "][", t, "][", h, "] is infinity; an empty state is -infinity");
+          return check.status();
+        }
+      }
+    }
+  }
+  return check.status();
 }
 
 }  // namespace kvblocks::attention

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -58,8 +59,7 @@ absl::Status CheckPieces(const SplitPlanInput& input) {
 }
 
 absl::Status CheckInput(const SplitPlanInput& input) {
-  absl::Status same_size = CheckSameSize("PlanDecode", input.seq_lens, input.extra_lens);
-  if (!same_size.ok()) return same_size;
+  KVBLOCKS_RETURN_IF_ERROR(CheckSameSize("PlanDecode", input.seq_lens, input.extra_lens));
   for (const absl::Span<const int32_t> lens : {input.seq_lens, input.extra_lens}) {
     for (size_t b = 0; b < lens.size(); ++b) {
       if (lens[b] >= 0) continue;
@@ -93,6 +93,11 @@ absl::Status CheckInput(const SplitPlanInput& input) {
 
 }  // namespace
 
+std::string DebugString(const KvGroupKey& key) {
+  return absl::StrCat("{block_size=", key.block_size, ", window=", key.window,
+                      ", compression_ratio=", key.compression_ratio, "}");
+}
+
 int32_t NumParts(int32_t num_multiprocessors, int64_t num_kv_heads, int64_t rows,
                  int64_t rows_per_tile) {
   return static_cast<int32_t>(
@@ -116,8 +121,7 @@ SplitPlanner::SplitPlanner(int64_t max_num_reqs, int64_t max_num_parts) {
 }
 
 absl::Status SplitPlanner::Plan(const SplitPlanInput& input) {
-  const absl::Status status = CheckInput(input);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckInput(input));
   ranges_.clear();
   parts_.clear();
   split_offsets_.assign(1, 0);
@@ -202,8 +206,7 @@ void SplitPlanner::PlanPieces(const SplitPlanInput& input) {
 absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const KvGroupKey& type,
                            absl::Span<const int32_t> seq_lens,
                            absl::Span<const int32_t> extra_lens) {
-  absl::Status same_size = CheckSameSize(operation, seq_lens, extra_lens);
-  if (!same_size.ok()) return same_size;
+  KVBLOCKS_RETURN_IF_ERROR(CheckSameSize(operation, seq_lens, extra_lens));
   if (!(plan.type == type)) {
     return FailedPrecondition(operation, ": the plan was made for layers of ",
                               DebugString(plan.type), ", this one is ", DebugString(type),
@@ -224,33 +227,6 @@ absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const K
                               "; plan again for this step");
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<const SplitPlan*> StepPlans::Get(const SplitPlanInput& input) {
-  for (size_t i = 0; i < num_used_; ++i) {
-    const Entry& entry = entries_[i];
-    const SplitPlan& plan = entry.planner->plan();
-    if (!(plan.type == input.type) || plan.policy.kind != input.policy.kind ||
-        plan.policy.value != input.policy.value || entry.tile != input.tile ||
-        entry.overhead != input.overhead || entry.num_parts != input.num_parts) {
-      continue;
-    }
-    const absl::Status status =
-        CheckPlanFits("StepPlans", plan, input.type, input.seq_lens, input.extra_lens);
-    if (!status.ok()) return status;
-    return &plan;
-  }
-  if (num_used_ == entries_.size()) {
-    entries_.push_back({std::make_unique<SplitPlanner>(max_num_reqs_, max_num_parts_), 0, 0, 0});
-  }
-  Entry& entry = entries_[num_used_];
-  const absl::Status status = entry.planner->Plan(input);
-  if (!status.ok()) return status;
-  entry.tile = input.tile;
-  entry.overhead = input.overhead;
-  entry.num_parts = input.num_parts;
-  ++num_used_;
-  return &entry.planner->plan();
 }
 
 }  // namespace kvblocks::attention

@@ -23,11 +23,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/ops/kv_group_key.h"
 #include "kvblocks/attention/ops/params.h"
@@ -126,33 +124,6 @@ class SplitPlanner {
 absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const KvGroupKey& type,
                            absl::Span<const int32_t> seq_lens,
                            absl::Span<const int32_t> extra_lens = {});
-
-// The plans of one step, one per type of layer: made when the first layer of a type asks, then
-// shared by the others.
-class StepPlans {
- public:
-  StepPlans(int64_t max_num_reqs, int64_t max_num_parts)
-      : max_num_reqs_(max_num_reqs), max_num_parts_(max_num_parts) {}
-
-  // Forgets the plans, keeps their memory.
-  void BeginStep() { num_used_ = 0; }
-
-  // Types, tiles, parts and policies tell plans apart. FailedPrecondition if lengths changed within
-  // a step. The plan is good until BeginStep.
-  absl::StatusOr<const SplitPlan*> Get(const SplitPlanInput& input);
-
-  int num_plans() const { return static_cast<int>(num_used_); }
-
- private:
-  struct Entry {
-    std::unique_ptr<SplitPlanner> planner;
-    int64_t tile = 0, overhead = 0;
-    int32_t num_parts = 0;
-  };
-  int64_t max_num_reqs_, max_num_parts_;
-  std::vector<Entry> entries_;
-  size_t num_used_ = 0;
-};
 
 }  // namespace kvblocks::attention
 

@@ -12,7 +12,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/metadata/split_rules.h"
-#include "kvblocks/attention/metadata/use_cascade.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -170,50 +169,6 @@ TEST(SplitPlannerTest, APlanForOthersIsRecognised) {
   refuse(type, shrunk, "request 1: the plan has 4 tiles of 64 keys, length 192 needs 3");
   refuse(type, one, "the plan has 2 requests, the batch 1");
   EXPECT_TRUE(absl::IsFailedPrecondition(CheckPlanFits("PagedDecode", SplitPlan(), {}, one)));
-}
-
-// AT-65: layers of a type share a plan, types do not.
-TEST(StepPlansTest, PlansAreKeyedByTheTypeOfLayer) {
-  StepPlans plans(8, 8);
-  const std::vector<int32_t> window_lens = {128, 100}, topk = {512, 90}, other = {128, 400};
-  const SplitPlanInput window = {
-      .type = {.block_size = 64, .window = 128}, .seq_lens = window_lens, .num_parts = 4};
-  const SplitPlanInput c4a = {.type = {.block_size = 64, .window = 128, .compression_ratio = 4},
-                              .seq_lens = window_lens,
-                              .extra_lens = topk,
-                              .num_parts = 4};
-  const absl::StatusOr<const SplitPlan*> first = plans.Get(window), second = plans.Get(c4a);
-  ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_NE(*first, *second);
-  EXPECT_EQ(*plans.Get(window), *first);
-  EXPECT_EQ(*plans.Get(c4a), *second);
-  EXPECT_EQ(plans.num_plans(), 2);
-  for (const auto vary : std::vector<void (*)(SplitPlanInput&)>{
-           [](auto& i) { i.tile = 32; }, [](auto& i) { i.overhead = 1; },
-           [](auto& i) { i.num_parts = 5; }, [](auto& i) { i.policy = SplitPolicy::None(); },
-           [](auto& i) { i.policy = SplitPolicy::Count(2); },
-           [](auto& i) { i.policy = SplitPolicy::Count(3); }}) {
-    SplitPlanInput varied = window;
-    vary(varied);
-    const absl::StatusOr<const SplitPlan*> other_plan = plans.Get(varied);
-    ASSERT_TRUE(other_plan.ok());
-    EXPECT_EQ(plans.Get(varied).value(), *other_plan);
-    EXPECT_EQ(plans.Get(window).value(), *first);
-  }
-  EXPECT_EQ(plans.num_plans(), 8);
-  SplitPlanInput changed = window;
-  changed.seq_lens = other;
-  EXPECT_TRUE(absl::IsFailedPrecondition(plans.Get(changed).status()));
-  changed.num_parts = 0;
-  EXPECT_TRUE(absl::IsInvalidArgument(plans.Get(changed).status()));
-  EXPECT_EQ(plans.num_plans(), 8);
-  SplitPlanInput shorter = c4a;
-  shorter.extra_lens = absl::MakeConstSpan(topk).subspan(0, 1);
-  EXPECT_TRUE(absl::IsInvalidArgument(plans.Get(shorter).status()));
-  plans.BeginStep();
-  changed.num_parts = 4;
-  EXPECT_EQ(*plans.Get(changed), *first);  // the same memory, another step
-  EXPECT_EQ(plans.num_plans(), 1);
 }
 
 // --- T-17 ---

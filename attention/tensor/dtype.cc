@@ -1,8 +1,12 @@
 #include "kvblocks/attention/tensor/dtype.h"
 
 #include <array>
+#include <iterator>
+
+#include "kvblocks/attention/tensor/kv_layout.h"
 
 namespace kvblocks::attention {
+
 namespace {
 
 constexpr std::array<DTypeInfo, kNumDTypes> kInfo = {{
@@ -23,5 +27,17 @@ constexpr std::array<DTypeInfo, kNumDTypes> kInfo = {{
 }  // namespace
 
 const DTypeInfo& Info(DType dtype) { return kInfo[static_cast<uint8_t>(dtype)]; }
+
+const char* Name(KvLayout layout) {
+  static constexpr const char* kNames[] = {"paged_x", "nhd", "hnd", "mla_latent", "mla_split", "mla_fp8_656", "mla_fp8_584"};
+  const auto index = static_cast<size_t>(layout);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
+
+const char* Name(KvRowFormat format) {
+  static constexpr const char* kNames[] = {"elements", "per_token_head", "int4_per_token_head", "nvfp4", "mla_v41_528", "mla_v41_fp4_288", "mla_nvfp4_352"};
+  const auto index = static_cast<size_t>(format);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
 
 }  // namespace kvblocks::attention

@@ -22,8 +22,7 @@ enum class KvLayout : uint8_t {
 const char* Name(KvLayout layout);  // "paged_x", "nhd", "hnd", "mla_latent", ...
 
 // What the vectors of a cache are: of kNhd and kHnd, the K or V of one token and head, in
-// cache/quantised_rows.h, of kMlaLatent, records of bytes, in cache/mla_records.h. Both say how codes are
-// made.
+// cache/quantised_rows.h, of kMlaLatent, records of bytes, also there.
 enum class KvRowFormat : uint8_t {
   kElements,          // values of the cache's type, or codes whose scales are outside (KvScales)
   kPerTokenHead,      // int8 or e4m3 codes, one float32 scale per vector in the cache

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -83,8 +84,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DT
   }
   view.Canonicalize();
   if (!view.empty()) {
-    absl::StatusOr<int64_t> bytes = view.SpanBytes();
-    if (!bytes.ok()) return bytes.status();
+    KVBLOCKS_RETURN_IF_ERROR(view.SpanBytes().status());
     if (data == nullptr) {
       return InvalidArgument("null data for a view of ", view.num_elements(), " elements");
     }
@@ -371,9 +371,9 @@ absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& inpu
     case TokenLayout::kBSND: {
       if (input.rank != 4) return refuse("BSND needs 4 dimensions");
       if (num_tokens < 0) return refuse("more than 2^63 tokens");
-      auto merged = input.Reshape({num_tokens, input.extent[2], input.extent[3]});
-      if (!merged.ok()) return merged.status();
-      tokens = *merged;
+      KVBLOCKS_ASSIGN_OR_RETURN(auto merged,
+                                input.Reshape({num_tokens, input.extent[2], input.extent[3]}));
+      tokens = merged;
       break;
     }
     case TokenLayout::kBSH: {
@@ -382,17 +382,16 @@ absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& inpu
         return refuse("the last dimension does not divide by the heads");
       }
       if (num_tokens < 0) return refuse("more than 2^63 tokens");
-      auto merged = input.Reshape({num_tokens, num_heads, input.extent[2] / num_heads});
-      if (!merged.ok()) return merged.status();
-      tokens = *merged;
+      KVBLOCKS_ASSIGN_OR_RETURN(
+          auto merged, input.Reshape({num_tokens, num_heads, input.extent[2] / num_heads}));
+      tokens = merged;
       break;
     }
     case TokenLayout::kBNSD: {
       if (input.rank != 4) return refuse("BNSD needs 4 dimensions");
       if (input.extent[0] != 1) return refuse("BNSD of several sequences is not token-contiguous");
-      auto swapped = input.Select(0, 0)->Permute({1, 0, 2});
-      if (!swapped.ok()) return swapped.status();
-      tokens = *swapped;
+      KVBLOCKS_ASSIGN_OR_RETURN(auto swapped, input.Select(0, 0)->Permute({1, 0, 2}));
+      tokens = swapped;
       break;
     }
   }

@@ -8,7 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/mla_records.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/masks/mask_builder.h"
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/virtual_batches.h"

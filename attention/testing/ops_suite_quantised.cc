@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cache/mla_records.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/ops_suite.h"
 

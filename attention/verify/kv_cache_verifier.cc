@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -69,35 +70,35 @@ bool KvCacheVerifier::IsAsWritten(size_t layer, const Held& held, int64_t row) c
 
 absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests) {
   if (failure_) return absl::DataLossError(failure_->text);
-  if (absl::Status status = CheckStep(requests); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckStep(requests));
   TakeParts(requests);
   Settle();
-  if (absl::Status status = CheckTables(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTables());
   MakeRoom();
   for (size_t g = 0; g < options_.groups.size(); ++g) {
-    if (absl::Status status = BuildMetadata(g); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(BuildMetadata(g));
   }
   // Of states, too, the step reads those that earlier steps left.
   for (const Part& part : parts_) {
-    if (absl::Status status = ReadStates(part); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(ReadStates(part));
   }
   for (const Part& part : parts_) {
-    if (absl::Status status = WriteStates(part); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(WriteStates(part));
   }
   // All rows of the step are there before any is read: a request may hit blocks that another one
   // computes in the same step.
   for (size_t g = 0; g < options_.groups.size(); ++g) {
-    if (absl::Status status = WriteRows(g); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(WriteRows(g));
   }
   for (const Part& part : parts_) {
-    if (absl::Status status = ReadBack(part); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(ReadBack(part));
   }
   ChooseQueries();
   for (size_t g = 0; g < options_.groups.size(); ++g) {
-    if (absl::Status status = Attend(g); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Attend(g));
   }
   for (size_t joint = 0; joint < joints_.size(); ++joint) {
-    if (absl::Status status = AttendJointly(joint); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(AttendJointly(joint));
   }
   ++stats_.num_steps;
   return absl::OkStatus();
@@ -273,7 +274,7 @@ absl::Status KvCacheVerifier::CheckTables() {
               i == last || (group.at_boundaries && (i + 1) * group.block_size > part.num_computed);
           if (!is_read && !is_written) continue;
         }
-        if (absl::Status s = CheckEntry(part, layer, i, token); !s.ok()) return s;
+        KVBLOCKS_RETURN_IF_ERROR(CheckEntry(part, layer, i, token));
       }
     }
   }

@@ -290,7 +290,6 @@ class KvCacheVerifier {
   absl::Status CheckStep(absl::Span<const VerifiedRequest> requests) const;
   void TakeParts(absl::Span<const VerifiedRequest> requests);
   bool ReplaceTable(const Part& part, size_t g, absl::Span<const int32_t> table);
-  void Unhold(int32_t block);
   void Settle();
   absl::Status CheckTables();
   void MakeRoom();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks::attention {
@@ -69,20 +70,18 @@ absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks,
   memory.group_of_block_.resize(static_cast<size_t>(num_blocks), -1);
   if (!given.layers.empty()) {
     for (const TensorView& tensor : given.tensors) {
-      const auto bytes = tensor.SpanBytes();
-      if (!bytes.ok()) return bytes.status();
-      memory.allocations_.push_back({tensor.data, static_cast<size_t>(*bytes)});
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto bytes, tensor.SpanBytes());
+      memory.allocations_.push_back({tensor.data, static_cast<size_t>(bytes)});
     }
-    if (absl::Status s = memory.Place(layers, given); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(memory.Place(layers, given));
     return memory;
   }
   std::byte* data = nullptr;
   int64_t bytes = 0;
-  const auto planes = Planes(num_blocks, layers, &data, &bytes);
-  if (!planes.ok()) return planes.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto planes, Planes(num_blocks, layers, &data, &bytes));
   memory.own_.reset(data);
   memory.allocations_.push_back({data, static_cast<size_t>(bytes)});
-  if (absl::Status s = memory.Place(layers, *planes); !s.ok()) return s;
+  KVBLOCKS_RETURN_IF_ERROR(memory.Place(layers, planes));
   return memory;
 }
 

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 #include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/checks/status_macros.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -70,9 +70,8 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
     options.max_num_reqs = room_.num_reqs;
     options.max_num_tokens = room_.num_tokens;
     options.max_seq_len = room_.seq_len + num_sink_tokens;
-    auto builder = AttentionMetadataBuilder::Create(options);
-    if (!builder.ok()) return builder.status();
-    builders_[g] = *std::move(builder);
+    KVBLOCKS_ASSIGN_OR_RETURN(auto builder, AttentionMetadataBuilder::Create(options));
+    builders_[g] = std::move(builder);
   }
   std::vector<RequestInput> requests;
   std::vector<absl::Span<const int32_t>> tables;
@@ -266,7 +265,7 @@ absl::Status KvCacheVerifier::Attend(size_t g) {
     if (layers_[layer].group != g) continue;
     for (const std::vector<Piece>* pieces : {&decodes, &prefills}) {
       if (pieces->empty()) continue;
-      if (absl::Status status = AttendPieces(layer, *pieces); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(AttendPieces(layer, *pieces));
     }
   }
   return absl::OkStatus();
@@ -279,7 +278,7 @@ absl::Status KvCacheVerifier::AttendPieces(size_t layer, absl::Span<const Piece>
       batch_.push_back(piece.first_query + static_cast<size_t>(i));
     }
   }
-  if (absl::Status status = RunPaged(layer, pieces); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(RunPaged(layer, pieces));
   return Compare(layer);
 }
 

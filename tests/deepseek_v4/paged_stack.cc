@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "kvblocks/attention/cache/index_cache.h"
-#include "kvblocks/attention/cache/mla_fp8_rows.h"
-#include "kvblocks/attention/cache/mla_records.h"
+#include "kvblocks/attention/cache/quantised_rows.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {

@@ -75,7 +75,7 @@ struct MlaFp8WriteParams {
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
 
-// The same as records of a format, as cache/mla_records.h has them, bit for bit. No alignment needed.
+// The same as records of a format, as cache/quantised_rows.h has them, bit for bit. No alignment needed.
 struct MlaRecordWriteParams {
   ConstRows kv_c, k_pe;  // [T, compressed], [T, 64]
   int32_t compressed = 0;
