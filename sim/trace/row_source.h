@@ -55,6 +55,10 @@ struct RowLog {
   // Lists a warning and tells the listener.
   void Warn(ProblemKind kind, int64_t line, std::string_view text);
   void Warn(const TraceProblem& problem);
+  // The same for a listener alone; `text` is called only if it is kept.
+  template <typename Text>
+  void Note(ProblemSeverity severity, ProblemKind kind, const TraceRequest& request,
+            Text text) const;
   // Tells the listener alone, if there is one.
   void Tell(const TraceProblem& problem) const {
     if (listener != nullptr) listener->OnProblem(problem);
@@ -64,6 +68,14 @@ struct RowLog {
 // In a row that came as far as `request` says.
 TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
                         ProblemSeverity severity = ProblemSeverity::kError);
+
+template <typename Text>
+void RowLog::Note(ProblemSeverity severity, ProblemKind kind, const TraceRequest& request,
+                  Text text) const {
+  if (listener == nullptr) return;
+  const bool is_kept = listener->KeepsText(severity, kind);
+  listener->OnProblem(RowProblem(kind, request, is_kept ? text() : std::string(), severity));
+}
 
 // FILE:LINE: error: TEXT, with TEXT = WHAT: got VALUE, expected EXPECTATION (hint).
 std::string RowError(const RowLog& log, int64_t line, std::string_view text);

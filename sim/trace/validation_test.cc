@@ -254,6 +254,38 @@ TEST(ValidationTest, OptionsMakeNotesErrors) {
   EXPECT_THAT(Messages(late), HasSubstr("t:3: error: timestamp: got 1000000 ns"));
 }
 
+// A kilobyte of gzip may hold as many as take a second to write down.
+TEST(ValidationTest, TextsThatNobodyReadsAreNotMade) {
+  class Notes final : public TraceListener {
+   public:
+    void OnProblem(const TraceProblem& problem) override {
+      EXPECT_EQ(problem.kind, ProblemKind::kIdParents);
+      EXPECT_EQ(problem.text, "");
+      ++num_problems;
+    }
+    bool KeepsText(ProblemSeverity, ProblemKind) const override { return false; }
+    int num_problems = 0;
+  } notes;
+  std::string trace;
+  for (int row = 0; row < 40; ++row) {
+    trace +=
+        R"({"timestamp": 1, "input_length": 8000, "output_length": 1, "block_size": 16, "hash_ids": [1)";
+    for (int i = 1; i < 500; ++i) trace += ",1";
+    trace += "]}\n";
+  }
+  TraceReaderOptions reader;
+  reader.check_ids = true;
+  reader.listener = &notes;
+  ASSERT_TRUE(ReadTrace(trace, reader).ok());
+  EXPECT_EQ(notes.num_problems, 40 * 499);
+  ValidationOptions options;
+  options.max_messages = 2;
+  const TraceValidation validation = Validated(trace, options);
+  EXPECT_EQ(validation.num_notes(), 40 * 499);
+  ASSERT_EQ(validation.problems.size(), 2u);
+  EXPECT_THAT(validation.problems[1].text, HasSubstr("block id: got 1 after other ids"));
+}
+
 TEST(ValidationTest, GoesOnAfterBadRowsAndCountsAll) {
   std::string trace;
   for (int i = 0; i < 100; ++i) trace += Row(i % 2 == 0 ? std::to_string(i) : "-1");
