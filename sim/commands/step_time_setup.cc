@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/drafter_model.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/cost/drafted_step_time.h"
 #include "kvblocks/sim/cost/kernel_tables.h"
 #include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/cost/recorded_steps.h"

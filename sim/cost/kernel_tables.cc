@@ -3,6 +3,8 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -11,15 +13,44 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/sim/cost/kernel_tables.pb.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::cost::v1;
+
+constexpr int kMantissaBits = 62;
+
+// Rounded down, digit by digit.
+uint64_t SquareRoot(Wide value) {
+  Wide root = 0;
+  for (int bit = 63; bit >= 0; --bit) {
+    const Wide candidate = root | (Wide{1} << bit);
+    if (candidate * candidate <= value) root = candidate;
+  }
+  return static_cast<uint64_t>(root);
+}
+
+// 2^(2^-1), 2^(2^-2), ... with 62 bits behind the point.
+std::array<uint64_t, kLogBits> MakeRoots() {
+  std::array<uint64_t, kLogBits> roots;
+  Wide value = Wide{2} << kMantissaBits;
+  for (uint64_t& root : roots) {
+    root = SquareRoot(value << kMantissaBits);
+    value = root;
+  }
+  return roots;
+}
+
+struct LogPoint {
+  FixedLog x, y;
+};
 
 constexpr std::string_view kKernelTablesFormat = "kvblocks kernel tables 1";
 constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
@@ -119,6 +150,97 @@ absl::StatusOr<KernelGrid> MakeGrid(const pb::KernelGrid& grid, const std::strin
 }
 
 }  // namespace
+
+FixedLog Log2(uint64_t value) {
+  const int octave = static_cast<int>(std::bit_width(value)) - 1;
+  // 1 <= mantissa < 2, 31 bits behind the point; squaring it doubles what is left of the logarithm.
+  uint64_t mantissa = octave >= 31 ? value >> (octave - 31) : value << (31 - octave);
+  FixedLog log = octave;
+  for (int i = 0; i < kLogBits; ++i) {
+    mantissa = mantissa * mantissa >> 31;
+    const bool doubled = mantissa >= uint64_t{1} << 32;
+    log = log * 2 + (doubled ? 1 : 0);
+    if (doubled) mantissa >>= 1;
+  }
+  return log;
+}
+
+int64_t Exp2(FixedLog log) {
+  static const std::array<uint64_t, kLogBits> kRoots = MakeRoots();
+  const int64_t octave = log >> kLogBits;
+  if (octave >= kMantissaBits) return int64_t{1} << kMantissaBits;
+  if (octave < -1) return 0;
+  const uint64_t fraction = static_cast<uint64_t>(log) & ((uint64_t{1} << kLogBits) - 1);
+  uint64_t mantissa = uint64_t{1} << kMantissaBits;
+  for (int i = 0; i < kLogBits; ++i) {
+    if ((fraction >> (kLogBits - 1 - i) & 1) == 0) continue;
+    mantissa =
+        static_cast<uint64_t>(Wide{mantissa} * kRoots[static_cast<size_t>(i)] >> kMantissaBits);
+  }
+  const int shift = kMantissaBits - static_cast<int>(octave);
+  return static_cast<int64_t>(((mantissa >> (shift - 1)) + 1) >> 1);
+}
+
+FixedLog OnLine(FixedLog x0, FixedLog y0, FixedLog x1, FixedLog y1, FixedLog x) {
+  return y0 + static_cast<FixedLog>(Wide{y1 - y0} * (x - x0) / (x1 - x0));
+}
+
+KernelGrid::KernelGrid(std::vector<std::vector<int64_t>> axes, std::vector<int32_t> log_times)
+    : log_times_(std::move(log_times)) {
+  for (std::vector<int64_t>& values : axes) {
+    Axis axis{.values = std::move(values), .logs = {}};
+    for (const int64_t value : axis.values) axis.logs.push_back(Log2(static_cast<uint64_t>(value)));
+    axes_.push_back(std::move(axis));
+  }
+  strides_.assign(axes_.size(), 1);
+  for (size_t i = axes_.size() - 1; i > 0; --i) {
+    strides_[i - 1] = strides_[i] * axes_[i].values.size();
+  }
+}
+
+// Empty if the rows below hold nothing.
+std::optional<FixedLog> KernelGrid::LogAt(size_t axis, size_t offset,
+                                          absl::Span<const FixedLog> counts, bool* outside) const {
+  const std::vector<FixedLog>& logs = axes_[axis].logs;
+  const FixedLog x = counts[axis];
+  const auto at = [&](size_t i) -> std::optional<FixedLog> {
+    const size_t corner = offset + i * strides_[axis];
+    if (axis + 1 < axes_.size()) return LogAt(axis + 1, corner, counts, outside);
+    if (log_times_[corner] == kHole) return std::nullopt;
+    return FixedLog{log_times_[corner]} << (kLogBits - kStoredLogBits);
+  };
+  // The nearest measured values on both sides, and the one before the lower one.
+  const size_t above =
+      static_cast<size_t>(std::upper_bound(logs.begin(), logs.end(), x) - logs.begin());
+  std::optional<LogPoint> low, high, lower;
+  size_t i = above;
+  while (i > 0 && !low) {
+    --i;
+    if (const auto y = at(i)) low = LogPoint{logs[i], *y};
+  }
+  if (low && low->x == x) return low->y;
+  for (size_t j = above; j < logs.size() && !high; ++j) {
+    if (const auto y = at(j)) high = LogPoint{logs[j], *y};
+  }
+  if (low && high) return OnLine(low->x, low->y, high->x, high->y, x);
+  if (high) return high->y;
+  if (!low) return std::nullopt;
+  *outside = true;
+  while (i > 0 && !lower) {
+    --i;
+    if (const auto y = at(i)) lower = LogPoint{logs[i], *y};
+  }
+  return lower ? OnLine(lower->x, lower->y, low->x, low->y, x) : low->y;
+}
+
+int64_t KernelGrid::At(absl::Span<const int64_t> counts, bool* outside) const {
+  absl::InlinedVector<FixedLog, 3> logs;
+  for (const int64_t count : counts) logs.push_back(Log2(static_cast<uint64_t>(count)));
+  bool is_outside = false;
+  const std::optional<FixedLog> log = LogAt(0, 0, logs, &is_outside);
+  if (outside != nullptr) *outside |= is_outside;
+  return std::clamp<int64_t>(Exp2(log.value_or(0)), 1, kMaxTime);
+}
 
 const KernelTables::Grids& KernelTables::GridsOf(std::string_view operation) const {
   static const Grids* const kNone = new Grids;

@@ -1,5 +1,3 @@
-#include "kvblocks/sim/cost/layer_times.h"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -7,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/sim/cost/table_clock.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
 
 namespace kvblocks::sim {

@@ -8,7 +8,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/drafted_step_time.h"
 #include "kvblocks/sim/cost/pipeline.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
 

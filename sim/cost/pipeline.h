@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,6 +35,16 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
 // first[s + 1], and what they send takes no time. REQUIRES: ascending, from 0.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(
     std::unique_ptr<StepTimeModel> whole, std::vector<int64_t> first);
+
+// Steps of an engine that drafts: after each step the drafter runs, too.
+//
+// The drafter's first pass sees all tokens of the step, to fill its cache; each further one a token
+// of every sequence that drew one. A drafter that proposes all drafts at once has one pass.
+//
+// `description` says what the drafter is, for the parts of the time. REQUIRES: num_passes >= 1.
+std::unique_ptr<StepTimeModel> MakeDraftedStepTime(std::unique_ptr<StepTimeModel> target,
+                                                   std::unique_ptr<StepTimeModel> drafter,
+                                                   int64_t num_passes, std::string description);
 
 }  // namespace kvblocks::sim
 

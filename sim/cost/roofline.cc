@@ -34,7 +34,9 @@ class Roofline final : public StepTimeModel {
   explicit Roofline(const RooflineOptions& options);
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override;
+                                   const Decodes& decodes) const override {
+    return StepTimeAmong(work, decodes, StepPeers());
+  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
@@ -42,8 +44,6 @@ class Roofline final : public StepTimeModel {
   std::string_view source() const override { return source_; }
 
  private:
-  absl::StatusOr<SimTime> TimeOf(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                                 const StepPeers* peers) const;
   int64_t WeightTime(int64_t num_tokens) const {
     return num_tokens < static_cast<int64_t>(weight_times_.size())
                ? weight_times_[static_cast<size_t>(num_tokens)]
@@ -132,19 +132,10 @@ Roofline::Roofline(const RooflineOptions& options)
   }
 }
 
-absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work,
-                                           const Decodes& decodes) const {
-  return TimeOf(work, decodes, nullptr);
-}
-
 absl::StatusOr<SimTime> Roofline::StepTimeAmong(absl::Span<const SequenceWork> work,
                                                 const Decodes& decodes,
                                                 const StepPeers& peers) const {
-  return TimeOf(work, decodes, &peers);
-}
-
-absl::StatusOr<SimTime> Roofline::TimeOf(absl::Span<const SequenceWork> work,
-                                         const Decodes& decodes, const StepPeers* peers) const {
+  const bool has_peers = peers.num_tokens > 0;
   int64_t num_tokens = decodes.num_sequences;
   int64_t num_sampled = decodes.num_sequences;
   AttentionTime attention;
@@ -154,8 +145,8 @@ absl::StatusOr<SimTime> Roofline::TimeOf(absl::Span<const SequenceWork> work,
     num_sampled += sequence.num_sampled;
     attention_.Add(sequence, &attention);
   }
-  if (peers != nullptr) num_tokens = std::max(num_tokens, peers->padded_tokens);
-  const int64_t all_tokens = peers != nullptr ? peers->num_tokens : num_tokens * data_parallel_;
+  if (has_peers) num_tokens = std::max(num_tokens, peers.padded_tokens);
+  const int64_t all_tokens = has_peers ? peers.num_tokens : num_tokens * data_parallel_;
   const Wide linear_compute = Wide{linear_per_token_} * num_tokens +
                               Wide{routed_per_token_} * all_tokens +
                               Wide{head_per_sample_} * num_sampled;
@@ -173,20 +164,32 @@ absl::StatusOr<SimTime> Roofline::TimeOf(absl::Span<const SequenceWork> work,
   return static_cast<SimTime>(total);
 }
 
-absl::Status CheckRange(absl::string_view field, double value, double low, double high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ", expected ", low, " to ", high));
-}
-
-absl::Status CheckTime(absl::string_view field, SimTime value) {
-  constexpr SimTime kLongest = 3600 * kSecond;
-  if (value >= 0 && value <= kLongest) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("roofline.", field, " is ", FormatDuration(value),
-                                                 ", expected 0s to ", FormatDuration(kLongest)));
+// "PREFIX.FIELD is VALUE, expected LOW to HIGH".
+template <typename T, typename Text>
+absl::Status CheckAll(absl::string_view prefix, std::initializer_list<Bounded<T>> fields,
+                      Text text) {
+  for (const Bounded<T>& f : fields) {
+    if (f.value >= f.low && f.value <= f.high) continue;
+    return absl::InvalidArgumentError(absl::StrCat(prefix, ".", f.field, " is ", text(f.value),
+                                                   ", expected ", text(f.low), " to ",
+                                                   text(f.high)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::Status CheckCounts(absl::string_view prefix,
+                         std::initializer_list<Bounded<int64_t>> counts) {
+  return CheckAll(prefix, counts, [](int64_t count) { return count; });
+}
+absl::Status CheckNumbers(absl::string_view prefix,
+                          std::initializer_list<Bounded<double>> numbers) {
+  return CheckAll(prefix, numbers, [](double number) { return number; });
+}
+absl::Status CheckTimes(absl::string_view prefix, std::initializer_list<Bounded<SimTime>> times) {
+  return CheckAll(prefix, times, FormatDuration);
+}
 
 CopyRate::CopyRate(const RooflineOptions& options)
     : per_mib_(RoundToPicoseconds(
@@ -204,20 +207,17 @@ absl::Status Validate(const RooflineOptions& options) {
     const auto format = ResolveCacheDtype(options.model, {.cache_dtype = options.kv_cache_dtype});
     if (!format.ok()) return WithFieldPrefix(format.status(), "roofline");
   }
-  if (options.tensor_parallel < 1 || options.tensor_parallel > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "roofline.tensor_parallel is ", options.tensor_parallel, ", expected 1 to 1024"));
-  }
+  absl::Status status =
+      CheckCounts("roofline", {{"tensor_parallel", options.tensor_parallel, 1, 1024}});
+  if (!status.ok()) return status;
   if (options.decode_context_parallel < 1 ||
       options.tensor_parallel % options.decode_context_parallel != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "roofline.decode_context_parallel is ", options.decode_context_parallel,
         ", expected a divisor of tensor_parallel ", options.tensor_parallel));
   }
-  if (options.data_parallel < 1 || options.data_parallel > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("roofline.data_parallel is ",
-                                                   options.data_parallel, ", expected 1 to 1024"));
-  }
+  status = CheckCounts("roofline", {{"data_parallel", options.data_parallel, 1, 1024}});
+  if (!status.ok()) return status;
   const bool is_divided = options.tensor_parallel > 1;
   if ((is_divided || (options.data_parallel > 1 && options.model.experts)) &&
       !(options.device.link_gb_per_s > 0)) {
@@ -226,30 +226,16 @@ absl::Status Validate(const RooflineOptions& options) {
         ", expected more than 0 with ", is_divided ? "tensor_parallel " : "data_parallel ",
         is_divided ? options.tensor_parallel : options.data_parallel));
   }
-  struct {
-    absl::string_view field;
-    double value, low, high;
-  } const shares[] = {
-      {"roofline.compute_efficiency", options.compute_efficiency, 1e-3, 1.0},
-      {"roofline.memory_efficiency", options.memory_efficiency, 1e-3, 1.0},
-      {"roofline.kv_bytes_per_element", options.kv_bytes_per_element, 0.125, 8.0},
-  };
-  for (const auto& share : shares) {
-    absl::Status status = CheckRange(share.field, share.value, share.low, share.high);
-    if (!status.ok()) return status;
-  }
-  for (const auto& [field, value] :
-       {std::pair<absl::string_view, SimTime>{"fixed_time", options.fixed_time},
-        {"time_per_sequence", options.time_per_sequence},
-        {"allreduce_latency", options.allreduce_latency}}) {
-    if (absl::Status status = CheckTime(field, value); !status.ok()) return status;
-  }
-  if (options.time_per_layer < 0 || options.time_per_layer > kSecond) {
-    return absl::InvalidArgumentError(absl::StrCat("roofline.time_per_layer is ",
-                                                   FormatDuration(options.time_per_layer),
-                                                   ", expected 0s to 1s"));
-  }
-  return absl::OkStatus();
+  status = CheckNumbers("roofline",
+                        {{"compute_efficiency", options.compute_efficiency, 1e-3, 1.0},
+                         {"memory_efficiency", options.memory_efficiency, 1e-3, 1.0},
+                         {"kv_bytes_per_element", options.kv_bytes_per_element, 0.125, 8.0}});
+  if (!status.ok()) return status;
+  constexpr SimTime kLongest = 3600 * kSecond;
+  return CheckTimes("roofline", {{"fixed_time", options.fixed_time, 0, kLongest},
+                                 {"time_per_sequence", options.time_per_sequence, 0, kLongest},
+                                 {"allreduce_latency", options.allreduce_latency, 0, kLongest},
+                                 {"time_per_layer", options.time_per_layer, 0, kSecond}});
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options) {

@@ -17,11 +17,13 @@
 #define KVBLOCKS_SIM_COST_ROOFLINE_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/cost/step_time_model.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
@@ -61,6 +63,16 @@ class CopyRate {
 };
 
 absl::Status Validate(const RooflineOptions& options);
+
+// The same for options of other clocks: the first field of `prefix` outside its bounds is refused.
+template <typename T>
+struct Bounded {
+  absl::string_view field;
+  T value, low, high;
+};
+absl::Status CheckCounts(absl::string_view prefix, std::initializer_list<Bounded<int64_t>> counts);
+absl::Status CheckNumbers(absl::string_view prefix, std::initializer_list<Bounded<double>> numbers);
+absl::Status CheckTimes(absl::string_view prefix, std::initializer_list<Bounded<SimTime>> times);
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options);
 

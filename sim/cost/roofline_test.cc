@@ -3,15 +3,18 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <set>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/sim/cost/attention_cost.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::sim {
 namespace {
 
-using ::testing::HasSubstr;
+using testing::HasSubstr;
 
 RooflineOptions Llama8bOnH100() {
   RooflineOptions options;
@@ -87,15 +90,9 @@ RC_GTEST_PROP(RooflineTest, DecodesMayBeGivenAsASum, ()) {
   RC_ASSERT(*(*model)->StepTime(work, decodes) == *(*model)->StepTime(all));
 }
 
-TEST(RooflineTest, ModelsWithWindowsMustSeeEachContext) {
+TEST(RooflineTest, ModelsWithWindowsOrSelectedRowsMustSeeEachContext) {
   RooflineOptions options = Llama8bOnH100();
-  options.model = *Catalogue::BuiltIn().FindModel("gemma-3-27b");
-  EXPECT_FALSE((*MakeRoofline(options))->adds_up_decodes());
-}
-
-TEST(RooflineTest, ModelsThatSelectOrCompressRowsMustSeeEachContext) {
-  RooflineOptions options = Llama8bOnH100();
-  for (const char* name : {"deepseek-v3.2", "deepseek-v4-flash", "llama-4-scout"}) {
+  for (const char* name : {"gemma-3-27b", "deepseek-v3.2", "deepseek-v4-flash", "llama-4-scout"}) {
     options.model = *Catalogue::BuiltIn().FindModel(name);
     EXPECT_FALSE((*MakeRoofline(options))->adds_up_decodes()) << name;
   }
@@ -117,56 +114,43 @@ RooflineOptions ModelOnH100(const std::string& model) {
 // Coefficients are whole picoseconds: under three bytes of an H100's memory each.
 void ExpectBytes(double bytes, double expected) { EXPECT_NEAR(bytes, expected, 0.005 * expected); }
 
-TEST(RooflineTest, LatentRowsAreReadOnceOnEveryRank) {
-  RooflineOptions options = ModelOnH100("deepseek-v3");
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 1152);
-  options.tensor_parallel = 8;
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 1152);
-  options.kv_cache_dtype = "fp8_ds_mla";
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 656);
-}
-
-// BM-113: each of the ranks that share the tokens reads its part of the rows.
-TEST(RooflineTest, RanksThatShareTheContextReadAPartEach) {
-  RooflineOptions options = ModelOnH100("deepseek-v3");
-  options.tensor_parallel = 8;
-  options.decode_context_parallel = 4;
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 1152 / 4);
-  options.decode_context_parallel = 3;
-  EXPECT_FALSE(MakeRoofline(options).ok());
-}
-
-TEST(RooflineTest, RanksBeyondTheHeadsReadCopies) {
-  RooflineOptions options = Llama8bOnH100();
-  options.tensor_parallel = 8;
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 131072 / 8);
-  options.tensor_parallel = 32;
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 131072 / 8);
-}
-
-TEST(RooflineTest, ScalesOfQuantisedRowsAreRead) {
-  RooflineOptions options = Llama8bOnH100();
-  options.kv_cache_dtype = "int8_per_token_head";
-  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 32 * 8 * (2 * 128 + 8));
-}
-
-TEST(RooflineTest, SparseLayersReadAllIndexerRowsAndTheSelectedRows) {
-  const RooflineOptions options = ModelOnH100("deepseek-v3.2");
-  ExpectBytes(BytesBetween(options, 0, 2048), 2048.0 * 61 * (132 + 1152));
-  ExpectBytes(BytesBetween(options, 2048, 102048), 1e5 * 61 * 132);
-}
-
-TEST(RooflineTest, CompressedLayersReadOneRowPerManyTokens) {
-  RooflineOptions options = ModelOnH100("deepseek-v4-flash");
-  ExpectBytes(BytesBetween(options, 128'000, 256'000), 32e3 * 21 * 132 + 1e3 * 20 * 1024);
-  options.kv_cache_dtype = "fp8";
-  ExpectBytes(BytesBetween(options, 128'000, 256'000), 32e3 * 21 * 132 + 1e3 * 20 * 584);
-}
-
-TEST(RooflineTest, ChunksEnd) {
-  const RooflineOptions options = ModelOnH100("llama-4-scout");
-  ExpectBytes(BytesBetween(options, 0, 8000), 8000.0 * 48 * 4096);
-  ExpectBytes(BytesBetween(options, 0, 81920), 81920.0 * 12 * 4096);
+TEST(RooflineTest, EachKindOfLayerReadsItsRows) {
+  const struct {
+    const char* model;
+    int64_t ranks, context_ranks;
+    const char* dtype;
+    int64_t from, to;  // contexts
+    double bytes;
+  } cases[] = {
+      // Latent rows, once on every rank.
+      {"deepseek-v3", 1, 1, "", 1000, 101000, 1e5 * 61 * 1152},
+      {"deepseek-v3", 8, 1, "", 1000, 101000, 1e5 * 61 * 1152},
+      {"deepseek-v3", 8, 1, "fp8_ds_mla", 1000, 101000, 1e5 * 61 * 656},
+      // BM-113: each of the ranks that share the tokens reads its part of the rows.
+      {"deepseek-v3", 8, 4, "", 1000, 101000, 1e5 * 61 * 1152 / 4},
+      // Ranks beyond the heads read copies.
+      {"llama-3.1-8b", 8, 1, "", 1000, 101000, 1e5 * 131072 / 8},
+      {"llama-3.1-8b", 32, 1, "", 1000, 101000, 1e5 * 131072 / 8},
+      // The scales of quantised rows are read, too.
+      {"llama-3.1-8b", 1, 1, "int8_per_token_head", 1000, 101000, 1e5 * 32 * 8 * (2 * 128 + 8)},
+      // Sparse layers: all rows of the indexer, and the selected rows.
+      {"deepseek-v3.2", 1, 1, "", 0, 2048, 2048.0 * 61 * (132 + 1152)},
+      {"deepseek-v3.2", 1, 1, "", 2048, 102048, 1e5 * 61 * 132},
+      // Compressed layers: one row per many tokens.
+      {"deepseek-v4-flash", 1, 1, "", 128'000, 256'000, 32e3 * 21 * 132 + 1e3 * 20 * 1024},
+      {"deepseek-v4-flash", 1, 1, "fp8", 128'000, 256'000, 32e3 * 21 * 132 + 1e3 * 20 * 584},
+      // Chunks end.
+      {"llama-4-scout", 1, 1, "", 0, 8000, 8000.0 * 48 * 4096},
+      {"llama-4-scout", 1, 1, "", 0, 81920, 81920.0 * 12 * 4096},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(std::string(c.model) + " " + c.dtype);
+    RooflineOptions options = ModelOnH100(c.model);
+    options.tensor_parallel = c.ranks;
+    options.decode_context_parallel = c.context_ranks;
+    options.kv_cache_dtype = c.dtype;
+    ExpectBytes(BytesBetween(options, c.from, c.to), c.bytes);
+  }
 }
 
 TEST(RooflineTest, StatesOfLinearLayersAreMovedWhateverTheContext) {
@@ -194,15 +178,13 @@ TEST(RooflineTest, LongPrefillsExpandLatentRowsAndDecodesDoNot) {
 }
 
 TEST(RooflineTest, WindowLayersReadNoMoreThanTheWindow) {
-  RooflineOptions options = Llama8bOnH100();
-  options.model = *Catalogue::BuiltIn().FindModel("mistral-7b-v0.1");
+  const RooflineOptions options = ModelOnH100("mistral-7b-v0.1");
   EXPECT_LT(Time(options, {{100, 1, 1}}), Time(options, {{4096, 1, 1}}));
   EXPECT_EQ(Time(options, {{4096, 1, 1}}), Time(options, {{400000, 1, 1}}));
 }
 
 TEST(RooflineTest, MoreTokensReadMoreExpertsUpToAll) {
-  RooflineOptions options = Llama8bOnH100();
-  options.model = *Catalogue::BuiltIn().FindModel("mixtral-8x7b-v0.1");
+  RooflineOptions options = ModelOnH100("mixtral-8x7b-v0.1");
   options.fixed_time = 0;
   const double bytes_per_s = 3350e9 * 0.85;
   const double routed = options.model.routed_params_b() * 2e9;
@@ -296,6 +278,11 @@ TEST(RooflineTest, BadOptionsAreRefusedWithFieldValueAndLimit) {
       {[](auto& o) { o.tensor_parallel = 0; }, "tensor_parallel is 0, expected 1 to 1024"},
       {[](auto& o) { o.tensor_parallel = -2; }, "tensor_parallel is -2"},
       {[](auto& o) { o.tensor_parallel = 1 << 20; }, "tensor_parallel is 1048576"},
+      {[](auto& o) {
+         o.tensor_parallel = 8;
+         o.decode_context_parallel = 3;
+       },
+       "decode_context_parallel is 3, expected a divisor"},
       {[](auto& o) { o.compute_efficiency = 0; }, "compute_efficiency is 0, expected"},
       {[](auto& o) { o.memory_efficiency = 1.2; }, "memory_efficiency is 1.2"},
       {[](auto& o) { o.memory_efficiency = std::numeric_limits<double>::quiet_NaN(); },
@@ -333,6 +320,65 @@ RC_GTEST_PROP(RooflineProperty, WindowPairsAreThoseCountedOneByOne, ()) {
   SimTime one_by_one = 0;
   for (int64_t i = 0; i < count; ++i) one_by_one += Time(options, {{context + i, 1, 0}});
   RC_ASSERT(Time(options, {{context, count, 0}}) == one_by_one);
+}
+
+// The rows that query `token` (from 0) reads, the newest ones where there is a limit.
+std::vector<int64_t> RowsOf(const AttentionReach& reach, int64_t token) {
+  std::vector<int64_t> rows;
+  for (int64_t row = (token + 1) / reach.ratio - 1; row >= 0; --row) {
+    if (static_cast<int64_t>(rows.size()) == reach.limit) break;
+    if (reach.chunk > 0 && row / reach.chunk != token / reach.chunk) break;
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+AttentionReach AnyReach() {
+  switch (*rc::gen::inRange(0, 4)) {
+    case 0:
+      return {.limit = *rc::gen::inRange<int64_t>(1, 30), .is_window = true};
+    case 1:
+      return {.chunk = *rc::gen::inRange<int64_t>(1, 30)};
+    case 2:
+      return {.ratio = *rc::gen::inRange<int64_t>(1, 9),
+              .limit = *rc::gen::inRange<int64_t>(1, 30)};
+    default:
+      return {.ratio = *rc::gen::inRange<int64_t>(1, 9)};
+  }
+}
+
+RC_GTEST_PROP(AttentionCountsProperty, PairsAreThoseCountedOneByOne, ()) {
+  const AttentionReach reach = AnyReach();
+  const int64_t context = *rc::gen::inRange<int64_t>(0, 120);
+  const int64_t count = *rc::gen::inRange<int64_t>(1, 120);
+  size_t pairs = 0;
+  for (int64_t i = 0; i < count; ++i) pairs += RowsOf(reach, context + i).size();
+  RC_ASSERT(AttendedPairs(reach, context, count) == Wide{static_cast<int64_t>(pairs)});
+}
+
+RC_GTEST_PROP(AttentionCountsProperty, RowsOfOneTokenAreThoseItSeesAndWrites, ()) {
+  const AttentionReach reach = AnyReach();
+  const int64_t context = *rc::gen::inRange<int64_t>(0, 120);
+  std::set<int64_t> rows;
+  // What the token sees without itself, and its own row if it completes one.
+  if (context > 0) {
+    for (const int64_t row : RowsOf(reach, context - 1)) rows.insert(row);
+  }
+  if (reach.chunk > 0 && context % reach.chunk == 0) rows.clear();
+  if ((context + 1) % reach.ratio == 0) rows.insert((context + 1) / reach.ratio - 1);
+  RC_ASSERT(AttendedRows(reach, context, 1) == static_cast<int64_t>(rows.size()));
+}
+
+TEST(AttentionCountsTest, AWindowIsReadOnceByNeighboursAChoiceByEach) {
+  EXPECT_EQ(AttendedRows({.limit = 100, .is_window = true}, 1000, 3), 103);
+  EXPECT_EQ(AttendedRows({.limit = 100}, 1000, 3), 303);
+  EXPECT_EQ(AttendedRows({.limit = 100}, 250, 3), 253);
+}
+
+TEST(AttentionCountsTest, CountsBeyond64BitsAreExact) {
+  const int64_t large = int64_t{1} << 60;
+  EXPECT_TRUE(AttendedPairs({}, large, large) ==
+              Wide{large} * large + Wide{large} * (Wide{large} + 1) / 2);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ struct Decodes {
 // A step that data-parallel ranks compute together: each has attention and requests of its own, and all
 // share the experts, so that the experts' time follows from the tokens of all of them.
 struct StepPeers {
-  int64_t num_tokens = 0;         // of all ranks, padding included
+  int64_t num_tokens = 0;         // of all ranks, padding included; 0: a step of one rank alone
   int64_t num_decode_tokens = 0;  // of these, what is not of prompts
   int64_t padded_tokens = 0;      // a rank with fewer computes so many; 0: as many as it has
 };

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/cost/count_grid.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -29,7 +28,9 @@ class TableClock final : public StepTimeModel {
   TableClock(const LayerTimes& times, const TableClockOptions& options);
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override;
+                                   const Decodes& decodes) const override {
+    return StepTimeAmong(work, decodes, StepPeers());
+  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
@@ -39,9 +40,6 @@ class TableClock final : public StepTimeModel {
   int64_t num_outside() const override { return num_outside_.load(std::memory_order_relaxed); }
 
  private:
-  absl::StatusOr<SimTime> TimeOf(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                                 const StepPeers* peers) const;
-
   const std::string source_;
   const int64_t data_parallel_;
   const CopyRate copy_rate_;
@@ -93,19 +91,10 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
                                             us(per_mixed_step_), " per step with any, constants")});
 }
 
-absl::StatusOr<SimTime> TableClock::StepTime(absl::Span<const SequenceWork> work,
-                                             const Decodes& decodes) const {
-  return TimeOf(work, decodes, nullptr);
-}
-
 absl::StatusOr<SimTime> TableClock::StepTimeAmong(absl::Span<const SequenceWork> work,
                                                   const Decodes& decodes,
                                                   const StepPeers& peers) const {
-  return TimeOf(work, decodes, &peers);
-}
-
-absl::StatusOr<SimTime> TableClock::TimeOf(absl::Span<const SequenceWork> work,
-                                           const Decodes& decodes, const StepPeers* peers) const {
+  const bool has_peers = peers.num_tokens > 0;
   int64_t num_decodes = decodes.num_sequences;
   int64_t decode_tokens = num_decodes;
   int64_t num_samples = num_decodes;
@@ -125,21 +114,21 @@ absl::StatusOr<SimTime> TableClock::TimeOf(absl::Span<const SequenceWork> work,
     prompts += context_.At(end) - context_.At(sequence.num_context);
     longest_prompt = std::max(longest_prompt, end);
   }
-  if (peers != nullptr) {
-    decode_tokens += std::max<int64_t>(peers->padded_tokens - decode_tokens - prompt_tokens, 0);
+  if (has_peers) {
+    decode_tokens += std::max<int64_t>(peers.padded_tokens - decode_tokens - prompt_tokens, 0);
   }
   const int64_t num_tokens = decode_tokens + prompt_tokens;
   // The experts' part is that of as many tokens as a rank has on average.
   int64_t shared_tokens = num_tokens, shared_decodes = decode_tokens;
-  if (peers != nullptr) {
-    shared_tokens = (peers->num_tokens + data_parallel_ - 1) / data_parallel_;
-    shared_decodes = (peers->num_decode_tokens + data_parallel_ - 1) / data_parallel_;
+  if (has_peers) {
+    shared_tokens = (peers.num_tokens + data_parallel_ - 1) / data_parallel_;
+    shared_decodes = (peers.num_decode_tokens + data_parallel_ - 1) / data_parallel_;
   }
   Wide total = Wide{per_step_} + head_.At(num_samples) +
                Wide{per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
   int64_t decode_linear = linear_.At(decode_tokens);
   int64_t linear = prompt_tokens > 0 ? linear_.At(num_tokens) : decode_linear;
-  if (peers != nullptr) {
+  if (has_peers) {
     decode_linear += shared_.At(shared_decodes) - shared_.At(decode_tokens);
     linear += shared_.At(shared_tokens) - shared_.At(num_tokens);
   }
@@ -168,57 +157,31 @@ absl::StatusOr<SimTime> TableClock::TimeOf(absl::Span<const SequenceWork> work,
   return static_cast<SimTime>(std::max<Wide>(total, 1));
 }
 
-absl::Status CheckClockTime(absl::string_view field, SimTime value) {
-  constexpr SimTime kLongest = 60 * kSecond;
-  if (value >= 0 && value <= kLongest) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("table_clock.", field, " is ",
-                                                 FormatDuration(value), ", expected 0s to ",
-                                                 FormatDuration(kLongest)));
-}
-
-absl::Status CheckClockCount(absl::string_view field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("table_clock.", field, " is ", value, ", expected ", low, " to ", high));
-}
-
 }  // namespace
 
 absl::Status Validate(const TableClockOptions& options) {
-  if (absl::Status status = Validate(options.layers.roofline); !status.ok()) return status;
-  struct {
-    absl::string_view field;
-    SimTime value;
-  } const times[] = {{"layer_overhead", options.layer_overhead},
-                     {"block_layer_overhead", options.block_layer_overhead},
-                     {"estimated_layer_overhead", options.estimated_layer_overhead},
-                     {"rank_overhead", options.rank_overhead},
-                     {"mixed_layer_overhead", options.mixed_layer_overhead},
-                     {"sequence_overhead", options.sequence_overhead},
-                     {"fixed_time", options.fixed_time}};
-  for (const auto& time : times) {
-    if (absl::Status status = CheckClockTime(time.field, time.value); !status.ok()) return status;
-  }
-  struct {
-    absl::string_view field;
-    int64_t value, low, high;
-  } const counts[] = {{"expert_tensor_parallel", options.layers.expert_tensor_parallel, 0, 1024},
+  if (absl::Status bad = Validate(options.layers.roofline); !bad.ok()) return bad;
+  constexpr SimTime kLongest = 60 * kSecond;
+  constexpr int64_t kMost = int64_t{1} << 31;
+  absl::Status status = CheckTimes(
+      "table_clock", {{"layer_overhead", options.layer_overhead, 0, kLongest},
+                      {"block_layer_overhead", options.block_layer_overhead, 0, kLongest},
+                      {"estimated_layer_overhead", options.estimated_layer_overhead, 0, kLongest},
+                      {"rank_overhead", options.rank_overhead, 0, kLongest},
+                      {"mixed_layer_overhead", options.mixed_layer_overhead, 0, kLongest},
+                      {"sequence_overhead", options.sequence_overhead, 0, kLongest},
+                      {"fixed_time", options.fixed_time, 0, kLongest}});
+  if (!status.ok()) return status;
+  status = CheckCounts(
+      "table_clock", {{"expert_tensor_parallel", options.layers.expert_tensor_parallel, 0, 1024},
                       {"expert_parallel", options.layers.expert_parallel, 0, 1 << 20},
-                      {"max_num_tokens", options.max_num_tokens, 1, int64_t{1} << 31},
+                      {"max_num_tokens", options.max_num_tokens, 1, kMost},
                       {"max_num_seqs", options.max_num_seqs, 1, 1 << 20},
-                      {"max_sequence_len", options.max_sequence_len, 1, int64_t{1} << 31}};
-  for (const auto& count : counts) {
-    absl::Status status = CheckClockCount(count.field, count.value, count.low, count.high);
-    if (!status.ok()) return status;
-  }
-  for (const auto& [field, factor] :
-       {std::pair<absl::string_view, double>{"prefill_factor", options.prefill_factor},
-        {"expert_prefill_factor", options.expert_prefill_factor}}) {
-    if (factor >= 0.1 && factor <= 100) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("table_clock.", field, " is ", factor, ", expected 0.1 to 100"));
-  }
-  return absl::OkStatus();
+                      {"max_sequence_len", options.max_sequence_len, 1, kMost}});
+  if (!status.ok()) return status;
+  return CheckNumbers("table_clock",
+                      {{"prefill_factor", options.prefill_factor, 0.1, 100},
+                       {"expert_prefill_factor", options.expert_prefill_factor, 0.1, 100}});
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTableClock(const KernelTables& tables,

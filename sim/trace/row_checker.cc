@@ -272,30 +272,31 @@ void RowChecker::CheckIds(const TraceRequest& request) {
     }
     const auto [it, inserted] =
         id_uses_.try_emplace(std::pair(owner, id), IdUse{parent, tokens, request.line});
-    if (!inserted && it->second.parent != parent) {
+    const IdUse& before = it->second;
+    if (!inserted && before.parent != parent) {
       ++log_->counters.ids_with_two_parents;
-      const std::string text = absl::StrCat(
-          "block id: got ", id, " after other ids than on line ", it->second.line,
-          ids_are_unique_ ? ", expected one parent per id (--ids-are-unique)"
-                          : ", expected one parent per id (content is told apart by the path)");
-      if (ids_are_unique_) {
-        Bad(ProblemKind::kIdParents, request, text);
-        return;
-      }
-      log_->Tell(RowProblem(ProblemKind::kIdParents, request, text, ProblemSeverity::kNote));
-    } else if (!inserted && it->second.tokens != tokens && request.ids_cover_output) {
+      const auto text = [&] {
+        return absl::StrCat("block id: got ", id, " after other ids than on line ", before.line,
+                            ", expected one parent per id (",
+                            ids_are_unique_ ? "--ids-are-unique)"
+                                            : "content is told apart by the path)");
+      };
+      if (ids_are_unique_) return Bad(ProblemKind::kIdParents, request, text());
+      log_->Note(ProblemSeverity::kNote, ProblemKind::kIdParents, request, text);
+    } else if (!inserted && before.tokens != tokens && request.ids_cover_output) {
       // A turn ends within a block that the next one fills.
-      it->second.tokens = std::max(it->second.tokens, tokens);
-    } else if (!inserted && it->second.tokens != tokens) {
-      const std::string text = absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ",
-                                            it->second.tokens, " as on line ", it->second.line);
-      const TraceProblem problem =
-          RowProblem(ProblemKind::kIdTokens, request, text, ProblemSeverity::kWarning);
+      it->second.tokens = std::max(before.tokens, tokens);
+    } else if (!inserted && before.tokens != tokens) {
+      const auto text = [&] {
+        return absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ", before.tokens,
+                            " as on line ", before.line);
+      };
       // One in the list stands for all.
       if (log_->counters.ids_with_two_token_counts++ == 0) {
-        log_->Warn(problem);
+        log_->Warn(
+            RowProblem(ProblemKind::kIdTokens, request, text(), ProblemSeverity::kWarning));
       } else {
-        log_->Tell(problem);
+        log_->Note(ProblemSeverity::kWarning, ProblemKind::kIdTokens, request, text);
       }
     }
     parent = PathKey(parent, id);

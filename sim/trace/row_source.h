@@ -55,6 +55,10 @@ struct RowLog {
   // Lists a warning and tells the listener.
   void Warn(ProblemKind kind, int64_t line, std::string_view text);
   void Warn(const TraceProblem& problem);
+  // The same for a listener alone; `text` is called only if it is kept.
+  template <typename Text>
+  void Note(ProblemSeverity severity, ProblemKind kind, const TraceRequest& request,
+            Text text) const;
   // Tells the listener alone, if there is one.
   void Tell(const TraceProblem& problem) const {
     if (listener != nullptr) listener->OnProblem(problem);
@@ -64,6 +68,14 @@ struct RowLog {
 // In a row that came as far as `request` says.
 TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
                         ProblemSeverity severity = ProblemSeverity::kError);
+
+template <typename Text>
+void RowLog::Note(ProblemSeverity severity, ProblemKind kind, const TraceRequest& request,
+                  Text text) const {
+  if (listener == nullptr) return;
+  const bool is_kept = listener->KeepsText(severity, kind);
+  listener->OnProblem(RowProblem(kind, request, is_kept ? text() : std::string(), severity));
+}
 
 // FILE:LINE: error: TEXT, with TEXT = WHAT: got VALUE, expected EXPECTATION (hint).
 std::string RowError(const RowLog& log, int64_t line, std::string_view text);
@@ -103,6 +115,36 @@ class RowLines : public RowRecords {
   int64_t first_blank_ = 0;
   int64_t num_blank_ = 0;
 };
+
+// The trace formats that can be read: their names, their readers, and which options are theirs
+// alone. What a format means is said where its reader is.
+
+using OpenedRows = absl::StatusOr<std::unique_ptr<RowSource>>;
+
+// A reader of the format, which is one of TraceFormats(); another one is an error, and so is an
+// option of a format that this is not. `log` must outlive the result.
+OpenedRows MakeReaderOfFormat(const std::string& format, std::unique_ptr<ByteSource> source,
+                              const TraceReaderOptions& options, RowLog* log);
+
+// What a reader makes of a file. `log` must outlive the result.
+using MakeReader = OpenedRows(std::unique_ptr<ByteSource> source,
+                              const TraceReaderOptions& options, RowLog* log);
+// Of block ids or hashes.
+MakeReader MakeMooncakeReader, MakeBailianReader, MakeDynamoReader, MakeCodingSessionReader,
+    MakeRagPulseReader;
+// Of conversations of which lengths are known.
+MakeReader MakeAiperfReader, MakeLlmServingSimReader, MakeAppliedComputeReader, MakeTraceLabReader;
+// Of texts.
+MakeReader MakeShareGptReader;
+// Of columns that --fields or a preset names (field_map.h).
+MakeReader MakeFieldMapReader;
+OpenedRows MakePresetReader(const std::string& format, std::unique_ptr<ByteSource> source,
+                            const TraceReaderOptions& options, RowLog* log);
+// Of a workload in place of a trace: its requests as they are made.
+MakeReader MakeWorkloadReader;
+
+// The most tokens that one record may become where every one of them has an id.
+inline constexpr int64_t kMostTokenIds = int64_t{1} << 24;
 
 }  // namespace kvblocks::sim
 

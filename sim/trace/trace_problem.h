@@ -84,6 +84,12 @@ class TraceListener {
  public:
   virtual ~TraceListener() = default;
   virtual void OnProblem(const TraceProblem& problem) = 0;
+  // Whether the text of the next such problem matters. Of notes, which a short file may have by the
+  // hundred thousand, it is left empty otherwise.
+  virtual bool KeepsText(ProblemSeverity severity, ProblemKind kind) const {
+    (void)severity, (void)kind;
+    return true;
+  }
   // A row that passed all checks.
   virtual void OnGoodRow(const TraceRequest& request) { (void)request; }
 };

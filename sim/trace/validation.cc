@@ -27,6 +27,10 @@ class Collector final : public TraceListener {
     if (count.count <= max_messages_) out_->problems.push_back(problem);
   }
 
+  bool KeepsText(ProblemSeverity severity, ProblemKind kind) const override {
+    return counts_[static_cast<size_t>(severity)][static_cast<size_t>(kind)].count < max_messages_;
+  }
+
   void OnGoodRow(const TraceRequest& request) override {
     const bool is_first = out_->num_requests++ == 0;
     const int64_t arrival = request.arrival_ns;
