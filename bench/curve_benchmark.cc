@@ -18,7 +18,7 @@
 #include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/thread_time.h"
 #include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/example/example_workload.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 

@@ -54,12 +54,12 @@ expect 0 '' curve --quiet --html=surface.html --sizes 300 600 --tiers 900 1200
 grep -q '"second_gib":' surface.html || fail "no plot of two tiers"
 expect 0 '' curve --sample-paths=0.5 --hot=32
 grep -q '^sampling .*the 32 hottest always' out || fail "a sampled curve does not say so"
-expect 2 'sample-paths: got 2, expected a share' curve --sample-paths=2
+expect 2 'sample-paths: got "2", expected a number from' curve --sample-paths=2
 expect 2 'hot needs --sample-paths' curve --hot=3
 expect 2 'sample-paths: set with' curve --sample-paths=0.1 --what-if=shuffled
 expect 2 'standard input can be read once' curve - --mode=schedule
 expect 2 'max-num-seqs.*expected --mode=schedule' curve --max-num-seqs=3
-expect 2 'what-if: got x' curve --what-if=x
+expect 2 'what-if: got "x"' curve --what-if=x
 expect 2 'expected one of order' curve --mode=x
 expect 2 'refine.*expected --mode=schedule' curve --refine=1
 expect 2 'tiers needs --sizes' curve --tiers 5

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/measured_arrivals.h"
 #include "kvblocks/sim/commands/nelder_mead.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -141,9 +142,8 @@ absl::Status Calibrator::ReadMeasured() {
 }
 
 absl::Status Calibrator::ChooseConstants(const std::vector<std::string>& fields) {
-  const auto setup = MakeReplaySetup(config_);
-  if (!setup.ok()) return setup.status();
-  const std::string source(setup->step_time->source());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto setup, MakeReplaySetup(config_));
+  const std::string source(setup.step_time->source());
   if (absl::StartsWith(source, "measured kernels")) {
     constants_.assign(std::begin(kOfTables), std::end(kOfTables));
   } else if (absl::StartsWith(source, "roofline")) {
@@ -183,22 +183,19 @@ absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
   ++num_replays_;
   // Two searches, one more of each constant, and those before and after.
   if (progress_) progress_(num_replays_, static_cast<int64_t>(81 * constants_.size() + 2));
-  auto setup = MakeReplaySetup(config);
-  if (!setup.ok()) return setup.status();
-  auto reader = OpenReplayTrace(config, setup->reader);
-  if (!reader.ok()) return reader.status();
-  *reader = WithMeasuredArrivals(*std::move(reader), measurement_);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, MakeReplaySetup(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup.reader));
+  reader = WithMeasuredArrivals(std::move(reader), measurement_);
   TimesByRow rows;
-  setup->metrics.rows = &rows;
-  ReplayMetrics metrics(setup->metrics);
-  auto simulation = MakeSimulation(*setup, reader->get(), {&metrics});
-  if (!simulation.ok()) return simulation.status();
-  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
+  setup.metrics.rows = &rows;
+  ReplayMetrics metrics(setup.metrics);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation, MakeSimulation(setup, reader.get(), {&metrics}));
+  KVBLOCKS_RETURN_IF_ERROR(simulation->Run());
   ::kvblocks::report::v1::Report report;
-  metrics.Fill((*simulation)->result(), &report);
+  metrics.Fill(simulation->result(), &report);
   Run run{.requests = std::vector<RequestTimes>(measured_.size()),
           .duration_ms = report.throughput().duration_s() * 1000,
-          .time_source = std::string(setup->step_time->source())};
+          .time_source = std::string(setup.step_time->source())};
   size_t num_matched = 0;
   for (const auto& [row, times] : rows.rows) {
     if (row < 0 || row >= static_cast<int64_t>(measured_.size())) continue;
@@ -325,12 +322,11 @@ void Calibrator::AddSensitivity(const Point& best, const Run& run, CalibrationRe
 }
 
 absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>& fields) {
-  if (absl::Status status = ReadMeasured(); !status.ok()) return status;
-  if (absl::Status status = ChooseConstants(fields); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(ReadMeasured());
+  KVBLOCKS_RETURN_IF_ERROR(ChooseConstants(fields));
   CalibrationResult result;
-  const auto before = Replay(config_);
-  if (!before.ok()) return before.status();
-  result.before = ErrorsOf(*before, -1);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto before, Replay(config_));
+  result.before = ErrorsOf(before, -1);
 
   Point start;
   for (const ConstantKind& kind : constants_) start.push_back(std::log(kind.start));
@@ -356,13 +352,12 @@ absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>
   best = NelderMead(best, options, loss);
   if (!failure.ok()) return failure;
   result.config = ConfigAt(best);
-  const auto run = Replay(result.config);
-  if (!run.ok()) return run.status();
-  result.time_source = run->time_source;
-  result.fitted = ErrorsOf(*run, 0);
-  result.held_out = ErrorsOf(*run, 1);
-  result.all = ErrorsOf(*run, -1);
-  AddSensitivity(best, *run, &result);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto run, Replay(result.config));
+  result.time_source = run.time_source;
+  result.fitted = ErrorsOf(run, 0);
+  result.held_out = ErrorsOf(run, 1);
+  result.all = ErrorsOf(run, -1);
+  AddSensitivity(best, run, &result);
   result.num_fitted = static_cast<int64_t>((measured_.size() + 1) / 2);
   result.num_held_out = static_cast<int64_t>(measured_.size() / 2);
   result.num_replays = num_replays_;

@@ -1,6 +1,5 @@
 // SM-66: what drafters cost.
 
-#include "kvblocks/sim/commands/drafter_model.h"
 
 #include <algorithm>
 #include <string>
@@ -9,7 +8,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/step_time_setup.h"
 
 namespace kvblocks::sim {
 namespace {

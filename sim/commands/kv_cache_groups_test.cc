@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/kv_cache_groups.h"
+#include "kvblocks/sim/commands/model_plan.h"
 
 #include <string>
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -56,6 +57,20 @@ std::string SetInteger(const std::string& text, int64_t low, int64_t high, int64
   }
   *value = number;
   return "";
+}
+
+// A setter of texts that are one of the option's few values, if it has such.
+OptionParser::Setter CheckedText(const OptionText& option,
+                                 std::function<void(const std::string&)> store) {
+  std::vector<std::string> choices;
+  if (absl::StrContains(option.unit, '|')) choices = absl::StrSplit(option.unit, '|');
+  return [choices, store = std::move(store)](const std::string& text) -> std::string {
+    if (!choices.empty() && std::count(choices.begin(), choices.end(), text) == 0) {
+      return absl::StrCat("got \"", text, "\", expected one of ", absl::StrJoin(choices, ", "));
+    }
+    store(text);
+    return "";
+  };
 }
 
 // The flags that `app` knows.
@@ -284,33 +299,46 @@ OptionParser* OptionParser::AddCommand(const std::string& name, const std::strin
 void OptionParser::Add(const OptionText& option, Setter set) { impl_->Add(option, std::move(set)); }
 
 void OptionParser::Add(const OptionText& option, std::string* value) {
-  std::vector<std::string> choices;
-  if (absl::StrContains(option.unit, '|')) choices = absl::StrSplit(option.unit, '|');
-  impl_->Add(option, [value, choices](const std::string& text) -> std::string {
-    if (!choices.empty() && std::count(choices.begin(), choices.end(), text) == 0) {
-      return absl::StrCat("got \"", text, "\", expected one of ", absl::StrJoin(choices, ", "));
-    }
-    *value = text;
-    return "";
-  });
+  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
 void OptionParser::Add(const OptionText& option, std::optional<std::string>* value) {
-  impl_->Add(option, [value](const std::string& text) {
-    *value = text;
-    return std::string();
-  });
+  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
 void OptionParser::Add(const OptionText& option, int64_t low, int64_t high, int64_t* value) {
   impl_->Add(option, [=](const std::string& text) { return SetInteger(text, low, high, value); });
 }
 
-void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
-  AddRepeated(option, [values](const std::string& text) {
-    values->push_back(text);
-    return std::string();
+void OptionParser::Add(const OptionText& option, double low, double high, double* value) {
+  impl_->Add(option, [=](const std::string& text) -> std::string {
+    double number;
+    if (!absl::SimpleAtod(text, &number) || !(number >= low && number <= high)) {
+      return absl::StrCat("got \"", text, "\", expected a number from ", low, " to ", high);
+    }
+    *value = number;
+    return "";
   });
+}
+
+void OptionParser::AddSeconds(const OptionText& option, double low, double high, double* seconds) {
+  impl_->Add(option, [=](const std::string& text) -> std::string {
+    const auto time = ParseDuration(text);
+    const double value =
+        time.ok() ? static_cast<double>(*time) / static_cast<double>(kSecond) : -1.0;
+    if (!(value >= low && value <= high)) {
+      return absl::StrCat("got \"", text, "\", expected a time with a unit, like 500ms or 10s, of ",
+                          low, "s to ", high, "s");
+    }
+    *seconds = value;
+    return "";
+  });
+}
+
+void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
+  AddRepeated(option, CheckedText(option, [values](const std::string& text) {
+                values->push_back(text);
+              }));
 }
 
 void OptionParser::AddRepeated(const OptionText& option, Setter set) {

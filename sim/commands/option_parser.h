@@ -68,6 +68,9 @@ class OptionParser {
   void Add(const OptionText& option, std::string* value);
   void Add(const OptionText& option, std::optional<std::string>* value);
   void Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
+  void Add(const OptionText& option, double low, double high, double* value);
+  // A time with its unit, "500ms".
+  void AddSeconds(const OptionText& option, double low, double high, double* seconds);
   // An option with one value that may be given several times.
   void AddRepeated(const OptionText& option, std::vector<std::string>* values);
   void AddRepeated(const OptionText& option, Setter set);

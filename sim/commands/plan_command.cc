@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
@@ -11,8 +12,6 @@
 #include "kvblocks/sim/commands/plan_report.h"
 #include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/plan_table.h"
-#include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -74,20 +73,16 @@ std::string Names(const Map& entries) {
 class PlanCommand final : public Command {
  public:
   explicit PlanCommand(OptionParser* program)
-      : options_(program->AddCommand("plan", "Show what a model's cache stores and holds")) {
+      : Command(program->AddCommand("plan", "Show what a model's cache stores and holds")) {
     for (const char* field : kFields) BindOption(field, options_, &given_);
-    options_->Add({.name = "--max-model-len",
-                   .unit = "TOKENS",
-                   .help = "longest request, output included; 0: the model's own limit [0]"},
+    options_->Add({"--max-model-len", "TOKENS",
+                   "longest request, output included; 0: the model's own limit [0]"},
                   0, kMaxLen, &max_model_len_);
-    options_->AddList(
-        {.name = "--lengths",
-         .unit = "TOKENS ...",
-         .help = "lengths to state concurrency for [8192 32768 131072 and the longest]"},
-        1, kMaxLen, &questions_.lengths);
-    options_->Add({.name = "--requests",
-                   .unit = "N",
-                   .help = "whether so many requests of --len tokens fit at once; 0: not asked [0]"},
+    options_->AddList({"--lengths", "TOKENS ...",
+                       "lengths to state concurrency for [8192 32768 131072 and the longest]"},
+                      1, kMaxLen, &questions_.lengths);
+    options_->Add({"--requests", "N",
+                   "whether so many requests of --len tokens fit at once; 0: not asked [0]"},
                   0, kMaxLen, &questions_.requests);
     options_->Add({.name = "--len",
                    .unit = "TOKENS",
@@ -99,61 +94,35 @@ class PlanCommand final : public Command {
         &list_models_);
     options_->AddFlag({.name = "--list-devices", .help = "print the names of its devices"},
                       &list_devices_);
-    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
-    options_->Add({.name = "--html",
-                   .unit = "FILE",
-                   .help = "a page of charts and tables for a browser, too; - is standard output, "
-                           "without a table",
-                   .file = FileUse::kWritten},
-                  &html_);
-    options_->Add(
-        {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
-        &color_);
+    output_.AddFiles(options_, "Options", {.has_page = true});
+    output_.AddTerminal(options_, "Options", "no table");
     options_->set_footer(kPlanFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-
-  ExitStatus Run() override {
-    auto config = EffectiveConfig({}, given_);
-    if (!config.ok()) return Fail("plan", config.status());
+  absl::StatusOr<ExitStatus> Execute() override {
+    KVBLOCKS_ASSIGN_OR_RETURN(auto config, EffectiveConfig({}, given_));
     if (list_models_ || list_devices_) {
-      const auto catalogue = LoadCatalogue(*config);
-      if (!catalogue.ok()) return Fail("plan", catalogue.status());
-      return WriteStdout(list_models_ ? Names(catalogue->models()) : Names(catalogue->devices()))
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
+      return WriteStdout(list_models_ ? Names(catalogue.models()) : Names(catalogue.devices()))
                  ? kDone
                  : kBadInput;
     }
-    if (json_ && IsStandardOutput(html_)) {
-      return Fail("plan", absl::InvalidArgumentError(
-                              "--json and --html both want standard output; write the page to a "
-                              "file"));
-    }
-    config->set_max_model_len(max_model_len_);
-    const auto report = MakePlanReport(*config, questions_);
-    if (!report.ok()) return Fail("plan", report.status());
-    std::string text = FormatPlan(*report, UseColor(color_));
-    if (json_) {
-      const auto json = ToJson(*report);
-      if (!json.ok()) return Fail("plan", json.status());
-      text = *json;
-    }
-    if (!html_.empty()) {
-      if (absl::Status status = WritePage(html_, *report); !status.ok()) {
-        return Fail("plan", status);
-      }
-    }
-    if (!IsStandardOutput(html_) && !WriteStdout(text)) return kBadInput;
-    return Fits(*report, "upstream") && Fits(*report, "exact") ? kDone : kMissed;
+    KVBLOCKS_RETURN_IF_ERROR(output_.Check(FilesOf(config)));
+    config.set_max_model_len(max_model_len_);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto report, MakePlanReport(config, questions_));
+    const ExitStatus printed = output_.Print("plan", report, {.table = [&](bool color) {
+                                               return FormatPlan(report, color);
+                                             }});
+    const bool fits = Fits(report, "upstream") && Fits(report, "exact");
+    return printed == kDone && !fits ? kMissed : printed;
   }
 
  private:
-  OptionParser* options_;
   ReplayConfig given_;
   int64_t max_model_len_ = 0;
   PlanQuestions questions_;
-  std::string color_ = "auto", html_;
-  bool json_ = false, list_models_ = false, list_devices_ = false;
+  ReportOutput output_;
+  bool list_models_ = false, list_devices_ = false;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/specs/planning/request_demand.h"
@@ -334,22 +335,20 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
         absl::StrCat("--kv-memory: got \"", config.kv_memory(),
                      "\", expected 0 next to --num-blocks: both set the size of the pool"));
   }
-  const auto hardware = FindModelOnDevice(config);
-  if (!hardware.ok()) return hardware.status();
-  if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
-  const auto caches = LayerCachesOf(config, hardware->model);
-  if (!caches.ok()) return caches.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, FindModelOnDevice(config));
+  KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware.device, &config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto caches, LayerCachesOf(config, hardware.model));
 
   pb::PlanReport report;
   report.set_schema_version(1);
-  report.set_model(hardware->model.name);
-  report.set_num_layers(hardware->model.num_layers());
-  report.set_device(hardware->device.name);
+  report.set_model(hardware.model.name);
+  report.set_num_layers(hardware.model.num_layers());
+  report.set_device(hardware.device.name);
   report.set_tensor_parallel(config.tensor_parallel());
   report.set_pipeline_parallel(config.pipeline_parallel());
   report.set_data_parallel(config.data_parallel());
   report.set_kv_cache_dtype(config.kv_cache_dtype());
-  int64_t model_limit = hardware->model.max_position_embeddings;
+  int64_t model_limit = hardware.model.max_position_embeddings;
   if (model_limit == 0) {
     model_limit = std::max(kDefaultMaxLen, config.max_model_len());
     report.add_notes(absl::StrCat("the model does not state its longest context; taken as ",
@@ -371,14 +370,14 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
     }
   }
   std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
-  if (const auto available = CacheBytes(config, *hardware); available.ok()) {
+  if (const auto available = CacheBytes(config, hardware); available.ok()) {
     bytes = *available;
   } else if (config.num_blocks() == 0) {
     return available.status();
   }
   report.set_available_bytes(*std::min_element(bytes.begin(), bytes.end()));
-  report.set_available_source(DescribeCacheBytes(config, *hardware));
-  FillLayerKinds(*caches,
+  report.set_available_source(DescribeCacheBytes(config, hardware));
+  FillLayerKinds(caches,
                  {.max_model_len = max_len, .max_in_flight_tokens = MaxInFlightTokens(config)},
                  &report);
 
@@ -388,11 +387,11 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
   for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
     PlanOptions options = MakePlanOptions(config, policy, bytes);
     options.limits.max_model_len = max_len;
-    FillPolicy(*caches, options, std::max(model_limit, max_len),
+    FillPolicy(caches, options, std::max(model_limit, max_len),
                lengths.empty() ? LengthsUpTo(max_len) : lengths, &report);
   }
-  if (!Fits(report, "upstream")) FillSuggestions(config, *hardware, &report);
-  FillStepHint(config, *caches, bytes, &report);
+  if (!Fits(report, "upstream")) FillSuggestions(config, hardware, &report);
+  FillStepHint(config, caches, bytes, &report);
   return report;
 }
 

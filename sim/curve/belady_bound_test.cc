@@ -12,7 +12,6 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/curve/static_bound.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/release_history.h"
+#include "kvblocks/sim/curve/hit_curve.h"
 
 namespace kvblocks::sim {
 namespace {

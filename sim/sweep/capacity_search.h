@@ -24,25 +24,18 @@
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/sweep/point_runner.h"
 #include "kvblocks/sim/sweep/sweep.pb.h"
+#include "kvblocks/sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 
 struct CapacityOptions {
-  struct Device {
-    std::string name;
-    double price_per_hour = 0;  // 0: unknown
-  };
   ::kvblocks::config::v1::ReplayConfig asked;  // what is set, the objectives among it
-  std::vector<Device> devices;                 // none: that of `asked`
+  PricedDevices devices;                       // none: that of `asked`
   std::vector<int64_t> tensor_parallels;       // none: that of `asked`
   double goodput = 0;      // share of requests within all limits; 0: percentiles alone
   double target_rate = 0;  // requests/s; 0: none
   double tolerance = 0.02;
 };
-
-// "h100:2.5,h200" with or without prices.
-absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(
-    const std::string& text, const ::kvblocks::config::v1::ReplayConfig& config);
 
 absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const CapacityOptions& options,
                                                                    PointRunner* runner,

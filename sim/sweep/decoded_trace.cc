@@ -6,10 +6,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 
 namespace kvblocks::sim {
 
@@ -60,9 +61,7 @@ double DecodedTrace::arrival_seconds() const {
 
 absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader) {
   DecodedTrace trace;
-  auto requests = ReadAll(FeedFrom(reader), reader);
-  if (!requests.ok()) return requests.status();
-  trace.requests = *std::move(requests);
+  KVBLOCKS_ASSIGN_OR_RETURN(trace.requests, ReadAll(FeedFrom(reader), reader));
   trace.info = reader->info();
   trace.counters = reader->counters();
   trace.warnings = reader->warnings();
@@ -120,16 +119,13 @@ absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Get(const Rep
   if (!entry->is_read) {
     entry->is_read = true;
     entry->status = [&] {
-      auto options = MakeReaderOptions(config);
-      if (!options.ok()) return options.status();
-      options->speedup = {1, 1};
-      auto reader = OpenReplayTrace(config, *options);
-      if (!reader.ok()) return reader.status();
-      auto trace = DecodeTrace(reader->get());
-      if (!trace.ok()) return trace.status();
+      KVBLOCKS_ASSIGN_OR_RETURN(auto options, MakeReaderOptions(config));
+      options.speedup = {1, 1};
+      KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, options));
+      KVBLOCKS_ASSIGN_OR_RETURN(auto trace, DecodeTrace(reader.get()));
       const std::lock_guard lock_warnings(mutex_);
-      warnings_.insert(warnings_.end(), trace->warnings.begin(), trace->warnings.end());
-      entry->trace = std::make_shared<const DecodedTrace>(*std::move(trace));
+      warnings_.insert(warnings_.end(), trace.warnings.begin(), trace.warnings.end());
+      entry->trace = std::make_shared<const DecodedTrace>(std::move(trace));
       return absl::OkStatus();
     }();
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
@@ -59,14 +60,12 @@ void Shorten(Report* report) {
 
 absl::Status ReplayFleetPoint(const PlannedPoint& planned, DecodedTraces* traces,
                               pb::PointResult* result) {
-  auto fleet = FleetReplay::Create(planned.config);
-  if (!fleet.ok()) return fleet.status();
-  const auto trace = traces->Get(planned.config);
-  if (!trace.ok()) return trace.status();
-  DecodedReader reader(trace->get(), (*fleet)->setup().reader.speedup);
-  if (absl::Status status = (*fleet)->Run(&reader, {}); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto fleet, FleetReplay::Create(planned.config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces->Get(planned.config));
+  DecodedReader reader(trace.get(), fleet->setup().reader.speedup);
+  KVBLOCKS_RETURN_IF_ERROR(fleet->Run(&reader, {}));
   ::kvblocks::fleet::v1::FleetReport* report = result->mutable_fleet();
-  (*fleet)->Fill(reader, report);
+  fleet->Fill(reader, report);
   for (Report& one : *report->mutable_reports()) {
     const bool is_alike = !one.has_config();
     if (is_alike) *one.mutable_config() = report->config();
@@ -89,26 +88,20 @@ absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
   if (!planned.status.ok()) return planned.status;
   if (IsFleet(planned.config)) return ReplayFleetPoint(planned, traces, result);
   if (const auto fleet = MakeFleetOptions(planned.config); !fleet.ok()) return fleet.status();
-  auto setup = MakeReplaySetup(planned.config);
-  if (!setup.ok()) return setup.status();
-  const auto trace = traces->Get(planned.config);
-  if (!trace.ok()) return trace.status();
-  DecodedReader reader(trace->get(), setup->reader.speedup, planned.point.replicas(),
+  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, MakeReplaySetup(planned.config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces->Get(planned.config));
+  DecodedReader reader(trace.get(), setup.reader.speedup, planned.point.replicas(),
                        planned.point.replica());
-  ReplayMetrics metrics(setup->metrics);
-  const auto tiers = MakeTiers(*setup);
-  if (!tiers.ok()) return tiers.status();
-  auto simulation = MakeSimulation(*setup, &reader, {&metrics}, tiers->get());
-  if (!simulation.ok()) return simulation.status();
-  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
-  if (absl::Status status = CheckSomethingRan((*simulation)->result(), planned.config, *setup);
-      !status.ok()) {
-    return status;
-  }
+  ReplayMetrics metrics(setup.metrics);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
+                            MakeSimulation(setup, &reader, {&metrics}, tiers.get()));
+  KVBLOCKS_RETURN_IF_ERROR(simulation->Run());
+  KVBLOCKS_RETURN_IF_ERROR(CheckSomethingRan(simulation->result(), planned.config, setup));
   Report* report = result->mutable_report();
-  metrics.Fill((*simulation)->result(), report);
-  if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
-  DescribeReplay(planned.config, *setup, reader, report);
+  metrics.Fill(simulation->result(), report);
+  if (tiers != nullptr) FillTiers(*tiers, report->mutable_tiers());
+  DescribeReplay(planned.config, setup, reader, report);
   *result->mutable_pressure() = PressureOf(*report);
   Shorten(report);
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
+#include "kvblocks/checks/status_macros.h"
 
 namespace kvblocks::sim {
 
@@ -71,7 +72,7 @@ absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::s
 absl::StatusOr<std::unique_ptr<ResultLog>> ResultLog::Open(const std::string& path, bool retry) {
   std::unique_ptr<ResultLog> log(new ResultLog);
   if (path.empty()) return log;
-  if (absl::Status status = log->Read(path, retry); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(log->Read(path, retry));
   return log;
 }
 
@@ -103,15 +104,14 @@ absl::Status ResultLog::Read(const std::string& path, bool retry) {
     size += static_cast<size_t>(got);
   }
   text.resize(size);
-  auto lines = ParseResultLines(text, path);
-  if (!lines.ok()) return lines.status();
-  for (auto& result : lines->results) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto lines, ParseResultLines(text, path));
+  for (auto& result : lines.results) {
     if (retry && !result->problem().empty()) continue;
     const std::string name = result->name();
     results_[name] = std::move(result);
   }
   num_read_ = static_cast<int64_t>(results_.size());
-  const size_t begin = lines->whole_bytes;
+  const size_t begin = lines.whole_bytes;
   num_torn_bytes_ = static_cast<int64_t>(text.size() - begin);
   if (num_torn_bytes_ > 0 && ftruncate(file_, static_cast<off_t>(begin)) != 0) {
     return SystemError(path, "its last line is not whole and cannot be cut off");
@@ -126,14 +126,13 @@ const pb::PointResult* ResultLog::Find(const std::string& name) const {
 }
 
 absl::Status ResultLog::Append(const pb::PointResult& result) {
-  const auto line = ResultLine(result);
-  if (!line.ok()) return line.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto line, ResultLine(result));
   const std::lock_guard lock(mutex_);
   results_[result.name()] = std::make_unique<pb::PointResult>(result);
   if (file_ < 0) return absl::OkStatus();
   size_t written = 0;
-  while (written < line->size()) {
-    const ssize_t put = write(file_, line->data() + written, line->size() - written);
+  while (written < line.size()) {
+    const ssize_t put = write(file_, line.data() + written, line.size() - written);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return SystemError(path_, "a result cannot be written");
     written += static_cast<size_t>(put);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/report/human_table.h"
@@ -200,27 +201,40 @@ bool IsAtLeastAsGood(const SweepMetric& metric, double a, double b) {
 
 }  // namespace
 
-absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConfig& config) {
-  DevicePrices prices;
-  if (text.empty()) return prices;
-  const auto catalogue = LoadCatalogue(config);
-  if (!catalogue.ok()) return catalogue.status();
-  const std::vector<std::string> parts = absl::StrSplit(std::string(text), ',');
-  for (const std::string& part : parts) {
-    const size_t colon = part.rfind(':');
+absl::StatusOr<PricedDevices> ParseDevices(std::string_view text, const ReplayConfig& config) {
+  PricedDevices devices;
+  if (text.empty()) return devices;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
+    const size_t colon = part.find(':');
     double price = 0;
-    if (colon == std::string::npos || !absl::SimpleAtod(part.substr(colon + 1), &price) ||
-        !(price > 0) || !std::isfinite(price)) {
+    if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
+                                       !(price > 0) || !std::isfinite(price))) {
       return absl::InvalidArgumentError(
           absl::StrCat("got \"", part,
-                       "\", expected DEVICE:PRICE,... with the price of one device "
-                       "for an hour, above 0, like h100:2.5,h200:3.5"));
+                       "\", expected DEVICE or DEVICE:PRICE with the price of one device for an "
+                       "hour, above 0, like h100:2.5"));
     }
-    const auto device = catalogue->FindDevice(part.substr(0, colon));
-    if (!device.ok()) return device.status();
-    if (!prices.emplace(device->name, price).second) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto device, catalogue.FindDevice(part.substr(0, colon)));
+    devices.push_back({device.name, price});
+    if ((price > 0) == (devices.front().second > 0)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got \"", std::string(text), "\", expected a price for every device or for none"));
+  }
+  return devices;
+}
+
+absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConfig& config) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto devices, ParseDevices(text, config));
+  DevicePrices prices;
+  for (const auto& [name, price] : devices) {
+    if (price == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "got \"", std::string(text), "\", expected DEVICE:PRICE,..., like h100:2.5,h200:3.5"));
+    }
+    if (!prices.emplace(name, price).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("got \"", part, "\": ", device->name, " has a price already"));
+          absl::StrCat("got \"", std::string(text), "\": ", name, " has a price already"));
     }
   }
   return prices;
@@ -271,9 +285,8 @@ absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names
   std::vector<SweepMetric> metrics;
   const std::vector<std::string> parts = absl::StrSplit(std::string(names), ',', absl::SkipEmpty());
   for (const std::string& part : parts) {
-    auto metric = FindSweepMetric(part, prices);
-    if (!metric.ok()) return metric.status();
-    metrics.push_back(*std::move(metric));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto metric, FindSweepMetric(part, prices));
+    metrics.push_back(std::move(metric));
   }
   return metrics;
 }

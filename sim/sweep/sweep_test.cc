@@ -14,7 +14,6 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/sweep/bisection.h"
 #include "kvblocks/sim/sweep/border_search.h"
 #include "kvblocks/sim/sweep/capacity_search.h"
 #include "kvblocks/sim/sweep/condition.h"

@@ -106,7 +106,7 @@ class Checker:
             if not re.match(r"sim/(commands/.*|split/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
                 continue
             text = self.text(f)
-            for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
+            for name, unit in re.findall(r'(?:\.name = |\{)"--([a-z][a-z-]*)"(?:,\s*(?:\.unit = )?"([^"]*)")?', text):
                 flags[name] = values_of(unit)
                 flags["no-" + name] = None
         settings = self.text("sim/config.proto") if "sim/config.proto" in self.file_set else ""
