@@ -100,8 +100,8 @@ int Main(int argc, char** argv) {
       in_curve += ThreadSeconds() - made;
     }
     const double start = ThreadSeconds();
-    references = curve.num_references();
-    distinct = curve.num_distinct();
+    references = curve.sums().num_references;
+    distinct = curve.sums().num_distinct;
     hits = curve.Finish().max_hits();
     in_curve += ThreadSeconds() - start;
     if (round == 0 || in_keys + in_curve < best_keys + best_curve) {

@@ -193,12 +193,12 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
   for (const ReplayOption& option : ReplayOptions()) {
     const std::string_view group = option.section;
     const std::string_view field = option.name();
+    constexpr std::string_view kOfTime[] = {"acceptance", "seed",        "lookahead_tokens",
+                                            "watermark",  "speedup",     "spread",
+                                            "rebase",     "concurrency", "start_jitter"};
     const bool is_of_schedule =
         (group == "Scheduler" && field != "engine" && field != "max_model_len") ||
-        group == "Measurements" || field == "acceptance" || field == "seed" ||
-        field == "lookahead_tokens" || field == "watermark" || field == "speedup" ||
-        field == "spread" || field == "rebase" || field == "concurrency" ||
-        field == "start_jitter" ||
+        group == "Measurements" || std::count(std::begin(kOfTime), std::end(kOfTime), field) > 0 ||
         (group == "Model, device and time" && !IsOfPoolSize(field));
     if (!is_of_schedule || !reflection->HasField(given, option.field)) continue;
     return absl::InvalidArgumentError(

@@ -220,14 +220,14 @@ class GenCommand final : public Command {
     if (groups_ && !absl::SimpleAtoi(*groups_, &groups)) return NoNumber("--groups", *groups_);
     workload.mutable_arrivals()->mutable_poisson()->set_rate(rate);
     wl::Kind& kind = *workload.add_kind();
-    absl::Status status = ParseLength("--input", input_.value_or("500:2000"), kind.mutable_user());
-    if (!status.ok()) return status;
-    status = ParseLength("--answer", answer_.value_or("150:600"), kind.mutable_answer());
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        ParseLength("--input", input_.value_or("500:2000"), kind.mutable_user()));
+    KVBLOCKS_RETURN_IF_ERROR(
+        ParseLength("--answer", answer_.value_or("150:600"), kind.mutable_answer()));
     if (turns != 1) {
       kind.mutable_turns()->set_geometric(turns);
-      status = ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s());
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(
+          ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s()));
     } else if (think_) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--think: got \"", *think_, "\" for sessions of one turn, expected --turns above 1"));
@@ -236,8 +236,7 @@ class GenCommand final : public Command {
       wl::Kind::System& system = *kind.mutable_system();
       system.set_groups(groups);
       system.set_alpha(1);
-      status = ParseLength("--system", *system_, system.mutable_tokens());
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(ParseLength("--system", *system_, system.mutable_tokens()));
     } else if (groups_) {
       return absl::InvalidArgumentError(absl::StrCat("--groups: got \"", *groups_,
                                                      "\" without a length, expected --system"));
@@ -245,7 +244,7 @@ class GenCommand final : public Command {
     // The fields are named as in a specification; these are options.
     wl::Workload complete = workload;
     complete.set_requests(1);
-    status = CheckWorkload(complete);
+    const absl::Status status = CheckWorkload(complete);
     if (status.ok()) return workload;
     const auto field = FieldOfError(status).value_or("");
     const char* flag = field == "arrivals.poisson.rate"      ? "--rate"

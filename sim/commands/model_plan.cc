@@ -186,13 +186,11 @@ absl::StatusOr<std::vector<int64_t>> CacheBytes(const ReplayConfig& config,
 }
 
 std::optional<int64_t> LeastBesideModel(const ReplayConfig& config, const ModelOnDevice& hardware) {
-  std::optional<int64_t> least;
-  for (int64_t stage = 0; stage < config.pipeline_parallel(); ++stage) {
-    const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware, stage));
-    if (!bytes.ok()) return std::nullopt;
-    if (!least || *bytes < *least) least = *bytes;
-  }
-  return least;
+  ReplayConfig left = config;
+  left.set_kv_memory(0);
+  const auto bytes = CacheBytes(left, hardware);
+  if (!bytes.ok()) return std::nullopt;
+  return *std::min_element(bytes->begin(), bytes->end());
 }
 
 std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& hardware) {

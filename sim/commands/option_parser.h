@@ -104,7 +104,7 @@ class OptionParser {
   const std::vector<RunFile>& files() const;
 
  private:
-  class Impl;
+  struct Impl;
   explicit OptionParser(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;

@@ -195,12 +195,12 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
     return BadOption("--kv-memory", absl::StrCat(config.kv_memory()),
                "0 where the number of blocks is given: both set the size of the pool");
   }
-  absl::Status status = config.has_kv_cache_config() ? SetGivenGroups(config, hardware, setup)
-                                                     : SetPlannedGroups(config, hardware, setup);
-  if (status.ok() && !given) {
-    status = CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware);
+  KVBLOCKS_RETURN_IF_ERROR(config.has_kv_cache_config()
+                               ? SetGivenGroups(config, hardware, setup)
+                               : SetPlannedGroups(config, hardware, setup));
+  if (!given) {
+    KVBLOCKS_RETURN_IF_ERROR(CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware));
   }
-  if (!status.ok()) return status;
   setup->num_blocks_source = given ? "given" : DescribeCacheBytes(config, hardware);
   if (given || config.kv_memory() > 0) {
     setup->beside_model_bytes = LeastBesideModel(config, hardware).value_or(-1);
@@ -212,7 +212,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   KVBLOCKS_ASSIGN_OR_RETURN(manager.eviction_policy, ParseEvictionPolicy(config.eviction_policy()));
-  if (status = SetRetained(config, setup->simulation.kv_cache, &manager); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetRetained(config, setup->simulation.kv_cache, &manager));
   manager.register_unreachable_blocks = config.cache_all_blocks();
   // Planned specs cover the tokens of all ranks; those of given groups are of one rank.
   if (config.has_kv_cache_config()) {
@@ -220,8 +220,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   } else {
     setup->simulation.ranks_per_block = config.decode_context_parallel();
   }
-  status = SetPartialHits(config, setup->simulation.kv_cache, &manager);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetPartialHits(config, setup->simulation.kv_cache, &manager));
   return SetRetention(config, setup->simulation.kv_cache, &manager);
 }
 

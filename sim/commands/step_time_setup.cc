@@ -1,6 +1,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,35 +36,24 @@ absl::StatusOr<SimTime> TimeOption(absl::string_view flag, const std::string& te
 
 // Every duration is read, also those that the chosen clock does not use: a bad one is an error.
 struct Times {
-  SimTime step, draft;
+  SimTime step = 0, draft = 0;
   std::optional<SimTime> fixed, per_layer, per_sequence;
-  SimTime prefill_per_layer;
+  SimTime prefill_per_layer = 0;
 };
 
 absl::StatusOr<Times> ReadTimes(const ReplayConfig& config) {
-  Times times{};
-  const auto step = TimeOption("--step-time", config.step_time(), 1, 1);
-  const auto draft = TimeOption("--draft-time", config.draft_time(), 0, 0);
-  const auto prefill = TimeOption("--prefill-time-per-layer", config.prefill_time_per_layer(), 0,
-                                  100 * kMicrosecond);
-  for (const auto* time : {&step, &draft, &prefill}) {
-    if (!time->ok()) return time->status();
-  }
-  times.step = *step;
-  times.draft = *draft;
-  times.prefill_per_layer = *prefill;
-  struct {
-    const char* flag;
-    const std::string& text;
-    std::optional<SimTime>* out;
-  } const optional[] = {
-      {"--fixed-time", config.fixed_time(), &times.fixed},
-      {"--time-per-layer", config.time_per_layer(), &times.per_layer},
-      {"--time-per-sequence", config.time_per_sequence(), &times.per_sequence},
-  };
-  for (const auto& option : optional) {
-    KVBLOCKS_ASSIGN_OR_RETURN(const auto time, TimeOption(option.flag, option.text, 0, 0));
-    if (!option.text.empty()) *option.out = time;
+  Times times;
+  KVBLOCKS_ASSIGN_OR_RETURN(times.step, TimeOption("--step-time", config.step_time(), 1, 1));
+  KVBLOCKS_ASSIGN_OR_RETURN(times.draft, TimeOption("--draft-time", config.draft_time(), 0, 0));
+  KVBLOCKS_ASSIGN_OR_RETURN(times.prefill_per_layer,
+                            TimeOption("--prefill-time-per-layer", config.prefill_time_per_layer(),
+                                       0, 100 * kMicrosecond));
+  for (const auto& [flag, text, out] :
+       {std::tuple("--fixed-time", config.fixed_time(), &times.fixed),
+        std::tuple("--time-per-layer", config.time_per_layer(), &times.per_layer),
+        std::tuple("--time-per-sequence", config.time_per_sequence(), &times.per_sequence)}) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const SimTime time, TimeOption(flag, text, 0, 0));
+    if (!text.empty()) *out = time;
   }
   return times;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -96,12 +97,13 @@ void OrderCurve::Add(const CurveRequest& request) {
   }
   history_.Settle();
 
-  ++num_requests_;
-  num_prompt_tokens_ += request.num_prompt_tokens;
-  num_prompt_blocks_ += request.num_prompt_blocks;
-  num_references_ += num_keyed;
-  smallest_pool_ = std::max(smallest_pool_, request.smallest_pool);
-  if (num_found > 0) ++num_requests_with_hit_;
+  ++sums_.num_requests;
+  sums_.num_prompt_tokens += request.num_prompt_tokens;
+  sums_.num_prompt_blocks += request.num_prompt_blocks;
+  sums_.num_references += num_keyed;
+  sums_.smallest_pool = std::max(sums_.smallest_pool, request.smallest_pool);
+  if (num_found > 0) ++sums_.num_requests_with_hit;
+  sums_.num_distinct = paths_.num_blocks();
 }
 
 HitCurve OrderCurve::Finish() {
@@ -119,19 +121,33 @@ RequestFeed FeedFrom(TraceReader* reader, std::function<void()> progress) {
   };
 }
 
-RequestFeed FeedFrom(const std::vector<TraceRequest>* requests) {
-  return [requests, next = size_t{0},
+namespace {
+
+// Copies, so that whoever takes one may change it.
+RequestFeed FeedInOrder(const std::vector<TraceRequest>* requests, std::vector<size_t> order) {
+  return [requests, order = std::move(order), next = size_t{0},
           request = std::make_shared<TraceRequest>()]() mutable -> absl::StatusOr<TraceRequest*> {
-    if (next == requests->size()) return nullptr;
-    *request = (*requests)[next++];
+    if (next == order.size()) return nullptr;
+    *request = (*requests)[order[next++]];
     return request.get();
   };
 }
 
+std::vector<size_t> PlacesOf(const std::vector<TraceRequest>& requests) {
+  std::vector<size_t> places(requests.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  return places;
+}
+
+}  // namespace
+
+RequestFeed FeedFrom(const std::vector<TraceRequest>* requests) {
+  return FeedInOrder(requests, PlacesOf(*requests));
+}
+
 RequestFeed ShuffledFeedFrom(const std::vector<TraceRequest>* requests, uint64_t seed) {
   // Every session's turns take the places that its shuffled turns drew, in order.
-  std::vector<size_t> drawn(requests->size());
-  for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = i;
+  std::vector<size_t> drawn = PlacesOf(*requests);
   std::mt19937_64 engine(seed);
   for (size_t i = drawn.size(); i > 1; --i) std::swap(drawn[i - 1], drawn[engine() % i]);
   absl::flat_hash_map<uint64_t, std::vector<size_t>> places;
@@ -144,12 +160,7 @@ RequestFeed ShuffledFeedFrom(const std::vector<TraceRequest>* requests, uint64_t
     const uint64_t session = (*requests)[i].session;
     if (session != 0) drawn[places[session][turns[session]++]] = i;
   }
-  return [requests, drawn = std::move(drawn), next = size_t{0},
-          request = std::make_shared<TraceRequest>()]() mutable -> absl::StatusOr<TraceRequest*> {
-    if (next == drawn.size()) return nullptr;
-    *request = (*requests)[drawn[next++]];
-    return request.get();
-  };
+  return FeedInOrder(requests, std::move(drawn));
 }
 
 absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed,
@@ -194,13 +205,7 @@ absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed
     run.static_bound->Add(request, curve.segments());
   }
   run.curve = curve.Finish();
-  run.num_requests = curve.num_requests();
-  run.num_prompt_tokens = curve.num_prompt_tokens();
-  run.num_prompt_blocks = curve.num_prompt_blocks();
-  run.num_references = curve.num_references();
-  run.num_distinct = curve.num_distinct();
-  run.smallest_pool = curve.smallest_pool();
-  run.num_requests_with_hit = curve.num_requests_with_hit();
+  static_cast<OrderSums&>(run) = curve.sums();
   if (options.with_bound) {
     run.bound->Prepare(curve.TakePaths());
     run.static_bound->Prepare();

@@ -43,6 +43,17 @@
 
 namespace kvblocks::sim {
 
+// Over the requests that were added.
+struct OrderSums {
+  int64_t num_requests = 0;
+  int64_t num_prompt_tokens = 0;
+  int64_t num_prompt_blocks = 0;
+  int64_t num_references = 0;  // blocks with a key
+  int64_t num_distinct = 0;
+  int64_t smallest_pool = 0;          // that admits every request
+  int64_t num_requests_with_hit = 0;  // in an infinite pool
+};
+
 class OrderCurve {
  public:
   struct Options {
@@ -70,14 +81,7 @@ class OrderCurve {
   HitCurve Finish();
 
   // Sums over the requests added.
-  int64_t num_requests() const { return num_requests_; }
-  int64_t num_prompt_tokens() const { return num_prompt_tokens_; }
-  int64_t num_prompt_blocks() const { return num_prompt_blocks_; }
-  int64_t num_references() const { return num_references_; }  // blocks with a key
-  int64_t smallest_pool() const { return smallest_pool_; }    // that admits every request
-  int64_t num_requests_with_hit() const { return num_requests_with_hit_; }  // in an infinite pool
-  int64_t num_distinct() const { return paths_.num_blocks(); }
-  // All blocks seen. Nothing can be added afterwards.
+  const OrderSums& sums() const { return sums_; }
   BlockPaths TakePaths() { return std::move(paths_); }
 
  private:
@@ -99,8 +103,7 @@ class OrderCurve {
   std::vector<BlockPaths::Segment> segments_;
   std::vector<BlockPaths::Run> runs_;
   std::vector<FoundRun> found_;
-  int64_t num_requests_ = 0, num_prompt_tokens_ = 0, num_prompt_blocks_ = 0;
-  int64_t num_references_ = 0, smallest_pool_ = 0, num_requests_with_hit_ = 0;
+  OrderSums sums_;
 };
 
 // An order-mode curve of a whole workload, with the bound beside it.
@@ -127,18 +130,11 @@ struct OrderRunOptions {
   bool with_bound = false;
 };
 
-struct OrderRun {
+struct OrderRun : OrderSums {
   HitCurve curve;
   std::unique_ptr<BeladyBound> bound;         // with_bound
   std::unique_ptr<StaticBound> static_bound;  // with_bound
-  int64_t num_requests = 0;
   int64_t num_left_out = 0;  // that never run, whatever the pool
-  int64_t num_prompt_tokens = 0;
-  int64_t num_prompt_blocks = 0;
-  int64_t num_references = 0;
-  int64_t num_distinct = 0;
-  int64_t smallest_pool = 0;
-  int64_t num_requests_with_hit = 0;
   int64_t num_without_arrival =
       0;  // requests that only wait for others, and have no time of their own
 };

@@ -181,7 +181,7 @@ absl::StatusOr<SearchedOption> ParseSearchedOption(std::string_view text) {
   }
   int64_t ignored;
   searched.is_whole = absl::SimpleAtoi(ends[0], &ignored) && absl::SimpleAtoi(ends[1], &ignored);
-  if (const auto values = AxisValues(searched.Ends()); !values.ok()) return values.status();
+  KVBLOCKS_RETURN_IF_ERROR(AxisValues(searched.Ends()).status());
   return searched;
 }
 
@@ -260,15 +260,14 @@ std::string Bisection::Text(double number) const {
   return options_.is_whole ? absl::StrFormat("%.0f", number) : absl::StrCat(number);
 }
 
-double Bisection::Rounded(double number) const {
-  const std::string text =
-      options_.is_whole ? absl::StrFormat("%.0f", number) : absl::StrFormat("%.4g", number);
+double FourDigits(double number) {
   double rounded = number;
-  return absl::SimpleAtod(text, &rounded) ? rounded : number;
+  return absl::SimpleAtod(absl::StrFormat("%.4g", number), &rounded) ? rounded : number;
 }
 
 absl::Status Bisection::Try(std::vector<double> numbers) {
-  for (double& number : numbers) number = Rounded(number);
+  for (double& number : numbers)
+    number = options_.is_whole ? std::round(number) : FourDigits(number);
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   KVBLOCKS_ASSIGN_OR_RETURN(const auto is_met, probe_(numbers));
   for (size_t i = 0; i < numbers.size(); ++i) {

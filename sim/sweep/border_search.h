@@ -72,6 +72,9 @@ std::string FormatBorder(const ::kvblocks::sweep::v1::BorderReport& report,
 // two numbers at once, so that two cores have work. Numbers have four digits, or are whole: both
 // can be typed again. Same answers, same numbers tried.
 
+// With four digits: far below any tolerance, and short enough to type again.
+double FourDigits(double number);
+
 class Bisection {
  public:
   struct Options {
@@ -103,8 +106,6 @@ class Bisection {
   bool is_monotone() const { return is_monotone_; }
 
  private:
-  double Rounded(double number) const;
-
   const Options options_;
   const Probe probe_;
   double low_ = 0, high_ = 0;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/checks/status_macros.h"
@@ -30,12 +29,7 @@ constexpr double kLeastSpeedup = 1.0 / 1024;
 constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
 
-// Four digits: far below any tolerance, and short enough to type again.
 std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
-double Rounded(double speedup) {
-  double rounded = speedup;
-  return absl::SimpleAtod(SpeedupText(speedup), &rounded) ? rounded : speedup;
-}
 
 class CapacitySearch {
  public:
@@ -271,7 +265,7 @@ absl::Status CapacitySearch::CloseInOnRate(Bisection* border,
 absl::StatusOr<Probed> CapacitySearch::ProbeTarget(
     const pb::CapacityReport::Candidate& candidate, int64_t replicas) {
   constexpr double kClose = 0.99, kLeastStep = 1.1;
-  double speedup = Rounded(options_.target_rate / trace_rate_);
+  double speedup = FourDigits(options_.target_rate / trace_rate_);
   while (true) {
     KVBLOCKS_ASSIGN_OR_RETURN(auto probed, ProbeAll(candidate, {{speedup, replicas}}));
     Probed& one = probed.front();
@@ -280,7 +274,7 @@ absl::StatusOr<Probed> CapacitySearch::ProbeTarget(
     if (!has_followers_ || !one.probe.met() || rate >= kClose * options_.target_rate) {
       return std::move(one);
     }
-    speedup = Rounded(speedup * std::max(kLeastStep, options_.target_rate / rate));
+    speedup = FourDigits(speedup * std::max(kLeastStep, options_.target_rate / rate));
     if (speedup > kMostSpeedup) {
       one.probe.set_problem(
           absl::StrFormat("the think times of this trace keep it below %.4g requests/s, asked for "
@@ -389,10 +383,7 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
       config.trace().empty() ? "example" : config.trace().substr(config.trace().rfind('/') + 1),
       Plural(static_cast<int64_t>(std::llround(trace_rate_ * arrival_seconds_)) + 1, "request"),
       trace_rate_));
-  AddCapacityNotes({.arrival_seconds = arrival_seconds_,
-                    .num_arrivals = num_arrivals_,
-                    .num_arrival_times = num_arrival_times_},
-                   &report);
+  AddCapacityNotes(arrival_seconds_, num_arrivals_, num_arrival_times_, &report);
   return report;
 }
 

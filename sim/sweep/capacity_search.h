@@ -42,14 +42,9 @@ absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const Capacit
                                                                    DecodedTraces* traces,
                                                                    ContentHashes* hashes);
 
-// Of the trace.
-struct CapacityNoteFacts {
-  double arrival_seconds = 0;  // from the first to the last
-  int64_t num_arrivals = 0;    // of requests that wait for none
-  int64_t num_arrival_times = 0;
-};
-// What a planner must know beside the rates that were found. The report has everything else.
-void AddCapacityNotes(const CapacityNoteFacts& facts,
+// What a planner must know beside the rates that were found. Of the trace: the time from the first to
+// the last arrival, and the arrivals of requests that wait for none.
+void AddCapacityNotes(double arrival_seconds, int64_t num_arrivals, int64_t num_arrival_times,
                       ::kvblocks::sweep::v1::CapacityReport* report);
 
 // A screen for people.

@@ -107,30 +107,23 @@ absl::Status DecodedReader::Restart() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Decode(
+    const ReplayConfig& config) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto options, MakeReaderOptions(config));
+  options.speedup = {1, 1};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, options));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto trace, DecodeTrace(reader.get()));
+  const std::lock_guard lock(mutex_);
+  warnings_.insert(warnings_.end(), trace.warnings.begin(), trace.warnings.end());
+  return std::make_shared<const DecodedTrace>(std::move(trace));
+}
+
 absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Get(const ReplayConfig& config) {
-  std::shared_ptr<Entry> entry;
-  {
-    const std::lock_guard lock(mutex_);
-    std::shared_ptr<Entry>& place = entries_[ReaderKey(config)];
-    if (place == nullptr) place = std::make_shared<Entry>();
-    entry = place;
-  }
-  const std::lock_guard lock(entry->mutex);
-  if (!entry->is_read) {
-    entry->is_read = true;
-    entry->status = [&] {
-      KVBLOCKS_ASSIGN_OR_RETURN(auto options, MakeReaderOptions(config));
-      options.speedup = {1, 1};
-      KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, options));
-      KVBLOCKS_ASSIGN_OR_RETURN(auto trace, DecodeTrace(reader.get()));
-      const std::lock_guard lock_warnings(mutex_);
-      warnings_.insert(warnings_.end(), trace.warnings.begin(), trace.warnings.end());
-      entry->trace = std::make_shared<const DecodedTrace>(std::move(trace));
-      return absl::OkStatus();
-    }();
-  }
-  if (!entry->status.ok()) return entry->status;
-  return entry->trace;
+  std::unique_lock lock(mutex_);
+  Entry& entry = entries_[ReaderKey(config)];
+  lock.unlock();
+  std::call_once(entry.once, [&] { entry.trace = Decode(config); });
+  return entry.trace;
 }
 
 std::vector<std::string> DecodedTraces::TakeWarnings() {

@@ -111,7 +111,7 @@ absl::Status AddRange(std::string_view option, const std::string& text, const Va
 // Contents that options name, and the trace's.
 absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::SweepPoint* point) {
   const auto add = [&](const char* option, const absl::StatusOr<std::string>& hash) {
-    if (!hash.ok()) return hash.status();
+    KVBLOCKS_RETURN_IF_ERROR(hash.status());
     pb::InputHash* input = point->add_inputs();
     input->set_option(option);
     input->set_hash(*hash);
@@ -130,9 +130,9 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
     return absl::InvalidArgumentError(
         "TRACE: standard input can be read once, and a sweep names it by its content; name a file");
   }
-  absl::Status status = config.trace().empty() ? add("trace", ContentHashes::OfText(ExampleTrace()))
-                                               : add_file("trace", config.trace());
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(config.trace().empty()
+                               ? add("trace", ContentHashes::OfText(ExampleTrace()))
+                               : add_file("trace", config.trace()));
   // RAGPulse has lengths in files beside the trace.
   if (!config.trace().empty() && config.rag_lengths().empty()) {
     const auto folder = std::filesystem::path(config.trace()).parent_path();
@@ -142,7 +142,7 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
         const std::string path = (folder / absl::StrCat(name, ending)).string();
         std::error_code error;
         if (!std::filesystem::is_regular_file(path, error)) continue;
-        if (status = add_file(name, path); !status.ok()) return status;
+        KVBLOCKS_RETURN_IF_ERROR(add_file(name, path));
       }
     }
   }
@@ -154,7 +154,7 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
                                      {"step_times", config.step_times()},
                                      {"model", json_only(config.model())},
                                      {"draft_model", json_only(config.draft_model())}}) {
-    if (status = add_file(option, path); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(add_file(option, path));
   }
   return add_folder("rag_lengths", config.rag_lengths());
 }
@@ -235,7 +235,7 @@ absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
     axis.add_values(std::move(value));
   }
   // Ranges are looked at now, so that a mistake is told before anything is read.
-  if (const auto all = AxisValues(axis); !all.ok()) return all.status();
+  KVBLOCKS_RETURN_IF_ERROR(AxisValues(axis).status());
   return axis;
 }
 
