@@ -18,7 +18,7 @@
 #include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/thread_time.h"
 #include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/example/example_workload.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
@@ -100,8 +100,8 @@ int Main(int argc, char** argv) {
       in_curve += ThreadSeconds() - made;
     }
     const double start = ThreadSeconds();
-    references = curve.num_references();
-    distinct = curve.num_distinct();
+    references = curve.sums().num_references;
+    distinct = curve.sums().num_distinct;
     hits = curve.Finish().max_hits();
     in_curve += ThreadSeconds() - start;
     if (round == 0 || in_keys + in_curve < best_keys + best_curve) {

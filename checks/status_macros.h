@@ -1,4 +1,7 @@
-// Early returns for functions that return a Status or a StatusOr.
+// Errors of absl::Status and absl::StatusOr that are handed on as they are.
+//
+//   KVBLOCKS_RETURN_IF_ERROR(sink->Close());
+//   KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenTrace(path, options));
 
 #ifndef KVBLOCKS_CHECKS_STATUS_MACROS_H_
 #define KVBLOCKS_CHECKS_STATUS_MACROS_H_
@@ -7,18 +10,23 @@
 
 #include "absl/status/status.h"
 
-// Returns the status that the expression gives, unless it is OK.
-#define KVBLOCKS_RETURN_IF_ERROR(...) \
-  if (absl::Status error = (__VA_ARGS__); !error.ok()) return error
+#define KVBLOCKS_STATUS_CONCAT_(a, b) a##b
+#define KVBLOCKS_STATUS_NAME_(prefix, line) KVBLOCKS_STATUS_CONCAT_(prefix, line)
 
-// Declares `variable`, type included, as the value of a StatusOr; returns the status if it has none.
-#define KVBLOCKS_ASSIGN_OR_RETURN(variable, ...) \
-  KVBLOCKS_ASSIGN_OR_RETURN_AS(KVBLOCKS_STATUS_OR_OF(__LINE__), variable, __VA_ARGS__)
-#define KVBLOCKS_ASSIGN_OR_RETURN_AS(status_or, variable, ...) \
-  auto status_or = (__VA_ARGS__);                              \
-  if (!status_or.ok()) return status_or.status();              \
-  variable = *std::move(status_or)
-#define KVBLOCKS_STATUS_OR_OF(line) KVBLOCKS_STATUS_OR_OF_LINE(line)
-#define KVBLOCKS_STATUS_OR_OF_LINE(line) status_or_of_line_##line
+#define KVBLOCKS_RETURN_IF_ERROR(...) \
+  KVBLOCKS_RETURN_IF_ERROR_(KVBLOCKS_STATUS_NAME_(status_of_line_, __LINE__), __VA_ARGS__)
+#define KVBLOCKS_RETURN_IF_ERROR_(status, ...)                            \
+  do {                                                                    \
+    if (absl::Status status = (__VA_ARGS__); !status.ok()) return status; \
+  } while (false)
+
+// `declaration`: a variable, declared here or before.
+#define KVBLOCKS_ASSIGN_OR_RETURN(declaration, ...)                                        \
+  KVBLOCKS_ASSIGN_OR_RETURN_(KVBLOCKS_STATUS_NAME_(value_of_line_, __LINE__), declaration, \
+                             __VA_ARGS__)
+#define KVBLOCKS_ASSIGN_OR_RETURN_(value, declaration, ...) \
+  auto value = (__VA_ARGS__);                               \
+  if (!value.ok()) return std::move(value).status();        \
+  declaration = *std::move(value)
 
 #endif  // KVBLOCKS_CHECKS_STATUS_MACROS_H_

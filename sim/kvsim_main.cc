@@ -14,7 +14,6 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/version.h"
 

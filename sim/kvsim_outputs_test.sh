@@ -92,7 +92,7 @@ grep -q '"kind":"PlanReport"' plan.html || fail "no plan in the page"
 grep -q 'plans' out || fail "a page instead of the table"
 expect 2 'both want standard output' plan --json --html=-
 expect 2 'would be overwritten' compare plain.json plain.json --html=plain.json
-expect 2 'both want standard output' compare plain.json plain.json --html=-
+expect 2 'both want standard output' compare plain.json plain.json --json --html=-
 expect 2 '--perfetto-limit needs --perfetto=FILE' replay --perfetto-limit=5
 expect 2 '--perfetto-limit: got 0, expected 1 to' replay --perfetto=x.json --perfetto-limit=0
 expect 2 '--metrics-tick needs --metrics=FILE' replay --metrics-tick=5s

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/calibration.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
@@ -38,7 +39,7 @@ Exit status: 0 done, 2 bad input or options, 3 no progress.)";
 class CalibrateCommand final : public Command {
  public:
   explicit CalibrateCommand(OptionParser* program)
-      : options_(program->AddCommand("calibrate", "Fit the clock's constants to a measured run")),
+      : Command(program->AddCommand("calibrate", "Fit the clock's constants to a measured run")),
         input_(options_) {
     options_->Add(
         {.name = "--measured",
@@ -47,11 +48,9 @@ class CalibrateCommand final : public Command {
                  "serve --save-detailed, or a request log",
          .file = FileUse::kRead},
         &measured_);
-    options_->Add(
-        {.name = "--fit",
-         .unit = "NAMES",
-         .help = "constants to fit, with commas between them; without it those of the clock"},
-        &fit_);
+    options_->Add({"--fit", "NAMES",
+                   "constants to fit, with commas between them; without it those of the clock"},
+                  &fit_);
     options_->Add({.name = "--output",
                    .unit = "FILE",
                    .help = "write the configuration with the constants, for --config",
@@ -61,15 +60,10 @@ class CalibrateCommand final : public Command {
     options_->set_footer(kCalibrateFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
-  OptionParser* options_;
   ReplayInput input_;
-  // Writes the result, or prints it behind the text.
-  ExitStatus Print(const std::string& text, const std::string& result) const;
-
   std::string measured_, fit_, output_;
 };
 
@@ -130,49 +124,37 @@ std::string ResultText(const CalibrationResult& result) {
   return text;
 }
 
-ExitStatus CalibrateCommand::Print(const std::string& text, const std::string& result) const {
-  if (output_.empty()) {
-    return WriteStdout(absl::StrCat(text, "\n", result)) ? kDone : kBadInput;
-  }
-  if (absl::Status status = WriteFile(output_, result); !status.ok()) {
-    return Fail("calibrate", status);
-  }
-  return IsStandardOutput(output_) || WriteStdout(text) ? kDone : kBadInput;
-}
-
-ExitStatus CalibrateCommand::Run() {
-  auto config = input_.Configure();
-  if (!config.ok()) return Fail("calibrate", config.status());
+absl::StatusOr<ExitStatus> CalibrateCommand::Execute() {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto config, input_.Configure());
   if (measured_.empty()) {
-    return Fail("calibrate", absl::InvalidArgumentError("--measured=FILE is missing"));
+    return absl::InvalidArgumentError("--measured=FILE is missing");
   }
-  const auto reader = MakeReaderOptions(*config);
-  if (!reader.ok()) return Fail("calibrate", reader.status());
-  TraceReaderOptions options = *reader;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, MakeReaderOptions(config));
+  TraceReaderOptions options = reader;
   options.format = "auto";
-  const std::string& trace = config->trace().empty() ? measured_ : config->trace();
+  const std::string& trace = config.trace().empty() ? measured_ : config.trace();
   if (!CanBeReadAgain(trace)) {
-    return Fail("calibrate", absl::InvalidArgumentError(absl::StrCat(
-                                 trace, ": can be read once, and is replayed often; name a file")));
+    return absl::InvalidArgumentError(
+        absl::StrCat(trace, ": can be read once, and is replayed often; name a file"));
   }
-  const auto measurement = ReadMeasurement(measured_, options);
-  if (!measurement.ok()) return Fail("calibrate", measurement.status());
-  if (config->trace().empty()) config->set_trace(measured_);
-  if (absl::Status status = input_.CheckUses(*config); !status.ok()) {
-    return Fail("calibrate", status);
-  }
-  std::vector<RunFile> files = FilesOf(*config);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto measurement, ReadMeasurement(measured_, options));
+  if (config.trace().empty()) config.set_trace(measured_);
+  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
+  std::vector<RunFile> files = FilesOf(config);
   files.insert(files.end(), options_->files().begin(), options_->files().end());
-  if (absl::Status status = CheckRunFiles(files); !status.ok()) return Fail("calibrate", status);
+  KVBLOCKS_RETURN_IF_ERROR(CheckRunFiles(files));
   std::vector<std::string> fields;
   if (!fit_.empty()) fields = absl::StrSplit(fit_, ',');
   ProgressLine progress(/*quiet=*/false);
-  const auto result = Calibrate(*config, *measurement, fields, [&](int64_t done, int64_t most) {
-    progress.UpdateCount(done, most, "replays at most");
-  });
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto result, Calibrate(config, measurement, fields, [&](int64_t done, int64_t most) {
+        progress.UpdateCount(done, most, "replays at most");
+      }));
   progress.Clear();
-  if (!result.ok()) return Fail("calibrate", result.status());
-  return Print(ResultText(*result), ConstantsText(*result));
+  const std::string text = ResultText(result), constants = ConstantsText(result);
+  if (output_.empty()) return WriteStdout(absl::StrCat(text, "\n", constants)) ? kDone : kBadInput;
+  KVBLOCKS_RETURN_IF_ERROR(WriteFile(output_, constants));
+  return IsStandardOutput(output_) || WriteStdout(text) ? kDone : kBadInput;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,19 +12,87 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/commands/measured_arrivals.h"
-#include "kvblocks/sim/commands/nelder_mead.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr double kNsPerMs = 1e6;
+
+using Point = std::vector<double>;
+
+// The least value of `f` near the start, without derivatives. The same function and start give the
+// same steps. REQUIRES: at least one number.
+Point NelderMead(const Point& start, double first_step, int max_evaluations,
+                 const std::function<double(const Point&)>& f) {
+  constexpr double kTolerance = 1e-7;  // of the values at the corners
+  struct Corner {
+    double value;
+    Point point;
+  };
+  const size_t n = start.size();
+  int evaluations = 0;
+  const auto corner = [&](Point point) {
+    ++evaluations;
+    const double value = f(point);
+    return Corner{value, std::move(point)};
+  };
+  std::vector<Corner> corners = {corner(start)};
+  for (size_t i = 0; i < n; ++i) {
+    Point moved = start;
+    moved[i] += first_step;
+    corners.push_back(corner(std::move(moved)));
+  }
+  const auto by_value = [](const Corner& a, const Corner& b) { return a.value < b.value; };
+  while (true) {
+    std::stable_sort(corners.begin(), corners.end(), by_value);
+    if (evaluations >= max_evaluations ||
+        corners.back().value - corners.front().value <= kTolerance) {
+      return corners.front().point;
+    }
+    Point centre(n, 0.0);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < n; ++j) centre[j] += corners[i].point[j] / static_cast<double>(n);
+    }
+    // From the worst corner through the centre of the others, `factor` times as far.
+    const auto along = [&](double factor) {
+      Point point(n);
+      for (size_t j = 0; j < n; ++j) {
+        point[j] = centre[j] + factor * (corners.back().point[j] - centre[j]);
+      }
+      return corner(std::move(point));
+    };
+    Corner reflected = along(-1.0);
+    if (reflected.value < corners.front().value) {
+      Corner further = along(-2.0);
+      corners.back() = further.value < reflected.value ? std::move(further) : std::move(reflected);
+      continue;
+    }
+    if (reflected.value < corners[n - 1].value) {
+      corners.back() = std::move(reflected);
+      continue;
+    }
+    Corner nearer = reflected.value < corners.back().value ? along(-0.5) : along(0.5);
+    if (nearer.value < std::min(reflected.value, corners.back().value)) {
+      corners.back() = std::move(nearer);
+      continue;
+    }
+    for (size_t i = 1; i <= n; ++i) {
+      Point shrunk(n);
+      for (size_t j = 0; j < n; ++j) {
+        shrunk[j] = (corners[0].point[j] + corners[i].point[j]) / 2;
+      }
+      corners[i] = corner(std::move(shrunk));
+    }
+  }
+}
 
 struct ConstantKind {
   const char* field;
@@ -63,6 +132,13 @@ void SetConstant(const ConstantKind& kind, double value, ReplayConfig* config) {
 struct RequestTimes {
   double ttft_ms = -1, tpot_ms = -1, e2e_ms = -1;
 };
+struct TimeKind {
+  const char* name;
+  double RequestTimes::*member;
+};
+constexpr TimeKind kTimes[] = {{"TTFT", &RequestTimes::ttft_ms},
+                               {"TPOT", &RequestTimes::tpot_ms},
+                               {"E2E", &RequestTimes::e2e_ms}};
 
 class TimesByRow final : public RequestRowSink {
  public:
@@ -141,9 +217,8 @@ absl::Status Calibrator::ReadMeasured() {
 }
 
 absl::Status Calibrator::ChooseConstants(const std::vector<std::string>& fields) {
-  const auto setup = MakeReplaySetup(config_);
-  if (!setup.ok()) return setup.status();
-  const std::string source(setup->step_time->source());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto setup, MakeReplaySetup(config_));
+  const std::string source(setup.step_time->source());
   if (absl::StartsWith(source, "measured kernels")) {
     constants_.assign(std::begin(kOfTables), std::end(kOfTables));
   } else if (absl::StartsWith(source, "roofline")) {
@@ -183,22 +258,19 @@ absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
   ++num_replays_;
   // Two searches, one more of each constant, and those before and after.
   if (progress_) progress_(num_replays_, static_cast<int64_t>(81 * constants_.size() + 2));
-  auto setup = MakeReplaySetup(config);
-  if (!setup.ok()) return setup.status();
-  auto reader = OpenReplayTrace(config, setup->reader);
-  if (!reader.ok()) return reader.status();
-  *reader = WithMeasuredArrivals(*std::move(reader), measurement_);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, MakeReplaySetup(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup.reader));
+  reader = WithMeasuredArrivals(std::move(reader), measurement_);
   TimesByRow rows;
-  setup->metrics.rows = &rows;
-  ReplayMetrics metrics(setup->metrics);
-  auto simulation = MakeSimulation(*setup, reader->get(), {&metrics});
-  if (!simulation.ok()) return simulation.status();
-  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
+  setup.metrics.rows = &rows;
+  ReplayMetrics metrics(setup.metrics);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation, MakeSimulation(setup, reader.get(), {&metrics}));
+  KVBLOCKS_RETURN_IF_ERROR(simulation->Run());
   ::kvblocks::report::v1::Report report;
-  metrics.Fill((*simulation)->result(), &report);
+  metrics.Fill(simulation->result(), &report);
   Run run{.requests = std::vector<RequestTimes>(measured_.size()),
           .duration_ms = report.throughput().duration_s() * 1000,
-          .time_source = std::string(setup->step_time->source())};
+          .time_source = std::string(setup.step_time->source())};
   size_t num_matched = 0;
   for (const auto& [row, times] : rows.rows) {
     if (row < 0 || row >= static_cast<int64_t>(measured_.size())) continue;
@@ -217,8 +289,7 @@ absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
 double Calibrator::Loss(const Run& run) const {
   constexpr double kWeightOfRequests = 0.1;
   double loss = 0;
-  for (const auto member :
-       {&RequestTimes::ttft_ms, &RequestTimes::tpot_ms, &RequestTimes::e2e_ms}) {
+  for (const auto& [name, member] : kTimes) {
     double measured = 0, replayed = 0, squares = 0;
     int64_t count = 0;
     for (size_t i = 0; i < measured_.size(); ++i) {
@@ -255,14 +326,8 @@ double MeanOf(const std::vector<double>& values) {
 
 // Parity 0: fitted requests, 1: held-out ones, -1: all, the duration included.
 std::vector<MetricError> Calibrator::ErrorsOf(const Run& run, int parity) const {
-  struct {
-    const char* name;
-    double RequestTimes::*member;
-  } const metrics[] = {{"TTFT", &RequestTimes::ttft_ms},
-                       {"TPOT", &RequestTimes::tpot_ms},
-                       {"E2E", &RequestTimes::e2e_ms}};
   std::vector<MetricError> errors;
-  for (const auto& metric : metrics) {
+  for (const TimeKind& metric : kTimes) {
     std::vector<double> measured, replayed;
     for (size_t i = 0; i < measured_.size(); ++i) {
       const double m = measured_[i].*metric.member, r = run.requests[i].*metric.member;
@@ -325,18 +390,15 @@ void Calibrator::AddSensitivity(const Point& best, const Run& run, CalibrationRe
 }
 
 absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>& fields) {
-  if (absl::Status status = ReadMeasured(); !status.ok()) return status;
-  if (absl::Status status = ChooseConstants(fields); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(ReadMeasured());
+  KVBLOCKS_RETURN_IF_ERROR(ChooseConstants(fields));
   CalibrationResult result;
-  const auto before = Replay(config_);
-  if (!before.ok()) return before.status();
-  result.before = ErrorsOf(*before, -1);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto before, Replay(config_));
+  result.before = ErrorsOf(before, -1);
 
   Point start;
   for (const ConstantKind& kind : constants_) start.push_back(std::log(kind.start));
   absl::Status failure = absl::OkStatus();
-  NelderMeadOptions options;
-  options.max_evaluations = static_cast<int>(40 * constants_.size());
   const auto loss = [&](const Point& point) {
     // Outside the limits a constant has no further effect; the way back must be downhill.
     double beyond = 0;
@@ -350,19 +412,17 @@ absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>
     return 1e9;
   };
   // Wide steps first; then again from there, because the corners may have met beside the valley.
-  options.first_step = 0.8;
-  Point best = NelderMead(start, options, loss);
-  options.first_step = -0.3;
-  best = NelderMead(best, options, loss);
+  const auto most = static_cast<int>(40 * constants_.size());
+  Point best = NelderMead(start, 0.8, most, loss);
+  best = NelderMead(best, -0.3, most, loss);
   if (!failure.ok()) return failure;
   result.config = ConfigAt(best);
-  const auto run = Replay(result.config);
-  if (!run.ok()) return run.status();
-  result.time_source = run->time_source;
-  result.fitted = ErrorsOf(*run, 0);
-  result.held_out = ErrorsOf(*run, 1);
-  result.all = ErrorsOf(*run, -1);
-  AddSensitivity(best, *run, &result);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto run, Replay(result.config));
+  result.time_source = run.time_source;
+  result.fitted = ErrorsOf(run, 0);
+  result.held_out = ErrorsOf(run, 1);
+  result.all = ErrorsOf(run, -1);
+  AddSensitivity(best, run, &result);
   result.num_fitted = static_cast<int64_t>((measured_.size() + 1) / 2);
   result.num_held_out = static_cast<int64_t>(measured_.size() / 2);
   result.num_replays = num_replays_;
@@ -376,6 +436,46 @@ absl::StatusOr<CalibrationResult> Calibrate(const ReplayConfig& config,
                                             const std::vector<std::string>& fields,
                                             const CalibrationProgress& progress) {
   return Calibrator(config, measurement, progress).Fit(fields);
+}
+
+namespace {
+
+class MeasuredArrivals final : public ForwardingReader {
+ public:
+  MeasuredArrivals(std::unique_ptr<TraceReader> reader, const Measurement& measurement)
+      : ForwardingReader(std::move(reader)), measurement_(measurement) {}
+
+  absl::StatusOr<bool> Next(TraceRequest& out) override {
+    auto more = ForwardingReader::Next(out);
+    if (!more.ok() || !*more) return more;
+    if (out.row < static_cast<int64_t>(measurement_.requests.size())) {
+      last_ = measurement_.requests[static_cast<size_t>(out.row)].start_ns -
+              measurement_.requests.front().start_ns;
+    }
+    out.arrival_ns = last_;
+    return true;
+  }
+  absl::Status Restart() override {
+    last_ = 0;
+    return ForwardingReader::Restart();
+  }
+
+ private:
+  const Measurement& measurement_;
+  int64_t last_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<TraceReader> WithMeasuredArrivals(std::unique_ptr<TraceReader> reader,
+                                                  const Measurement& measurement) {
+  int64_t before = 0;
+  for (size_t i = 0; i < measurement.requests.size(); ++i) {
+    const MeasuredRequest& request = measurement.requests[i];
+    if (request.row != static_cast<int64_t>(i) || request.start_ns < before) return reader;
+    before = request.start_ns;
+  }
+  return std::make_unique<MeasuredArrivals>(std::move(reader), measurement);
 }
 
 }  // namespace kvblocks::sim

@@ -13,12 +13,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/trace/measurement.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 
@@ -56,6 +58,14 @@ absl::StatusOr<CalibrationResult> Calibrate(const ::kvblocks::config::v1::Replay
                                             const Measurement& measurement,
                                             const std::vector<std::string>& fields,
                                             const CalibrationProgress& progress = nullptr);
+
+// A workload with the arrivals that a server saw: rows of trace and measurement belong together by
+// position, and a client's timer is never as exact as its plan.
+
+// Gives `reader` back as it is if the measurement has no starts, other rows, or starts in another
+// order. The measurement must outlive the result.
+std::unique_ptr<TraceReader> WithMeasuredArrivals(std::unique_ptr<TraceReader> reader,
+                                                  const Measurement& measurement);
 
 }  // namespace kvblocks::sim
 

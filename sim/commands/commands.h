@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "absl/status/statusor.h"
 #include "kvblocks/sim/commands/exit_status.h"
 #include "kvblocks/sim/commands/option_parser.h"
 
@@ -15,9 +16,17 @@ namespace kvblocks::sim {
 
 class Command {
  public:
+  // `options`: those of the command, which the program owns.
+  explicit Command(OptionParser* options = nullptr) : options_(options) {}
   virtual ~Command() = default;
-  virtual const OptionParser& options() const = 0;
-  virtual ExitStatus Run() = 0;
+  virtual const OptionParser& options() const { return *options_; }
+  // Says on standard error what failed.
+  virtual ExitStatus Run();
+
+ protected:
+  virtual absl::StatusOr<ExitStatus> Execute() { return kInternal; }
+
+  OptionParser* const options_;
 };
 
 std::unique_ptr<Command> AddReplayCommand(OptionParser* program);
@@ -33,6 +42,10 @@ std::unique_ptr<Command> AddCalibrateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCompareCommand(OptionParser* program);
 std::unique_ptr<Command> AddEventsCommand(OptionParser* program);
 std::unique_ptr<Command> AddServeCommand(OptionParser* program);
+// Of sim/sweep.
+std::unique_ptr<Command> AddSweepCommand(OptionParser* program);
+std::unique_ptr<Command> AddPointCommand(OptionParser* program);
+std::unique_ptr<Command> AddCapacityCommand(OptionParser* program);
 // Of the commands that the program has by the time it runs.
 std::unique_ptr<Command> AddCompletionCommand(OptionParser* program);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
@@ -12,10 +13,8 @@
 #include "kvblocks/sim/report/comparison_table.h"
 #include "kvblocks/sim/report/measured_report.h"
 #include "kvblocks/sim/report/report_comparison.h"
-#include "kvblocks/sim/report/report_json.h"
 #include "kvblocks/sim/report/result_file.h"
 #include "kvblocks/sim/report/step_comparison.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/measurement.h"
 
 namespace kvblocks::sim {
@@ -51,7 +50,7 @@ files or options.)";
 class CompareCommand final : public Command {
  public:
   explicit CompareCommand(OptionParser* program)
-      : options_(program->AddCommand("compare", "Print what differs between two runs")) {
+      : Command(program->AddCommand("compare", "Print what differs between two runs")) {
     options_->Add(
         {.name = "A", .help = "report or step file; - is standard input", .is_required = true,
          .file = FileUse::kRead},
@@ -63,10 +62,9 @@ class CompareCommand final : public Command {
                            "profile_export.jsonl, vllm bench serve --save-detailed, or a request log",
                    .file = FileUse::kRead},
                   &measured_);
-    options_->AddRepeated({.name = "--tolerance",
-                           .unit = "[NAME:]LIMIT",
-                           .help = "how much metrics may change; may be given several times"},
-                          &tolerances_);
+    options_->AddRepeated(
+        {"--tolerance", "[NAME:]LIMIT", "how much metrics may change; may be given several times"},
+        &tolerances_);
     options_->Add({.name = "--steps-a",
                    .unit = "FILE",
                    .help = "steps of A, to find where the schedules part",
@@ -78,36 +76,26 @@ class CompareCommand final : public Command {
     options_->AddFlag(
         {.name = "--all", .help = "list metrics that are equal and all points of series, too"},
         &all_);
-    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
-    options_->Add({.name = "--html",
-                   .unit = "FILE",
-                   .help = "a page with the charts of both reports over each other",
-                   .file = FileUse::kWritten},
-                  &html_);
-    options_->AddFlag({.name = "--quiet", .help = "print nothing; the exit status says it"},
-                      &quiet_);
-    options_->Add(
-        {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
-        &color_);
+    output_.AddFiles(options_, "Options", {.has_page = true});
+    output_.AddTerminal(options_, "Options", "print nothing; the exit status says it");
     options_->set_footer(kFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
   absl::Status Compare(pb::Comparison* out);
   absl::Status CompareFiles(ResultFile& a, ResultFile& b, pb::Comparison* out);
   absl::Status CompareStepsOf(StepReader& a, StepReader& b, bool judged, pb::Comparison* out);
-  absl::Status CheckPage(const ResultFile& a) const;
   absl::StatusOr<ResultFile> OpenSteps(const std::string& option, const std::string& path);
 
   absl::Status CompareWithMeasured(pb::Comparison* out);
 
-  OptionParser* options_;
-  std::string a_, b_, measured_, steps_a_, steps_b_, html_, color_ = "auto";
+  std::string a_, b_, measured_, steps_a_, steps_b_;
   std::vector<std::string> tolerances_;
-  bool same_schedule_ = false, all_ = false, json_ = false, quiet_ = false;
+  bool same_schedule_ = false, all_ = false;
+  ReportOutput output_;
+  ResultFile files_[2];  // A and B
 };
 
 absl::StatusOr<ResultFile> CompareCommand::OpenSteps(const std::string& option,
@@ -122,7 +110,7 @@ absl::StatusOr<ResultFile> CompareCommand::OpenSteps(const std::string& option,
 
 absl::Status CompareCommand::CompareStepsOf(StepReader& a, StepReader& b, bool judged,
                                             pb::Comparison* out) {
-  ProgressLine progress(quiet_);
+  ProgressLine progress(output_.quiet());
   auto schedule = CompareSteps(a, b, [&](int64_t equal_steps) {
     progress.UpdateReading({a.source().bytes_read(), a.source().bytes_total()}, equal_steps, 0,
                            "steps");
@@ -150,23 +138,8 @@ absl::Status CompareCommand::CompareFiles(ResultFile& a, ResultFile& b, pb::Comp
   }
   ReportComparisonOptions options;
   options.all = all_;
-  auto tolerances = ToleranceSet::Parse(tolerances_);
-  if (!tolerances.ok()) return tolerances.status();
-  options.tolerances = *std::move(tolerances);
+  KVBLOCKS_ASSIGN_OR_RETURN(options.tolerances, ToleranceSet::Parse(tolerances_));
   return CompareReports(*a.report, *b.report, options, out);
-}
-
-absl::Status CompareCommand::CheckPage(const ResultFile& a) const {
-  if (html_.empty()) return absl::OkStatus();
-  if (a.report == nullptr) {
-    return absl::InvalidArgumentError("--html is for two reports, and A and B are steps");
-  }
-  if (IsStandardOutput(html_) && !quiet_) {
-    return absl::InvalidArgumentError(
-        "--html and the comparison both want standard output; write one of them to a file, or add "
-        "--quiet");
-  }
-  return absl::OkStatus();
 }
 
 // The measured run is what is compared with, so that changes read as errors of the replay.
@@ -176,28 +149,24 @@ absl::Status CompareCommand::CompareWithMeasured(pb::Comparison* out) {
         "--measured stands for B: expected one report next to it, and neither B, --steps-a, "
         "--steps-b nor --same-schedule");
   }
-  if (!html_.empty()) {
+  if (!output_.html().empty()) {
     return absl::InvalidArgumentError(
         "--html is for two reports, and --measured has no series to draw");
   }
-  auto a = OpenResultFile(a_);
-  if (!a.ok()) return a.status();
-  if (a->report == nullptr) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto a, OpenResultFile(a_));
+  if (a.report == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("A: got the steps ", a->file, ", expected a report next to --measured"));
+        absl::StrCat("A: got the steps ", a.file, ", expected a report next to --measured"));
   }
-  const auto measurement = ReadMeasurement(measured_, {});
-  if (!measurement.ok()) return measurement.status();
-  const pb::Report measured = MeasuredReport(*measurement);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto measurement, ReadMeasurement(measured_, {}));
+  const pb::Report measured = MeasuredReport(measurement);
   out->set_schema_version(1);
-  out->set_a(measurement->file);
-  out->set_b(a->file);
+  out->set_a(measurement.file);
+  out->set_b(a.file);
   ReportComparisonOptions options;
   options.all = all_;
-  auto tolerances = ToleranceSet::Parse(tolerances_);
-  if (!tolerances.ok()) return tolerances.status();
-  options.tolerances = *std::move(tolerances);
-  absl::Status status = CompareReports(measured, CutToMeasured(*a->report, measured), options, out);
+  KVBLOCKS_ASSIGN_OR_RETURN(options.tolerances, ToleranceSet::Parse(tolerances_));
+  absl::Status status = CompareReports(measured, CutToMeasured(*a.report, measured), options, out);
   out->set_passed(out->metrics_exceeded() == 0);
   out->set_same(out->metrics_changed() == 0);
   return status;
@@ -215,24 +184,20 @@ absl::Status CompareCommand::Compare(pb::Comparison* out) {
     return absl::InvalidArgumentError(
         "--steps-a and --steps-b go together; one of them is missing");
   }
-  auto a = OpenResultFile(a_);
-  if (!a.ok()) return a.status();
-  auto b = OpenResultFile(b_);
-  if (!b.ok()) return b.status();
-  if (absl::Status status = CheckPage(*a); !status.ok()) return status;
+  auto& [a, b] = files_;
+  KVBLOCKS_ASSIGN_OR_RETURN(a, OpenResultFile(a_));
+  KVBLOCKS_ASSIGN_OR_RETURN(b, OpenResultFile(b_));
+  if (!output_.html().empty() && a.report == nullptr) {
+    return absl::InvalidArgumentError("--html is for two reports, and A and B are steps");
+  }
   out->set_schema_version(1);
-  out->set_a(a->file);
-  out->set_b(b->file);
-  if (absl::Status status = CompareFiles(*a, *b, out); !status.ok()) return status;
+  out->set_a(a.file);
+  out->set_b(b.file);
+  KVBLOCKS_RETURN_IF_ERROR(CompareFiles(a, b, out));
   if (!steps_a_.empty()) {
-    auto steps_a = OpenSteps("--steps-a", steps_a_);
-    if (!steps_a.ok()) return steps_a.status();
-    auto steps_b = OpenSteps("--steps-b", steps_b_);
-    if (!steps_b.ok()) return steps_b.status();
-    if (absl::Status status = CompareStepsOf(*steps_a->steps, *steps_b->steps, same_schedule_, out);
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_ASSIGN_OR_RETURN(auto steps_a, OpenSteps("--steps-a", steps_a_));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto steps_b, OpenSteps("--steps-b", steps_b_));
+    KVBLOCKS_RETURN_IF_ERROR(CompareStepsOf(*steps_a.steps, *steps_b.steps, same_schedule_, out));
   } else if (same_schedule_ && !out->has_schedule()) {
     return absl::InvalidArgumentError("--same-schedule needs --steps-a and --steps-b");
   }
@@ -241,24 +206,18 @@ absl::Status CompareCommand::Compare(pb::Comparison* out) {
   out->set_passed(out->metrics_exceeded() == 0 && !(parts && out->schedule().judged()));
   out->set_same(out->metrics_changed() == 0 && out->configuration_size() == 0 && !parts &&
                 !differs_in_time);
-  if (html_.empty()) return absl::OkStatus();
-  return WritePage(html_, *out, {{"a", a->report.get()}, {"b", b->report.get()}});
+  return absl::OkStatus();
 }
 
-ExitStatus CompareCommand::Run() {
+absl::StatusOr<ExitStatus> CompareCommand::Execute() {
+  KVBLOCKS_RETURN_IF_ERROR(output_.Check({}));
   pb::Comparison comparison;
-  if (absl::Status status = Compare(&comparison); !status.ok()) return Fail("compare", status);
-  const ExitStatus exit_status = comparison.passed() ? kDone : kMissed;
-  if (quiet_) return exit_status;
-  std::string text;
-  if (json_) {
-    const auto json = ToJson(comparison);
-    if (!json.ok()) return Fail("compare", json.status());
-    text = *json;
-  } else {
-    text = FormatComparison(comparison, UseColor(color_));
-  }
-  return WriteStdout(text) ? exit_status : kBadInput;
+  KVBLOCKS_RETURN_IF_ERROR(Compare(&comparison));
+  const ExitStatus printed = output_.Print(
+      "compare", comparison,
+      {.table = [&](bool color) { return FormatComparison(comparison, color); },
+       .page_parts = {{"a", files_[0].report.get()}, {"b", files_[1].report.get()}}});
+  return printed == kDone && !comparison.passed() ? kMissed : printed;
 }
 
 }  // namespace

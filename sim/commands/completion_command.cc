@@ -80,23 +80,19 @@ std::vector<std::string> ValuesOf(const std::vector<DeclaredOption>& options,
 class CompletionCommand final : public Command {
  public:
   explicit CompletionCommand(OptionParser* program)
-      : program_(program),
-        options_(
-            program->AddCommand("completion", "Print what completes command lines in a shell")) {
+      : Command(
+            program->AddCommand("completion", "Print what completes command lines in a shell")),
+        program_(program) {
     options_->Add(
         {.name = "SHELL", .unit = "bash|zsh|words", .help = "bash or zsh", .is_required = true},
         &shell_);
-    options_->Add(
-        {.name = "--typed",
-         .unit = "LINES",
-         .help = "of words: the words after kvsim, the one to complete last, a line each"},
-        &typed_);
+    options_->Add({"--typed", "LINES",
+                   "of words: the words after kvsim, the one to complete last, a line each"},
+                  &typed_);
     options_->set_footer(kCompletionFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-
-  ExitStatus Run() override {
+  absl::StatusOr<ExitStatus> Execute() override {
     if (shell_ == "words") return WriteStdout(Words()) ? kDone : kBadInput;
     return WriteStdout(shell_ == "bash" ? kBash : kZsh) ? kDone : kBadInput;
   }
@@ -149,7 +145,6 @@ class CompletionCommand final : public Command {
   }
 
   OptionParser* program_;
-  OptionParser* options_;
   std::string shell_, typed_;
 };
 

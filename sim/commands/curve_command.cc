@@ -1,10 +1,13 @@
 // kvsim curve: how many blocks of a workload pools of every size hit.
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/curve_options.h"
 #include "kvblocks/sim/commands/curve_run.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
@@ -17,6 +20,8 @@ namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
+
+constexpr int64_t kMostBlocks = int64_t{1} << 31;
 
 constexpr const char* kCurveFooter =
     R"(One pass over the trace gives the hits of pools of every size, in usable blocks: --num-blocks
@@ -40,12 +45,67 @@ Examples
 
 Exit status: 0 done, 2 bad input or options, 3 no request can run, 4 internal check failed.)";
 
+// Of the options about model, device and time: whether it says what the cache is made of or how much
+// memory it gets.
+bool IsOfPoolSize(std::string_view field) {
+  constexpr std::string_view kFields[] = {
+      "model",  "device", "catalogue", "tensor_parallel", "decode_context_parallel",
+      "kv_cache_dtype", "memory_utilization", "activation_gb", "graph_gb", "draft_model"};
+  return std::find(std::begin(kFields), std::end(kFields), field) != std::end(kFields);
+}
+
 class CurveCommand final : public Command {
  public:
   explicit CurveCommand(OptionParser* program)
-      : options_(program->AddCommand("curve", "Print the hit rate of every pool size")),
+      : Command(program->AddCommand("curve", "Print the hit rate of every pool size")),
         input_(options_) {
-    AddCurveOptions(options_, &curve_);
+    options_->Add({"--mode", "order|schedule",
+                   "requests one after the other, from one pass; or as one replay "
+                   "schedules them [order]"},
+                  &curve_.mode);
+    options_->Add({"--blocks", "engine|prompt|ids",
+                   "what counts: what an engine's pool holds, outputs included; full "
+                   "blocks of prompts; or one block per content id, as papers count "
+                   "[engine]"},
+                  &curve_.blocks);
+    options_->AddList({"--sizes", "BLOCKS", "pools in the table, null block not counted [chosen]"},
+                      1, kMostBlocks, &curve_.sizes);
+    options_->Add({"--points", "N", "further sizes in JSON and CSV, evenly by ratio [100]"}, 0,
+                  100'000, &curve_.num_points);
+    options_->AddFlag(
+        {.name = "--bounds", .help = "Belady's bound beside the curve; --no-bounds leaves it out"},
+        [this](bool value) { curve_.bounds = value; });
+    options_->Add({"--refine", "N",
+                   "replay the N sizes where the curve bends most, and print the "
+                   "difference [0]"},
+                  0, 1000, &curve_.refine);
+    options_->Add({"--sample-paths", "SHARE",
+                   "estimate the curve from this share of the paths, for more than 100 "
+                   "million blocks; reads the trace twice [all]"},
+                  1e-9, 0.999999, &curve_.sample_paths);
+    options_->Add({.name = "--hot",
+                   .unit = "PATHS",
+                   .help = "most frequent paths that are always in the sample [64]",
+                   .needs = "--sample-paths"},
+                  0, 1'000'000, &curve_.hot);
+    options_->AddList({.name = "--tiers",
+                       .unit = "BLOCKS",
+                       .help = "second tiers of so many blocks behind each pool of --sizes, in "
+                               "place of the curve in CSV",
+                       .needs = "--sizes"},
+                      1, kMostBlocks, &curve_.tiers);
+    options_->Add({"--threads", "N", "0: one per core [0]"}, 0, 1024, &curve_.threads);
+    const char* kWhatIf = "What if";
+    options_->AddList(
+        {"--block-sizes", "TOKENS", "the same workload with these block sizes", kWhatIf}, 1,
+        1 << 24, &curve_.block_sizes);
+    options_->AddRepeated(
+        {"--what-if", "without-salts|per-tenant|per-session|shuffled|drop-last-hit",
+         "all tenants share; nobody else's blocks, of tenants or sessions; sessions in "
+         "random order: what locality is worth; a drafter that gives the last block back; "
+         "several are several rows",
+         kWhatIf},
+        &curve_.what_if);
     const char* kOutput = "Output";
     output_.AddFiles(options_, kOutput, {.rows_help = "one row per size", .has_page = true});
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
@@ -53,41 +113,101 @@ class CurveCommand final : public Command {
     options_->set_footer(kCurveFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
-  OptionParser* options_;
   ReplayInput input_;
   CurveOptions curve_;
   ReportOutput output_;
 };
 
-ExitStatus CurveCommand::Run() {
-  if (absl::Status status = ParseSampleShare(&curve_); !status.ok()) return Fail("curve", status);
-  if (absl::Status status = CheckCurveOptions(curve_, input_.given()); !status.ok()) {
-    return Fail("curve", status);
-  }
-  const auto config = input_.Configure();
-  if (!config.ok()) return Fail("curve", config.status());
-  if (absl::Status status = output_.Check(FilesOf(*config)); !status.ok()) {
-    return Fail("curve", status);
-  }
+absl::StatusOr<ExitStatus> CurveCommand::Execute() {
+  KVBLOCKS_RETURN_IF_ERROR(CheckCurveOptions(curve_, input_.given()));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
+  KVBLOCKS_RETURN_IF_ERROR(output_.Check(FilesOf(config)));
   // Pools of all sizes are asked about, that of the device among them.
-  auto used = *config;
+  auto used = config;
   used.set_num_blocks(0);
-  if (absl::Status status = input_.CheckUses(used); !status.ok()) return Fail("curve", status);
+  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(used));
   pb::CurveReport report;
   ProgressLine progress(output_.quiet());
-  if (absl::Status status = RunCurve(*config, curve_, &progress, &report); !status.ok()) {
-    return Fail("curve", status);
-  }
+  KVBLOCKS_RETURN_IF_ERROR(RunCurve(config, curve_, &progress, &report));
   return output_.Print("curve", report,
                        {.table = [&](bool color) { return FormatCurve(report, color); },
                         .rows = [&] { return CurveCsv(report); }});
 }
 
 }  // namespace
+
+absl::Status CheckCurveOptions(const CurveOptions& options,
+                               const ::kvblocks::config::v1::ReplayConfig& given) {
+  if (options.sample_paths > 0 && (options.mode == "schedule" || !options.what_if.empty() ||
+                                   !options.block_sizes.empty() || !options.tiers.empty())) {
+    return absl::InvalidArgumentError(
+        "--sample-paths: set with --mode=schedule, --what-if, --block-sizes or --tiers, which need "
+        "every path");
+  }
+  const bool has_variants = !options.what_if.empty() || !options.block_sizes.empty();
+  if (options.mode == "schedule" && (has_variants || options.blocks != "engine")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.blocks != "engine"    ? "--blocks"
+                     : options.block_sizes.empty() ? "--what-if"
+                                                   : "--block-sizes",
+                     ": set for --mode=schedule, expected --mode=order"));
+  }
+  if (options.blocks == "ids" && given.has_block_size()) {
+    return absl::InvalidArgumentError(
+        "--block-size: set for --blocks=ids, whose blocks are as long as the trace says");
+  }
+  if (options.blocks == "ids" && !options.block_sizes.empty()) {
+    return absl::InvalidArgumentError(
+        "--block-sizes: set for --blocks=ids, whose blocks are as long as the trace says");
+  }
+  if (!options.tiers.empty() && options.mode == "schedule") {
+    return absl::InvalidArgumentError("--tiers: set for --mode=schedule, expected --mode=order");
+  }
+  if (!given.eviction_policy().empty() && given.eviction_policy() != "lru") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--eviction-policy: got ", given.eviction_policy(),
+                     ", expected lru: one pass gives all sizes of no other; kvsim replay takes one "
+                     "size at a time"));
+  }
+  if (!given.retain().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--retain: got ", given.retain(),
+                     ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
+                     "kvsim replay takes one size at a time"));
+  }
+  if (!given.tier().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tier: got ", given.tier(),
+                     ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
+                     "times"));
+  }
+  if (options.mode == "schedule") return absl::OkStatus();
+  if (options.refine > 0) {
+    return absl::InvalidArgumentError("--refine: set for --mode=order, expected --mode=schedule");
+  }
+  // Requests that run one after the other have neither schedule nor time.
+  const auto* reflection = given.GetReflection();
+  for (const ReplayOption& option : ReplayOptions()) {
+    const std::string_view group = option.section;
+    const std::string_view field = option.name();
+    constexpr std::string_view kOfTime[] = {"acceptance", "seed",        "lookahead_tokens",
+                                            "watermark",  "speedup",     "spread",
+                                            "rebase",     "concurrency", "start_jitter"};
+    const bool is_of_schedule =
+        (group == "Scheduler" && field != "engine" && field != "max_model_len") ||
+        group == "Measurements" || std::count(std::begin(kOfTime), std::end(kOfTime), field) > 0 ||
+        (group == "Model, device and time" && !IsOfPoolSize(field));
+    if (!is_of_schedule || !reflection->HasField(given, option.field)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(FlagName(field),
+                     ": requests that run one after the other have no schedule and no clock, "
+                     "expected --mode=schedule"));
+  }
+  return absl::OkStatus();
+}
 
 std::unique_ptr<Command> AddCurveCommand(OptionParser* program) {
   return std::make_unique<CurveCommand>(program);

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/curve_points.h"
+#include "kvblocks/sim/commands/curve_run.h"
 
 #include <string>
 #include <vector>
@@ -70,9 +70,7 @@ TEST(CurvePointsTest, FurtherPointsAreEvenByRatio) {
 
 TEST(CurvePointsTest, PointsHaveRatesAndBytes) {
   pb::CurveReport report = ReportOf(30, 1'200, 0);
-  AddPoints(
-      {{20, true, ""}, {1'024, true, ""}}, [](int64_t size) { return size / 8; }, {}, 1,
-      /*progress=*/nullptr, &report);
+  AddPoints({{20, true, ""}, {1'024, true, ""}}, [](int64_t size) { return size / 8; }, &report);
   ASSERT_EQ(report.points_size(), 2);
   EXPECT_TRUE(report.points(0).too_small_for_some());
   const pb::CurvePoint& point = report.points(1);
@@ -107,14 +105,8 @@ TEST(CurveOptionsTest, WhatSaysNothingIsRefused) {
   options.block_sizes = {16};
   EXPECT_FALSE(CheckCurveOptions(options, given).ok());
   options.block_sizes.clear();
-  options.sample_text = "0.1";
-  ASSERT_TRUE(ParseSampleShare(&options).ok());
-  EXPECT_EQ(options.sample_paths, 0.1);
+  options.sample_paths = 0.1;
   EXPECT_FALSE(CheckCurveOptions(options, given).ok());
-  for (const char* bad : {"0", "1", "-1", "x", "nan"}) {
-    options.sample_text = bad;
-    EXPECT_FALSE(ParseSampleShare(&options).ok()) << bad;
-  }
 }
 
 }  // namespace

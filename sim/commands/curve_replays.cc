@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/curve_replays.h"
+// Replays of one workload with pools of several sizes, side by side.
 
 #include <algorithm>
 #include <cmath>
@@ -8,12 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/sim/commands/curve_points.h"
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/sim/commands/curve_run.h"
 #include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/curve/curve_table.h"
 #include "kvblocks/sim/curve/schedule_curve.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/run_in_parallel.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/trace/byte_source.h"
 
@@ -43,9 +42,8 @@ class HitCounter final : public EngineObserver {
 };
 
 // With `tier` behind the device, whose loads count as hits.
-absl::Status ReplayOne(ReplayConfig config, int64_t num_blocks, const std::string& tier,
-                       pb::CurveReplay* out) {
-  out->set_num_blocks(num_blocks);
+absl::Status ReplayOne(ReplayConfig config, const std::string& tier, pb::CurveReplay* out) {
+  const int64_t num_blocks = out->num_blocks();
   config.set_num_blocks(num_blocks + 1);
   if (!tier.empty()) {
     config.set_tier(tier);
@@ -56,18 +54,16 @@ absl::Status ReplayOne(ReplayConfig config, int64_t num_blocks, const std::strin
     out->set_problem(std::string(setup.status().message()));
     return absl::OkStatus();
   }
-  auto reader = OpenReplayTrace(config, setup->reader);
-  if (!reader.ok()) return reader.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup->reader));
   HitCounter counter;
-  const auto tiers = MakeTiers(*setup);
-  if (!tiers.ok()) return tiers.status();
-  auto simulation = MakeSimulation(*setup, reader->get(), {&counter}, tiers->get());
-  if (!simulation.ok()) return simulation.status();
-  const absl::Status status = (*simulation)->Run();
-  if (*tiers != nullptr) counter.hit_tokens += (*tiers)->load_totals().num_loaded_tokens;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(*setup));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
+                            MakeSimulation(*setup, reader.get(), {&counter}, tiers.get()));
+  const absl::Status status = simulation->Run();
+  if (tiers != nullptr) counter.hit_tokens += tiers->load_totals().num_loaded_tokens;
   if (!status.ok() && !IsNoProgress(status)) return status;
   if (!status.ok()) out->set_problem("no progress");
-  const SimulationResult& result = (*simulation)->result();
+  const SimulationResult& result = simulation->result();
   out->set_gib(static_cast<double>(num_blocks) * static_cast<double>(setup->block_bytes) /
                1073741824.0);
   out->set_requests(counter.requests);
@@ -109,138 +105,125 @@ std::vector<int64_t> SizesOfMostBend(const pb::CurveReport& report, int64_t coun
   return sizes;
 }
 
-}  // namespace
+struct WantedReplay {
+  pb::CurveReplay replay = {};  // at first its size alone
+  std::string tier = {};
+  absl::Status status = {};
+};
 
-absl::Status ReplaySizes(const ReplayConfig& config, const std::vector<int64_t>& sizes,
-                         int num_threads, ProgressLine* progress,
-                         std::vector<pb::CurveReplay>* out) {
-  out->assign(sizes.size(), {});
-  std::vector<absl::Status> statuses(sizes.size());
+WantedReplay Want(int64_t num_blocks, const std::string& tier) {
+  WantedReplay wanted{.tier = tier};
+  wanted.replay.set_num_blocks(num_blocks);
+  return wanted;
+}
+
+// As `kvsim replay --num-blocks` would. What ends one early is in its `problem`; other errors are
+// returned.
+absl::Status ReplayAll(const CurveRun& run, std::vector<WantedReplay>* wanted) {
   std::vector<std::function<void()>> tasks;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    tasks.push_back([&, i] { statuses[i] = ReplayOne(config, sizes[i], "", &(*out)[i]); });
+  for (WantedReplay& one : *wanted) {
+    tasks.push_back([&] { one.status = ReplayOne(run.config, one.tier, &one.replay); });
   }
-  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
-    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "replays");
-  });
-  progress->Clear();
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
+  run.InParallel(tasks, "replays");
+  for (const WantedReplay& one : *wanted) KVBLOCKS_RETURN_IF_ERROR(one.status);
   return absl::OkStatus();
 }
 
-// Every pool with every second tier, written through and on eviction. Transfers are free, so that only
-// sizes count.
-absl::Status ReplayTiers(const ReplayConfig& config, const CurveOptions& options, int num_threads,
-                         ProgressLine* progress, pb::CurveReport* report) {
-  struct Wanted {
-    int64_t first;
-    std::string tier;
-    pb::CurveReplay replay;
-    absl::Status status;
-  };
-  std::vector<Wanted> wanted;
-  for (const int64_t first : Ascending(options.sizes)) {
-    for (const int64_t second : Ascending(options.tiers)) {
+absl::Status ReplaySizes(const CurveRun& run, const std::vector<int64_t>& sizes) {
+  std::vector<WantedReplay> wanted;
+  for (const int64_t size : sizes) wanted.push_back(Want(size, ""));
+  KVBLOCKS_RETURN_IF_ERROR(ReplayAll(run, &wanted));
+  for (WantedReplay& one : wanted) *run.report->add_replays() = std::move(one.replay);
+  return absl::OkStatus();
+}
+
+// Every pool with every second tier, written through and on eviction. Transfers are free, so that
+// only sizes count.
+absl::Status ReplayTiers(const CurveRun& run) {
+  pb::CurveReport* report = run.report;
+  std::vector<WantedReplay> wanted;
+  for (const int64_t first : Ascending(run.options.sizes)) {
+    for (const int64_t second : Ascending(run.options.tiers)) {
       AddTierSizes(first, second, report);
       const CheckedInt64 bytes = CheckedInt64(second) * report->block_bytes();
       if (bytes.overflowed() || *bytes.value() > Link::kMaxBytes) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "--tiers: got ", second, ", expected at most ", Link::kMaxBytes / report->block_bytes()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("--tiers: got ", second, ", expected at most ",
+                         Link::kMaxBytes / report->block_bytes()));
       }
       const std::string tier = absl::StrCat("second:", *bytes.value(), "B:read=free");
-      wanted.push_back({.first = first, .tier = tier, .replay = {}, .status = {}});
-      wanted.push_back({.first = first,
-                        .tier = absl::StrCat(tier, ":store=on-evict:exclusive"),
-                        .replay = {},
-                        .status = {}});
+      wanted.push_back(Want(first, tier));
+      wanted.push_back(Want(first, absl::StrCat(tier, ":store=on-evict:exclusive")));
     }
   }
-  std::vector<std::function<void()>> tasks;
-  for (Wanted& one : wanted) {
-    tasks.push_back([&] { one.status = ReplayOne(config, one.first, one.tier, &one.replay); });
-  }
-  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
-    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "replays");
-  });
-  progress->Clear();
+  KVBLOCKS_RETURN_IF_ERROR(ReplayAll(run, &wanted));
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (!wanted[i].status.ok()) return wanted[i].status;
     pb::CurveTiers* tiers = report->mutable_tiers(static_cast<int>(i / 2));
     const pb::CurveReplay& replay = wanted[i].replay;
     if (!replay.problem().empty()) tiers->set_problem(replay.problem());
     if (i % 2 == 0) tiers->set_inclusive_hit_rate(replay.hit_rate());
     if (i % 2 == 1) tiers->set_exclusive_hit_rate(replay.hit_rate());
     for (const pb::CurveReplay& alone : report->replays()) {
-      if (alone.num_blocks() == wanted[i].first) tiers->set_first_hit_rate(alone.hit_rate());
+      if (alone.num_blocks() == replay.num_blocks()) tiers->set_first_hit_rate(alone.hit_rate());
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& options,
-                               const CurveSetup& setup, ProgressLine* progress,
-                               pb::CurveReport* report) {
+}  // namespace
+
+absl::Status RunCurveOfReplays(const CurveRun& run) {
+  const CurveOptions& options = run.options;
+  pb::CurveReport* report = run.report;
   if (!options.what_if.empty() || !options.block_sizes.empty() || options.refine > 0 ||
       options.sample_paths > 0 || options.blocks != "engine") {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--model: ", setup.replay.model,
+        "--model: ", run.replay.model,
         " has windows, states or several KV-cache groups, whose sizes are replayed one by one; "
         "--what-if, --block-sizes, --refine, --sample-paths and --blocks need a model of "
         "full attention"));
   }
-  if (!CanBeReadAgain(config.trace())) {
+  if (!CanBeReadAgain(run.config.trace())) {
     return absl::InvalidArgumentError(
         "TRACE: standard input and pipes can be read once, and every size reads the trace; name a "
         "file");
   }
   std::vector<int64_t> sizes = options.sizes;
   if (sizes.empty()) {
-    if (setup.device_blocks == 0) {
+    if (run.device_blocks == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "--sizes: none given, and ", setup.replay.device, " does not hold ", setup.replay.model));
+          "--sizes: none given, and ", run.replay.device, " does not hold ", run.replay.model));
     }
     for (const int64_t eighths : {1, 2, 4, 8, 16, 32}) {
-      sizes.push_back(std::max<int64_t>(setup.device_blocks * eighths / 8, 1));
+      sizes.push_back(std::max<int64_t>(run.device_blocks * eighths / 8, 1));
     }
   }
-  if (setup.asked_blocks > 0) sizes.push_back(setup.asked_blocks);
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  std::vector<pb::CurveReplay> replays;
-  if (absl::Status status = ReplaySizes(config, sizes, setup.num_threads, progress, &replays);
-      !status.ok()) {
-    return status;
-  }
+  if (run.asked_blocks > 0) sizes.push_back(run.asked_blocks);
+  KVBLOCKS_RETURN_IF_ERROR(ReplaySizes(run, Ascending(std::move(sizes))));
   report->set_mode("replays");
   report->set_exactness(
       absl::StrCat("windows, states or several groups decide together what is hit, so no single "
                    "pass is exact; ",
-                   sizes.size(), " sizes were replayed, each exactly"));
-  for (const pb::CurveReplay& replay : replays) {
-    *report->add_replays() = replay;
+                   report->replays_size(), " sizes were replayed, each exactly"));
+  for (const pb::CurveReplay& replay : report->replays()) {
     report->set_requests(std::max(report->requests(), replay.requests()));
     report->set_prompt_tokens(std::max(report->prompt_tokens(), replay.prompt_tokens()));
   }
-  if (absl::Status status = ReplayTiers(config, options, setup.num_threads, progress, report);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(ReplayTiers(run));
   if (report->requests() == 0) {
     return absl::FailedPreconditionError("none of these pools admitted a request; see --sizes");
   }
-  if (setup.device_blocks > 0) {
-    report->add_sentences(absl::StrCat(setup.replay.device, " holds ",
-                                       WithThousands(setup.device_blocks), " blocks."));
+  if (run.device_blocks > 0) {
+    report->add_sentences(absl::StrCat(run.replay.device, " holds ",
+                                       WithThousands(run.device_blocks), " blocks."));
   }
   return absl::OkStatus();
 }
 
-absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& options,
-                              CurveSetup& setup, const OrderRun& order, ProgressLine* progress,
-                              pb::CurveReport* report) {
-  ReplaySetup& replay = setup.replay;
+absl::Status RunScheduleCurve(CurveRun& run, const OrderRun& order) {
+  const ReplayConfig& config = run.config;
+  pb::CurveReport* report = run.report;
+  ReplaySetup& replay = run.replay;
   const FreeOrder free_order = replay.simulation.manager.free_order;
   // What the replay itself does with freed blocks makes no difference; this takes fewest blocks.
   replay.simulation.manager.free_order = FreeOrder::kUnhashedFirst;
@@ -250,21 +233,20 @@ absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& op
   while (true) {
     num_blocks = std::min(num_blocks, kMaxNumBlocks);
     replay.simulation.kv_cache.num_blocks = num_blocks;
-    auto reader = OpenReplayTrace(config, replay.reader);
-    if (!reader.ok()) return reader.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, replay.reader));
     ScheduleCurve curve({.free_order = free_order,
                          .has_fixed_step_time = config.time() == "fixed" &&
                                                 replay.simulation.host_time_per_request == 0});
-    auto simulation = MakeSimulation(replay, reader->get(), {&curve});
-    if (!simulation.ok()) return simulation.status();
-    if (progress->is_shown()) {
-      (*simulation)->set_progress([&](const SimulationProgress& p) {
-        progress->Update(p, 0, 0);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto simulation,
+                              MakeSimulation(replay, reader.get(), {&curve}));
+    if (run.progress->is_shown()) {
+      simulation->set_progress([&](const SimulationProgress& p) {
+        run.progress->Update(p, 0, 0);
         return true;
       });
     }
-    if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
-    progress->Clear();
+    KVBLOCKS_RETURN_IF_ERROR(simulation->Run());
+    run.progress->Clear();
     if (curve.was_pool_too_small() && num_blocks < kMaxNumBlocks) {
       num_blocks *= 2;
       continue;
@@ -277,33 +259,20 @@ absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& op
     report->set_prompt_tokens(curve.num_prompt_tokens());
     report->set_prompt_blocks(curve.num_prompt_blocks());
     const HitCurve hits = curve.Finish();
-    report->set_possible_hits(hits.max_hits());
-    report->set_possible_hit_tokens(hits.max_hits() * report->block_tokens());
-    report->set_full_pool(std::max(hits.SmallestPool(hits.max_hits()), smallest));
-    report->set_exactness(
-        doubts.empty()
-            ? absl::StrCat("as one replay schedules requests, exact for pools of ",
-                           WithThousands(smallest), " blocks or more")
-            : absl::StrCat("same-schedule approximation, for pools of ", WithThousands(smallest),
-                           " blocks or more: ", absl::StrJoin(doubts, "; ")));
-    AddPoints(
-        ChooseSizes(options, setup.asked_blocks, *report),
-        [&](int64_t size) { return hits.Hits(size); }, {}, 1, progress, report);
-    const auto smallest_pool = [&](int64_t wanted) {
-      return wanted == 0 ? 0 : std::max(hits.SmallestPool(wanted), smallest);
-    };
-    AddAnswers(hits.max_hits(), setup.block_tokens, replay.block_bytes, setup.device_blocks,
-               smallest_pool, report->mutable_answers());
-    if (options.refine == 0) return absl::OkStatus();
-    std::vector<pb::CurveReplay> replays;
-    if (absl::Status status = ReplaySizes(config, SizesOfMostBend(*report, options.refine),
-                                          setup.num_threads, progress, &replays);
-        !status.ok()) {
-      return status;
-    }
-    for (pb::CurveReplay& one : replays) {
-      one.set_curve_hit_tokens(hits.Hits(one.num_blocks()) * setup.block_tokens);
-      *report->add_replays() = one;
+    SetPossible(hits.max_hits(), std::max(hits.SmallestPool(hits.max_hits()), smallest), report);
+    report->set_exactness(absl::StrCat(
+        doubts.empty() ? "as one replay schedules requests, exact for pools of "
+                       : "same-schedule approximation, for pools of ",
+        WithThousands(smallest), " blocks or more", doubts.empty() ? "" : ": ",
+        absl::StrJoin(doubts, "; ")));
+    AddPoints(ChooseSizes(run.options, run.asked_blocks, *report),
+              [&](int64_t size) { return hits.Hits(size); }, report);
+    AddAnswers(hits.max_hits(), run.block_tokens, replay.block_bytes, run.device_blocks,
+               SmallestPoolOf(hits, smallest), report->mutable_answers());
+    if (run.options.refine == 0) return absl::OkStatus();
+    KVBLOCKS_RETURN_IF_ERROR(ReplaySizes(run, SizesOfMostBend(*report, run.options.refine)));
+    for (pb::CurveReplay& one : *report->mutable_replays()) {
+      one.set_curve_hit_tokens(hits.Hits(one.num_blocks()) * run.block_tokens);
     }
     return absl::OkStatus();
   }

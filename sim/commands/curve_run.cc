@@ -1,3 +1,5 @@
+// A curve from its options: order mode, what-ifs and notes.
+
 #include "kvblocks/sim/commands/curve_run.h"
 
 #include <algorithm>
@@ -5,10 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "kvblocks/sim/commands/curve_points.h"
-#include "kvblocks/sim/commands/curve_replays.h"
-#include "kvblocks/sim/commands/curve_sampled.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -29,27 +28,30 @@ namespace {
 // A pool that stands for any: only its blocks' bytes count.
 constexpr int64_t kAnyPool = 1 << 20;
 
-OrderRunOptions MakeRunOptions(const CurveOptions& options, const CurveSetup& setup) {
-  OrderRunOptions run = OrderRunOptionsOf(setup.replay.simulation);
-  run.blocks.counted = options.counted();
-  run.with_bound = options.bounds && options.mode == "order";
-  return run;
+OrderRunOptions MakeRunOptions(const CurveRun& run) {
+  OrderRunOptions order = OrderRunOptionsOf(run.replay.simulation);
+  const std::string& blocks = run.options.blocks;
+  order.blocks.counted = blocks == "ids"      ? CountedBlocks::kIds
+                         : blocks == "prompt" ? CountedBlocks::kPrompt
+                                              : CountedBlocks::kEngine;
+  order.with_bound = run.options.bounds && run.options.mode == "order";
+  return order;
 }
 
-void Describe(const ReplayConfig& config, const CurveOptions& options, const CurveSetup& setup,
-              const TraceInfo& info, pb::CurveReport* report) {
+void Describe(const CurveRun& run, const TraceInfo& info) {
+  pb::CurveReport* report = run.report;
   report->set_schema_version(1);
   report->set_trace(info.name);
   report->set_format(info.format);
-  report->set_mode(options.mode);
-  report->set_counted_blocks(options.blocks);
-  report->set_free_order(config.free_order());
-  report->set_block_tokens(setup.block_tokens);
-  report->set_model(setup.replay.model);
-  report->set_tensor_parallel(config.tensor_parallel());
-  report->set_block_bytes(setup.replay.block_bytes);
-  report->set_device(setup.replay.device);
-  report->set_device_blocks(setup.device_blocks);
+  report->set_mode(run.options.mode);
+  report->set_counted_blocks(run.options.blocks);
+  report->set_free_order(run.config.free_order());
+  report->set_block_tokens(run.block_tokens);
+  report->set_model(run.replay.model);
+  report->set_tensor_parallel(run.config.tensor_parallel());
+  report->set_block_bytes(run.replay.block_bytes);
+  report->set_device(run.replay.device);
+  report->set_device_blocks(run.device_blocks);
 }
 
 void FillSums(const OrderRun& run, pb::CurveReport* report) {
@@ -60,9 +62,8 @@ void FillSums(const OrderRun& run, pb::CurveReport* report) {
   report->set_block_references(run.num_references);
   report->set_distinct_blocks(run.num_distinct);
   report->set_smallest_pool(run.smallest_pool);
-  report->set_possible_hits(run.curve.max_hits());
-  report->set_possible_hit_tokens(run.curve.max_hits() * report->block_tokens());
-  report->set_full_pool(std::max(run.curve.SmallestPool(run.curve.max_hits()), run.smallest_pool));
+  SetPossible(run.curve.max_hits(),
+              std::max(run.curve.SmallestPool(run.curve.max_hits()), run.smallest_pool), report);
   report->set_requests_with_possible_hit(run.num_requests_with_hit);
 }
 
@@ -96,9 +97,9 @@ std::vector<Variant> VariantsOf(const CurveOptions& options, const OrderRunOptio
 }
 
 // All variants over one decoded trace, side by side.
-absl::Status AddVariants(const TraceInfo& info, const std::vector<TraceRequest>& requests,
-                         const std::vector<Variant>& variants, const CurveSetup& setup,
-                         ProgressLine* progress, pb::CurveReport* report) {
+absl::Status AddVariants(const CurveRun& run, const TraceInfo& info,
+                         const std::vector<TraceRequest>& requests,
+                         const std::vector<Variant>& variants) {
   std::vector<absl::StatusOr<OrderRun>> runs(variants.size());
   std::vector<RoundingLoss> losses(variants.size());
   std::vector<std::function<void()>> tasks;
@@ -113,27 +114,22 @@ absl::Status AddVariants(const TraceInfo& info, const std::vector<TraceRequest>&
       }
     });
   }
-  RunInParallel(setup.num_threads, tasks, [&](int64_t num_done) {
-    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "what-ifs");
-  });
-  progress->Clear();
+  run.InParallel(tasks, "what-ifs");
   for (size_t i = 0; i < variants.size(); ++i) {
     if (!runs[i].ok()) return runs[i].status();
-    const OrderRun& run = *runs[i];
+    const OrderRun& order = *runs[i];
     const int64_t block_tokens = variants[i].options.blocks.block_tokens;
     // Bytes grow with the tokens: a block of full attention has a row per token.
-    const int64_t bytes = setup.replay.block_bytes * block_tokens / setup.block_tokens;
-    pb::CurveVariant* out = report->add_variants();
+    const int64_t bytes = run.replay.block_bytes * block_tokens / run.block_tokens;
+    pb::CurveVariant* out = run.report->add_variants();
     out->set_name(variants[i].name);
     out->set_block_tokens(block_tokens);
-    out->set_prompt_blocks(run.num_prompt_blocks);
-    out->set_possible_hits(run.curve.max_hits());
-    out->set_possible_hit_tokens(run.curve.max_hits() * block_tokens);
-    out->set_full_pool(run.curve.SmallestPool(run.curve.max_hits()));
-    const auto smallest_pool = [&](int64_t hits) {
-      return hits == 0 ? 0 : std::max(run.curve.SmallestPool(hits), run.smallest_pool);
-    };
-    AddAnswers(run.curve.max_hits(), block_tokens, bytes, 0, smallest_pool, out->mutable_answers());
+    out->set_prompt_blocks(order.num_prompt_blocks);
+    out->set_possible_hits(order.curve.max_hits());
+    out->set_possible_hit_tokens(order.curve.max_hits() * block_tokens);
+    out->set_full_pool(order.curve.SmallestPool(order.curve.max_hits()));
+    AddAnswers(order.curve.max_hits(), block_tokens, bytes, 0,
+               SmallestPoolOf(order.curve, order.smallest_pool), out->mutable_answers());
     if (variants[i].has_loss && losses[i].shared_tokens > 0) {
       out->set_note(absl::StrCat("whole blocks lose ", WithThousands(losses[i].lost_tokens), " of ",
                                  WithThousands(losses[i].shared_tokens), " shared tokens, ",
@@ -148,8 +144,8 @@ absl::Status AddVariants(const TraceInfo& info, const std::vector<TraceRequest>&
   return absl::OkStatus();
 }
 
-void AddNotes(const ReplayConfig& config, const CurveSetup& setup, const TraceReader& reader,
-              const OrderRunOptions& run, pb::CurveReport* report) {
+void AddNotes(const CurveRun& run, const TraceReader& reader, const OrderRunOptions& order) {
+  pb::CurveReport* report = run.report;
   const TraceInfo& info = reader.info();
   if (info.block_tokens == 0) {
     report->add_notes(
@@ -158,7 +154,7 @@ void AddNotes(const ReplayConfig& config, const CurveSetup& setup, const TraceRe
   if (const auto links = info.notes.find(kTurnLinksNote); links != info.notes.end()) {
     report->add_notes(links->second);
   }
-  if (info.block_tokens > setup.block_tokens) {
+  if (info.block_tokens > run.block_tokens) {
     report->add_notes(absl::StrCat("two prompts that differ inside a trace block of ",
                                    info.block_tokens,
                                    " tokens count as different from its start: hits are a lower "
@@ -177,16 +173,16 @@ void AddNotes(const ReplayConfig& config, const CurveSetup& setup, const TraceRe
     report->add_notes(absl::StrCat(WithThousands(report->left_out()),
                                    " requests never run, whatever the pool, and are left out"));
   }
-  if (run.blocks.drops_last_hit) {
+  if (order.blocks.drops_last_hit) {
     report->add_notes(
         "the drafter gives the last block found back; that this leaves a second copy "
         "of it is left out");
   }
-  if (config.num_draft_tokens() > 0 && report->mode() == "order") {
+  if (run.config.num_draft_tokens() > 0 && report->mode() == "order") {
     report->add_notes("slots that the drafter writes ahead are left out");
   }
-  if (setup.device_blocks == 0) {
-    report->add_notes(absl::StrCat(setup.replay.device,
+  if (run.device_blocks == 0) {
+    report->add_notes(absl::StrCat(run.replay.device,
                                    " does not hold the model with room for a cache; see --device "
                                    "and --tensor-parallel"));
   }
@@ -212,22 +208,36 @@ void AddTiers(const CurveOptions& options, const HitCurve& curve, pb::CurveRepor
   }
 }
 
-}  // namespace
+// Beside each point.
+void AddBounds(const CurveRun& run, const OrderRun& order) {
+  if (order.bound == nullptr) return;
+  std::vector<std::function<void()>> tasks;
+  for (pb::CurvePoint& point : *run.report->mutable_points()) {
+    point.set_static_hits(order.static_bound->Hits(point.num_blocks()));
+    tasks.push_back([&point, bound = order.bound.get()] {
+      const int64_t most = bound->Hits(point.num_blocks(), Bypass::kNo);
+      point.set_belady_hits(most);
+      point.set_belady_bypass_hits(bound->Hits(point.num_blocks(), Bypass::kYes));
+      if (most == 0) return;
+      point.set_lru_share_of_belady(static_cast<double>(point.hits()) /
+                                    static_cast<double>(most));
+    });
+  }
+  run.InParallel(tasks, "bounds");
+}
 
-absl::StatusOr<CurveSetup> MakeCurveSetup(const ReplayConfig& asked, const CurveOptions& options,
-                                          const TraceInfo& info) {
-  CurveSetup setup;
-  ReplayConfig config = asked;
+absl::Status SetUp(const TraceInfo& info, CurveRun* run) {
+  ReplayConfig config = run->config;
   if (HasCrossAttention(config)) {
     return absl::InvalidArgumentError(
-        "--kv-cache-config: got groups of cross attention, expected none: with them engines cache no "
-        "prefixes, and no pool hits anything");
+        "--kv-cache-config: got groups of cross attention, expected none: with them engines cache "
+        "no prefixes, and no pool hits anything");
   }
   if (!config.prefix_caching()) {
     return absl::InvalidArgumentError(
         "--no-prefix-caching: without a prefix cache no pool hits anything");
   }
-  if (options.blocks == "ids") {
+  if (run->options.blocks == "ids") {
     if (info.block_tokens < 2) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--blocks: got ids, expected engine or prompt: the trace has ",
@@ -235,27 +245,36 @@ absl::StatusOr<CurveSetup> MakeCurveSetup(const ReplayConfig& asked, const Curve
     }
     config.set_block_size(info.block_tokens);
   }
-  if (config.num_blocks() > 0) setup.asked_blocks = config.num_blocks() - 1;
+  if (config.num_blocks() > 0) run->asked_blocks = config.num_blocks() - 1;
   config.set_num_blocks(0);
   auto fitted = config.kv_cache_config().has_num_blocks()
                     ? absl::StatusOr<ReplaySetup>(absl::NotFoundError(""))
                     : MakeReplaySetup(config);
   if (fitted.ok()) {
-    setup.replay = *std::move(fitted);
-    setup.device_blocks = setup.replay.simulation.kv_cache.num_blocks - 1;
+    run->replay = *std::move(fitted);
+    run->device_blocks = run->replay.simulation.kv_cache.num_blocks - 1;
   } else {
     config.set_num_blocks(kAnyPool);
-    auto any = MakeReplaySetup(config);
-    if (!any.ok()) return any.status();
-    setup.replay = *std::move(any);
+    KVBLOCKS_ASSIGN_OR_RETURN(run->replay, MakeReplaySetup(config));
   }
-  const KvCacheConfig& kv_cache = setup.replay.simulation.kv_cache;
-  setup.has_one_pass = HasOnePass(kv_cache);
-  setup.block_tokens = kv_cache.groups[0].spec.block_size();
-  const unsigned cores = std::thread::hardware_concurrency();
-  setup.num_threads = options.threads > 0 ? static_cast<int>(options.threads)
-                                          : static_cast<int>(std::max(cores, 1u));
-  return setup;
+  const KvCacheConfig& kv_cache = run->replay.simulation.kv_cache;
+  run->has_one_pass = HasOnePass(kv_cache);
+  run->block_tokens = kv_cache.groups[0].spec.block_size();
+  run->num_threads = run->options.threads > 0
+                         ? static_cast<int>(run->options.threads)
+                         : static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void CurveRun::InParallel(const std::vector<std::function<void()>>& tasks,
+                          const char* noun) const {
+  if (tasks.empty()) return;
+  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
+    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), noun);
+  });
+  progress->Clear();
 }
 
 absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
@@ -267,79 +286,62 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
                      options.mode == "schedule" ? "--mode=schedule" : "--sample-paths",
                      " reads the trace twice; name a file"));
   }
-  const auto reader_options = MakeReaderOptions(config);
-  if (!reader_options.ok()) return reader_options.status();
-  auto reader = OpenReplayTrace(config, *reader_options);
-  if (!reader.ok()) return reader.status();
-  const TraceInfo& info = (*reader)->info();
-  auto setup = MakeCurveSetup(config, options, info);
-  if (!setup.ok()) return setup.status();
-  Describe(config, options, *setup, info, report);
-  if (!setup->has_one_pass) return RunCurveOfReplays(config, options, *setup, progress, report);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader_options, MakeReaderOptions(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, reader_options));
+  const TraceInfo& info = reader->info();
+  CurveRun run{.config = config, .options = options, .progress = progress, .report = report};
+  KVBLOCKS_RETURN_IF_ERROR(SetUp(info, &run));
+  Describe(run, info);
+  if (!run.has_one_pass) return RunCurveOfReplays(run);
 
-  const OrderRunOptions run_options = MakeRunOptions(options, *setup);
+  const OrderRunOptions run_options = MakeRunOptions(run);
   if (options.sample_paths > 0) {
-    if (absl::Status status =
-            RunSampledCurve(options, *setup, run_options.blocks, reader->get(), progress, report);
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(RunSampledCurve(run, run_options.blocks, reader.get()));
     AddSentences(report);
-    AddNotes(config, *setup, **reader, run_options, report);
+    AddNotes(run, *reader, run_options);
     return absl::OkStatus();
   }
   const std::vector<Variant> variants = VariantsOf(options, run_options);
   int64_t num_rows = 0;
-  RequestFeed feed = FeedFrom(reader->get(), [&] {
-    if ((++num_rows & 255) == 0) progress->UpdateReading((*reader)->progress(), num_rows, 0);
+  RequestFeed feed = FeedFrom(reader.get(), [&] {
+    if ((++num_rows & 255) == 0) progress->UpdateReading(reader->progress(), num_rows, 0);
   });
   std::vector<TraceRequest> requests;
   if (!variants.empty()) {
-    auto all = ReadAll(feed, reader->get());
-    if (!all.ok()) return all.status();
-    requests = *std::move(all);
+    KVBLOCKS_ASSIGN_OR_RETURN(requests, ReadAll(feed, reader.get()));
     feed = FeedFrom(&requests);
   }
-  auto run = RunOrder(info, feed, run_options);
-  if (!run.ok()) return run.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const OrderRun order, RunOrder(info, feed, run_options));
   progress->Clear();
-  FillSums(*run, report);
-  if (run->num_requests == 0) {
+  FillSums(order, report);
+  if (order.num_requests == 0) {
     return absl::FailedPreconditionError(
-        run->num_left_out == 0
+        order.num_left_out == 0
             ? "the trace has no requests, or none was selected"
-            : absl::StrCat("none of the ", run->num_left_out, " requests can run"));
+            : absl::StrCat("none of the ", order.num_left_out, " requests can run"));
   }
-  PrintWarnings(**reader);
+  PrintWarnings(*reader);
   if (options.mode == "schedule") {
-    if (absl::Status status = RunScheduleCurve(config, options, *setup, *run, progress, report);
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(RunScheduleCurve(run, order));
   } else {
-    report->set_exactness(run_options.blocks.drops_last_hit
-                              ? "requests one after the other, an approximation"
-                              : absl::StrCat("requests one after the other, exact for pools of ",
-                                             WithThousands(run->smallest_pool), " blocks or more"));
-    AddPoints(
-        ChooseSizes(options, setup->asked_blocks, *report),
-        [&](int64_t size) { return run->curve.Hits(size); },
-        {run->bound.get(), run->static_bound.get()}, setup->num_threads, progress, report);
-    const auto smallest_pool = [&](int64_t hits) {
-      return hits == 0 ? 0 : std::max(run->curve.SmallestPool(hits), run->smallest_pool);
-    };
-    AddAnswers(run->curve.max_hits(), setup->block_tokens, setup->replay.block_bytes,
-               setup->device_blocks, smallest_pool, report->mutable_answers());
-    AddTiers(options, run->curve, report);
+    report->set_exactness(
+        run_options.blocks.drops_last_hit
+            ? "requests one after the other, an approximation"
+            : absl::StrCat("requests one after the other, exact for pools of ",
+                           WithThousands(order.smallest_pool), " blocks or more"));
+    AddPoints(ChooseSizes(options, run.asked_blocks, *report),
+              [&](int64_t size) { return order.curve.Hits(size); }, report);
+    AddBounds(run, order);
+    AddAnswers(order.curve.max_hits(), run.block_tokens, run.replay.block_bytes, run.device_blocks,
+               SmallestPoolOf(order.curve, order.smallest_pool), report->mutable_answers());
+    AddTiers(options, order.curve, report);
   }
-  if (absl::Status status = AddVariants(info, requests, variants, *setup, progress, report); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(AddVariants(run, info, requests, variants));
   AddSentences(report);
-  AddNotes(config, *setup, **reader, run_options, report);
-  if (options.mode == "order" && run->num_without_arrival > 0) {
+  AddNotes(run, *reader, run_options);
+  if (options.mode == "order" && order.num_without_arrival > 0) {
     report->add_notes(absl::StrCat(
-        WithThousands(run->num_without_arrival),
+        WithThousands(order.num_without_arrival),
         " requests wait for others and have no time of their own: they stand where the trace has "
         "them, perhaps session by session; --what-if=shuffled or --mode=schedule mixes sessions"));
   }

@@ -2,11 +2,13 @@
 
 #include <cstdio>
 #include <thread>
+#include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/event_log.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/report/report_section.h"
 #ifdef KVBLOCKS_WITH_ZMQ
@@ -61,50 +63,35 @@ void EventExport::AddOptions(OptionParser* options, const std::string& group) {
        .group = group,
        .file = FileUse::kWritten},
       &target_);
-  options->Add({.name = "--events-replay",
-                .unit = "ENDPOINT",
-                .help = "where subscribers can ask for the last 10,000 batches again",
-                .group = group},
+  const auto text = [&](const char* name, const char* unit, const char* help) {
+    return OptionText{
+        .name = name, .unit = unit, .help = help, .group = group, .needs = "--events"};
+  };
+  options->Add(text("--events-replay", "ENDPOINT",
+                    "where subscribers can ask for the last 10,000 batches again"),
                &replay_);
+  options->Add(text("--events-topic", "TOPIC", "of the messages [none]"), &topic_);
   options->Add(
-      {.name = "--events-topic", .unit = "TOPIC", .help = "of the messages [none]", .group = group},
-      &topic_);
-  options->Add({.name = "--events-pace",
-                .unit = "FACTOR",
-                .help = "simulated seconds per second; 0: as fast as possible [0]",
-                .group = group},
-               &pace_text_);
-  options->Add({.name = "--events-subscribers",
-                .unit = "N",
-                .help = "wait for N subscribers before the run [0]",
-                .group = group},
-               0, 100'000, &num_subscribers_);
-  options->Add({.name = "--events-linger",
-                .unit = "TIME",
-                .help = "keep answering subscribers for this long after the run [0s]",
-                .group = group},
-               &linger_text_);
+      text("--events-pace", "FACTOR", "simulated seconds per second; 0: as fast as possible [0]"),
+      0.0, 1e9, &pace_);
+  options->Add(text("--events-subscribers", "N", "wait for N subscribers before the run [0]"), 0,
+               100'000, &num_subscribers_);
+  options->AddSeconds(text("--events-linger", "TIME",
+                           "keep answering subscribers for this long after the run [0s]"),
+                      0, 86400, &linger_seconds_);
 }
 
 absl::Status EventExport::Check() const {
-  const auto needs = [](const char* option) {
-    return absl::InvalidArgumentError(absl::StrCat(option, " needs --events=ENDPOINT"));
-  };
-  double pace;
-  if (!absl::SimpleAtod(pace_text_, &pace) || !(pace >= 0 && pace <= 1e9)) {
-    return absl::InvalidArgumentError(absl::StrCat("--events-pace: got \"", pace_text_,
-                                                   "\", expected a number from 0 to 1000000000"));
-  }
-  if (const auto linger = ParseDuration(linger_text_); !linger.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--events-linger: got \"", linger_text_, "\", expected a time like 10s"));
-  }
   if (!IsEndpoint(target_)) {
-    if (!replay_.empty()) return needs("--events-replay");
-    if (pace > 0) return needs("--events-pace");
-    if (num_subscribers_ > 0) return needs("--events-subscribers");
-    if (linger_text_ != "0s") return needs("--events-linger");
-    if (!topic_.empty() && target_.empty()) return needs("--events-topic");
+    for (const auto& [option, is_given] :
+         {std::pair("--events-replay", !replay_.empty()), std::pair("--events-pace", pace_ > 0),
+          std::pair("--events-subscribers", num_subscribers_ > 0),
+          std::pair("--events-linger", linger_seconds_ > 0)}) {
+      if (is_given) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(option, " needs --events=ENDPOINT, got the file ", target_));
+      }
+    }
     return IsStandardOutput(target_) ? absl::InvalidArgumentError(
                                            "--events: got standard output, expected a file or an "
                                            "endpoint: a log is no text")
@@ -121,17 +108,14 @@ absl::Status EventExport::Open(size_t num_replicas) {
     replicas_.push_back(std::make_unique<OfReplica>(
         this, static_cast<int64_t>(r), num_replicas == 1 ? "kvsim" : absl::StrCat("replica-", r)));
   }
-  (void)absl::SimpleAtod(pace_text_, &pace_);
   if (!IsEndpoint(target_)) {
-    auto sink = OpenByteSink(target_);
-    if (!sink.ok()) return sink.status();
-    sink_ = *std::move(sink);
+    KVBLOCKS_ASSIGN_OR_RETURN(sink_, OpenByteSink(target_));
     std::string head;
     events::AppendLogHead(&head);
     return sink_->Write(head);
   }
   for (const auto& replica : replicas_) {
-    if (absl::Status status = Bind(replica.get()); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Bind(replica.get()));
   }
 #ifdef KVBLOCKS_WITH_ZMQ
   for (const auto& replica : replicas_) {
@@ -146,17 +130,14 @@ absl::Status EventExport::Open(size_t num_replicas) {
 
 absl::Status EventExport::Bind(OfReplica* replica) {
 #ifdef KVBLOCKS_WITH_ZMQ
-  auto publisher =
-      events::EventPublisher::Create({.endpoint = target_,
-                                      .replay_endpoint = replay_,
-                                      .topic = topic_,
-                                      .data_parallel_rank = replica->rank,
-                                      .when_full = events::EventPublisher::WhenFull::kWait});
-  if (!publisher.ok()) {
-    return absl::Status(publisher.status().code(),
-                        absl::StrCat("--events: ", publisher.status().message()));
-  }
-  replica->publisher = *std::move(publisher);
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      replica->publisher,
+      OfOption("--events", events::EventPublisher::Create(
+                               {.endpoint = target_,
+                                .replay_endpoint = replay_,
+                                .topic = topic_,
+                                .data_parallel_rank = replica->rank,
+                                .when_full = events::EventPublisher::WhenFull::kWait})));
   std::fprintf(stderr, "KV events: %s%s%s\n", replica->publisher->endpoint().c_str(),
                replay_.empty() ? "" : ", replay ", replica->publisher->replay_endpoint().c_str());
 #else
@@ -198,7 +179,7 @@ absl::Status EventExport::Close() {
   for (const auto& replica : replicas_) {
     while (!replica->publisher->Flush(std::chrono::seconds(1))) continue;
   }
-  std::this_thread::sleep_for(std::chrono::nanoseconds(*ParseDuration(linger_text_) / kNanosecond));
+  std::this_thread::sleep_for(std::chrono::duration<double>(linger_seconds_));
   replicas_.clear();
 #endif
   return absl::OkStatus();

@@ -57,9 +57,10 @@ class EventExport {
   void Publish(OfReplica* replica, absl::Span<const KvEvent> events, SimTime now);
   void Record(OfReplica* replica, absl::Span<const KvEvent> events, SimTime now);
 
-  std::string target_, replay_, topic_, pace_text_ = "0", linger_text_ = "0s";
+  std::string target_, replay_, topic_;
   int64_t num_subscribers_ = 0;
   double pace_ = 0;  // simulated seconds per second; 0: as fast as possible
+  double linger_seconds_ = 0;
 
   std::vector<std::unique_ptr<OfReplica>> replicas_;
   std::unique_ptr<ByteSink> sink_;

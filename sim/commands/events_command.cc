@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/event_log.h"
 #include "kvblocks/events/sequence_tracker.h"
@@ -45,32 +46,30 @@ Examples
 Exit status: 0 done, 1 a stream has problems: it is not one that a cache can have sent, 2 bad input or
 options.)";
 
+constexpr double kMostSeconds = 100 * 86400;
+
 volatile std::sig_atomic_t interrupted = 0;
 
 class EventsCommand final : public Command {
  public:
   explicit EventsCommand(OptionParser* program)
-      : options_(program->AddCommand("events", "Show, check and record KV events of an engine")) {
+      : Command(program->AddCommand("events", "Show, check and record KV events of an engine")) {
     options_->Add({.name = "SOURCE", .help = "endpoint or recorded file", .is_required = true,
                    .file = FileUse::kRead},
                   &source_);
-    options_->AddRepeated(
-        {.name = "--source", .unit = "ENDPOINT", .help = "a further engine; may be given again"},
-        &further_);
-    options_->AddRepeated({.name = "--replay",
-                           .unit = "ENDPOINT",
-                           .help = "where to ask for missing batches: of SOURCE, then of each "
-                                   "--source"},
+    options_->AddRepeated({"--source", "ENDPOINT", "a further engine; may be given again"},
+                          &further_);
+    options_->AddRepeated({"--replay", "ENDPOINT",
+                           "where to ask for missing batches: of SOURCE, then of each "
+                           "--source"},
                           &replay_);
-    options_->Add({.name = "--topic", .unit = "TOPIC", .help = "topics that begin with it [all]"},
-                  &topic_);
-    options_->Add({.name = "--medium", .unit = "NAME", .help = "the medium to check [GPU]"},
-                  &medium_);
-    options_->Add({.name = "--for", .unit = "TIME", .help = "listen for this long"}, &for_);
-    options_->Add(
-        {.name = "--idle", .unit = "TIME", .help = "stop when nothing came for this long"}, &idle_);
-    options_->Add({.name = "--batches", .unit = "N", .help = "stop after N batches"}, 1,
-                  int64_t{1} << 60, &max_batches_);
+    options_->Add({"--topic", "TOPIC", "topics that begin with it [all]"}, &topic_);
+    options_->Add({"--medium", "NAME", "the medium to check [GPU]"}, &medium_);
+    options_->AddSeconds({"--for", "TIME", "listen for this long"}, 0.001, kMostSeconds,
+                         &for_seconds_);
+    options_->AddSeconds({"--idle", "TIME", "stop when nothing came for this long"}, 0.001,
+                         kMostSeconds, &idle_seconds_);
+    options_->Add({"--batches", "N", "stop after N batches"}, 1, int64_t{1} << 60, &max_batches_);
     options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file",
                    .file = FileUse::kWritten},
                   &record_);
@@ -79,14 +78,11 @@ class EventsCommand final : public Command {
                        .help = "print batches as they come, and the report, as JSON: one object "
                                "per line"},
                       &json_);
-    options_->Add({.name = "--color", .unit = "auto|always|never", .help = "labels in bold [auto]"},
-                  &color_);
+    options_->Add({"--color", "auto|always|never", "labels in bold [auto]"}, &color_);
     options_->set_footer(kEventsFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-
-  ExitStatus Run() override {
+  absl::StatusOr<ExitStatus> Execute() override {
     check_ = std::make_unique<events::StreamCheck>(medium_);
     absl::Status status = Open();
     // Events on standard output would break the line.
@@ -97,7 +93,7 @@ class EventsCommand final : public Command {
     FlushPrinted();
     status.Update(print_status_);
     if (status.ok() && sink_ != nullptr) status = sink_->Close();
-    if (!UnlessReaderGone(status).ok()) return Fail("events", status);
+    if (!UnlessReaderGone(status).ok()) return status;
     int64_t num_problems = 0;
     std::string json;
     TextPage page(UseColor(color_));
@@ -119,24 +115,10 @@ class EventsCommand final : public Command {
 
  private:
   absl::Status Open() {
-    const auto time = [](const char* option, const std::string& text,
-                         std::chrono::nanoseconds* out) -> absl::Status {
-      if (text.empty()) return absl::OkStatus();
-      const auto duration = ParseDuration(text);
-      if (!duration.ok() || *duration < kMillisecond) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            option, ": got \"", text, "\", expected a time of at least 1ms, like 10s"));
-      }
-      *out = std::chrono::nanoseconds(*duration / kNanosecond);
-      return absl::OkStatus();
-    };
-    absl::Status status = time("--for", for_, &listen_for_);
-    status.Update(time("--idle", idle_, &stop_idle_));
-    if (!status.ok()) return status;
     if (!IsEndpoint(source_)) {
       for (const auto& [option, is_given] :
            {std::pair("--source", !further_.empty()), std::pair("--replay", !replay_.empty()),
-            std::pair("--for", !for_.empty()), std::pair("--idle", !idle_.empty())}) {
+            std::pair("--for", for_seconds_ > 0), std::pair("--idle", idle_seconds_ > 0)}) {
         if (is_given) {
           return absl::InvalidArgumentError(
               absl::StrCat(option, " needs an endpoint as SOURCE, got the file ", source_));
@@ -144,9 +126,7 @@ class EventsCommand final : public Command {
       }
     }
     is_live_ = IsEndpoint(source_);
-    auto out = OpenByteSink("-");
-    if (!out.ok()) return out.status();
-    stdout_ = *std::move(out);
+    KVBLOCKS_ASSIGN_OR_RETURN(stdout_, OpenByteSink("-"));
     if (show_ && json_) {
       return absl::InvalidArgumentError(
           "--json and --show: --json prints each event already; give one of them");
@@ -162,9 +142,7 @@ class EventsCommand final : public Command {
           "--record: got standard output, which has the report; "
           "name a file");
     }
-    auto sink = OpenByteSink(record_);
-    if (!sink.ok()) return sink.status();
-    sink_ = *std::move(sink);
+    KVBLOCKS_ASSIGN_OR_RETURN(sink_, OpenByteSink(record_));
     std::string head;
     events::AppendLogHead(&head);
     return sink_->Write(head);
@@ -236,19 +214,20 @@ class EventsCommand final : public Command {
     options.sources.push_back({.endpoint = source_});
     for (const std::string& endpoint : further_) options.sources.push_back({.endpoint = endpoint});
     for (size_t i = 0; i < replay_.size(); ++i) options.sources[i].replay_endpoint = replay_[i];
-    auto opened = events::EventSubscriber::Create(options);
-    if (!opened.ok()) return opened.status();
-    events::EventSubscriber& subscriber = **opened;
+    KVBLOCKS_ASSIGN_OR_RETURN(auto opened, events::EventSubscriber::Create(options));
+    events::EventSubscriber& subscriber = *opened;
     std::signal(SIGINT, [](int) { interrupted = 1; });
     std::signal(SIGTERM, [](int) { interrupted = 1; });
     const Clock::time_point start = Clock::now();
     Clock::time_point last = start;
+    const auto since = [](Clock::time_point then) {
+      return std::chrono::duration<double>(Clock::now() - then).count();
+    };
     while (interrupted == 0 && WantsMore()) {
       const auto received = subscriber.Receive(std::chrono::milliseconds(20));
-      const Clock::time_point now = Clock::now();
-      if (received) last = now;
-      if (listen_for_.count() > 0 && now - start >= listen_for_) break;
-      if (!received && stop_idle_.count() > 0 && now - last >= stop_idle_) break;
+      if (received) last = Clock::now();
+      if (for_seconds_ > 0 && since(start) >= for_seconds_) break;
+      if (!received && idle_seconds_ > 0 && since(last) >= idle_seconds_) break;
       progress_->UpdateCount(num_batches_, max_batches_, "batches");
       if (!received) continue;
       while (streams_.size() < subscriber.streams().size()) {
@@ -275,7 +254,7 @@ class EventsCommand final : public Command {
           message.sequence = events::LoggedMessage::kRestart;
           OnRestart(received->stream);
       }
-      if (absl::Status status = Record(message); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Record(message));
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
       streams_[i].num_duplicates = subscriber.streams()[i].num_duplicates;
@@ -287,8 +266,7 @@ class EventsCommand final : public Command {
 #endif
 
   absl::Status ReadFile() {
-    auto source = OpenByteSource(source_);
-    if (!source.ok()) return source.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto source, OpenByteSource(source_));
     events::EventLogReader reader;
     std::vector<char> buffer(size_t{1} << 18);
     while (WantsMore()) {
@@ -297,19 +275,18 @@ class EventsCommand final : public Command {
         return absl::InvalidArgumentError(absl::StrCat(source_, ": ", message.status().message()));
       }
       if (*message) {
-        if (absl::Status status = OnLogged(**message); !status.ok()) return status;
+        KVBLOCKS_RETURN_IF_ERROR(OnLogged(**message));
         continue;
       }
-      const auto size = (*source)->Read(buffer.data(), buffer.size());
-      if (!size.ok()) return size.status();
-      if (*size == 0) {
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto size, source->Read(buffer.data(), buffer.size()));
+      if (size == 0) {
         return reader.is_complete()
                    ? absl::OkStatus()
                    : absl::InvalidArgumentError(absl::StrCat(
                          source_, ": ends inside a message; it was not written to its end"));
       }
-      reader.Feed({buffer.data(), *size});
-      progress_->UpdateReading({(*source)->bytes_read(), (*source)->bytes_total()}, num_batches_, 0,
+      reader.Feed({buffer.data(), size});
+      progress_->UpdateReading({source->bytes_read(), source->bytes_total()}, num_batches_, 0,
                                "batches");
     }
     return absl::OkStatus();
@@ -333,7 +310,7 @@ class EventsCommand final : public Command {
       found = logged_.emplace(key, std::pair(id, events::SequenceTracker())).first;
     }
     auto& [id, tracker] = found->second;
-    if (absl::Status status = Record(message); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Record(message));
     if (message.sequence == events::LoggedMessage::kLoss) return absl::OkStatus();  // a gap follows
     if (message.sequence == events::LoggedMessage::kRestart) {
       tracker.Restart();
@@ -364,8 +341,8 @@ class EventsCommand final : public Command {
     return absl::OkStatus();
   }
 
-  OptionParser* options_;
-  std::string source_, topic_, for_, idle_, record_, color_ = "auto";
+  std::string source_, topic_, record_, color_ = "auto";
+  double for_seconds_ = 0, idle_seconds_ = 0;  // 0: no limit
   std::string medium_ = std::string(kGpuMedium);
   std::vector<std::string> further_, replay_;
   int64_t max_batches_ = 0;
@@ -374,7 +351,6 @@ class EventsCommand final : public Command {
   std::unique_ptr<ByteSink> stdout_;
   std::string printed_;  // and not written yet
   absl::Status print_status_;
-  std::chrono::nanoseconds listen_for_{0}, stop_idle_{0};
   std::unique_ptr<ByteSink> sink_;
   std::unique_ptr<events::StreamCheck> check_;
   std::vector<EventStream> streams_;  // by id

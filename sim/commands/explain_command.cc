@@ -8,16 +8,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/fleet_replay.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
+#include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/explanation_text.h"
 #include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/tier_section.h"
@@ -70,29 +72,23 @@ failed.)";
 class ExplainCommand final : public Command {
  public:
   explicit ExplainCommand(OptionParser* program)
-      : options_(program->AddCommand("explain", "Say why requests missed the prefix cache")),
+      : Command(program->AddCommand("explain", "Say why requests missed the prefix cache")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->Add({.name = "--request",
-                   .unit = "ID",
-                   .help = "one request: its id, row:N (from 0) or line:N (from 1)"},
+    options_->Add({"--request", "ID", "one request: its id, row:N (from 0) or line:N (from 1)"},
                   &request_);
-    options_->Add(
-        {.name = "--top", .unit = "N", .help = "requests listed without --request [10]"}, 0,
-        kMaxTop, &top_);
+    options_->Add({"--top", "N", "requests listed without --request [10]"}, 0, kMaxTop, &top_);
     output_.AddJson(options_, "Output");
     output_.AddTerminal(options_, "Output", "no progress line");
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
   absl::Status Explain(const ReplayConfig& config, ReplaySetup& setup,
                        const std::optional<RequestSelector>& selector, pb::Explanation* out);
 
-  OptionParser* options_;
   ReplayInput input_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
@@ -115,31 +111,29 @@ absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selec
 absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& setup,
                                      const std::optional<RequestSelector>& selector,
                                      pb::Explanation* out) {
-  auto reader = OpenReplayTrace(config, setup.reader);
-  if (!reader.ok()) return reader.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup.reader));
   WorstMisses worst(static_cast<size_t>(top_));
   std::optional<RequestLife> life;
   setup.metrics.admissions = &worst;
-  const auto tiers = MakeTiers(setup);
-  if (!tiers.ok()) return tiers.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
   if (selector) {
-    setup.metrics.admissions = &life.emplace(*selector, tiers->get());
+    setup.metrics.admissions = &life.emplace(*selector, tiers.get());
     setup.simulation.manager.lookup_history_blocks =
         std::clamp(kHistoryPools * setup.simulation.kv_cache.num_blocks, kMinHistory, kMaxHistory);
   }
   ReplayMetrics metrics(setup.metrics);
   std::vector<EngineObserver*> observers = {&metrics};
   if (life) observers.push_back(&*life);
-  auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
-  if (!simulation.ok()) return simulation.status();
-  absl::Status ran = RunReplay(**simulation, metrics, config, setup, output_.quiet());
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
+                            MakeSimulation(setup, reader.get(), observers, tiers.get()));
+  absl::Status ran = RunReplay(*simulation, metrics, config, setup, output_.quiet());
   if (!ran.ok()) return ran;
-  PrintWarnings(**reader);
+  PrintWarnings(*reader);
   if (life && !life->is_found()) return NoSuchRequest(*request_, *selector, *life);
 
   pb::Report report;
-  metrics.Fill((*simulation)->result(), &report);
-  DescribeReplay(config, setup, **reader, &report);
+  metrics.Fill(simulation->result(), &report);
+  DescribeReplay(config, setup, *reader, &report);
   out->set_schema_version(1);
   // What ran, and where the prompt tokens went; replay has the rest.
   pb::Report* replay = out->mutable_replay();
@@ -153,7 +147,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   *replay->mutable_first_admission_misses() = report.first_admission_misses();
   *replay->mutable_resume_misses() = report.resume_misses();
   *replay->mutable_groups() = report.groups();
-  if (*tiers != nullptr) FillTiers(**tiers, replay->mutable_tiers());
+  if (tiers != nullptr) FillTiers(*tiers, replay->mutable_tiers());
   *replay->mutable_notes() = report.notes();
   if (life) {
     life->Fill(out);
@@ -163,40 +157,32 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   return absl::OkStatus();
 }
 
-ExitStatus ExplainCommand::Run() {
-  const auto config = input_.Configure();
-  if (!config.ok()) return Fail("explain", config.status());
-  auto setup = MakeReplaySetup(
-      *config, IsFleet(*config) ? SeveralRanks::kTaken : SeveralRanks::kRefused);
-  if (!setup.ok()) return Fail("explain", setup.status());
+absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      auto setup,
+      MakeReplaySetup(config, IsFleet(config) ? SeveralRanks::kTaken : SeveralRanks::kRefused));
   std::optional<RequestSelector> selector;
   if (request_) {
-    const auto parsed = RequestSelector::Parse(*request_);
-    if (!parsed.ok()) {
-      return Fail("explain", absl::InvalidArgumentError(
-                                 absl::StrCat("--request: ", parsed.status().message())));
-    }
-    selector = *parsed;
+    KVBLOCKS_ASSIGN_OR_RETURN(selector, OfOption("--request", RequestSelector::Parse(*request_)));
   }
-  if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
-    return Fail("explain", fleet.status());
+  if (const auto fleet = MakeFleetOptions(config); !fleet.ok()) {
+    return fleet.status();
   }
-  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("explain", status);
-  if (IsFleet(*config)) {
+  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
+  if (IsFleet(config)) {
     if (!selector) {
-      return Fail("explain", absl::InvalidArgumentError(
-                                 "--replicas or --data-parallel above 1 needs --request, the one whose way is explained"));
+      return absl::InvalidArgumentError(
+          "--replicas or --data-parallel above 1 needs --request, the one whose way is explained");
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
-    const absl::Status status = ExplainRouting(*config, *selector, output_.quiet(), &routing);
-    if (!status.ok()) return Fail("explain", status);
+    const absl::Status status = ExplainRouting(config, *selector, output_.quiet(), &routing);
+    if (!status.ok()) return status;
     return output_.Print("explain", routing,
                          {.table = [&](bool color) { return FormatRouting(routing, color); }});
   }
   pb::Explanation explanation;
-  if (absl::Status status = Explain(*config, *setup, selector, &explanation); !status.ok()) {
-    return Fail("explain", status);
-  }
+  KVBLOCKS_RETURN_IF_ERROR(Explain(config, setup, selector, &explanation));
   return output_.Print("explain", explanation, {.table = [&](bool color) {
                          return FormatExplanation(explanation, color);
                        }});

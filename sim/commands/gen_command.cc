@@ -9,11 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/checks/field_error.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/trace_fit.h"
 #include "kvblocks/sim/gen/workload_spec.h"
 #include "kvblocks/sim/report/human_table.h"
@@ -67,91 +68,79 @@ absl::Status ParseLength(const std::string& flag, const std::string& text,
 class GenCommand final : public Command {
  public:
   explicit GenCommand(OptionParser* program)
-      : options_(program->AddCommand("gen", "Make a workload")) {
+      : Command(program->AddCommand("gen", "Make a workload")) {
     options_->Add({.name = "SPEC", .help = "specification; - is standard input",
                    .file = FileUse::kRead}, &spec_);
     options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
                    "output; compressed if its name ends in .gz or .zst",
                    .file = FileUse::kWritten}, &output_);
-    options_->Add({.name = "--to", .unit = "native|mooncake|csv|oracle|spec",
-                   .help = "form to write [native]; spec: what it is made from"}, &to_);
+    options_->Add({"--to", "native|mooncake|csv|oracle|spec",
+                   "form to write [native]; spec: what it is made from"},
+                  &to_);
     options_->Add({.name = "--like", .unit = "TRACE",
                    .help = "reuse prefixes as this trace does; nothing of its content is kept",
                    .file = FileUse::kRead},
                   &like_);
     options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
                        "all pool sizes"}, &check_);
-    options_->Add({.name = "--seed", .unit = "N", .help = "other random numbers [1; with --like the one of "
-                   "the first few that comes nearest to the trace]"}, 0,
-                  INT64_MAX, &seed_);
-    options_->Add({.name = "--requests", .unit = "N", .help = "how many; with --like: as many as "
-                   "the trace has [1000]"}, 1, kMostCount, &requests_);
+    options_->Add({"--seed", "N",
+                   "other random numbers [1; with --like the one of "
+                   "the first few that comes nearest to the trace]"},
+                  0, INT64_MAX, &seed_);
+    options_->Add({"--requests", "N",
+                   "how many; with --like: as many as "
+                   "the trace has [1000]"},
+                  1, kMostCount, &requests_);
     options_->AddFlag({.name = "--quiet", .help = "say nothing about what was made"}, &quiet_);
     const auto chat = [this](OptionText option, std::optional<std::string>* value) {
       option.group = "Chat";
       options_->Add(option, value);
       chat_options_.push_back({option.name, value});
     };
-    chat({.name = "--rate", .unit = "PER_SECOND",
-          .help = "sessions that begin per second, Poisson [10]"}, &rate_);
-    chat({.name = "--input", .unit = "TOKENS", .help = "what a user says [500:2000]"}, &input_);
-    chat({.name = "--answer", .unit = "TOKENS", .help = "what the model answers [150:600]"},
-         &answer_);
-    chat({.name = "--turns", .unit = "N", .help = "of a session on average, geometric [1]"},
-         &turns_);
-    chat({.name = "--think", .unit = "SECONDS",
-          .help = "between an answer and the next turn [20:90]"}, &think_);
-    chat({.name = "--system", .unit = "TOKENS",
-          .help = "system prompt at the start of each session [0]"}, &system_);
-    chat({.name = "--groups", .unit = "N",
-          .help = "so many different system prompts, by Zipf's law [1]"}, &groups_);
+    chat({"--rate", "PER_SECOND", "sessions that begin per second, Poisson [10]"}, &rate_);
+    chat({"--input", "TOKENS", "what a user says [500:2000]"}, &input_);
+    chat({"--answer", "TOKENS", "what the model answers [150:600]"}, &answer_);
+    chat({"--turns", "N", "of a session on average, geometric [1]"}, &turns_);
+    chat({"--think", "SECONDS", "between an answer and the next turn [20:90]"}, &think_);
+    chat({"--system", "TOKENS", "system prompt at the start of each session [0]"}, &system_);
+    chat({"--groups", "N", "so many different system prompts, by Zipf's law [1]"}, &groups_);
     BindOptions(kWorkloadGroup, options_, &given_);
     options_->set_footer(kGenFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-
-  ExitStatus Run() override {
-    if (absl::Status status = CheckOptions(); !status.ok()) return Fail("gen", status);
-    const auto config = EffectiveConfig({}, given_);
-    if (!config.ok()) return Fail("gen", config.status());
-    const auto reader_options = MakeReaderOptions(*config);
-    if (!reader_options.ok()) return Fail("gen", reader_options.status());
-    auto workload = MakeWorkload(*reader_options);
-    if (!workload.ok()) return Fail("gen", workload.status());
-    if (seed_ >= 0) workload->set_seed(static_cast<uint64_t>(seed_));
-    if (requests_ > 0) workload->set_requests(requests_);
-    if (absl::Status status = CheckWorkload(*workload); !status.ok()) return Fail("gen", status);
-    const std::string text = PrintWorkload(*workload);
+  absl::StatusOr<ExitStatus> Execute() override {
+    KVBLOCKS_RETURN_IF_ERROR(CheckOptions());
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto reader_options, ReaderOptionsOf(given_));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto workload, MakeWorkload(reader_options));
+    if (seed_ >= 0) workload.set_seed(static_cast<uint64_t>(seed_));
+    if (requests_ > 0) workload.set_requests(requests_);
+    KVBLOCKS_RETURN_IF_ERROR(CheckWorkload(workload));
+    const std::string text = PrintWorkload(workload);
     if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
-      return Fail("gen", absl::ResourceExhaustedError(absl::StrCat(
-                             "specification: got ", text.size(), " bytes, expected at most ",
-                             kMaxConfigBytes, " (--limit reads less of the trace)")));
+      return absl::ResourceExhaustedError(absl::StrCat("specification: got ", text.size(),
+                                                       " bytes, expected at most ", kMaxConfigBytes,
+                                                       " (--limit reads less of the trace)"));
     }
     if (output_) {
-      const absl::Status status = to_ == "spec" ? WriteFile(*output_, text) : WriteRequests(*workload, text);
+      const absl::Status status =
+          to_ == "spec" ? WriteFile(*output_, text) : WriteRequests(workload, text);
       if (IsReaderGone(status)) return kDone;
-      if (!status.ok()) return Fail("gen", status);
+      if (!status.ok()) return status;
     }
     if (num_missing_ > 0) {
-      std::fprintf(stderr,
-                   "kvsim gen: note: %s of %s requests are missing: nothing arrives after 10^9 seconds; "
-                   "raise the rate, or ask for fewer\n",
-                   WithThousands(num_missing_).c_str(), WithThousands(workload->requests()).c_str());
+      std::fprintf(
+          stderr,
+          "kvsim gen: note: %s of %s requests are missing: nothing arrives after 10^9 seconds; "
+          "raise the rate, or ask for fewer\n",
+          WithThousands(num_missing_).c_str(), WithThousands(workload.requests()).c_str());
     }
     if (!note_.empty() && !quiet_) std::fprintf(stderr, "kvsim gen: note: %s\n", note_.c_str());
-    return check_ ? Check(text, *reader_options) : kDone;
+    if (check_) return Check(text, reader_options);
+    return kDone;
   }
 
  private:
   absl::Status CheckOptions() const {
-    if (to_ != "spec") {
-      const auto format = ParseTraceFormat(to_);
-      if (!format.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "--to: got \"", to_, "\", expected native, mooncake, csv, oracle or spec"));
-      }
-    }
     if (!output_ && !check_) {
       return absl::InvalidArgumentError(
           "--output: got nothing, expected the file to write (-o FILE; - is standard output)");
@@ -190,24 +179,21 @@ class GenCommand final : public Command {
 
   absl::StatusOr<wl::Workload> MakeWorkload(const TraceReaderOptions& reader_options) {
     if (like_) {
-      const auto reader = OpenLike(reader_options);
-      if (!reader.ok()) return reader.status();
-      auto workload = FitTrace(**reader);
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenLike(reader_options));
+      auto workload = FitTrace(*reader);
       // A seed that is given is not chosen; a pipe cannot be read again.
       if (!workload.ok() || seed_ >= 0 || !CanBeReadAgain(*like_)) return workload;
-      const auto run = RunTrace(reader_options);
-      if (!run.ok()) return run.status();
-      const auto greatest = ChooseSeed(*run, &*workload, [&](auto made) {
-        return WithProgress(std::move(made), &progress_);
-      });
-      if (!greatest.ok()) return greatest.status();
-      note_ = NoteOfPoorFit(*greatest, run->num_requests);
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto run, RunTrace(reader_options));
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto greatest, ChooseSeed(run, &*workload, [&](auto made) {
+                                  return WithProgress(std::move(made), &progress_);
+                                }));
+      note_ = NoteOfPoorFit(greatest, run.num_requests);
       return workload;
     }
     if (!spec_.empty()) {
-      const auto text = ReadConfigFile(spec_ == "-" ? "/dev/stdin" : spec_);
-      if (!text.ok()) return text.status();
-      return ParseWorkload(*text, spec_);
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto text,
+                                ReadConfigFile(spec_ == "-" ? "/dev/stdin" : spec_));
+      return ParseWorkload(text, spec_);
     }
     return Chat();
   }
@@ -219,9 +205,8 @@ class GenCommand final : public Command {
   }
 
   absl::StatusOr<OrderRun> RunTrace(const TraceReaderOptions& reader_options) const {
-    const auto reader = OpenLike(reader_options);
-    if (!reader.ok()) return reader.status();
-    return RunOrder((*reader)->info(), FeedFrom(reader->get()), {});
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenLike(reader_options));
+    return RunOrder(reader->info(), FeedFrom(reader.get()), {});
   }
 
   absl::StatusOr<wl::Workload> Chat() const {
@@ -235,14 +220,14 @@ class GenCommand final : public Command {
     if (groups_ && !absl::SimpleAtoi(*groups_, &groups)) return NoNumber("--groups", *groups_);
     workload.mutable_arrivals()->mutable_poisson()->set_rate(rate);
     wl::Kind& kind = *workload.add_kind();
-    absl::Status status = ParseLength("--input", input_.value_or("500:2000"), kind.mutable_user());
-    if (!status.ok()) return status;
-    status = ParseLength("--answer", answer_.value_or("150:600"), kind.mutable_answer());
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        ParseLength("--input", input_.value_or("500:2000"), kind.mutable_user()));
+    KVBLOCKS_RETURN_IF_ERROR(
+        ParseLength("--answer", answer_.value_or("150:600"), kind.mutable_answer()));
     if (turns != 1) {
       kind.mutable_turns()->set_geometric(turns);
-      status = ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s());
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(
+          ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s()));
     } else if (think_) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--think: got \"", *think_, "\" for sessions of one turn, expected --turns above 1"));
@@ -251,8 +236,7 @@ class GenCommand final : public Command {
       wl::Kind::System& system = *kind.mutable_system();
       system.set_groups(groups);
       system.set_alpha(1);
-      status = ParseLength("--system", *system_, system.mutable_tokens());
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(ParseLength("--system", *system_, system.mutable_tokens()));
     } else if (groups_) {
       return absl::InvalidArgumentError(absl::StrCat("--groups: got \"", *groups_,
                                                      "\" without a length, expected --system"));
@@ -260,7 +244,7 @@ class GenCommand final : public Command {
     // The fields are named as in a specification; these are options.
     wl::Workload complete = workload;
     complete.set_requests(1);
-    status = CheckWorkload(complete);
+    const absl::Status status = CheckWorkload(complete);
     if (status.ok()) return workload;
     const auto field = FieldOfError(status).value_or("");
     const char* flag = field == "arrivals.poisson.rate"      ? "--rate"
@@ -276,22 +260,19 @@ class GenCommand final : public Command {
   }
 
   absl::Status WriteRequests(const wl::Workload& workload, const std::string& text) {
-    auto reader = OpenTraceString(text, "the workload", {});
-    if (!reader.ok()) return reader.status();
-    auto sink = OpenByteSink(*output_);
-    if (!sink.ok()) return sink.status();
-    const auto writer = MakeTraceWriter(*std::move(sink), *ParseTraceFormat(to_), {});
-    *reader = WithProgress(*std::move(reader), &progress_);
-    const auto report = CopyTrace(**reader, *writer);
-    if (!report.ok()) return report.status();
-    if (workload.sessions() == 0) num_missing_ = workload.requests() - report->num_requests;
+    KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenTraceString(text, "the workload", {}));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenByteSink(*output_));
+    const auto writer = MakeTraceWriter(std::move(sink), *ParseTraceFormat(to_), {});
+    reader = WithProgress(std::move(reader), &progress_);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto report, CopyTrace(*reader, *writer));
+    if (workload.sessions() == 0) num_missing_ = workload.requests() - report.num_requests;
     if (quiet_) return absl::OkStatus();
-    for (const std::string& loss : report->losses) {
+    for (const std::string& loss : report.losses) {
       std::fprintf(stderr, "kvsim gen: not written: %s\n", loss.c_str());
     }
-    std::fprintf(stderr, "%s requests written to %s\n",
-                 WithThousands(report->num_requests).c_str(), output_->c_str());
-    const auto& notes = (*reader)->info().notes;
+    std::fprintf(stderr, "%s requests written to %s\n", WithThousands(report.num_requests).c_str(),
+                 output_->c_str());
+    const auto& notes = reader->info().notes;
     for (const char* fact : {"requests", "input_tokens", "output_tokens", "hit_rate"}) {
       const auto note = notes.find(absl::StrCat("expected_", fact));
       if (note == notes.end()) continue;
@@ -300,15 +281,12 @@ class GenCommand final : public Command {
     return absl::OkStatus();
   }
 
-  ExitStatus Check(const std::string& text, const TraceReaderOptions& reader_options) const {
-    const auto trace = RunTrace(reader_options);
-    if (!trace.ok()) return Fail("gen", trace.status());
-    auto made = OpenTraceString(text, "the workload", {});
-    if (!made.ok()) return Fail("gen", made.status());
-    *made = WithProgress(*std::move(made), &progress_);
-    const auto difference = CompareCurves(*trace, **made);
-    if (!difference.ok()) return Fail("gen", difference.status());
-    return WriteStdout(FormatCurveDifference(*difference)) ? kDone : kBadInput;
+  absl::StatusOr<ExitStatus> Check(const std::string& text, const TraceReaderOptions& reader_options) const {
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, RunTrace(reader_options));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto made, OpenTraceString(text, "the workload", {}));
+    made = WithProgress(std::move(made), &progress_);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto difference, CompareCurves(trace, *made));
+    return WriteStdout(FormatCurveDifference(difference)) ? kDone : kBadInput;
   }
 
   struct ChatOption {
@@ -316,7 +294,6 @@ class GenCommand final : public Command {
     const std::optional<std::string>* value;
   };
 
-  OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string spec_, to_ = "native";
   std::optional<std::string> output_, like_;

@@ -8,25 +8,27 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/commands/drafter_model.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/drafting.h"
 #include "kvblocks/sim/simulation_config.h"
 #include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/catalogue/param_count.h"
 #include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
 absl::StatusOr<ModelFacts> FindModel(const ReplayConfig& config, const Catalogue& catalogue) {
   if (!absl::EndsWith(config.model(), ".json")) return catalogue.FindModel(config.model());
-  const auto text = ReadConfigFile(config.model());
-  if (!text.ok()) return text.status();
-  return ModelFromHfConfig(*text, config.model());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(config.model()));
+  return ModelFromHfConfig(text, config.model());
 }
 
 // The option behind the field that a message about layer caches begins with.
@@ -98,11 +100,8 @@ bool IsInLockstep(const ReplayConfig& config, const ModelFacts& model) {
 absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
   Catalogue catalogue = Catalogue::BuiltIn();
   if (!config.catalogue().empty()) {
-    const auto text = ReadConfigFile(config.catalogue());
-    if (!text.ok()) return text.status();
-    if (absl::Status status = catalogue.Merge(*text, config.catalogue()); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(config.catalogue()));
+    KVBLOCKS_RETURN_IF_ERROR(catalogue.Merge(text, config.catalogue()));
   }
   return catalogue;
 }
@@ -114,14 +113,14 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
                      ", expected a divisor of --tensor-parallel, which is ",
                      config.tensor_parallel()));
   }
-  const auto catalogue = LoadCatalogue(config);
-  if (!catalogue.ok()) return catalogue.status();
-  auto device = catalogue->FindDevice(config.device());
-  if (!device.ok()) return OfOption("--device", "device", device.status());
-  auto model = FindModel(config, *catalogue);
-  if (!model.ok()) return OfOption("--model", "model", model.status());
-  if (absl::Status status = CheckDataParallel(config, *model); !status.ok()) return status;
-  return ModelOnDevice{.model = *std::move(model), .device = *std::move(device)};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
+  ModelOnDevice found;
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      found.device, OfOption("--device", "device", catalogue.FindDevice(config.device())));
+  KVBLOCKS_ASSIGN_OR_RETURN(found.model,
+                            OfOption("--model", "model", FindModel(config, catalogue)));
+  KVBLOCKS_RETURN_IF_ERROR(CheckDataParallel(config, found.model));
+  return found;
 }
 
 absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config,
@@ -132,18 +131,17 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   // States for reuse lie where blocks end.
   if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
-  const auto drafter = DrafterOf(config, model);
-  if (!drafter.ok()) return drafter.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto drafter, DrafterOf(config, model));
   options.num_draft_tokens = config.num_draft_tokens();
-  if (!drafter->has_own_layers) options.num_draft_layers = drafter->num_draft_layers;
+  if (!drafter.has_own_layers) options.num_draft_layers = drafter.num_draft_layers;
   auto specs = LayerCaches(model, options);
   if (!specs.ok()) return OfLayerOption(specs.status());
-  if (!drafter->has_own_layers) return specs;
+  if (!drafter.has_own_layers) return specs;
   options.num_draft_tokens = 0;
   options.pipeline_parallel = 1;
-  auto drafts = LayerCaches(*drafter->model, options);
-  if (!drafts.ok()) return OfOption("--draft-model", "model", drafts.status());
-  for (LayerCache& layer : *drafts) {
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      auto drafts, OfOption("--draft-model", "model", LayerCaches(*drafter.model, options)));
+  for (LayerCache& layer : drafts) {
     layer.name = absl::StrCat("draft.", layer.name);
     layer.is_draft = true;
     layer.worker = static_cast<int>(config.pipeline_parallel()) - 1;
@@ -180,21 +178,19 @@ absl::StatusOr<std::vector<int64_t>> CacheBytes(const ReplayConfig& config,
   }
   std::vector<int64_t> of_stages;
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware, stage));
-    if (!bytes.ok()) return bytes.status();
-    of_stages.push_back(*bytes);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto bytes,
+                              CacheBytesInMemory(MemoryOf(config, hardware, stage)));
+    of_stages.push_back(bytes);
   }
   return of_stages;
 }
 
 std::optional<int64_t> LeastBesideModel(const ReplayConfig& config, const ModelOnDevice& hardware) {
-  std::optional<int64_t> least;
-  for (int64_t stage = 0; stage < config.pipeline_parallel(); ++stage) {
-    const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware, stage));
-    if (!bytes.ok()) return std::nullopt;
-    if (!least || *bytes < *least) least = *bytes;
-  }
-  return least;
+  ReplayConfig left = config;
+  left.set_kv_memory(0);
+  const auto bytes = CacheBytes(left, hardware);
+  if (!bytes.ok()) return std::nullopt;
+  return *std::min_element(bytes->begin(), bytes->end());
 }
 
 std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& hardware) {
@@ -295,6 +291,98 @@ absl::Status ToStatus(const std::vector<PlanError>& errors) {
                     error.message);
   }
   return absl::InvalidArgumentError(text);
+}
+
+namespace {
+
+// One layer of the target, with its head; empty where a layer's shape depends on other layers.
+std::optional<ModelFacts> OneLayerOf(const ModelFacts& target, bool dense) {
+  char letter = 0;
+  for (const char candidate : {'F', 'M', 'S', 'N'}) {
+    if (letter == 0 && target.layer_pattern.find(candidate) != std::string::npos) {
+      letter = candidate;
+    }
+  }
+  if (letter == 0) return std::nullopt;
+  ModelFacts layer = target;
+  layer.name = absl::StrCat(target.name, " drafter");
+  layer.layer_pattern = std::string(1, letter);
+  layer.num_kv_shared_layers = 0;
+  layer.states.clear();
+  layer.compressed.reset();
+  layer.chunk = 0;
+  if (letter != 'S') layer.window = 0;
+  if (letter != 'M' && letter != 'N') layer.latent.reset();
+  if (letter != 'N') layer.indexer.reset();
+  if (layer.experts) {
+    const int64_t used = layer.experts->experts_per_token * layer.experts->intermediate_size +
+                         layer.experts->shared_intermediate_size;
+    if (dense) {
+      layer.experts.reset();
+      if (layer.intermediate_size == 0) layer.intermediate_size = used;
+    } else {
+      layer.experts->num_layers = 1;
+    }
+  }
+  const ParamCount params = CountParams(layer, {});
+  layer.params_b = params.total_b;
+  layer.active_params_b = params.active_b;
+  layer.rounded_params = false;
+  if (!Validate(layer).ok()) return std::nullopt;
+  return layer;
+}
+
+absl::StatusOr<DrafterSetup> NamedDrafter(const ReplayConfig& config) {
+  DrafterSetup drafter;
+  drafter.description = "a draft model without --draft-model";
+  if (config.draft_model().empty()) return drafter;
+  ReplayConfig named = config;
+  named.set_model(config.draft_model());
+  KVBLOCKS_ASSIGN_OR_RETURN(auto found, OfOption("--draft-model", FindModelOnDevice(named)));
+  drafter.description = absl::StrCat("draft model ", found.model.name);
+  drafter.num_draft_layers = found.model.num_layers();
+  drafter.has_own_layers = true;
+  drafter.weight_bytes = found.model.weight_bytes();
+  drafter.model = std::move(found.model);
+  return drafter;
+}
+
+}  // namespace
+
+absl::StatusOr<DrafterSetup> DrafterOf(const ReplayConfig& config, const ModelFacts& target) {
+  const Drafter kind = ParseDrafter(config.drafter()).value_or(Drafter::kNgram);
+  const bool is_model = kind == Drafter::kDraftModel || kind == Drafter::kParallelDraftModel;
+  if (!config.draft_model().empty() && !is_model) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--draft-model: got ", config.draft_model(), " with --drafter=", config.drafter(),
+        ", expected draft_model or parallel_draft_model"));
+  }
+  DrafterSetup drafter;
+  const int64_t num_drafts = config.num_draft_tokens();
+  if (num_drafts == 0 || kind == Drafter::kNgram) return drafter;
+  if (is_model) {
+    KVBLOCKS_ASSIGN_OR_RETURN(drafter, NamedDrafter(config));
+  } else if (kind == Drafter::kDFlash || kind == Drafter::kDSpark) {
+    drafter.description =
+        absl::StrCat(std::string(DrafterName(kind)), ", whose layers are not known");
+  } else {
+    const bool is_eagle = kind == Drafter::kEagle || kind == Drafter::kParallelEagle;
+    drafter.model = OneLayerOf(target, is_eagle);
+    drafter.num_draft_layers = kind == Drafter::kMtpModules ? num_drafts : 1;
+    drafter.description = drafter.model
+                              ? absl::StrCat("one ", is_eagle ? "dense " : "", "layer and head")
+                              : absl::StrCat("a layer of ", target.name);
+    if (drafter.model) {
+      const ModelFacts& layer = *drafter.model;
+      drafter.weight_bytes = static_cast<double>(drafter.num_draft_layers) *
+                             std::max(0.0, layer.weight_bytes() - layer.embedding_params_b() * 1e9 *
+                                                                      layer.bytes_per_param);
+    }
+  }
+  const bool one_pass = kind == Drafter::kParallelEagle || kind == Drafter::kParallelDraftModel ||
+                        kind == Drafter::kDFlash || kind == Drafter::kDSpark;
+  drafter.num_passes = one_pass ? 1 : num_drafts;
+  return drafter;
 }
 
 }  // namespace kvblocks::sim

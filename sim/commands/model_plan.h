@@ -7,20 +7,27 @@
 #define KVBLOCKS_SIM_COMMANDS_MODEL_PLAN_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/cost/step_time_model.h"
 #include "kvblocks/sim/drafting.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
 #include "kvblocks/specs/catalogue/pool_memory.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/planner.h"
 
 namespace kvblocks::sim {
+
+struct ReplaySetup;
 
 struct ModelOnDevice {
   ModelFacts model;
@@ -80,6 +87,63 @@ std::optional<int64_t> MatchUnitOf(const ::kvblocks::config::v1::ReplayConfig& c
 
 // All errors of a plan as one status.
 absl::Status ToStatus(const std::vector<PlanError>& errors);
+
+// The drafter of a replay as a model of its own: what its passes take and what it stores.
+//
+//   ngram                               nothing: the host looks tokens up
+//   eagle, parallel_eagle               one dense layer as wide as the target's, with a head
+//   mtp, mtp_modules                    one layer of the target's kind (of each module), with a head
+//   draft_model, parallel_draft_model   the model that --draft-model names
+//   dflash, dspark                      unknown, unless --draft-time says it
+//
+// Kinds that propose one token after the other have a pass per draft, the others one.
+
+struct DrafterSetup {
+  std::string description;
+  int64_t num_passes = 0;           // per step; 0: there is no drafter on the device
+  std::optional<ModelFacts> model;  // of one pass; empty: unknown
+  // Layers like the target's last one that the target's cache has in addition, or those of `model`.
+  int64_t num_draft_layers = 0;
+  bool has_own_layers = false;
+  double weight_bytes =
+      0;  // over all ranks; embeddings and head are the target's unless it is a model
+};
+
+absl::StatusOr<DrafterSetup> DrafterOf(const ::kvblocks::config::v1::ReplayConfig& config,
+                                       const ModelFacts& target);
+
+// The pool of a replay: its groups, its size and what its manager does, from a configuration.
+
+// Sets the pool's part of `setup`. InvalidArgument names the option, its value and what is expected.
+// REQUIRES: an effective configuration.
+absl::Status SetPool(const ::kvblocks::config::v1::ReplayConfig& config,
+                     const ModelOnDevice& hardware, ReplaySetup* setup);
+
+// KV-cache groups of a replay as a configuration file lists them, instead of those that are planned
+// for a model's layers.
+
+struct ReplayGroups {
+  KvCacheConfig config;
+  bool sized = true;        // false: num_blocks is the most there may be, and was not asked for
+  int64_t block_bytes = 0;  // on one device: of the group with most bytes; 0 in the native layout
+  int64_t chunk_bytes = 0;  // likewise, in the native layout only
+};
+
+// `num_blocks` replaces that of the message unless it is 0. Refusals name the field (FieldOfError).
+absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ::kvblocks::config::v1::KvCacheConfig& message,
+                                               int64_t num_blocks);
+
+// From options to a clock: which step times a replay has, and why.
+
+struct StepTimeSetup {
+  std::unique_ptr<StepTimeModel> model;
+  bool latency_is_meaningful = false;
+  std::string note;  // why it is not what one would expect; may be empty
+};
+
+// REQUIRES: an effective configuration whose limits are chosen.
+absl::StatusOr<StepTimeSetup> MakeStepTime(const ::kvblocks::config::v1::ReplayConfig& config,
+                                           const ModelOnDevice& hardware);
 
 }  // namespace kvblocks::sim
 

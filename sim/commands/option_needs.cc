@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replica_kinds.h"
@@ -130,12 +131,11 @@ bool HasSharedTier(const ReplayConfig& config) {
 }  // namespace
 
 absl::Status CheckOptionUses(const ReplayConfig& config, const ReplayConfig& given) {
-  const auto kinds = ReplicaKinds(config);
-  if (!kinds.ok()) return kinds.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
   const auto* reflection = given.GetReflection();
   for (const ReplayOption& option : ReplayOptions()) {
     bool is_used = false;
-    for (const ReplicaKind& kind : *kinds) {
+    for (const ReplicaKind& kind : kinds) {
       const std::string* missing = Missing(option, kind.config);
       if (missing != nullptr && reflection->HasField(kind.given, option.field)) {
         return Refuse(option, *missing, kind.config);
@@ -144,7 +144,7 @@ absl::Status CheckOptionUses(const ReplayConfig& config, const ReplayConfig& giv
     }
     if (is_used) continue;
     if (reflection->HasField(given, option.field) || IsChanged(config, option)) {
-      const ReplayConfig& first = kinds->front().config;
+      const ReplayConfig& first = kinds.front().config;
       return Refuse(option, *Missing(option, first), first);
     }
   }

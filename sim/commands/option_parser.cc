@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -56,6 +57,20 @@ std::string SetInteger(const std::string& text, int64_t low, int64_t high, int64
   }
   *value = number;
   return "";
+}
+
+// A setter of texts that are one of the option's few values, if it has such.
+OptionParser::Setter CheckedText(const OptionText& option,
+                                 std::function<void(const std::string&)> store) {
+  std::vector<std::string> choices;
+  if (absl::StrContains(option.unit, '|')) choices = absl::StrSplit(option.unit, '|');
+  return [choices, store = std::move(store)](const std::string& text) -> std::string {
+    if (!choices.empty() && std::count(choices.begin(), choices.end(), text) == 0) {
+      return absl::StrCat("got \"", text, "\", expected one of ", absl::StrJoin(choices, ", "));
+    }
+    store(text);
+    return "";
+  };
 }
 
 // The flags that `app` knows.
@@ -156,57 +171,57 @@ std::string Message(const CLI::ParseError& error, const CLI::App& app, int argc,
 
 }  // namespace
 
-class OptionParser::Impl {
- public:
-  explicit Impl(CLI::App* app) : app_(app) {}
-  explicit Impl(std::unique_ptr<CLI::App> app) : owned_(std::move(app)), app_(owned_.get()) {}
+struct OptionParser::Impl {
+  CLI::App* app = nullptr;
+  std::unique_ptr<CLI::App> owned = nullptr;  // of the program; it owns those of the commands
+  std::vector<std::unique_ptr<OptionParser>> children = {};
+  std::vector<RunFile> files = {};
+  std::vector<DeclaredOption> declared = {};
+  std::vector<CLI::Option*> made = {};  // beside them
+  std::function<void()> later = nullptr;
+  std::string more = {}, footer = {};
 
-  CLI::App* app() const { return app_; }
-
-  void AddLater(std::function<void()> add) { later_ = std::move(add); }
   void AddAll() {
-    if (const auto add = std::exchange(later_, nullptr)) add();
+    if (const auto add = std::exchange(later, nullptr)) add();
   }
 
   void Declare(const OptionText& text, CLI::Option* option, bool takes_value, bool is_negatable) {
-    declared_.push_back({text, takes_value, is_negatable});
-    made_.push_back(option);
+    declared.push_back({text, takes_value, is_negatable});
+    made.push_back(option);
   }
-  std::vector<DeclaredOption>& declared() { return declared_; }
-  const std::vector<std::unique_ptr<OptionParser>>& children() const { return children_; }
-  void set_more(const std::string& more) { more_ = more; }
-  void set_footer(const std::string& footer) { footer_ = footer; }
 
   std::string Help(bool lists_all, const std::string& program) {
     int64_t num_hidden = 0;
-    for (size_t i = 0; i < made_.size(); ++i) {
-      const bool is_hidden = !lists_all && !declared_[i].text.is_common;
+    for (size_t i = 0; i < made.size(); ++i) {
+      const bool is_hidden = !lists_all && !declared[i].text.is_common;
       num_hidden += is_hidden;
       // The library leaves out what is in no group.
-      made_[i]->group(is_hidden ? "" : declared_[i].text.group);
+      made[i]->group(is_hidden ? "" : declared[i].text.group);
     }
     std::string end;
     if (num_hidden > 0) {
       const std::string what = num_hidden == 1 ? " more option (" : " more options (";
-      end = more_.empty() ? absl::StrCat(num_hidden, what, program, " ", app_->get_name(), " --help=all)")
-                          : more_;
+      end = more.empty()
+                ? absl::StrCat(num_hidden, what, program, " ", app->get_name(), " --help=all)")
+                : more;
       end = absl::StrCat("and ", end, "\n\n");
     }
-    app_->footer(absl::StrCat(end, footer_));
-    return app_->help(program);
+    app->footer(absl::StrCat(end, footer));
+    return app->help(program);
   }
 
   // Empty: whatever is given has what it needs.
   std::string MissingNeed() const {
-    for (size_t i = 0; i < made_.size(); ++i) {
-      const OptionText& text = declared_[i].text;
-      if (text.needs.empty() || made_[i]->count() == 0) continue;
+    for (size_t i = 0; i < made.size(); ++i) {
+      const OptionText& text = declared[i].text;
+      if (text.needs.empty() || made[i]->count() == 0) continue;
       std::string missing;
       for (const std::string& name : std::vector<std::string>(absl::StrSplit(text.needs, ','))) {
-        const CLI::Option* needed = app_->get_option(name);
+        const CLI::Option* needed = app->get_option(name);
         if (needed->count() > 0) continue;
         const std::string unit = needed->get_type_name();
-        absl::StrAppend(&missing, missing.empty() ? "" : " and ", name, unit.empty() ? "" : "=", unit);
+        absl::StrAppend(&missing, missing.empty() ? "" : " and ", name, unit.empty() ? "" : "=",
+                        unit);
       }
       if (!missing.empty()) return absl::StrCat(FirstName(text), " needs ", missing);
     }
@@ -218,18 +233,19 @@ class OptionParser::Impl {
     CLI::callback_t callback = [this, name = FirstName(option), file = option.file, is_repeated,
                                 set = std::move(set)](const CLI::results_t& texts) {
       if (!is_repeated && texts.size() > 1) {
-        throw CLI::ValidationError(absl::StrCat(name, ": got ", texts.size(), " values, \"", texts[0],
-                                                "\" and \"", texts[1], "\", expected one"));
+        throw CLI::ValidationError(absl::StrCat(name, ": got ", texts.size(), " values, \"",
+                                                texts[0], "\" and \"", texts[1],
+                                                "\", expected one"));
       }
       for (const std::string& text : texts) {
         if (text.empty()) throw CLI::ValidationError(absl::StrCat(name, ": got an empty value"));
-        if (file != FileUse::kNone) files_.push_back({name, text, file});
+        if (file != FileUse::kNone) files.push_back({name, text, file});
         const std::string wrong = set(text);
         if (!wrong.empty()) throw CLI::ValidationError(absl::StrCat(name, ": ", wrong));
       }
       return true;
     };
-    CLI::Option* added = app_->add_option(option.name, std::move(callback), option.help)
+    CLI::Option* added = app->add_option(option.name, std::move(callback), option.help)
                              ->type_name(option.unit)
                              ->group(option.group)
                              ->required(option.is_required);
@@ -237,80 +253,72 @@ class OptionParser::Impl {
     if (option.name[0] == '-') added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     return added;
   }
-
-  const std::vector<RunFile>& files() const { return files_; }
-
-  // Of the command that is chosen.
-  absl::Status CheckFiles() const {
-    for (const auto& child : children_) {
-      if (child->is_chosen()) return CheckRunFiles(child->files());
-    }
-    return absl::OkStatus();
-  }
-
-  OptionParser* AddChild(std::unique_ptr<OptionParser> child) {
-    children_.push_back(std::move(child));
-    return children_.back().get();
-  }
-
- private:
-  std::unique_ptr<CLI::App> owned_;  // of the program; it owns those of the commands
-  CLI::App* app_;
-  std::vector<std::unique_ptr<OptionParser>> children_;
-  std::vector<RunFile> files_;
-  std::vector<DeclaredOption> declared_;
-  std::vector<CLI::Option*> made_;  // beside them
-  std::function<void()> later_;
-  std::string more_, footer_;
 };
 
 OptionParser::OptionParser(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 OptionParser::~OptionParser() = default;
 
 OptionParser::OptionParser(const std::string& name, const std::string& description)
-    : impl_(std::make_unique<Impl>(std::make_unique<CLI::App>(description, name))) {
+    : impl_(std::make_unique<Impl>()) {
+  impl_->owned = std::make_unique<CLI::App>(description, name);
+  impl_->app = impl_->owned.get();
   const auto formatter = std::make_shared<Formatter>();
   formatter->column_width(kHelpColumn);
-  impl_->app()->formatter(formatter);
-  impl_->app()->set_help_flag("-h,--help", "print this help; --help=all lists all options");
-  impl_->app()->require_subcommand(0, 1);
+  impl_->app->formatter(formatter);
+  impl_->app->set_help_flag("-h,--help", "print this help; --help=all lists all options");
+  impl_->app->require_subcommand(0, 1);
 }
 
 OptionParser* OptionParser::AddCommand(const std::string& name, const std::string& description) {
-  auto impl = std::make_unique<Impl>(impl_->app()->add_subcommand(name, description));
-  return impl_->AddChild(std::unique_ptr<OptionParser>(new OptionParser(std::move(impl))));
+  auto impl = std::make_unique<Impl>();
+  impl->app = impl_->app->add_subcommand(name, description);
+  impl_->children.push_back(std::unique_ptr<OptionParser>(new OptionParser(std::move(impl))));
+  return impl_->children.back().get();
 }
 
 void OptionParser::Add(const OptionText& option, Setter set) { impl_->Add(option, std::move(set)); }
 
 void OptionParser::Add(const OptionText& option, std::string* value) {
-  std::vector<std::string> choices;
-  if (absl::StrContains(option.unit, '|')) choices = absl::StrSplit(option.unit, '|');
-  impl_->Add(option, [value, choices](const std::string& text) -> std::string {
-    if (!choices.empty() && std::count(choices.begin(), choices.end(), text) == 0) {
-      return absl::StrCat("got \"", text, "\", expected one of ", absl::StrJoin(choices, ", "));
-    }
-    *value = text;
-    return "";
-  });
+  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
 void OptionParser::Add(const OptionText& option, std::optional<std::string>* value) {
-  impl_->Add(option, [value](const std::string& text) {
-    *value = text;
-    return std::string();
-  });
+  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
 void OptionParser::Add(const OptionText& option, int64_t low, int64_t high, int64_t* value) {
   impl_->Add(option, [=](const std::string& text) { return SetInteger(text, low, high, value); });
 }
 
-void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
-  AddRepeated(option, [values](const std::string& text) {
-    values->push_back(text);
-    return std::string();
+void OptionParser::Add(const OptionText& option, double low, double high, double* value) {
+  impl_->Add(option, [=](const std::string& text) -> std::string {
+    double number;
+    if (!absl::SimpleAtod(text, &number) || !(number >= low && number <= high)) {
+      return absl::StrCat("got \"", text, "\", expected a number from ", low, " to ", high);
+    }
+    *value = number;
+    return "";
   });
+}
+
+void OptionParser::AddSeconds(const OptionText& option, double low, double high, double* seconds) {
+  impl_->Add(option, [=](const std::string& text) -> std::string {
+    const auto time = ParseDuration(text);
+    const double value =
+        time.ok() ? static_cast<double>(*time) / static_cast<double>(kSecond) : -1.0;
+    if (!(value >= low && value <= high)) {
+      return absl::StrCat("got \"", text, "\", expected a time with a unit, like 500ms or 10s, of ",
+                          low, "s to ", high, "s");
+    }
+    *seconds = value;
+    return "";
+  });
+}
+
+void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
+  AddRepeated(option, CheckedText(option, [values](const std::string& text) {
+                values->push_back(text);
+              }));
 }
 
 void OptionParser::AddRepeated(const OptionText& option, Setter set) {
@@ -330,52 +338,54 @@ void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
 }
 
 void OptionParser::AddFlag(const OptionText& option, bool* value) {
-  CLI::Option* added = impl_->app()
-                           ->add_flag_callback(option.name, [value] { *value = true; }, option.help)
+  CLI::Option* added = impl_->app
+                           ->add_flag_callback(
+                               option.name, [value] { *value = true; }, option.help)
                            ->group(option.group);
   impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/false);
 }
 
 void OptionParser::AddFlag(const OptionText& option, std::function<void(bool)> set) {
-  CLI::Option* added = impl_->app()
-                           ->add_flag_function(
-                               absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
-                               [set = std::move(set)](int64_t count) { set(count > 0); }, option.help)
-                           ->group(option.group)
-                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  CLI::Option* added =
+      impl_->app
+          ->add_flag_function(
+              absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
+              [set = std::move(set)](int64_t count) { set(count > 0); }, option.help)
+          ->group(option.group)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/true);
 }
 
-void OptionParser::AddLater(std::function<void()> add) { impl_->AddLater(std::move(add)); }
+void OptionParser::AddLater(std::function<void()> add) { impl_->later = std::move(add); }
 
 void OptionParser::ShowOnly(const std::vector<std::string>& names) {
-  for (DeclaredOption& option : impl_->declared()) {
+  for (DeclaredOption& option : impl_->declared) {
     option.text.is_common = std::count(names.begin(), names.end(), FirstName(option.text)) > 0;
   }
 }
 
-void OptionParser::set_more(const std::string& more) { impl_->set_more(more); }
+void OptionParser::set_more(const std::string& more) { impl_->more = more; }
 
-void OptionParser::set_footer(const std::string& footer) { impl_->set_footer(footer); }
+void OptionParser::set_footer(const std::string& footer) { impl_->footer = footer; }
 
 const std::vector<DeclaredOption>& OptionParser::Declared() {
   impl_->AddAll();
-  return impl_->declared();
+  return impl_->declared;
 }
 
 std::vector<OptionParser*> OptionParser::commands() const {
   std::vector<OptionParser*> commands;
-  for (const auto& child : impl_->children()) commands.push_back(child.get());
+  for (const auto& child : impl_->children) commands.push_back(child.get());
   return commands;
 }
 
-const std::string& OptionParser::name() const { return impl_->app()->get_name(); }
+const std::string& OptionParser::name() const { return impl_->app->get_name(); }
 
 ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
-  CLI::App& app = *impl_->app();
+  CLI::App& app = *impl_->app;
   OptionParser* chosen = this;
   for (int i = 1; i < argc && chosen == this; ++i) {
-    for (const auto& child : impl_->children()) {
+    for (const auto& child : impl_->children) {
       if (child->name() == argv[i]) chosen = child.get();
     }
   }
@@ -403,18 +413,18 @@ ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
     *text = WithHint(NameOf(app), missing);
     return ParseOutcome::kRefused;
   }
-  if (absl::Status status = impl_->CheckFiles(); !status.ok()) {
+  if (absl::Status status = CheckRunFiles(chosen->files()); !status.ok()) {
     *text = WithHint(NameOf(app), std::string(status.message()));
     return ParseOutcome::kRefused;
   }
   return ParseOutcome::kParsed;
 }
 
-bool OptionParser::is_chosen() const { return impl_->app()->parsed(); }
+bool OptionParser::is_chosen() const { return impl_->app->parsed(); }
 
 std::string OptionParser::Help() const { return impl_->Help(/*lists_all=*/false, ""); }
 
-const std::vector<RunFile>& OptionParser::files() const { return impl_->files(); }
+const std::vector<RunFile>& OptionParser::files() const { return impl_->files; }
 
 std::string SuggestName(std::string_view unknown, const std::vector<std::string>& known) {
   const std::string_view name = unknown.substr(0, unknown.find('='));

@@ -68,6 +68,9 @@ class OptionParser {
   void Add(const OptionText& option, std::string* value);
   void Add(const OptionText& option, std::optional<std::string>* value);
   void Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
+  void Add(const OptionText& option, double low, double high, double* value);
+  // A time with its unit, "500ms".
+  void AddSeconds(const OptionText& option, double low, double high, double* seconds);
   // An option with one value that may be given several times.
   void AddRepeated(const OptionText& option, std::vector<std::string>* values);
   void AddRepeated(const OptionText& option, Setter set);
@@ -101,7 +104,7 @@ class OptionParser {
   const std::vector<RunFile>& files() const;
 
  private:
-  class Impl;
+  struct Impl;
   explicit OptionParser(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/simulation_config.h"
 
@@ -201,10 +202,9 @@ absl::StatusOr<std::string> OptionField(std::string_view name) {
 }
 
 absl::Status SetOption(std::string_view name, const std::string& value, ReplayConfig* config) {
-  const auto field = OptionField(name);
-  if (!field.ok()) return field.status();
-  const std::string expected = SetField(Find(*field)->field, value, config);
-  return expected.empty() ? absl::OkStatus() : BadOption(FlagName(*field), value, expected);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(name));
+  const std::string expected = SetField(Find(field)->field, value, config);
+  return expected.empty() ? absl::OkStatus() : BadOption(FlagName(field), value, expected);
 }
 
 void BindOptions(std::string_view section, OptionParser* options, ReplayConfig* given,
@@ -345,7 +345,7 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
     }
     config->set_lookahead_hashes(false);
   }
-  if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckOptionRanges(*config));
   return config;
 }
 

@@ -8,6 +8,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -75,6 +76,16 @@ absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_v
 // `status` as one about an option: "--model: ...". The name that the library has for it, with which
 // its messages may begin, is left out.
 absl::Status OfOption(std::string_view flag, std::string_view name, const absl::Status& status);
+
+template <typename T>
+absl::StatusOr<T> OfOption(std::string_view flag, std::string_view name, absl::StatusOr<T> value) {
+  if (value.ok()) return value;
+  return OfOption(flag, name, value.status());
+}
+template <typename T>
+absl::StatusOr<T> OfOption(std::string_view flag, absl::StatusOr<T> value) {
+  return OfOption(flag, "", std::move(value));
+}
 
 // A status of the library, "retention_interval is 7, expected ...", in the words of the option
 // whose field it begins with: "--retention-interval: got 7, expected ...".

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -17,10 +19,9 @@ bool WriteStdout(const std::string& text) {
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
-  auto sink = OpenByteSink(path);
-  if (!sink.ok()) return sink.status();
-  absl::Status status = (*sink)->Write(text);
-  if (status.ok()) status = (*sink)->Close();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenByteSink(path));
+  absl::Status status = sink->Write(text);
+  if (status.ok()) status = sink->Close();
   return UnlessReaderGone(status);
 }
 
@@ -32,6 +33,11 @@ void PrintWarnings(const TraceReader& reader) {
 
 absl::Status UnlessReaderGone(const absl::Status& status) {
   return IsReaderGone(status) ? absl::OkStatus() : status;
+}
+
+ExitStatus Command::Run() {
+  const auto status = Execute();
+  return status.ok() ? *status : Fail(options_->name(), status.status());
 }
 
 ExitStatus Fail(const std::string& command, const absl::Status& status) {

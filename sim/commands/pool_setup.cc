@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/pool_setup.h"
+#include "kvblocks/sim/commands/model_plan.h"
 
 #include <algorithm>
 #include <string>
@@ -7,19 +7,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/sim/commands/kv_cache_groups.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
 absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const ModelOnDevice& hardware,
                                          int64_t block_bytes) {
-  const auto of_stages = CacheBytes(config, hardware);
-  if (!of_stages.ok()) return of_stages.status();
-  const int64_t bytes = of_stages->front();  // of one stage: see SetGivenGroups
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto of_stages, CacheBytes(config, hardware));
+  const int64_t bytes = of_stages.front();  // of one stage: see SetGivenGroups
   // The null block and one more.
   if (bytes / block_bytes < 2) {
     return absl::ResourceExhaustedError(absl::StrCat("a block takes ", block_bytes,
@@ -45,24 +48,22 @@ absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& har
     return BadOption("--pipeline-parallel", absl::StrCat(config.pipeline_parallel()),
                "1 next to --kv-cache-config, whose groups are of one stage");
   }
-  auto groups = MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks());
-  if (!groups.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv-cache-config: ", groups.status().message()));
-  }
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      auto groups, OfOption("--kv-cache-config",
+                            MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks())));
   if (config.match_unit() != 0) {
     return BadOption("--match-unit", absl::StrCat(config.match_unit()),
                "none next to --kv-cache-config, which has hash_block_size");
   }
-  setup->block_bytes = groups->block_bytes;
-  setup->chunk_bytes = groups->chunk_bytes;
+  setup->block_bytes = groups.block_bytes;
+  setup->chunk_bytes = groups.chunk_bytes;
   setup->plan = "given";
-  if (!groups->sized) {
+  if (!groups.sized) {
     const auto fitting = NumBlocksThatFit(config, hardware, setup->block_bytes);
     if (!fitting.ok()) return SizeError(fitting.status());
-    groups->config.num_blocks = *fitting;
+    groups.config.num_blocks = *fitting;
   }
-  setup->simulation.kv_cache = std::move(groups->config);
+  setup->simulation.kv_cache = std::move(groups.config);
   return absl::OkStatus();
 }
 
@@ -70,8 +71,7 @@ absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& har
 // the pool can hold; the plan is made for the longest that it does.
 absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
                               ReplaySetup* setup) {
-  const auto caches = LayerCachesOf(config, hardware.model);
-  if (!caches.ok()) return caches.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto caches, LayerCachesOf(config, hardware.model));
   std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
   if (config.num_blocks() == 0) {
     const auto available = CacheBytes(config, hardware);
@@ -79,10 +79,10 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
     bytes = *available;
   }
   PlanOptions options = MakePlanOptions(config, PolicyOf(config), bytes);
-  options.match_unit = MatchUnitOf(config, *caches);
+  options.match_unit = MatchUnitOf(config, caches);
   options.longest_automatic_len = config.max_model_len();
   options.limits.max_model_len = 0;
-  PlanResult result = MakePlan(*caches, options);
+  PlanResult result = MakePlan(caches, options);
   if (!result.ok()) {
     const absl::Status status = ToStatus(result.errors);
     if (config.num_blocks() == 0) return SizeError(status);
@@ -195,12 +195,12 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
     return BadOption("--kv-memory", absl::StrCat(config.kv_memory()),
                "0 where the number of blocks is given: both set the size of the pool");
   }
-  absl::Status status = config.has_kv_cache_config() ? SetGivenGroups(config, hardware, setup)
-                                                     : SetPlannedGroups(config, hardware, setup);
-  if (status.ok() && !given) {
-    status = CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware);
+  KVBLOCKS_RETURN_IF_ERROR(config.has_kv_cache_config()
+                               ? SetGivenGroups(config, hardware, setup)
+                               : SetPlannedGroups(config, hardware, setup));
+  if (!given) {
+    KVBLOCKS_RETURN_IF_ERROR(CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware));
   }
-  if (!status.ok()) return status;
   setup->num_blocks_source = given ? "given" : DescribeCacheBytes(config, hardware);
   if (given || config.kv_memory() > 0) {
     setup->beside_model_bytes = LeastBesideModel(config, hardware).value_or(-1);
@@ -211,10 +211,8 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   manager.watermark = config.watermark();
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  const auto policy = ParseEvictionPolicy(config.eviction_policy());
-  if (!policy.ok()) return policy.status();
-  manager.eviction_policy = *policy;
-  if (status = SetRetained(config, setup->simulation.kv_cache, &manager); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(manager.eviction_policy, ParseEvictionPolicy(config.eviction_policy()));
+  KVBLOCKS_RETURN_IF_ERROR(SetRetained(config, setup->simulation.kv_cache, &manager));
   manager.register_unreachable_blocks = config.cache_all_blocks();
   // Planned specs cover the tokens of all ranks; those of given groups are of one rank.
   if (config.has_kv_cache_config()) {
@@ -222,9 +220,38 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   } else {
     setup->simulation.ranks_per_block = config.decode_context_parallel();
   }
-  status = SetPartialHits(config, setup->simulation.kv_cache, &manager);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetPartialHits(config, setup->simulation.kv_cache, &manager));
   return SetRetention(config, setup->simulation.kv_cache, &manager);
+}
+
+absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ::kvblocks::config::v1::KvCacheConfig& message,
+                                               int64_t num_blocks) {
+  if (message.groups().empty()) return FieldError("groups", "nothing", "at least one group");
+  ReplayGroups result;
+  ::kvblocks::config::v1::KvCacheConfig sized = message;
+  result.sized = num_blocks > 0 || message.has_num_blocks() || message.has_native();
+  if (num_blocks > 0 || !result.sized) {
+    sized.set_num_blocks(num_blocks > 0 ? num_blocks : kMaxNumBlocks);
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(result.config, FromProto(sized));
+  for (size_t g = 0; g < result.config.groups.size(); ++g) {
+    const KvCacheGroup& group = result.config.groups[g];
+    const auto num_layers = static_cast<int64_t>(group.layer_names.size());
+    const std::optional<NativeLayout>& native = result.config.native;
+    const int64_t pages =
+        native ? native->pages_per_chunk[static_cast<size_t>(native->class_of_group[g])] : 1;
+    int64_t bytes;
+    if (__builtin_mul_overflow(group.spec.page_bytes(), num_layers, &bytes) ||
+        __builtin_mul_overflow(bytes, pages, &bytes)) {
+      return FieldError("groups[" + std::to_string(g) + "]",
+                        std::to_string(num_layers) + " layers of " +
+                            std::to_string(group.spec.page_bytes()) + " bytes per block",
+                        "bytes that fit 63 bits", "use a smaller block size");
+    }
+    int64_t& most = native ? result.chunk_bytes : result.block_bytes;
+    most = std::max(most, bytes);
+  }
+  return result;
 }
 
 }  // namespace kvblocks::sim

@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/checks/field_error.h"
-#include "kvblocks/sim/commands/kv_cache_groups.h"
+#include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/config.pb.h"

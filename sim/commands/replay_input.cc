@@ -1,10 +1,12 @@
 #include "kvblocks/sim/commands/replay_input.h"
 
 #include "kvblocks/checks/field_error.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/kv_cache_groups.h"
+#include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
@@ -14,9 +16,8 @@ using ::kvblocks::config::v1::ReplayConfig;
 namespace {
 
 absl::StatusOr<ConfigSource> ReadMessage(const std::string& file, google::protobuf::Message& message) {
-  const auto text = ReadConfigFile(file);
-  if (!text.ok()) return text.status();
-  return ConfigSource::Parse(*text, file, ConfigSyntax::kDetect, message);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(file));
+  return ConfigSource::Parse(text, file, ConfigSyntax::kDetect, message);
 }
 
 }  // namespace
@@ -58,32 +59,30 @@ void ReplayInput::AddOptions(bool is_replay) {
 absl::Status ReplayInput::Read(ReplayConfig* file) {
   // Groups are checked here, where their place in a file is known.
   if (!config_file_.empty()) {
-    const auto source = ReadMessage(config_file_, *file);
-    if (!source.ok()) return source.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto source, ReadMessage(config_file_, *file));
     if (fleets_ == Fleets::kRefused) {
-      if (absl::Status status = RefuseFleet(*file); !status.ok()) return source->Locate(status);
+      if (absl::Status status = RefuseFleet(*file); !status.ok()) return source.Locate(status);
     }
     if (file->has_kv_cache_config()) {
       const auto groups = MakeKvCacheGroups(file->kv_cache_config(), file->num_blocks());
       if (!groups.ok()) {
-        return source->Locate(WithFieldPrefix(groups.status(), "kv_cache_config"));
+        return source.Locate(WithFieldPrefix(groups.status(), "kv_cache_config"));
       }
     }
   }
   if (!groups_file_.empty()) {
     auto& message = *given_.mutable_kv_cache_config();
-    const auto source = ReadMessage(groups_file_, message);
-    if (!source.ok()) return source.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto source, ReadMessage(groups_file_, message));
     const int64_t num_blocks = given_.has_num_blocks() ? given_.num_blocks() : file->num_blocks();
     const auto groups = MakeKvCacheGroups(message, num_blocks);
-    if (!groups.ok()) return source->Locate(groups.status());
+    if (!groups.ok()) return source.Locate(groups.status());
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
   ReplayConfig file;
-  if (absl::Status status = Read(&file); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Read(&file));
   return EffectiveConfig(file, given_);
 }
 
@@ -93,11 +92,16 @@ absl::Status ReplayInput::CheckUses(const ReplayConfig& config) const {
 
 absl::StatusOr<ReplayConfig> ReplayInput::Asked() {
   ReplayConfig asked;
-  if (absl::Status status = Read(&asked); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Read(&asked));
   // Groups replace each other; they do not add up.
   if (given_.has_kv_cache_config()) asked.clear_kv_cache_config();
   asked.MergeFrom(given_);
   return asked;
+}
+
+absl::StatusOr<TraceReaderOptions> ReaderOptionsOf(const ReplayConfig& given) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, EffectiveConfig({}, given));
+  return MakeReaderOptions(config);
 }
 
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenReplayTrace(const ReplayConfig& config,

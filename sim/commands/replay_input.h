@@ -51,6 +51,10 @@ class ReplayInput {
   std::string config_file_, groups_file_;
 };
 
+// How a command that only reads a trace reads it. `given`: what the command line says.
+absl::StatusOr<TraceReaderOptions> ReaderOptionsOf(
+    const ::kvblocks::config::v1::ReplayConfig& given);
+
 // The trace of a configuration; without one the example workload.
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenReplayTrace(
     const ::kvblocks::config::v1::ReplayConfig& config, const TraceReaderOptions& options);

@@ -9,11 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/pool_setup.h"
-#include "kvblocks/sim/commands/step_time_setup.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/specs/data_type.h"
 

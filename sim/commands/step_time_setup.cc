@@ -1,13 +1,13 @@
-#include "kvblocks/sim/commands/step_time_setup.h"
-
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/commands/drafter_model.h"
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/kernel_tables.h"
 #include "kvblocks/sim/cost/pipeline.h"
@@ -35,36 +35,24 @@ absl::StatusOr<SimTime> TimeOption(absl::string_view flag, const std::string& te
 
 // Every duration is read, also those that the chosen clock does not use: a bad one is an error.
 struct Times {
-  SimTime step, draft;
+  SimTime step = 0, draft = 0;
   std::optional<SimTime> fixed, per_layer, per_sequence;
-  SimTime prefill_per_layer;
+  SimTime prefill_per_layer = 0;
 };
 
 absl::StatusOr<Times> ReadTimes(const ReplayConfig& config) {
-  Times times{};
-  const auto step = TimeOption("--step-time", config.step_time(), 1, 1);
-  const auto draft = TimeOption("--draft-time", config.draft_time(), 0, 0);
-  const auto prefill = TimeOption("--prefill-time-per-layer", config.prefill_time_per_layer(), 0,
-                                  100 * kMicrosecond);
-  for (const auto* time : {&step, &draft, &prefill}) {
-    if (!time->ok()) return time->status();
-  }
-  times.step = *step;
-  times.draft = *draft;
-  times.prefill_per_layer = *prefill;
-  struct {
-    const char* flag;
-    const std::string& text;
-    std::optional<SimTime>* out;
-  } const optional[] = {
-      {"--fixed-time", config.fixed_time(), &times.fixed},
-      {"--time-per-layer", config.time_per_layer(), &times.per_layer},
-      {"--time-per-sequence", config.time_per_sequence(), &times.per_sequence},
-  };
-  for (const auto& option : optional) {
-    const auto time = TimeOption(option.flag, option.text, 0, 0);
-    if (!time.ok()) return time.status();
-    if (!option.text.empty()) *option.out = *time;
+  Times times;
+  KVBLOCKS_ASSIGN_OR_RETURN(times.step, TimeOption("--step-time", config.step_time(), 1, 1));
+  KVBLOCKS_ASSIGN_OR_RETURN(times.draft, TimeOption("--draft-time", config.draft_time(), 0, 0));
+  KVBLOCKS_ASSIGN_OR_RETURN(times.prefill_per_layer,
+                            TimeOption("--prefill-time-per-layer", config.prefill_time_per_layer(),
+                                       0, 100 * kMicrosecond));
+  for (const auto& [flag, text, out] :
+       {std::tuple("--fixed-time", config.fixed_time(), &times.fixed),
+        std::tuple("--time-per-layer", config.time_per_layer(), &times.per_layer),
+        std::tuple("--time-per-sequence", config.time_per_sequence(), &times.per_sequence)}) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const SimTime time, TimeOption(flag, text, 0, 0));
+    if (!text.empty()) *out = time;
   }
   return times;
 }
@@ -211,9 +199,8 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     const ClockMaker& maker, const DraftWrapper& with_drafter) {
   const int64_t num_stages = config.pipeline_parallel();
   if (num_stages == 1) {
-    auto target = MakeTarget(config, hardware.model, times, maker);
-    if (!target.ok()) return target.status();
-    return with_drafter(*std::move(target));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto target, MakeTarget(config, hardware.model, times, maker));
+    return with_drafter(std::move(target));
   }
   if (config.time() == "recorded") {
     return absl::InvalidArgumentError(
@@ -229,11 +216,9 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
         absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
   }
   if (config.time() == "fixed") {
-    auto whole = MakeTarget(config, hardware.model, times, maker);
-    if (!whole.ok()) return whole.status();
-    auto drafted = with_drafter(*std::move(whole));
-    if (!drafted.ok()) return drafted.status();
-    return MakeDividedClock(*std::move(drafted),
+    KVBLOCKS_ASSIGN_OR_RETURN(auto whole, MakeTarget(config, hardware.model, times, maker));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto drafted, with_drafter(std::move(whole)));
+    return MakeDividedClock(std::move(drafted),
                             PipelineStages(hardware.model.num_layers(), num_stages));
   }
   std::vector<std::unique_ptr<StepTimeModel>> stages;
@@ -250,43 +235,42 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
 
 absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
                                            const ModelOnDevice& hardware) {
-  const auto times = ReadTimes(config);
-  if (!times.ok()) return times.status();
-  const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
-  if (!dtype.ok()) return OfOption("--kv-cache-dtype", "cache_dtype", dtype.status());
-  ClockMaker maker(config, hardware, *times, static_cast<double>(ElementBytes(dtype->storage)));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto times, ReadTimes(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto dtype, OfOption("--kv-cache-dtype", "cache_dtype",
+                                 ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16)));
+  ClockMaker maker(config, hardware, times, static_cast<double>(ElementBytes(dtype.storage)));
   const bool by_layers =
       config.time() == "auto" || config.time() == "table" || config.time() == "roofline";
   if (by_layers && config.time() != "roofline") {
-    if (absl::Status status = maker.LoadTables(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(maker.LoadTables());
   }
   // Recorded steps hold the drafter's time already; other clocks without layers cannot know it.
-  const auto drafter = DrafterOf(config, hardware.model);
-  if (!drafter.ok()) return drafter.status();
-  const bool drafts = drafter->num_passes > 0 && (by_layers || !config.draft_time().empty());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto drafter, DrafterOf(config, hardware.model));
+  const bool drafts = drafter.num_passes > 0 && (by_layers || !config.draft_time().empty());
   absl::StatusOr<std::unique_ptr<StepTimeModel>> pass(nullptr);
   if (drafts && !config.draft_time().empty()) {
-    if (times->draft > 0) pass = MakeFixedStepTime(times->draft);
-  } else if (drafts && drafter->model) {
-    pass = maker.Make(*drafter->model);
+    if (times.draft > 0) pass = MakeFixedStepTime(times.draft);
+  } else if (drafts && drafter.model) {
+    pass = maker.Make(*drafter.model);
   }
   if (!pass.ok()) return pass.status();
   const bool is_unknown = drafts && *pass == nullptr && config.draft_time().empty();
-  auto clock = MakeStages(
-      config, hardware, *times, maker,
-      [&](std::unique_ptr<StepTimeModel> target) -> absl::StatusOr<std::unique_ptr<StepTimeModel>> {
-        if (*pass == nullptr) return target;
-        return MakeDraftedStepTime(std::move(target), *std::move(pass), drafter->num_passes,
-                                   drafter->description);
-      });
-  if (!clock.ok()) return clock.status();
-  StepTimeSetup setup{.model = *std::move(clock),
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      auto clock, MakeStages(config, hardware, times, maker,
+                             [&](std::unique_ptr<StepTimeModel> target)
+                                 -> absl::StatusOr<std::unique_ptr<StepTimeModel>> {
+                               if (*pass == nullptr) return target;
+                               return MakeDraftedStepTime(std::move(target), *std::move(pass),
+                                                          drafter.num_passes, drafter.description);
+                             }));
+  StepTimeSetup setup{.model = std::move(clock),
                       .latency_is_meaningful = config.time() != "fixed",
                       .note = maker.note()};
   if (is_unknown) {
     setup.note =
         absl::StrCat(setup.note, setup.note.empty() ? "" : "; ",
-                     "the drafter's time and memory are not counted: ", drafter->description,
+                     "the drafter's time and memory are not counted: ", drafter.description,
                      " (--draft-model, --draft-time)");
   }
   return setup;

@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/gen/buckets.h"
 #include "kvblocks/sim/gen/fitted_generator.h"
 #include "kvblocks/sim/gen/generator.h"
@@ -120,10 +121,9 @@ absl::StatusOr<wl::Workload> FitTrace(TraceReader& reader) {
   int64_t before_ns = 0;
   const RequestFeed feed = FeedFrom(&reader);
   while (true) {
-    const auto request = feed();
-    if (!request.ok()) return request.status();
-    if (*request == nullptr) break;
-    if (!blocks.Make(**request, &keys) || (*request)->input_length > kMostPromptTokens) continue;
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto request, feed());
+    if (request == nullptr) break;
+    if (!blocks.Make(*request, &keys) || request->input_length > kMostPromptTokens) continue;
     path.clear();
     int64_t depth = 0;
     for (const uint64_t key : keys.keys) {
@@ -136,11 +136,11 @@ absl::StatusOr<wl::Workload> FitTrace(TraceReader& reader) {
       path.push_back(place->second);
     }
     Seen seen{};
-    seen.gap_ns = all.empty() ? 0 : (*request)->arrival_ns - before_ns;
-    before_ns = (*request)->arrival_ns;
+    seen.gap_ns = all.empty() ? 0 : request->arrival_ns - before_ns;
+    before_ns = request->arrival_ns;
     seen.depth = depth;
-    seen.new_tokens = (*request)->input_length - depth * block_tokens;
-    seen.output = std::min((*request)->output_length, kMostPromptTokens);
+    seen.new_tokens = request->input_length - depth * block_tokens;
+    seen.output = std::min(request->output_length, kMostPromptTokens);
     if (depth > 0) {
       const int deepest = path[static_cast<size_t>(depth) - 1];
       seen.distance = tree.Distance(deepest);
@@ -165,13 +165,14 @@ absl::StatusOr<wl::Workload> FitTrace(TraceReader& reader) {
 }
 
 absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader& second) {
-  const auto b = RunOrder(second.info(), FeedFrom(&second), {});
-  if (!b.ok()) return b.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto b, RunOrder(second.info(), FeedFrom(&second), {}));
   CurveDifference difference;
-  const auto pair = [&](int64_t size) { return CurvePair{size, Share(first, size), Share(*b, size)}; };
+  const auto pair = [&](int64_t size) {
+    return CurvePair{size, Share(first, size), Share(b, size)};
+  };
   difference.greatest = pair(0);
   std::vector<int64_t> sizes;
-  for (const OrderRun* run : {&first, &*b}) {
+  for (const OrderRun* run : {&first, &b}) {
     for (const HitCurve::Point& point : run->curve.points()) sizes.push_back(point.num_blocks);
   }
   std::sort(sizes.begin(), sizes.end());
@@ -220,13 +221,12 @@ absl::StatusOr<CurvePair> ChooseSeed(
   const uint64_t most = std::clamp(kRequestsToTry / requests, kFewestSeeds, kMostSeeds);
   for (uint64_t seed = 1; seed <= most && (best == 0 || least.off() > kNearEnough); ++seed) {
     workload->set_seed(seed);
-    auto made = OpenTraceString(PrintWorkload(*workload), "the workload", {});
-    if (!made.ok()) return made.status();
-    *made = wrap(*std::move(made));
-    const auto difference = CompareCurves(trace, **made);
-    if (!difference.ok()) return difference.status();
-    if (best != 0 && difference->greatest.off() >= least.off()) continue;
-    least = difference->greatest;
+    KVBLOCKS_ASSIGN_OR_RETURN(auto made,
+                              OpenTraceString(PrintWorkload(*workload), "the workload", {}));
+    made = wrap(std::move(made));
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto difference, CompareCurves(trace, *made));
+    if (best != 0 && difference.greatest.off() >= least.off()) continue;
+    least = difference.greatest;
     best = seed;
   }
   workload->set_seed(best);

@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/gen/workload.pb.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 

@@ -20,6 +20,7 @@
 #include "kvblocks/attention/cuda/cuda_ops.h"
 #include "kvblocks/attention/cuda/host_tensor_ops.h"
 #endif
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
@@ -27,8 +28,8 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_json.h"
 #include "kvblocks/sim/report/verification.pb.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/verify/verifying_observer.h"
@@ -98,57 +99,41 @@ std::string Line(const char* label, const std::string& text) {
 class VerifyCommand final : public Command {
  public:
   explicit VerifyCommand(OptionParser* program)
-      : options_(program->AddCommand("verify", "Replay a trace with real tensors and check them")),
+      : Command(program->AddCommand("verify", "Replay a trace with real tensors and check them")),
         input_(options_) {
     const char* kVerify = "Verification";
-    options_->Add({.name = "--rows",
-                   .unit = "N",
-                   .help = "query rows attended per step and layer; 0: all [32]",
-                   .group = kVerify},
+    options_->Add({"--rows", "N", "query rows attended per step and layer; 0: all [32]", kVerify},
                   0, int64_t{1} << 40, &rows_);
-    options_->Add({.name = "--max-tokens",
-                   .unit = "TOKENS",
-                   .help = "stop when so many are computed; 0: never [0]",
-                   .group = kVerify},
-                  0, int64_t{1} << 60, &max_tokens_);
-    options_->Add({.name = "--layers-per-group",
-                   .unit = "N",
-                   .help = "small layers per KV-cache group [1]",
-                   .group = kVerify},
-                  1, kMaxLayersPerGroup, &layers_);
+    options_->Add(
+        {"--max-tokens", "TOKENS", "stop when so many are computed; 0: never [0]", kVerify}, 0,
+        int64_t{1} << 60, &max_tokens_);
+    options_->Add({"--layers-per-group", "N", "small layers per KV-cache group [1]", kVerify}, 1,
+                  kMaxLayersPerGroup, &layers_);
     options_->AddFlag(
         {.name = "--poison", .help = "fill void blocks with NaN [on]", .group = kVerify},
         [this](bool value) { poison_ = value; });
-    options_->Add({.name = "--backend",
-                   .unit = "cpu|cpu_reference|cuda",
-                   .help = "does the paged side [cpu]",
-                   .group = kVerify},
+    options_->Add({"--backend", "cpu|cpu_reference|cuda", "does the paged side [cpu]", kVerify},
                   &backend_);
-    options_->Add({.name = "--threads",
-                   .unit = "N",
-                   .help = "0: one per processor [0]",
-                   .group = kVerify},
-                  0, kMaxThreads, &threads_);
-    options_->AddFlag(
-        {.name = "--json", .help = "print JSON instead of the table", .group = kVerify}, &json_);
-    options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kVerify}, &quiet_);
+    options_->Add({"--threads", "N", "0: one per processor [0]", kVerify}, 0, kMaxThreads,
+                  &threads_);
+    output_.AddJson(options_, "Output");
+    output_.AddTerminal(options_, "Output", "no progress line");
     input_.AddOptions();
     options_->set_footer(kVerifyFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
   Verification Found(const std::string& engine, const VerifyingObserver& observer,
                      const SimulationResult& result, bool is_partial) const;
   std::string Report(const Verification& found, double seconds) const;
 
-  OptionParser* options_;
   ReplayInput input_;
   int64_t rows_ = 32, max_tokens_ = 0, layers_ = 1, threads_ = 0;
   std::string backend_ = "cpu";
-  bool poison_ = true, quiet_ = false, json_ = false;
+  bool poison_ = true;
+  ReportOutput output_;
 };
 
 Verification VerifyCommand::Found(const std::string& engine, const VerifyingObserver& observer,
@@ -266,20 +251,17 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
   return text;
 }
 
-ExitStatus VerifyCommand::Run() {
+absl::StatusOr<ExitStatus> VerifyCommand::Execute() {
   const auto started = std::chrono::steady_clock::now();
-  auto config = input_.Configure();
-  if (!config.ok()) return Fail("verify", config.status());
+  KVBLOCKS_ASSIGN_OR_RETURN(auto config, input_.Configure());
   // The devices of the catalogue say how long steps take; cuda is this machine's.
-  if (config->device() == kCuda) {
-    config->set_device(EffectiveConfig({}, {})->device());
+  if (config.device() == kCuda) {
+    config.set_device(EffectiveConfig({}, {})->device());
     backend_ = kCuda;
   }
-  auto setup = MakeReplaySetup(*config);
-  if (!setup.ok()) return Fail("verify", setup.status());
-  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("verify", status);
-  auto reader = OpenReplayTrace(*config, setup->reader);
-  if (!reader.ok()) return Fail("verify", reader.status());
+  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, MakeReplaySetup(config));
+  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup.reader));
 
   attention::ThreadPool threads(static_cast<int>(threads_));
   VerifyingObserver::Options options;
@@ -289,16 +271,14 @@ ExitStatus VerifyCommand::Run() {
 #endif
   if (backend_ == kCuda) {
 #ifdef KVBLOCKS_WITH_CUDA
-    auto opened = OpenCuda();
-    if (!opened.ok()) return Fail("verify", opened.status());
-    cuda = *std::move(opened);
+    KVBLOCKS_ASSIGN_OR_RETURN(cuda, OpenCuda());
     options.ops = cuda.get();
     options.on_memory = [&cuda](absl::Span<std::byte> memory) { return cuda->Share(memory); };
 #else
-    return Fail("verify", absl::UnimplementedError(
-                              "--backend=cuda: this kvsim was built without CUDA; ./kvsim verify "
-                              "--device=cuda builds one with it, where there is a CUDA compiler "
-                              "(tools/cuda_toolkit.sh installs one)"));
+    return absl::UnimplementedError(
+        "--backend=cuda: this kvsim was built without CUDA; ./kvsim verify "
+        "--device=cuda builds one with it, where there is a CUDA compiler "
+        "(tools/cuda_toolkit.sh installs one)");
 #endif
   }
   options.tolerance = ToleranceOf(backend_);
@@ -306,57 +286,52 @@ ExitStatus VerifyCommand::Run() {
   options.poison = poison_;
   options.layers_per_group = layers_;
   options.max_rows_per_step = rows_;
-  options.seed = config->seed();
-  if (setup->layout == LayoutName(PoolLayout::kSlab)) options.layout = PoolLayout::kSlab;
-  const auto tiers = MakeTiers(*setup);
-  if (!tiers.ok()) return Fail("verify", tiers.status());
-  options.tiers = tiers->get();
-  if (*tiers != nullptr && (*tiers)->NeedsEvents()) {
-    return Fail("verify", absl::InvalidArgumentError(
-                              "--tier: got store=on-evict in the first tier, expected another one: what the "
-                              "device evicts is told when its block has been written anew"));
+  options.seed = config.seed();
+  if (setup.layout == LayoutName(PoolLayout::kSlab)) options.layout = PoolLayout::kSlab;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
+  options.tiers = tiers.get();
+  if (tiers != nullptr && tiers->NeedsEvents()) {
+    return absl::InvalidArgumentError(
+        "--tier: got store=on-evict in the first tier, expected another one: what the "
+        "device evicts is told when its block has been written anew");
   }
   VerifyingObserver observer(options);
-  if (*tiers != nullptr) {
-    (*tiers)->set_on_copies([&](absl::Span<const KvCopy> copies) { observer.OnCopies(copies); });
+  if (tiers != nullptr) {
+    tiers->set_on_copies([&](absl::Span<const KvCopy> copies) { observer.OnCopies(copies); });
   }
 #ifdef KVBLOCKS_WITH_CUDA
   // Unmaps the observer's memory before that is freed.
   const absl::Cleanup close_cuda = [&cuda] { cuda.reset(); };
 #endif
   // A wrong number ends the run in the iteration in which it is found.
-  setup->simulation.progress_interval = 1;
-  auto simulation = MakeSimulation(*setup, reader->get(), {&observer}, tiers->get());
-  if (!simulation.ok()) return Fail("verify", simulation.status());
-  ProgressLine progress(quiet_);
+  setup.simulation.progress_interval = 1;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
+                            MakeSimulation(setup, reader.get(), {&observer}, tiers.get()));
+  ProgressLine progress(output_.quiet());
   bool is_partial = false;
-  (*simulation)->set_progress([&](const SimulationProgress& p) {
+  simulation->set_progress([&](const SimulationProgress& p) {
     if (!observer.status().ok()) return false;
     const attention::VerifierStats& stats = observer.verifier()->stats();
     is_partial = max_tokens_ > 0 && stats.num_tokens >= max_tokens_;
     progress.Update(p, stats.num_hit_tokens, stats.num_hit_tokens + stats.num_tokens);
     return !is_partial;
   });
-  const absl::Status status = (*simulation)->Run();
+  const absl::Status status = simulation->Run();
   progress.Clear();
-  PrintWarnings(**reader);
+  PrintWarnings(*reader);
   const bool is_wrong = observer.status().code() == absl::StatusCode::kDataLoss;
-  if (!observer.status().ok() && !is_wrong) return Fail("verify", observer.status());
-  if (!is_wrong && !is_partial && !status.ok()) return Fail("verify", status);
-  if (absl::Status ran = CheckSomethingRan((*simulation)->result(), *config, *setup); !ran.ok()) {
-    return Fail("verify", ran);
-  }
+  if (!observer.status().ok() && !is_wrong) return observer.status();
+  if (!is_wrong && !is_partial && !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckSomethingRan(simulation->result(), config, setup));
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   if (is_wrong) {
     std::fprintf(stderr, "kvsim verify: %s\n", std::string(observer.status().message()).c_str());
   }
-  const Verification found =
-      Found(config->engine(), observer, (*simulation)->result(), is_partial);
-  const auto text = json_ ? ToJson(found) : Report(found, seconds);
-  if (!text.ok()) return Fail("verify", text.status());
-  if (!WriteStdout(*text)) return kBadInput;
-  return is_wrong ? kMissed : kDone;
+  const Verification found = Found(config.engine(), observer, simulation->result(), is_partial);
+  const ExitStatus printed =
+      output_.Print("verify", found, {.table = [&](bool) { return Report(found, seconds); }});
+  return printed == kDone && is_wrong ? kMissed : printed;
 }
 
 }  // namespace

@@ -302,16 +302,10 @@ std::string FormatCurve(const pb::CurveReport& report, bool color) {
                               WithThousands(std::llround(report.sampling().sampled_references())),
                               report.sampling().seeds()));
   }
-  bool is_first = true;
-  for (const std::string& sentence : report.sentences()) {
-    page.Text(is_first ? "answers" : "", sentence);
-    is_first = false;
+  for (int i = 0; i < report.sentences_size(); ++i) {
+    page.Text(i == 0 ? "answers" : "", report.sentences(i));
   }
-  is_first = true;
-  for (const std::string& note : report.notes()) {
-    page.Text(is_first ? "notes" : "", note);
-    is_first = false;
-  }
+  for (int i = 0; i < report.notes_size(); ++i) page.Text(i == 0 ? "notes" : "", report.notes(i));
   return page.Take();
 }
 

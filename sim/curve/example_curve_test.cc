@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/example/example_workload.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 

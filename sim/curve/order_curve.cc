@@ -1,7 +1,12 @@
 #include "kvblocks/sim/curve/order_curve.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <random>
 #include <utility>
+
+#include "absl/container/flat_hash_map.h"
 
 namespace kvblocks::sim {
 
@@ -92,17 +97,146 @@ void OrderCurve::Add(const CurveRequest& request) {
   }
   history_.Settle();
 
-  ++num_requests_;
-  num_prompt_tokens_ += request.num_prompt_tokens;
-  num_prompt_blocks_ += request.num_prompt_blocks;
-  num_references_ += num_keyed;
-  smallest_pool_ = std::max(smallest_pool_, request.smallest_pool);
-  if (num_found > 0) ++num_requests_with_hit_;
+  ++sums_.num_requests;
+  sums_.num_prompt_tokens += request.num_prompt_tokens;
+  sums_.num_prompt_blocks += request.num_prompt_blocks;
+  sums_.num_references += num_keyed;
+  sums_.smallest_pool = std::max(sums_.smallest_pool, request.smallest_pool);
+  if (num_found > 0) ++sums_.num_requests_with_hit;
+  sums_.num_distinct = paths_.num_blocks();
 }
 
 HitCurve OrderCurve::Finish() {
   curve_.Finish();
   return std::move(curve_);
+}
+
+RequestFeed FeedFrom(TraceReader* reader, std::function<void()> progress) {
+  return [reader, progress = std::move(progress),
+          request = std::make_shared<TraceRequest>()]() -> absl::StatusOr<TraceRequest*> {
+    const auto more = reader->Next(*request);
+    if (!more.ok()) return more.status();
+    if (progress) progress();
+    return *more ? request.get() : nullptr;
+  };
+}
+
+namespace {
+
+// Copies, so that whoever takes one may change it.
+RequestFeed FeedInOrder(const std::vector<TraceRequest>* requests, std::vector<size_t> order) {
+  return [requests, order = std::move(order), next = size_t{0},
+          request = std::make_shared<TraceRequest>()]() mutable -> absl::StatusOr<TraceRequest*> {
+    if (next == order.size()) return nullptr;
+    *request = (*requests)[order[next++]];
+    return request.get();
+  };
+}
+
+std::vector<size_t> PlacesOf(const std::vector<TraceRequest>& requests) {
+  std::vector<size_t> places(requests.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  return places;
+}
+
+}  // namespace
+
+RequestFeed FeedFrom(const std::vector<TraceRequest>* requests) {
+  return FeedInOrder(requests, PlacesOf(*requests));
+}
+
+RequestFeed ShuffledFeedFrom(const std::vector<TraceRequest>* requests, uint64_t seed) {
+  // Every session's turns take the places that its shuffled turns drew, in order.
+  std::vector<size_t> drawn = PlacesOf(*requests);
+  std::mt19937_64 engine(seed);
+  for (size_t i = drawn.size(); i > 1; --i) std::swap(drawn[i - 1], drawn[engine() % i]);
+  absl::flat_hash_map<uint64_t, std::vector<size_t>> places;
+  for (size_t place = 0; place < drawn.size(); ++place) {
+    const uint64_t session = (*requests)[drawn[place]].session;
+    if (session != 0) places[session].push_back(place);
+  }
+  absl::flat_hash_map<uint64_t, size_t> turns;
+  for (size_t i = 0; i < requests->size(); ++i) {
+    const uint64_t session = (*requests)[i].session;
+    if (session != 0) drawn[places[session][turns[session]++]] = i;
+  }
+  return FeedInOrder(requests, std::move(drawn));
+}
+
+absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed,
+                                                  const TraceReader* reader) {
+  std::vector<TraceRequest> requests;
+  int64_t bytes = 0;
+  while (true) {
+    const auto request = feed();
+    if (!request.ok()) return request.status();
+    if (*request == nullptr) return requests;
+    bytes += BytesOf(**request);
+    if (reader != nullptr) {
+      if (absl::Status status = CheckHeldBytes(bytes, *reader); !status.ok()) return status;
+    }
+    requests.push_back(std::move(**request));
+  }
+}
+
+absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed,
+                                  const OrderRunOptions& options) {
+  OrderRun run;
+  RequestBlocks blocks(info, options.blocks);
+  OrderCurve curve(
+      {.free_order = options.free_order, .drops_last_hit = options.blocks.drops_last_hit});
+  if (options.with_bound) {
+    run.bound = std::make_unique<BeladyBound>();
+    run.static_bound = std::make_unique<StaticBound>();
+  }
+  CurveRequest request;
+  while (true) {
+    const auto next = feed();
+    if (!next.ok()) return next.status();
+    if (*next == nullptr) break;
+    if (!blocks.Make(**next, &request)) {
+      ++run.num_left_out;
+      continue;
+    }
+    curve.Add(request);
+    run.num_without_arrival += (*next)->has_arrival ? 0 : 1;
+    if (!options.with_bound) continue;
+    run.bound->Add(request, curve.segments());
+    run.static_bound->Add(request, curve.segments());
+  }
+  run.curve = curve.Finish();
+  static_cast<OrderSums&>(run) = curve.sums();
+  if (options.with_bound) {
+    run.bound->Prepare(curve.TakePaths());
+    run.static_bound->Prepare();
+  }
+  return run;
+}
+
+RoundingLoss LossByRounding(const TraceInfo& info, const std::vector<TraceRequest>& requests,
+                            int64_t block_tokens) {
+  RoundingLoss loss;
+  if (info.block_tokens == 0) return loss;
+  RequestBlocks blocks(info, {.block_tokens = info.block_tokens, .counted = CountedBlocks::kIds});
+  BlockPaths paths;
+  std::vector<BlockPaths::Segment> segments;
+  CurveRequest ids;
+  TraceRequest request;
+  for (const TraceRequest& original : requests) {
+    request = original;
+    if (!blocks.Make(request, &ids)) continue;
+    const int64_t num_seen = paths.Follow(ids.keys, &segments);
+    const int64_t shared = std::min(num_seen * info.block_tokens, request.input_length);
+    const int64_t hit = std::min(shared, request.input_length - 1) / block_tokens * block_tokens;
+    loss.shared_tokens += shared;
+    loss.lost_tokens += shared - hit;
+    if (shared > 0 && hit == 0) {
+      loss.short_tokens += shared;
+      ++loss.short_requests;
+    }
+    paths.Append(ids.keys, num_seen, &segments);
+  }
+  return loss;
 }
 
 }  // namespace kvblocks::sim

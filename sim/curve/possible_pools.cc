@@ -51,7 +51,7 @@ void PossiblePoolsObserver::OnArrival(const SimRequest& request, SimTime) {
   CurveRequest blocks;
   if (!pass_->blocks.Make(request_, &blocks)) return;
   pass_->curve.Add(blocks);
-  if (pass_->curve.num_references() <= max_references_) return;
+  if (pass_->curve.sums().num_references <= max_references_) return;
   pass_.reset();
   not_known_ = absl::StrCat("more than ", WithThousands(max_references_),
                             " blocks to follow; kvsim curve does");
@@ -61,7 +61,7 @@ void PossiblePoolsObserver::Fill(::kvblocks::report::v1::PossiblePools* out) {
   constexpr double kGib = 1073741824.0;
   out->set_not_known(not_known_);
   if (!pass_) return;
-  const int64_t smallest = pass_->curve.smallest_pool();
+  const int64_t smallest = pass_->curve.sums().smallest_pool;
   const HitCurve curve = pass_->curve.Finish();
   if (curve.max_hits() == 0) {
     out->set_not_known("no cache of any size could hit a block");

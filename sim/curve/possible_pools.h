@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/report.pb.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {

@@ -26,7 +26,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/sim/curve/hit_curve.h"
-#include "kvblocks/sim/curve/size_history.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 
 namespace kvblocks::sim {

@@ -81,16 +81,11 @@ void CompareWithRealPools(uint64_t seed, FreeOrder free_order, int64_t* num_exac
 }
 
 RC_GTEST_PROP(ScheduleCurveProperty, HitsAreThoseOfRealPoolsOfEverySize, (uint64_t first_seed)) {
-  int64_t num_exact = 0;
-  for (uint64_t seed = first_seed; num_exact < kCasesPerSeed; ++seed) {
-    CompareWithRealPools(seed, FreeOrder::kUnhashedFirst, &num_exact);
-  }
-}
-
-RC_GTEST_PROP(ScheduleCurveProperty, AlsoWhereFreedBlocksGoToTheBack, (uint64_t first_seed)) {
-  int64_t num_exact = 0;
-  for (uint64_t seed = first_seed; num_exact < kCasesPerSeed; ++seed) {
-    CompareWithRealPools(seed, FreeOrder::kAppendAll, &num_exact);
+  for (const FreeOrder order : {FreeOrder::kUnhashedFirst, FreeOrder::kAppendAll}) {
+    int64_t num_exact = 0;
+    for (uint64_t seed = first_seed; num_exact < kCasesPerSeed; ++seed) {
+      CompareWithRealPools(seed, order, &num_exact);
+    }
   }
 }
 

@@ -10,10 +10,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/sweep/bisection.h"
-#include "kvblocks/sim/sweep/probe.h"
+#include "kvblocks/sim/sweep/condition.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
@@ -57,9 +57,8 @@ absl::StatusOr<std::vector<pb::PointResult>> BorderSearch::Replay(
     const std::vector<std::vector<pb::Setting>>& points) {
   std::vector<PlannedPoint> planned;
   for (const std::vector<pb::Setting>& settings : points) {
-    auto point = PlanPoint(options_.asked, settings, hashes_);
-    if (!point.ok()) return point.status();
-    planned.push_back(*std::move(point));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto point, PlanPoint(options_.asked, settings, hashes_));
+    planned.push_back(std::move(point));
   }
   return runner_->Run(planned);
 }
@@ -84,14 +83,12 @@ absl::StatusOr<std::vector<bool>> BorderSearch::Probe(const std::vector<double>&
   for (const double number : numbers) {
     points.push_back({MakeSetting(options_.searched.field, ValueText(number))});
   }
-  auto results = Replay(points);
-  if (!results.ok()) return results.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto results, Replay(points));
   std::vector<bool> holds;
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto one = HoldsAll((*results)[i]);
-    if (!one.ok()) return one.status();
-    holds.push_back(*one);
-    tried_[numbers[i]] = std::move((*results)[i]);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto one, HoldsAll(results[i]));
+    holds.push_back(one);
+    tried_[numbers[i]] = std::move(results[i]);
   }
   return holds;
 }
@@ -113,21 +110,16 @@ pb::SweepReport BorderSearch::MakeTried(std::vector<SweepMetric>* metrics) const
 
 absl::StatusOr<pb::BorderReport> BorderSearch::Run(std::vector<SweepMetric>* metrics) {
   if (!options_.baseline.empty()) {
-    auto results = Replay({options_.baseline});
-    if (!results.ok()) return results.status();
-    baseline_ = std::move(results->front());
+    KVBLOCKS_ASSIGN_OR_RETURN(auto results, Replay({options_.baseline}));
+    baseline_ = std::move(results.front());
     if (!baseline_.problem().empty()) {
       return absl::FailedPreconditionError(absl::StrCat("--baseline: ", baseline_.problem()));
     }
   }
   const SearchedOption& searched = options_.searched;
-  if (absl::Status status = border_.Try({searched.first, searched.last}); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = border_.CloseIn(); !status.ok()) return status;
-  if (absl::Status status = border_.LookBeyond(searched.first, searched.last); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(border_.Try({searched.first, searched.last}));
+  KVBLOCKS_RETURN_IF_ERROR(border_.CloseIn());
+  KVBLOCKS_RETURN_IF_ERROR(border_.LookBeyond(searched.first, searched.last));
   pb::BorderReport report;
   report.set_schema_version(1);
   report.set_option(searched.field);
@@ -168,10 +160,9 @@ absl::StatusOr<SearchedOption> ParseSearchedOption(std::string_view text) {
   if (equals == std::string_view::npos || equals == 0) {
     return bad("OPTION=FIRST:LAST, like num-blocks=500:20000");
   }
-  const auto field = OptionField(text.substr(0, equals));
-  if (!field.ok()) return field.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(text.substr(0, equals)));
   SearchedOption searched;
-  searched.field = *field;
+  searched.field = field;
   std::string_view range = text.substr(equals + 1);
   if (const size_t open = range.find('{'); open != std::string_view::npos) {
     const size_t close = range.find('}', open);
@@ -190,7 +181,7 @@ absl::StatusOr<SearchedOption> ParseSearchedOption(std::string_view text) {
   }
   int64_t ignored;
   searched.is_whole = absl::SimpleAtoi(ends[0], &ignored) && absl::SimpleAtoi(ends[1], &ignored);
-  if (const auto values = AxisValues(searched.Ends()); !values.ok()) return values.status();
+  KVBLOCKS_RETURN_IF_ERROR(AxisValues(searched.Ends()).status());
   return searched;
 }
 
@@ -200,25 +191,20 @@ absl::StatusOr<pb::Setting> ParseSetting(std::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("got \"", std::string(text), "\", expected OPTION=VALUE"));
   }
-  const auto field = OptionField(text.substr(0, equals));
-  if (!field.ok()) return field.status();
-  pb::Setting setting = MakeSetting(*field, std::string(text.substr(equals + 1)));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(text.substr(0, equals)));
+  pb::Setting setting = MakeSetting(field, std::string(text.substr(equals + 1)));
   ::kvblocks::config::v1::ReplayConfig scratch;
-  if (absl::Status status = SetOption(*field, setting.value(), &scratch); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(SetOption(field, setting.value(), &scratch));
   return setting;
 }
 
 absl::Status AddLimits(double goodput, BorderOptions* options) {
-  const auto config = EffectiveConfig(options->asked, {});
-  if (!config.ok()) return config.status();
-  const auto has_limits = HasLimits(config->slo(), goodput);
-  if (!has_limits.ok()) return has_limits.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, EffectiveConfig(options->asked, {}));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto has_limits, HasLimits(config.slo(), goodput));
   const bool names_limits = std::erase_if(options->conditions, [](const Condition& condition) {
                               return !condition.metric.has_value();
                             }) > 0;
-  if (*has_limits) {
+  if (has_limits) {
     options->conditions.push_back({.text = "slo", .metric = std::nullopt, .goodput = goodput});
     return absl::OkStatus();
   }
@@ -268,6 +254,67 @@ std::string FormatBorder(const pb::BorderReport& report, const std::vector<Sweep
   page.Blank();
   constexpr int64_t kMostRows = 1000;
   return page.Take() + FormatSweep(report.tried(), metrics, kMostRows, color);
+}
+
+std::string Bisection::Text(double number) const {
+  return options_.is_whole ? absl::StrFormat("%.0f", number) : absl::StrCat(number);
+}
+
+double FourDigits(double number) {
+  double rounded = number;
+  return absl::SimpleAtod(absl::StrFormat("%.4g", number), &rounded) ? rounded : number;
+}
+
+absl::Status Bisection::Try(std::vector<double> numbers) {
+  for (double& number : numbers)
+    number = options_.is_whole ? std::round(number) : FourDigits(number);
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto is_met, probe_(numbers));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const double number = numbers[i];
+    if (is_met[i] == options_.low_meets) {
+      if (high_ > 0 && number > high_) {
+        is_monotone_ = false;
+      } else if (number > low_) {
+        low_ = number;
+      }
+    } else if (low_ > 0 && number < low_) {
+      is_monotone_ = false;
+    } else if (high_ == 0 || number < high_) {
+      high_ = number;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Bisection::CloseIn() {
+  while (low_ > 0 && high_ > 0 && high_ / low_ > 1 + options_.tolerance) {
+    if (options_.is_whole && high_ - low_ < 1.5) break;
+    const double third = std::cbrt(high_ / low_);
+    const double before_low = low_, before_high = high_;
+    std::vector<double> between = {low_ * third, low_ * third * third};
+    if (options_.is_whole) {
+      for (double& number : between) number = std::clamp(std::round(number), low_ + 1, high_ - 1);
+    }
+    KVBLOCKS_RETURN_IF_ERROR(Try(std::move(between)));
+    // No number between them has four digits.
+    if (low_ == before_low && high_ == before_high) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Bisection::LookBeyond(double first, double last) {
+  if (low_ == 0 || high_ == 0) return absl::OkStatus();
+  const double near = 1 + options_.tolerance, far = 1 + 4 * options_.tolerance;
+  std::vector<double> beyond = options_.low_meets ? std::vector{high_ * near, high_ * far}
+                                                  : std::vector{low_ / far, low_ / near};
+  if (options_.is_whole) {
+    for (double& number : beyond) {
+      number = options_.low_meets ? std::ceil(number) : std::floor(number);
+    }
+  }
+  std::erase_if(beyond, [&](double number) { return number < first || number > last; });
+  return beyond.empty() ? absl::OkStatus() : Try(std::move(beyond));
 }
 
 }  // namespace kvblocks::sim

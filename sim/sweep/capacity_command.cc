@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -15,10 +15,8 @@
 #include "kvblocks/sim/sweep/border_search.h"
 #include "kvblocks/sim/sweep/capacity_search.h"
 #include "kvblocks/sim/sweep/condition.h"
-#include "kvblocks/sim/sweep/probe.h"
 #include "kvblocks/sim/sweep/search_command.h"
 #include "kvblocks/sim/sweep/split_search.h"
-#include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
@@ -53,87 +51,55 @@ Exit status: 0 done, 1 nothing meets the limits, 2 bad input or options, 4 inter
 class CapacityCommand final : public Command {
  public:
   explicit CapacityCommand(OptionParser* program)
-      : options_(program->AddCommand(
+      : Command(program->AddCommand(
             "capacity", "Find the highest rate within limits, or the border of any option")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->Add({.name = "--rate",
-                   .unit = "REQUESTS/S",
-                   .help = "rate to serve: find the fewest replicas for it"},
-                  [this](const std::string& text) { return SetNumber(text, 1e-9, 1e9, &rate_); });
-    options_->Add(
-        {.name = "--devices",
-         .unit = "DEVICE:PRICE,...",
-         .help = "try each of them; with prices of one device for an hour, find the cheapest"},
-        &devices_);
-    options_->AddList({.name = "--tensor-parallels",
-                       .unit = "RANKS",
-                       .help = "try each of them, with each device"},
-                      1, 1024, &tensor_parallels_);
-    options_->Add({.name = "--goodput",
-                   .unit = "SHARE",
-                   .help = "of requests that must meet all limits of --slo"},
-                  [this](const std::string& text) { return SetNumber(text, 1e-9, 1, &goodput_); });
-    options_->Add(
-        {.name = "--tolerance", .unit = "SHARE", .help = "of the number that is found [0.02]"},
-        [this](const std::string& text) { return SetNumber(text, 0.002, 1, &tolerance_); });
+    options_->Add({"--rate", "REQUESTS/S", "rate to serve: find the fewest replicas for it"}, 1e-9,
+                  1e9, &rate_);
+    options_->Add({"--devices", "DEVICE:PRICE,...",
+                   "try each of them; with prices of one device for an hour, find the cheapest"},
+                  &devices_);
+    options_->AddList({"--tensor-parallels", "RANKS", "try each of them, with each device"}, 1,
+                      1024, &tensor_parallels_);
+    options_->Add({"--goodput", "SHARE", "of requests that must meet all limits of --slo"}, 1e-9,
+                  1.0, &goodput_);
+    options_->Add({"--tolerance", "SHARE", "of the number that is found [0.02]"}, 0.002, 1.0,
+                  &tolerance_);
     const char* kBorder = "The border of an option";
-    options_->Add({.name = "--largest",
-                   .unit = "OPTION=FIRST:LAST",
-                   .help = "find the largest value with which all conditions hold",
-                   .group = kBorder},
+    options_->Add({"--largest", "OPTION=FIRST:LAST",
+                   "find the largest value with which all conditions hold", kBorder},
                   &largest_);
-    options_->Add({.name = "--smallest",
-                   .unit = "OPTION=FIRST:LAST",
-                   .help = "find the smallest value with which all conditions hold",
-                   .group = kBorder},
+    options_->Add({"--smallest", "OPTION=FIRST:LAST",
+                   "find the smallest value with which all conditions hold", kBorder},
                   &smallest_);
-    options_->AddRepeated({.name = "--where",
-                           .unit = "CONDITION",
-                           .help = "beside the percentiles of --slo: METRIC<=NUMBER or "
-                                   "METRIC>=NUMBER, as docs/searching.md names metrics, or a multiple of the "
-                                   "baseline's: ttft-mean<=0.9*baseline",
-                           .group = kBorder},
-                          &where_);
-    options_->AddRepeated({.name = "--baseline",
-                           .unit = "OPTION=VALUE",
-                           .help = "how the replay differs that conditions compare with",
-                           .group = kBorder},
+    options_->AddRepeated(
+        {"--where", "CONDITION",
+         "beside the percentiles of --slo: METRIC<=NUMBER or "
+         "METRIC>=NUMBER, as docs/searching.md names metrics, or a multiple of the "
+         "baseline's: ttft-mean<=0.9*baseline",
+         kBorder},
+        &where_);
+    options_->AddRepeated({"--baseline", "OPTION=VALUE",
+                           "how the replay differs that conditions compare with", kBorder},
                           &baseline_);
-    options_->Add({.name = "--prices",
-                   .unit = "DEVICE:PRICE,...",
-                   .help = "of one device for an hour, for cost-per-1m-tokens",
-                   .group = kBorder},
+    options_->Add({"--prices", "DEVICE:PRICE,...",
+                   "of one device for an hour, for cost-per-1m-tokens", kBorder},
                   &prices_);
     search_.AddRunOptions(options_);
     search_.AddOutputOptions(
         options_, {.rows_help = "with --largest or --smallest, one row per value that was tried"});
-    options_->Add({.name = "--split-replicas",
-                   .unit = "N",
-                   .help = "try each division of N replicas into prefill and decode at the trace's "
-                           "rate; with --goodput: find the fewest, up to N",
-                   .group = "Prefill and decode replicas"},
+    options_->Add({"--split-replicas", "N",
+                   "try each division of N replicas into prefill and decode at the trace's "
+                   "rate; with --goodput: find the fewest, up to N",
+                   "Prefill and decode replicas"},
                   2, kMostSplitReplicas, &split_replicas_);
     split_.AddOptions(options_, /*with_replicas=*/false);
     input_.AddOptions();
     options_->set_footer(kCapacityFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override {
-    const auto status = Search();
-    return status.ok() ? *status : Fail("capacity", status.status());
-  }
-
  private:
-  static std::string SetNumber(const std::string& text, double low, double high, double* value) {
-    double number;
-    if (absl::SimpleAtod(text, &number) && number >= low && number <= high) {
-      *value = number;
-      return "";
-    }
-    return absl::StrCat("got \"", text, "\", expected a number from ", low, " to ", high);
-  }
-  absl::StatusOr<ExitStatus> Search();
+  absl::StatusOr<ExitStatus> Execute() override;
   absl::StatusOr<ExitStatus> SearchSplit();
   absl::StatusOr<ExitStatus> SearchBorder();
   bool is_border() const { return !largest_.empty() || !smallest_.empty(); }
@@ -146,7 +112,6 @@ class CapacityCommand final : public Command {
     return absl::OkStatus();
   }
 
-  OptionParser* options_;
   ReplayInput input_;
   SplitInput split_;
   int64_t split_replicas_ = 0;
@@ -159,53 +124,42 @@ class CapacityCommand final : public Command {
 };
 
 absl::StatusOr<ExitStatus> CapacityCommand::SearchSplit() {
-  if (absl::Status status = Refuse({{"--rate", rate_ > 0},
-                                    {"--devices", !devices_.empty()},
-                                    {"--tensor-parallels", !tensor_parallels_.empty()},
-                                    {"--tolerance", tolerance_ != kTolerance},
-                                    {"--results", search_.keeps_results()},
-                                    {"--largest", !largest_.empty()},
-                                    {"--smallest", !smallest_.empty()}},
-                                   ": has no use with --split-replicas; leave it out");
-      !status.ok()) {
-    return status;
-  }
-  const auto config = input_.Configure();
-  if (!config.ok()) return config.status();
-  if (absl::Status status = input_.CheckUses(*config); !status.ok()) return status;
-  if (absl::Status status = search_.CheckOutputs(FilesOf(*config)); !status.ok()) return status;
-  const auto report =
-      FindSplit({.config = *config, .most_replicas = split_replicas_, .goodput = goodput_}, split_,
-                search_.num_threads(), search_.quiet(), &search_.traces());
-  if (!report.ok()) return report.status();
-  const bool is_found = report->has_best_split();
-  return search_.Print("capacity", *report,
-                       {.table = [&](bool color) { return FormatSplitSearch(*report, color); }},
+  KVBLOCKS_RETURN_IF_ERROR(Refuse({{"--rate", rate_ > 0},
+                                   {"--devices", !devices_.empty()},
+                                   {"--tensor-parallels", !tensor_parallels_.empty()},
+                                   {"--tolerance", tolerance_ != kTolerance},
+                                   {"--results", search_.keeps_results()},
+                                   {"--largest", !largest_.empty()},
+                                   {"--smallest", !smallest_.empty()}},
+                                  ": has no use with --split-replicas; leave it out"));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
+  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
+  KVBLOCKS_RETURN_IF_ERROR(search_.CheckOutputs(FilesOf(config)));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto report,
+      FindSplit({.config = config, .most_replicas = split_replicas_, .goodput = goodput_}, split_,
+                search_.num_threads(), search_.quiet(), &search_.traces()));
+  const bool is_found = report.has_best_split();
+  return search_.Print("capacity", report,
+                       {.table = [&](bool color) { return FormatSplitSearch(report, color); }},
                        is_found ? kDone : kMissed);
 }
 
-absl::StatusOr<ExitStatus> CapacityCommand::Search() {
+absl::StatusOr<ExitStatus> CapacityCommand::Execute() {
   if (!is_border()) {
-    if (absl::Status status = Refuse({{"--where", !where_.empty()},
-                                      {"--baseline", !baseline_.empty()},
-                                      {"--prices", !prices_.empty()},
-                                      {"--csv", !search_.csv().empty()}},
-                                     " needs --largest or --smallest beside it");
-        !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(Refuse({{"--where", !where_.empty()},
+                                     {"--baseline", !baseline_.empty()},
+                                     {"--prices", !prices_.empty()},
+                                     {"--csv", !search_.csv().empty()}},
+                                    " needs --largest or --smallest beside it"));
   }
   if (split_replicas_ > 0) return SearchSplit();
   if (is_border()) return SearchBorder();
-  auto asked = input_.Asked();
-  if (!asked.ok()) return asked.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto asked, input_.Asked());
   CapacityOptions options;
-  options.asked = *std::move(asked);
-  auto devices = ParseDevices(devices_, options.asked);
-  if (!devices.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--devices: ", devices.status().message()));
-  }
-  options.devices = *std::move(devices);
+  options.asked = std::move(asked);
+  KVBLOCKS_ASSIGN_OR_RETURN(options.devices,
+                            OfOption("--devices", ParseDevices(devices_, options.asked)));
   options.tensor_parallels = tensor_parallels_;
   options.goodput = goodput_;
   options.target_rate = rate_;
@@ -220,31 +174,26 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
        {CheckSearchUses(options.asked, tried), search_.CheckOutputs(FilesOf(options.asked, {}))}) {
     if (!status.ok()) return status;
   }
-  if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;
-  const auto report =
-      FindCapacity(options, &search_.runner(), &search_.traces(), &search_.hashes());
-  if (!report.ok()) return report.status();
+  KVBLOCKS_RETURN_IF_ERROR(search_.Open("capacity", ""));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto report, FindCapacity(options, &search_.runner(),
+                                                            &search_.traces(), &search_.hashes()));
   bool has_answer = false;
-  for (const auto& candidate : report->candidates()) has_answer |= candidate.problem().empty();
-  return search_.Print("capacity", *report,
-                       {.table = [&](bool color) { return FormatCapacity(*report, color); }},
+  for (const auto& candidate : report.candidates()) has_answer |= candidate.problem().empty();
+  return search_.Print("capacity", report,
+                       {.table = [&](bool color) { return FormatCapacity(report, color); }},
                        has_answer ? kDone : kMissed);
 }
 
 absl::StatusOr<ExitStatus> CapacityCommand::SearchBorder() {
-  if (absl::Status status =
-          Refuse({{"--rate", rate_ > 0},
-                  {"--devices", !devices_.empty()},
-                  {"--tensor-parallels", !tensor_parallels_.empty()},
-                  {"--smallest", !largest_.empty() && !smallest_.empty()}},
-                 ": has no use with --largest or --smallest of another option; leave it out");
-      !status.ok()) {
-    return status;
-  }
-  auto asked = input_.Asked();
-  if (!asked.ok()) return asked.status();
+  KVBLOCKS_RETURN_IF_ERROR(
+      Refuse({{"--rate", rate_ > 0},
+              {"--devices", !devices_.empty()},
+              {"--tensor-parallels", !tensor_parallels_.empty()},
+              {"--smallest", !largest_.empty() && !smallest_.empty()}},
+             ": has no use with --largest or --smallest of another option; leave it out"));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto asked, input_.Asked());
   BorderOptions options;
-  options.asked = *std::move(asked);
+  options.asked = std::move(asked);
   options.is_largest = !largest_.empty();
   options.tolerance = tolerance_;
   const char* flag = options.is_largest ? "--largest" : "--smallest";
@@ -253,47 +202,38 @@ absl::StatusOr<ExitStatus> CapacityCommand::SearchBorder() {
     return absl::InvalidArgumentError(absl::StrCat(flag, ": ", searched.status().message()));
   }
   options.searched = *std::move(searched);
-  const auto prices = ParsePrices(prices_, options.asked);
-  if (!prices.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--prices: ", prices.status().message()));
-  }
-  auto conditions = ParseConditions(where_, *prices);
-  if (!conditions.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--where: ", conditions.status().message()));
-  }
-  options.conditions = *std::move(conditions);
-  if (absl::Status status = AddLimits(goodput_, &options); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto prices,
+                            OfOption("--prices", ParsePrices(prices_, options.asked)));
+  KVBLOCKS_ASSIGN_OR_RETURN(options.conditions,
+                            OfOption("--where", ParseConditions(where_, prices)));
+  KVBLOCKS_RETURN_IF_ERROR(AddLimits(goodput_, &options));
   std::vector<pb::Axis> axes = {options.searched.Ends()};
   for (const std::string& text : baseline_) {
-    const auto setting = ParseSetting(text);
-    if (!setting.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--baseline: ", setting.status().message()));
-    }
-    options.baseline.push_back(*setting);
-    axes.emplace_back().set_option(setting->option());
-    axes.back().add_values(setting->value());
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto setting, OfOption("--baseline", ParseSetting(text)));
+    options.baseline.push_back(setting);
+    axes.emplace_back().set_option(setting.option());
+    axes.back().add_values(setting.value());
   }
   for (const absl::Status& status :
        {CheckBaseline(options), CheckSearchUses(options.asked, axes),
         search_.CheckOutputs(FilesOf(options.asked, axes))}) {
     if (!status.ok()) return status;
   }
-  if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;
-  auto metrics = FindSweepMetrics(
-      "hit-rate,ttft-mean,ttft-p99,tpot-p95,output-tokens-per-s,good-share", {});
-  if (!metrics.ok()) return metrics.status();
+  KVBLOCKS_RETURN_IF_ERROR(search_.Open("capacity", ""));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      auto metrics,
+      FindSweepMetrics("hit-rate,ttft-mean,ttft-p99,tpot-p95,output-tokens-per-s,good-share", {}));
   for (const Condition& condition : options.conditions) {
     if (!condition.metric) continue;
-    std::erase_if(*metrics, [&](const SweepMetric& m) { return m.name == condition.metric->name; });
-    metrics->insert(metrics->begin(), *condition.metric);
+    std::erase_if(metrics, [&](const SweepMetric& m) { return m.name == condition.metric->name; });
+    metrics.insert(metrics.begin(), *condition.metric);
   }
-  const auto report = FindBorder(options, &*metrics, &search_.runner(), &search_.hashes());
-  if (!report.ok()) return report.status();
-  return search_.Print(
-      "capacity", *report,
-      {.table = [&](bool color) { return FormatBorder(*report, *metrics, color); },
-       .rows = [&] { return SweepCsv(report->tried()); }},
-      report->value().empty() ? kMissed : kDone);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto report,
+                            FindBorder(options, &metrics, &search_.runner(), &search_.hashes()));
+  return search_.Print("capacity", report,
+                       {.table = [&](bool color) { return FormatBorder(report, metrics, color); },
+                        .rows = [&] { return SweepCsv(report.tried()); }},
+                       report.value().empty() ? kMissed : kDone);
 }
 
 }  // namespace

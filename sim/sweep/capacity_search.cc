@@ -7,18 +7,15 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/sweep/bisection.h"
-#include "kvblocks/sim/sweep/probe.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/sim/sweep/border_search.h"
+#include "kvblocks/sim/sweep/condition.h"
 
 namespace kvblocks::sim {
 
@@ -32,12 +29,7 @@ constexpr double kLeastSpeedup = 1.0 / 1024;
 constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
 
-// Four digits: far below any tolerance, and short enough to type again.
 std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
-double Rounded(double speedup) {
-  double rounded = speedup;
-  return absl::SimpleAtod(SpeedupText(speedup), &rounded) ? rounded : speedup;
-}
 
 class CapacitySearch {
  public:
@@ -102,9 +94,8 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         "--time: got fixed: with steps of one length no latency means anything; expected another "
         "clock");
   }
-  const auto has_limits = HasLimits(config.slo(), options_.goodput);
-  if (!has_limits.ok()) return has_limits.status();
-  if (!*has_limits) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto has_limits, HasLimits(config.slo(), options_.goodput));
+  if (!has_limits) {
     return absl::InvalidArgumentError(
         config.slo().empty()
             ? "--slo: none given, expected limits with percentiles, like ttft:2s@p99,tpot:50ms@p95"
@@ -123,10 +114,9 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         absl::StrCat("--replica: got \"", config.replica(),
                      "\", expected none with --devices and --tensor-parallels, which try alike ones"));
   }
-  const auto kinds = ReplicaKinds(config);
-  if (!kinds.ok()) return kinds.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
   fleet_ = 0;
-  for (const ReplicaKind& kind : *kinds) fleet_ += kind.count;
+  for (const ReplicaKind& kind : kinds) fleet_ += kind.count;
   if (!has_router_) return absl::OkStatus();
   // Whatever their number will be.
   ReplayConfig two = config;
@@ -135,9 +125,8 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
 }
 
 absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityReport* report) {
-  const auto trace = traces_->Get(config);
-  if (!trace.ok()) return trace.status();
-  const DecodedTrace& decoded = **trace;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces_->Get(config));
+  const DecodedTrace& decoded = *trace;
   arrival_seconds_ = decoded.arrival_seconds();
   num_conversations_ = decoded.num_conversations;
   if (decoded.requests.size() < 2 || arrival_seconds_ <= 0) {
@@ -185,20 +174,19 @@ absl::StatusOr<std::vector<Probed>> CapacitySearch::ProbeAll(
           MakeSetting("speedup", SpeedupText(one.speedup))};
       if (one.is_spread) settings.push_back(MakeSetting("spread", "true"));
       if (is_one_replay) settings.push_back(MakeSetting("replicas", absl::StrCat(one.replicas)));
-      auto point = PlanPoint(options_.asked, settings, hashes_,
-                             is_one_replay || one.replicas == 1 ? 0 : one.replicas, replica);
-      if (!point.ok()) return point.status();
-      points.push_back(*std::move(point));
+      KVBLOCKS_ASSIGN_OR_RETURN(
+          auto point, PlanPoint(options_.asked, settings, hashes_,
+                                is_one_replay || one.replicas == 1 ? 0 : one.replicas, replica));
+      points.push_back(std::move(point));
     }
   }
-  const auto results = runner_->Run(points);
-  if (!results.ok()) return results.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto results, runner_->Run(points));
   std::vector<Probed> probed;
   size_t next = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto count = static_cast<size_t>(counts[i]);
     Probed& one = probed.emplace_back(
-        JudgeLimits(absl::MakeConstSpan(*results).subspan(next, count), options_.goodput));
+        JudgeLimits(absl::MakeConstSpan(results).subspan(next, count), options_.goodput));
     one.probe.set_speedup(SpeedupText(wanted[i].speedup));
     one.probe.set_requests_per_s(has_followers_ && one.arrivals_per_s > 0
                                      ? one.arrivals_per_s
@@ -215,11 +203,10 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   const auto probe = [&](const std::vector<double>& speedups) -> absl::StatusOr<std::vector<bool>> {
     std::vector<Wanted> wanted;
     for (const double speedup : speedups) wanted.push_back({speedup, fleet_});
-    auto results = ProbeAll(*candidate, wanted);
-    if (!results.ok()) return results.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto results, ProbeAll(*candidate, wanted));
     std::vector<bool> is_met;
     for (size_t i = 0; i < speedups.size(); ++i) {
-      Probed& one = (*results)[i];
+      Probed& one = results[i];
       if (!one.probe.problem().empty()) {
         candidate->set_problem(one.probe.problem());
         return absl::CancelledError(one.probe.problem());
@@ -245,10 +232,10 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   }
   // Recorders that look every few seconds give many requests one time.
   if (border.high() > 0 && num_arrivals_ > 2 * num_arrival_times_) {
-    const auto spread =
-        ProbeAll(*candidate, {{.speedup = border.high(), .replicas = fleet_, .is_spread = true}});
-    if (!spread.ok()) return spread.status();
-    candidate->set_met_if_spread(spread->front().probe.met());
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        const auto spread,
+        ProbeAll(*candidate, {{.speedup = border.high(), .replicas = fleet_, .is_spread = true}}));
+    candidate->set_met_if_spread(spread.front().probe.met());
   }
   if (border.low() == 0) {
     candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
@@ -261,34 +248,33 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
 absl::Status CapacitySearch::CloseInOnRate(Bisection* border,
                                            const std::map<double, Probed>& probed) const {
   for (double speedup = 1; border->high() == 0 && speedup <= kMostSpeedup; speedup *= 4) {
-    if (absl::Status status = border->Try({speedup, 2 * speedup}); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(border->Try({speedup, 2 * speedup}));
   }
   // Slower, requests hardly meet each other, and the clock ends after 106 days.
   const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
   for (double speedup = 0.25; border->low() == 0 && speedup >= least; speedup /= 4) {
     const double before = WorstUse(probed.at(border->high()).probe);
-    if (absl::Status status = border->Try({speedup, 2 * speedup}); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(border->Try({speedup, 2 * speedup}));
     // Requests that come one by one are as fast as they get.
     if (border->low() == 0 && WorstUse(probed.at(border->high()).probe) == before) break;
   }
-  if (absl::Status status = border->CloseIn(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(border->CloseIn());
   return border->LookBeyond(0, std::numeric_limits<double>::infinity());
 }
 
 absl::StatusOr<Probed> CapacitySearch::ProbeTarget(
     const pb::CapacityReport::Candidate& candidate, int64_t replicas) {
   constexpr double kClose = 0.99, kLeastStep = 1.1;
-  double speedup = Rounded(options_.target_rate / trace_rate_);
+  double speedup = FourDigits(options_.target_rate / trace_rate_);
   while (true) {
-    auto probed = ProbeAll(candidate, {{speedup, replicas}});
-    if (!probed.ok()) return probed.status();
-    Probed& one = probed->front();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto probed, ProbeAll(candidate, {{speedup, replicas}}));
+    Probed& one = probed.front();
     const double rate = one.probe.requests_per_s();
     // What misses at less than the rate misses at the rate.
     if (!has_followers_ || !one.probe.met() || rate >= kClose * options_.target_rate) {
       return std::move(one);
     }
-    speedup = Rounded(speedup * std::max(kLeastStep, options_.target_rate / rate));
+    speedup = FourDigits(speedup * std::max(kLeastStep, options_.target_rate / rate));
     if (speedup > kMostSpeedup) {
       one.probe.set_problem(
           absl::StrFormat("the think times of this trace keep it below %.4g requests/s, asked for "
@@ -311,9 +297,7 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
                                           num_conversations_, "); a longer trace is needed"));
       return absl::OkStatus();
     }
-    const auto probed = ProbeTarget(*candidate, replicas);
-    if (!probed.ok()) return probed.status();
-    const Probed& one = *probed;
+    KVBLOCKS_ASSIGN_OR_RETURN(const Probed one, ProbeTarget(*candidate, replicas));
     if (!one.probe.problem().empty()) {
       candidate->set_problem(one.probe.problem());
       return absl::OkStatus();
@@ -365,77 +349,45 @@ void CapacitySearch::ChooseCheapest(pb::CapacityReport* report) const {
 }
 
 absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
-  const auto config = EffectiveConfig(options_.asked, {});
-  if (!config.ok()) return config.status();
-  if (absl::Status status = Check(*config); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, EffectiveConfig(options_.asked, {}));
+  KVBLOCKS_RETURN_IF_ERROR(Check(config));
   pb::CapacityReport report;
   report.set_schema_version(1);
-  report.set_slo(config->slo());
+  report.set_slo(config.slo());
   report.set_goodput(options_.goodput);
   report.set_target_rate(options_.target_rate);
   report.set_tolerance(options_.tolerance);
   if (has_router_ || fleet_ > 1) {
-    report.set_router(config->router().empty() ? "round-robin" : config->router());
+    report.set_router(config.router().empty() ? "round-robin" : config.router());
   }
   if (fleet_ > 1) report.set_fleet(fleet_);
-  if (absl::Status status = ReadRate(*config, &report); !status.ok()) return status;
-  std::vector<CapacityOptions::Device> devices = options_.devices;
-  if (devices.empty()) devices.push_back({config->device(), 0});
+  KVBLOCKS_RETURN_IF_ERROR(ReadRate(config, &report));
+  PricedDevices devices = options_.devices;
+  if (devices.empty()) devices.push_back({config.device(), 0});
   std::vector<int64_t> tensor_parallels = options_.tensor_parallels;
-  if (tensor_parallels.empty()) tensor_parallels.push_back(config->tensor_parallel());
-  for (const CapacityOptions::Device& device : devices) {
+  if (tensor_parallels.empty()) tensor_parallels.push_back(config.tensor_parallel());
+  for (const auto& [name, price] : devices) {
     for (const int64_t tensor_parallel : tensor_parallels) {
       pb::CapacityReport::Candidate* candidate = report.add_candidates();
-      candidate->set_device(device.name);
+      candidate->set_device(name);
       candidate->set_tensor_parallel(tensor_parallel);
-      candidate->set_price_per_hour(device.price_per_hour);
-      if (absl::Status status = FindHighestRate(candidate); !status.ok()) return status;
+      candidate->set_price_per_hour(price);
+      KVBLOCKS_RETURN_IF_ERROR(FindHighestRate(candidate));
       if (options_.target_rate == 0 || !candidate->problem().empty()) continue;
-      if (absl::Status status = FindReplicas(candidate); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(FindReplicas(candidate));
     }
   }
   ChooseCheapest(&report);
   report.set_workload(absl::StrFormat(
       "%s: %s, %.4g requests/s as recorded",
-      config->trace().empty() ? "example" : config->trace().substr(config->trace().rfind('/') + 1),
+      config.trace().empty() ? "example" : config.trace().substr(config.trace().rfind('/') + 1),
       Plural(static_cast<int64_t>(std::llround(trace_rate_ * arrival_seconds_)) + 1, "request"),
       trace_rate_));
-  AddCapacityNotes({.arrival_seconds = arrival_seconds_,
-                    .num_arrivals = num_arrivals_,
-                    .num_arrival_times = num_arrival_times_},
-                   &report);
+  AddCapacityNotes(arrival_seconds_, num_arrivals_, num_arrival_times_, &report);
   return report;
 }
 
 }  // namespace
-
-absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(const std::string& text,
-                                                                  const ReplayConfig& config) {
-  std::vector<CapacityOptions::Device> devices;
-  if (text.empty()) return devices;
-  const auto catalogue = LoadCatalogue(config);
-  if (!catalogue.ok()) return catalogue.status();
-  for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
-    const size_t colon = part.find(':');
-    double price = 0;
-    if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
-                                       !(price > 0) || !std::isfinite(price))) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got \"", part,
-                       "\", expected DEVICE or DEVICE:PRICE with a price above 0, like h100:2.5"));
-    }
-    const auto device = catalogue->FindDevice(part.substr(0, colon));
-    if (!device.ok()) return device.status();
-    devices.push_back({device->name, price});
-  }
-  const auto has_price = [](const CapacityOptions::Device& d) { return d.price_per_hour > 0; };
-  if (std::any_of(devices.begin(), devices.end(), has_price) &&
-      !std::all_of(devices.begin(), devices.end(), has_price)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got \"", text, "\", expected a price for every device or for none"));
-  }
-  return devices;
-}
 
 absl::StatusOr<pb::CapacityReport> FindCapacity(const CapacityOptions& options, PointRunner* runner,
                                                 DecodedTraces* traces, ContentHashes* hashes) {

@@ -24,39 +24,27 @@
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/sweep/point_runner.h"
 #include "kvblocks/sim/sweep/sweep.pb.h"
+#include "kvblocks/sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 
 struct CapacityOptions {
-  struct Device {
-    std::string name;
-    double price_per_hour = 0;  // 0: unknown
-  };
   ::kvblocks::config::v1::ReplayConfig asked;  // what is set, the objectives among it
-  std::vector<Device> devices;                 // none: that of `asked`
+  PricedDevices devices;                       // none: that of `asked`
   std::vector<int64_t> tensor_parallels;       // none: that of `asked`
   double goodput = 0;      // share of requests within all limits; 0: percentiles alone
   double target_rate = 0;  // requests/s; 0: none
   double tolerance = 0.02;
 };
 
-// "h100:2.5,h200" with or without prices.
-absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(
-    const std::string& text, const ::kvblocks::config::v1::ReplayConfig& config);
-
 absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const CapacityOptions& options,
                                                                    PointRunner* runner,
                                                                    DecodedTraces* traces,
                                                                    ContentHashes* hashes);
 
-// Of the trace.
-struct CapacityNoteFacts {
-  double arrival_seconds = 0;  // from the first to the last
-  int64_t num_arrivals = 0;    // of requests that wait for none
-  int64_t num_arrival_times = 0;
-};
-// What a planner must know beside the rates that were found. The report has everything else.
-void AddCapacityNotes(const CapacityNoteFacts& facts,
+// What a planner must know beside the rates that were found. Of the trace: the time from the first to
+// the last arrival, and the arrivals of requests that wait for none.
+void AddCapacityNotes(double arrival_seconds, int64_t num_arrivals, int64_t num_arrival_times,
                       ::kvblocks::sweep::v1::CapacityReport* report);
 
 // A screen for people.

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/sweep/probe.h"
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/slo.h"
 
 namespace kvblocks::sim {
 
@@ -56,9 +61,7 @@ absl::StatusOr<Condition> ParseCondition(std::string_view text, const DevicePric
         "got \"", std::string(text),
         "\", expected METRIC<=NUMBER, METRIC>=NUMBER or slo, like ttft-p99<=500 or hit-rate>=0.6"));
   }
-  auto metric = FindSweepMetric(text.substr(0, sign), prices);
-  if (!metric.ok()) return metric.status();
-  condition.metric = *std::move(metric);
+  KVBLOCKS_ASSIGN_OR_RETURN(condition.metric, FindSweepMetric(text.substr(0, sign), prices));
   std::string bound(text.substr(sign + 2));
   condition.is_of_baseline = absl::EndsWith(bound, kBaseline);
   if (condition.is_of_baseline) bound.resize(bound.size() - std::strlen(kBaseline));
@@ -82,9 +85,8 @@ absl::StatusOr<std::vector<Condition>> ParseConditions(const std::vector<std::st
                                                        const DevicePrices& prices) {
   std::vector<Condition> conditions;
   for (const std::string& text : texts) {
-    auto condition = ParseCondition(text, prices);
-    if (!condition.ok()) return condition.status();
-    conditions.push_back(*std::move(condition));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto condition, ParseCondition(text, prices));
+    conditions.push_back(std::move(condition));
   }
   return conditions;
 }
@@ -129,6 +131,179 @@ std::string DescribeMiss(const std::vector<Condition>& conditions, const pb::Poi
                     DescribeBottleneck(JudgeLimits(absl::MakeConstSpan(&result, 1), 0)));
   }
   return text;
+}
+
+namespace {
+
+// What the replicas of a probe add up to.
+struct ProbeSums {
+  // One of independent replicas, or several behind a router. REQUIRES: it has a report.
+  void Add(const pb::PointResult& result);
+
+  std::vector<int64_t> good;  // requests within each limit
+  // At its percentile: of the worst of independent replicas, or of all requests behind a router.
+  std::vector<double> observed;
+  int64_t all_good = 0, total = 0, arrived = 0;
+  double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
+  double worst_use = -1;  // of its limits, by the worst replica
+  pb::PointResult worst = {};
+
+ private:
+  void AddReplica(const pb::PointResult& result);
+};
+
+void ProbeSums::AddReplica(const pb::PointResult& result) {
+  const auto& goodput = result.report().goodput();
+  const auto& workload = result.report().workload();
+  if (workload.requests_arrived() > 0) {
+    arrived += workload.requests_arrived();
+    first_arrival = std::min(first_arrival, workload.first_arrival_s());
+    last_arrival = std::max(last_arrival, workload.last_arrival_s());
+  }
+  total += goodput.requests_total();
+  all_good += goodput.requests_good();
+  double use = 0;
+  for (size_t o = 0; o < good.size(); ++o) {
+    const auto& objective = goodput.objectives(static_cast<int>(o));
+    good[o] += objective.requests_good();
+    observed[o] = std::max(observed[o], objective.observed_ms());
+    use = std::max(use, objective.observed_ms() / objective.limit_ms());
+  }
+  if (use > worst_use) {
+    worst_use = use;
+    worst = result;
+  }
+}
+
+void ProbeSums::Add(const pb::PointResult& result) {
+  if (!result.has_fleet()) return AddReplica(result);
+  const auto& fleet = result.fleet();
+  for (int r = 0; r < fleet.reports_size(); ++r) {
+    pb::PointResult one;
+    *one.mutable_report() = fleet.reports(r);
+    if (!one.report().has_config()) *one.mutable_report()->mutable_config() = fleet.config();
+    *one.mutable_pressure() = result.pressures(r);
+    AddReplica(one);
+  }
+  // With those that ended at the router.
+  total = fleet.goodput().requests_total();
+  for (size_t o = 0; o < good.size(); ++o) {
+    observed[o] = fleet.goodput().objectives(static_cast<int>(o)).observed_ms();
+  }
+}
+
+// What kept requests from being served sooner.
+std::string ShortResource(const pb::PointResult& result) {
+  const auto& report = result.report();
+  const auto& pressure = result.pressure();
+  const auto& throughput = report.throughput();
+  const std::string step =
+      absl::StrFormat("steps have %.1f requests and %.0f tokens on average",
+                      throughput.mean_batch_requests(), throughput.mean_step_tokens());
+  constexpr double kSeldom = 0.02, kMostly = 0.5, kFullSteps = 0.8;
+  const double waiting = pressure.waiting_share();
+  if (waiting < kSeldom) {
+    return absl::StrCat("compute: almost no request waits, but steps take too long (", step, ")");
+  }
+  if (pressure.pool_full_share() >= kMostly * waiting) {
+    return absl::StrFormat("the block pool: at least 90 %% in use for %.0f %% of the time, %s",
+                           100 * pressure.pool_full_share(),
+                           Plural(report.preemption().preemptions(), "preemption"));
+  }
+  if (pressure.seqs_full_share() >= kMostly * waiting) {
+    return absl::StrFormat(
+        "max_num_seqs: %d requests run, and others wait, for %.0f %% of the time",
+        report.config().max_num_seqs(), 100 * pressure.seqs_full_share());
+  }
+  if (throughput.budget_use() >= kFullSteps) {
+    return absl::StrFormat("max_num_batched_tokens: steps are %.0f %% full of %d tokens",
+                           100 * throughput.budget_use(), report.config().max_num_batched_tokens());
+  }
+  return absl::StrFormat("compute: the device is busy for %.0f %% of the time, %s",
+                         100 * throughput.busy_share(), step);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> HasLimits(std::string_view slo, double goodput) {
+  const auto objectives = ParseObjectives(slo);
+  if (!objectives.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
+  }
+  if (objectives->empty() && goodput > 0) {
+    return absl::InvalidArgumentError("--goodput: needs --slo");
+  }
+  return goodput > 0 || std::any_of(objectives->begin(), objectives->end(),
+                                    [](const Objective& one) { return one.percentile > 0; });
+}
+
+Probed JudgeLimits(absl::Span<const pb::PointResult> results, double goodput) {
+  Probed probed;
+  pb::CapacityReport::Probe& probe = probed.probe;
+  for (const pb::PointResult& result : results) {
+    if (result.problem().empty()) continue;
+    probe.set_problem(result.problem());
+    return probed;
+  }
+  const auto num_objectives =
+      static_cast<size_t>(results.front().report().goodput().objectives_size());
+  ProbeSums sums{.good = std::vector<int64_t>(num_objectives),
+                 .observed = std::vector<double>(num_objectives)};
+  for (const pb::PointResult& result : results) sums.Add(result);
+  probed.worst = std::move(sums.worst);
+  const auto share = [&](int64_t part) {
+    return sums.total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(sums.total);
+  };
+  bool met = sums.total > 0;
+  for (size_t o = 0; o < num_objectives; ++o) {
+    pb::CapacityReport::Objective* out = probe.add_objectives();
+    const auto& described = probed.worst.report().goodput().objectives(static_cast<int>(o));
+    out->set_metric(described.metric());
+    out->set_limit_ms(described.limit_ms());
+    out->set_percentile(described.percentile());
+    out->set_observed_ms(sums.observed[o]);
+    out->set_share(share(sums.good[o]));
+    // Counts, so that replicas add up and requests that never ran are not left out.
+    const auto hundredths = std::llround(100 * described.percentile());
+    out->set_met(hundredths == 0 || static_cast<__int128>(sums.good[o]) * 10000 >=
+                                        static_cast<__int128>(hundredths) * sums.total);
+    met = met && out->met();
+  }
+  if (sums.last_arrival > sums.first_arrival) {
+    probed.arrivals_per_s =
+        static_cast<double>(sums.arrived - 1) / (sums.last_arrival - sums.first_arrival);
+  }
+  probe.set_good_share(share(sums.all_good));
+  probe.set_met(met && share(sums.all_good) >= goodput);
+  return probed;
+}
+
+double WorstUse(const pb::CapacityReport::Probe& probe) {
+  double worst = 0;
+  for (const auto& objective : probe.objectives()) {
+    if (!objective.met()) worst = std::max(worst, objective.observed_ms() / objective.limit_ms());
+  }
+  return worst;
+}
+
+std::string DescribeMissedLimits(const pb::CapacityReport::Probe& probe, double goodput) {
+  std::vector<std::string> missed;
+  for (const auto& objective : probe.objectives()) {
+    if (objective.met()) continue;
+    missed.push_back(absl::StrFormat("%s p%g is %s, the limit %s (%.2f %% of requests meet it)",
+                                     objective.metric(), objective.percentile(),
+                                     Span(objective.observed_ms() / 1e3),
+                                     Span(objective.limit_ms() / 1e3), 100 * objective.share()));
+  }
+  if (missed.empty()) {
+    missed.push_back(absl::StrFormat("%.2f %% of requests meet all limits, asked for are %.2f %%",
+                                     100 * probe.good_share(), 100 * goodput));
+  }
+  return absl::StrJoin(missed, "; ");
+}
+
+std::string DescribeBottleneck(const Probed& probed) {
+  return absl::StrCat("The bottleneck is ", ShortResource(probed.worst));
 }
 
 }  // namespace kvblocks::sim

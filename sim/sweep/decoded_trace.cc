@@ -6,10 +6,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/curve/order_run.h"
+#include "kvblocks/sim/curve/order_curve.h"
 
 namespace kvblocks::sim {
 
@@ -60,9 +61,7 @@ double DecodedTrace::arrival_seconds() const {
 
 absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader) {
   DecodedTrace trace;
-  auto requests = ReadAll(FeedFrom(reader), reader);
-  if (!requests.ok()) return requests.status();
-  trace.requests = *std::move(requests);
+  KVBLOCKS_ASSIGN_OR_RETURN(trace.requests, ReadAll(FeedFrom(reader), reader));
   trace.info = reader->info();
   trace.counters = reader->counters();
   trace.warnings = reader->warnings();
@@ -108,33 +107,23 @@ absl::Status DecodedReader::Restart() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Decode(
+    const ReplayConfig& config) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto options, MakeReaderOptions(config));
+  options.speedup = {1, 1};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, options));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto trace, DecodeTrace(reader.get()));
+  const std::lock_guard lock(mutex_);
+  warnings_.insert(warnings_.end(), trace.warnings.begin(), trace.warnings.end());
+  return std::make_shared<const DecodedTrace>(std::move(trace));
+}
+
 absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Get(const ReplayConfig& config) {
-  std::shared_ptr<Entry> entry;
-  {
-    const std::lock_guard lock(mutex_);
-    std::shared_ptr<Entry>& place = entries_[ReaderKey(config)];
-    if (place == nullptr) place = std::make_shared<Entry>();
-    entry = place;
-  }
-  const std::lock_guard lock(entry->mutex);
-  if (!entry->is_read) {
-    entry->is_read = true;
-    entry->status = [&] {
-      auto options = MakeReaderOptions(config);
-      if (!options.ok()) return options.status();
-      options->speedup = {1, 1};
-      auto reader = OpenReplayTrace(config, *options);
-      if (!reader.ok()) return reader.status();
-      auto trace = DecodeTrace(reader->get());
-      if (!trace.ok()) return trace.status();
-      const std::lock_guard lock_warnings(mutex_);
-      warnings_.insert(warnings_.end(), trace->warnings.begin(), trace->warnings.end());
-      entry->trace = std::make_shared<const DecodedTrace>(*std::move(trace));
-      return absl::OkStatus();
-    }();
-  }
-  if (!entry->status.ok()) return entry->status;
-  return entry->trace;
+  std::unique_lock lock(mutex_);
+  Entry& entry = entries_[ReaderKey(config)];
+  lock.unlock();
+  std::call_once(entry.once, [&] { entry.trace = Decode(config); });
+  return entry.trace;
 }
 
 std::vector<std::string> DecodedTraces::TakeWarnings() {

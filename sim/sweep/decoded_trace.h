@@ -76,13 +76,14 @@ class DecodedTraces {
 
  private:
   struct Entry {
-    std::mutex mutex;
-    bool is_read = false;
-    absl::Status status;
-    std::shared_ptr<const DecodedTrace> trace;
+    std::once_flag once;
+    absl::StatusOr<std::shared_ptr<const DecodedTrace>> trace;
   };
+  absl::StatusOr<std::shared_ptr<const DecodedTrace>> Decode(
+      const ::kvblocks::config::v1::ReplayConfig& config);
+
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Entry>> entries_;
+  std::map<std::string, Entry> entries_;
   std::vector<std::string> warnings_;
 };
 

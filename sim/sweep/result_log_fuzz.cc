@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/sim/sweep/result_log.h"
+#include "kvblocks/sim/sweep/point_runner.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace {

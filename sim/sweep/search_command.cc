@@ -4,14 +4,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_macros.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/report/human_table.h"
 
 namespace kvblocks::sim {
 
 void SearchOptions::AddRunOptions(OptionParser* options) {
-  options->Add({.name = "--threads", .unit = "N", .help = "replays at once; 0: one per core [0]"},
-               0, 1024, &threads_);
+  options->Add({"--threads", "N", "replays at once; 0: one per core [0]"}, 0, 1024, &threads_);
   options->Add(
       {.name = "--results",
        .unit = "FILE",
@@ -35,11 +36,7 @@ absl::Status SearchOptions::Open(const std::string& command, const std::string& 
   if (retry_ && results_.empty()) {
     return absl::InvalidArgumentError("--retry: needs --results=FILE, whose points it means");
   }
-  auto log = ResultLog::Open(results_, retry_);
-  if (!log.ok()) {
-    return absl::Status(log.status().code(), absl::StrCat("--results: ", log.status().message()));
-  }
-  log_ = *std::move(log);
+  KVBLOCKS_ASSIGN_OR_RETURN(log_, OfOption("--results", ResultLog::Open(results_, retry_)));
   if (!quiet() && log_->num_torn_bytes() > 0) {
     std::fprintf(stderr, "kvsim %s: %s: its last line was not whole and is cut off\n",
                  command.c_str(), results_.c_str());

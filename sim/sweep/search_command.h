@@ -11,8 +11,7 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
-#include "kvblocks/sim/commands/exit_status.h"
-#include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/sweep/point_runner.h"

@@ -9,12 +9,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/sweep/condition.h"
 #include "kvblocks/sim/sweep/search_command.h"
-#include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_metrics.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 
@@ -47,7 +47,7 @@ bool IsSpecName(const std::string& path) {
 class SweepCommand final : public Command {
  public:
   explicit SweepCommand(OptionParser* program)
-      : options_(program->AddCommand("sweep", "Replay many combinations of options")),
+      : Command(program->AddCommand("sweep", "Replay many combinations of options")),
         input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep", .file = FileUse::kRead}, &spec_);
     options_->AddRepeated(
@@ -58,43 +58,35 @@ class SweepCommand final : public Command {
              "several options: all combinations"},
         &grid_);
     search_.AddRunOptions(options_);
-    options_->Add({.name = "--metrics",
-                   .unit = "NAME,...",
-                   .help = "columns of the table and the CSV, as docs/searching.md names them"},
+    options_->Add({"--metrics", "NAME,...",
+                   "columns of the table and the CSV, as docs/searching.md names them"},
                   &metrics_);
-    options_->Add({.name = "--pareto",
-                   .unit = "NAME,...",
-                   .help = "mark the points that no other one beats in these metrics; of one "
-                           "metric: the best point"},
+    options_->Add({"--pareto", "NAME,...",
+                   "mark the points that no other one beats in these metrics; of one "
+                   "metric: the best point"},
                   &pareto_);
-    options_->AddRepeated({.name = "--where",
-                           .unit = "CONDITION",
-                           .help = "only points that hold it are marked: METRIC<=NUMBER, "
-                                   "METRIC>=NUMBER, or slo, the percentiles of --slo"},
+    options_->AddRepeated({"--where", "CONDITION",
+                           "only points that hold it are marked: METRIC<=NUMBER, "
+                           "METRIC>=NUMBER, or slo, the percentiles of --slo"},
                           &where_);
-    options_->Add({.name = "--prices",
-                   .unit = "DEVICE:PRICE,...",
-                   .help = "of one device for an hour, for cost-per-1m-tokens"},
-                  &prices_);
+    options_->Add(
+        {"--prices", "DEVICE:PRICE,...", "of one device for an hour, for cost-per-1m-tokens"},
+        &prices_);
     options_->AddFlag({.name = "--print-spec",
                        .help = "print the specification instead of replaying, for kvsim point"},
                       &print_spec_);
     const char* kOutput = "Output";
-    options_->Add({.name = "--rows", .unit = "N", .help = "of the table [200]", .group = kOutput},
-                  1, kMostSweepPoints, &rows_);
+    options_->Add({"--rows", "N", "of the table [200]", kOutput}, 1, kMostSweepPoints, &rows_);
     search_.AddOutputOptions(options_, {.rows_help = "one row per point", .has_page = true});
     input_.AddOptions();
     options_->set_footer(kSweepFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
   absl::StatusOr<pb::SweepSpec> MakeSpec();
-  absl::StatusOr<ExitStatus> Sweep();
 
-  OptionParser* options_;
   ReplayInput input_;
   SearchOptions search_;
   std::string spec_, metrics_, pareto_, prices_;
@@ -104,31 +96,25 @@ class SweepCommand final : public Command {
 };
 
 absl::StatusOr<pb::SweepSpec> SweepCommand::MakeSpec() {
-  auto asked = input_.Asked();
-  if (!asked.ok()) return asked.status();
-  if (IsSpecName(asked->trace())) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto asked, input_.Asked());
+  if (IsSpecName(asked.trace())) {
     if (!spec_.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--spec: ", asked->trace(), " is a specification already"));
+          absl::StrCat("--spec: ", asked.trace(), " is a specification already"));
     }
-    spec_ = asked->trace();
-    asked->clear_trace();
+    spec_ = asked.trace();
+    asked.clear_trace();
   }
   pb::SweepSpec spec;
   if (!spec_.empty()) {
-    auto read = ReadSweepSpec(spec_);
-    if (!read.ok()) return read.status();
-    spec = *std::move(read);
+    KVBLOCKS_ASSIGN_OR_RETURN(spec, ReadSweepSpec(spec_));
   }
-  if (asked->has_trace()) spec.clear_traces();
-  if (asked->has_kv_cache_config()) spec.mutable_config()->clear_kv_cache_config();
-  spec.mutable_config()->MergeFrom(*asked);
+  if (asked.has_trace()) spec.clear_traces();
+  if (asked.has_kv_cache_config()) spec.mutable_config()->clear_kv_cache_config();
+  spec.mutable_config()->MergeFrom(asked);
   for (const std::string& text : grid_) {
-    auto axis = ParseAxis(text);
-    if (!axis.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--grid: ", axis.status().message()));
-    }
-    *spec.add_grid() = *std::move(axis);
+    KVBLOCKS_ASSIGN_OR_RETURN(auto axis, OfOption("--grid", ParseAxis(text)));
+    *spec.add_grid() = std::move(axis);
   }
   if (spec.grid_size() + spec.list_size() == 0 && spec.traces_size() < 2) {
     return absl::InvalidArgumentError(
@@ -137,104 +123,84 @@ absl::StatusOr<pb::SweepSpec> SweepCommand::MakeSpec() {
   return spec;
 }
 
-absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
-  auto spec = MakeSpec();
-  if (!spec.ok()) return spec.status();
+absl::StatusOr<ExitStatus> SweepCommand::Execute() {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto spec, MakeSpec());
   if (print_spec_) {
     std::string text;
-    google::protobuf::TextFormat::PrintToString(*spec, &text);
+    google::protobuf::TextFormat::PrintToString(spec, &text);
     return WriteStdout(absl::StrCat("# proto-file: sim/sweep/sweep.proto\n"
                                     "# proto-message: kvblocks.sweep.v1.SweepSpec\n",
                                     text))
                ? kDone
                : kBadInput;
   }
-  const auto prices = ParsePrices(prices_, spec->config());
-  if (!prices.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--prices: ", prices.status().message()));
-  }
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto prices,
+                            OfOption("--prices", ParsePrices(prices_, spec.config())));
   std::string names = metrics_;
   if (names.empty()) {
     names = "hit-rate,ttft-mean,ttft-p99,tpot-mean,output-tokens-per-s,good-share,preemptions,"
             "imbalance,missed-hits";
-    if (!prices->empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
+    if (!prices.empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
   }
-  auto metrics = FindSweepMetrics(names, *prices);
-  if (!metrics.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--metrics: ", metrics.status().message()));
-  }
-  const auto front = FindSweepMetrics(pareto_, *prices);
-  if (!front.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--pareto: ", front.status().message()));
-  }
-  auto conditions = ParseConditions(where_, *prices);
-  if (!conditions.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--where: ", conditions.status().message()));
-  }
-  if (!conditions->empty() && front->empty()) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto metrics, OfOption("--metrics", FindSweepMetrics(names, prices)));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto front,
+                            OfOption("--pareto", FindSweepMetrics(pareto_, prices)));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto conditions, OfOption("--where", ParseConditions(where_, prices)));
+  if (!conditions.empty() && front.empty()) {
     return absl::InvalidArgumentError("--where needs --pareto, the points that it is about");
   }
-  for (const Condition& condition : *conditions) {
+  for (const Condition& condition : conditions) {
     if (!condition.is_of_baseline) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "--where: got \"", condition.text, "\", expected a number: a sweep has no baseline"));
   }
-  for (const SweepMetric& metric : *front) {
+  for (const SweepMetric& metric : front) {
     const bool is_shown =
-        std::any_of(metrics->begin(), metrics->end(),
+        std::any_of(metrics.begin(), metrics.end(),
                     [&](const SweepMetric& other) { return other.name == metric.name; });
-    if (!is_shown) metrics->push_back(metric);
+    if (!is_shown) metrics.push_back(metric);
   }
   const std::string results_file =
       spec_.empty() ? "" : absl::StrCat(spec_.substr(0, spec_.rfind('.')), ".results.jsonl");
-  std::vector<RunFile> files = FilesOf(*spec);
+  std::vector<RunFile> files = FilesOf(spec);
   if (!results_file.empty() && !search_.keeps_results()) {
     files.push_back({"the specification's results", results_file, FileUse::kWritten});
   }
-  if (absl::Status status = search_.CheckOutputs(files); !status.ok()) return status;
-  auto points = ExpandSweep(*spec, &search_.hashes());
-  if (!points.ok()) return points.status();
+  KVBLOCKS_RETURN_IF_ERROR(search_.CheckOutputs(files));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto points, ExpandSweep(spec, &search_.hashes()));
   std::vector<const ReplayConfig*> configs;
-  for (const PlannedPoint& point : *points) configs.push_back(&point.config);
-  if (absl::Status status = CheckOptionUses(configs, spec->config()); !status.ok()) return status;
-  if (absl::Status status = search_.Open("sweep", results_file); !status.ok()) return status;
-  const auto results = search_.runner().Run(*points);
-  if (!results.ok()) return results.status();
-  for (const Condition& condition : *conditions) {
-    const bool has_figure =
-        std::any_of(results->begin(), results->end(), [&](const pb::PointResult& result) {
-          return Holds(condition, result, {}).has_value();
-        });
+  for (const PlannedPoint& point : points) configs.push_back(&point.config);
+  KVBLOCKS_RETURN_IF_ERROR(CheckOptionUses(configs, spec.config()));
+  KVBLOCKS_RETURN_IF_ERROR(search_.Open("sweep", results_file));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto results, search_.runner().Run(points));
+  for (const Condition& condition : conditions) {
+    const bool has_figure = std::any_of(
+        results.begin(), results.end(),
+        [&](const pb::PointResult& result) { return Holds(condition, result, {}).has_value(); });
     if (has_figure) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--where: got \"", condition.text, "\", but no point has such a figure"));
   }
-  if (metrics_.empty()) DropEmptyMetrics(*results, &*metrics);
+  if (metrics_.empty()) DropEmptyMetrics(results, &metrics);
   std::vector<bool> is_candidate;
-  for (const pb::PointResult& result : *results) {
-    is_candidate.push_back(
-        std::all_of(conditions->begin(), conditions->end(), [&](const Condition& condition) {
-          return Holds(condition, result, {}).value_or(false);
-        }));
+  for (const pb::PointResult& result : results) {
+    is_candidate.push_back(std::all_of(
+        conditions.begin(), conditions.end(),
+        [&](const Condition& condition) { return Holds(condition, result, {}).value_or(false); }));
   }
-  pb::SweepReport report = MakeSweepReport(*results, *metrics, *front,
-                                           ParetoFront(*results, *front, is_candidate));
-  for (const Condition& condition : *conditions) report.add_conditions(condition.text);
+  pb::SweepReport report =
+      MakeSweepReport(results, metrics, front, ParetoFront(results, front, is_candidate));
+  for (const Condition& condition : conditions) report.add_conditions(condition.text);
   const bool has_problem =
-      std::any_of(results->begin(), results->end(),
+      std::any_of(results.begin(), results.end(),
                   [](const pb::PointResult& result) { return !result.problem().empty(); });
-  const pb::ShownMetrics shown = DescribeMetrics(*metrics);
+  const pb::ShownMetrics shown = DescribeMetrics(metrics);
   return search_.Print(
       "sweep", report,
-      {.table = [&](bool color) { return FormatSweep(report, *metrics, rows_, color); },
+      {.table = [&](bool color) { return FormatSweep(report, metrics, rows_, color); },
        .rows = [&] { return SweepCsv(report); },
        .page_parts = {{"metrics", &shown}}},
       has_problem ? kMissed : kDone);
-}
-
-ExitStatus SweepCommand::Run() {
-  const auto status = Sweep();
-  return status.ok() ? *status : Fail("sweep", status.status());
 }
 
 // kvsim point: one point of a sweep, for whoever hands points out.
@@ -253,56 +219,49 @@ Exit status: 0 done, 1 the point has no figures (its line says why), 2 bad input
 class PointCommand final : public Command {
  public:
   explicit PointCommand(OptionParser* program)
-      : options_(program->AddCommand("point", "Replay one point of a sweep")) {
+      : Command(program->AddCommand("point", "Replay one point of a sweep")) {
     options_->Add({.name = "--spec",
                    .unit = "FILE",
                    .help = "specification of the sweep, as kvsim sweep reads it",
                    .is_required = true},
                   &spec_);
-    options_->Add({.name = "--index", .unit = "N", .help = "number of the point, from 0"}, 0,
-                  kMostSweepPoints, &index_);
+    options_->Add({"--index", "N", "number of the point, from 0"}, 0, kMostSweepPoints, &index_);
     options_->AddFlag(
         {.name = "--list", .help = "print number and name of each point instead, one per line"},
         &list_);
     options_->set_footer(kPointFooter);
   }
 
-  const OptionParser& options() const override { return *options_; }
-  ExitStatus Run() override;
+  absl::StatusOr<ExitStatus> Execute() override;
 
  private:
-  OptionParser* options_;
   std::string spec_;
   int64_t index_ = -1;
   bool list_ = false;
 };
 
-ExitStatus PointCommand::Run() {
+absl::StatusOr<ExitStatus> PointCommand::Execute() {
   if (list_ == (index_ >= 0)) {
-    return Fail("point", absl::InvalidArgumentError("expected --index=N or --list"));
+    return absl::InvalidArgumentError("expected --index=N or --list");
   }
-  const auto spec = ReadSweepSpec(spec_);
-  if (!spec.ok()) return Fail("point", spec.status());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto spec, ReadSweepSpec(spec_));
   ContentHashes hashes;
-  const auto points = ExpandSweep(*spec, &hashes);
-  if (!points.ok()) return Fail("point", points.status());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto points, ExpandSweep(spec, &hashes));
   if (list_) {
     std::string text;
-    for (size_t i = 0; i < points->size(); ++i) {
-      absl::StrAppend(&text, i, " ", (*points)[i].name, "\n");
+    for (size_t i = 0; i < points.size(); ++i) {
+      absl::StrAppend(&text, i, " ", points[i].name, "\n");
     }
     return WriteStdout(text) ? kDone : kBadInput;
   }
-  if (index_ >= static_cast<int64_t>(points->size())) {
-    return Fail("point", absl::InvalidArgumentError(
-                             absl::StrCat("--index: got ", index_, ", expected 0 to ",
-                                          points->size() - 1, ", the points of ", spec_)));
+  if (index_ >= static_cast<int64_t>(points.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("--index: got ", index_, ", expected 0 to ",
+                                                   points.size() - 1, ", the points of ", spec_));
   }
   DecodedTraces traces;
-  const pb::PointResult result = RunPoint((*points)[static_cast<size_t>(index_)], &traces);
-  const auto line = ResultLine(result);
-  if (!line.ok()) return Fail("point", line.status());
-  if (!WriteStdout(*line)) return kBadInput;
+  const pb::PointResult result = RunPoint(points[static_cast<size_t>(index_)], &traces);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto line, ResultLine(result));
+  if (!WriteStdout(line)) return kBadInput;
   return result.problem().empty() ? kDone : kMissed;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/report/human_table.h"
@@ -32,119 +33,108 @@ double NumDevices(const Report& report) {
   return static_cast<double>(std::max<int64_t>(report.setup().devices(), 1));
 }
 
-// No latency where all steps take the same time.
-Value Latency(const Report& report, const ::kvblocks::report::v1::Distribution& distribution,
-              double value) {
-  if (!report.setup().latency_is_meaningful() || distribution.count() == 0) return std::nullopt;
-  return value;
+// A number of a report by the names of its fields; 0 of what is not set.
+double NumberAt(const google::protobuf::Message& report, std::string_view path) {
+  const google::protobuf::Message* at = &report;
+  for (size_t dot; (dot = path.find('.')) != path.npos; path.remove_prefix(dot + 1)) {
+    const auto* field = at->GetDescriptor()->FindFieldByName(std::string(path.substr(0, dot)));
+    at = &at->GetReflection()->GetMessage(*at, field);
+  }
+  const auto* field = at->GetDescriptor()->FindFieldByName(std::string(path));
+  return field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE
+             ? at->GetReflection()->GetDouble(*at, field)
+             : static_cast<double>(at->GetReflection()->GetInt64(*at, field));
 }
 
-struct Named {
-  const char* name;
-  bool larger_is_better;
-  int decimals;
-  bool is_percent;
-  Value (*value)(const Report&);
-  Value (*of_fleet)(const FleetReport&) = nullptr;
-};
-
-Value None(const Report&) { return std::nullopt; }
-Value NoneOfFleet(const FleetReport&) { return std::nullopt; }
+// No goodput without --slo, and no latency where all steps take the same time.
+Value NumberOf(const Report& report, std::string_view path) {
+  if (path.substr(0, path.find('.')) == "goodput" && !report.has_goodput()) return std::nullopt;
+  if (path.substr(0, path.find('.')) == "latency") {
+    const std::string count(path.substr(0, path.rfind('.')));
+    if (!report.setup().latency_is_meaningful()) return std::nullopt;
+    if (NumberAt(report, count + ".count") == 0) return std::nullopt;
+  }
+  return NumberAt(report, path);
+}
 
 double ShareOf(int64_t part, int64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-#define KVBLOCKS_LATENCY(NAME, FIELD, FIGURE)                                    \
-  {                                                                              \
-    NAME, false, 1, false, [](const Report& r) -> Value {                        \
-      return Latency(r, r.latency().FIELD(), r.latency().FIELD().FIGURE##_ms()); \
-    }                                                                            \
-  }
+using OfReport = std::function<Value(const Report&)>;
+using OfFleet = std::function<Value(const FleetReport&)>;
 
-constexpr Named kNamed[] = {
-    {"hit-rate", true, 2, true,
-     [](const Report& r) -> Value { return r.whole_run().token_hit_rate().value(); }},
-    {"possible-hit-rate", true, 2, true,
-     [](const Report& r) -> Value { return r.whole_run().possible_hit_rate().value(); },
-     NoneOfFleet},
-    KVBLOCKS_LATENCY("ttft-mean", ttft, mean),
-    KVBLOCKS_LATENCY("ttft-p50", ttft, p50),
-    KVBLOCKS_LATENCY("ttft-p90", ttft, p90),
-    KVBLOCKS_LATENCY("ttft-p95", ttft, p95),
-    KVBLOCKS_LATENCY("ttft-p99", ttft, p99),
-    KVBLOCKS_LATENCY("tpot-mean", tpot, mean),
-    KVBLOCKS_LATENCY("tpot-p50", tpot, p50),
-    KVBLOCKS_LATENCY("tpot-p90", tpot, p90),
-    KVBLOCKS_LATENCY("tpot-p95", tpot, p95),
-    KVBLOCKS_LATENCY("tpot-p99", tpot, p99),
-    KVBLOCKS_LATENCY("e2e-mean", e2e, mean),
-    KVBLOCKS_LATENCY("e2e-p99", e2e, p99),
-    {"requests-per-s", true, 3, false,
-     [](const Report& r) -> Value { return r.throughput().requests_per_s(); }},
-    {"output-tokens-per-s", true, 1, false,
-     [](const Report& r) -> Value { return r.throughput().output_tokens_per_s(); }},
-    {"output-tokens-per-s-per-device", true, 1, false,
-     [](const Report& r) -> Value { return r.throughput().output_tokens_per_s() / NumDevices(r); }},
-    {"goodput", true, 3, false,
-     [](const Report& r) -> Value {
-       if (!r.has_goodput()) return std::nullopt;
-       return r.goodput().good_requests_per_s();
-     }},
-    {"goodput-per-device", true, 3, false,
-     [](const Report& r) -> Value {
-       if (!r.has_goodput()) return std::nullopt;
-       return r.goodput().good_requests_per_s() / NumDevices(r);
-     }},
-    {"good-share", true, 2, true,
-     [](const Report& r) -> Value {
-       if (!r.has_goodput()) return std::nullopt;
-       return r.goodput().good_share();
-     }},
-    {"preemptions", false, 0, false,
-     [](const Report& r) -> Value { return static_cast<double>(r.preemption().preemptions()); }},
-    {"recomputed-tokens", false, 0, false,
-     [](const Report& r) -> Value { return static_cast<double>(r.totals().recomputed_tokens()); }},
-    {"rejected", false, 0, false,
-     [](const Report& r) -> Value { return static_cast<double>(r.totals().requests_rejected()); }},
-    {"duration", false, 1, false,
-     [](const Report& r) -> Value { return r.throughput().duration_s(); }},
-    {"devices", false, 0, false, [](const Report& r) -> Value { return NumDevices(r); }},
-    {"num-blocks", false, 0, false,
-     [](const Report& r) -> Value { return static_cast<double>(r.setup().num_blocks()); }},
-    // Of one device.
-    {"pool-gib", false, 2, false,
-     [](const Report& r) -> Value {
-       const auto& setup = r.setup();
-       const int64_t bytes =
-           setup.num_blocks() * setup.block_bytes() + setup.num_chunks() * setup.chunk_bytes();
-       return static_cast<double>(bytes) / 1073741824.0;
-     }},
-    // Of several replicas.
-    {"replicas", false, 0, false, [](const Report&) -> Value { return 1; },
-     [](const FleetReport& f) -> Value { return f.replicas_size(); }},
-    {"imbalance", false, 3, false, None,
-     [](const FleetReport& f) -> Value { return f.imbalance().prompt_tokens(); }},
-    {"busy-imbalance", false, 3, false, None,
-     [](const FleetReport& f) -> Value { return f.imbalance().busy_time(); }},
-    {"router-queueing-mean", false, 1, false, None,
-     [](const FleetReport& f) -> Value { return f.latency().router_queueing().mean_ms(); }},
-    {"router-rejected", false, 0, false, None,
-     [](const FleetReport& f) -> Value {
-       return static_cast<double>(f.totals().requests_rejected_by_router());
-     }},
-    {"missed-hits", false, 2, true, None,
-     [](const FleetReport& f) -> Value {
-       return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
-     }},
-    {"wrong-claims", false, 2, true, None,
-     [](const FleetReport& f) -> Value {
-       const auto& d = f.decisions();
-       return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
-     }},
-};
+OfReport At(const char* path) {
+  return [path](const Report& report) { return NumberOf(report, path); };
+}
+OfReport PerDevice(const char* path) {
+  return [path](const Report& report) {
+    Value number = NumberOf(report, path);
+    if (number) *number /= NumDevices(report);
+    return number;
+  };
+}
+Value None(const Report&) { return std::nullopt; }
+OfFleet AtFleet(const char* path) {
+  return [path](const FleetReport& report) -> Value { return NumberAt(report, path); };
+}
 
-#undef KVBLOCKS_LATENCY
+const std::vector<SweepMetric>& NamedMetrics() {
+  static const auto* const metrics = new std::vector<SweepMetric>{
+      {"hit-rate", true, 2, true, At("whole_run.token_hit_rate.value")},
+      {"possible-hit-rate", true, 2, true, At("whole_run.possible_hit_rate.value"),
+       [](const FleetReport&) -> Value { return std::nullopt; }},
+      {"ttft-mean", false, 1, false, At("latency.ttft.mean_ms")},
+      {"ttft-p50", false, 1, false, At("latency.ttft.p50_ms")},
+      {"ttft-p90", false, 1, false, At("latency.ttft.p90_ms")},
+      {"ttft-p95", false, 1, false, At("latency.ttft.p95_ms")},
+      {"ttft-p99", false, 1, false, At("latency.ttft.p99_ms")},
+      {"tpot-mean", false, 1, false, At("latency.tpot.mean_ms")},
+      {"tpot-p50", false, 1, false, At("latency.tpot.p50_ms")},
+      {"tpot-p90", false, 1, false, At("latency.tpot.p90_ms")},
+      {"tpot-p95", false, 1, false, At("latency.tpot.p95_ms")},
+      {"tpot-p99", false, 1, false, At("latency.tpot.p99_ms")},
+      {"e2e-mean", false, 1, false, At("latency.e2e.mean_ms")},
+      {"e2e-p99", false, 1, false, At("latency.e2e.p99_ms")},
+      {"requests-per-s", true, 3, false, At("throughput.requests_per_s")},
+      {"output-tokens-per-s", true, 1, false, At("throughput.output_tokens_per_s")},
+      {"output-tokens-per-s-per-device", true, 1, false,
+       PerDevice("throughput.output_tokens_per_s")},
+      {"goodput", true, 3, false, At("goodput.good_requests_per_s")},
+      {"goodput-per-device", true, 3, false, PerDevice("goodput.good_requests_per_s")},
+      {"good-share", true, 2, true, At("goodput.good_share")},
+      {"preemptions", false, 0, false, At("preemption.preemptions")},
+      {"recomputed-tokens", false, 0, false, At("totals.recomputed_tokens")},
+      {"rejected", false, 0, false, At("totals.requests_rejected")},
+      {"duration", false, 1, false, At("throughput.duration_s")},
+      {"devices", false, 0, false, NumDevices},
+      {"num-blocks", false, 0, false, At("setup.num_blocks")},
+      // Of one device.
+      {"pool-gib", false, 2, false,
+       [](const Report& r) -> Value {
+         const auto& setup = r.setup();
+         const int64_t bytes =
+             setup.num_blocks() * setup.block_bytes() + setup.num_chunks() * setup.chunk_bytes();
+         return static_cast<double>(bytes) / 1073741824.0;
+       }},
+      // Of several replicas.
+      {"replicas", false, 0, false, [](const Report&) -> Value { return 1; },
+       [](const FleetReport& f) -> Value { return f.replicas_size(); }},
+      {"imbalance", false, 3, false, None, AtFleet("imbalance.prompt_tokens")},
+      {"busy-imbalance", false, 3, false, None, AtFleet("imbalance.busy_time")},
+      {"router-queueing-mean", false, 1, false, None, AtFleet("latency.router_queueing.mean_ms")},
+      {"router-rejected", false, 0, false, None, AtFleet("totals.requests_rejected_by_router")},
+      {"missed-hits", false, 2, true, None,
+       [](const FleetReport& f) -> Value {
+         return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
+       }},
+      {"wrong-claims", false, 2, true, None,
+       [](const FleetReport& f) -> Value {
+         const auto& d = f.decisions();
+         return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
+       }}};
+  return *metrics;
+}
 
 constexpr const char* kCost = "cost-per-1m-tokens";
 
@@ -200,27 +190,40 @@ bool IsAtLeastAsGood(const SweepMetric& metric, double a, double b) {
 
 }  // namespace
 
-absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConfig& config) {
-  DevicePrices prices;
-  if (text.empty()) return prices;
-  const auto catalogue = LoadCatalogue(config);
-  if (!catalogue.ok()) return catalogue.status();
-  const std::vector<std::string> parts = absl::StrSplit(std::string(text), ',');
-  for (const std::string& part : parts) {
-    const size_t colon = part.rfind(':');
+absl::StatusOr<PricedDevices> ParseDevices(std::string_view text, const ReplayConfig& config) {
+  PricedDevices devices;
+  if (text.empty()) return devices;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
+    const size_t colon = part.find(':');
     double price = 0;
-    if (colon == std::string::npos || !absl::SimpleAtod(part.substr(colon + 1), &price) ||
-        !(price > 0) || !std::isfinite(price)) {
+    if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
+                                       !(price > 0) || !std::isfinite(price))) {
       return absl::InvalidArgumentError(
           absl::StrCat("got \"", part,
-                       "\", expected DEVICE:PRICE,... with the price of one device "
-                       "for an hour, above 0, like h100:2.5,h200:3.5"));
+                       "\", expected DEVICE or DEVICE:PRICE with the price of one device for an "
+                       "hour, above 0, like h100:2.5"));
     }
-    const auto device = catalogue->FindDevice(part.substr(0, colon));
-    if (!device.ok()) return device.status();
-    if (!prices.emplace(device->name, price).second) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto device, catalogue.FindDevice(part.substr(0, colon)));
+    devices.push_back({device.name, price});
+    if ((price > 0) == (devices.front().second > 0)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got \"", std::string(text), "\", expected a price for every device or for none"));
+  }
+  return devices;
+}
+
+absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConfig& config) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto devices, ParseDevices(text, config));
+  DevicePrices prices;
+  for (const auto& [name, price] : devices) {
+    if (price == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "got \"", std::string(text), "\", expected DEVICE:PRICE,..., like h100:2.5,h200:3.5"));
+    }
+    if (!prices.emplace(name, price).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("got \"", part, "\": ", device->name, " has a price already"));
+          absl::StrCat("got \"", std::string(text), "\": ", name, " has a price already"));
     }
   }
   return prices;
@@ -228,16 +231,14 @@ absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConf
 
 std::vector<std::string> SweepMetricNames() {
   std::vector<std::string> names;
-  for (const Named& named : kNamed) names.push_back(named.name);
+  for (const SweepMetric& metric : NamedMetrics()) names.push_back(metric.name);
   names.push_back(kCost);
   return names;
 }
 
 absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DevicePrices& prices) {
-  for (const Named& named : kNamed) {
-    if (name != named.name) continue;
-    return SweepMetric{named.name, named.larger_is_better, named.decimals, named.is_percent,
-                       named.value, named.of_fleet};
+  for (const SweepMetric& metric : NamedMetrics()) {
+    if (name == metric.name) return metric;
   }
   if (name == kCost) {
     if (prices.empty()) {
@@ -271,9 +272,8 @@ absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names
   std::vector<SweepMetric> metrics;
   const std::vector<std::string> parts = absl::StrSplit(std::string(names), ',', absl::SkipEmpty());
   for (const std::string& part : parts) {
-    auto metric = FindSweepMetric(part, prices);
-    if (!metric.ok()) return metric.status();
-    metrics.push_back(*std::move(metric));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto metric, FindSweepMetric(part, prices));
+    metrics.push_back(std::move(metric));
   }
   return metrics;
 }

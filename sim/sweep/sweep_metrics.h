@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,12 @@ namespace kvblocks::sim {
 
 // Price of one device for an hour, in the user's money, by the device's name in the catalogue.
 using DevicePrices = std::map<std::string, double>;
+
+// In the order of the text, with a price for each or 0 for all.
+using PricedDevices = std::vector<std::pair<std::string, double>>;
+// "h100:2.5,h200:3.5" or "h100,h200".
+absl::StatusOr<PricedDevices> ParseDevices(std::string_view text,
+                                           const ::kvblocks::config::v1::ReplayConfig& config);
 
 // "h100:2.5,h200:3.5". Names are those of the catalogue, or beginnings of them.
 absl::StatusOr<DevicePrices> ParsePrices(std::string_view text,

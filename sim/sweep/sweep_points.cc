@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/fleet_input.h"
 #include "kvblocks/sim/commands/option_table.h"
@@ -110,7 +111,7 @@ absl::Status AddRange(std::string_view option, const std::string& text, const Va
 // Contents that options name, and the trace's.
 absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::SweepPoint* point) {
   const auto add = [&](const char* option, const absl::StatusOr<std::string>& hash) {
-    if (!hash.ok()) return hash.status();
+    KVBLOCKS_RETURN_IF_ERROR(hash.status());
     pb::InputHash* input = point->add_inputs();
     input->set_option(option);
     input->set_hash(*hash);
@@ -129,9 +130,9 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
     return absl::InvalidArgumentError(
         "TRACE: standard input can be read once, and a sweep names it by its content; name a file");
   }
-  absl::Status status = config.trace().empty() ? add("trace", ContentHashes::OfText(ExampleTrace()))
-                                               : add_file("trace", config.trace());
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(config.trace().empty()
+                               ? add("trace", ContentHashes::OfText(ExampleTrace()))
+                               : add_file("trace", config.trace()));
   // RAGPulse has lengths in files beside the trace.
   if (!config.trace().empty() && config.rag_lengths().empty()) {
     const auto folder = std::filesystem::path(config.trace()).parent_path();
@@ -141,7 +142,7 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
         const std::string path = (folder / absl::StrCat(name, ending)).string();
         std::error_code error;
         if (!std::filesystem::is_regular_file(path, error)) continue;
-        if (status = add_file(name, path); !status.ok()) return status;
+        KVBLOCKS_RETURN_IF_ERROR(add_file(name, path));
       }
     }
   }
@@ -153,7 +154,7 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
                                      {"step_times", config.step_times()},
                                      {"model", json_only(config.model())},
                                      {"draft_model", json_only(config.draft_model())}}) {
-    if (status = add_file(option, path); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(add_file(option, path));
   }
   return add_folder("rag_lengths", config.rag_lengths());
 }
@@ -203,19 +204,18 @@ absl::StatusOr<std::string> ContentHashes::OfFolder(const std::string& path) {
   std::sort(names.begin(), names.end());
   std::string text;
   for (const std::string& name : names) {
-    const auto hash = OfFile((std::filesystem::path(path) / name).string());
-    if (!hash.ok()) return hash.status();
-    absl::StrAppend(&text, name, "\n", *hash, "\n");
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto hash,
+                              OfFile((std::filesystem::path(path) / name).string()));
+    absl::StrAppend(&text, name, "\n", hash, "\n");
   }
   return files_[path] = OfText(text);
 }
 
 absl::StatusOr<pb::SweepSpec> ReadSweepSpec(const std::string& path) {
-  const auto text = ReadConfigFile(path);
-  if (!text.ok()) return text.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(path));
   pb::SweepSpec spec;
-  const auto source = ConfigSource::Parse(*text, path, ConfigSyntax::kDetect, spec);
-  if (!source.ok()) return source.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto source,
+                            ConfigSource::Parse(text, path, ConfigSyntax::kDetect, spec));
   return spec;
 }
 
@@ -226,36 +226,33 @@ absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
         absl::StrCat("got \"", std::string(text),
                      "\", expected OPTION=VALUE,VALUE,... or OPTION=FIRST:LAST:*FACTOR"));
   }
-  const auto field = OptionField(text.substr(0, equals));
-  if (!field.ok()) return field.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(text.substr(0, equals)));
   const std::string values(text.substr(equals + 1));
   pb::Axis axis;
-  axis.set_option(*field);
+  axis.set_option(field);
   for (std::string& value : std::vector<std::string>(
            absl::StrSplit(values, absl::StrContains(values, '|') ? '|' : ',', absl::SkipEmpty()))) {
     axis.add_values(std::move(value));
   }
   // Ranges are looked at now, so that a mistake is told before anything is read.
-  if (const auto all = AxisValues(axis); !all.ok()) return all.status();
+  KVBLOCKS_RETURN_IF_ERROR(AxisValues(axis).status());
   return axis;
 }
 
 absl::StatusOr<std::vector<std::string>> AxisValues(const pb::Axis& axis) {
-  const auto field = OptionField(axis.option());
-  if (!field.ok()) return field.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(axis.option()));
   std::vector<std::string> values;
   for (const std::string& text : axis.values()) {
     const auto range = SplitRange(text);
     if (!range) {
       values.push_back(text);
-    } else if (absl::Status status = AddRange(*field, text, *range, &values); !status.ok()) {
-      return status;
-    }
+    } else
+      KVBLOCKS_RETURN_IF_ERROR(AddRange(field, text, *range, &values));
   }
-  if (values.empty()) return BadAxis(*field, "", "one value or more");
+  if (values.empty()) return BadAxis(field, "", "one value or more");
   ReplayConfig scratch;
   for (const std::string& value : values) {
-    if (absl::Status status = SetOption(*field, value, &scratch); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(SetOption(field, value, &scratch));
   }
   return values;
 }
@@ -274,9 +271,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   planned.settings = settings;
   ReplayConfig given;
   for (const pb::Setting& setting : settings) {
-    if (absl::Status status = SetOption(setting.option(), setting.value(), &given); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(SetOption(setting.option(), setting.value(), &given));
   }
   auto effective = EffectiveConfig(asked, given);
   if (effective.ok()) {
@@ -292,7 +287,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   point.set_program_version(KVBLOCKS_VERSION);
   point.set_replicas(replicas);
   point.set_replica(replica);
-  if (absl::Status status = AddInputs(planned.config, hashes, &point); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(AddInputs(planned.config, hashes, &point));
   *point.mutable_config() = planned.config;
   // Their content stands among the inputs.
   for (std::string* path :
@@ -350,11 +345,10 @@ absl::Status CheckSearchUses(const ReplayConfig& asked, const std::vector<pb::Ax
   };
   add({});
   for (const pb::Axis& axis : axes) {
-    const auto values = AxisValues(axis);
-    if (!values.ok()) return values.status();
-    for (const std::string& value : *values) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto values, AxisValues(axis));
+    for (const std::string& value : values) {
       ReplayConfig given;
-      if (absl::Status status = SetOption(axis.option(), value, &given); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(SetOption(axis.option(), value, &given));
       add(given);
     }
   }
@@ -376,8 +370,7 @@ absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
     axes.push_back({"trace", {spec.traces().begin(), spec.traces().end()}});
   }
   for (const pb::Axis& axis : spec.grid()) {
-    auto values = AxisValues(axis);
-    if (!values.ok()) return values.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto values, AxisValues(axis));
     const std::string field = *OptionField(axis.option());
     const bool is_twice = std::any_of(axes.begin(), axes.end(),
                                       [&](const Values& other) { return other.option == field; });
@@ -385,7 +378,7 @@ absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
       return absl::InvalidArgumentError(
           absl::StrCat(FlagName(field), ": two axes, expected one with all values"));
     }
-    axes.push_back({field, *std::move(values)});
+    axes.push_back({field, std::move(values)});
   }
   const int64_t num_entries = std::max(spec.list_size(), 1);
   int64_t count = num_entries;
@@ -411,20 +404,18 @@ absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
     if (spec.list_size() > 0) {
       const pb::Settings& entry = spec.list(static_cast<int>(rest));
       for (int s = entry.settings_size() - 1; s >= 0; --s) {
-        const auto field = OptionField(entry.settings(s).option());
-        if (!field.ok()) return field.status();
+        KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(entry.settings(s).option()));
         const bool is_overruled =
             std::any_of(settings.begin(), settings.end(),
-                        [&](const pb::Setting& other) { return other.option() == *field; });
+                        [&](const pb::Setting& other) { return other.option() == field; });
         if (is_overruled) continue;
         settings.push_back(entry.settings(s));
-        settings.back().set_option(*field);
+        settings.back().set_option(field);
       }
     }
     std::reverse(settings.begin(), settings.end());
-    auto point = PlanPoint(asked, settings, hashes);
-    if (!point.ok()) return point.status();
-    points.push_back(*std::move(point));
+    KVBLOCKS_ASSIGN_OR_RETURN(auto point, PlanPoint(asked, settings, hashes));
+    points.push_back(std::move(point));
   }
   return points;
 }

@@ -1,13 +1,20 @@
-#include "kvblocks/sim/commands/plan_report.h"
+// Plans, drafters and groups of replays.
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/plan_report.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/config.pb.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/config/kv_cache_config_text.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -217,6 +224,155 @@ TEST(PlanReportTest, UnknownNamesAreRefused) {
 TEST(PlanReportTest, NoRoomForAnyCacheIsAnError) {
   const auto report = MakePlanReport(Config("llama-3.1-405b", "h100", 1), {});
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("no room for the KV cache"));
+}
+
+// SM-66: what drafters cost.
+
+ReplayConfig ConfigOf(const std::string& drafter, int64_t num_drafts,
+                      const std::string& model = "llama-3.1-8b") {
+  ReplayConfig given;
+  given.set_model(model);
+  given.set_drafter(drafter);
+  given.set_num_draft_tokens(num_drafts);
+  given.set_max_num_batched_tokens(2048);
+  given.set_max_num_seqs(64);
+  given.set_max_model_len(32768);
+  auto config = EffectiveConfig({}, given);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return *config;
+}
+
+int64_t NumDraftLayers(const ReplayConfig& config) {
+  const auto hardware = FindModelOnDevice(config);
+  EXPECT_TRUE(hardware.ok()) << hardware.status();
+  const auto layers = LayerCachesOf(config, hardware->model);
+  EXPECT_TRUE(layers.ok()) << layers.status();
+  return std::count_if(layers->begin(), layers->end(),
+                       [](const LayerCache& layer) { return layer.is_draft; });
+}
+
+TEST(DrafterModelTest, KindsHaveTheirPassesAndLayers) {
+  struct {
+    const char* drafter;
+    int64_t num_passes, num_layers;
+  } const cases[] = {{"ngram", 0, 0},      {"eagle", 3, 1},  {"parallel_eagle", 1, 1},
+                     {"mtp", 3, 1},        {"dflash", 1, 0}, {"mtp_modules", 3, 3},
+                     {"draft_model", 3, 0}};
+  for (const auto& c : cases) {
+    const ReplayConfig config = ConfigOf(c.drafter, 3);
+    const auto drafter = DrafterOf(config, FindModelOnDevice(config)->model);
+    ASSERT_TRUE(drafter.ok()) << drafter.status();
+    EXPECT_EQ(drafter->num_passes, c.num_passes) << c.drafter;
+    EXPECT_EQ(NumDraftLayers(config), c.num_layers) << c.drafter;
+  }
+  EXPECT_EQ(NumDraftLayers(ConfigOf("eagle", 0)), 0);
+}
+
+TEST(DrafterModelTest, ANamedModelBringsItsLayersAndWeights) {
+  ReplayConfig config = ConfigOf("draft_model", 2, "llama-3.1-70b");
+  config.set_draft_model("llama-3.1-8b");
+  config.set_device("h200-sxm");
+  EXPECT_EQ(NumDraftLayers(config), 32);
+  const auto hardware = FindModelOnDevice(config);
+  EXPECT_NEAR(MemoryOf(config, *hardware).draft_weights_gb, 16.06, 0.01);
+  config.set_draft_model("no-such-model");
+  EXPECT_THAT(DrafterOf(config, hardware->model).status().message(), HasSubstr("--draft-model: "));
+}
+
+TEST(DrafterModelTest, EveryModelOfTheCatalogueCanBeDrafted) {
+  for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
+    for (const char* kind : {"eagle", "mtp"}) {
+      const auto drafter = DrafterOf(ConfigOf(kind, 2, name), model);
+      ASSERT_TRUE(drafter.ok()) << name << ": " << drafter.status();
+      if (!drafter->model) continue;
+      EXPECT_TRUE(Validate(*drafter->model).ok()) << name;
+      EXPECT_EQ(drafter->model->num_layers(), 1) << name;
+      EXPECT_GT(drafter->weight_bytes, 0) << name;
+      EXPECT_LT(drafter->weight_bytes, model.weight_bytes() / 4) << name;
+    }
+  }
+}
+
+TEST(DrafterModelTest, SM66DraftsLengthenAStep) {
+  const auto time = [](const ReplayConfig& config) {
+    const auto hardware = FindModelOnDevice(config);
+    const auto setup = MakeStepTime(config, *hardware);
+    EXPECT_TRUE(setup.ok()) << setup.status();
+    return *setup->model->StepTime(
+        {SequenceWork{.num_context = 1000, .num_new = 4, .num_sampled = 4}});
+  };
+  const SimTime none = time(ConfigOf("ngram", 3));
+  const SimTime eagle = time(ConfigOf("eagle", 3));
+  EXPECT_GT(eagle, none);
+  EXPECT_LT(eagle, 2 * none);
+  EXPECT_GT(eagle, time(ConfigOf("parallel_eagle", 3)));
+  ReplayConfig given = ConfigOf("eagle", 3);
+  given.set_draft_time("1ms");
+  EXPECT_EQ(time(given), none + 3 * kMillisecond);
+  given.set_draft_time("0s");
+  EXPECT_EQ(time(given), none);
+}
+
+TEST(DrafterModelTest, WhatIsNotKnownIsSaid) {
+  const ReplayConfig config = ConfigOf("dspark", 3);
+  const auto setup = MakeStepTime(config, *FindModelOnDevice(config));
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  EXPECT_THAT(setup->note, HasSubstr("the drafter's time and memory are not counted: dspark"));
+}
+
+constexpr char kGroups[] =
+    "groups { num_layers: 2 spec { full_attention {"
+    "  block_size: 16 num_kv_heads: 1 head_size: 8 dtype: \"bf16\" } } }"
+    "groups { num_layers: 5 spec { mla_attention {"
+    "  block_size: 16 head_size: 8 dtype: \"bf16\" } } }";
+
+// One binary with the replay's messages and the loader of the library: both are the same message.
+TEST(KvCacheGroupsTest, ReplayAndLibraryReadTheSameMessage) {
+  ::kvblocks::config::v1::ReplayConfig replay;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      "kv_cache_config { num_blocks: 9 " + std::string(kGroups) + " }", &replay));
+  const auto groups = MakeKvCacheGroups(replay.kv_cache_config(), 0);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->config,
+            *KvCacheConfigFromText("num_blocks: 9 " + std::string(kGroups), "groups"));
+}
+
+TEST(KvCacheGroupsTest, OptionWinsOverTheFileAndNeitherIsNeeded) {
+  ::kvblocks::config::v1::KvCacheConfig message;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(kGroups, &message));
+  auto groups = MakeKvCacheGroups(message, 0);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_FALSE(groups->sized);
+  EXPECT_EQ(groups->block_bytes, 5 * 16 * 8 * 2);
+  groups = MakeKvCacheGroups(message, 12);
+  EXPECT_TRUE(groups->sized);
+  EXPECT_EQ(groups->config.num_blocks, 12);
+  message.set_num_blocks(20);
+  EXPECT_EQ(MakeKvCacheGroups(message, 0)->config.num_blocks, 20);
+  EXPECT_EQ(MakeKvCacheGroups(message, 12)->config.num_blocks, 12);
+}
+
+TEST(KvCacheGroupsTest, NativeLayoutStatesItsOwnSize) {
+  ::kvblocks::config::v1::KvCacheConfig message;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      std::string(kGroups) +
+          " num_blocks: 13 native { num_chunks: 3 pages_per_chunk: [4, 2] class_of_group: [0, 1] }",
+      &message));
+  const auto groups = MakeKvCacheGroups(message, 0);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->block_bytes, 0);
+  EXPECT_EQ(groups->chunk_bytes, 4 * 2 * 2 * 16 * 8 * 2);
+  EXPECT_EQ(FieldOfError(MakeKvCacheGroups(message, 14).status()), "num_blocks");
+}
+
+TEST(KvCacheGroupsTest, RefusesNoGroupsAndBytesBeyond63Bits) {
+  ::kvblocks::config::v1::KvCacheConfig message;
+  EXPECT_EQ(FieldOfError(MakeKvCacheGroups(message, 5).status()), "groups");
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(kGroups, &message));
+  message.mutable_groups(1)->set_num_layers(10'000);
+  message.mutable_groups(1)->mutable_spec()->mutable_mla_attention()->set_head_size(int64_t{1}
+                                                                                    << 54);
+  EXPECT_EQ(FieldOfError(MakeKvCacheGroups(message, 5).status()), "groups[1]");
 }
 
 }  // namespace
