@@ -10,7 +10,7 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/plan_report.h"
 #include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/report/plan_table.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_json.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 

@@ -1,10 +1,11 @@
-#include "kvblocks/sim/report/comparison_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <sstream>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/sim/report/comparison.pb.h"
 
 namespace kvblocks::sim {
 namespace {

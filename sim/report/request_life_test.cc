@@ -11,8 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/explanation_text.h"
-#include "kvblocks/sim/report/worst_misses.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/testing/measured_replay.h"
 
 namespace kvblocks::sim {

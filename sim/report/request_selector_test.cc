@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/request_selector.h"
+#include "kvblocks/sim/report/request_life.h"
 
 #include "gtest/gtest.h"
 

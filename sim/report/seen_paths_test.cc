@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/seen_paths.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 
 #include <map>
 #include <random>

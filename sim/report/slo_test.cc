@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/slo.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 #include <string>
 

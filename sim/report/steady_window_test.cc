@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/steady_window.h"
+#include "kvblocks/sim/report/workload_section.h"
 
 #include "gtest/gtest.h"
 

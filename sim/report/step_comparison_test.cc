@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/step_comparison.h"
+#include "kvblocks/sim/report/step_rows.h"
 
 #include <memory>
 #include <string>
@@ -6,7 +6,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/simulation_config.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/trace/byte_sink.h"

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/step_reader.h"
+#include "kvblocks/sim/report/step_rows.h"
 
 #include <string>
 #include <utility>

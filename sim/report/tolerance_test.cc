@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/tolerance.h"
+#include "kvblocks/sim/report/report_comparison.h"
 
 #include <cmath>
 #include <limits>
