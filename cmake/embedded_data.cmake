@@ -19,7 +19,7 @@ endfunction()
 
 # A source file that holds what every HTML page of kvsim carries, each file as a string.
 function(kvblocks_embed_page_assets out)
-  set(text "#include \"kvblocks/sim/report/html_page.h\"\nnamespace kvblocks::sim {\n")
+  set(text "#include \"kvblocks/sim/report/report_json.h\"\nnamespace kvblocks::sim {\n")
   foreach(asset IN ITEMS kPageScript=js kPageStyle=css)
     string(REPLACE "=" ";" parts "${asset}")
     list(GET parts 0 name)

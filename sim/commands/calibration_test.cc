@@ -10,8 +10,8 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/report/measured_report.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/report/result_file.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -10,11 +10,12 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/report/comparison_table.h"
-#include "kvblocks/sim/report/measured_report.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_comparison.h"
 #include "kvblocks/sim/report/result_file.h"
 #include "kvblocks/sim/report/step_comparison.h"
+#include "kvblocks/sim/report/step_rows.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/measurement.h"
 
 namespace kvblocks::sim {

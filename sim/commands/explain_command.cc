@@ -21,9 +21,9 @@
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/explanation_text.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/tier_section.h"
-#include "kvblocks/sim/report/worst_misses.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {

@@ -21,8 +21,8 @@
 #include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
 #include "kvblocks/sim/fleet/fleet_metrics.h"
+#include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/report/request_selector.h"
 
 namespace kvblocks::sim {
 

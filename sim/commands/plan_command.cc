@@ -19,6 +19,8 @@
 #include "kvblocks/sim/report/plan_table.h"
 #include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

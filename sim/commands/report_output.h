@@ -22,7 +22,7 @@
 #include "kvblocks/sim/commands/exit_status.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/run_files.h"
-#include "kvblocks/sim/report/html_page.h"
+#include "kvblocks/sim/report/report_json.h"
 
 namespace kvblocks::sim {
 

@@ -21,7 +21,7 @@
 #include "kvblocks/sim/fleet/fleet.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
 #include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/slo.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 

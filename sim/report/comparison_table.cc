@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/comparison_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +9,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/comparison.pb.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -40,13 +41,8 @@ std::string Short(const std::string& text, size_t width) {
   return shown.size() <= width ? shown : absl::StrCat(shown.substr(0, width - 3), "...");
 }
 
-template <typename Message>
-std::string ValueA(const Message& m, size_t width) {
-  return m.has_a() ? Short(m.a(), width) : "-";
-}
-template <typename Message>
-std::string ValueB(const Message& m, size_t width) {
-  return m.has_b() ? Short(m.b(), width) : "-";
+std::string Shown(bool is_there, const std::string& text, size_t width) {
+  return is_there ? Short(text, width) : "-";
 }
 
 std::string Relative(const pb::MetricChange& change) {
@@ -58,33 +54,20 @@ std::string Relative(const pb::MetricChange& change) {
   return text.size() < kChangeWidth ? text : absl::StrFormat("%+.2f %%", percent);
 }
 
-class Page {
- public:
-  explicit Page(bool color) : color_(color) {}
+// A name that leaves no room has a line of its own.
+void AddNamed(const std::string& name, size_t width, const std::string& rest, TextPage& page) {
+  if (name.size() > width) {
+    page.Plain(absl::StrCat("  ", name));
+    page.Plain(absl::StrCat(std::string(width + 2, ' '), rest));
+  } else {
+    page.Plain(absl::StrCat("  ", name, std::string(width - name.size(), ' '), rest));
+  }
+}
 
-  void Heading(const std::string& text) {
-    if (!out_.empty()) out_ += "\n";
-    absl::StrAppend(&out_, color_ ? absl::StrCat("\033[1m", text, "\033[0m") : text, "\n");
-  }
-  void Line(std::string text) {
-    while (!text.empty() && text.back() == ' ') text.pop_back();
-    absl::StrAppend(&out_, text, "\n");
-  }
-  // A name that leaves no room has a line of its own.
-  void Named(const std::string& name, size_t width, const std::string& rest) {
-    if (name.size() > width) {
-      Line(absl::StrCat("  ", name));
-      Line(absl::StrCat(std::string(width + 2, ' '), rest));
-    } else {
-      Line(absl::StrCat("  ", name, std::string(width - name.size(), ' '), rest));
-    }
-  }
-  std::string Take() { return std::move(out_); }
-
- private:
-  bool color_;
-  std::string out_;
-};
+void AddHeading(const std::string& text, TextPage& page) {
+  page.Blank();
+  page.Heading(text);
+}
 
 std::string Columns(const std::string& a, const std::string& b, const std::string& change,
                     const std::string& relative, const char* mark) {
@@ -92,45 +75,52 @@ std::string Columns(const std::string& a, const std::string& b, const std::strin
                          change, relative, mark);
 }
 
-void AddConfiguration(const pb::Comparison& comparison, Page& page) {
+void AddConfiguration(const pb::Comparison& comparison, TextPage& page) {
   if (comparison.configuration_size() == 0) return;
-  page.Heading("configuration");
+  AddHeading("configuration", page);
   constexpr size_t kWidth = 34;
   constexpr size_t kWhole = 1000;  // names of files are not cut
   for (const pb::FieldDifference& field : comparison.configuration()) {
     if (field.a().size() > kWidth || field.b().size() > kWidth) {
-      page.Line(absl::StrCat("  ", field.name()));
-      page.Line(absl::StrCat("    a  ", ValueA(field, kWhole)));
-      page.Line(absl::StrCat("    b  ", ValueB(field, kWhole)));
+      page.Plain(absl::StrCat("  ", field.name()));
+      page.Plain(absl::StrCat("    a  ", Shown(field.has_a(), field.a(), kWhole)));
+      page.Plain(absl::StrCat("    b  ", Shown(field.has_b(), field.b(), kWhole)));
       continue;
     }
-    page.Named(field.name(), 28,
-               absl::StrFormat("%-*s %s", kWidth, ValueA(field, kWidth), ValueB(field, kWidth)));
+    AddNamed(field.name(), 28,
+             absl::StrFormat("%-*s %s", kWidth, Shown(field.has_a(), field.a(), kWidth),
+                             Shown(field.has_b(), field.b(), kWidth)),
+             page);
   }
 }
 
-void AddMetric(const pb::MetricChange& change, Page& page) {
+void AddMetric(const pb::MetricChange& change, TextPage& page) {
   const char* mark = change.exceeded() ? " !" : "";
   if (!change.has_change() && change.has_a() && change.has_b()) {
-    page.Named(change.name(), kNameWidth, absl::StrCat(" ", Short(change.a(), kTextWidth), mark));
-    page.Named("", kNameWidth, absl::StrCat(" ", Short(change.b(), kTextWidth)));
+    AddNamed(change.name(), kNameWidth, absl::StrCat(" ", Short(change.a(), kTextWidth), mark),
+             page);
+    AddNamed("", kNameWidth, absl::StrCat(" ", Short(change.b(), kTextWidth)), page);
     return;
   }
-  page.Named(change.name(), kNameWidth,
-             Columns(ValueA(change, kValueWidth), ValueB(change, kValueWidth),
-                     Short(change.change(), kChangeWidth), Relative(change), mark));
+  AddNamed(change.name(), kNameWidth,
+           Columns(Shown(change.has_a(), change.a(), kValueWidth),
+                   Shown(change.has_b(), change.b(), kValueWidth),
+                   Short(change.change(), kChangeWidth), Relative(change), mark),
+           page);
   if (change.elements() > 0) {
-    page.Named("", kNameWidth,
-               absl::StrFormat(" at [%d]; %s of %s differ", change.element(),
-                               WithThousands(change.elements_changed()),
-                               WithThousands(change.elements())));
+    AddNamed("", kNameWidth,
+             absl::StrFormat(" at [%d]; %s of %s differ", change.element(),
+                             WithThousands(change.elements_changed()),
+                             WithThousands(change.elements())),
+             page);
   }
 }
 
-void AddMetrics(const pb::Comparison& comparison, Page& page) {
+void AddMetrics(const pb::Comparison& comparison, TextPage& page) {
   if (comparison.changes_size() == 0) return;
-  page.Heading(absl::StrCat("metric", std::string(kNameWidth - 4, ' '),
-                            Columns("a", "b", "change", "relative", "")));
+  AddHeading(absl::StrCat("metric", std::string(kNameWidth - 4, ' '),
+                          Columns("a", "b", "change", "relative", "")),
+             page);
   for (const pb::MetricChange& change : comparison.changes()) AddMetric(change, page);
 }
 
@@ -148,47 +138,41 @@ std::string From(const std::string& text, size_t begin) {
   return Short(absl::StrCat("...", text.substr(begin)), 30);
 }
 
-void AddRows(const pb::StepDifference& difference, bool all_columns, Page& page) {
-  page.Line(absl::StrFormat(
+void AddRows(const pb::StepDifference& difference, bool all_columns, TextPage& page) {
+  page.Plain(absl::StrFormat(
       "  %-18s %-30s %s", "",
       difference.line_a() > 0 ? absl::StrCat("a, line ", difference.line_a()) : "a has ended",
       difference.line_b() > 0 ? absl::StrCat("b, line ", difference.line_b()) : "b has ended"));
   for (const auto& column : difference.columns()) {
     if (!all_columns && !column.differs()) continue;
-    page.Line(absl::StrFormat("%s %-18s %-30s %s", column.differs() ? "!" : " ", column.name(),
-                              column.has_a() ? Short(column.a(), 30) : "-",
-                              column.has_b() ? Short(column.b(), 30) : "-"));
+    page.Plain(absl::StrFormat("%s %-18s %-30s %s", column.differs() ? "!" : " ", column.name(),
+                              Shown(column.has_a(), column.a(), 30),
+                              Shown(column.has_b(), column.b(), 30)));
   }
   if (difference.requests_differ() == 0) return;
-  page.Line(absl::StrCat("  requests by row, tokens+new blocks; ",
+  page.Plain(absl::StrCat("  requests by row, tokens+new blocks; ",
                          WithThousands(difference.requests_differ()), " differ"));
   for (const auto& request : difference.requests()) {
     const size_t common = CommonPart(request.a(), request.b());
-    page.Line(absl::StrFormat("! %-18s %-30s %s", Short(request.row(), 18),
+    page.Plain(absl::StrFormat("! %-18s %-30s %s", Short(request.row(), 18),
                               request.has_a() ? From(request.a(), common) : "-",
                               request.has_b() ? From(request.b(), common) : "-"));
   }
-  if (difference.requests_differ() > difference.requests_size()) page.Line("  ...");
+  if (difference.requests_differ() > difference.requests_size()) page.Plain("  ...");
 }
 
-void AddSchedule(const pb::ScheduleComparison& schedule, Page& page) {
-  const auto name = [](const auto& list) {
-    std::string names;
-    for (const std::string& column : list) {
-      absl::StrAppend(&names, names.empty() ? "" : ", ", column);
-    }
-    return names;
-  };
+void AddSchedule(const pb::ScheduleComparison& schedule, TextPage& page) {
   if (schedule.only_in_a_size() > 0) {
-    page.Line(absl::StrCat("  only a has ", name(schedule.only_in_a())));
+    page.Plain(absl::StrCat("  only a has ", absl::StrJoin(schedule.only_in_a(), ", ")));
   }
   if (schedule.only_in_b_size() > 0) {
-    page.Line(absl::StrCat("  only b has ", name(schedule.only_in_b())));
+    page.Plain(absl::StrCat("  only b has ", absl::StrJoin(schedule.only_in_b(), ", ")));
   }
   if (schedule.has_first_divergence()) AddRows(schedule.first_divergence(), true, page);
   if (schedule.has_first_difference()) {
-    page.Heading(absl::StrCat("step ", schedule.first_difference().step(),
-                              " was scheduled alike and differs in"));
+    AddHeading(absl::StrCat("step ", schedule.first_difference().step(),
+                            " was scheduled alike and differs in"),
+               page);
     AddRows(schedule.first_difference(), false, page);
   }
 }
@@ -227,14 +211,14 @@ std::string FirstRequest(const pb::StepDifference& difference) {
 }  // namespace
 
 std::string FormatComparison(const pb::Comparison& comparison, bool color) {
-  Page page(color);
-  page.Line(absl::StrCat("a  ", comparison.a()));
-  page.Line(absl::StrCat("b  ", comparison.b()));
+  TextPage page(color);
+  page.Plain(absl::StrCat("a  ", comparison.a()));
+  page.Plain(absl::StrCat("b  ", comparison.b()));
   // Where the schedules part explains the figures that follow.
   if (comparison.has_schedule()) {
-    page.Heading(ScheduleSentence(comparison.schedule()));
+    AddHeading(ScheduleSentence(comparison.schedule()), page);
     const std::string request = FirstRequest(comparison.schedule().first_divergence());
-    if (!request.empty()) page.Line(request);
+    if (!request.empty()) page.Plain(request);
     AddSchedule(comparison.schedule(), page);
   }
   AddConfiguration(comparison, page);
@@ -253,7 +237,7 @@ std::string FormatComparison(const pb::Comparison& comparison, bool color) {
             : absl::StrCat(WithThousands(comparison.metrics_exceeded()), " of ",
                            WithThousands(comparison.metrics_judged()), " exceed their tolerance"));
   }
-  page.Heading(absl::StrCat("result        ", result));
+  AddHeading(absl::StrCat("result        ", result), page);
   return page.Take();
 }
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/explanation_text.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <algorithm>
 #include <string>
@@ -7,26 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-
-constexpr size_t kWidth = 100;
-constexpr size_t kMaxName = 24;
-
-// A name from the trace: short, and nothing that a terminal would obey.
-std::string Printable(const std::string& name) {
-  std::string text = name;
-  for (char& c : text) {
-    if (c <= ' ' || c > '~') c = '?';
-  }
-  return text.size() <= kMaxName ? text : absl::StrCat(text.substr(0, kMaxName - 3), "...");
-}
 
 std::string Seconds(double seconds) { return absl::StrFormat("%.3f s", seconds); }
 
@@ -42,42 +29,6 @@ std::string NameOf(const pb::RequestName& name) {
                           : absl::StrCat("request ", Printable(name.id()), " (row ", row, ")");
 }
 
-class Text {
- public:
-  explicit Text(bool color) : color_(color) {}
-
-  void Heading(const std::string& line) {
-    Add(color_ ? absl::StrCat("\033[1m", line, "\033[0m") : line);
-  }
-  void Add(std::string line) {
-    while (!line.empty() && line.back() == ' ') line.pop_back();
-    absl::StrAppend(&out_, line, "\n");
-  }
-  // Words after `prefix`, wrapped; further lines are indented as far as the prefix is long.
-  void Wrap(const std::string& prefix, const std::string& words) {
-    std::string line = prefix;
-    size_t at = 0;
-    while (at < words.size()) {
-      const size_t end = std::min(words.find(' ', at), words.size());
-      const std::string word = words.substr(at, end - at);
-      const bool is_start = line.size() <= prefix.size();
-      if (!is_start && line.size() + 1 + word.size() > kWidth) {
-        Add(line);
-        line = std::string(prefix.size(), ' ') + word;
-      } else {
-        absl::StrAppend(&line, is_start ? "" : " ", word);
-      }
-      at = end + 1;
-    }
-    Add(line);
-  }
-  std::string Take() { return std::move(out_); }
-
- private:
-  bool color_;
-  std::string out_;
-};
-
 const pb::MissCause* FindCause(const pb::MissCauses& misses, const std::string& name) {
   for (const pb::MissCause& cause : misses.causes()) {
     if (cause.cause() == name) return &cause;
@@ -87,16 +38,16 @@ const pb::MissCause* FindCause(const pb::MissCauses& misses, const std::string& 
 
 // --- All requests ---
 
-void AddTotals(const pb::Report& replay, Text& text) {
+void AddTotals(const pb::Report& replay, TextPage& text) {
   const pb::PromptTokens& prompt = replay.prompt_tokens();
   text.Heading(absl::StrFormat("%-18s %13s %9s %11s %11s", "prompt tokens", "tokens", "share",
                                "blocks", "at resumes"));
   const auto row = [&](const std::string& name, int64_t tokens, int64_t blocks, int64_t resumes,
                        const std::string& meaning) {
-    text.Add(absl::StrFormat(
+    text.Plain(absl::StrFormat(
         "%-18s %13s %9s %11s %11s", name, WithThousands(tokens), Percent(tokens, prompt.known()),
         blocks < 0 ? "" : WithThousands(blocks), resumes < 0 ? "" : WithThousands(resumes)));
-    if (!meaning.empty()) text.Add(absl::StrCat("    ", meaning));
+    if (!meaning.empty()) text.Plain(absl::StrCat("    ", meaning));
   };
   row("hit", prompt.hit(), replay.whole_run().full_block_hit_rate().numerator(), -1, "");
   for (const pb::MissCause& cause : replay.first_admission_misses().causes()) {
@@ -106,7 +57,7 @@ void AddTotals(const pb::Report& replay, Text& text) {
     row(cause.cause(), cause.tokens(), cause.blocks(), at_resumes, cause.meaning());
     const pb::EvictedReuse& reuse = replay.first_admission_misses().evicted();
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
-      text.Add(absl::StrCat("    last used ", Seconds(reuse.p50_age_s()), " / ",
+      text.Plain(absl::StrCat("    last used ", Seconds(reuse.p50_age_s()), " / ",
                             Plural(reuse.p50_distance_blocks(), "block"),
                             " earlier at the median, ", Seconds(reuse.max_age_s()), " / ",
                             Plural(reuse.max_distance_blocks(), "block"), " at most"));
@@ -115,20 +66,20 @@ void AddTotals(const pb::Report& replay, Text& text) {
   row("partial blocks", prompt.partial_blocks(), -1, -1,
       "behind the last full block: never cached");
   row("all", prompt.known(), -1, -1, "");
-  text.Add("");
+  text.Blank();
 }
 
-void AddWorst(const pb::Explanation& explanation, Text& text) {
+void AddWorst(const pb::Explanation& explanation, TextPage& text) {
   if (explanation.worst_size() == 0) {
-    text.Add("no request missed a block because it was evicted");
+    text.Plain("no request missed a block because it was evicted");
     return;
   }
   text.Heading("the requests that lost most to evictions (kvsim explain --request=ID says more)");
-  text.Add(absl::StrFormat("%-*s %7s %10s %9s %9s %9s %9s  %s", kMaxName, "id", "row", "evicted",
-                           "hit", "other", "known", "age", "blocks taken since"));
+  text.Plain(absl::StrFormat("%-*s %7s %10s %9s %9s %9s %9s  %s", kPrintableWidth, "id", "row",
+                             "evicted", "hit", "other", "known", "age", "blocks taken since"));
   for (const pb::WorstRequest& worst : explanation.worst()) {
-    text.Add(absl::StrFormat(
-        "%-*s %7d %10s %9s %9s %9s %9s  %s", kMaxName, Printable(worst.name().id()),
+    text.Plain(absl::StrFormat(
+        "%-*s %7d %10s %9s %9s %9s %9s  %s", kPrintableWidth, Printable(worst.name().id()),
         worst.name().row(), WithThousands(worst.evicted_tokens()),
         WithThousands(worst.hit_tokens()),
         WithThousands(worst.other_missed_tokens() + worst.partial_tokens()),
@@ -172,7 +123,7 @@ std::string Fate(const pb::BlockRunLife& run) {
 }
 
 // What was loaded, and of the rest why not.
-void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, Text& text) {
+void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, TextPage& text) {
   std::string line;
   if (!is_first) {
     line = absl::StrCat(Seconds(lookup.time_s()), "  looked up again, ",
@@ -195,21 +146,21 @@ void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, Text& text) 
   }
 }
 
-void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, Text& text) {
+void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, TextPage& text) {
   text.Heading(absl::StrCat(
       Seconds(admission.time_s()), "  ", admission.is_resume() ? "resumed" : "admitted", " after ",
       Seconds(admission.waited_s()), ", ", Plural(admission.attempts(), "attempt")));
   if (!replay.config().prefix_caching()) {
-    text.Add("    prefix caching is off: nothing is looked up");
+    text.Plain("    prefix caching is off: nothing is looked up");
     return;
   }
-  text.Add(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
+  text.Plain(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
                         WithThousands(admission.known_tokens()), " known tokens hit (",
                         Percent(admission.hit_tokens(), admission.known_tokens()), ")"));
   for (int i = 0; i < admission.tier_lookups_size(); ++i) {
     AddTierLookup(admission.tier_lookups(i), i == 0, text);
   }
-  text.Add(absl::StrFormat("    %10s %10s %8s  %s", "from token", "tokens", "blocks",
+  text.Plain(absl::StrFormat("    %10s %10s %8s  %s", "from token", "tokens", "blocks",
                            admission.tier_lookups().empty() ? "fate" : "fate on the device"));
   for (const pb::BlockRunLife& run : admission.runs()) {
     text.Wrap(absl::StrFormat("    %10s %10s %8s  ", WithThousands(run.first_token()),
@@ -217,7 +168,7 @@ void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, 
               Fate(run));
   }
   if (admission.partial_tokens() > 0) {
-    text.Add(absl::StrFormat("    %10s %10s %8s  %s",
+    text.Plain(absl::StrFormat("    %10s %10s %8s  %s",
                              WithThousands(admission.known_tokens() - admission.partial_tokens()),
                              WithThousands(admission.partial_tokens()), "",
                              "partial block: never cached"));
@@ -233,7 +184,7 @@ void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, 
   }
 }
 
-void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) {
+void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& text) {
   text.Heading(absl::StrCat(NameOf(life.name()), ", line ", life.name().line(), ": ",
                             Plural(life.prompt_tokens(), "prompt token"), ", ",
                             Plural(life.requested_output_tokens(), "output token"), " asked for"));
@@ -250,12 +201,12 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) 
     facts.push_back(absl::StrCat("the first of ", life.namesakes() + 1,
                                  " requests with this id (row:N selects another)"));
   }
-  for (const std::string& fact : facts) text.Add(absl::StrCat("    ", fact));
+  for (const std::string& fact : facts) text.Plain(absl::StrCat("    ", fact));
   if (life.never_arrived()) {
-    text.Add("    given up before it arrived, with its session");
+    text.Plain("    given up before it arrived, with its session");
     return;
   }
-  text.Add(absl::StrCat(Seconds(life.arrival_s()), "  arrived"));
+  text.Plain(absl::StrCat(Seconds(life.arrival_s()), "  arrived"));
   if (!life.rejection().empty()) {
     text.Wrap("    ", absl::StrCat("rejected: ", life.rejection()));
     return;
@@ -265,7 +216,7 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) 
     AddAdmission(admission, replay, text);
     if (next == 0 && life.output_tokens() > 0 &&
         (life.preemptions_size() == 0 || life.first_token_s() <= life.preemptions(0).time_s())) {
-      text.Add(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+      text.Plain(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
     }
     if (next >= life.preemptions_size()) continue;
     const pb::PreemptionLife& preemption = life.preemptions(next++);
@@ -278,10 +229,10 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) 
   }
   if (life.preemptions_size() > 0 && life.output_tokens() > 0 &&
       life.first_token_s() > life.preemptions(0).time_s()) {
-    text.Add(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+    text.Plain(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
   }
   if (life.end() == "none") {
-    text.Add("    the replay ended before it");
+    text.Plain("    the replay ended before it");
   } else {
     text.Heading(absl::StrCat(Seconds(life.end_s()), "  finished (", life.end(), ") with ",
                               Plural(life.output_tokens(), "output token"), ", ",
@@ -293,8 +244,8 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) 
 
 std::string FormatExplanation(const pb::Explanation& explanation, bool color) {
   const pb::Report& replay = explanation.replay();
-  Text text(color);
-  text.Add(absl::StrCat(Printable(replay.workload().name()), ": ",
+  TextPage text(color);
+  text.Plain(absl::StrCat(Printable(replay.workload().name()), ": ",
                         Plural(replay.workload().requests_arrived(), "request"), "; ",
                         Plural(replay.setup().num_blocks(), "block"), " of ",
                         replay.setup().block_tokens(), " tokens",
@@ -302,16 +253,17 @@ std::string FormatExplanation(const pb::Explanation& explanation, bool color) {
                             ? absl::StrCat(" in ", replay.groups_size(), " KV-cache groups")
                             : std::string(),
                         replay.config().engine().empty() ? "" : "; ", replay.config().engine()));
-  text.Add("");
+  text.Blank();
   if (explanation.has_request()) {
     AddLife(explanation.request(), replay, text);
   } else if (!replay.config().prefix_caching()) {
-    text.Add("prefix caching is off: nothing is looked up");
+    text.Plain("prefix caching is off: nothing is looked up");
   } else {
     AddTotals(replay, text);
-    TextPage tiers(color);
-    AddTiers(replay.tiers(), tiers);
-    if (std::string lines = tiers.Take(); !lines.empty()) text.Add(lines);
+    if (!replay.tiers().tiers().empty()) {
+      AddTiers(replay.tiers(), text);
+      text.Blank();
+    }
     AddWorst(explanation, text);
   }
   for (const std::string& note : replay.notes()) text.Wrap("note: ", note);

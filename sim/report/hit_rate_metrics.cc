@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
@@ -247,6 +251,166 @@ void HitRateMetrics::Fill(const ReplayEnd& end, pb::Report* out) {
   prompt->set_partial_blocks(prompt->known() - prompt->hit() - prompt->missed_full_blocks());
   FillHistogram(hit_lengths_, out->mutable_hit_prefix_length());
   FillHistogram(missing_at_, out->mutable_first_missing_block());
+}
+
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+}  // namespace
+
+void HitGroups::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (record.is_resume) return;
+  const TraceRequest& spec = record.request->spec;
+  const int64_t queried = record.num_queried_tokens;
+  const int64_t hit = record.num_hit_tokens;
+  tenants_[spec.tenant].Add(1, queried, hit);
+  classes_[spec.slo_class].Add(1, queried, hit);
+  const size_t turn = spec.session == 0 ? 0 : std::min<size_t>(spec.turn, kNumTurns - 1);
+  turns_[turn].Add(1, queried, hit);
+  if (!facts_->first_block) return;
+  const auto [it, is_new] = prefixes_.try_emplace(*facts_->first_block);
+  if (is_new) it->second.first_row = spec.row;
+  it->second.sums.Add(1, queried, hit);
+}
+
+void HitGroups::FillOne(const std::string& name, const Sums& sums, pb::HitGroup* out) {
+  out->set_name(name);
+  out->set_requests(sums.requests);
+  auto* rate = out->mutable_token_hit_rate();
+  rate->set_numerator(sums.hit);
+  rate->set_denominator(sums.queried);
+  rate->set_value(Ratio(sums.hit, sums.queried));
+}
+
+void HitGroups::FillNames(const Names& names,
+                          google::protobuf::RepeatedPtrField<pb::HitGroup>* out) {
+  std::vector<const Names::value_type*> sorted;
+  for (const auto& entry : names) sorted.push_back(&entry);
+  // Equal ones stay in the order of their names.
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
+    return a->second.queried > b->second.queried;
+  });
+  const size_t listed = sorted.size() <= kMaxNames ? sorted.size() : kMaxNames - 1;
+  for (size_t i = 0; i < listed; ++i) FillOne(sorted[i]->first, sorted[i]->second, out->Add());
+  if (listed == sorted.size()) return;
+  Sums others;
+  for (size_t i = listed; i < sorted.size(); ++i) {
+    const Sums& sums = sorted[i]->second;
+    others.Add(sums.requests, sums.queried, sums.hit);
+  }
+  FillOne(absl::StrCat("(", sorted.size() - listed, " others)"), others, out->Add());
+}
+
+void HitGroups::Fill(const ReplayEnd&, pb::Report* report) {
+  pb::HitGroups* out = report->mutable_hit_groups();
+  FillNames(tenants_, out->mutable_tenants());
+  FillNames(classes_, out->mutable_classes());
+  for (size_t turn = 0; turn < turns_.size(); ++turn) {
+    if (turns_[turn].requests == 0) continue;
+    FillOne(turn + 1 < turns_.size() ? absl::StrCat(turn) : absl::StrCat(">= ", turn), turns_[turn],
+            out->add_turns());
+  }
+
+  out->set_distinct_prefixes(static_cast<int64_t>(prefixes_.size()));
+  using Entry = std::pair<uint64_t, Prefix>;
+  std::vector<Entry> hit;
+  for (const auto& [key, prefix] : prefixes_) {
+    if (prefix.sums.hit > 0) hit.emplace_back(key, prefix);
+  }
+  const size_t listed = std::min(hit.size(), std::max(top_prefixes_, kMinTopPrefixes));
+  const auto middle = hit.begin() + static_cast<std::ptrdiff_t>(listed);
+  // No two groups were seen first in the same row.
+  std::partial_sort(hit.begin(), middle, hit.end(), [](const Entry& a, const Entry& b) {
+    if (a.second.sums.hit != b.second.sums.hit) return a.second.sums.hit > b.second.sums.hit;
+    return a.second.first_row < b.second.first_row;
+  });
+  hit.erase(middle, hit.end());
+  for (const auto& [key, prefix] : hit) {
+    auto* group = out->add_top_prefixes();
+    FillOne(absl::StrFormat("%016x", key), prefix.sums, group->mutable_hits());
+    group->set_first_row(prefix.first_row);
+  }
+}
+
+void HitReuseSection::OnRunStart(const RunInfo& info) {
+  manager_ = info.manager;
+  const BlockPool& pool = manager_->pool();
+  // Pages of chunks are in no queue of blocks.
+  if (!pool.enable_caching() || pool.chunks() != nullptr) return;
+  for (GroupId g = 0; g < manager_->num_groups() && !group_; ++g) {
+    const SingleTypeManager& group = manager_->group(g);
+    if (group.is_full_type() && group.is_cacheable()) group_ = g;
+  }
+  has_places_ = pool.eviction_order() == nullptr;
+}
+
+void HitReuseSection::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
+  if (!group_ || record.is_repeat) return;
+  is_staged_ = false;
+  facts_->first_hit_use = INT64_MAX;
+  const BlockPool& pool = manager_->pool();
+  if (record.is_resume || num_hits_ + pool.num_blocks_taken() - num_taken_ < pool.num_blocks()) {
+    return;
+  }
+  Sample(record);
+  num_hits_ = 0;
+  num_taken_ = pool.num_blocks_taken();
+}
+
+void HitReuseSection::Sample(const AdmissionRecord& record) {
+  const BlockPool& pool = manager_->pool();
+  const auto hits = record.hits->blocks(*group_);
+  is_staged_ = true;
+  // Who holds a block holds those before it.
+  staged_in_use_ =
+      std::find_if(hits.begin(), hits.end(),
+                   [&](BlockId id) { return pool.block(id).ref_count == 0; }) -
+      hits.begin();
+  const int64_t unit = manager_->hit_alignment();
+  facts_->first_hit_use =
+      (staged_in_use_ * manager_->group(*group_).block_size() + unit - 1) / unit;
+  staged_places_ = {};
+  if (!has_places_ || staged_in_use_ == static_cast<int64_t>(hits.size())) return;
+  const FreeBlockQueue& queue = pool.free_queue();
+  places_.resize(static_cast<size_t>(pool.num_blocks()));
+  BlockId id = queue.front();
+  for (int32_t place = 0; place < queue.size(); ++place, id = queue.next(id)) {
+    places_[static_cast<size_t>(id)] = place;
+  }
+  for (const BlockId hit : hits.subspan(static_cast<size_t>(staged_in_use_))) {
+    if (pool.block(hit).ref_count > 0) continue;
+    ++staged_places_[static_cast<size_t>(int64_t{places_[static_cast<size_t>(hit)]} * kNumPlaces /
+                                         queue.size())];
+  }
+}
+
+void HitReuseSection::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (!group_) return;
+  const auto num_hits = static_cast<int64_t>(record.hits->blocks(*group_).size());
+  num_hits_ += num_hits;
+  facts_->first_hit_use = INT64_MAX;
+  if (!is_staged_) return;
+  is_staged_ = false;
+  ++admissions_;
+  hit_blocks_ += num_hits;
+  in_use_blocks_ += staged_in_use_;
+  for (size_t i = 0; i < staged_places_.size(); ++i) blocks_by_place_[i] += staged_places_[i];
+  for (const EvictedRun& run : facts_->misses.hit_uses) {
+    distance_.Add(run.distance, run.num_blocks);
+  }
+}
+
+void HitReuseSection::Fill(const ReplayEnd&, ::kvblocks::report::v1::Report* out) {
+  if (hit_blocks_ == 0) return;
+  auto* reuse = out->mutable_hit_reuse();
+  reuse->set_admissions(admissions_);
+  reuse->set_hit_blocks(hit_blocks_);
+  reuse->set_in_use_blocks(in_use_blocks_);
+  if (has_places_) {
+    for (const int64_t count : blocks_by_place_) reuse->add_blocks_by_place(count);
+  }
+  for (const int64_t value : distance_.Percentiles()) reuse->add_distance_quantiles_blocks(value);
 }
 
 }  // namespace kvblocks::sim

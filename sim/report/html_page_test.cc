@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/html_page.h"
+#include "kvblocks/sim/report/report_json.h"
 
 #include <simdjson.h>
 

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/trace/decimal.h"
 
@@ -23,11 +22,7 @@ std::string Rate(const pb::Ratio& ratio) {
   return ratio.denominator() == 0 ? "n/a" : Percent(ratio.value());
 }
 
-std::string Gigabytes(double bytes) {
-  const double gigabytes = bytes / 1e9;
-  return gigabytes < 10 ? absl::StrFormat("%.3g GB", gigabytes)
-                        : absl::StrFormat("%.1f GB", gigabytes);
-}
+std::string NameOf(const std::string& name) { return name.empty() ? "(none)" : Printable(name); }
 
 // The unit in which a latency is read with least effort.
 struct TimeUnit {
@@ -45,10 +40,6 @@ std::string Decimal(double value) {
   return value >= 1e3 ? WithThousands(std::llround(value)) : absl::StrFormat("%.1f", value);
 }
 
-std::string Short(double value) {
-  return value >= 1e4 ? WithThousands(std::llround(value)) : GroupThousands(absl::StrFormat("%.4g", value));
-}
-
 // Parts of a step's time that do not come from where most of it does.
 void AddTimeParts(const pb::Setup& setup, TextPage& page) {
   std::string estimated;
@@ -63,18 +54,15 @@ void AddHead(const pb::Report& report, TextPage& page) {
   const auto& workload = report.workload();
   const auto& setup = report.setup();
   const auto& config = report.config();
-  page.Text("workload", absl::StrCat(workload.name(), " (", workload.format(), "): ",
-                                     Plural(workload.requests_arrived(), "request"), ", ",
-                                     WithThousands(workload.input_tokens()), " prompt + ",
-                                     WithThousands(workload.requested_output_tokens()),
-                                     " output tokens, arriving over ",
-                                     Span(workload.last_arrival_s() - workload.first_arrival_s())));
-  std::string size = absl::StrCat(WithThousands(setup.num_blocks()), " blocks of ",
-                                  setup.block_tokens(), " tokens");
-  if (setup.num_chunks() > 0) {
-    size = absl::StrCat(WithThousands(setup.num_chunks()), " chunks of ",
-                        WithThousands(setup.chunk_bytes()), " bytes");
-  }
+  page.Text("workload",
+            Say("$0 ($1): $2, $3 prompt + $4 output tokens, arriving over $5", workload.name(),
+                workload.format(), Plural(workload.requests_arrived(), "request"),
+                workload.input_tokens(), workload.requested_output_tokens(),
+                Span(workload.last_arrival_s() - workload.first_arrival_s())));
+  const std::string size =
+      setup.num_chunks() > 0
+          ? Say("$0 chunks of $1 bytes", setup.num_chunks(), setup.chunk_bytes())
+          : Say("$0 blocks of $1 tokens", setup.num_blocks(), absl::StrCat(setup.block_tokens()));
   const double bytes = static_cast<double>(setup.num_blocks()) *
                            static_cast<double>(setup.block_bytes()) +
                        static_cast<double>(setup.num_chunks()) *
@@ -89,40 +77,34 @@ void AddHead(const pb::Report& report, TextPage& page) {
       absl::StrAppend(&memory, " per device and ", Gigabytes(ranks * bytes), " in all");
     }
   }
+  const std::string capacity =
+      report.groups_size() > 1
+          ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups, ", setup.plan(), " plan")
+          : Say(" = $0 tokens", setup.capacity_tokens());
+  const bool is_lru = config.eviction_policy().empty() || config.eviction_policy() == "lru";
   page.Text("pool",
-            absl::StrCat(
-                size,
-                report.groups_size() > 1
-                    ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups, ", setup.plan(),
-                                   " plan")
-                    : absl::StrCat(" = ", WithThousands(setup.capacity_tokens()), " tokens"),
-                memory, ", ", config.free_order(),
-                config.eviction_policy().empty() || config.eviction_policy() == "lru"
-                    ? std::string()
-                    : absl::StrCat(", evicts by ", config.eviction_policy()),
+            Say("$0$1$2, $3$4$5, $6; $7", size, capacity, memory, config.free_order(),
+                is_lru ? "" : absl::StrCat(", evicts by ", config.eviction_policy()),
                 config.retain().empty()
-                    ? std::string()
-                    : absl::StrCat(", retains ",
-                                   absl::StrReplaceAll(config.retain(), {{",", ", "}})),
-                ", ", config.policy(), "; ", setup.num_blocks_source()));
-  page.Text("engine", absl::StrCat(config.engine(), config.async() ? ", async" : ", sync",
-                                   "; at most ", WithThousands(config.max_num_batched_tokens()),
-                                   " tokens and ", WithThousands(config.max_num_seqs()),
-                                   " requests per step, ", setup.limits_source()));
+                    ? ""
+                    : ", retains " + absl::StrReplaceAll(config.retain(), {{",", ", "}}),
+                config.policy(), setup.num_blocks_source()));
+  page.Text("engine", Say("$0$1; at most $2 tokens and $3 requests per step, $4", config.engine(),
+                          config.async() ? ", async" : ", sync", config.max_num_batched_tokens(),
+                          config.max_num_seqs(), setup.limits_source()));
   if (config.max_encoder_tokens() > 0) {
-    page.Text("encoder", absl::StrCat(WithThousands(report.totals().encoder_tokens()),
-                                      " tokens of its inputs entered, at most ",
-                                      WithThousands(config.max_encoder_tokens()), " per request"));
+    page.Text("encoder", Say("$0 tokens of its inputs entered, at most $1 per request",
+                             report.totals().encoder_tokens(), config.max_encoder_tokens()));
   }
+  const std::string stages = config.pipeline_parallel() > 1
+                                 ? Say(" per stage, $0 stages",
+                                       absl::StrCat(config.pipeline_parallel()))
+                                 : "";
   page.Text("time", setup.latency_is_meaningful()
-                        ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
-                                       config.tensor_parallel(), " x ", config.device(),
-                                       config.pipeline_parallel() > 1
-                                           ? absl::StrCat(" per stage, ", config.pipeline_parallel(),
-                                                          " stages")
-                                           : "")
-                        : absl::StrCat(setup.time_source(), ": every step takes ",
-                                       config.step_time(), ", so read no latency from this run"));
+                        ? Say("$0: $1 on $2 x $3$4", setup.time_source(), config.model(),
+                              absl::StrCat(config.tensor_parallel()), config.device(), stages)
+                        : Say("$0: every step takes $1, so read no latency from this run",
+                              setup.time_source(), config.step_time()));
   AddTimeParts(setup, page);
   page.Blank();
 }
@@ -154,23 +136,21 @@ void AddHitRates(const pb::Report& report, TextPage& page) {
     return;
   }
   const pb::Ratio& possible = whole.possible_hit_rate();
-  page.Text("hit rate", absl::StrCat(Rate(whole.token_hit_rate()), " of prompt tokens: ",
-                                     WithThousands(whole.token_hit_rate().numerator()), " of ",
-                                     WithThousands(whole.token_hit_rate().denominator())));
-  if (possible.denominator() > 0) {
-    page.Text("", absl::StrCat("that is ", Rate(possible), " of the ",
-                               WithThousands(possible.denominator()),
-                               " tokens that an infinite cache would have served"));
-  } else {
-    page.Text("", "no prompt shares a full block with an earlier one: no cache could help");
-  }
+  page.Text("hit rate", Say("$0 of prompt tokens: $1 of $2", Rate(whole.token_hit_rate()),
+                            whole.token_hit_rate().numerator(),
+                            whole.token_hit_rate().denominator()));
+  page.Text("", possible.denominator() > 0
+                    ? Say("that is $0 of the $1 tokens that an infinite cache would have served",
+                          Rate(possible), possible.denominator())
+                    : "no prompt shares a full block with an earlier one: no cache could help");
   AddPossiblePools(report.possible_pools(), page);
-  page.Line("", absl::StrCat("blocks ", Rate(whole.full_block_hit_rate()), "   requests ",
-                             Rate(whole.request_hit_rate()), "   mean of ratios ",
-                             Percent(whole.mean_of_ratios())));
-  page.Line("", absl::StrCat("after warm-up ", Rate(report.after_warmup().token_hit_rate()),
-                             "   last ", WithThousands(report.rolling_window().requests()),
-                             " requests ", Rate(report.rolling_window().token_hit_rate())));
+  page.Line("", Say("blocks $0   requests $1   mean of ratios $2",
+                    Rate(whole.full_block_hit_rate()), Rate(whole.request_hit_rate()),
+                    Percent(whole.mean_of_ratios())));
+  page.Line("", Say("after warm-up $0   last $1 requests $2",
+                    Rate(report.after_warmup().token_hit_rate()),
+                    report.rolling_window().requests(),
+                    Rate(report.rolling_window().token_hit_rate())));
   page.Blank();
 }
 
@@ -192,23 +172,12 @@ void AddPromptTokens(const pb::Report& report, TextPage& page) {
     row(cause.cause(), cause.tokens(), cause.meaning());
     const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
-      page.Line("", absl::StrCat("  last used ", Span(reuse.p50_age_s()), " / ",
-                                 WithThousands(reuse.p50_distance_blocks()),
-                                 " blocks earlier at the median"));
+      page.Line("", Say("  last used $0 / $1 blocks earlier at the median", Span(reuse.p50_age_s()),
+                        reuse.p50_distance_blocks()));
     }
   }
   row("partial blocks", prompt.partial_blocks(), "behind the last full block: never cached");
   page.Blank();
-}
-
-// A name from the trace: short, and nothing that a terminal would obey.
-std::string Printable(const std::string& name) {
-  constexpr size_t kMaxName = 24;
-  std::string text = name.empty() ? "(none)" : name;
-  for (char& c : text) {
-    if (c <= ' ' || c > '~') c = '?';
-  }
-  return text.size() <= kMaxName ? text : absl::StrCat(text.substr(0, kMaxName - 3), "...");
 }
 
 // Two lines at most. A single group says nothing that the whole run does not.
@@ -221,7 +190,7 @@ void AddHitGroups(const std::string& label,
   int lines = 0;
   for (int i = 0; i < groups.size(); ++i) {
     const std::string text =
-        absl::StrCat(Printable(groups[i].name()), " ", Rate(groups[i].token_hit_rate()));
+        absl::StrCat(NameOf(groups[i].name()), " ", Rate(groups[i].token_hit_rate()));
     if (line.size() + 3 + text.size() + kRoomForRest > TextPage::kWidth - TextPage::kLabelWidth) {
       if (lines + 1 == kMaxGroupLines) {
         absl::StrAppend(&line, "   and ", groups.size() - i, " more");
@@ -297,34 +266,28 @@ void AddPool(const pb::Report& report, TextPage& page) {
   gauge("", pool.usage(), "referenced");
   gauge("", pool.resident(), "with cached");
   if (report.groups_size() == 1) gauge("", pool.fragmentation(), "unused slots");
-  page.Text("",
-            absl::StrCat(Percent(pool.time_above_90_percent_share()), " of the time above 90 %; ",
-                         WithThousands(pool.evictions()), " cached blocks evicted; ",
-                         Short(pool.duplicate_blocks().peak()), " duplicates at most"));
+  page.Text("", Say("$0 of the time above 90 %; $1 cached blocks evicted; $2 duplicates at most",
+                    Percent(pool.time_above_90_percent_share()), pool.evictions(),
+                    pool.duplicate_blocks().peak()));
   if (pool.has_retention()) {
     const pb::Retention& retention = pool.retention();
-    page.Text("retained",
-              absl::StrCat("at most ", WithThousands(retention.peak()), " blocks of ",
-                           WithThousands(retention.cap()), " allowed; ",
-                           Plural(retention.hits(), "hit"), " of retained blocks"));
-    page.Text("", absl::StrCat(WithThousands(retention.begun()), " in all: ",
-                               WithThousands(retention.expired()), " expired, ",
-                               WithThousands(retention.displaced()), " gave way to others, ",
-                               WithThousands(retention.taken()),
-                               " were reused since nothing else was free; ",
-                               WithThousands(retention.refused()), " refused at the cap"));
+    page.Text("retained", Say("at most $0 blocks of $1 allowed; $2 of retained blocks",
+                              retention.peak(), retention.cap(), Plural(retention.hits(), "hit")));
+    page.Text("", Say("$0 in all: $1 expired, $2 gave way to others, $3 were reused since nothing "
+                      "else was free; $4 refused at the cap",
+                      retention.begun(), retention.expired(), retention.displaced(),
+                      retention.taken(), retention.refused()));
   }
   const pb::Preemption& preemption = report.preemption();
   if (preemption.preemptions() == 0) {
     page.Line("preemptions", "none");
   } else {
     page.Text("preemptions",
-              absl::StrCat(WithThousands(preemption.preemptions()), " of ",
-                           Plural(preemption.requests_affected(), "request"), ": ", WithThousands(preemption.recomputed_tokens()),
-                           " tokens recomputed, ", WithThousands(preemption.resume_hit_tokens()),
-                           " found again, ", Span(preemption.time_lost_s()),
-                           " lost; worst: request ", Printable(preemption.worst_request()), " (",
-                           Plural(preemption.worst_request_preemptions(), "time"), ")"));
+              Say("$0 of $1: $2 tokens recomputed, $3 found again, $4 lost; worst: request $5 ($6)",
+                  preemption.preemptions(), Plural(preemption.requests_affected(), "request"),
+                  preemption.recomputed_tokens(), preemption.resume_hit_tokens(),
+                  Span(preemption.time_lost_s()), NameOf(preemption.worst_request()),
+                  Plural(preemption.worst_request_preemptions(), "time")));
   }
   page.Blank();
 }
@@ -350,38 +313,32 @@ void AddLatency(const pb::Report& report, TextPage& page) {
   }
   const pb::Throughput& t = report.throughput();
   page.Text("throughput",
-            absl::StrCat(Span(t.duration_s()), ": ", Short(t.requests_per_s()), " requests/s, ",
-                         Short(t.output_tokens_per_s()), " output tokens/s; ",
-                         Plural(report.totals().steps(), "step"), " of ",
-                         Short(t.mean_batch_requests()), " requests and ",
-                         Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share()),
-                         t.has_pipeline_bubbles()
-                             ? absl::StrCat(", of which stages stand idle ",
-                                            Percent(t.pipeline_bubbles()))
-                             : ""));
+            Say("$0: $1 requests/s, $2 output tokens/s; $3 of $4 requests and $5 tokens; busy $6$7",
+                Span(t.duration_s()), t.requests_per_s(), t.output_tokens_per_s(),
+                Plural(report.totals().steps(), "step"), t.mean_batch_requests(),
+                t.mean_step_tokens(), Percent(t.busy_share()),
+                t.has_pipeline_bubbles()
+                    ? Say(", of which stages stand idle $0", Percent(t.pipeline_bubbles()))
+                    : ""));
   if (report.has_steady_throughput()) {
     const pb::Throughput& steady = report.steady_throughput();
-    page.Line("  steady",
-              absl::StrCat(Short(steady.requests_per_s()), " requests/s, ",
-                           Short(steady.output_tokens_per_s()), " output tokens/s from ",
-                           Span(steady.start_s()), " to ", Span(steady.end_s())));
+    page.Line("  steady", Say("$0 requests/s, $1 output tokens/s from $2 to $3",
+                              steady.requests_per_s(), steady.output_tokens_per_s(),
+                              Span(steady.start_s()), Span(steady.end_s())));
   }
-  if (report.drafts().verified() > 0) {
-    const pb::Drafts& drafts = report.drafts();
-    page.Line("drafts", absl::StrCat(WithThousands(drafts.accepted()), " of ",
-                                     WithThousands(drafts.verified()), " accepted, ",
-                                     Short(drafts.mean_accepted()), " per step"));
+  if (const pb::Drafts& drafts = report.drafts(); drafts.verified() > 0) {
+    page.Line("drafts", Say("$0 of $1 accepted, $2 per step", drafts.accepted(), drafts.verified(),
+                            drafts.mean_accepted()));
   }
   if (report.has_goodput()) {
     const pb::Goodput& goodput = report.goodput();
-    page.Text("goodput",
-              absl::StrCat(Percent(goodput.good_share()), " of requests (",
-                           Short(goodput.good_requests_per_s()), "/s) meet ", report.config().slo(),
-                           goodput.met() ? "" : "; a percentile misses its limit"));
+    page.Text("goodput", Say("$0 of requests ($1/s) meet $2$3", Percent(goodput.good_share()),
+                             goodput.good_requests_per_s(), report.config().slo(),
+                             goodput.met() ? "" : "; a percentile misses its limit"));
     constexpr int kMaxClasses = 3;
     std::string classes;
     for (int i = 0; i < goodput.classes_size() && i < kMaxClasses; ++i) {
-      absl::StrAppend(&classes, i == 0 ? "" : "   ", Printable(goodput.classes(i).slo_class()), " ",
+      absl::StrAppend(&classes, i == 0 ? "" : "   ", NameOf(goodput.classes(i).slo_class()), " ",
                       Percent(goodput.classes(i).good_share()));
     }
     if (goodput.classes_size() > kMaxClasses) {
@@ -394,8 +351,8 @@ void AddLatency(const pb::Report& report, TextPage& page) {
 void AddNotes(const pb::Report& report, TextPage& page) {
   const pb::Totals& totals = report.totals();
   if (totals.requests_rejected() > 0) {
-    page.Text("rejected", absl::StrCat(Plural(totals.requests_rejected(), "request"),
-                                       "; first: ", totals.first_rejection()));
+    page.Text("rejected", Say("$0; first: $1", Plural(totals.requests_rejected(), "request"),
+                              totals.first_rejection()));
   }
   if (totals.requests_aborted() > 0) {
     page.Line("aborted", Plural(totals.requests_aborted(), "request"));
@@ -411,31 +368,10 @@ void AddNotes(const pb::Report& report, TextPage& page) {
 
 }  // namespace
 
-std::string Span(double seconds) {
-  if (seconds >= 3600) {
-    const auto minutes = static_cast<int64_t>(seconds / 60);
-    return absl::StrFormat("%d h %02d min", minutes / 60, minutes % 60);
-  }
-  if (seconds >= 120) {
-    const auto whole = static_cast<int64_t>(seconds);
-    return absl::StrFormat("%d min %02d s", whole / 60, whole % 60);
-  }
-  if (seconds >= 1 || seconds == 0) return absl::StrFormat("%.2f s", seconds);
-  return absl::StrFormat("%.3g ms", seconds * 1e3);
-}
-
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
-
 std::string LatencyText(const pb::Distribution& latency) {
   return absl::StrFormat("mean %s, p50 %s, p90 %s, p99 %s", Span(latency.mean_ms() / 1e3),
                          Span(latency.p50_ms() / 1e3), Span(latency.p90_ms() / 1e3),
                          Span(latency.p99_ms() / 1e3));
-}
-
-std::string WithThousands(int64_t value) { return GroupThousands(absl::StrCat(value)); }
-
-std::string Plural(int64_t count, std::string_view noun) {
-  return absl::StrCat(WithThousands(count), " ", std::string(noun), count == 1 ? "" : "s");
 }
 
 std::string FormatReport(const pb::Report& report, bool color) {

@@ -1,32 +1,39 @@
-// The report as people read it: one screen of plain ASCII, the most telling facts first.
-//
-// Lines have at most 100 columns. There are about 35 of them; a run with everything at once
-// (hybrid groups, drafts, salts, tenants, sessions, preemptions, objectives, rejections) has at
-// most
-// 60. --top-prefixes adds its lines.
+// What kvsim prints for people, as plain ASCII of at most 100 columns: reports, and what else has a
+// message of its own. `color`: headings with terminal escapes, which add no columns. Each text ends
+// with a line end.
 
 #ifndef KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
 #define KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
 
-#include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/text_page.h"
+
+namespace kvblocks::report::v1 {
+class Comparison;
+class Explanation;
+class PlanReport;
+}  // namespace kvblocks::report::v1
 
 namespace kvblocks::sim {
 
-// `color`: headings with terminal escapes, which add no columns. Ends with a line end.
+// One screen, the most telling facts first: about 35 lines. A run with everything at once (hybrid
+// groups, drafts, salts, tenants, sessions, preemptions, objectives, rejections) has at most 60.
+// --top-prefixes adds its lines.
 std::string FormatReport(const ::kvblocks::report::v1::Report& report, bool color);
 
-// "12,031".
-std::string WithThousands(int64_t value);
-// "3 h 35 min", "58 min 57 s", "3.20 s", "12 ms".
-std::string Span(double seconds);
-// "1 request", "12,031 requests".
-std::string Plural(int64_t count, std::string_view noun);
-// "34.10 %".
-std::string Percent(double share);
+// What was configured otherwise, every metric that differs, and where the schedules part, side by
+// side. Lines are longer where a name alone is.
+std::string FormatComparison(const ::kvblocks::report::v1::Comparison& comparison, bool color);
+
+// Without a request: where the prompt tokens went, and the requests that lost most to evictions.
+// With one: its life from arrival to end, each look-up with what became of every block.
+std::string FormatExplanation(const ::kvblocks::report::v1::Explanation& explanation, bool color);
+
+// What each layer stores, then both plans side by side.
+std::string FormatPlan(const ::kvblocks::report::v1::PlanReport& report, bool color);
+
 // "mean 3.20 s, p50 12 ms, p90 ...".
 std::string LatencyText(const ::kvblocks::report::v1::Distribution& latency);
 

@@ -26,18 +26,19 @@ struct Place {
   int64_t element = 0;
 
   Place Field(const std::string& field) const {
-    const std::string part = absl::StrCat(name.empty() ? "" : ".", field);
-    return {name + part, list.empty() ? list : list + part, element};
+    return With(absl::StrCat(name.empty() ? "" : ".", field));
   }
-  Place Named(const std::string& text) const {
-    const std::string part = absl::StrCat("[", text, "]");
-    return {name + part, list.empty() ? list : list + part, element};
-  }
+  Place Named(const std::string& text) const { return With(absl::StrCat("[", text, "]")); }
   Place Indexed(int64_t index) const {
-    const std::string part = absl::StrCat("[", index, "]");
     // The outermost index stands for the place in the list.
-    if (!list.empty()) return {name + part, list + part, element};
-    return {name + part, name + "[]", index};
+    Place place = Named(absl::StrCat(index));
+    if (list.empty()) place.list = name + "[]", place.element = index;
+    return place;
+  }
+
+ private:
+  Place With(const std::string& part) const {
+    return {name + part, list.empty() ? list : list + part, element};
   }
 };
 
@@ -94,7 +95,7 @@ class Walk {
           Visit(message.GetReflection()->GetMessage(message, field), here, {});
         }
       } else if (!field->has_presence() || message.GetReflection()->HasField(message, field)) {
-        Add(message, field, here);
+        Add(message, field, -1, here);
       }
     }
   }
@@ -104,7 +105,7 @@ class Walk {
     const Reflection* reflection = message.GetReflection();
     const int size = reflection->FieldSize(message, field);
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-      for (int i = 0; i < size && !is_full(); ++i) AddElement(message, field, i, place.Indexed(i));
+      for (int i = 0; i < size && !is_full(); ++i) Add(message, field, i, place.Indexed(i));
       return;
     }
     const bool has_name = HasName(field->message_type());
@@ -129,53 +130,31 @@ class Walk {
     out_->push_back({place.name, place.list, place.element, std::move(value)});
   }
 
-  void Add(const Message& message, const FieldDescriptor* field, const Place& place) {
+  // `i`: of a list, the element; -1: the field is none.
+  void Add(const Message& message, const FieldDescriptor* field, int i, const Place& place) {
     const Reflection* r = message.GetReflection();
+    const auto get = [&](auto of_field, auto of_list) {
+      return i < 0 ? (r->*of_field)(message, field) : (r->*of_list)(message, field, i);
+    };
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32:
-        return Put(place, __int128{r->GetInt32(message, field)});
+        return Put(place, __int128{get(&Reflection::GetInt32, &Reflection::GetRepeatedInt32)});
       case FieldDescriptor::CPPTYPE_INT64:
-        return Put(place, __int128{r->GetInt64(message, field)});
+        return Put(place, __int128{get(&Reflection::GetInt64, &Reflection::GetRepeatedInt64)});
       case FieldDescriptor::CPPTYPE_UINT32:
-        return Put(place, __int128{r->GetUInt32(message, field)});
+        return Put(place, __int128{get(&Reflection::GetUInt32, &Reflection::GetRepeatedUInt32)});
       case FieldDescriptor::CPPTYPE_UINT64:
-        return Put(place, __int128{r->GetUInt64(message, field)});
+        return Put(place, __int128{get(&Reflection::GetUInt64, &Reflection::GetRepeatedUInt64)});
       case FieldDescriptor::CPPTYPE_DOUBLE:
-        return Put(place, r->GetDouble(message, field));
+        return Put(place, get(&Reflection::GetDouble, &Reflection::GetRepeatedDouble));
       case FieldDescriptor::CPPTYPE_FLOAT:
-        return Put(place, double{r->GetFloat(message, field)});
+        return Put(place, double{get(&Reflection::GetFloat, &Reflection::GetRepeatedFloat)});
       case FieldDescriptor::CPPTYPE_BOOL:
-        return Put(place, r->GetBool(message, field));
+        return Put(place, get(&Reflection::GetBool, &Reflection::GetRepeatedBool));
       case FieldDescriptor::CPPTYPE_ENUM:
-        return Put(place, r->GetEnum(message, field)->name());
+        return Put(place, get(&Reflection::GetEnum, &Reflection::GetRepeatedEnum)->name());
       case FieldDescriptor::CPPTYPE_STRING:
-        return Put(place, r->GetString(message, field));
-      case FieldDescriptor::CPPTYPE_MESSAGE:
-        return;
-    }
-  }
-
-  void AddElement(const Message& message, const FieldDescriptor* field, int i, const Place& place) {
-    const Reflection* r = message.GetReflection();
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32:
-        return Put(place, __int128{r->GetRepeatedInt32(message, field, i)});
-      case FieldDescriptor::CPPTYPE_INT64:
-        return Put(place, __int128{r->GetRepeatedInt64(message, field, i)});
-      case FieldDescriptor::CPPTYPE_UINT32:
-        return Put(place, __int128{r->GetRepeatedUInt32(message, field, i)});
-      case FieldDescriptor::CPPTYPE_UINT64:
-        return Put(place, __int128{r->GetRepeatedUInt64(message, field, i)});
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        return Put(place, r->GetRepeatedDouble(message, field, i));
-      case FieldDescriptor::CPPTYPE_FLOAT:
-        return Put(place, double{r->GetRepeatedFloat(message, field, i)});
-      case FieldDescriptor::CPPTYPE_BOOL:
-        return Put(place, r->GetRepeatedBool(message, field, i));
-      case FieldDescriptor::CPPTYPE_ENUM:
-        return Put(place, r->GetRepeatedEnum(message, field, i)->name());
-      case FieldDescriptor::CPPTYPE_STRING:
-        return Put(place, r->GetRepeatedString(message, field, i));
+        return Put(place, get(&Reflection::GetString, &Reflection::GetRepeatedString));
       case FieldDescriptor::CPPTYPE_MESSAGE:
         return;
     }

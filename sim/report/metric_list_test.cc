@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
+#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/report/report.pb.h"
 
@@ -103,38 +104,18 @@ int64_t FillAll(google::protobuf::Message* message, int depth) {
     const bool is_list = field->is_repeated();
     const auto* choice = field->real_containing_oneof();
     if (choice != nullptr && choice->field(0) != field) continue;
-    ++leaves;
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_MESSAGE:
-        --leaves;
-        if (depth > 6) break;
-        leaves += FillAll(
-            is_list ? r->AddMessage(message, field) : r->MutableMessage(message, field), depth + 1);
-        break;
-      case FieldDescriptor::CPPTYPE_STRING:
-        is_list ? r->AddString(message, field, "t") : r->SetString(message, field, "t");
-        break;
-      case FieldDescriptor::CPPTYPE_INT64:
-        is_list ? r->AddInt64(message, field, 5) : r->SetInt64(message, field, 5);
-        break;
-      case FieldDescriptor::CPPTYPE_UINT64:
-        is_list ? r->AddUInt64(message, field, 5) : r->SetUInt64(message, field, 5);
-        break;
-      case FieldDescriptor::CPPTYPE_INT32:
-        is_list ? r->AddInt32(message, field, 5) : r->SetInt32(message, field, 5);
-        break;
-      case FieldDescriptor::CPPTYPE_UINT32:
-        is_list ? r->AddUInt32(message, field, 5) : r->SetUInt32(message, field, 5);
-        break;
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        is_list ? r->AddDouble(message, field, 0.5) : r->SetDouble(message, field, 0.5);
-        break;
-      case FieldDescriptor::CPPTYPE_BOOL:
-        is_list ? r->AddBool(message, field, true) : r->SetBool(message, field, true);
-        break;
-      default:
-        ADD_FAILURE() << field->full_name() << " has a type that no test fills";
+    const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (is_message && depth <= 6) {
+      leaves += FillAll(is_list ? r->AddMessage(message, field) : r->MutableMessage(message, field),
+                        depth + 1);
     }
+    if (is_message) continue;
+    ++leaves;
+    const bool is_flag = field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL;
+    const bool is_text = field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFieldValueFromString(
+        is_flag ? "true" : is_text ? "'t'" : "5", field, message))
+        << field->full_name() << " has a type that no test fills";
   }
   return leaves;
 }

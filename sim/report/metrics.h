@@ -16,21 +16,44 @@
 #include <optional>
 #include <vector>
 
+#include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/engine/observer_list.h"
-#include "kvblocks/sim/report/group_section.h"
-#include "kvblocks/sim/report/hit_groups.h"
 #include "kvblocks/sim/report/hit_rate_metrics.h"
-#include "kvblocks/sim/report/hit_reuse.h"
 #include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 #include "kvblocks/sim/report/pool_metrics.h"
 #include "kvblocks/sim/report/report_section.h"
-#include "kvblocks/sim/report/request_tracker.h"
-#include "kvblocks/sim/report/slo.h"
-#include "kvblocks/sim/report/throughput.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/report/time_series.h"
 #include "kvblocks/sim/report/workload_section.h"
 
 namespace kvblocks::sim {
+
+// RequestTracker: keeps what the sections of a report share - how far each request is, what its
+// admission missed, when it ended - and tells sinks of admissions and of rows. Called first.
+class RequestTracker final : public EngineObserver {
+ public:
+  // `rows` and `admissions` may be null.
+  RequestTracker(SimTime client_rtt, RequestRowSink* rows, AdmissionSink* admissions,
+                 SharedFacts* facts);
+
+  bool NeedsEveryRecord() const override { return false; }
+  void OnRunStart(const RunInfo& info) override { classifier_.OnRunStart(info); }
+  void OnArrival(const SimRequest& request, SimTime now) override;
+  void OnRejection(const SimRequest& request, SimTime now) override { OnFinish(request, now); }
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override;
+  void OnStepScheduled(const StepRecord& step) override;
+  void OnFinish(const SimRequest& request, SimTime now) override;
+
+ private:
+  const SimTime client_rtt_;
+  RequestRowSink* const rows_;
+  AdmissionSink* const admissions_;
+  SharedFacts* const facts_;
+  MissClassifier classifier_;
+};
 
 struct ReplayMetricsOptions {
   LatencyMetrics::Options latency;

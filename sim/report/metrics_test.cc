@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/measured_replay.h"
+#include "kvblocks/sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -33,25 +34,18 @@ TEST(MetricsExamples, WE31_LatenciesOfWE7) {
   EXPECT_EQ(b->tpot, 3 * kSecond / 2);
   const pb::Latency& latency = m.report.latency();
   // A: eight gaps of 1 s. B: seven of 1 s and one of 5 s.
-  EXPECT_EQ(latency.itl().count(), 16);
-  EXPECT_DOUBLE_EQ(latency.itl().p50_ms(), 1000.0);
-  EXPECT_DOUBLE_EQ(latency.itl().max_ms(), 5000.0);
-  EXPECT_DOUBLE_EQ(latency.itl().mean_ms(), 1250.0);
+  EXPECT_FIELDS(latency.itl(), "count 16, p50_ms 1000, max_ms 5000, mean_ms 1250");
   // 5 s is not above five medians.
-  EXPECT_EQ(latency.stalls(), 0);
-  EXPECT_DOUBLE_EQ(latency.tpot().mean_ms(), 1250.0);
+  EXPECT_FIELDS(latency, "stalls 0, tpot.mean_ms 1250");
   const pb::Preemption& preemption = m.report.preemption();
-  EXPECT_EQ(preemption.preemptions(), 1);
-  EXPECT_EQ(preemption.requests_affected(), 1);
-  EXPECT_EQ(preemption.recomputed_tokens(), 4);
-  EXPECT_EQ(preemption.resume_hit_tokens(), 8);
-  EXPECT_EQ(preemption.worst_request(), "B");
+  EXPECT_FIELDS(preemption,
+                "preemptions 1, requests_affected 1, recomputed_tokens 4, resume_hit_tokens 8, "
+                "worst_request B");
   // Preempted by the step at 5, resumed by that at 9.
   EXPECT_DOUBLE_EQ(preemption.time_lost_s(), 4.0);
   // Both first tokens came at 1 s.
   ASSERT_GE(m.report.series().points_size(), 2);
-  EXPECT_EQ(m.report.series().points(1).first_tokens(), 2);
-  EXPECT_DOUBLE_EQ(m.report.series().points(1).ttft_ms(), 1000.0);
+  EXPECT_FIELDS(m.report.series().points(1), "first_tokens 2, ttft_ms 1000");
   EXPECT_EQ(m.report.series().points(2).first_tokens(), 0);
   ExpectCausesAddUp(m.report);
 }
@@ -59,24 +53,17 @@ TEST(MetricsExamples, WE31_LatenciesOfWE7) {
 TEST(MetricsExamples, WE7_Counters) {
   Replay replay;
   AddWe7(replay);
-  Measured m;
-  Measure(replay, &m);
-  const pb::Counters& counters = m.report.counters();
-  EXPECT_EQ(counters.queried_tokens(), 16);
-  EXPECT_EQ(counters.hit_tokens(), 0);
-  EXPECT_EQ(counters.resume_queried_tokens(), 13);
-  EXPECT_EQ(counters.resume_hit_tokens(), 8);
-  EXPECT_EQ(counters.admissions(), 2);
-  EXPECT_EQ(counters.resumes(), 1);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4);
+  const pb::Report report = ReportOf(replay);
+  const pb::Counters& counters = report.counters();
+  EXPECT_FIELDS(counters,
+                "queried_tokens 16, hit_tokens 0, resume_queried_tokens 13, resume_hit_tokens 8, "
+                "admissions 2, resumes 1");
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4);
   // B resumes with 13 tokens: two of three full blocks hit; the third was evicted.
-  EXPECT_EQ(m.report.resume_misses().missed_blocks(), 1);
-  EXPECT_EQ(Blocks(m.report.resume_misses(), MissReason::kEvicted), 1);
+  EXPECT_EQ(report.resume_misses().missed_blocks(), 1);
+  EXPECT_EQ(Blocks(report.resume_misses(), MissReason::kEvicted), 1);
   // B lost it at 5 s, when A took one block, and misses it at 9 s.
-  EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 1);
-  EXPECT_DOUBLE_EQ(m.report.resume_misses().evicted().max_age_s(), 4.0);
-  EXPECT_EQ(m.report.resume_misses().evicted().max_distance_blocks(), 1);
+  EXPECT_FIELDS(report.resume_misses().evicted(), "blocks 1, max_age_s 4, max_distance_blocks 1");
 }
 
 TEST(MetricsExamples, WE19_MetricsOfAnAsynchronousRun) {
@@ -89,13 +76,11 @@ TEST(MetricsExamples, WE19_MetricsOfAnAsynchronousRun) {
   EXPECT_EQ(m.rows.latency["A"]->ttft, kSecond);
   EXPECT_EQ(m.rows.latency["A"]->e2e, 9 * kSecond);
   EXPECT_EQ(m.rows.latency["B"]->e2e, 13 * kSecond);
-  EXPECT_EQ(m.report.latency().itl().count(), 16);
-  EXPECT_DOUBLE_EQ(m.report.latency().itl().max_ms(), 5000.0);
-  EXPECT_EQ(m.report.preemption().recomputed_tokens(), 4);
-  EXPECT_EQ(m.report.totals().wasted_tokens(), 0);
+  EXPECT_FIELDS(m.report,
+                "latency.itl.count 16, latency.itl.max_ms 5000, preemption.recomputed_tokens 4, "
+                "totals.wasted_tokens 0");
   // Preempted when the step for 5 was scheduled, at 4; resumed at 9.
-  EXPECT_DOUBLE_EQ(m.report.preemption().time_lost_s(), 5.0);
-  EXPECT_DOUBLE_EQ(m.report.throughput().busy_share(), 1.0);
+  EXPECT_FIELDS(m.report, "preemption.time_lost_s 5, throughput.busy_share 1");
   EXPECT_DOUBLE_EQ(m.report.series().points(8).step_time_ms(), 1000.0);
   EXPECT_DOUBLE_EQ(m.report.series().points(3).running(), 2.0);
   EXPECT_DOUBLE_EQ(m.report.series().points(4).running(), 1.0);
@@ -120,23 +105,22 @@ TEST(MetricsTest, LegacyCountingTakesEveryAttemptAndResume) {
   replay.config.scheduler.exact_steps = true;
   ReplayMetricsOptions options;
   options.hit_rates.legacy_counters = true;
-  Measured m;
-  Measure(replay, &m, options);
+  const pb::Report report = ReportOf(replay, options);
   // B is tried with its 13 known tokens at 6, 7, 8 and 9; none is cached for it alone that it
   // could not find: 8 hits each time.
-  EXPECT_EQ(m.report.counters().attempts(), 2 + 4);
-  EXPECT_EQ(m.report.counters().queried_tokens(), 16 + 4 * 13);
-  EXPECT_EQ(m.report.counters().hit_tokens(), 4 * 8);
-  EXPECT_EQ(m.report.counters().resume_hit_tokens(), 0);
+  EXPECT_EQ(report.counters().attempts(), 2 + 4);
+  EXPECT_EQ(report.counters().queried_tokens(), 16 + 4 * 13);
+  EXPECT_EQ(report.counters().hit_tokens(), 4 * 8);
+  EXPECT_EQ(report.counters().resume_hit_tokens(), 0);
   int64_t queried = 0, hit = 0;
-  for (const auto& point : m.report.series().points()) {
+  for (const auto& point : report.series().points()) {
     queried += point.queried_tokens();
     hit += point.hit_tokens();
   }
-  EXPECT_EQ(queried, m.report.counters().queried_tokens());
-  EXPECT_EQ(hit, m.report.counters().hit_tokens());
+  EXPECT_EQ(queried, report.counters().queried_tokens());
+  EXPECT_EQ(hit, report.counters().hit_tokens());
   // The schedule is the same.
-  EXPECT_EQ(m.report.totals().steps(), 13);
+  EXPECT_EQ(report.totals().steps(), 13);
 }
 
 TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
@@ -145,9 +129,8 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   replay.config.kv_cache.num_blocks = 10;
   replay.Add({.id = "A", .prompt = 7, .output = 3});
   replay.Add({.id = "B", .prompt = 0, .output = 1, .at = 5});  // rejected, but an event at 5 s
-  Measured m;
-  Measure(replay, &m);
-  const pb::Pool& pool = m.report.pool();
+  const pb::Report report = ReportOf(replay);
+  const pb::Pool& pool = report.pool();
   EXPECT_DOUBLE_EQ(pool.usage().mean(), (2 + 2 + 3) / 45.0);
   EXPECT_DOUBLE_EQ(pool.usage().peak(), 3 / 9.0);
   // Two full blocks keep their keys when A is gone.
@@ -155,13 +138,12 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   // 1 of 8 slots unused, then none, then 3 of 12.
   EXPECT_DOUBLE_EQ(pool.fragmentation().mean(), (1 + 0 + 3) / 28.0);
   EXPECT_DOUBLE_EQ(pool.fragmentation().peak(), 3 / 12.0);
-  EXPECT_EQ(pool.peak_referenced_blocks(), 3);
-  EXPECT_DOUBLE_EQ(pool.time_above_90_percent_s(), 0.0);
-  EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 5.0);
-  EXPECT_DOUBLE_EQ(m.report.throughput().busy_share(), 0.6);
-  EXPECT_DOUBLE_EQ(m.report.series().points(1).step_time_ms(), 1000.0);
-  EXPECT_DOUBLE_EQ(m.report.series().points(4).step_time_ms(), 0.0);
-  EXPECT_EQ(m.report.totals().requests_rejected(), 1);
+  EXPECT_FIELDS(pool, "peak_referenced_blocks 3, time_above_90_percent_s 0");
+  EXPECT_DOUBLE_EQ(report.throughput().duration_s(), 5.0);
+  EXPECT_DOUBLE_EQ(report.throughput().busy_share(), 0.6);
+  EXPECT_DOUBLE_EQ(report.series().points(1).step_time_ms(), 1000.0);
+  EXPECT_DOUBLE_EQ(report.series().points(4).step_time_ms(), 0.0);
+  EXPECT_EQ(report.totals().requests_rejected(), 1);
 }
 
 class PoolGauges : public ::testing::TestWithParam<bool> {};
@@ -179,18 +161,16 @@ TEST_P(PoolGauges, ReturnToZeroAfterPreemptionsAbortsAndRejectedDrafts) {
   }
   replay.Add({.id = "C", .prompt = 4, .output = 10, .at = 20, .abort_after = 2.5});
   replay.Add({.id = "D", .prompt = 4, .output = 1, .at = 30});
-  Measured m;
-  Measure(replay, &m);
-  const auto& points = m.report.series().points();
+  const pb::Report report = ReportOf(replay);
+  const auto& points = report.series().points();
   ASSERT_GE(points.size(), 31);
-  EXPECT_DOUBLE_EQ(points[25].usage(), 0.0);
-  EXPECT_DOUBLE_EQ(points[25].running(), 0.0);
+  EXPECT_FIELDS(points[25], "usage 0, running 0");
   EXPECT_GT(points[25].resident(), 0.0);
   EXPECT_GT(points[21].usage(), 0.0);
   // 4 computed tokens in one block, then one more per step: never more slots than two blocks.
-  EXPECT_LT(m.report.pool().fragmentation().peak(), 1.0);
-  EXPECT_GT(m.report.preemption().preemptions(), 0);
-  EXPECT_EQ(m.report.totals().requests_aborted(), 1);
+  EXPECT_LT(report.pool().fragmentation().peak(), 1.0);
+  EXPECT_GT(report.preemption().preemptions(), 0);
+  EXPECT_EQ(report.totals().requests_aborted(), 1);
   EXPECT_DOUBLE_EQ(points[29].waiting(), 0.0);
 }
 
@@ -206,25 +186,21 @@ TEST(GroupOccupancyTest, TellsGroupsApart) {
   replay.Add({.id = "A", .prompt = 20, .output = 1, .content = content});
   // Five hits in the full group, of which the window needs two; ten new blocks in each.
   replay.Add({.id = "B", .prompt = 60, .output = 1, .at = 1, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ASSERT_TRUE(m.status.ok()) << m.status;
-  const auto& full = m.report.groups(0);
-  const auto& window = m.report.groups(1);
+  const pb::Report report = ReportOf(replay);
+  const auto& full = report.groups(0);
+  const auto& window = report.groups(1);
   EXPECT_DOUBLE_EQ(full.live_blocks().peak(), 15);
   EXPECT_DOUBLE_EQ(full.live_blocks().mean(), 10);
   EXPECT_DOUBLE_EQ(full.cached_blocks().peak(), 0);
-  EXPECT_DOUBLE_EQ(window.live_blocks().peak(), 12);
-  EXPECT_DOUBLE_EQ(window.cached_blocks().peak(), 3);
+  EXPECT_FIELDS(window, "live_blocks.peak 12, cached_blocks.peak 3");
 }
 
 TEST(GroupOccupancyTest, OneGroupHasThePoolsGauges) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 9, .output = 2});
-  Measured m;
-  Measure(replay, &m);
-  EXPECT_FALSE(m.report.groups(0).has_live_blocks());
-  EXPECT_GT(m.report.pool().usage().peak(), 0);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_FALSE(report.groups(0).has_live_blocks());
+  EXPECT_GT(report.pool().usage().peak(), 0);
 }
 
 TEST(MetricsTest, OneTokenHasNoTpot) {
@@ -233,8 +209,7 @@ TEST(MetricsTest, OneTokenHasNoTpot) {
   Measured m;
   Measure(replay, &m);
   EXPECT_FALSE(m.rows.latency["A"]->tpot.has_value());
-  EXPECT_EQ(m.report.latency().tpot().count(), 0);
-  EXPECT_EQ(m.report.latency().ttft().count(), 1);
+  EXPECT_FIELDS(m.report.latency(), "tpot.count 0, ttft.count 1");
   EXPECT_EQ(m.rows.lines["A"], "0,A,0,4,1,1,length,,4,0,0,0,1000,1000,1000,,0,0,0,0,1000\r\n");
 }
 
@@ -244,15 +219,10 @@ TEST(MetricsTest, DraftsOfOneStepComeAtGapZero) {
   replay.config.scheduler.num_draft_tokens = 2;
   replay.config.scheduler.num_lookahead_tokens = 2;
   replay.Add({.id = "A", .prompt = 6, .output = 7, .accepted = {2, 0, 1}});
-  Measured m;
-  Measure(replay, &m);
-  EXPECT_EQ(m.report.latency().itl().count(), 6);
-  EXPECT_DOUBLE_EQ(m.report.latency().itl().mean_ms(), 500.0);
-  EXPECT_DOUBLE_EQ(m.report.latency().itl().min_ms(), 0.0);
-  EXPECT_EQ(m.report.drafts().verified(), 6);
-  EXPECT_EQ(m.report.drafts().accepted(), 3);
-  EXPECT_EQ(m.report.drafts().rejected(), 3);
-  EXPECT_DOUBLE_EQ(m.report.drafts().mean_accepted(), 1.0);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_FIELDS(report,
+                "latency.itl.count 6, latency.itl.mean_ms 500, latency.itl.min_ms 0, "
+                "drafts.verified 6, drafts.accepted 3, drafts.rejected 3, drafts.mean_accepted 1");
 }
 
 TEST(MetricsTest, WarmupLeavesOutTheFirstRequests) {
@@ -268,13 +238,12 @@ TEST(MetricsTest, WarmupLeavesOutTheFirstRequests) {
     }
     ReplayMetricsOptions options;
     options.hit_rates.warmup = *ParseWarmup(warmup);
-    Measured m;
-    Measure(replay, &m, options);
-    EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 16) << warmup;
-    EXPECT_EQ(m.report.whole_run().token_hit_rate().denominator(), 36) << warmup;
-    EXPECT_EQ(m.report.after_warmup().token_hit_rate().numerator(), 8) << warmup;
-    EXPECT_EQ(m.report.after_warmup().token_hit_rate().denominator(), 18) << warmup;
-    EXPECT_EQ(m.report.rolling_window().requests(), 4);
+    const pb::Report report = ReportOf(replay, options);
+    EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 16) << warmup;
+    EXPECT_EQ(report.whole_run().token_hit_rate().denominator(), 36) << warmup;
+    EXPECT_EQ(report.after_warmup().token_hit_rate().numerator(), 8) << warmup;
+    EXPECT_EQ(report.after_warmup().token_hit_rate().denominator(), 18) << warmup;
+    EXPECT_EQ(report.rolling_window().requests(), 4);
   }
 }
 
@@ -287,14 +256,12 @@ TEST(MetricsTest, SteadyThroughputLeavesOutBothEnds) {
   ReplayMetricsOptions options;
   options.hit_rates.warmup = *ParseWarmup("2");
   options.cooldown = *ParseWarmup("0.2", "cooldown");
-  Measured m;
-  Measure(replay, &m, options);
-  EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 53.0);
-  EXPECT_DOUBLE_EQ(m.report.throughput().requests_per_s(), 6 / 53.0);
-  const pb::Throughput& steady = m.report.steady_throughput();
+  const pb::Report report = ReportOf(replay, options);
+  EXPECT_DOUBLE_EQ(report.throughput().duration_s(), 53.0);
+  EXPECT_DOUBLE_EQ(report.throughput().requests_per_s(), 6 / 53.0);
+  const pb::Throughput& steady = report.steady_throughput();
   // From the third request's admission to the last one's: three requests in 30 s.
-  EXPECT_DOUBLE_EQ(steady.start_s(), 20.0);
-  EXPECT_DOUBLE_EQ(steady.end_s(), 50.0);
+  EXPECT_FIELDS(steady, "start_s 20, end_s 50");
   EXPECT_DOUBLE_EQ(steady.requests_per_s(), 3 / 30.0);
   EXPECT_DOUBLE_EQ(steady.input_tokens_per_s(), 15 / 30.0);
   EXPECT_DOUBLE_EQ(steady.output_tokens_per_s(), 9 / 30.0);
@@ -317,17 +284,12 @@ TEST(MetricsTest, GoodputOfClasses) {
   options.objectives = *ParseObjectives("ttft:1s:p99");
   const pb::Report report = MeasureRequests({chat, chat, batch, none}, info, options);
   const pb::Goodput& goodput = report.goodput();
-  EXPECT_EQ(goodput.requests_good(), 3);
-  EXPECT_EQ(goodput.requests_total(), 4);
+  EXPECT_FIELDS(goodput, "requests_good 3, requests_total 4");
   ASSERT_EQ(goodput.classes_size(), 3);
   EXPECT_EQ(goodput.classes(0).slo_class(), "");
   EXPECT_EQ(goodput.classes(0).requests_good(), 1);
-  EXPECT_EQ(goodput.classes(1).slo_class(), "batch");
-  EXPECT_EQ(goodput.classes(1).requests_good(), 0);
-  EXPECT_EQ(goodput.classes(1).requests_total(), 1);
-  EXPECT_EQ(goodput.classes(2).slo_class(), "chat");
-  EXPECT_EQ(goodput.classes(2).requests_good(), 2);
-  EXPECT_DOUBLE_EQ(goodput.classes(2).good_share(), 1.0);
+  EXPECT_FIELDS(goodput.classes(1), "slo_class batch, requests_good 0, requests_total 1");
+  EXPECT_FIELDS(goodput.classes(2), "slo_class chat, requests_good 2, good_share 1");
   EXPECT_EQ(goodput.classes(2).objectives_size(), 1);
   // Without classes there is nothing to tell apart.
   EXPECT_EQ(MeasureRequests({none, none}, info, options).goodput().classes_size(), 0);

@@ -1,14 +1,116 @@
-// Every missed block has one cause: a replay for each, and random ones whose sums must agree.
+#include "kvblocks/sim/report/miss_classifier.h"
 
+#include <map>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/measured_replay.h"
+#include "kvblocks/sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {
 
+// --- Seen paths ---
+
+// The key of a block is a hash of all content up to it.
+std::vector<uint64_t> Keys(const std::vector<int>& content) {
+  std::vector<uint64_t> keys;
+  uint64_t key = 1;
+  for (int id : content) {
+    key = (key + static_cast<uint64_t>(id)) * 0x9e3779b97f4a7c15u;
+    keys.push_back(key ^= key >> 29);
+  }
+  return keys;
+}
+
+struct Cursor {
+  SeenPaths& paths;
+  std::vector<uint64_t> keys;
+  SeenPaths::Path path = {};
+
+  int64_t size() const { return static_cast<int64_t>(keys.size()); }
+  auto key_of() {
+    return [this](int64_t i) { return keys[static_cast<size_t>(i)]; };
+  }
+  int64_t Follow(int64_t n) {
+    paths.Follow(n, key_of(), &path);
+    return path.num_blocks();
+  }
+  void Append(int64_t n) { paths.Append(n, key_of(), &path); }
+};
+
+TEST(SeenPathsTest, FollowsWhatOthersLaidDown) {
+  SeenPaths paths;
+  Cursor a{paths, Keys({1, 2, 3, 4})};
+  EXPECT_EQ(a.Follow(4), 0);
+  a.Append(4);
+  Cursor b{paths, Keys({1, 2, 5, 6})};
+  EXPECT_EQ(b.Follow(4), 2);
+  b.Append(4);
+  EXPECT_EQ(b.path.num_blocks(), 4);
+  // Through both, and on where a path that was longer ended.
+  Cursor c{paths, Keys({1, 2, 5, 6, 7})};
+  EXPECT_EQ(c.Follow(3), 3);
+  EXPECT_EQ(c.Follow(5), 4);
+  Cursor d{paths, Keys({2, 1})};
+  EXPECT_EQ(d.Follow(2), 0);
+}
+
+TEST(SeenPathsTest, EntriesAreSharedByPathsThatBeginAlike) {
+  SeenPaths paths;
+  Cursor a{paths, Keys({1, 2, 3})};
+  a.Append(3);
+  paths.ForEach(a.path, 0, 3, [](int64_t block, SeenPaths::Entry& entry) {
+    EXPECT_EQ(entry.owner, SeenPaths::kNone);
+    entry.owner = static_cast<uint32_t>(block);
+  });
+  Cursor b{paths, Keys({1, 2, 9})};
+  b.Follow(3);
+  b.Append(3);
+  std::vector<uint32_t> owners;
+  paths.ForEach(b.path, 1, 3,
+                [&](int64_t, const SeenPaths::Entry& entry) { owners.push_back(entry.owner); });
+  EXPECT_EQ(owners, (std::vector<uint32_t>{1, SeenPaths::kNone}));
+}
+
+TEST(SeenPathsTest, RandomPathsAreAsInAMap) {
+  std::mt19937_64 engine(7);
+  for (int round = 0; round < 200; ++round) {
+    SeenPaths paths;
+    std::map<uint64_t, uint32_t> owners;  // by key
+    for (uint32_t request = 0; request < 30; ++request) {
+      std::vector<int> content;
+      for (uint64_t i = engine() % 12; i > 0; --i)
+        content.push_back(static_cast<int>(engine() % 2));
+      Cursor cursor{paths, Keys(content)};
+      int64_t seen = 0;
+      while (seen < cursor.size() && owners.count(cursor.keys[static_cast<size_t>(seen)]) > 0) {
+        ++seen;
+      }
+      // In two parts, as a request whose output grows.
+      const auto half = static_cast<int64_t>(engine() % (content.size() + 1));
+      EXPECT_EQ(cursor.Follow(half), std::min(half, seen));
+      cursor.Append(half);
+      EXPECT_EQ(cursor.Follow(cursor.size()), std::max(half, seen));
+      cursor.Append(cursor.size());
+      paths.ForEach(cursor.path, 0, cursor.size(), [&](int64_t block, SeenPaths::Entry& entry) {
+        const uint64_t key = cursor.keys[static_cast<size_t>(block)];
+        if (block < seen) {
+          EXPECT_EQ(entry.owner, owners.at(key));
+        } else {
+          EXPECT_EQ(entry.owner, SeenPaths::kNone);
+          entry.owner = owners[key] = request;
+        }
+      });
+    }
+  }
+}
+
+// --- Miss classifier ---
+
+// Every missed block has one cause: a replay for each, and random ones whose sums must agree.
 TEST(MissClassifierTest, LastTokenMustBeComputed) {
   // WE-4: an identical prompt of two full blocks may hit the first one only.
   Replay replay;
@@ -16,18 +118,15 @@ TEST(MissClassifierTest, LastTokenMustBeComputed) {
   replay.Add({.id = "A", .prompt = 8, .output = 1, .content = content});
   replay.Add({.id = "B", .prompt = 8, .output = 1, .at = 10, .content = content});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 2);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kLastToken), 1);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 2);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kLastToken), 1);
   // B's copy of the second block is a duplicate.
-  EXPECT_DOUBLE_EQ(m.report.pool().duplicate_blocks().peak(), 1.0);
-  const pb::HitRates& rates = m.report.whole_run();
+  EXPECT_DOUBLE_EQ(report.pool().duplicate_blocks().peak(), 1.0);
+  const pb::HitRates& rates = report.whole_run();
   EXPECT_EQ(rates.token_hit_rate().numerator(), 4 + 8);
   EXPECT_EQ(rates.token_hit_rate().denominator(), 8 + 8 + 9);
-  EXPECT_EQ(rates.full_block_hit_rate().numerator(), 3);
-  EXPECT_EQ(rates.full_block_hit_rate().denominator(), 6);
+  EXPECT_FIELDS(rates.full_block_hit_rate(), "numerator 3, denominator 6");
   EXPECT_EQ(rates.possible_hit_rate().denominator(), 4 + 8);
   EXPECT_DOUBLE_EQ(rates.possible_hit_rate().value(), 1.0);
   EXPECT_EQ(rates.request_hit_rate().numerator(), 2);
@@ -42,22 +141,16 @@ TEST(MissClassifierTest, EvictedBlocksWereSeen) {
   replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
   replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 5});
   replay.Add({.id = "A2", .prompt = 13, .output = 1, .at = 10, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 3 + 2);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kEvicted), 1);
-  EXPECT_EQ(m.report.whole_run().possible_hit_rate().numerator(), 8);
-  EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 12);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 3 + 2);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kEvicted), 1);
+  EXPECT_FIELDS(report.whole_run().possible_hit_rate(), "numerator 8, denominator 12");
   // A let go of its blocks at 1 s; B took three since, and A2 asks at 10 s.
-  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
-  EXPECT_EQ(reuse.blocks(), 1);
-  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 9.0);
-  EXPECT_DOUBLE_EQ(reuse.p50_age_s(), 9.0);
-  EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
-  EXPECT_EQ(reuse.p50_distance_blocks(), 3);
-  EXPECT_EQ(reuse.max_distance_blocks(), 3);
-  EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 0);
+  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
+  EXPECT_FIELDS(reuse,
+                "blocks 1, mean_age_s 9, p50_age_s 9, max_age_s 9, p50_distance_blocks 3, "
+                "max_distance_blocks 3");
+  EXPECT_EQ(report.resume_misses().evicted().blocks(), 0);
 }
 
 TEST(MissClassifierTest, HitsRenewTheLastUse) {
@@ -71,16 +164,13 @@ TEST(MissClassifierTest, HitsRenewTheLastUse) {
   replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 20});
   replay.Add({.id = "Y", .prompt = 13, .output = 1, .at = 30});
   replay.Add({.id = "A3", .prompt = 9, .output = 1, .at = 40, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
-  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
+  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
   // Both blocks, since 11 s, when A2 ended: X and Y took four blocks each.
   EXPECT_EQ(reuse.blocks(), 2);
-  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissReason::kEvicted));
-  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 29.0);
-  EXPECT_EQ(reuse.mean_distance_blocks(), 8);
+  EXPECT_EQ(reuse.blocks(), Blocks(report.first_admission_misses(), MissReason::kEvicted));
+  EXPECT_FIELDS(reuse, "mean_age_s 29, mean_distance_blocks 8");
 }
 
 TEST(MissClassifierTest, TheLastOfSeveralUsersCounts) {
@@ -92,14 +182,10 @@ TEST(MissClassifierTest, TheLastOfSeveralUsersCounts) {
   replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 1, .content = content});
   replay.Add({.id = "X", .prompt = 25, .output = 1, .at = 10});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
-  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
-  EXPECT_EQ(reuse.blocks(), 2);
-  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 14.0);
-  EXPECT_EQ(reuse.mean_distance_blocks(), 7);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
+  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
+  EXPECT_FIELDS(reuse, "blocks 2, mean_age_s 14, mean_distance_blocks 7");
 }
 
 TEST(MissClassifierTest, EarlierAdmissionsOfAStepAddToTheDistance) {
@@ -111,11 +197,9 @@ TEST(MissClassifierTest, EarlierAdmissionsOfAStepAddToTheDistance) {
   replay.Add({.id = "Z", .prompt = 9, .output = 1, .at = 5});
   replay.Add({.id = "X", .prompt = 17, .output = 1, .at = 10});
   replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
-  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissReason::kEvicted));
+  const pb::Report report = ReportOf(replay);
+  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
+  EXPECT_EQ(reuse.blocks(), Blocks(report.first_admission_misses(), MissReason::kEvicted));
   ASSERT_GT(reuse.blocks(), 0);
   EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
   // Z took three and X five.
@@ -131,14 +215,12 @@ TEST(MissClassifierTest, NotYetComputedWhileAnotherRequestIsAtIt) {
   const auto content = Content(17, 0, 17);
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
   replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 1.5, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
+  const pb::Report report = ReportOf(replay);
   // At 2 s A has computed 8 tokens and computes 4 more in the same step: three blocks hit.
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 12);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kNotYetComputed), 1);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4);
-  EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 16);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 12);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kNotYetComputed), 1);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4);
+  EXPECT_EQ(report.whole_run().possible_hit_rate().denominator(), 16);
 }
 
 TEST(MissClassifierTest, AnAbortedRequestLeavesWhatItComputed) {
@@ -148,14 +230,12 @@ TEST(MissClassifierTest, AnAbortedRequestLeavesWhatItComputed) {
   const auto content = Content(17, 0, 17);
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content, .abort_after = 1.5});
   replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 10, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
+  const pb::Report report = ReportOf(replay);
   // Two steps ran before the abort: 8 tokens. Nobody ever computed the other two blocks.
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4 + 2);
-  EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 8);
-  EXPECT_EQ(m.report.totals().requests_aborted_by_trace(), 1);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4 + 2);
+  EXPECT_FIELDS(report,
+                "whole_run.possible_hit_rate.denominator 8, totals.requests_aborted_by_trace 1");
 }
 
 TEST(MissClassifierTest, ShortPrefixesMissTheirFirstBlock) {
@@ -163,11 +243,9 @@ TEST(MissClassifierTest, ShortPrefixesMissTheirFirstBlock) {
   replay.Add({.id = "A", .prompt = 9, .output = 1, .content = Content(9, 0, 9)});
   replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Content(3, 100, 9)});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = Content(0, 200, 9)});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kShort), 1);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 5);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kShort), 1);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 5);
 }
 
 TEST(MissClassifierTest, DraftersDropOneBlock) {
@@ -177,12 +255,10 @@ TEST(MissClassifierTest, DraftersDropOneBlock) {
   const auto content = Content(9, 0, 9);
   replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
   replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ExpectCausesAddUp(m.report);
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 4);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kDraftDrop), 1);
-  EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 8);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 4);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kDraftDrop), 1);
+  EXPECT_EQ(report.whole_run().possible_hit_rate().denominator(), 8);
 }
 
 TEST(MissClassifierTest, HybridGroupsAgreeOnAShorterHit) {
@@ -193,16 +269,13 @@ TEST(MissClassifierTest, HybridGroupsAgreeOnAShorterHit) {
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
   replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 10});
   replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 20, .content = content});
-  Measured m;
-  Measure(replay, &m);
-  ASSERT_TRUE(m.status.ok()) << m.status;
-  ExpectCausesAddUp(m.report);
-  ASSERT_EQ(m.report.groups_size(), 2);
-  EXPECT_EQ(m.report.groups(0).kind(), "full_attention");
-  EXPECT_EQ(m.report.groups(1).kind(), "sliding_window");
-  const auto& misses = m.report.first_admission_misses();
+  const pb::Report report = ReportOf(replay);
+  ASSERT_EQ(report.groups_size(), 2);
+  EXPECT_EQ(report.groups(0).kind(), "full_attention");
+  EXPECT_EQ(report.groups(1).kind(), "sliding_window");
+  const auto& misses = report.first_admission_misses();
   // B's four full blocks are hit, or miss because they are gone or because the groups disagree.
-  EXPECT_EQ(m.report.whole_run().full_block_hit_rate().numerator() +
+  EXPECT_EQ(report.whole_run().full_block_hit_rate().numerator() +
                 Blocks(misses, MissReason::kEvicted) + Blocks(misses, MissReason::kGroupVeto),
             4);
 }
@@ -248,20 +321,17 @@ TEST(MissClassifierTest, CausesAddUpOnRandomWorkloads) {
     Replay replay;
     AddRandomRequests(seed, replay);
     TightenPool(seed, replay);
-    Measured m;
-    Measure(replay, &m);
-    ASSERT_TRUE(m.status.ok()) << m.status;
-    ExpectCausesAddUp(m.report);
-    const auto& first = m.report.first_admission_misses();
-    const auto& possible = m.report.whole_run().possible_hit_rate();
+    const pb::Report report = ReportOf(replay);
+    const auto& first = report.first_admission_misses();
+    const auto& possible = report.whole_run().possible_hit_rate();
     ASSERT_LE(possible.numerator(), possible.denominator());
-    ASSERT_LE(possible.denominator(), m.report.whole_run().token_hit_rate().denominator());
+    ASSERT_LE(possible.denominator(), report.whole_run().token_hit_rate().denominator());
     // With one group every evicted block was let go of by somebody.
     if (seed % 3 != 2) {
       ASSERT_EQ(first.evicted().blocks(), Blocks(first, MissReason::kEvicted));
     }
     // Resumes: known full blocks less those found.
-    preemptions += m.report.preemption().preemptions();
+    preemptions += report.preemption().preemptions();
     evicted += Blocks(first, MissReason::kEvicted);
     pending += Blocks(first, MissReason::kNotYetComputed);
     window += Blocks(first, MissReason::kGroupVeto);
@@ -272,9 +342,9 @@ TEST(MissClassifierTest, CausesAddUpOnRandomWorkloads) {
       ASSERT_EQ(Blocks(first, MissReason::kGroupVeto), 0);
     } else {
       // What the full group holds only the window can refuse.
-      ASSERT_EQ(m.report.groups(0).vetoed_tokens(), 0);
-      ASSERT_EQ(m.report.groups(1).vetoed_tokens(), 4 * Blocks(first, MissReason::kGroupVeto));
-      ASSERT_EQ(m.report.groups(1).vetoed_requests() > 0, m.report.groups(1).vetoed_tokens() > 0);
+      ASSERT_EQ(report.groups(0).vetoed_tokens(), 0);
+      ASSERT_EQ(report.groups(1).vetoed_tokens(), 4 * Blocks(first, MissReason::kGroupVeto));
+      ASSERT_EQ(report.groups(1).vetoed_requests() > 0, report.groups(1).vetoed_tokens() > 0);
     }
   }
   // The workloads reach what they are for.
@@ -288,16 +358,14 @@ TEST(MissClassifierTest, NothingIsEvictedFromALargePool) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Replay replay;
     AddRandomRequests(seed, replay);
-    Measured m;
-    Measure(replay, &m);
-    ExpectCausesAddUp(m.report);
-    const auto& first = m.report.first_admission_misses();
+    const pb::Report report = ReportOf(replay);
+    const auto& first = report.first_admission_misses();
     ASSERT_EQ(Blocks(first, MissReason::kEvicted), 0);
     // What an infinite cache could serve was hit, or was not computed yet.
-    const auto& possible = m.report.whole_run().possible_hit_rate();
+    const auto& possible = report.whole_run().possible_hit_rate();
     ASSERT_LE(possible.denominator() - possible.numerator(),
               4 * Blocks(first, MissReason::kNotYetComputed));
-    ASSERT_EQ(m.report.pool().evictions(), 0);
+    ASSERT_EQ(report.pool().evictions(), 0);
   }
 }
 
@@ -305,11 +373,9 @@ TEST(MissClassifierTest, PrefixCachingOffClassifiesNothing) {
   Replay replay;
   replay.config.manager.enable_caching = false;
   replay.Add({.id = "A", .prompt = 9, .output = 2});
-  Measured m;
-  Measure(replay, &m);
-  ASSERT_TRUE(m.status.ok()) << m.status;
-  EXPECT_EQ(m.report.first_admission_misses().missed_blocks(), 0);
-  EXPECT_EQ(m.report.whole_run().token_hit_rate().denominator(), 9);
+  const pb::Report report = ReportOf(replay);
+  EXPECT_FIELDS(report,
+                "first_admission_misses.missed_blocks 0, whole_run.token_hit_rate.denominator 9");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/plan_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/plan.pb.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -25,12 +24,6 @@ std::string Number(double value) {
              : GroupThousands(absl::StrFormat("%.4g", value));
 }
 
-std::string Gigabytes(int64_t bytes) {
-  const double gigabytes = static_cast<double>(bytes) / 1e9;
-  return gigabytes < 10 ? absl::StrFormat("%.3g GB", gigabytes)
-                        : absl::StrFormat("%.1f GB", gigabytes);
-}
-
 void AddHead(const pb::PlanReport& report, TextPage& page) {
   page.Text("model", absl::StrCat(report.model(), ": ", report.num_layers(), " layers, ",
                                   report.kv_cache_dtype(), " cache, on ", report.tensor_parallel(),
@@ -41,7 +34,7 @@ void AddHead(const pb::PlanReport& report, TextPage& page) {
                                       ? absl::StrCat(", ", report.data_parallel(),
                                                      " data-parallel ranks of them; the plan is of one rank")
                                       : ""));
-  page.Text("memory", absl::StrCat(Gigabytes(report.available_bytes()),
+  page.Text("memory", absl::StrCat(Gigabytes(static_cast<double>(report.available_bytes())),
                                    " per device = ", report.available_source()));
   page.Text("limits",
             absl::StrCat(WithThousands(report.max_model_len()), " tokens per request, ",
@@ -167,7 +160,7 @@ void AddPlans(const pb::PlanReport& report, TextPage& page) {
   row("kept for tokens in flight", [](const auto& p) {
     return p.in_flight_bytes() == 0
                ? std::string()
-               : absl::StrCat(Gigabytes(p.in_flight_bytes()),
+               : absl::StrCat(Gigabytes(static_cast<double>(p.in_flight_bytes())),
                               p.in_flight_per_request() ? " per request" : " once");
   });
   row("longest context alone", [](const auto& p) { return WithThousands(p.longest_context()); });

@@ -1,16 +1,132 @@
 #include "kvblocks/sim/report/report_comparison.h"
 
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/measured_replay.h"
+#include "kvblocks/sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+
+// --- Tolerance ---
+
+Tolerance Parsed(const std::string& text) {
+  const auto tolerance = Tolerance::Parse(text);
+  EXPECT_TRUE(tolerance.ok()) << tolerance.status();
+  return *tolerance;
+}
+
+MetricNumber Whole(int64_t value) { return __int128{value}; }
+
+bool Allows(const std::string& text, int64_t a, int64_t b) {
+  return Parsed(text).Allows(Whole(a), Whole(b));
+}
+bool AllowsReal(const std::string& text, double a, double b) {
+  return Parsed(text).Allows(MetricNumber(a), MetricNumber(b));
+}
+
+TEST(ToleranceTest, RelativeChange) {
+  EXPECT_TRUE(Allows("0.01", 1000, 1010));
+  EXPECT_FALSE(Allows("0.01", 1000, 1011));
+  EXPECT_TRUE(Allows("1%", 1000, 990));
+  EXPECT_FALSE(Allows("1%", 1000, 989));
+  EXPECT_TRUE(Allows("1/3", 3, 4));
+  EXPECT_TRUE(Allows("0", 7, 7));
+  EXPECT_FALSE(Allows("0", 7, 8));
+  EXPECT_TRUE(Allows("0.5", -10, -15));
+  EXPECT_FALSE(Allows("0.5", -10, -16));
+  EXPECT_FALSE(Allows("1000", 0, 1)) << "no share of nothing";
+  EXPECT_TRUE(Allows("1000", 0, 0));
+  EXPECT_TRUE(AllowsReal("0.01", 1.0, 1.005));
+  EXPECT_FALSE(AllowsReal("0.01", 1.0, 1.02));
+}
+
+TEST(ToleranceTest, AbsoluteChange) {
+  EXPECT_TRUE(Allows("x:abs:5", 0, 5));
+  EXPECT_FALSE(Allows("x:abs:5", 0, 6));
+  EXPECT_TRUE(Allows("abs:5", 10, 5));
+  EXPECT_FALSE(AllowsReal("abs:0.5", 1.0, 1.6));
+  EXPECT_TRUE(AllowsReal("abs:0.5", 1.0, 0.6));
+}
+
+TEST(ToleranceTest, WholeNumbersAreComparedExactly) {
+  constexpr int64_t kLarge = (int64_t{1} << 53) + 1;
+  EXPECT_FALSE(Allows("0", kLarge, kLarge - 1)) << "equal as doubles";
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  EXPECT_TRUE(Allows("2", kMin, kMax));
+  EXPECT_FALSE(Allows("2", kMax, kMin));
+  EXPECT_TRUE(Allows("1000000000000000000", kMax, kMin));
+  EXPECT_FALSE(Allows("0.000000000000000001", kMax, kMax - 10));
+  EXPECT_TRUE(Allows("0.000000000000000001", kMax, kMax - 9));
+}
+
+TEST(ToleranceTest, OddNumbersAreOnlyEqualToThemselves) {
+  const double nan = std::nan(""), inf = INFINITY;
+  EXPECT_TRUE(AllowsReal("0", nan, nan));
+  EXPECT_FALSE(AllowsReal("1000", nan, 1));
+  EXPECT_FALSE(AllowsReal("1000", 1, nan));
+  EXPECT_TRUE(AllowsReal("0", inf, inf));
+  EXPECT_FALSE(AllowsReal("1000", inf, -inf));
+  EXPECT_FALSE(AllowsReal("1000", 1, inf));
+  EXPECT_TRUE(AllowsReal("inf", 1, nan));
+  EXPECT_TRUE(AllowsReal("0", 0.0, -0.0));
+}
+
+TEST(ToleranceTest, NamesHaveParts) {
+  EXPECT_THAT(SplitMetricName("a.b[c.d].e"), ElementsAre("a", "b[c.d]", "e"));
+  EXPECT_THAT(SplitMetricName("a[b[c].d].e]."), ElementsAre("a[b[c].d]", "e]", ""));
+  const auto matches = [](const std::string& name, const std::string& metric) {
+    return Parsed(name + ":0").Matches(SplitMetricName(metric));
+  };
+  EXPECT_TRUE(matches("token_hit_rate", "whole_run.token_hit_rate.value"));
+  EXPECT_TRUE(matches("whole_run.token_hit_rate", "whole_run.token_hit_rate.value"));
+  EXPECT_FALSE(matches("whole_run.value", "whole_run.token_hit_rate.value"));
+  EXPECT_FALSE(matches("hit_rate", "whole_run.token_hit_rate.value"));
+  EXPECT_TRUE(matches("causes", "misses.causes[evicted].tokens"));
+  EXPECT_TRUE(matches("causes.tokens", "misses.causes[evicted].tokens"));
+  EXPECT_TRUE(matches("causes[evicted]", "misses.causes[evicted].tokens"));
+  EXPECT_FALSE(matches("causes[first use]", "misses.causes[evicted].tokens"));
+  EXPECT_TRUE(matches("tenants[a.b:c]", "tenants[a.b:c].requests"));
+  EXPECT_TRUE(Parsed("0").Matches({"anything"}));
+  EXPECT_TRUE(matches("points", "series.points[].usage"));
+}
+
+TEST(ToleranceTest, TheMostSpecificOneCountsAndOfSeveralTheLast) {
+  const auto set = ToleranceSet::Parse(
+      {"0.01", "latency:0.1", "latency.ttft:0.2", "0.02", "latency.tpot:0.3", "latency.tpot:0.4"});
+  ASSERT_TRUE(set.ok());
+  EXPECT_EQ(set->Find("counters.hits")->text(), "0.02");
+  EXPECT_EQ(set->Find("latency.e2e.p50_ms")->text(), "latency:0.1");
+  EXPECT_EQ(set->Find("latency.ttft.p50_ms")->text(), "latency.ttft:0.2");
+  EXPECT_EQ(set->Find("latency.tpot.p50_ms")->text(), "latency.tpot:0.4");
+  EXPECT_EQ(ToleranceSet::Parse({"x:1"})->Find("y"), nullptr);
+  EXPECT_EQ(ToleranceSet().Find("y"), nullptr);
+}
+
+TEST(ToleranceTest, TextsThatMakeNoSenseAreErrors) {
+  for (const char* text : {"",
+                           ":", "x", "x:", ":5", "x:abs:", ":abs:5", "-1", "x:-1", "5%%", "%",
+                           "nan", "1e400", "x:abs:5%", "a..b:1", ".a:1", "a.:1", "0x10", "1,5",
+                           "x:infinity", "1/0", "0.00000000000000000001",
+                           "0.000000000000000001%"}) {
+    const auto tolerance = Tolerance::Parse(text);
+    EXPECT_FALSE(tolerance.ok()) << text;
+    if (tolerance.ok()) continue;
+    EXPECT_THAT(std::string(tolerance.status().message()),
+                HasSubstr("--tolerance: got \"" + std::string(text) + "\", expected"));
+  }
+}
+
+// --- Report comparison ---
 
 pb::Comparison Compared(const pb::Report& a, const pb::Report& b,
                         const std::vector<std::string>& tolerances = {}, bool all = false) {
@@ -33,23 +149,18 @@ const pb::MetricChange* Find(const pb::Comparison& comparison, const std::string
 }
 
 pb::Report Sample() {
-  pb::Report report;
-  report.set_schema_version(1);
-  report.set_outcome("complete");
-  report.mutable_config()->set_num_blocks(100);
-  report.mutable_whole_run()->mutable_token_hit_rate()->set_numerator(1000);
-  report.mutable_whole_run()->mutable_token_hit_rate()->set_value(0.5);
-  report.mutable_preemption()->set_preemptions(0);
-  for (int i = 0; i < 4; ++i) report.mutable_series()->add_points()->set_usage(0.5);
-  return report;
+  return WithFields(pb::Report(), R"(
+      schema_version: 1 outcome: "complete" config { num_blocks: 100 }
+      whole_run { token_hit_rate { numerator: 1000 value: 0.5 } } preemption { preemptions: 0 }
+      series { points { usage: 0.5 } points { usage: 0.5 } points { usage: 0.5 }
+               points { usage: 0.5 } })");
 }
 
 TEST(ReportComparisonTest, EqualReportsHaveNoChanges) {
   const auto comparison = Compared(Sample(), Sample(), {"0"});
   EXPECT_EQ(comparison.changes_size(), 0);
   EXPECT_EQ(comparison.configuration_size(), 0);
-  EXPECT_EQ(comparison.metrics_changed(), 0);
-  EXPECT_EQ(comparison.metrics_exceeded(), 0);
+  EXPECT_FIELDS(comparison, "metrics_changed 0, metrics_exceeded 0");
   EXPECT_GT(comparison.metrics(), 20);
   EXPECT_EQ(comparison.metrics_judged(), comparison.metrics());
 }
@@ -60,21 +171,14 @@ TEST(ReportComparisonTest, ChangesAreAbsoluteAndRelative) {
   b.mutable_whole_run()->mutable_token_hit_rate()->set_value(0.25);
   b.mutable_preemption()->set_preemptions(3);
   const auto comparison = Compared(Sample(), b);
-  EXPECT_EQ(comparison.metrics_changed(), 3);
-  EXPECT_EQ(comparison.metrics_judged(), 0);
+  EXPECT_FIELDS(comparison, "metrics_changed 3, metrics_judged 0");
   const auto* hits = Find(comparison, "whole_run.token_hit_rate.numerator");
   ASSERT_NE(hits, nullptr);
-  EXPECT_EQ(hits->a(), "1000");
-  EXPECT_EQ(hits->b(), "900");
-  EXPECT_EQ(hits->change(), "-100");
-  EXPECT_DOUBLE_EQ(hits->relative(), -0.1);
-  EXPECT_FALSE(hits->has_tolerance());
-  const auto* rate = Find(comparison, "whole_run.token_hit_rate.value");
-  EXPECT_EQ(rate->change(), "-0.25");
-  EXPECT_DOUBLE_EQ(rate->relative(), -0.5);
-  const auto* preemptions = Find(comparison, "preemption.preemptions");
-  EXPECT_EQ(preemptions->change(), "3");
-  EXPECT_FALSE(preemptions->has_relative()) << "there is no share of 0";
+  EXPECT_FIELDS(*hits, "a 1000, b 900, change -100, relative -0.1, tolerance none");
+  EXPECT_FIELDS(*Find(comparison, "whole_run.token_hit_rate.value"),
+                "change -0.25, relative -0.5");
+  // There is no share of 0.
+  EXPECT_FIELDS(*Find(comparison, "preemption.preemptions"), "change 3, relative none");
 }
 
 TEST(ReportComparisonTest, TolerancesJudgeByName) {
@@ -85,8 +189,7 @@ TEST(ReportComparisonTest, TolerancesJudgeByName) {
   const auto named = Compared(Sample(), b, {"0.01", "token_hit_rate:0"});
   EXPECT_EQ(named.metrics_exceeded(), 1);
   const auto* hits = Find(named, "whole_run.token_hit_rate.numerator");
-  EXPECT_TRUE(hits->exceeded());
-  EXPECT_EQ(hits->tolerance(), "token_hit_rate:0");
+  EXPECT_FIELDS(*hits, "exceeded true, tolerance token_hit_rate:0");
   EXPECT_EQ(Compared(Sample(), b, {"0", "whole_run:inf"}).metrics_exceeded(), 0);
   const auto other = Compared(Sample(), b, {"preemption:0"});
   EXPECT_EQ(other.metrics_exceeded(), 0);
@@ -113,8 +216,7 @@ TEST(ReportComparisonTest, LargeWholeNumbersAreExact) {
   b.mutable_totals()->set_computed_tokens(kLarge - 1);
   const auto comparison = Compared(a, b, {"0"});
   ASSERT_EQ(comparison.metrics_exceeded(), 1);
-  EXPECT_EQ(Find(comparison, "totals.computed_tokens")->a(), "9007199254740993");
-  EXPECT_EQ(Find(comparison, "totals.computed_tokens")->change(), "-1");
+  EXPECT_FIELDS(*Find(comparison, "totals.computed_tokens"), "a 9007199254740993, change -1");
 }
 
 TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
@@ -125,11 +227,8 @@ TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
   const auto comparison = Compared(Sample(), b, {"0"});
   EXPECT_EQ(comparison.metrics_exceeded(), 0);
   ASSERT_GE(comparison.configuration_size(), 3);
-  EXPECT_EQ(comparison.configuration(0).name(), "num_blocks");
-  EXPECT_EQ(comparison.configuration(0).a(), "100");
-  EXPECT_EQ(comparison.configuration(0).b(), "50");
-  EXPECT_EQ(comparison.configuration(1).name(), "kv_cache_config.groups[].num_layers");
-  EXPECT_FALSE(comparison.configuration(1).has_a());
+  EXPECT_FIELDS(comparison.configuration(0), "name num_blocks, a 100, b 50");
+  EXPECT_FIELDS(comparison.configuration(1), "name kv_cache_config.groups[].num_layers, a none");
   EXPECT_EQ(comparison.configuration(comparison.configuration_size() - 1).name(), "policy");
 }
 
@@ -140,8 +239,7 @@ TEST(ReportComparisonTest, TextsExceedOnlyATolerancesOfZero) {
   EXPECT_EQ(Compared(Sample(), b, {"0.01"}).metrics_exceeded(), 0);
   EXPECT_EQ(Compared(Sample(), b, {"0.01", "outcome:0"}).metrics_exceeded(), 1);
   const auto comparison = Compared(Sample(), b);
-  EXPECT_EQ(Find(comparison, "outcome")->b(), "stopped");
-  EXPECT_FALSE(Find(comparison, "outcome")->has_change());
+  EXPECT_FIELDS(*Find(comparison, "outcome"), "b stopped, change none");
 }
 
 TEST(ReportComparisonTest, WhatOneReportHasAloneExceedsAllButInf) {
@@ -170,13 +268,9 @@ TEST(ReportComparisonTest, ListsWithoutNamesAreOneMetricPerField) {
   const auto comparison = Compared(Sample(), b, {"0.3"});
   const auto* usage = Find(comparison, "series.points[].usage");
   ASSERT_NE(usage, nullptr);
-  EXPECT_EQ(usage->elements(), 4);
-  EXPECT_EQ(usage->elements_changed(), 3);
-  EXPECT_EQ(usage->element(), 2) << "the one that changed most";
-  EXPECT_EQ(usage->b(), "0.1");
-  EXPECT_TRUE(usage->exceeded());
-  EXPECT_EQ(comparison.metrics_exceeded(), 1);
-  EXPECT_EQ(comparison.metrics_changed(), 3);
+  // The element is the one that changed most.
+  EXPECT_FIELDS(*usage, "elements 4, elements_changed 3, element 2, b 0.1, exceeded true");
+  EXPECT_FIELDS(comparison, "metrics_exceeded 1, metrics_changed 3");
   EXPECT_EQ(Find(comparison, "series.points[].running"), nullptr) << "equal";
 
   const auto all = Compared(Sample(), b, {}, true);
@@ -194,8 +288,7 @@ TEST(ReportComparisonTest, AnElementBeyondItsToleranceStandsForItsList) {
   const auto comparison = Compared(a, b, {"0.1"});
   const auto* usage = Find(comparison, "series.points[].usage");
   ASSERT_NE(usage, nullptr);
-  EXPECT_EQ(usage->element(), 3);
-  EXPECT_TRUE(usage->exceeded());
+  EXPECT_FIELDS(*usage, "element 3, exceeded true");
 }
 
 TEST(ReportComparisonTest, ListsOfDifferentLengthDiffer) {

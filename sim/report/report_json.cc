@@ -1,9 +1,11 @@
 #include "kvblocks/sim/report/report_json.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 absl::StatusOr<std::string> Print(const google::protobuf::Message& message, bool is_complete) {
@@ -30,6 +32,32 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
 
 absl::StatusOr<std::string> ToCompactJson(const google::protobuf::Message& message) {
   return Print(message, /*is_complete=*/false);
+}
+
+absl::StatusOr<std::string> HtmlPage(const google::protobuf::Message& report,
+                                     const PageParts& others) {
+  std::string data = absl::StrCat("{\"kind\":\"", report.GetDescriptor()->name(), "\"");
+  PageParts parts = {{"report", &report}};
+  parts.insert(parts.end(), others.begin(), others.end());
+  for (const auto& [name, message] : parts) {
+    const auto json = ToCompactJson(*message);
+    if (!json.ok()) return json.status();
+    absl::StrAppend(&data, ",\n\"", name, "\":", *json);
+  }
+  // Inside JSON "<" stands in texts only, and is the beginning of all that could end the element.
+  data = absl::StrReplaceAll(data, {{"<", "\\u003c"}});
+  return absl::StrCat(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta name=\"color-scheme\" content=\"light dark\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+      "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
+      "<title>kvsim</title>\n<style>\n",
+      kPageStyle,
+      "</style>\n</head>\n<body>\n<main id=\"page\"></main>\n"
+      "<noscript>This page is drawn by JavaScript; kvsim prints the same report as a table or with "
+      "--json.</noscript>\n<script type=\"application/json\" id=\"report\">",
+      data, "}</script>\n<script>\n", kPageScript, "drawPage();\n</script>\n</body>\n</html>\n");
 }
 
 }  // namespace kvblocks::sim

@@ -5,6 +5,8 @@
 #define KVBLOCKS_SIM_REPORT_REPORT_JSON_H_
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "google/protobuf/message.h"
@@ -15,6 +17,25 @@ namespace kvblocks::sim {
 absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message);
 // For programs: without white space and without fields that have their default.
 absl::StatusOr<std::string> ToCompactJson(const google::protobuf::Message& message);
+
+// HtmlPage: a report as one HTML file for a browser without network.
+//
+//   HtmlPage(report)                                          any report of kvsim
+//   HtmlPage(comparison, {{"a", &report_a}, {"b", &report_b}})
+//
+// The file holds the report as JSON, and page/*.js, which draw everything from it: tables, charts and
+// the headline. Nothing here knows what a report says. Fields with default values are left out. Texts
+// of the report cannot end the element they are in, and the page may fetch nothing.
+
+// Messages beside the report, by their names in the page.
+using PageParts = std::vector<std::pair<std::string, const google::protobuf::Message*>>;
+
+absl::StatusOr<std::string> HtmlPage(const google::protobuf::Message& report,
+                                     const PageParts& others = {});
+
+// Of page/, put together by the build.
+extern const char kPageScript[];  // *.js
+extern const char kPageStyle[];   // page.css
 
 }  // namespace kvblocks::sim
 

@@ -13,7 +13,7 @@
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/miss_classifier.h"
 #include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {

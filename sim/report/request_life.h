@@ -17,20 +17,87 @@
 #ifndef KVBLOCKS_SIM_REPORT_REQUEST_LIFE_H_
 #define KVBLOCKS_SIM_REPORT_REQUEST_LIFE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kvblocks/managers/explain/lookup_explanation.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/report/request_selector.h"
 #include "kvblocks/sim/tiers/tier_connector.h"
+#include "kvblocks/sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
+
+// RequestSelector: which request of a trace a user means - by its id, its row or its line.
+//
+//   "chat-17"    the id, as the trace gives it; without ids the row is the id
+//   "row:17"     the submission index, from 0
+//   "line:18"    the line of the file, from 1
+//   "id:row:17"  an id that looks like one of the others
+class RequestSelector {
+ public:
+  // InvalidArgument for an empty text and for a row or line that is no whole number.
+  static absl::StatusOr<RequestSelector> Parse(std::string_view text);
+
+  bool Matches(const TraceRequest& request) const {
+    switch (kind_) {
+      case Kind::kId:
+        return request.id == id_;
+      case Kind::kRow:
+        return request.row == number_;
+      case Kind::kLine:
+        return request.line == number_;
+    }
+    return false;
+  }
+  // Empty if it selects by row or line.
+  const std::string& id() const { return id_; }
+
+ private:
+  enum class Kind { kId, kRow, kLine };
+
+  Kind kind_ = Kind::kId;
+  std::string id_;
+  int64_t number_ = 0;
+};
+
+// WorstMisses: the requests whose first admission missed most tokens because they were evicted.
+//
+// Ties go to the earlier row. Memory: the requests listed. Cost: O(log of them) per admission.
+class WorstMisses final : public AdmissionSink {
+ public:
+  explicit WorstMisses(size_t num_requests) : num_requests_(num_requests) {}
+
+  bool wants_runs() const override { return false; }
+  void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
+                const RequestProgress& progress, SimTime now) override;
+
+  void Fill(::kvblocks::report::v1::Explanation* out) const;
+
+ private:
+  struct Entry {
+    int64_t evicted_blocks, row, line;
+    std::string id;
+    SimTime admitted;
+    int64_t known_tokens, hit_tokens, block_tokens, full_blocks, hit_blocks;
+    EvictedRun largest;
+    bool operator<(const Entry& other) const {
+      return evicted_blocks != other.evicted_blocks ? evicted_blocks > other.evicted_blocks
+                                                    : row < other.row;
+    }
+  };
+
+  const size_t num_requests_;
+  std::set<Entry> entries_;  // worst first
+};
 
 class RequestLife final : public EngineObserver, public AdmissionSink {
  public:

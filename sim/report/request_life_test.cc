@@ -1,5 +1,3 @@
-// One request's life as kvsim explain tells it, and the list of those that lost most.
-
 #include "kvblocks/sim/report/request_life.h"
 
 #include <algorithm>
@@ -11,13 +9,60 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/explanation_text.h"
-#include "kvblocks/sim/report/worst_misses.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/testing/measured_replay.h"
+#include "kvblocks/sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {
 
+using testing::HasSubstr;
+
+// --- Request selector ---
+
+bool Matches(std::string_view text, const TraceRequest& request) {
+  const auto selector = RequestSelector::Parse(text);
+  EXPECT_TRUE(selector.ok()) << selector.status();
+  return selector->Matches(request);
+}
+
+TEST(RequestSelectorTest, SelectsById) {
+  TraceRequest request;
+  request.row = 4;
+  request.line = 6;
+  request.id = "chat";
+  EXPECT_TRUE(Matches("chat", request));
+  EXPECT_TRUE(Matches("id:chat", request));
+  EXPECT_FALSE(Matches("chat2", request));
+  EXPECT_FALSE(Matches("4", request));
+  request.id = "row:9";
+  EXPECT_TRUE(Matches("id:row:9", request));
+  EXPECT_FALSE(Matches("row:9", request));
+}
+
+TEST(RequestSelectorTest, SelectsByRowAndLine) {
+  TraceRequest request;
+  request.row = 4;
+  request.line = 6;
+  request.id = "chat";
+  EXPECT_TRUE(Matches("row:4", request));
+  EXPECT_FALSE(Matches("row:6", request));
+  EXPECT_TRUE(Matches("line:6", request));
+  EXPECT_FALSE(Matches("line:4", request));
+}
+
+TEST(RequestSelectorTest, RefusesWhatSelectsNothing) {
+  for (const char* text : {"", "id:", "row:", "row:x", "row:-1", "row:1.5", "line:0",
+                           "line:", "row:99999999999999999999"}) {
+    EXPECT_FALSE(RequestSelector::Parse(text).ok()) << text;
+  }
+  EXPECT_EQ(RequestSelector::Parse("line:0").status().message(),
+            "got \"line:0\", expected a whole number of 1 or more behind the colon");
+}
+
+// --- Request life ---
+
+// One request's life as kvsim explain tells it, and the list of those that lost most.
 struct Told {
   pb::Explanation explanation;
   RequestLife::Seen seen;
@@ -66,29 +111,19 @@ TEST(RequestLifeTest, TellsWhatWasEvictedWhenAndByWhom) {
   replay.Add({.id = "A2", .prompt = 13, .output = 2, .at = 10, .content = content});
   const Told told = Tell(replay, "A2");
   const pb::RequestLife& life = told.life();
-  EXPECT_EQ(life.name().row(), 2);
-  EXPECT_DOUBLE_EQ(life.arrival_s(), 10.0);
+  EXPECT_FIELDS(life, "name.row 2, arrival_s 10");
   ASSERT_EQ(life.admissions_size(), 1);
   const pb::AdmissionLife& admission = life.admissions(0);
   EXPECT_EQ(Runs(admission), "hit 0+8, evicted 8+4 | 1");
-  EXPECT_EQ(admission.hit_tokens(), 8);
-  EXPECT_EQ(admission.known_tokens(), 13);
-  EXPECT_EQ(admission.attempts(), 1);
+  EXPECT_FIELDS(admission, "hit_tokens 8, known_tokens 13, attempts 1");
   EXPECT_EQ(admission.runs(0).first_computed_by().id(), "A");
   const pb::BlockRunLife& evicted = admission.runs(1);
-  EXPECT_EQ(evicted.first_block(), 2);
-  EXPECT_EQ(evicted.first_computed_by().id(), "A");
+  EXPECT_FIELDS(evicted, "first_block 2, first_computed_by.id A");
   // A let go of it at 1 s, X took three blocks at 5 s.
-  EXPECT_DOUBLE_EQ(evicted.last_use().age_s(), 9.0);
-  EXPECT_EQ(evicted.last_use().distance_blocks(), 3);
-  EXPECT_DOUBLE_EQ(evicted.gone().first_s(), 5.0);
-  EXPECT_DOUBLE_EQ(evicted.gone().last_s(), 5.0);
-  EXPECT_EQ(evicted.gone().min_blocks_since(), 3);
-  EXPECT_EQ(evicted.gone().max_blocks_since(), 3);
-  EXPECT_DOUBLE_EQ(life.first_token_s(), 11.0);
-  EXPECT_DOUBLE_EQ(life.end_s(), 12.0);
-  EXPECT_EQ(life.end(), "length");
-  EXPECT_EQ(life.output_tokens(), 2);
+  EXPECT_FIELDS(evicted,
+                "last_use.age_s 9, last_use.distance_blocks 3, gone.first_s 5, gone.last_s 5, "
+                "gone.min_blocks_since 3, gone.max_blocks_since 3");
+  EXPECT_FIELDS(life, "first_token_s 11, end_s 12, end length, output_tokens 2");
   EXPECT_EQ(
       told.Text(),
       ": 3 requests; 6 blocks of 4 tokens\n"
@@ -147,7 +182,7 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
     ASSERT_TRUE(run.has_veto());
     EXPECT_EQ(run.veto().group(), 1);
     EXPECT_EQ(run.veto().block(), run.first_block());
-    EXPECT_NE(run.veto().why().find("evicted"), std::string::npos) << run.veto().why();
+    EXPECT_THAT(run.veto().why(), HasSubstr("evicted"));
     vetoed += run.blocks();
   }
   EXPECT_EQ(vetoed,
@@ -155,7 +190,7 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
   EXPECT_EQ(vetoed, 3);
   EXPECT_EQ(admission.groups(0).hit_tokens(), 12);
   EXPECT_EQ(admission.groups(1).hit_tokens(), 0);
-  EXPECT_NE(told.Text().find("group 1 (sliding_window) alone would hit"), std::string::npos);
+  EXPECT_THAT(told.Text(), HasSubstr("group 1 (sliding_window) alone would hit"));
 }
 
 TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
@@ -176,8 +211,8 @@ TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
                    life.admissions(1).time_s() - life.preemptions(0).time_s());
   EXPECT_EQ(life.output_tokens(), 8);
   const std::string text = told.Text();
-  EXPECT_NE(text.find("preempted, "), std::string::npos);
-  EXPECT_NE(text.find("the block went to request A (row 0)"), std::string::npos);
+  EXPECT_THAT(text, HasSubstr("preempted, "));
+  EXPECT_THAT(text, HasSubstr("the block went to request A (row 0)"));
   EXPECT_LT(text.find("preempted"), text.find("resumed after"));
 }
 
@@ -189,7 +224,7 @@ TEST(RequestLifeTest, TellsOfRejection) {
   const Told told = Tell(replay, "long");
   EXPECT_FALSE(told.life().rejection().empty());
   EXPECT_EQ(told.life().admissions_size(), 0);
-  EXPECT_NE(told.Text().find("rejected: "), std::string::npos);
+  EXPECT_THAT(told.Text(), HasSubstr("rejected: "));
 }
 
 TEST(RequestLifeTest, TellsOfATurnThatNeverArrived) {
@@ -199,7 +234,7 @@ TEST(RequestLifeTest, TellsOfATurnThatNeverArrived) {
   const Told told = Tell(replay, "B");
   EXPECT_TRUE(told.is_found);
   EXPECT_TRUE(told.life().never_arrived());
-  EXPECT_NE(told.Text().find("given up before it arrived"), std::string::npos);
+  EXPECT_THAT(told.Text(), HasSubstr("given up before it arrived"));
   const Told aborted = [] {
     Replay again;
     again.Add({.id = "A", .prompt = 8, .output = 50, .abort_after = 2});
@@ -212,8 +247,7 @@ TEST(RequestLifeTest, TheFirstOfSeveralNamesakesIsTold) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 8, .output = 1});
   replay.Add({.id = "A", .prompt = 12, .output = 1, .at = 3});
-  EXPECT_EQ(Tell(replay, "A").life().prompt_tokens(), 8);
-  EXPECT_EQ(Tell(replay, "A").life().namesakes(), 1);
+  EXPECT_FIELDS(Tell(replay, "A").life(), "prompt_tokens 8, namesakes 1");
   EXPECT_EQ(Tell(replay, "row:1").life().prompt_tokens(), 12);
 }
 
@@ -236,7 +270,7 @@ TEST(RequestLifeTest, PrefixCachingOffLooksNothingUp) {
   const Told told = Tell(replay, "A");
   ASSERT_EQ(told.life().admissions_size(), 1);
   EXPECT_EQ(told.life().admissions(0).runs_size(), 0);
-  EXPECT_NE(told.Text().find("prefix caching is off"), std::string::npos);
+  EXPECT_THAT(told.Text(), HasSubstr("prefix caching is off"));
 }
 
 // --- On random workloads ---
@@ -365,11 +399,9 @@ TEST(WorstMissesTest, ListsThoseThatLostMostEarlierRowsFirst) {
     worst.Fill(&explanation);
     ASSERT_EQ(explanation.worst_size(), static_cast<int>(std::min<size_t>(top, 2)));
     if (top == 0) continue;
-    EXPECT_EQ(explanation.worst(0).name().id(), "A2");
-    EXPECT_EQ(explanation.worst(0).evicted_tokens(), 12);
-    EXPECT_EQ(explanation.worst(0).partial_tokens(), 1);
-    EXPECT_DOUBLE_EQ(explanation.worst(0).last_use().age_s(), 9.0);
-    EXPECT_EQ(explanation.worst(0).last_use().distance_blocks(), 7);
+    EXPECT_FIELDS(explanation.worst(0),
+                  "name.id A2, evicted_tokens 12, partial_tokens 1, last_use.age_s 9, "
+                  "last_use.distance_blocks 7");
   }
 }
 
@@ -381,8 +413,7 @@ TEST(ExplanationTextTest, HostileNamesReachNoTerminal) {
   explanation.mutable_replay()->mutable_workload()->set_name("a\033[2Jb");
   auto* worst = explanation.add_worst();
   worst->mutable_name()->set_id(std::string("\033]0;x\a") + std::string(200, 'y'));
-  worst->set_evicted_tokens(999'999'999'999);
-  worst->set_known_tokens(999'999'999'999);
+  *worst = WithFields(*worst, "evicted_tokens: 999999999999 known_tokens: 999999999999");
   const std::string text = FormatExplanation(explanation, false);
   for (const char c : text) EXPECT_TRUE(c == '\n' || (c >= ' ' && c <= '~')) << int{c};
   pb::Explanation one;
@@ -397,7 +428,7 @@ TEST(ExplanationTextTest, ColorMarksHeadingsOnly) {
   pb::Explanation explanation;
   explanation.mutable_request()->mutable_name()->set_id("A");
   EXPECT_EQ(FormatExplanation(explanation, false).find('\033'), std::string::npos);
-  EXPECT_NE(FormatExplanation(explanation, true).find("\033[1mrequest A"), std::string::npos);
+  EXPECT_THAT(FormatExplanation(explanation, true), HasSubstr("\033[1mrequest A"));
 }
 
 }  // namespace

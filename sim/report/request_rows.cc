@@ -6,6 +6,7 @@
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 constexpr size_t kBufferBytes = 64 << 10;
@@ -14,6 +15,11 @@ constexpr int kPicosecondsPerMillisecondExponent = 9;
 
 std::string Time(SimTime time) {
   return time < 0 ? std::string() : FormatScaledDecimal(time, kPicosecondsPerMillisecondExponent);
+}
+
+// A line with further fields behind the others.
+std::string WithFurther(std::string line, const std::string& further) {
+  return line.insert(line.size() - kLineEnd.size(), further);
 }
 
 }  // namespace
@@ -72,27 +78,26 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
 }
 
 CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink, std::string further_columns)
-    : sink_(std::move(sink)), further_columns_(std::move(further_columns)), buffer_(Header()) {
-  if (further_columns_.empty()) return;
-  buffer_.insert(buffer_.size() - kLineEnd.size(), absl::StrCat(",", further_columns_));
-}
+    : further_columns_(std::move(further_columns)),
+      file_(std::move(sink),
+            further_columns_.empty() ? Header() : WithFurther(Header(), "," + further_columns_)) {}
 
 void CsvRequestSink::OnRow(const RequestRow& row) {
-  buffer_ += Format(row);
-  if (!further_columns_.empty()) {
-    buffer_.insert(
-        buffer_.size() - kLineEnd.size(),
-        row.replica < 0 ? absl::StrCat(",", row.further) : absl::StrCat(",", row.replica));
-  }
+  const std::string further = row.replica < 0 ? row.further : absl::StrCat(row.replica);
+  file_.Append(further_columns_.empty() ? Format(row) : WithFurther(Format(row), "," + further));
+}
+
+void BufferedSink::Append(std::string_view bytes) {
+  buffer_ += bytes;
   if (buffer_.size() >= kBufferBytes) Flush();
 }
 
-void CsvRequestSink::Flush() {
+void BufferedSink::Flush() {
   if (status_.ok()) status_ = sink_->Write(buffer_);
   buffer_.clear();
 }
 
-absl::Status CsvRequestSink::Close() {
+absl::Status BufferedSink::Close() {
   Flush();
   return status_.ok() ? sink_->Close() : status_;
 }

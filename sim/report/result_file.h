@@ -10,8 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/step_reader.h"
+#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/measurement.h"
 
 namespace kvblocks::sim {
 
@@ -31,6 +32,19 @@ absl::StatusOr<ResultFile> OpenResult(std::unique_ptr<ByteSource> source, const 
 // A whole report, as ToJson writes it. `file` is for messages.
 absl::StatusOr<::kvblocks::report::v1::Report> ParseReport(std::string_view json,
                                                            const std::string& file);
+
+// A measurement in the form of a report, and a report cut to what a measurement says, so that
+// `kvsim compare` can put a replay beside a real run.
+//
+// Compared are requests, tokens, queueing, TTFT, TPOT, E2E and ITL with their percentiles, duration
+// and throughput, each where the file has it. Blocks, hits and preemptions stand in no such file.
+
+// Of the requests that succeeded.
+::kvblocks::report::v1::Report MeasuredReport(const Measurement& measurement);
+
+// The fields of `replayed` that `measured` has.
+::kvblocks::report::v1::Report CutToMeasured(const ::kvblocks::report::v1::Report& replayed,
+                                             const ::kvblocks::report::v1::Report& measured);
 
 }  // namespace kvblocks::sim
 

@@ -10,31 +10,17 @@ namespace kvblocks::sim {
 namespace {
 
 // The buckets of vLLM 0.19 to 0.33, in seconds.
-const std::vector<double>& FirstTokenBounds() {
-  static const auto* const bounds =
-      new std::vector<double>{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-                              1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
-  return *bounds;
-}
-
-const std::vector<double>& TokenBounds() {
-  static const auto* const bounds =
-      new std::vector<double>{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
-                              0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
-  return *bounds;
-}
-
-const std::vector<double>& RequestBounds() {
-  static const auto* const bounds = new std::vector<double>{
-      0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-  return *bounds;
-}
-
-const std::vector<double>& StepBounds() {
-  static const auto* const bounds =
-      new std::vector<double>{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-  return *bounds;
-}
+constexpr double kFirstTokenBounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
+                                        0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
+                                        20,    40,    80,   160,  640,  2560};
+constexpr double kTokenBounds[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                   0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+constexpr double kRequestBounds[] = {0.3, 0.5, 0.8, 1,  1.5, 2,  2.5, 5,   10,  15,  20,
+                                     30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+constexpr double kStepBounds[] = {1,   8,   16,   32,   64,   128,  256,
+                                  512, 1024, 2048, 4096, 8192, 16384};
+constexpr double kAnswerBounds[] = {1, 2, 5, 10, 20};
+constexpr double kPreemptionBounds[] = {1, 2, 3, 4, 5, 10, 20};
 
 // 1, 2, 5, 10, ... up to the longest sequence.
 std::vector<double> LengthBounds(int64_t max_model_len) {
@@ -50,95 +36,50 @@ std::vector<double> LengthBounds(int64_t max_model_len) {
 
 }  // namespace
 
+// In the order of Histogram.
+const std::array<ServerMetrics::HistogramName, ServerMetrics::kNumHistograms>
+    ServerMetrics::kHistograms = {{
+        {"vllm:time_to_first_token_seconds", "Time to first token.", kFirstTokenBounds},
+        {"vllm:inter_token_latency_seconds", "Gaps between a request's tokens.", kTokenBounds},
+        {"vllm:request_time_per_output_token_seconds",
+         "Mean gap of a finished request; 0 of one token.", kTokenBounds},
+        {"vllm:e2e_request_latency_seconds", "Arrival to last token.", kRequestBounds},
+        {"vllm:request_queue_time_seconds", "Arrival to first scheduling.", kRequestBounds},
+        {"vllm:request_inference_time_seconds", "First scheduling to last token.", kRequestBounds},
+        {"vllm:request_prefill_time_seconds", "First scheduling to first token.", kRequestBounds},
+        {"vllm:request_decode_time_seconds", "First token to last token.", kRequestBounds},
+        {"vllm:request_prefill_kv_computed_tokens",
+         "Prompt tokens of a finished request that were computed, not hit.", {}},
+        {"vllm:request_prompt_tokens", "Prompt tokens of a finished request.", {}},
+        {"vllm:request_generation_tokens", "Output tokens of a finished request.", {}},
+        {"vllm:request_max_num_generation_tokens",
+         "Output tokens of the longest answer of a finished request.", {}},
+        {"vllm:request_params_n", "Answers that a finished request asked for.", kAnswerBounds},
+        {"vllm:request_params_max_tokens",
+         "The most output tokens that a finished request might have had.", {}},
+        {"vllm:request_num_preemptions", "Preemptions of a finished request.", kPreemptionBounds},
+        {"vllm:iteration_tokens_total",
+         "Per step: what was not hit of the prompts whose first token came, and output tokens.",
+         kStepBounds},
+        {"kvsim_step_tokens", "Tokens computed per step.", kStepBounds},
+    }};
+
 ServerMetrics::ServerMetrics(Options options)
     : options_(std::move(options)), tick_(options_.tick), next_tick_(0) {
-  SetBuckets();
+  for (size_t h = 0; h < kNumHistograms; ++h) {
+    const HistogramName& row = kHistograms[h];
+    Buckets& buckets = buckets_[h];
+    buckets.bounds = row.bounds.empty() ? LengthBounds(options_.max_model_len)
+                                        : std::vector<double>(row.bounds.begin(), row.bounds.end());
+    const double scale = row.is_time() ? static_cast<double>(kSecond) : 1;
+    for (const double b : buckets.bounds) buckets.limits.push_back(std::llround(b * scale));
+    state_.histograms[h].counts.assign(buckets.limits.size() + 1, 0);
+  }
   state_.accepted_drafts.assign(static_cast<size_t>(options_.num_draft_tokens), 0);
 }
 
-void ServerMetrics::SetBuckets() {
-  const std::vector<double> lengths = LengthBounds(options_.max_model_len);
-  rows_ = {{
-      {"vllm:time_to_first_token_seconds",
-       "seconds",
-       "Time to first token.",
-       FirstTokenBounds(),
-       {}},
-      {"vllm:inter_token_latency_seconds",
-       "seconds",
-       "Gaps between a request's tokens.",
-       TokenBounds(),
-       {}},
-      {"vllm:request_time_per_output_token_seconds",
-       "seconds",
-       "Mean gap of a finished request; 0 of one token.",
-       TokenBounds(),
-       {}},
-      {"vllm:e2e_request_latency_seconds",
-       "seconds",
-       "Arrival to last token.",
-       RequestBounds(),
-       {}},
-      {"vllm:request_queue_time_seconds",
-       "seconds",
-       "Arrival to first scheduling.",
-       RequestBounds(),
-       {}},
-      {"vllm:request_inference_time_seconds",
-       "seconds",
-       "First scheduling to last token.",
-       RequestBounds(),
-       {}},
-      {"vllm:request_prefill_time_seconds",
-       "seconds",
-       "First scheduling to first token.",
-       RequestBounds(),
-       {}},
-      {"vllm:request_decode_time_seconds",
-       "seconds",
-       "First token to last token.",
-       RequestBounds(),
-       {}},
-      {"vllm:request_prefill_kv_computed_tokens",
-       "",
-       "Prompt tokens of a finished request that were computed, not hit.",
-       lengths,
-       {}},
-      {"vllm:request_prompt_tokens", "", "Prompt tokens of a finished request.", lengths, {}},
-      {"vllm:request_generation_tokens", "", "Output tokens of a finished request.", lengths, {}},
-      {"vllm:request_max_num_generation_tokens",
-       "",
-       "Output tokens of the longest answer of a finished request.",
-       lengths,
-       {}},
-      {"vllm:request_params_n", "", "Answers that a finished request asked for.", {1, 2, 5, 10, 20}, {}},
-      {"vllm:request_params_max_tokens",
-       "",
-       "The most output tokens that a finished request might have had.",
-       lengths,
-       {}},
-      {"vllm:request_num_preemptions",
-       "",
-       "Preemptions of a finished request.",
-       {1, 2, 3, 4, 5, 10, 20},
-       {}},
-      {"vllm:iteration_tokens_total",
-       "",
-       "Per step: what was not hit of the prompts whose first token came, and output tokens.",
-       StepBounds(),
-       {}},
-      {"kvsim_step_tokens", "", "Tokens computed per step.", StepBounds(), {}},
-  }};
-  for (int h = 0; h < kNumHistograms; ++h) {
-    HistogramRow& row = rows_[static_cast<size_t>(h)];
-    const double scale = *row.unit == '\0' ? 1 : static_cast<double>(kSecond);
-    for (const double bound : row.bounds) row.limits.push_back(std::llround(bound * scale));
-    state_.histograms[static_cast<size_t>(h)].counts.assign(row.limits.size() + 1, 0);
-  }
-}
-
 void ServerMetrics::Observe(Histogram histogram, int64_t value, int64_t count) {
-  const std::vector<int64_t>& limits = rows_[histogram].limits;
+  const std::vector<int64_t>& limits = buckets_[histogram].limits;
   HistogramState& state = state_.histograms[histogram];
   const auto it = std::lower_bound(limits.begin(), limits.end(), value);
   state.counts[static_cast<size_t>(it - limits.begin())] += count;

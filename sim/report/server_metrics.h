@@ -20,9 +20,11 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/miss_classifier.h"
@@ -30,10 +32,10 @@
 
 namespace kvblocks::sim {
 
-class ServerMetrics final : public EngineObserver,
-                            public LatencySink,
-                            public RequestRowSink,
-                            public AdmissionSink {
+class ServerMetrics : public EngineObserver,
+                      public LatencySink,
+                      public RequestRowSink,
+                      public AdmissionSink {
  public:
   static constexpr size_t kDefaultMaxPoints = 1000;
 
@@ -141,10 +143,16 @@ class ServerMetrics final : public EngineObserver,
     kStepTokens,
     kNumHistograms
   };
-  struct HistogramRow {
+  struct HistogramName {
     const char* name;
-    const char* unit;  // "seconds": values are picoseconds; empty: tokens
     const char* help;
+    absl::Span<const double> bounds;  // empty: 1, 2, 5, 10, ... up to the longest sequence
+
+    // Values are picoseconds; else they are counts.
+    bool is_time() const { return std::string_view(name).ends_with("_seconds"); }
+  };
+  static const std::array<HistogramName, kNumHistograms> kHistograms;
+  struct Buckets {
     std::vector<double> bounds;
     std::vector<int64_t> limits;  // bounds in units of the values, inclusive
   };
@@ -161,14 +169,13 @@ class ServerMetrics final : public EngineObserver,
     std::vector<int64_t> accepted_drafts;  // per position
   };
 
-  void SetBuckets();
   // Before an event at `now` is counted.
   void Advance(SimTime now);
   void Count(Counter counter, int64_t by) { state_.counters[counter] += by; }
   void Observe(Histogram histogram, int64_t value, int64_t count = 1);
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
-  std::array<HistogramRow, kNumHistograms> rows_;
+  std::array<Buckets, kNumHistograms> buckets_;
   Point state_;
   std::vector<Point> points_;
   SimTime tick_;

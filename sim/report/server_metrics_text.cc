@@ -136,21 +136,22 @@ std::string ServerMetrics::Text() const {
     }
   }
 
-  for (int h = 0; h < kNumHistograms; ++h) {
-    const HistogramRow& row = rows_[static_cast<size_t>(h)];
-    const bool is_time = *row.unit != '\0';
-    text.BeginFamily(row.name, "histogram", row.unit, row.help);
+  for (size_t h = 0; h < kNumHistograms; ++h) {
+    const HistogramName& row = kHistograms[h];
+    const std::vector<double>& bounds = buckets_[h].bounds;
+    text.BeginFamily(row.name, "histogram", row.is_time() ? "seconds" : "", row.help);
     for (size_t i = 0; i < points.size(); ++i) {
-      const HistogramState& state = points[i].histograms[static_cast<size_t>(h)];
+      const HistogramState& state = points[i].histograms[h];
       int64_t seen = 0;
       for (size_t b = 0; b < state.counts.size(); ++b) {
         seen += state.counts[b];
         text.Sample("_bucket",
-                    {{"le", b < row.bounds.size() ? BucketBound(row.bounds[b]) : "+Inf"}},
+                    {{"le", b < bounds.size() ? BucketBound(bounds[b]) : "+Inf"}},
                     absl::StrCat(seen), times[i]);
       }
       text.Sample("_count", {}, absl::StrCat(state.count), times[i]);
-      text.Sample("_sum", {}, is_time ? ExactSeconds(state.sum) : ExactText(state.sum), times[i]);
+      text.Sample("_sum", {},
+                  row.is_time() ? ExactSeconds(state.sum) : ExactText(state.sum), times[i]);
     }
   }
 

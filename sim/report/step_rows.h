@@ -29,26 +29,32 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/report/comparison.pb.h"
+#include "kvblocks/sim/report/request_rows.h"
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/line_reader.h"
 
 namespace kvblocks::sim {
 
 // The file of one replica's rows, or of several.
-class StepFile {
+class StepFile : public BufferedSink {
  public:
-  StepFile(std::unique_ptr<ByteSink> sink, bool with_requests, bool has_replicas = false);
-
-  void Append(std::string_view row);
-  // Reports the first error of all writes. The file is complete only then.
-  absl::Status Close();
+  StepFile(std::unique_ptr<ByteSink> sink, bool with_requests, bool has_replicas = false)
+      : BufferedSink(std::move(sink), Header(with_requests, has_replicas)),
+        with_requests_(with_requests),
+        has_replicas_(has_replicas) {}
 
   bool with_requests() const { return with_requests_; }
   bool has_replicas() const { return has_replicas_; }
@@ -57,12 +63,7 @@ class StepFile {
   static std::string Header(bool with_requests, bool has_replicas = false);
 
  private:
-  void Flush();
-
-  std::unique_ptr<ByteSink> sink_;
   const bool with_requests_, has_replicas_;
-  std::string buffer_;
-  absl::Status status_;
 };
 
 class StepRows final : public EngineObserver {
@@ -96,6 +97,62 @@ class StepRows final : public EngineObserver {
   std::vector<int64_t> words_;      // scratch: what goes into the digest
   std::deque<Row> in_flight_;
 };
+
+// StepReader: the rows of a step file (step_rows.h), read as a stream and as hostile input.
+//
+// Columns are found by name, so that a file with more of them can be read: `step` must come first
+// and `digest` must be there. Always: every row has as many fields as the header, steps increase,
+// digests are 16 hexadecimal digits. Everything else is text. Compression is unpacked on the way.
+// Memory: one line, at most 16 MiB.
+struct StepRow {
+  int64_t line = 0;
+  int64_t step = 0;
+  uint64_t digest = 0;
+  std::string_view replica;  // empty: the file is of one
+  std::vector<std::string_view> fields;  // as in columns(); valid until the next call
+};
+
+class StepReader {
+ public:
+  // Whether a file that begins with `head` is one.
+  static bool Recognises(std::string_view head);
+
+  // Reads the header. `file` is for messages.
+  static absl::StatusOr<std::unique_ptr<StepReader>> Create(std::unique_ptr<ByteSource> source,
+                                                            const std::string& file);
+
+  // False at the end. Errors: FILE:LINE: error: WHAT: got VALUE, expected EXPECTATION.
+  absl::StatusOr<bool> Next(StepRow* row);
+
+  const ByteSource& source() const { return lines_.source(); }
+  const std::string& file() const { return file_; }
+  const std::vector<std::string>& columns() const { return columns_; }
+
+ private:
+  StepReader(std::unique_ptr<ByteSource> source, const std::string& file);
+  absl::Status ReadHeader();
+  absl::StatusOr<bool> NextLine(Line* line);
+  absl::Status Error(int64_t line, const std::string& text) const;
+
+  const std::string file_;
+  LineReader lines_;
+  std::vector<std::string> columns_;
+  size_t digest_column_ = 0;
+  std::optional<size_t> replica_column_;
+  std::map<std::string, int64_t, std::less<>> last_steps_;  // by replica
+};
+
+// CompareSteps: where two schedules part.
+//
+// Reads both files row by row and side by side. The schedules part at the first row whose digests
+// differ, or at which one file has ended; everything before was scheduled alike, to the block. Rows
+// may differ before that in other columns: in times, if the time models differ, and in what waits.
+// Columns that only one file has are left out. Memory: one row of each file.
+
+// Reads on from where the readers are: at their first rows. `progress` is told of every 256th step.
+absl::StatusOr<::kvblocks::report::v1::ScheduleComparison> CompareSteps(
+    StepReader& a, StepReader& b,
+    const std::function<void(int64_t equal_steps)>& progress = nullptr);
 
 }  // namespace kvblocks::sim
 

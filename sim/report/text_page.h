@@ -5,8 +5,12 @@
 
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "absl/strings/substitute.h"
 
 namespace kvblocks::sim {
 
@@ -26,6 +30,11 @@ class TextPage {
   // A labelled paragraph, wrapped between words. A word that is longer than a line stays whole.
   void Text(std::string label, const std::string& text);
   void Blank() { out_ += "\n"; }
+  // Without a label: a line from the first column on, and one that stands out.
+  void Plain(std::string text);
+  void Heading(const std::string& text);
+  // Words after `prefix`, wrapped; further lines are indented as far as the prefix is long.
+  void Wrap(const std::string& prefix, const std::string& words);
   // A page of more lines gives up its blank ones.
   std::string Take(int max_lines = INT_MAX);
 
@@ -33,6 +42,39 @@ class TextPage {
   bool color_;
   std::string out_;
 };
+
+// "12,031".
+std::string WithThousands(int64_t value);
+
+// "3 h 35 min", "58 min 57 s", "3.20 s", "12 ms".
+std::string Span(double seconds);
+
+// "1 request", "12,031 requests".
+std::string Plural(int64_t count, std::string_view noun);
+
+// "34.10 %".
+std::string Percent(double share);
+
+// "9.75 GB", "64.0 GB".
+std::string Gigabytes(double bytes);
+
+// Four digits, with thousands.
+std::string Short(double value);
+
+// Text with values in place of "$0", "$1", ...: whole numbers as WithThousands, others as Short.
+inline std::string AsText(int64_t value) { return WithThousands(value); }
+inline std::string AsText(int value) { return WithThousands(value); }
+inline std::string AsText(double value) { return Short(value); }
+inline const std::string& AsText(const std::string& text) { return text; }
+inline const char* AsText(const char* text) { return text; }
+template <typename... Values>
+std::string Say(const char* format, const Values&... values) {
+  return absl::Substitute(format, AsText(values)...);
+}
+
+// A name from the trace: short, and nothing that a terminal would obey.
+inline constexpr size_t kPrintableWidth = 24;
+std::string Printable(const std::string& name);
 
 }  // namespace kvblocks::sim
 

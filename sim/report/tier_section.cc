@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
@@ -161,10 +161,9 @@ void FillTiers(absl::Span<const TierConnector* const> of_replicas, pb::Tiers* ou
 void AddTiers(const pb::Tiers& tiers, TextPage& page) {
   if (tiers.tiers().empty()) return;
   page.Text("tiers",
-            absl::StrCat(Percent(tiers.hit_rate()), " of prompt tokens hit with them: ",
-                         WithThousands(tiers.device_hit_tokens()), " on the device, ",
-                         WithThousands(tiers.loaded_tokens()), " loaded (", tiers.load(), ", ",
-                         tiers.load_if(), ")"));
+            Say("$0 of prompt tokens hit with them: $1 on the device, $2 loaded ($3, $4)",
+                Percent(tiers.hit_rate()), tiers.device_hit_tokens(), tiers.loaded_tokens(),
+                tiers.load(), tiers.load_if()));
   if (tiers.loads() > 0) {
     page.Text("", absl::StrFormat("%s of %s; one took %.3g ms, computing would %.3g ms: break-even "
                                   "at %s/s",
@@ -174,18 +173,16 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                                   Bytes(tiers.break_even_bytes_per_s())));
   }
   if (!tiers.load_failure_policy().empty()) {
-    page.Text("", absl::StrCat(Plural(tiers.failed_loads(), "load"), " failed, and ",
-                               WithThousands(tiers.lost_tokens()), " tokens of them were of no use (",
-                               tiers.load_failure_policy(), ")"));
+    page.Text("", Say("$0 failed, and $1 tokens of them were of no use ($2)",
+                      Plural(tiers.failed_loads(), "load"), tiers.lost_tokens(),
+                      tiers.load_failure_policy()));
   }
   for (const pb::Tier& tier : tiers.tiers()) {
     page.Text(tier.name(),
-              absl::StrCat(tier.is_shared() ? "shared; " : "", WithThousands(tier.hit_tokens()),
-                           " tokens loaded; ",
-                           WithThousands(tier.written_chunks()), " chunks written (",
-                           Bytes(static_cast<double>(tier.written_bytes())), "), ",
-                           WithThousands(tier.evicted_chunks()), " evicted, ",
-                           Percent(tier.useful_share()), " were read"));
+              Say("$0$1 tokens loaded; $2 chunks written ($3), $4 evicted, $5 were read",
+                  tier.is_shared() ? "shared; " : "", tier.hit_tokens(), tier.written_chunks(),
+                  Bytes(static_cast<double>(tier.written_bytes())), tier.evicted_chunks(),
+                  Percent(tier.useful_share())));
     const std::string misses = DescribeTierMisses(tier.misses());
     if (!misses.empty()) page.Text("", absl::StrCat("tokens missed: ", misses));
     if (tier.has_read_link() && tier.read_link().transfers() > 0) {

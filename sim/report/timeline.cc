@@ -1,17 +1,18 @@
 #include "kvblocks/sim/report/timeline.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
 
-constexpr size_t kFlushBytes = 64 << 10;
+constexpr std::string_view kHead = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
 // For what closes the file and says what is missing.
 constexpr int64_t kReservedBytes = 2000;
 constexpr int64_t kFirstProcess = 1;
@@ -31,6 +32,15 @@ std::string SecondsText(SimTime time) {
   return FormatScaledDecimal(time, kPicosecondsPerSecondExponent);
 }
 
+// Up to its time, if it has one; `kind` with what stands beside it.
+void BeginEvent(const char* kind, int64_t process, int64_t lane, std::optional<SimTime> time,
+                std::string* out) {
+  absl::StrAppend(out, ",\n{\"ph\":\"", kind, "\",\"pid\":", process, ",\"tid\":", lane);
+  if (!time) return;
+  *out += ",\"ts\":";
+  AppendMicroseconds(Nanoseconds(*time), out);
+}
+
 absl::string_view TextView(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
@@ -38,10 +48,9 @@ absl::string_view TextView(std::string_view text) { return {text.data(), text.si
 // --- The file ---
 
 TimelineFile::TimelineFile(std::unique_ptr<ByteSink> sink, int64_t max_bytes)
-    : sink_(std::move(sink)),
+    : file_(std::move(sink), std::string(kHead)),
       max_bytes_(max_bytes),
-      buffer_("{\"displayTimeUnit\":\"ms\",\"traceEvents\":["),
-      num_bytes_(static_cast<int64_t>(buffer_.size())) {}
+      num_bytes_(static_cast<int64_t>(kHead.size())) {}
 
 bool TimelineFile::Keep(std::string_view event, Kind kind, SimTime now) {
   if (!has_events_) event.remove_prefix(1);  // its comma
@@ -55,33 +64,26 @@ bool TimelineFile::Keep(std::string_view event, Kind kind, SimTime now) {
   }
   has_events_ = true;
   num_bytes_ += size;
-  buffer_ += event;
-  if (buffer_.size() >= kFlushBytes) Flush();
+  file_.Append(event);
   return true;
 }
 
-void TimelineFile::Flush() {
-  if (status_.ok()) status_ = sink_->Write(buffer_);
-  buffer_.clear();
-}
-
 absl::Status TimelineFile::Close() {
+  std::string end;
   if (cut_at_ != kNever) {
-    buffer_ += absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"g\",\"pid\":", kFirstProcess,
-                            ",\"tid\":", kDeviceLane, ",\"ts\":");
-    AppendMicroseconds(Nanoseconds(cut_at_), &buffer_);
-    buffer_ += ",\"name\":\"end of this file, not of the run\",\"args\":{\"left_out\":";
-    AppendJsonString(DescribeLeftOut(), &buffer_);
-    buffer_ += "}}";
+    BeginEvent("i\",\"s\":\"g", kFirstProcess, kDeviceLane, cut_at_, &end);
+    end += ",\"name\":\"end of this file, not of the run\",\"args\":{\"left_out\":";
+    AppendJsonString(DescribeLeftOut(), &end);
+    end += "}}";
   }
   absl::StrAppend(
-      &buffer_, "\n],\n\"otherData\":{\"complete\":", cut_at_ == kNever ? "true" : "false",
+      &end, "\n],\n\"otherData\":{\"complete\":", cut_at_ == kNever ? "true" : "false",
       ",\"end_s\":", SecondsText(cut_at_ == kNever ? last_event_ : cut_at_),
       ",\"run_end_s\":", SecondsText(last_event_), ",\"slices\":", num_slices_,
       ",\"counter_values\":", num_counter_values_, ",\"slices_left_out\":", slices_left_out_,
       ",\"counter_values_left_out\":", counter_values_left_out_, "}}\n");
-  Flush();
-  return status_.ok() ? sink_->Close() : status_;
+  file_.Append(end);
+  return file_.Close();
 }
 
 std::string TimelineFile::DescribeLeftOut() const {
@@ -96,27 +98,26 @@ std::string TimelineFile::DescribeLeftOut() const {
 
 Timeline::Timeline(TimelineFile* file, int64_t replica, std::string_view name)
     : file_(*file), process_(kFirstProcess + replica), counter_spacing_(kFirstSpacing) {
-  event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
-                        ",\"name\":\"process_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
+  BeginEvent("M", process_, kDeviceLane, std::nullopt, &event_);
+  absl::StrAppend(&event_, ",\"name\":\"process_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
   file_.Keep(event_, TimelineFile::Kind::kName, 0);
   NameLane(kDeviceLane, "device");
 }
 
 void Timeline::NameLane(int64_t lane, std::string_view name) {
-  event_ = absl::StrCat(",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
-                        ",\"name\":\"thread_name\",\"args\":{\"name\":\"", TextView(name), "\"}}",
-                        ",\n{\"ph\":\"M\",\"pid\":", process_, ",\"tid\":", lane,
-                        ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", lane, "}}");
+  event_.clear();
+  BeginEvent("M", process_, lane, std::nullopt, &event_);
+  absl::StrAppend(&event_, ",\"name\":\"thread_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
+  BeginEvent("M", process_, lane, std::nullopt, &event_);
+  absl::StrAppend(&event_, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", lane, "}}");
   file_.Keep(event_, TimelineFile::Kind::kName, last_event_);
 }
 
 void Timeline::BeginSlice(int64_t lane, std::string_view name, SimTime from, SimTime to) {
-  const int64_t start = Nanoseconds(from);
   event_.clear();
-  absl::StrAppend(&event_, ",\n{\"ph\":\"X\",\"pid\":", process_, ",\"tid\":", lane, ",\"ts\":");
-  AppendMicroseconds(start, &event_);
+  BeginEvent("X", process_, lane, from, &event_);
   event_ += ",\"dur\":";
-  AppendMicroseconds(Nanoseconds(to) - start, &event_);
+  AppendMicroseconds(Nanoseconds(to) - Nanoseconds(from), &event_);
   absl::StrAppend(&event_, ",\"name\":\"", TextView(name), "\",\"args\":{");
   has_arguments_ = false;
 }
@@ -141,9 +142,8 @@ void Timeline::EndSlice(SimTime now) {
 }
 
 void Timeline::WriteInstant(std::string_view name, const SimRequest& request, SimTime now) {
-  event_ = absl::StrCat(",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
-                        ",\"ts\":");
-  AppendMicroseconds(Nanoseconds(now), &event_);
+  event_.clear();
+  BeginEvent("i\",\"s\":\"p", process_, kDeviceLane, now, &event_);
   absl::StrAppend(&event_, ",\"name\":\"", TextView(name), "\",\"args\":{\"request\":");
   AppendJsonString(request.spec.id, &event_);
   absl::StrAppend(&event_, ",\"row\":", request.spec.row, "}}");
@@ -159,9 +159,7 @@ void Timeline::WriteCounters(SimTime now, bool is_forced) {
   const PoolBlocks& blocks = values.blocks;
   event_.clear();
   const auto begin = [&](const char* name) {
-    absl::StrAppend(&event_, ",\n{\"ph\":\"C\",\"pid\":", process_, ",\"tid\":", kDeviceLane,
-                    ",\"ts\":");
-    AppendMicroseconds(Nanoseconds(now), &event_);
+    BeginEvent("C", process_, kDeviceLane, now, &event_);
     absl::StrAppend(&event_, ",\"name\":\"", name, "\",\"args\":{");
   };
   begin("blocks");

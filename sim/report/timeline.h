@@ -39,7 +39,7 @@
 #include "absl/status/status.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/pool_metrics.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 
@@ -65,18 +65,14 @@ class TimelineFile {
   std::string DescribeLeftOut() const;
 
  private:
-  void Flush();
-
-  std::unique_ptr<ByteSink> sink_;
+  BufferedSink file_;
   const int64_t max_bytes_;
-  std::string buffer_;     // events that are not in the sink yet
-  int64_t num_bytes_ = 0;  // kept so far, buffer included
+  int64_t num_bytes_ = 0;  // kept so far
   int64_t num_slices_ = 0, num_counter_values_ = 0;
   int64_t slices_left_out_ = 0, counter_values_left_out_ = 0;
   bool has_events_ = false;
   SimTime last_event_ = 0;
   SimTime cut_at_ = kNever;  // when the limit was reached
-  absl::Status status_;
 };
 
 class Timeline final : public EngineObserver {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -17,83 +17,60 @@ namespace pb = ::kvblocks::report::v1;
 
 double Seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
 
-std::string Times(int64_t n, const char* what) {
-  return absl::StrCat(WithThousands(n), " ", what, n == 1 ? "" : "s");
-}
-
 // "[request "a"]", with whatever the trace calls it made harmless.
 std::string Whose(const TraceProblem& problem) {
   if (problem.id.empty()) return "";
   return absl::StrCat(" [request ", absl::CHexEscape(problem.id.substr(0, 60)), "]");
 }
 
-class Lines {
- public:
-  explicit Lines(bool color) : color_(color) {}
-
-  void Add(const std::string& label, const std::string& text) {
-    constexpr size_t kLabelWidth = 14;
-    std::string padded = label;
-    padded.resize(std::max(kLabelWidth, label.size() + 1), ' ');
-    if (color_ && !label.empty()) padded = absl::StrCat("\033[1m", padded, "\033[0m");
-    absl::StrAppend(&out_, padded, text, "\n");
-  }
-  void Raw(const std::string& text) { absl::StrAppend(&out_, text, "\n"); }
-  std::string Take() { return std::move(out_); }
-
- private:
-  bool color_;
-  std::string out_;
-};
-
-void AddFacts(const TraceValidation& v, Lines& lines) {
+void AddFacts(const TraceValidation& v, TextPage& lines) {
   if (v.info.format.empty()) {
-    lines.Add("trace", absl::StrCat(v.file, ": of no format that can be read"));
+    lines.Line("trace", absl::StrCat(v.file, ": of no format that can be read"));
     return;
   }
   const int64_t bt = v.info.block_tokens;
-  lines.Add("trace",
+  lines.Line("trace",
             absl::StrCat(v.file, ": ", v.info.format, v.dialect.empty() ? "" : ", ", v.dialect,
                          bt == 0   ? ", lengths only"
                          : bt == 1 ? ", token ids"
                                    : absl::StrCat(", ", bt, " tokens per content id")));
-  lines.Add("rows", absl::StrCat(WithThousands(v.num_rows), ": ", WithThousands(v.num_requests),
+  lines.Line("rows", absl::StrCat(WithThousands(v.num_rows), ": ", WithThousands(v.num_requests),
                                  " good, ", WithThousands(v.num_bad_rows), " bad",
                                  v.is_complete ? "" : "; the rest cannot be read"));
   if (v.num_requests == 0) return;
-  lines.Add("prompts",
+  lines.Line("prompts",
             absl::StrCat(WithThousands(v.input_tokens), " tokens, at most ",
-                         WithThousands(v.max_input), "; ", Times(v.content_ids, "content id")));
-  lines.Add("outputs", absl::StrCat(WithThousands(v.output_tokens), " tokens, at most ",
+                         WithThousands(v.max_input), "; ", Plural(v.content_ids, "content id")));
+  lines.Line("outputs", absl::StrCat(WithThousands(v.output_tokens), " tokens, at most ",
                                     WithThousands(v.max_output)));
-  lines.Add("arrivals",
+  lines.Line("arrivals",
             absl::StrCat(FormatScaledDecimal(v.first_arrival_ns, 9), " s to ",
                          FormatScaledDecimal(v.last_arrival_ns, 9), " s, ",
                          v.num_backwards == 0 ? "in order"
-                                              : absl::StrCat(Times(v.num_backwards, "row"),
+                                              : absl::StrCat(Plural(v.num_backwards, "row"),
                                                              " earlier than the row before")));
   if (v.num_sessions > 0 || v.num_waiting > 0) {
-    lines.Add("sessions", absl::StrCat(WithThousands(v.num_sessions), "; ",
-                                       Times(v.num_waiting, "request"), " that wait for others"));
+    lines.Line("sessions", absl::StrCat(WithThousands(v.num_sessions), "; ",
+                                       Plural(v.num_waiting, "request"), " that wait for others"));
   }
 }
 
-void AddProblems(const TraceValidation& v, Lines& lines) {
+void AddProblems(const TraceValidation& v, TextPage& lines) {
   if (v.counts.empty()) return;
-  lines.Raw("");
-  lines.Add("problems", "         count  first on line");
+  lines.Blank();
+  lines.Line("problems", "         count  first on line");
   for (const ProblemCount& count : v.counts) {
-    lines.Raw(absl::StrFormat("  %-8s %-14s %6s %14d  %s", View(SeverityName(count.severity)),
+    lines.Plain(absl::StrFormat("  %-8s %-14s %6s %14d  %s", View(SeverityName(count.severity)),
                               View(ProblemKindName(count.kind)), WithThousands(count.count),
                               count.first_line, View(ProblemKindMeaning(count.kind))));
   }
-  if (!v.problems.empty()) lines.Raw("");
+  if (!v.problems.empty()) lines.Blank();
   for (const TraceProblem& problem : v.problems) {
-    lines.Raw(absl::StrCat(ProblemMessage(v.file, problem), Whose(problem)));
+    lines.Plain(absl::StrCat(ProblemMessage(v.file, problem), Whose(problem)));
   }
   const int64_t more =
       v.num_errors() + v.num_warnings() + v.num_notes() - static_cast<int64_t>(v.problems.size());
-  if (more > 0) lines.Raw(absl::StrCat("and ", WithThousands(more), " more (--max-messages)"));
+  if (more > 0) lines.Plain(absl::StrCat("and ", WithThousands(more), " more (--max-messages)"));
 }
 
 }  // namespace
@@ -155,15 +132,15 @@ pb::TraceValidation ToProto(const TraceValidation& v, bool strict) {
 }
 
 std::string FormatValidation(const TraceValidation& v, bool strict, bool color) {
-  Lines lines(color);
+  TextPage lines(color);
   AddFacts(v, lines);
   AddProblems(v, lines);
-  lines.Raw("");
-  lines.Add("result",
-            absl::StrCat(IsGood(v, strict) ? "good: " : "bad: ", Times(v.num_errors(), "error"),
-                         ", ", Times(v.num_warnings(), "warning"),
+  lines.Blank();
+  lines.Line("result",
+            absl::StrCat(IsGood(v, strict) ? "good: " : "bad: ", Plural(v.num_errors(), "error"),
+                         ", ", Plural(v.num_warnings(), "warning"),
                          strict && v.num_warnings() > 0 ? " (--strict counts them)" : "", ", ",
-                         Times(v.num_notes(), "note")));
+                         Plural(v.num_notes(), "note")));
   return lines.Take();
 }
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
+
 namespace kvblocks::sim {
 
 namespace pb = ::kvblocks::report::v1;
@@ -122,6 +125,163 @@ void DraftSection::Fill(const ReplayEnd&, pb::Report* report) {
   out->set_accepted(accepted_);
   out->set_rejected(rejected_);
   out->set_mean_accepted(Ratio(accepted_, verifications_));
+}
+
+void ThroughputSection::OnRunStart(const RunInfo& info) {
+  max_num_batched_tokens_ = info.scheduler->max_num_batched_tokens;
+  num_stages_ = info.scheduler->pipeline_stages;
+}
+
+void ThroughputSection::OnInterval(SimTime from, SimTime to) {
+  if (steps_under_way_ > 0) sums_.busy += to - from;
+  sums_.time = to;
+}
+
+void ThroughputSection::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (record.is_resume) return;
+  steady_.OnFirstAdmission(sums_);
+  ++sums_.admissions;
+}
+
+void ThroughputSection::OnStepScheduled(const StepRecord& step) {
+  steps_under_way_ += step.num_requests() > 0;
+}
+
+void ThroughputSection::OnStepFinished(const StepRecord& step) {
+  --steps_under_way_;
+  ++sums_.steps;
+  sums_.stage_time += step.stage_time;
+  sums_.scheduled_requests += step.num_requests();
+  sums_.computed_tokens += step.num_tokens;
+  sums_.output_tokens += step.num_quiet;
+  for (const OutputRecord& output : step.outputs) sums_.output_tokens += output.num_emitted;
+}
+
+void ThroughputSection::OnFinish(const SimRequest& request, SimTime) {
+  if (!request.is_completed()) return;
+  ++sums_.finished;
+  sums_.input_tokens += request.num_prompt;
+  steady_.OnFinish(sums_);
+}
+
+void ThroughputSection::FillOne(const SteadyWindow::Edges& edges, const std::string& window,
+                                ::kvblocks::report::v1::Throughput* out) const {
+  const auto& [from, to] = edges;
+  const double duration = Seconds(to.time - from.time);
+  const auto per_second = [&](int64_t count) {
+    return duration > 0 ? static_cast<double>(count) / duration : 0.0;
+  };
+  const int64_t steps = to.steps - from.steps;
+  out->set_duration_s(duration);
+  out->set_requests_per_s(per_second(to.finished - from.finished));
+  out->set_input_tokens_per_s(per_second(to.input_tokens - from.input_tokens));
+  out->set_computed_tokens_per_s(per_second(to.computed_tokens - from.computed_tokens));
+  out->set_output_tokens_per_s(per_second(to.output_tokens - from.output_tokens));
+  out->set_busy_share(duration > 0 ? Seconds(to.busy - from.busy) / duration : 0.0);
+  out->set_mean_batch_requests(Ratio(to.scheduled_requests - from.scheduled_requests, steps));
+  out->set_mean_step_tokens(Ratio(to.computed_tokens - from.computed_tokens, steps));
+  out->set_budget_use(out->mean_step_tokens() / static_cast<double>(max_num_batched_tokens_));
+  const double all_stages = Seconds(to.busy - from.busy) * static_cast<double>(num_stages_);
+  if (num_stages_ > 1 && all_stages > 0) {
+    // Steps under way at an edge of the window count where they end.
+    const double idle = 1 - Seconds(to.stage_time - from.stage_time) / all_stages;
+    out->set_pipeline_bubbles(std::max(idle, 0.0));
+  }
+  out->set_start_s(Seconds(from.time));
+  out->set_end_s(Seconds(to.time));
+  out->set_window(window);
+}
+
+void ThroughputSection::Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) {
+  const ThroughputSums start = {.time = end.first_event};
+  FillOne({start, sums_}, "all", out->mutable_throughput());
+  if (const auto edges = steady_.Find(warmup_, cooldown_, start, sums_)) {
+    FillOne(*edges, DescribeWindow(warmup_, cooldown_), out->mutable_steady_throughput());
+  }
+}
+
+namespace {
+
+constexpr int64_t kMillion = 1'000'000;
+
+bool IsNone(const Warmup& part) {
+  switch (part.kind) {
+    case Warmup::Kind::kShare:
+      return part.share_ppm == 0;
+    case Warmup::Kind::kRequests:
+      return part.requests == 0;
+    case Warmup::Kind::kTime:
+      return part.time == 0;
+  }
+  return true;
+}
+
+// Of `total` requests.
+int64_t NumRequests(const Warmup& part, int64_t total) {
+  if (part.kind == Warmup::Kind::kRequests) return std::min(part.requests, total);
+  return static_cast<int64_t>(static_cast<__int128>(total) * part.share_ppm / kMillion);
+}
+
+}  // namespace
+
+std::string DescribeWindow(const Warmup& warmup, const Warmup& cooldown) {
+  const std::string start = DescribeWarmup(warmup);
+  if (IsNone(cooldown)) return start;
+  switch (cooldown.kind) {
+    case Warmup::Kind::kShare:
+      return absl::StrCat(start, " and the last ", static_cast<double>(cooldown.share_ppm) / 1e4,
+                          " %");
+    case Warmup::Kind::kRequests:
+      return absl::StrCat(start, " and the last ", cooldown.requests, " requests");
+    case Warmup::Kind::kTime:
+      return absl::StrCat(start, " and the last ", FormatDuration(cooldown.time));
+  }
+  return start;
+}
+
+void SteadyWindow::Log::Add(const ThroughputSums& sums) {
+  if (num_added++ % stride != 0) return;
+  if (entries.size() == max_entries) {
+    for (size_t i = 0; 2 * i < entries.size(); ++i) entries[i] = entries[2 * i];
+    entries.resize((entries.size() + 1) / 2);
+    stride *= 2;
+    if ((num_added - 1) % stride != 0) return;
+  }
+  entries.push_back(sums);
+}
+
+std::optional<SteadyWindow::Edges> SteadyWindow::Find(const Warmup& warmup, const Warmup& cooldown,
+                                                      const ThroughputSums& from,
+                                                      const ThroughputSums& to) const {
+  Edges edges = {from, to};
+  const auto& admissions = admissions_.entries;
+  const auto at_admission = [&](int64_t index) {
+    return std::find_if(admissions.begin(), admissions.end(),
+                        [&](const ThroughputSums& entry) { return entry.admissions >= index; });
+  };
+  if (!IsNone(warmup)) {
+    const auto entry =
+        warmup.kind == Warmup::Kind::kTime
+            ? std::find_if(admissions.begin(), admissions.end(),
+                           [&](const ThroughputSums& e) { return e.time >= warmup.time; })
+            : at_admission(NumRequests(warmup, to.admissions));
+    if (entry == admissions.end()) return std::nullopt;
+    edges.from = *entry;
+  }
+  if (!IsNone(cooldown) && cooldown.kind == Warmup::Kind::kTime) {
+    const auto& finishes = finishes_.entries;
+    const auto after = std::find_if(finishes.begin(), finishes.end(), [&](const ThroughputSums& e) {
+      return e.time > to.time - cooldown.time;
+    });
+    if (after == finishes.begin()) return std::nullopt;
+    edges.to = *(after - 1);
+  } else if (const int64_t left_out = NumRequests(cooldown, to.admissions);
+             !IsNone(cooldown) && left_out > 0) {
+    const auto entry = at_admission(to.admissions - left_out);
+    if (entry != admissions.end()) edges.to = *entry;
+  }
+  if (edges.to.time <= edges.from.time) return std::nullopt;
+  return edges;
 }
 
 }  // namespace kvblocks::sim

@@ -31,7 +31,6 @@ struct ApiError {
   int status = 400;
   std::string message = {};
   std::string param = {};                     // the field; empty: none
-  std::string type = "BadRequestError";
   int retry_after_seconds = 0;  // 0: says nothing
 };
 

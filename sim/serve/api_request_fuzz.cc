@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "kvblocks/sim/serve/answer.h"
 #include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/sim/serve/stop_matcher.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace {

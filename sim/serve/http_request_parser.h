@@ -70,8 +70,7 @@ class RequestParser final : public http::basic_parser<true> {
     if (++num_fields_ > kMaxFields) {
       return Refuse({.status = 431,
                      .message = absl::StrCat("the head of the request has more than ", kMaxFields,
-                                             " fields"),
-                     .type = "RequestHeaderFieldsTooLarge"},
+                                             " fields")},
                     code);
     }
     switch (name) {
@@ -86,8 +85,7 @@ class RequestParser final : public http::basic_parser<true> {
         return Refuse({.status = 501,
                        .message = absl::StrCat("Transfer-Encoding: got \"",
                                                TextOf(value.substr(0, 40)),
-                                               "\", expected \"chunked\" or none"),
-                       .type = "NotImplementedError"},
+                                               "\", expected \"chunked\" or none")},
                       code);
       case http::field::content_length:
         if (std::exchange(has_length_, true) || value.find(',') != string_view::npos) {
@@ -137,8 +135,7 @@ class RequestParser final : public http::basic_parser<true> {
       const size_t wanted = std::max<size_t>(needed, doubled);
       if (!may_hold_(static_cast<int64_t>(wanted))) {
         Refuse({.status = 503,
-                .message = "the server holds too many request bodies; try again",
-                .type = "ServiceUnavailableError"},
+                .message = "the server holds too many request bodies; try again"},
                code);
         return 0;
       }

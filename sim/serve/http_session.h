@@ -1,4 +1,4 @@
-// Session: one connection of HttpServer. Included by http_server.cc alone: what it includes takes long
+// Session: one connection of HttpServer. Included by http.cc alone: what it includes takes long
 // to compile.
 
 #ifndef KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
@@ -26,8 +26,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/serve/answer.h"
+#include "kvblocks/sim/serve/http.h"
 #include "kvblocks/sim/serve/http_request_parser.h"
-#include "kvblocks/sim/serve/http_server.h"
 
 namespace kvblocks::sim::http_session {
 
@@ -99,8 +99,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     Hold(static_cast<int64_t>(reply.body.capacity()));
     if (shared_->held_bytes > shared_->limits.max_held_bytes) {
       const ApiError error = {.status = 503,
-                              .message = "the server holds too many answers; try again",
-                              .type = "ServiceUnavailableError"};
+                              .message = "the server holds too many answers; try again"};
       reply = {.status = error.status, .body = ErrorJson(error)};
       Hold(static_cast<int64_t>(reply.body.capacity()));
     }
@@ -234,14 +233,12 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
       return Refuse({.status = 431,
                      .message = absl::StrCat("the head of the request, or a line between the chunks "
                                              "of its body, has more than ",
-                                             shared_->limits.max_head_bytes, " bytes"),
-                     .type = "RequestHeaderFieldsTooLarge"});
+                                             shared_->limits.max_head_bytes, " bytes")});
     }
     if (code == http::error::body_limit) {
       return Refuse({.status = 413,
                      .message = absl::StrCat("the body of the request has more than ",
-                                             shared_->limits.max_body_bytes, " bytes"),
-                     .type = "RequestEntityTooLarge"});
+                                             shared_->limits.max_body_bytes, " bytes")});
     }
     if (code.category() != http::make_error_code(http::error::bad_method).category() ||
         code == http::error::end_of_stream || code == http::error::partial_message) {

@@ -28,28 +28,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Kind = SequenceUpdate::Kind;
-using Task = std::function<void()>;
+using Task = std::function<void(SimTime asked)>;
 
-}  // namespace
-
-class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
+class EngineThread final : public LiveEngine, public Replica::Owner, public EngineObserver {
  public:
-  // What others ask of the engine's thread, in order.
-  struct Message {
-    enum What { kArrival, kAbort, kTask };
-    What what = kTask;
-    SimTime time = 0;
-    SequenceSpec spec;  // of an abort: the id alone
-    Task task;
-  };
-
-  Impl(Options options, std::function<void()> wake)
+  EngineThread(Options options, std::function<void()> wake)
       : options_(std::move(options)), wake_(std::move(wake)), metrics_(options_.metrics) {
     trace_.block_tokens = 1;
     trace_.format = "serve";
   }
 
-  ~Impl() override {
+  ~EngineThread() override {
     if (!thread_.joinable()) return;
     {
       const std::lock_guard lock(mutex_);
@@ -87,35 +76,53 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     return static_cast<SimTime>(passed.count() * options_.speed);
   }
 
-  // The time is taken under the lock, so that times are in the order of the queue.
-  template <typename Fill>
-  void Post(Message::What what, Fill&& fill) {
+  // What others ask of the engine's thread is done in order. The time is taken under the lock, so
+  // that times are in the order of the queue.
+  void Post(Task task) {
     {
       const std::lock_guard lock(mutex_);
-      Message& message = inbox_.emplace_back();
-      message.what = what;
-      message.time = Now();
-      fill(message);
+      inbox_.emplace_back(Now(), std::move(task));
     }
     changed_.notify_one();
   }
-  void Run(Task task) {
-    Post(Message::kTask, [&](Message& message) { message.task = std::move(task); });
+  void Submit(SequenceSpec spec) override {
+    Post([this, spec = std::move(spec)](SimTime asked) mutable {
+      // What came before happens before, also where the thread is late.
+      AdvanceTo(asked);
+      Admit(std::move(spec), std::max(asked, clock_));
+    });
   }
-  void Submit(SequenceSpec spec) {
-    Post(Message::kArrival, [&](Message& message) { message.spec = std::move(spec); });
-  }
-  void Abort(int64_t id) {
-    Post(Message::kAbort, [&](Message& message) { message.spec.id = id; });
+  void Abort(int64_t id) override {
+    Post([this, id](SimTime asked) {
+      const auto it = live_.find(id);
+      if (it == live_.end()) return;
+      replica_->PlanAbort(it->second.request, AbortCause::kAbortTime, std::max(asked, clock_));
+    });
   }
 
-  void TakeUpdates(std::vector<SequenceUpdate>* out) {
+  void TakeUpdates(std::vector<SequenceUpdate>* out) override {
     out->clear();
     const std::lock_guard lock(outbox_mutex_);
     out->swap(outbox_);
   }
 
-  std::string MetricsText() const { return metrics_.Text(); }
+  void AskMetrics(std::function<void(std::string, const State&)> done) override {
+    Post([this, done = std::move(done)](SimTime) { done(metrics_.Text(), CurrentState()); });
+  }
+  void ResetPrefixCache(std::function<void(bool)> done) override {
+    Post([this, done = std::move(done)](SimTime) {
+      const bool is_empty = replica_->ResetPrefixCache();
+      metrics_.ReadPool();
+      done(is_empty);
+    });
+  }
+  void CheckInvariants(std::function<void(absl::Status)> done) override {
+    Post([this, done = std::move(done)](SimTime) { done(CheckedInvariants()); });
+  }
+  std::string events_endpoint() const override;
+  std::string replay_endpoint() const override;
+
+ private:
   State CurrentState() const {
     State state{.lag_seconds = lag_seconds_,
                 .max_lag_seconds = max_lag_seconds_,
@@ -129,21 +136,12 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
     state.waiting_loras.assign(waiting.begin(), waiting.end());
     return state;
   }
-  bool ResetPrefixCache() {
-    const bool is_empty = replica_->ResetPrefixCache();
-    metrics_.ReadPool();
-    return is_empty;
-  }
-  absl::Status CheckInvariants() const {
+  absl::Status CheckedInvariants() const {
     absl::Status status = replica_->scheduler().CheckInvariants();
     if (status.ok() && options_.tiers != nullptr) status = options_.tiers->CheckInvariants();
     return status;
   }
 
-  std::string events_endpoint() const;
-  std::string replay_endpoint() const;
-
- private:
   // A sequence on its way.
   struct Live {
     SimRequest* request = nullptr;
@@ -159,13 +157,13 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   // --- The engine's thread ---
 
   void Loop() {
-    std::vector<Message> messages;
+    std::vector<std::pair<SimTime, Task>> tasks;
     while (true) {
-      for (Message& message : messages) {
+      for (auto& [asked, task] : tasks) {
         if (is_ending_) return;
-        Take(message);
+        task(asked);
       }
-      messages.clear();
+      tasks.clear();
       AdvanceTo(Now());
       Publish();
       const std::optional<SimTime> next = replica_->NextTime();
@@ -177,7 +175,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
         changed_.wait(lock, is_due);
       }
       if (is_ending_) return;
-      messages.swap(inbox_);
+      tasks.swap(inbox_);
     }
   }
 
@@ -186,24 +184,6 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
                                                           options_.speed);
     // Rounded up: a step is over when its time has passed.
     return epoch_ + std::chrono::ceil<Clock::duration>(passed);
-  }
-
-  void Take(Message& message) {
-    switch (message.what) {
-      case Message::kArrival:
-        // What came before happens before, also where the thread is late.
-        AdvanceTo(message.time);
-        Admit(std::move(message.spec), std::max(message.time, clock_));
-        break;
-      case Message::kAbort:
-        if (const auto it = live_.find(message.spec.id); it != live_.end()) {
-          replica_->PlanAbort(it->second.request, AbortCause::kAbortTime, std::max(message.time, clock_));
-        }
-        break;
-      case Message::kTask:
-        message.task();
-        break;
-    }
   }
 
   // Runs what is due by then. A request that can never go on is ended, and the others go on.
@@ -227,7 +207,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
   }
 
   void CheckAll() {
-    const absl::Status status = CheckInvariants();
+    const absl::Status status = CheckedInvariants();
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     ++num_checks_;
   }
@@ -403,7 +383,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
 
   std::mutex mutex_;  // of what others ask
   std::condition_variable changed_;
-  std::vector<Message> inbox_;
+  std::vector<std::pair<SimTime, Task>> inbox_;
   std::atomic<bool> is_ending_ = false;
 
   std::mutex outbox_mutex_;
@@ -414,7 +394,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
 
 #ifdef KVBLOCKS_WITH_ZMQ
 
-absl::Status LiveEngine::Impl::OpenEvents() {
+absl::Status EngineThread::OpenEvents() {
   const EngineEvents& asked = options_.events;
   if (asked.endpoint.empty()) return absl::OkStatus();
   events::EventPublisher::Options options{.endpoint = asked.endpoint,
@@ -435,61 +415,39 @@ absl::Status LiveEngine::Impl::OpenEvents() {
   return absl::OkStatus();
 }
 
-void LiveEngine::Impl::OnKvEvents(absl::Span<const KvEvent> events, SimTime) {
+void EngineThread::OnKvEvents(absl::Span<const KvEvent> events, SimTime) {
   if (publisher_ != nullptr) publisher_->Publish({events.begin(), events.end()});
 }
 
-std::string LiveEngine::Impl::events_endpoint() const {
+std::string EngineThread::events_endpoint() const {
   return publisher_ == nullptr ? "" : publisher_->endpoint();
 }
-std::string LiveEngine::Impl::replay_endpoint() const {
+std::string EngineThread::replay_endpoint() const {
   return publisher_ == nullptr ? "" : publisher_->replay_endpoint();
 }
 
 #else
 
-absl::Status LiveEngine::Impl::OpenEvents() {
+absl::Status EngineThread::OpenEvents() {
   if (options_.events.endpoint.empty()) return absl::OkStatus();
   return absl::UnimplementedError(
       "--kv-events: this kvsim was built without ZeroMQ; install libzmq and cppzmq and build it "
       "again");
 }
-void LiveEngine::Impl::OnKvEvents(absl::Span<const KvEvent>, SimTime) {}
-std::string LiveEngine::Impl::events_endpoint() const { return ""; }
-std::string LiveEngine::Impl::replay_endpoint() const { return ""; }
+void EngineThread::OnKvEvents(absl::Span<const KvEvent>, SimTime) {}
+std::string EngineThread::events_endpoint() const { return ""; }
+std::string EngineThread::replay_endpoint() const { return ""; }
 
 #endif
 
-LiveEngine::LiveEngine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-LiveEngine::~LiveEngine() = default;
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<LiveEngine>> LiveEngine::Create(Options options,
                                                                std::function<void()> wake) {
   options.metrics.has_connector = options.tiers != nullptr;
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(wake));
-  if (absl::Status status = impl->Start(); !status.ok()) return status;
-  return std::unique_ptr<LiveEngine>(new LiveEngine(std::move(impl)));
+  auto engine = std::make_unique<EngineThread>(std::move(options), std::move(wake));
+  if (absl::Status status = engine->Start(); !status.ok()) return status;
+  return engine;
 }
-
-void LiveEngine::Submit(SequenceSpec spec) { impl_->Submit(std::move(spec)); }
-void LiveEngine::Abort(int64_t id) { impl_->Abort(id); }
-void LiveEngine::TakeUpdates(std::vector<SequenceUpdate>* out) { impl_->TakeUpdates(out); }
-
-void LiveEngine::AskMetrics(std::function<void(std::string, const State&)> done) {
-  impl_->Run([impl = impl_.get(), done = std::move(done)] {
-    done(impl->MetricsText(), impl->CurrentState());
-  });
-}
-
-void LiveEngine::ResetPrefixCache(std::function<void(bool)> done) {
-  impl_->Run([impl = impl_.get(), done = std::move(done)] { done(impl->ResetPrefixCache()); });
-}
-
-void LiveEngine::CheckInvariants(std::function<void(absl::Status)> done) {
-  impl_->Run([impl = impl_.get(), done = std::move(done)] { done(impl->CheckInvariants()); });
-}
-
-std::string LiveEngine::events_endpoint() const { return impl_->events_endpoint(); }
-std::string LiveEngine::replay_endpoint() const { return impl_->replay_endpoint(); }
 
 }  // namespace kvblocks::sim

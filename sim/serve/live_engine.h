@@ -107,32 +107,30 @@ class LiveEngine {
   static absl::StatusOr<std::unique_ptr<LiveEngine>> Create(Options options,
                                                             std::function<void()> wake);
   // Ends the thread after the step that it is in. Sequences that live are dropped without an update.
-  ~LiveEngine();
+  virtual ~LiveEngine() = default;
   LiveEngine(const LiveEngine&) = delete;
   LiveEngine& operator=(const LiveEngine&) = delete;
 
   // --- From any thread ---
   // REQUIRES: the prompt and `output` are not empty, and num_output is positive.
-  void Submit(SequenceSpec spec);
+  virtual void Submit(SequenceSpec spec) = 0;
   // An id that lives no more is ignored.
-  void Abort(int64_t id);
+  virtual void Abort(int64_t id) = 0;
   // The metrics as OpenMetrics text; `done` is called on the engine's thread.
-  void AskMetrics(std::function<void(std::string text, const State& state)> done);
+  virtual void AskMetrics(std::function<void(std::string text, const State& state)> done) = 0;
   // Whether the prefix cache was emptied: not while requests hold blocks.
-  void ResetPrefixCache(std::function<void(bool)> done);
+  virtual void ResetPrefixCache(std::function<void(bool)> done) = 0;
   // Swaps what has come into `out`, which is cleared first.
-  void TakeUpdates(std::vector<SequenceUpdate>* out);
+  virtual void TakeUpdates(std::vector<SequenceUpdate>* out) = 0;
   // All that must hold of scheduler, pool and tiers; `done` as above. O(number of blocks).
-  void CheckInvariants(std::function<void(absl::Status)> done);
+  virtual void CheckInvariants(std::function<void(absl::Status)> done) = 0;
 
   // As bound; empty without events.
-  std::string events_endpoint() const;
-  std::string replay_endpoint() const;
+  virtual std::string events_endpoint() const = 0;
+  virtual std::string replay_endpoint() const = 0;
 
- private:
-  class Impl;
-  explicit LiveEngine(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+ protected:
+  LiveEngine() = default;
 };
 
 }  // namespace kvblocks::sim

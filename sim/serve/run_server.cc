@@ -9,9 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/hf_tokenizer.h"
 #include "kvblocks/sim/serve/tokenizer.h"
-#include "kvblocks/sim/serve/tokenizer_queue.h"
 
 namespace kvblocks::sim {
 namespace {

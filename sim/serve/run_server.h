@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/serve/http_server.h"
+#include "kvblocks/sim/serve/http.h"
 #include "kvblocks/sim/serve/live_engine.h"
 #include "kvblocks/sim/serve/service.h"
 

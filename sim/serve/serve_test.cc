@@ -2,8 +2,10 @@
 
 #include <condition_variable>
 #include <future>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,9 +16,7 @@
 #include "kvblocks/sim/serve/live_engine.h"
 #include "kvblocks/sim/serve/run_server.h"
 #include "kvblocks/sim/serve/service.h"
-#include "kvblocks/sim/serve/stop_matcher.h"
 #include "kvblocks/sim/serve/tokenizer.h"
-#include "kvblocks/sim/serve/tokenizer_queue.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/tiers/tier_text.h"
 #include "simdjson.h"
@@ -361,24 +361,39 @@ class LiveEngineTest : public ::testing::Test {
   void Submit(int64_t id, int num_prompt, int num_output, int first_token = 0) {
     std::vector<TokenId> prompt;
     for (int i = 0; i < num_prompt; ++i) prompt.push_back(first_token + i);
-    engine_->Submit({.id = id,
-                     .name = "r",
-                     .prompt = std::make_shared<const std::vector<TokenId>>(prompt),
-                     .output = kSevens,
-                     .num_output = num_output});
+    engine_->Submit(Spec(id, prompt, num_output));
+  }
+
+  static SequenceSpec Spec(int64_t id, const std::vector<TokenId>& prompt, int64_t num_output) {
+    return {.id = id,
+            .name = "r",
+            .prompt = std::make_shared<const std::vector<TokenId>>(prompt),
+            .output = kSevens,
+            .num_output = num_output};
+  }
+
+  // Waits until what it is given was called.
+  void Await(const std::function<void(std::function<void()> done)>& ask) {
+    bool is_done = false;
+    ask([&] {
+      const std::lock_guard lock(mutex_);
+      is_done = true;
+      changed_.notify_one();
+    });
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_done; });
   }
 
   // The text of the metrics, and what is beside it.
   std::string Metrics(LiveEngine::State* beside = nullptr) {
     std::string text;
-    engine_->AskMetrics([&](std::string all, const LiveEngine::State& state) {
-      const std::lock_guard lock(mutex_);
-      if (beside != nullptr) *beside = state;
-      text = std::move(all);
-      changed_.notify_one();
+    Await([&](const std::function<void()>& done) {
+      engine_->AskMetrics([&, done](std::string all, const LiveEngine::State& state) {
+        if (beside != nullptr) *beside = state;
+        text = std::move(all);
+        done();
+      });
     });
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !text.empty(); });
     return text;
   }
 
@@ -420,12 +435,7 @@ TEST_F(LiveEngineTest, OutputIsCachedAsTheTokensThatItIs) {
   Start(100);
   Submit(1, 4, 9);  // 4 tokens of prompt, then 7s of which 8 are computed
   WaitForEnd(1);
-  std::vector<TokenId> next = {0, 1, 2, 3, 7, 7, 7, 7, 7, 7, 7, 7, 50};
-  engine_->Submit({.id = 2,
-                   .name = "next",
-                   .prompt = std::make_shared<const std::vector<TokenId>>(next),
-                   .output = kSevens,
-                   .num_output = 1});
+  engine_->Submit(Spec(2, {0, 1, 2, 3, 7, 7, 7, 7, 7, 7, 7, 7, 50}, 1));
   WaitForEnd(2);
   EXPECT_EQ(num_hits_, 12);
 }
@@ -435,11 +445,13 @@ TEST_F(LiveEngineTest, SaltsAndAdaptersSeparate) {
   Submit(1, 20, 1);
   WaitForEnd(1);
   std::vector<TokenId> prompt(20);
-  for (int i = 0; i < 20; ++i) prompt[static_cast<size_t>(i)] = i;
-  const auto shared = std::make_shared<const std::vector<TokenId>>(prompt);
-  engine_->Submit({.id = 2, .name = "b", .prompt = shared, .output = kSevens, .num_output = 1, .cache_salt = "s"});
+  std::iota(prompt.begin(), prompt.end(), 0);
+  SequenceSpec salted = Spec(2, prompt, 1), adapted = Spec(3, prompt, 1);
+  salted.cache_salt = "s";
+  adapted.lora_name = "l";
+  engine_->Submit(salted);
   WaitForEnd(2);
-  engine_->Submit({.id = 3, .name = "c", .prompt = shared, .output = kSevens, .num_output = 1, .lora_name = "l"});
+  engine_->Submit(adapted);
   WaitForEnd(3);
   EXPECT_EQ(num_hits_, 0);
 }
@@ -474,15 +486,13 @@ TEST_F(LiveEngineTest, AnAbortEndsARequestAndFreesItsBlocks) {
   engine_->Abort(1);  // it lives no more
   engine_->Abort(2);
   EXPECT_EQ(WaitForEnd(2).kind, SequenceUpdate::Kind::kAborted);
-  bool is_empty = false, is_done = false;
-  engine_->ResetPrefixCache([&](bool done) {
-    const std::lock_guard lock(mutex_);
-    is_empty = done;
-    is_done = true;
-    changed_.notify_one();
+  bool is_empty = false;
+  Await([&](const std::function<void()>& done) {
+    engine_->ResetPrefixCache([&, done](bool was_emptied) {
+      is_empty = was_emptied;
+      done();
+    });
   });
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return is_done; });
   EXPECT_TRUE(is_empty);
 }
 
@@ -512,16 +522,12 @@ TEST_F(LiveEngineTest, MetricsCountWhatHappened) {
 
 TEST_F(LiveEngineTest, AnswersToOnePromptAreOneRequestOfTheMetrics) {
   Start(100);
-  const auto prompt = std::make_shared<const std::vector<TokenId>>(std::vector<TokenId>{1, 2, 3});
   const auto group = std::make_shared<AnswerGroup>(AnswerGroup{.count = 2});
   for (int64_t id : {1, 2}) {
-    engine_->Submit({.id = id,
-                     .name = "r",
-                     .prompt = prompt,
-                     .output = kSevens,
-                     .num_output = 3 * id,
-                     .max_tokens = 50,
-                     .group = group});
+    SequenceSpec spec = Spec(id, {1, 2, 3}, 3 * id);
+    spec.max_tokens = 50;
+    spec.group = group;
+    engine_->Submit(spec);
   }
   WaitForEnd(1);
   WaitForEnd(2);
@@ -536,13 +542,9 @@ TEST_F(LiveEngineTest, AnswersToOnePromptAreOneRequestOfTheMetrics) {
 
 TEST_F(LiveEngineTest, AdaptersThatRunAreTold) {
   Start(1000, /*speed=*/1);
-  const auto prompt = std::make_shared<const std::vector<TokenId>>(std::vector<TokenId>{1, 2, 3});
-  engine_->Submit({.id = 1,
-                   .name = "r",
-                   .prompt = prompt,
-                   .output = kSevens,
-                   .num_output = 900,
-                   .lora_name = "sql"});
+  SequenceSpec spec = Spec(1, {1, 2, 3}, 900);
+  spec.lora_name = "sql";
+  engine_->Submit(spec);
   LiveEngine::State state;
   while (state.running_loras.empty()) Metrics(&state);
   EXPECT_THAT(state.running_loras, ElementsAre("sql"));
@@ -577,15 +579,12 @@ TEST_F(LiveEngineTest, WhatThePoolEvictedComesBackFromATier) {
   EXPECT_THAT(text, HasSubstr("vllm:external_prefix_cache_hits_total" + labels + "} 40\n"));
   EXPECT_THAT(text, HasSubstr("vllm:external_prefix_cache_queries_total" + labels + "} 164\n"));
   EXPECT_THAT(text, HasSubstr("source=\"external_kv_transfer\"} 40\n"));
-  bool is_done = false;
-  engine_->CheckInvariants([&](absl::Status status) {
-    const std::lock_guard lock(mutex_);
-    EXPECT_TRUE(status.ok()) << status;
-    is_done = true;
-    changed_.notify_one();
+  Await([&](const std::function<void()>& done) {
+    engine_->CheckInvariants([done](absl::Status status) {
+      EXPECT_TRUE(status.ok()) << status;
+      done();
+    });
   });
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return is_done; });
 }
 
 }  // namespace

@@ -75,15 +75,13 @@ std::optional<ApiError> CheckControl(const HttpRequest& request, bool has_key) {
                           !absl::EqualsIgnoreCase(std::string(origin.substr(host + 3)), request.host))) {
     return ApiError{.status = 403,
                     .message = absl::StrCat(request.path, ": got a request of a page from ",
-                                            request.origin, ", expected none from other pages"),
-                    .type = "Forbidden"};
+                                            request.origin, ", expected none from other pages")};
   }
   if (!has_key && !request.host.empty() && !IsAddress(request.host)) {
     return ApiError{.status = 403,
                     .message = absl::StrCat(request.path, ": got the Host ", request.host,
                                             ", expected an address or localhost; a server with "
-                                            "--api-key takes names, too"),
-                    .type = "Forbidden"};
+                                            "--api-key takes names, too")};
   }
   const std::string type = request.content_type.substr(0, request.content_type.find(';'));
   if (request.path != "/kvsim/faults" ||
@@ -92,8 +90,7 @@ std::optional<ApiError> CheckControl(const HttpRequest& request, bool has_key) {
   }
   return ApiError{.status = 415,
                   .message = absl::StrCat(request.path, ": got Content-Type \"", type,
-                                          "\", expected application/json"),
-                  .type = "UnsupportedMediaType"};
+                                          "\", expected application/json")};
 }
 
 HttpReply ErrorReply(const ApiError& error) {
@@ -107,7 +104,6 @@ HttpReply ErrorReply(const ApiError& error) {
 ApiError Draining() {
   return {.status = 503,
           .message = "the server is being shut down and takes no new requests",
-          .type = "ServiceUnavailableError",
           .retry_after_seconds = 1};
 }
 
@@ -162,8 +158,7 @@ std::optional<HttpReply> Service::CheckHead(const HttpRequest& request) {
   const Route* route = FindRoute(request.path);
   if (route == nullptr && !absl::StartsWith(request.path, "/v1/models/")) {
     return refuse({.status = 404,
-                   .message = absl::StrCat("there is no ", request.path, " here"),
-                   .type = "NotFoundError"});
+                   .message = absl::StrCat("there is no ", request.path, " here")});
   }
   if (!options_.api_key.empty() && (route == nullptr || !route->is_open)) {
     absl::string_view key = request.authorization;
@@ -171,8 +166,8 @@ std::optional<HttpReply> Service::CheckHead(const HttpRequest& request) {
     if (is_bearer) key.remove_prefix(7);
     if (!is_bearer || !IsSameKey({key.data(), key.size()}, options_.api_key)) {
       return refuse({.status = 401,
-                     .message = "expected the server's key in the header Authorization: Bearer KEY",
-                     .type = "Unauthorized"});
+                     .message =
+                         "expected the server's key in the header Authorization: Bearer KEY"});
     }
   }
   const char* method = route == nullptr ? "GET" : route->method;
@@ -181,8 +176,7 @@ std::optional<HttpReply> Service::CheckHead(const HttpRequest& request) {
       !(request.path == "/ping" && request.method == "POST")) {
     return refuse({.status = 405,
                    .message = absl::StrCat(request.path, ": got ", request.method, ", expected ",
-                                           method),
-                   .type = "MethodNotAllowed"});
+                                           method)});
   }
   if (route != nullptr && route->is_control) {
     if (auto error = CheckControl(request, !options_.api_key.empty())) {
@@ -239,8 +233,7 @@ std::optional<ApiError> Service::CheckModel(const std::string& model,
   }
   return ApiError{.status = 404,
                   .message = absl::StrCat("The model `", model, "` does not exist."),
-                  .param = "model",
-                  .type = "NotFoundError"};
+                  .param = "model"};
 }
 
 std::string Service::ModelsJson() const {
@@ -278,8 +271,7 @@ void Service::HandleTokenize(HttpRequest request, std::shared_ptr<Exchange> exch
         if (!result->ok()) {
           return ReplyError(path, *exchange,
                             {.status = 500,
-                             .message = std::string(result->status().message()),
-                             .type = "InternalServerError"});
+                             .message = std::string(result->status().message())});
         }
         std::string strings = "null";
         if (with_pieces) {

@@ -27,7 +27,6 @@
 #include "kvblocks/sim/serve/http.h"
 #include "kvblocks/sim/serve/live_engine.h"
 #include "kvblocks/sim/serve/tokenizer.h"
-#include "kvblocks/sim/serve/tokenizer_queue.h"
 
 namespace kvblocks::sim {
 

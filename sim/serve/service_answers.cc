@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/sim/serve/answer.h"
 #include "kvblocks/sim/serve/service.h"
-#include "kvblocks/sim/serve/stop_matcher.h"
 #include "xxhash.h"
 
 namespace kvblocks::sim {
@@ -118,8 +118,7 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
   if (faults_.error_rate > 0 && Draw() < faults_.error_rate) {
     return ReplyError(request.path, *exchange,
                       {.status = 500,
-                       .message = "an error that was asked for (--fault-errors)",
-                       .type = "InternalServerError"});
+                       .message = "an error that was asked for (--fault-errors)"});
   }
   CompletionRequest asked;
   const LoraModule* lora = nullptr;
@@ -244,8 +243,7 @@ std::optional<ApiError> Service::CheckPrompts(const Pending& pending) const {
   const CompletionRequest& request = pending.request;
   if (!pending.tokenized.ok()) {
     return ApiError{.status = 500,
-                    .message = std::string(pending.tokenized.message()),
-                    .type = "InternalServerError"};
+                    .message = std::string(pending.tokenized.message())};
   }
   int64_t all_tokens = 0;
   for (const auto& prompt : pending.prompts) {
@@ -268,7 +266,6 @@ std::optional<ApiError> Service::CheckPrompts(const Pending& pending) const {
                         "the prompts of all requests have ", live_tokens_, " tokens, and yours, once "
                         "per answer, ", all_tokens, ", expected at most ", options_.max_live_tokens,
                         " together; try again, or ask for fewer answers"),
-                    .type = "ServiceUnavailableError",
                     .retry_after_seconds = 1};
   }
   return std::nullopt;
@@ -417,14 +414,13 @@ void Service::Apply(const SequenceUpdate& update) {
       // Nobody here asked for it: the time that a request may wait is over.
       pending->error = ApiError{.status = 503,
                                 .message = "the request waited for longer than --max-queue-time",
-                                .type = "ServiceUnavailableError",
                                 .retry_after_seconds = 1};
       break;
     case SequenceUpdate::Kind::kRejected:
       pending->error = ApiError{.message = update.text};
       break;
     case SequenceUpdate::Kind::kFailed:
-      pending->error = ApiError{.status = 500, .message = update.text, .type = "InternalServerError"};
+      pending->error = ApiError{.status = 500, .message = update.text};
       break;
     case SequenceUpdate::Kind::kEnded:
       sequence.is_ended = true;

@@ -1,9 +1,23 @@
 #include "kvblocks/sim/serve/tokenizer.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kvblocks/checks/json_text.h"
+#include "simdjson.h"
+
+extern char** environ;
 
 namespace kvblocks::sim {
 
@@ -80,6 +94,251 @@ size_t WholeCharacters(std::string_view text) {
     return length > back ? text.size() - back : text.size();
   }
   return text.size();
+}
+
+namespace {
+
+// Pieces reach to the end of their token, so that together they are the text.
+constexpr const char* kScript = R"(
+import json, sys
+def say(value):
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+try:
+    from tokenizers import Tokenizer
+except ImportError:
+    say({"missing": True})
+    sys.exit(0)
+try:
+    tokenizer = Tokenizer.from_file(sys.argv[1])
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+except Exception as error:
+    say({"error": str(error)})
+    sys.exit(0)
+say({"ready": True})
+for line in sys.stdin:
+    try:
+        ask = json.loads(line)
+        if "text" in ask:
+            text = ask["text"]
+            encoding = tokenizer.encode(text, add_special_tokens=ask["special"])
+            answer = {"ids": encoding.ids}
+            if ask["pieces"]:
+                pieces, last = [], 0
+                for begin, end in encoding.offsets:
+                    pieces.append(text[last:max(last, end)])
+                    last = max(last, end)
+                answer["pieces"] = pieces
+        else:
+            answer = {"pieces": [tokenizer.decode([i], skip_special_tokens=False) for i in ask["ids"]]}
+    except Exception as error:
+        answer = {"error": str(error)}
+    say(answer)
+)";
+
+class HfTokenizer final : public Tokenizer {
+ public:
+  explicit HfTokenizer(absl::Duration patience) : patience_(patience) {}
+  ~HfTokenizer() override { Stop(); }
+
+  absl::Status Start(const std::string& file, const std::string& python) {
+    file_ = file;
+    python_ = python;
+    int to[2], from[2];
+    if (pipe2(to, O_CLOEXEC) != 0) return Failed("a pipe");
+    if (pipe2(from, O_CLOEXEC) != 0) {
+      close(to[0]);
+      close(to[1]);
+      return Failed("a pipe");
+    }
+    to_ = to[1];
+    from_ = from[0];
+    fcntl(to_, F_SETFL, O_NONBLOCK);
+    deadline_ = absl::Now() + patience_;
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
+    // Clients' connections would stay open for as long as the process lives.
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    const char* argv[] = {python.c_str(), "-c", kScript, file.c_str(), nullptr};
+    const int error = posix_spawnp(&child_, python.c_str(), &actions, nullptr,
+                                   const_cast<char**>(argv), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(to[0]);
+    close(from[1]);
+    if (error != 0) {
+      child_ = -1;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tokenizer: cannot start ", python, ": ", std::strerror(error),
+          "; install Python 3, or name one with --python"));
+    }
+    simdjson::dom::element answer;
+    if (absl::Status status = Receive(&answer); !status.ok()) return status;
+    bool is_missing;
+    if (answer["missing"].get(is_missing) == simdjson::SUCCESS) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tokenizer: ", python, " has no package tokenizers; install it (python3 -m pip install "
+          "tokenizers), or name a Python that has it with --python"));
+    }
+    std::string_view problem;
+    if (answer["error"].get(problem) == simdjson::SUCCESS) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tokenizer: ", file, ": ", std::string(problem)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Encoding> Encode(std::string_view text, bool adds_special,
+                                  bool with_pieces) override {
+    std::string ask = "{\"text\":";
+    AppendJsonString(text, &ask);
+    absl::StrAppend(&ask, ",\"special\":", adds_special ? "true" : "false",
+                    ",\"pieces\":", with_pieces ? "true" : "false", "}\n");
+    simdjson::dom::element answer;
+    if (absl::Status status = Ask(ask, &answer); !status.ok()) return status;
+    Encoding encoding;
+    simdjson::dom::array ids;
+    if (answer["ids"].get(ids) != simdjson::SUCCESS) return Nonsense();
+    for (const simdjson::dom::element id : ids) {
+      int64_t token;
+      if (id.get(token) != simdjson::SUCCESS) return Nonsense();
+      encoding.tokens.push_back(static_cast<TokenId>(token));
+    }
+    if (with_pieces) {
+      auto pieces = ReadPieces(answer);
+      if (!pieces.ok()) return pieces.status();
+      encoding.pieces = *std::move(pieces);
+    }
+    return encoding;
+  }
+
+  absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId> tokens) override {
+    std::string ask = "{\"ids\":[";
+    for (size_t i = 0; i < tokens.size(); ++i) absl::StrAppend(&ask, i == 0 ? "" : ",", tokens[i]);
+    absl::StrAppend(&ask, "]}\n");
+    simdjson::dom::element answer;
+    if (absl::Status status = Ask(ask, &answer); !status.ok()) return status;
+    return ReadPieces(answer);
+  }
+
+  bool is_slow() const override { return true; }
+
+ private:
+  void Stop() {
+    if (to_ >= 0) close(std::exchange(to_, -1));
+    if (from_ >= 0) close(std::exchange(from_, -1));
+    if (child_ > 0) {
+      kill(child_, SIGKILL);
+      waitpid(std::exchange(child_, -1), nullptr, 0);
+    }
+    received_.clear();
+  }
+
+  static absl::Status Failed(const char* what) {
+    return absl::UnavailableError(absl::StrCat("--tokenizer: ", what, ": ", std::strerror(errno)));
+  }
+  static absl::Status Nonsense() {
+    return absl::InternalError("the tokenizer's process answered something else");
+  }
+
+  static absl::StatusOr<std::vector<std::string>> ReadPieces(const simdjson::dom::element& answer) {
+    simdjson::dom::array list;
+    if (answer["pieces"].get(list) != simdjson::SUCCESS) return Nonsense();
+    std::vector<std::string> pieces;
+    for (const simdjson::dom::element piece : list) {
+      std::string_view text;
+      if (piece.get(text) != simdjson::SUCCESS) return Nonsense();
+      pieces.emplace_back(text);
+    }
+    return pieces;
+  }
+
+  // A process that is gone is started again, for this request once.
+  absl::Status Ask(const std::string& ask, simdjson::dom::element* answer) {
+    absl::Status status = AskOnce(ask, answer);
+    if (!absl::IsUnavailable(status)) return status;
+    Stop();
+    if (absl::Status started = Start(file_, python_); !started.ok()) {
+      Stop();
+      return absl::UnavailableError(started.message());
+    }
+    return AskOnce(ask, answer);
+  }
+
+  absl::Status AskOnce(const std::string& ask, simdjson::dom::element* answer) {
+    if (to_ < 0) return absl::UnavailableError("--tokenizer: its process is gone");
+    deadline_ = absl::Now() + patience_;
+    for (size_t sent = 0; sent < ask.size();) {
+      if (absl::Status status = Wait(to_, POLLOUT); !status.ok()) return status;
+      const ssize_t count = write(to_, ask.data() + sent, ask.size() - sent);
+      if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (count <= 0) return Failed("its process is gone");
+      sent += static_cast<size_t>(count);
+    }
+    if (absl::Status status = Receive(answer); !status.ok()) return status;
+    std::string_view problem;
+    if ((*answer)["error"].get(problem) == simdjson::SUCCESS) {
+      return absl::InvalidArgumentError(absl::StrCat("the tokenizer: ", std::string(problem)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Until the pipe is ready. A process that does not answer is ended, so that the next request
+  // starts another one.
+  absl::Status Wait(int pipe, short events) {
+    while (true) {
+      const absl::Duration left = deadline_ - absl::Now();
+      pollfd item{.fd = pipe, .events = events, .revents = 0};
+      const int ready = left <= absl::ZeroDuration()
+                            ? 0
+                            : poll(&item, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+      if (ready > 0) return absl::OkStatus();
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready < 0) return Failed("poll");
+      Stop();
+      return absl::DeadlineExceededError(absl::StrCat(
+          "--tokenizer: no answer within ", absl::FormatDuration(patience_), "; it starts anew"));
+    }
+  }
+
+  // One line.
+  absl::Status Receive(simdjson::dom::element* answer) {
+    size_t end, sought = 0;
+    while ((end = received_.find('\n', sought)) == std::string::npos) {
+      sought = received_.size();
+      if (absl::Status status = Wait(from_, POLLIN); !status.ok()) return status;
+      char buffer[65536];
+      const ssize_t count = read(from_, buffer, sizeof(buffer));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return Failed("its process is gone");
+      received_.append(buffer, static_cast<size_t>(count));
+    }
+    const std::string line = received_.substr(0, end);
+    received_.substr(end + 1).swap(received_);  // and what a long line took is given back
+    if (parser_.parse(line).get(*answer) != simdjson::SUCCESS) return Nonsense();
+    return absl::OkStatus();
+  }
+
+  const absl::Duration patience_;
+  absl::Time deadline_;  // of what is asked
+  std::string file_, python_;
+  pid_t child_ = -1;
+  int to_ = -1;
+  int from_ = -1;
+  std::string received_;
+  simdjson::dom::parser parser_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(const std::string& file,
+                                                           const std::string& python,
+                                                           absl::Duration patience) {
+  auto tokenizer = std::make_unique<HfTokenizer>(patience);
+  if (absl::Status status = tokenizer->Start(file, python); !status.ok()) return status;
+  return tokenizer;
 }
 
 }  // namespace kvblocks::sim

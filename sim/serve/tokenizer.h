@@ -2,7 +2,7 @@
 //
 // ByteTokenizer takes every byte as a token: the id is the byte. It needs no file, and the text of
 // an answer that a client sends back in its next prompt has the tokens that the answer had.
-// MakeHfTokenizer (hf_tokenizer.h) asks Hugging Face's library for a tokenizer.json.
+// MakeHfTokenizer asks Hugging Face's library for a tokenizer.json.
 //
 // Always: the pieces of a text's tokens, put together, are the text, as far as the tokenizer keeps
 // it. Threads: one call at a time.
@@ -10,14 +10,23 @@
 #ifndef KVBLOCKS_SIM_SERVE_TOKENIZER_H_
 #define KVBLOCKS_SIM_SERVE_TOKENIZER_H_
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/sim/serve/http.h"
 
 namespace kvblocks::sim {
 
@@ -62,6 +71,76 @@ struct PseudoText {
 
 // The length of the longest part from the beginning that ends with a whole character of UTF-8.
 size_t WholeCharacters(std::string_view text);
+
+// TokenizerQueue: a tokenizer for the I/O thread. One that is slow works on a thread of its own, so
+// that the connections of others go on meanwhile; one that is not is called at once.
+class TokenizerQueue {
+ public:
+  TokenizerQueue(std::unique_ptr<Tokenizer> tokenizer, EventLoop* loop)
+      : tokenizer_(std::move(tokenizer)), loop_(loop) {
+    if (tokenizer_->is_slow()) thread_ = std::thread([this] { Loop(); });
+  }
+  ~TokenizerQueue() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+  TokenizerQueue(const TokenizerQueue&) = delete;
+  TokenizerQueue& operator=(const TokenizerQueue&) = delete;
+
+  // `work` has the tokenizer for itself; then `done` is called on the I/O thread.
+  void Run(std::function<void(Tokenizer&)> work, std::function<void()> done) {
+    if (!thread_.joinable()) {
+      work(*tokenizer_);
+      done();
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.emplace_back(std::move(work), std::move(done));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void Loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
+      if (is_ending_) return;
+      auto [work, done] = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      work(*tokenizer_);
+      work = nullptr;  // what it holds may end on the I/O thread alone, where `done` ends
+      loop_->Post(std::move(done));
+      lock.lock();
+    }
+  }
+
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  EventLoop* const loop_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<std::function<void(Tokenizer&)>, std::function<void()>>> tasks_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+// A Hugging Face tokenizer.json, read by their own library.
+//
+// The library runs in a child process: Python with the package `tokenizers`. Requests and answers
+// are lines of JSON through its pipes. It ends with this process, or when this object goes.
+
+// `python`: the interpreter, "python3" or a path. InvalidArgument says what to install where the
+// package is missing, or what is wrong with the file. A process that does not answer within
+// `patience` is ended with DeadlineExceeded; the next request starts another one.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(
+    const std::string& file, const std::string& python,
+    absl::Duration patience = absl::Seconds(60));
 
 }  // namespace kvblocks::sim
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/report/request_rows.h"
 #include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/trace/decimal.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/report/slo.h"
 #include "kvblocks/sim/split/split.pb.h"
 #include "kvblocks/sim/split/split_fleet.h"
 

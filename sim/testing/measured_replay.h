@@ -123,6 +123,15 @@ inline pb::Report MeasureRequests(std::vector<TraceRequest> requests, const Trac
   return report;
 }
 
+// Of a run that ends well; with the sums that hold for every report.
+inline pb::Report ReportOf(Replay& replay, const ReplayMetricsOptions& options = {}) {
+  Measured measured;
+  Measure(replay, &measured, options);
+  EXPECT_TRUE(measured.status.ok()) << measured.status;
+  ExpectCausesAddUp(measured.report);
+  return measured.report;
+}
+
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_

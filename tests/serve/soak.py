@@ -4,8 +4,8 @@
   tests/serve/soak.py KVSIM [SECONDS [SEED]]
 
 Clients ask, leave inside answers, reset connections, close halves of them, read slowly or not at all, send slowly, send what
-is wrong, empty the caches, and use adapters, salts, priorities and tiers, on three ports. Every step's state is checked by the
-server (--check-invariants). What must hold:
+is wrong, empty the caches, and use adapters, salts, priorities and tiers, on three ports. A subscriber of KV events stopped reading.
+Every step's state is checked by the server (--check-invariants). What must hold:
  - who waits for an answer gets all of it, or a refusal with a reason; a connection that ends without either was cut by a fault
    that the server counted, or by a crash
  - nobody waits for longer than a minute
@@ -187,12 +187,27 @@ class Client:
         path, body = self.request(stream=self.random.random() < 0.4)
         return await self.ask(replica, path, body)
 
+    def nonsense(self):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+        return self.random.choice([b"\x16\x03\x01" * 100, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n",
+                                   chunked + b"5;" + b"x" * 50000, chunked + b"0\r\n" + b"x: y\r\n" * 9000,
+                                   head + b"Transfer-Encoding: gzip\r\n\r\n", chunked + b"f" * 17 + b"\r\n",
+                                   head + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n"])
+
     async def send_wrong(self, replica):
         path, body = self.request()
         wrong = self.random.choice([b"{", b"[1, 2", b"\xff" * 50, {**body, "model": "gpt-4"}, {**body, "max_tokens": -1},
                                     {**body, "logprobs": True, "top_logprobs": 1}, {**body, "n": 1000},
-                                    {"prompt": "x" * 5000, "max_tokens": 5}, {"messages": "x"}, {"prompt": []}])
-        if isinstance(wrong, bytes):
+                                    {"prompt": "x" * 5000, "max_tokens": 5}, {"messages": "x"}, {"prompt": []},
+                                    {"prompt": "x", "max_tokens": 10**9}, [[[]]], None])
+        if wrong is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[replica])
+            writer.write(self.nonsense())
+            await asyncio.wait_for(reader.read(100), 60)
+            writer.close()
+            return "sent nonsense"
+        if not isinstance(wrong, dict):
             start = time.time()
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[replica])
@@ -316,7 +331,7 @@ totals = collections.Counter()  # of engines that are gone, and in the end of al
 async def crash_now_and_then(ports, end, chance):
     while time.time() < end - 15:
         await asyncio.sleep(chance.uniform(3, 10))
-        replica = chance.randrange(REPLICAS)
+        replica = chance.randrange(1, REPLICAS)  # the first keeps its subscriber
         try:
             before = await metrics(ports[replica])
             interval = [time.time(), float("inf")]
@@ -338,6 +353,17 @@ async def crash_now_and_then(ports, end, chance):
         for name in ("kvsim_invariant_checks_total", "kvsim_steps_total", "vllm:num_preemptions_total",
                      "vllm:external_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"):
             totals[name] += before[name]
+
+
+def stop_subscribing(port):
+    """A subscriber by ZMTP 3.0 that takes all topics, and then nothing."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    connection.recv(64, socket.MSG_WAITALL)
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+    connection.sendall(b"\x04" + bytes([len(ready)]) + ready + b"\x00\x01\x01")
+    return connection
 
 
 def resident_kb(pid):
@@ -416,7 +442,7 @@ def main():
     # A smaller quarantine, whose filling would look like a leak.
     env = {**os.environ, "ASAN_OPTIONS": "quarantine_size_mb=8:" + os.environ.get("ASAN_OPTIONS", "")}
     server = subprocess.Popen([KVSIM, "serve", "--port=0", *OPTIONS], stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
-    ports = []
+    ports, events = [], None
     while len(ports) < REPLICAS:
         line = server.stdout.readline()
         if not line:
@@ -424,8 +450,12 @@ def main():
             raise SystemExit("kvsim serve did not start: " + errors.read())
         if line.startswith("http://"):
             ports.append(int(line.split()[0].rsplit(":", 1)[1]))
+            events = events or int(line.split()[2].rsplit(":", 1)[1])
+    subscriber = stop_subscribing(events)
     try:
         asyncio.run(soak(server, ports))
+        if b"BlockStored" not in subscriber.recv(4096):
+            problem("the subscriber got no events")
     except (OSError, Cut) as error:
         problem(f"the server is gone: {error!r}")
     server.send_signal(signal.SIGTERM)

@@ -1,18 +1,18 @@
-#include "kvblocks/sim/serve/http_server.h"
+#include "kvblocks/sim/serve/http.h"
 
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <csignal>
 #include <set>
 #include <sstream>
 #include <utility>
 #include <vector>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/steady_timer.hpp>
-
 #include "kvblocks/sim/serve/http_session.h"
 
 namespace kvblocks::sim {
+
 namespace {
 
 using namespace http_session;  // NOLINT: a part of this file
@@ -85,8 +85,7 @@ class HttpServer::Impl {
     reply.set(http::field::retry_after, "1");
     reply.keep_alive(false);
     reply.body() = ErrorJson({.status = 503,
-                              .message = "the server has too many connections; try again",
-                              .type = "ServiceUnavailableError"});
+                              .message = "the server has too many connections; try again"});
     reply.prepare_payload();
     std::ostringstream text;
     text << reply;

@@ -1,0 +1,321 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/time_series.h"
+#include "kvblocks/sim/report/workload_section.h"
+#include "kvblocks/sim/testing/message_fields.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// --- Distribution ---
+
+TEST(DistributionTest, PercentilesAreNearestRank) {
+  Distribution d;
+  for (int64_t v : {50, 15, 40, 20, 35}) d.Add(v);
+  EXPECT_EQ(d.Percentile(500), 15);
+  EXPECT_EQ(d.Percentile(3000), 20);
+  EXPECT_EQ(d.Percentile(4000), 20);
+  EXPECT_EQ(d.Percentile(4001), 35);
+  EXPECT_EQ(d.Percentile(5000), 35);
+  EXPECT_EQ(d.Percentile(10000), 50);
+  EXPECT_EQ(d.mean(), 32);
+  EXPECT_EQ(d.min(), 15);
+  EXPECT_EQ(d.max(), 50);
+  EXPECT_EQ(d.CountAbove(35), 2);
+  EXPECT_TRUE(d.is_exact());
+}
+
+TEST(DistributionTest, EmptyIsAllZero) {
+  Distribution d;
+  EXPECT_EQ(d.Percentile(5000), 0);
+  EXPECT_EQ(d.mean(), 0);
+  EXPECT_EQ(d.max(), 0);
+  EXPECT_EQ(d.CountAbove(0), 0);
+}
+
+TEST(DistributionTest, RunsCountAsOftenAsTheyAreLong) {
+  Distribution d;
+  d.Add(1, 99);
+  d.Add(7, 1);
+  EXPECT_EQ(d.count(), 100);
+  EXPECT_EQ(d.Percentile(9900), 1);
+  EXPECT_EQ(d.Percentile(9901), 7);
+}
+
+TEST(DistributionTest, ValuesMayComeAfterAPercentileWasAsked) {
+  Distribution d;
+  d.Add(9);
+  d.Add(3);
+  EXPECT_EQ(d.Percentile(5000), 3);
+  d.Add(1);
+  d.Add(2);
+  EXPECT_EQ(d.Percentile(5000), 2);
+}
+
+TEST(DistributionTest, SketchIsWithinOneTenthOfAPercent) {
+  Distribution exact;
+  Distribution sketch(/*max_runs=*/100);
+  uint64_t state = 1;
+  for (int i = 0; i < 20000; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    // All magnitudes from 1 to 2^62.
+    const auto value = static_cast<int64_t>((state >> 1) >> ((state >> 58) % 62));
+    exact.Add(value);
+    sketch.Add(value);
+  }
+  ASSERT_TRUE(exact.is_exact());
+  ASSERT_FALSE(sketch.is_exact());
+  EXPECT_STREQ(sketch.method(), Distribution::kSketchName);
+  for (int64_t p = 1; p <= 10000; p += 7) {
+    const auto want = static_cast<double>(exact.Percentile(p));
+    const auto got = static_cast<double>(sketch.Percentile(p));
+    ASSERT_LE(std::abs(got - want), 0.001 * want) << "percentile " << p;
+  }
+  EXPECT_EQ(sketch.mean(), exact.mean());
+  EXPECT_EQ(sketch.min(), exact.min());
+  EXPECT_EQ(sketch.max(), exact.max());
+}
+
+TEST(DistributionTest, SketchDoesNotDependOnTheOrder) {
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < 5000; ++i) values.push_back((i * 7919) % 100003 + 1'000'000);
+  Distribution forward(10), backward(10);
+  for (int64_t v : values) forward.Add(v);
+  std::reverse(values.begin(), values.end());
+  for (int64_t v : values) backward.Add(v);
+  for (int64_t p : {100, 2500, 5000, 9000, 9999}) {
+    EXPECT_EQ(forward.Percentile(p), backward.Percentile(p));
+  }
+  EXPECT_EQ(forward.CountAbove(1'050'000), backward.CountAbove(1'050'000));
+}
+
+TEST(DistributionTest, AllPercentilesAtOnceAreThoseOneByOne) {
+  for (const size_t max_runs : {1000, 4}) {
+    Distribution values(max_runs);
+    for (int64_t i = 0; i < 37; ++i) values.Add(1000 + (i * i * 7919) % 5000, 1 + i % 3);
+    const std::vector<int64_t> all = values.Percentiles();
+    ASSERT_EQ(all.size(), 101u);
+    EXPECT_EQ(all[0], values.min());
+    EXPECT_EQ(all[100], values.Percentile(10000));
+    for (int64_t i = 1; i <= 100; ++i) {
+      EXPECT_EQ(all[static_cast<size_t>(i)], values.Percentile(100 * i)) << i;
+    }
+  }
+  EXPECT_TRUE(Distribution().Percentiles().empty());
+}
+
+// --- Slo ---
+
+TEST(SloTest, ParsesLimitsAndPercentiles) {
+  const auto objectives = ParseObjectives("ttft:2s:p99,tpot:50ms,e2e:1min:p99.9,queueing:1us");
+  ASSERT_TRUE(objectives.ok()) << objectives.status();
+  ASSERT_EQ(objectives->size(), 4u);
+  EXPECT_EQ((*objectives)[0].limit, 2 * kSecond);
+  EXPECT_EQ((*objectives)[0].percentile, 9900);
+  EXPECT_EQ((*objectives)[1].metric, SloMetric::kTpot);
+  EXPECT_EQ((*objectives)[1].percentile, 0);
+  EXPECT_EQ((*objectives)[2].percentile, 9990);
+}
+
+TEST(SloTest, RefusesWhatItDoesNotUnderstand) {
+  for (const char* text :
+       {"ttft", "ttft:2", "speed:2s", "ttft:2s:99", "ttft:2s:p0", "ttft:2s:p101", "ttft:2s:p",
+        "ttft:0s", "ttft:-1s", ",", "ttft:2s,", "ttft:2s:p99:x", "ttft:2s:p99.999"}) {
+    const auto objectives = ParseObjectives(text);
+    ASSERT_FALSE(objectives.ok()) << text;
+    EXPECT_NE(std::string(objectives.status().message()).find("like ttft:2s:p99"),
+              std::string::npos);
+  }
+}
+
+TEST(SloTest, CountsRequestsThatMeetEveryLimit) {
+  GoodputMetrics goodput(*ParseObjectives("ttft:2s:p50,tpot:50ms"));
+  RequestLatency latency;
+  latency.ttft = 2 * kSecond;
+  latency.tpot = 50 * kMillisecond;
+  goodput.OnFinish(latency);  // exactly at both limits
+  latency.tpot.reset();
+  goodput.OnFinish(latency);  // one token: no TPOT
+  latency.ttft = 2 * kSecond + 1;
+  goodput.OnFinish(latency);
+  goodput.OnFailure();
+  ::kvblocks::report::v1::Goodput out;
+  goodput.Fill(4.0, &out);
+  EXPECT_FIELDS(out,
+                "requests_good 2, requests_total 4, good_share 0.5, good_requests_per_s 0.5, "
+                "met true, objectives[ttft].requests_good 2, objectives[tpot].requests_good 3");
+}
+
+TEST(SloTest, APercentileAboveItsLimitIsAMiss) {
+  GoodputMetrics goodput(*ParseObjectives("e2e:1s:p99"));
+  RequestLatency latency;
+  latency.e2e = kSecond;
+  for (int i = 0; i < 98; ++i) goodput.OnFinish(latency);
+  latency.e2e = 3 * kSecond;
+  goodput.OnFinish(latency);
+  goodput.OnFinish(latency);
+  ::kvblocks::report::v1::Goodput out;
+  goodput.Fill(1.0, &out);
+  EXPECT_FIELDS(out, "met false, objectives[e2e].observed_ms 3000");
+}
+
+// --- Steady window ---
+
+// Request i is admitted at 10 i seconds and finishes 5 s later with one token.
+SteadyWindow Regular(int64_t n, size_t max_entries = SteadyWindow::kDefaultMaxEntries) {
+  SteadyWindow window(max_entries);
+  for (int64_t i = 0; i < n; ++i) {
+    window.OnFirstAdmission(
+        {.time = 10 * i * kSecond, .admissions = i, .finished = i, .output_tokens = i});
+    window.OnFinish({.time = (10 * i + 5) * kSecond,
+                     .admissions = i + 1,
+                     .finished = i + 1,
+                     .output_tokens = i + 1});
+  }
+  return window;
+}
+
+ThroughputSums End(int64_t n) {
+  return {.time = (10 * n - 5) * kSecond, .admissions = n, .finished = n, .output_tokens = n};
+}
+
+struct Case {
+  const char* warmup;
+  const char* cooldown;
+  int64_t from_s;
+  int64_t to_s;
+  int64_t finished;
+};
+
+TEST(SteadyWindowTest, EdgesOfTenRequests) {
+  const SteadyWindow window = Regular(10);
+  for (const Case& c : {
+           Case{"0", "0", 0, 95, 10}, Case{"0.5", "0", 50, 95, 5}, Case{"0.25", "0.2", 20, 80, 6},
+           Case{"3", "4", 30, 60, 3}, Case{"25s", "0", 30, 95, 7}, Case{"30s", "25s", 30, 65, 4},
+           Case{"0", "20s", 0, 75, 8}, Case{"0.05", "0.05", 0, 95, 10},  // less than one request
+       }) {
+    const auto edges = window.Find(*ParseWarmup(c.warmup), *ParseWarmup(c.cooldown, "cooldown"),
+                                   ThroughputSums(), End(10));
+    ASSERT_TRUE(edges) << c.warmup << " " << c.cooldown;
+    EXPECT_EQ(edges->from.time, c.from_s * kSecond) << c.warmup << " " << c.cooldown;
+    EXPECT_EQ(edges->to.time, c.to_s * kSecond) << c.warmup << " " << c.cooldown;
+    EXPECT_EQ(edges->to.finished - edges->from.finished, c.finished) << c.warmup;
+  }
+}
+
+TEST(SteadyWindowTest, SaysWhatIsLeftOut) {
+  const auto describe = [](const char* warmup, const char* cooldown) {
+    return DescribeWindow(*ParseWarmup(warmup), *ParseWarmup(cooldown, "cooldown"));
+  };
+  EXPECT_EQ(describe("0.5", "0"), "without the first 50 % of the requests");
+  EXPECT_EQ(describe("7", "0.1"), "without the first 7 requests and the last 10 %");
+  EXPECT_EQ(describe("7", "8"), "without the first 7 requests and the last 8 requests");
+}
+
+TEST(SteadyWindowTest, NothingIsLeft) {
+  const SteadyWindow window = Regular(10);
+  for (const auto& [warmup, cooldown] : std::vector<std::pair<const char*, const char*>>{
+           {"1", "0"}, {"10", "0"}, {"0.5", "0.5"}, {"95s", "0"}, {"0", "91s"}, {"5", "9000"}}) {
+    EXPECT_FALSE(window.Find(*ParseWarmup(warmup), *ParseWarmup(cooldown, "cooldown"),
+                             ThroughputSums(), End(10)))
+        << warmup << " " << cooldown;
+  }
+  EXPECT_FALSE(SteadyWindow().Find(*ParseWarmup("0.5"), *ParseWarmup("0"), {}, {}));
+}
+
+TEST(SteadyWindowTest, LongRunsKeepEveryOtherEntry) {
+  const SteadyWindow window = Regular(1000, /*max_entries=*/64);
+  const auto edges = window.Find(*ParseWarmup("0.5"), *ParseWarmup("0.25"), {}, End(1000));
+  ASSERT_TRUE(edges);
+  // Every 16th is left: 512 instead of 500, and 752 instead of 750.
+  EXPECT_EQ(edges->from.admissions, 512);
+  EXPECT_EQ(edges->to.admissions, 752);
+  EXPECT_EQ(edges->to.time, 7520 * kSecond);
+}
+
+// --- Time series ---
+
+using Series = ::kvblocks::report::v1::Series;
+
+TEST(TimeSeriesTest, GaugesAreWeightedWithTime) {
+  TimeSeries series(kSecond);
+  // 4 running for half of the first second, then 2 for the next one and a half.
+  series.AddInterval(kSecond / 2, kSecond, {.running = 4, .referenced = 10, .is_busy = true});
+  series.AddInterval(kSecond, 5 * kSecond / 2, {.running = 2, .waiting = 1});
+  Series out;
+  series.Fill(5 * kSecond / 2, 20, &out);
+  ASSERT_EQ(out.points_size(), 3);
+  EXPECT_FIELDS(out.points(0), "running 2, usage 0.25, busy_share 0.5");
+  EXPECT_FIELDS(out.points(1), "running 2, waiting 1");
+  // The last tick is half a second long.
+  EXPECT_FIELDS(out.points(2), "running 2, start_s 2");
+}
+
+TEST(TimeSeriesTest, StepTimesAreWeightedWithTheirTime) {
+  TimeSeries series(kSecond);
+  // Steps of 0.25 s and 0.5 s, idle until 1 s, then a step of 1.5 s.
+  series.AddInterval(0, kSecond / 4, {.is_busy = true, .step_time = kSecond / 4});
+  series.AddInterval(kSecond / 4, 3 * kSecond / 4, {.is_busy = true, .step_time = kSecond / 2});
+  series.AddInterval(3 * kSecond / 4, kSecond, {.step_time = 7 * kSecond});
+  series.AddInterval(kSecond, 5 * kSecond / 2, {.is_busy = true, .step_time = 3 * kSecond / 2});
+  series.AddInterval(5 * kSecond / 2, 4 * kSecond, {});
+  Series out;
+  series.Fill(4 * kSecond, 1, &out);
+  ASSERT_EQ(out.points_size(), 4);
+  EXPECT_DOUBLE_EQ(out.points(0).step_time_ms(), (0.25 * 250 + 0.5 * 500) / 0.75);
+  EXPECT_DOUBLE_EQ(out.points(1).step_time_ms(), 1500.0);
+  EXPECT_DOUBLE_EQ(out.points(2).step_time_ms(), 1500.0);
+  EXPECT_DOUBLE_EQ(out.points(3).step_time_ms(), 0.0);
+}
+
+TEST(TimeSeriesTest, LongRunsDoubleTheTickAndKeepTheSums) {
+  TimeSeries series(kSecond, /*max_points=*/10);
+  for (int64_t s = 0; s < 100; ++s) {
+    series.AddInterval(s * kSecond, (s + 1) * kSecond, {.running = s});
+    series.AddCounts(s * kSecond, {.prefill_tokens = s, .steps = 1});
+  }
+  Series out;
+  series.Fill(100 * kSecond, 1, &out);
+  EXPECT_DOUBLE_EQ(out.tick_s(), 16.0);
+  ASSERT_EQ(out.points_size(), 7);
+  double running = 0;
+  int64_t tokens = 0, steps = 0;
+  for (int i = 0; i < out.points_size(); ++i) {
+    const double length = i < 6 ? 16.0 : 4.0;
+    running += out.points(i).running() * length;
+    tokens += out.points(i).prefill_tokens();
+    steps += out.points(i).steps();
+  }
+  EXPECT_DOUBLE_EQ(running, 4950.0);
+  EXPECT_EQ(tokens, 4950);
+  EXPECT_EQ(steps, 100);
+}
+
+TEST(TimeSeriesTest, OneIntervalMayCoverTheWholeClock) {
+  TimeSeries series(1, /*max_points=*/4);
+  series.AddInterval(0, kMaxSimTime, {.running = 3});
+  Series out;
+  series.Fill(kMaxSimTime, 1, &out);
+  ASSERT_GE(out.points_size(), 1);
+  ASSERT_LE(out.points_size(), 4);
+  for (const auto& point : out.points()) EXPECT_NEAR(point.running(), 3.0, 1e-9);
+}
+
+TEST(TimeSeriesTest, EventsAtTheEndHaveAPointOfTheirOwn) {
+  TimeSeries series(kSecond);
+  series.AddInterval(0, kSecond, {.running = 1});
+  series.AddCounts(kSecond, {.output_tokens = 5});
+  Series out;
+  series.Fill(kSecond, 1, &out);
+  ASSERT_EQ(out.points_size(), 2);
+  EXPECT_FIELDS(out.points(1), "output_tokens 5, running 0");
+}
+
+}  // namespace
+}  // namespace kvblocks::sim
