@@ -13,7 +13,7 @@
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_comparison.h"
 #include "kvblocks/sim/report/result_file.h"
-#include "kvblocks/sim/report/step_comparison.h"
+#include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/measurement.h"

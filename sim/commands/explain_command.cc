@@ -20,7 +20,7 @@
 #include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/explanation.pb.h"
-#include "kvblocks/sim/report/explanation_text.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/tier_section.h"

@@ -15,7 +15,7 @@
 #include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/specs/catalogue/param_count.h"
+#include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/catalogue/pipeline_stages.h"
 #include "kvblocks/specs/config/config_source.h"
 

@@ -14,7 +14,7 @@
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/config/kv_cache_config_text.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
 namespace {

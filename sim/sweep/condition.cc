@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "kvblocks/checks/status_macros.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/slo.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 
