@@ -84,12 +84,6 @@ struct SplitReplay : SplitObserver {
   int64_t num_blocks_away = 0;
 };
 
-std::vector<int64_t> Document(int64_t length) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back(i);
-  return ids;
-}
-
 // The prompt takes the step [0,1], 8 bytes [1,3]; the client has the prefill's token at 1.
 TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {
   SplitReplay replay;
