@@ -64,7 +64,10 @@ double ShareOf(int64_t part, int64_t whole) {
 
 constexpr Named kNamed[] = {
     {"hit-rate", true, 2, true,
-     [](const Report& r) -> Value { return r.whole_run().token_hit_rate().value(); }},
+     [](const Report& r) -> Value {
+       if (!r.has_whole_run()) return std::nullopt;  // of prefill and decode replicas
+       return r.whole_run().token_hit_rate().value();
+     }},
     {"possible-hit-rate", true, 2, true,
      [](const Report& r) -> Value { return r.whole_run().possible_hit_rate().value(); },
      NoneOfFleet},
@@ -124,9 +127,15 @@ constexpr Named kNamed[] = {
     {"replicas", false, 0, false, [](const Report&) -> Value { return 1; },
      [](const FleetReport& f) -> Value { return f.replicas_size(); }},
     {"imbalance", false, 3, false, None,
-     [](const FleetReport& f) -> Value { return f.imbalance().prompt_tokens(); }},
+     [](const FleetReport& f) -> Value {
+       if (!f.has_imbalance()) return std::nullopt;
+       return f.imbalance().prompt_tokens();
+     }},
     {"busy-imbalance", false, 3, false, None,
-     [](const FleetReport& f) -> Value { return f.imbalance().busy_time(); }},
+     [](const FleetReport& f) -> Value {
+       if (!f.has_imbalance()) return std::nullopt;
+       return f.imbalance().busy_time();
+     }},
     {"router-queueing-mean", false, 1, false, None,
      [](const FleetReport& f) -> Value { return f.latency().router_queueing().mean_ms(); }},
     {"router-rejected", false, 0, false, None,
@@ -135,11 +144,13 @@ constexpr Named kNamed[] = {
      }},
     {"missed-hits", false, 2, true, None,
      [](const FleetReport& f) -> Value {
+       if (!f.has_decisions()) return std::nullopt;
        return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
      }},
     {"wrong-claims", false, 2, true, None,
      [](const FleetReport& f) -> Value {
        const auto& d = f.decisions();
+       if (!f.has_decisions()) return std::nullopt;
        return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
      }},
 };

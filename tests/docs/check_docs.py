@@ -103,7 +103,7 @@ class Checker:
         """Command -> flag -> its few values, or None. One entry for all commands."""
         flags = {"help": None}
         for f in self.files:
-            if not re.match(r"sim/(commands/.*|split/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
+            if not re.match(r"sim/(commands/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
                 continue
             text = self.text(f)
             for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
