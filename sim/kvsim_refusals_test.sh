@@ -9,6 +9,7 @@ write_encoder
 echo '{"timestamp": 0, "input_length": 4, "output_length": 3, "block_size": 0, "hash_ids": [], "encoder_tokens": -1}' \
   >bad_speech.jsonl
 echo '{"architectures": ["NoSuchModel"]}' >broken.json
+echo 'prefill_replicas: 1 decode_replicas: 1' >split.textproto
 head -c 17000000 /dev/zero | tr '\0' '\n' >too-long.txtpb
 cp too-long.txtpb too-long.json
 expect 0 '' replay --json --num-blocks=2000 --steps=a.csv.gz --csv=rows.csv
@@ -127,7 +128,7 @@ policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:polic
 --smallest: got "num-blocks=900:300", expected a range|capacity --smallest num-blocks=900:300 --where hit-rate>=0.5
 --largest: got "num-blocks=300", expected a range|capacity --largest num-blocks=300 --where hit-rate>=0.5
 --rate: has no use with --largest or --smallest|capacity --rate=3 --largest num-blocks=300:900 --where hit-rate>=0.5
---smallest: has no use with --split-replicas|capacity --slo=ttft:1s --split-replicas=3 --smallest num-blocks=300:900
+--prefill-replicas: got 1, expected none in a search for a rate|capacity --slo=ttft:1s@p99 --prefill-replicas=1 --decode-replicas=1
 --where: got "ttft-mean<=baseline", expected a number: a sweep has no baseline|sweep --grid seed=1 --pareto=hit-rate --where ttft-mean<=baseline
 --where: got "slo", but no point has such a figure|sweep --grid seed=1 --limit=50 --pareto=hit-rate --where slo
 --where needs --pareto|sweep --grid seed=1 --where hit-rate>=0.5
@@ -136,12 +137,14 @@ policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:polic
 --prefill-router: got "best", expected one of round-robin|replay --prefill-replicas=1 --decode-replicas=1 --prefill-router=best
 compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --decode-replicas=1 --prefill-router=prefix --no-prefix-caching
 --link-latency: .*unit|replay --prefill-replicas=1 --decode-replicas=1 --link-latency=5
---decode-replicas|replay --prefill-replicas=1 --decode-replicas=0
+--prefill-replicas needs --decode-replicas (got 0)|replay --prefill-replicas=1 --decode-replicas=0
 --prefill-replicas needs --decode-replicas|replay --prefill-replicas=2
 --link-scope needs --prefill-replicas|replay --link-scope=decode
---link-bandwidth: got "0", expected a whole number from 1|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
+--link-bandwidth: got 0, expected 1 to 1000000|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
 set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
---events has no use with --prefill-replicas|replay --prefill-replicas=1 --decode-replicas=1 --events=x.kvlog
+--decode-replicas needs --prefill-replicas|replay --decode-replicas=2
+kvsim explain has no words|explain --prefill-replicas=1 --decode-replicas=1 --request=1
+prefill_replicas and decode_replicas are for several|curve --config split.textproto
 --pipeline-parallel: got 33, expected 1 to 32, the layers of llama-3.1-8b|replay --pp=33
 --pipeline-parallel: got 2, expected 1 with --time=recorded|replay --pp=2 --time=recorded --step-times=rows.csv
 --async with --pipeline-parallel: set for --engine=vllm-0.25|replay --pp=2 --engine=vllm-0.25 --async
@@ -156,8 +159,7 @@ set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replica
 --expert-parallel: got "true", expected none: llama-3.1-8b has no experts|replay --expert-parallel
 --tier: got "host:1GiB:read=free", expected nothing with --data-parallel|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --tier=host:1GiB:read=free
 --router: got "data-parallel", expected another|replay --replicas=2 --router=data-parallel
---replica, --data-parallel or an option of --router|replay --prefill-replicas=1 --decode-replicas=1 --dp=2
---warmup: its section is not in the report|replay --prefill-replicas=1 --decode-replicas=1 --warmup=0.1
+set next to --replicas, --replica, --data-parallel, --scale|replay --prefill-replicas=1 --decode-replicas=1 --dp=2
 KV-cache group 0 does not keep all blocks|replay --prefill-replicas=1 --decode-replicas=1 --model=gemma-3-27b --device=h200
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic

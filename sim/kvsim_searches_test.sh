@@ -160,27 +160,22 @@ ttft() { expect 0 '' replay --num-blocks=400 --json "$@"
 none=$(ttft) worse=$(ttft --tier=$missed) even=$(ttft --tier=$found)
 awk "BEGIN { exit !($worse > $none && $even <= $none) }" ||
   fail "TTFT $none without, $worse with $missed and $even with $found"
-# --- Prefill and decode replicas: which division, and how many ---
+# --- Prefill and decode replicas are options like others: which division, and how many ---
 limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
-expect 0 '' capacity $limits --split-replicas=3 --json
+divisions="sweep $limits --grid prefill-replicas=1,2 --grid decode-replicas=1,2 --pareto=good-share --where replicas<=3"
+expect 0 '' $divisions --json
 cp out divisions.json
-expect 0 '' capacity $limits --split-replicas=3 --json --threads=1
+expect 0 '' $divisions --json --threads=1
 cmp out divisions.json || fail "one thread finds another division"
-grep -o '"prefill": "[0-9]*"\|"alike": "[0-9]*"' out | sort | uniq -c | tr -d '\n' | grep -q '"alike": "3" .*"prefill": "1" .*"prefill": "2"' ||
-  fail "not all divisions were tried: $(cat out)"
-# What the search says of one is what its replay says.
+# What the sweep says of one is what its replay says.
 expect 0 '' replay --prefill-replicas=1 --decode-replicas=2 $limits --json
-share=$(grep -o '"good_share": [0-9.e-]*' out | head -1)
-grep -q "$share" divisions.json || fail "the search has no division with $share"
-expect 0 '' capacity $limits --split-replicas=8 --goodput=0.5
-grep -q '^fewest .* for prefill and' out || fail "no number of replicas: $(cat out)"
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the table of divisions is wider than 100 columns"
-expect 1 '' capacity --speedup=60 --slo=ttft:1us --split-replicas=3 --goodput=0.9
-grep -q 'no division of up to 3 replicas reaches it' out || fail "unreachable limits are reached"
-expect 2 'slo: none given' capacity --split-replicas=3
-expect 2 'rate: has no use with --split-replicas' capacity --split-replicas=3 --slo=ttft:1s --rate=3
-expect 2 'link-scope needs --split-replicas' capacity --slo=ttft:1s@p99 --link-scope=decode
+share=$(grep -o '"good_share": [0-9.e-]*' out | head -1 | cut -d' ' -f2)
+grep -q "[ :]$share" divisions.json || fail "the sweep has no division with $share"
+expect 0 '' capacity $limits --smallest prefill-replicas=1:4 --decode-replicas=2 --goodput=0.5
+grep -q '^answer  *--prefill-replicas=[1-4]' out || fail "no number of replicas: $(cat out)"
+expect 1 '' capacity --speedup=60 --slo=ttft:1us --smallest prefill-replicas=1:3 --decode-replicas=1 --goodput=0.9
+grep -q '^answer  *no value of the range holds' out || fail "unreachable limits are reached"
+expect 2 'link-scope needs --prefill-replicas' capacity --slo=ttft:1s@p99 --link-scope=decode
 expect 2 'pipeline-parallel: the search counts' capacity --slo=ttft:1s@p99 --pp=2
 
 finish

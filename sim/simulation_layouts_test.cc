@@ -14,22 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-KvCacheGroup StateGroup(int64_t block_size) {
-  return {.spec = *MambaSpec::Create({.block_size = block_size,
-                                      .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
-                                      .cache_mode = MambaCacheMode::kAlign}),
-          .layer_names = {"state"}};
-}
-
-void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
-  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
-  for (size_t g = 0; g < config->groups.size(); ++g) {
-    native.class_of_group.push_back(static_cast<int32_t>(g));
-  }
-  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
-  config->native = native;
-}
-
 void AddRequests(uint64_t seed, Replay* replay) {
   Draw draw(seed);
   const int64_t count = draw(2, 14);

@@ -24,12 +24,6 @@ struct LoadReplay : Replay {
   ScriptedConnector scripted;
 };
 
-std::vector<int64_t> Document(int64_t length) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back(i);
-  return ids;
-}
-
 // B shares A's prompt, but finds nothing of it while it is on its way; C finds it when it has come.
 TEST(SimulationLoadsTest, AnAsynchronousLoadHoldsBlocksAndRegistersThemWhenItEnds) {
   LoadReplay replay({{0, {.loads = {{.prefix = 8, .seconds = 3}}}}}, 20);

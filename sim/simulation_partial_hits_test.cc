@@ -22,23 +22,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-KvCacheGroup StateGroup(int64_t block_size, int64_t num_checkpoint_blocks = 0) {
-  return {.spec = *MambaSpec::Create({.block_size = block_size,
-                                      .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
-                                      .cache_mode = MambaCacheMode::kAlign,
-                                      .num_checkpoint_blocks = num_checkpoint_blocks}),
-          .layer_names = {"state"}};
-}
-
-void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
-  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
-  for (size_t g = 0; g < config->groups.size(); ++g) {
-    native.class_of_group.push_back(static_cast<int32_t>(std::min<size_t>(g, 1)));
-  }
-  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
-  config->native = native;
-}
-
 // What the blocks hold, by the tokens up to which they were computed: a row per token, or one state.
 // Steps are done when they are scheduled, whose order a device keeps: copies, writes, reads.
 class NaiveDevice final : public EngineObserver {

@@ -1,14 +1,17 @@
 #include "kvblocks/sim/commands/fleet_input.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/scale_input.h"
+#include "kvblocks/sim/commands/replica_kinds.h"
 #include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 
@@ -22,7 +25,10 @@ namespace {
 const ReplayOption* RouterOptionIn(const ReplayConfig& config) {
   for (const ReplayOption& option : ReplayOptions()) {
     if (option.section != kFleetGroup || option.setting->needs().empty()) continue;
-    if (!ValueText(config, option.field).empty()) return &option;
+    if (config.GetReflection()->HasField(config, option.field) &&
+        ValueText(config, option.field) != DefaultText(option)) {
+      return &option;
+    }
   }
   return nullptr;
 }
@@ -71,11 +77,91 @@ absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
   return absl::OkStatus();
 }
 
+// Between two looks of a rule; a run makes them all, also while nothing happens.
+constexpr SimTime kLeastInterval = 10 * kMillisecond;
+
+template <typename... Parts>
+absl::Status Refuse(const char* field, const std::string& text, const Parts&... expected) {
+  return InvalidArgument(FlagName(field), ": got \"", text, "\", expected ", expected...);
+}
+
+absl::Status SetTime(const char* field, const std::string& text, SimTime least, SimTime* out) {
+  if (text.empty()) return absl::OkStatus();
+  const auto time = ParseDuration(text);
+  if (!time.ok() || *time < least) {
+    return Refuse(field, text, "a time with a unit", least > 0 ? ", of at least 10ms" : "",
+                  ", such as 10s");
+  }
+  *out = *time;
+  return absl::OkStatus();
+}
+
+absl::Status SetCount(const char* field, const std::string& text, int64_t least, int64_t most,
+                      int32_t* out) {
+  if (text.empty()) return absl::OkStatus();
+  const auto value = ParseScaledDecimal(text, 0);
+  if (!value.ok() || *value < least || *value > most) {
+    return Refuse(field, text, "a whole number from ", least, " to ", most,
+                  ", with the replicas of the beginning between both limits");
+  }
+  *out = static_cast<int32_t>(*value);
+  return absl::OkStatus();
+}
+
+absl::Status SetRule(const ReplayConfig& config, ScaleRule* rule) {
+  const auto kinds = ReplicaKinds(config);
+  if (!kinds.ok()) return kinds.status();
+  int64_t num_replicas = 0;
+  for (const ReplicaKind& kind : *kinds) num_replicas += kind.count;
+  rule->most = static_cast<int32_t>(num_replicas);
+  if (absl::Status status = ParseRule(config.scale_rule(), rule); !status.ok()) {
+    return InvalidArgument("--scale-rule: ", status.message());
+  }
+  constexpr auto kMost = static_cast<int64_t>(Fleet::kMostReplicas);
+  for (absl::Status status :
+       {SetCount("min_replicas", config.min_replicas(), 1, num_replicas, &rule->least),
+        SetCount("max_replicas", config.max_replicas(), num_replicas, kMost, &rule->most),
+        SetTime("scale_interval", config.scale_interval(), kLeastInterval, &rule->interval),
+        SetTime("scale_cooldown", config.scale_cooldown(), 0, &rule->cool_down)}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ScalingOptions> MakeScalingOptions(const ReplayConfig& config) {
+  ScalingOptions scaling;
+  if (!config.scale().empty()) {
+    auto schedule = ParseSchedule(config.scale());
+    if (!schedule.ok()) return InvalidArgument("--scale: ", schedule.status().message());
+    scaling.schedule = *std::move(schedule);
+  }
+  if (!config.scale_rule().empty()) {
+    absl::Status status = SetRule(config, &scaling.rule.emplace());
+    if (!status.ok()) return status;
+  }
+  absl::Status status = SetTime("start_time", config.start_time(), 0, &scaling.start_time);
+  if (!status.ok()) return status;
+  const std::string& lost = config.lost_requests();
+  if (!lost.empty() && lost != "retry" && lost != "fail") {
+    return Refuse("lost_requests", lost, "retry or fail");
+  }
+  scaling.fails_lost = lost == "fail";
+  return scaling;
+}
+
 }  // namespace
 
+bool AsksForScaling(const ReplayConfig& config) {
+  return !config.scale().empty() || !config.scale_rule().empty();
+}
+
+bool IsSplit(const ReplayConfig& config) {
+  return config.prefill_replicas() > 0 || config.decode_replicas() > 0;
+}
+
 bool IsFleet(const ReplayConfig& config) {
-  return config.replicas() > 1 || !config.replica().empty() || config.data_parallel() > 1 ||
-         AsksForScaling(config);
+  return IsSplit(config) || config.replicas() > 1 || !config.replica().empty() ||
+         config.data_parallel() > 1 || AsksForScaling(config);
 }
 
 bool AsksForRouter(const ReplayConfig& config) { return RouterOptionIn(config) != nullptr; }
@@ -86,6 +172,9 @@ absl::Status RefuseFleet(const ReplayConfig& config) {
         config.data_parallel() > 1
             ? absl::StrCat("data_parallel: got ", config.data_parallel(),
                            ", expected 1: this command runs one engine")
+        : IsSplit(config)
+            ? std::string("prefill_replicas and decode_replicas are for several replicas: this "
+                          "command runs one")
         : AsksForScaling(config)
             ? std::string("scale and scale_rule are for several replicas: this command runs one")
         : config.replica().empty()
@@ -143,22 +232,54 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
     *number.out = *value;
   }
   router.seed = static_cast<uint64_t>(seed);
-  struct Delay {
-    const char* field;
-    const std::string& text;
-    SimTime* out;
-  };
-  for (const Delay& delay : {Delay{"router_delay", config.router_delay(), &options.router_delay},
-                             Delay{"event_delay", config.event_delay(), &options.event_delay}}) {
-    if (delay.text.empty()) continue;
-    const auto time = ParseDuration(delay.text);
-    if (!time.ok()) return BadOption(FlagName(delay.field), delay.text, "a time with a unit, such as 5ms");
-    *delay.out = *time;
+  for (const absl::Status& status :
+       {SetTime("router_delay", config.router_delay(), 0, &options.router_delay),
+        SetTime("event_delay", config.event_delay(), 0, &options.event_delay)}) {
+    if (!status.ok()) return status;
   }
   if (absl::Status status = SetQueue(config, &options.queue); !status.ok()) return status;
   auto scaling = MakeScalingOptions(config);
   if (!scaling.ok()) return scaling.status();
   options.scaling = *std::move(scaling);
+  return options;
+}
+
+absl::StatusOr<SplitOptions> MakeSplitOptions(const ReplaySetup& setup) {
+  const ReplayConfig& config = setup.config;
+  SplitOptions options;
+  options.num_prefill = static_cast<size_t>(config.prefill_replicas());
+  for (const auto& [field, name, out] :
+       {std::tuple("prefill_router", config.prefill_router(), &options.prefill_router),
+        std::tuple("decode_router", config.decode_router(), &options.decode_router)}) {
+    const auto kind = ParseRouter(name);
+    if (!kind.ok()) return OfOption(FlagName(field), field, kind.status());
+    out->kind = *kind;
+  }
+  options.first_token =
+      config.first_token() == "decode" ? FirstToken::kDecode : FirstToken::kPrefill;
+  options.link.bytes_per_second = config.link_bandwidth() * 1'000'000'000;
+  absl::Status status = SetTime("link_latency", config.link_latency(), 0, &options.link.latency);
+  if (!status.ok()) return status;
+  options.link.sharing =
+      config.link_sharing() == "fifo" ? LinkSharing::kFifo : LinkSharing::kEqualParts;
+  options.scope =
+      config.link_scope() == "decode" ? LinkScope::kPerDecodeReplica : LinkScope::kShared;
+  options.charges_hits = config.transfer() == "all";
+  options.max_local_tokens = config.local_tokens();
+  if (status = RefuseTiers(setup); !status.ok()) return status;
+  if (setup.block_bytes == 0) {
+    return absl::InvalidArgumentError(
+        "the native layout has no blocks of one size to transfer; choose another --layout");
+  }
+  const auto& groups = setup.simulation.kv_cache.groups;
+  if (std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.kind() == KvCacheSpecKind::kCrossAttention;
+      })) {
+    return absl::InvalidArgumentError(
+        "--prefill-replicas and --decode-replicas: got groups of cross attention, expected none: "
+        "what encoders made is not transferred");
+  }
+  options.bytes_per_token = setup.block_bytes / groups.front().spec.block_size();
   return options;
 }
 

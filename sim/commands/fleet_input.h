@@ -6,19 +6,31 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/fleet/fleet.h"
+#include "kvblocks/sim/fleet/split_fleet.h"
 
 namespace kvblocks::sim {
 
+// Whether prefill and decode run on replicas of their own.
+bool IsSplit(const ::kvblocks::config::v1::ReplayConfig& config);
+
 // Whether there is or may be more than one replica, or --replica says of what kind it is.
 bool IsFleet(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// Whether there is a plan or a rule by which replicas start and stop.
+bool AsksForScaling(const ::kvblocks::config::v1::ReplayConfig& config);
 
 // Whether there is an option that only several replicas have a use for, with whatever value.
 bool AsksForRouter(const ::kvblocks::config::v1::ReplayConfig& config);
 
 // InvalidArgument names option, value and what is expected.
 absl::StatusOr<FleetOptions> MakeFleetOptions(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// Of prefill and decode replicas; `setup` is that of each. Also InvalidArgument for models whose KV
+// has no size per token.
+absl::StatusOr<SplitOptions> MakeSplitOptions(const ReplaySetup& setup);
 
 // For commands of one replica: InvalidArgument if there are more, or a router.
 absl::Status RefuseFleet(const ::kvblocks::config::v1::ReplayConfig& config);

@@ -72,6 +72,22 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
     fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
     fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
   }
+  if (IsSplit(config)) {
+    if (config.prefill_replicas() == 0 || config.decode_replicas() == 0) {
+      return absl::InvalidArgumentError(config.prefill_replicas() == 0
+                                            ? "--decode-replicas needs --prefill-replicas (got 0)"
+                                            : "--prefill-replicas needs --decode-replicas (got 0)");
+    }
+    if (config.replicas() > 1 || !config.replica().empty() || config.data_parallel() > 1 ||
+        AsksForScaling(config)) {
+      return absl::InvalidArgumentError(
+          "--prefill-replicas and --decode-replicas: set next to --replicas, --replica, "
+          "--data-parallel, --scale or --scale-rule, expected one or the other");
+    }
+    auto split = MakeSplitOptions(fleet->setup());
+    if (!split.ok()) return split.status();
+    fleet->split_ = *std::move(split);
+  }
   if (absl::Status status = fleet->CheckRanks(); !status.ok()) return status;
   // Those that start later are made beforehand, like the last of the others.
   fleet->options_.num_live = static_cast<int32_t>(fleet->kind_of_.size());
@@ -138,20 +154,18 @@ absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
 }
 
 absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
-  metrics_ = std::make_unique<FleetMetrics>(
-      num_replicas_, FleetMetrics::Options{.client_rtt = setup().metrics.latency.client_rtt,
-                                           .objectives = setup().metrics.objectives});
-  std::vector<FleetObserver*> observers = listeners.observers;
-  observers.push_back(metrics_.get());
-  if (listeners.rows != nullptr) {
-    router_rows_ = std::make_unique<RouterRows>(listeners.rows);
-    observers.push_back(router_rows_.get());
+  const std::vector<Objective>& objectives = setup().metrics.objectives;
+  const SimTime client_rtt = setup().metrics.latency.client_rtt;
+  if (split_) {
+    split_metrics_ = std::make_unique<SplitMetrics>(objectives, client_rtt, listeners.rows);
+  } else {
+    metrics_ = std::make_unique<FleetMetrics>(num_replicas_, objectives, client_rtt);
   }
   std::vector<ReplicaSetup> replicas;
   for (size_t r = 0; r < num_replicas_; ++r) {
     const ReplaySetup& own = kinds_[kind_of_[r]].setup;
     ReplayMetricsOptions measured = own.metrics;
-    if (listeners.rows != nullptr) {
+    if (listeners.rows != nullptr && !split_) {
       rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
       measured.rows = rows_.back().get();
     }
@@ -161,45 +175,85 @@ absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
     ReplicaSetup& replica = replicas.emplace_back();
     replica = {ConfigFor(own, *reader),
                own.step_time.get(),
-               {of_replicas_.back().get(), metrics_->of_replica(r)}};
+               {of_replicas_.back().get()}};
+    if (metrics_ != nullptr) replica.observers.push_back(metrics_->of_replica(r));
     replica.observers.insert(replica.observers.end(), exports.begin(), exports.end());
     if (absl::Status status = AddTiersTo(r, &replica); !status.ok()) return status;
     if (listeners.events == nullptr) continue;
     replica.config.manager.enable_events = true;
     replica.observers.push_back(listeners.events->of_replica(r));
   }
-  auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
-  if (!fleet.ok()) return InOptionWords(fleet.status());
-  for (size_t r = 0; r < num_replicas_; ++r) {
-    if (tiers_[r] == nullptr) continue;
-    if (absl::Status status = tiers_[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
-    }
-  }
-  ProgressLine* progress = listeners.progress;
+  return RunReplicas(reader, listeners, std::move(replicas));
+}
+
+template <typename AnyFleet>
+absl::Status FleetReplay::RunShown(AnyFleet& fleet, ProgressLine* progress) {
   if (progress != nullptr && progress->is_shown()) {
-    (*fleet)->set_progress([&](const SimulationProgress& p) {
-      progress->Update(p, metrics_->num_hit_tokens(), metrics_->num_queried_tokens());
+    fleet.set_progress([this, progress](const SimulationProgress& p) {
+      progress->Update(p, metrics_ == nullptr ? 0 : metrics_->num_hit_tokens(),
+                       metrics_ == nullptr ? 0 : metrics_->num_queried_tokens());
       return true;
     });
   }
-  if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
+  if (absl::Status status = fleet.Run(); !status.ok()) return status;
   if (progress != nullptr) progress->Clear();
-  result_ = (*fleet)->result();
-  for (const auto& tiers : tiers_) {
-    if (tiers == nullptr || !config_.check_invariants()) continue;
-    if (absl::Status status = tiers->CheckInvariants(); !status.ok()) return status;
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::RunReplicas(TraceReader* reader, const Listeners& listeners,
+                                      std::vector<ReplicaSetup> replicas) {
+  SimulationResult all;  // of all together: nothing ran if no replica ran anything
+  if (split_) {
+    const auto fleet =
+        SplitFleet::Create(*split_, std::move(replicas), reader, split_metrics_.get());
+    if (!fleet.ok()) return InOptionWords(fleet.status());
+    if (absl::Status status = RunShown(**fleet, listeners.progress); !status.ok()) return status;
+    split_result_ = (*fleet)->result();
+    result_.replicas = split_result_.replicas;
+    all.num_arrived = split_result_.num_arrived;
+    all.num_rejected = split_result_.num_rejected;
+  } else {
+    std::vector<FleetObserver*> observers = listeners.observers;
+    observers.push_back(metrics_.get());
+    if (listeners.rows != nullptr) {
+      router_rows_ = std::make_unique<RouterRows>(listeners.rows);
+      observers.push_back(router_rows_.get());
+    }
+    const auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
+    if (!fleet.ok()) return InOptionWords(fleet.status());
+    for (size_t r = 0; r < num_replicas_; ++r) {
+      if (tiers_[r] == nullptr) continue;
+      if (absl::Status status = tiers_[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+      }
+    }
+    if (absl::Status status = RunShown(**fleet, listeners.progress); !status.ok()) return status;
+    result_ = (*fleet)->result();
+    for (const auto& tiers : tiers_) {
+      if (tiers == nullptr || !config_.check_invariants()) continue;
+      if (absl::Status status = tiers->CheckInvariants(); !status.ok()) return status;
+    }
   }
-  // Of all together: nothing ran if no replica ran anything.
-  SimulationResult all;
   for (const SimulationResult& one : result_.replicas) {
-    all.num_arrived += one.num_arrived;
-    all.num_rejected += one.num_rejected;
+    if (!split_) {
+      all.num_arrived += one.num_arrived;
+      all.num_rejected += one.num_rejected;
+    }
     all.scheduler.num_too_big += one.scheduler.num_too_big;
     all.scheduler.num_blocks_for_too_big =
         std::max(all.scheduler.num_blocks_for_too_big, one.scheduler.num_blocks_for_too_big);
   }
   return CheckSomethingRan(all, config_, setup());
+}
+
+std::vector<std::string> FleetReplay::Names() const {
+  std::vector<std::string> names;
+  for (size_t r = 0; r < num_replicas_; ++r) {
+    const bool is_decode = split_ && r >= split_->num_prefill;
+    names.push_back(absl::StrCat(is_decode ? "decode " : split_ ? "prefill " : "",
+                                 is_decode ? r - split_->num_prefill : r));
+  }
+  return names;
 }
 
 void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
@@ -219,7 +273,11 @@ void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
 
 void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report) {
   report->set_outcome("complete");
-  metrics_->Fill(options_, result_, report);
+  if (split_) {
+    split_metrics_->Fill(*split_, split_result_, report);
+  } else {
+    metrics_->Fill(options_, result_, report);
+  }
   if (!config_.replica().empty()) FillKinds(report);
   std::vector<const TierConnector*> tiers;
   for (const auto& one : tiers_) {
@@ -308,6 +366,11 @@ class RoutingLife final : public FleetObserver {
 
 absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& selector, bool quiet,
                             ::kvblocks::fleet::v1::RoutingExplanation* out) {
+  if (IsSplit(config)) {
+    return absl::InvalidArgumentError(
+        "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
+        "are handed over; leave them out");
+  }
   const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return fleet.status();
   const auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);

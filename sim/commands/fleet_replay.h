@@ -9,6 +9,8 @@
 #define KVBLOCKS_SIM_COMMANDS_FLEET_REPLAY_H_
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +24,7 @@
 #include "kvblocks/sim/fleet/fleet.pb.h"
 #include "kvblocks/sim/fleet/fleet_metrics.h"
 #include "kvblocks/sim/report/request_life.h"
+#include "kvblocks/sim/fleet/split_metrics.h"
 #include "kvblocks/sim/report/request_rows.h"
 
 namespace kvblocks::sim {
@@ -37,7 +40,8 @@ class FleetReplay {
     ProgressLine* progress = nullptr;
   };
 
-  // REQUIRES: an effective configuration. Fails as MakeReplaySetup and MakeFleetOptions do.
+  // REQUIRES: an effective configuration. Fails as MakeReplaySetup, MakeFleetOptions and
+  // MakeSplitOptions do.
   static absl::StatusOr<std::unique_ptr<FleetReplay>> Create(
       const ::kvblocks::config::v1::ReplayConfig& config);
   ~FleetReplay();
@@ -45,8 +49,11 @@ class FleetReplay {
   // Of the first replica. What concerns the trace is the same for all.
   const ReplaySetup& setup() const { return kinds_.front().setup; }
   const FleetOptions& options() const { return options_; }
-  const FleetResult& result() const { return result_; }  // after the run
   size_t num_replicas() const { return num_replicas_; }
+  // For exports: "0", "1", ..., or "prefill 0", ..., "decode 0", ...
+  std::vector<std::string> Names() const;
+  // Of rows of requests, behind the others.
+  std::string RowColumns() const { return split_ ? SplitMetrics::RowColumns() : "replica"; }
 
   // Once. Fails as a replay of one does.
   absl::Status Run(TraceReader* reader, const Listeners& listeners);
@@ -62,6 +69,10 @@ class FleetReplay {
   absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
   void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
   explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
+  absl::Status RunReplicas(TraceReader* reader, const Listeners& listeners,
+                           std::vector<ReplicaSetup> replicas);
+  template <typename AnyFleet>
+  absl::Status RunShown(AnyFleet& fleet, ProgressLine* progress);
 
   struct Kind {
     ReplicaKind asked;
@@ -70,15 +81,19 @@ class FleetReplay {
 
   const ::kvblocks::config::v1::ReplayConfig config_;
   FleetOptions options_;
+  std::optional<SplitOptions> split_;  // instead of a router
   std::vector<Kind> kinds_;
   std::vector<size_t> kind_of_;  // by replica
   size_t num_replicas_ = 0;
+  // One of the two.
   std::unique_ptr<FleetMetrics> metrics_;
+  std::unique_ptr<SplitMetrics> split_metrics_;
   std::vector<std::unique_ptr<Rows>> rows_;
   std::unique_ptr<RouterRows> router_rows_;
   std::vector<std::unique_ptr<ReplayMetrics>> of_replicas_;
   std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
-  FleetResult result_;
+  FleetResult result_;  // of a split only the replicas'
+  SplitResult split_result_;
 };
 
 // Why the request went where it went. NotFound if it was not sent anywhere.

@@ -336,12 +336,12 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
       config->set_chunked_prefill(false);
     }
   }
-  if (!config->tier().empty()) {
+  if (!config->tier().empty() || config->prefill_replicas() > 0) {
     // With KV from elsewhere engines have none (V-10).
     if (given.lookahead_hashes() || (file.lookahead_hashes() && !given.has_lookahead_hashes())) {
       return absl::InvalidArgumentError(
-          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers have "
-          "none");
+          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers, and "
+          "those that send or fetch KV, have none");
     }
     config->set_lookahead_hashes(false);
   }

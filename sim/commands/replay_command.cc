@@ -19,14 +19,11 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/commands/split_input.h"
-#include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/split/split_metrics.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -57,9 +54,7 @@ class ReplayCommand final : public Command {
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
-    split_.AddOptions(options_, /*with_replicas=*/true);
-    options_->ShowOnly({"TRACE", "--config", "--json", "--html", "--csv", "--prefill-replicas",
-                        "--decode-replicas"});
+    options_->ShowOnly({"TRACE", "--config", "--json", "--html", "--csv"});
     input_.AddOptions(/*is_replay=*/true);
     options_->set_footer(kReplayFooter);
   }
@@ -69,22 +64,26 @@ class ReplayCommand final : public Command {
 
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
-  absl::Status CheckSplitOutputs() const;
-  ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
   absl::Status ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
                            ::kvblocks::fleet::v1::FleetReport* report);
   ExitStatus RunFleet(const ReplayConfig& config);
   ExitStatus PrintConfig(const ReplayConfig& config) const;
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
-  ExitStatus Print(const ::kvblocks::report::v1::Report& report);
+  // `row_columns`: behind those of one replica.
+  absl::Status OpenOutputs(const std::vector<std::string>& replicas,
+                           const std::string& row_columns);
+  absl::Status CloseOutputs();
+  template <typename AnyReport>
+  ExitStatus Print(const AnyReport& report,
+                   std::string (*format)(const AnyReport& report, bool color));
 
   OptionParser* options_;
   ReplayInput input_;
-  SplitInput split_;
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
+  std::unique_ptr<CsvRequestSink> rows_;
   bool print_config_ = false;
 };
 
@@ -94,47 +93,40 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
   return exports_.Check();
 }
 
-// Those that prefill and decode on replicas of their own have not.
-absl::Status ReplayCommand::CheckSplitOutputs() const {
-  const std::pair<const char*, bool> others[] = {{"--events", events_.is_asked_for()},
-                                                 {"--print-config", print_config_}};
-  for (const auto& [option, is_asked_for] : others) {
-    if (!is_asked_for) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(option, " has no use with --prefill-replicas and --decode-replicas"));
+absl::Status ReplayCommand::OpenOutputs(const std::vector<std::string>& replicas,
+                                        const std::string& row_columns) {
+  if (!output_.csv().empty()) {
+    auto sink = OpenByteSink(output_.csv());
+    if (!sink.ok()) return sink.status();
+    rows_ = std::make_unique<CsvRequestSink>(*std::move(sink), row_columns);
   }
-  return absl::OkStatus();
+  if (absl::Status status = exports_.Open(replicas); !status.ok()) return status;
+  return events_.is_asked_for() ? events_.Open(replicas.size()) : absl::OkStatus();
+}
+
+absl::Status ReplayCommand::CloseOutputs() {
+  if (rows_ != nullptr) {
+    if (absl::Status status = UnlessReaderGone(rows_->Close()); !status.ok()) return status;
+  }
+  if (absl::Status status = exports_.Close(); !status.ok()) return status;
+  return events_.Close();
 }
 
 absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
                                         ::kvblocks::fleet::v1::FleetReport* report) {
   auto reader = OpenReplayTrace(config, fleet.setup().reader);
   if (!reader.ok()) return reader.status();
+  if (absl::Status status = OpenOutputs(fleet.Names(), fleet.RowColumns()); !status.ok()) {
+    return status;
+  }
   ProgressLine progress(output_.quiet());
-  FleetReplay::Listeners listeners = {.progress = &progress};
-  std::unique_ptr<CsvRequestSink> rows;
-  if (!output_.csv().empty()) {
-    auto sink = OpenByteSink(output_.csv());
-    if (!sink.ok()) return sink.status();
-    rows = std::make_unique<CsvRequestSink>(*std::move(sink), "replica");
-    listeners.rows = rows.get();
-  }
-  if (events_.is_asked_for()) {
-    if (absl::Status status = events_.Open(fleet.num_replicas()); !status.ok()) return status;
-    listeners.events = &events_;
-  }
-  if (exports_.is_asked_for()) {
-    std::vector<std::string> replicas;
-    for (size_t r = 0; r < fleet.num_replicas(); ++r) replicas.push_back(absl::StrCat(r));
-    if (absl::Status status = exports_.Open(replicas); !status.ok()) return status;
-    listeners.exports = &exports_;
-  }
+  const FleetReplay::Listeners listeners = {
+      .rows = rows_.get(),
+      .events = events_.is_asked_for() ? &events_ : nullptr,
+      .exports = exports_.is_asked_for() ? &exports_ : nullptr,
+      .progress = &progress};
   if (absl::Status status = fleet.Run(reader->get(), listeners); !status.ok()) return status;
-  if (rows != nullptr) {
-    if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
-  }
-  if (absl::Status status = exports_.Close(); !status.ok()) return status;
-  if (absl::Status status = events_.Close(); !status.ok()) return status;
+  if (absl::Status status = CloseOutputs(); !status.ok()) return status;
   fleet.Fill(**reader, report);
   PrintWarnings(**reader);
   return absl::OkStatus();
@@ -150,62 +142,18 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
   if (absl::Status status = ReplayFleet(config, **fleet, &report); !status.ok()) {
     return Fail("replay", status);
   }
-  const ExitStatus printed =
-      output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatFleet(report, color); }});
-  if (printed != kDone) return printed;
-  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
-}
-
-ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup& setup) {
-  const auto asked = input_.Asked();
-  if (!asked.ok()) return Fail("replay", asked.status());
-  for (const absl::Status& status :
-       {CheckSplitReport(*asked), CheckSplitOutputs(), CheckOutputs(config)}) {
-    if (!status.ok()) return Fail("replay", status);
-  }
-  const auto plan = split_.Configure(setup);
-  if (!plan.ok()) return Fail("replay", plan.status());
-  ::kvblocks::split::v1::SplitReport report;
-  SplitOutputs outputs = {.quiet = output_.quiet()};
-  std::unique_ptr<CsvRequestSink> rows;
-  if (!output_.csv().empty()) {
-    auto sink = OpenByteSink(output_.csv());
-    if (!sink.ok()) return Fail("replay", sink.status());
-    rows = std::make_unique<CsvRequestSink>(*std::move(sink), SplitMetrics::RowColumns());
-    outputs.rows = rows.get();
-  }
-  if (exports_.is_asked_for()) {
-    absl::Status opened = exports_.Open(SplitReplicaNames(*plan));
-    if (!opened.ok()) return Fail("replay", opened);
-    outputs.exports = &exports_;
-  }
-  absl::Status status = ReplaySplit(config, setup, *plan, outputs, &report);
-  if (status.ok() && rows != nullptr) status = UnlessReaderGone(rows->Close());
-  if (status.ok()) status = exports_.Close();
-  if (!status.ok()) return Fail("replay", status);
-  const ExitStatus printed = output_.Print(
-      "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
-  if (printed != kDone) return printed;
-  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
+  return Print(report, FormatFleet);
 }
 
 absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
                                    ::kvblocks::report::v1::Report* report) {
   auto reader = OpenReplayTrace(config, setup.reader);
   if (!reader.ok()) return reader.status();
-  std::unique_ptr<CsvRequestSink> rows;
-  if (!output_.csv().empty()) {
-    auto sink = OpenByteSink(output_.csv());
-    if (!sink.ok()) return sink.status();
-    rows = std::make_unique<CsvRequestSink>(*std::move(sink));
-    setup.metrics.rows = rows.get();
-  }
+  if (absl::Status status = OpenOutputs({"0"}, ""); !status.ok()) return status;
+  setup.metrics.rows = rows_.get();
   std::vector<EngineObserver*> exports;
-  if (absl::Status status = exports_.Open(); !status.ok()) return status;
   exports_.Attach(0, setup, &setup.metrics, &exports);
   if (events_.is_asked_for()) {
-    if (absl::Status status = events_.Open(); !status.ok()) return status;
     setup.simulation.manager.enable_events = true;
     exports.push_back(events_.of_replica(0));
   }
@@ -219,11 +167,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!simulation.ok()) return simulation.status();
   absl::Status ran = RunReplay(**simulation, metrics, config, setup, output_.quiet());
   if (!ran.ok()) return ran;
-  if (rows != nullptr) {
-    if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
-  }
-  if (absl::Status status = exports_.Close(); !status.ok()) return status;
-  if (absl::Status status = events_.Close(); !status.ok()) return status;
+  if (absl::Status status = CloseOutputs(); !status.ok()) return status;
   metrics.Fill((*simulation)->result(), report);
   pools.Fill(report->mutable_possible_pools());
   if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
@@ -232,10 +176,11 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   return absl::OkStatus();
 }
 
-ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
+template <typename AnyReport>
+ExitStatus ReplayCommand::Print(const AnyReport& report,
+                                std::string (*format)(const AnyReport& report, bool color)) {
   const ExitStatus status =
-      output_.Print("replay", report,
-                    {.table = [&](bool color) { return FormatReport(report, color); }});
+      output_.Print("replay", report, {.table = [&](bool color) { return format(report, color); }});
   if (status != kDone) return status;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
@@ -253,20 +198,10 @@ ExitStatus ReplayCommand::PrintConfig(const ReplayConfig& config) const {
 ExitStatus ReplayCommand::Run() {
   auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
-  if (split_.is_split()) {
-    if (IsFleet(*config) || AsksForRouter(*config)) {
-      return Fail("replay", absl::InvalidArgumentError(
-                                "--prefill-replicas and --decode-replicas: set next to --replicas, "
-                                "--replica, --data-parallel or an option of --router, expected one or "
-                                "the other"));
-    }
-    *config = OfSplitReplica(*std::move(config));
-  }
   if (IsFleet(*config)) return RunFleet(*config);
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
   if (absl::Status status = input_.CheckUses(*config); !status.ok()) return Fail("replay", status);
-  if (split_.is_split()) return RunSplit(*config, *setup);
   if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
     return Fail("replay", fleet.status());
   }
@@ -276,7 +211,7 @@ ExitStatus ReplayCommand::Run() {
   if (absl::Status status = Replay(*config, *setup, &report); !status.ok()) {
     return Fail("replay", status);
   }
-  return Print(report);
+  return Print(report, FormatReport);
 }
 
 }  // namespace

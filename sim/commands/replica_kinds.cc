@@ -83,7 +83,9 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
 
 absl::StatusOr<std::vector<ReplicaKind>> ReplicaKinds(const ReplayConfig& config) {
   if (config.replica().empty()) {
-    return std::vector<ReplicaKind>{{.count = config.replicas(), .config = config}};
+    const int64_t of_roles = config.prefill_replicas() + config.decode_replicas();
+    return std::vector<ReplicaKind>{{.count = of_roles > 0 ? of_roles : config.replicas(),
+                                     .config = config}};
   }
   std::vector<ReplicaKind> kinds;
   int64_t sum = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
@@ -61,7 +60,121 @@ void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::
   }
 }
 
+void FillScaling(const FleetOptions& options, const FleetResult& result,
+                 pb::Scaling* out) {
+  const ScalingResult& scaling = result.scaling;
+  __int128 on_time = 0;
+  for (const SimTime time : scaling.on_time) on_time += time;
+  out->set_replica_s(Ratio(on_time, kSecond));
+  out->set_mean_on(Ratio(on_time, result.end_time));
+  out->set_most_live(scaling.most_live);
+  out->set_starts(scaling.num_starts);
+  out->set_restarts(scaling.num_restarts);
+  out->set_stops(scaling.num_stops);
+  out->set_crashes(scaling.num_crashes);
+  out->set_refused(scaling.num_refused);
+  out->set_requests_lost(scaling.num_lost);
+  out->set_requests_retried(scaling.num_retried);
+  out->set_requests_failed(scaling.num_failed);
+  out->set_lost_tokens(scaling.num_lost_tokens);
+  out->set_requests_held(scaling.num_held);
+  auto num_live = options.num_live > 0 ? options.num_live : static_cast<int32_t>(result.replicas.size());
+  std::vector<bool> is_live(result.replicas.size());
+  for (int32_t r = 0; r < num_live; ++r) is_live[static_cast<size_t>(r)] = true;
+  for (const ScaleRecord& record : scaling.timeline) {
+    const auto r = static_cast<size_t>(record.replica);
+    const bool was_live = is_live[r];
+    if (record.kind == ScaleRecord::Kind::kLive) is_live[r] = true;
+    if (record.kind == ScaleRecord::Kind::kStop || record.kind == ScaleRecord::Kind::kCrash) {
+      is_live[r] = false;
+    }
+    num_live += is_live[r] - was_live;
+    auto* event = out->add_timeline();
+    event->set_time_s(Seconds(record.time));
+    event->set_replica(record.replica);
+    event->set_kind(std::string(KindName(record.kind)));
+    event->set_live(num_live);
+  }
+}
+
+void Sum(const DecisionSeries::Counts& counts, DecisionSeries::Counts* sum) {
+  sum->routed += counts.routed;
+  sum->oracle_more_tokens += counts.oracle_more_tokens;
+  sum->missing_tokens += counts.missing_tokens;
+  sum->unknown_tokens += counts.unknown_tokens;
+}
+
 }  // namespace
+
+void DecisionSeries::Add(SimTime at, const Counts& counts) {
+  while (at / tick_ >= static_cast<SimTime>(kMostPoints)) {
+    tick_ *= 2;
+    for (size_t i = 0; i < points_.size(); i += 2) {
+      Counts merged = points_[i];
+      if (i + 1 < points_.size()) Sum(points_[i + 1], &merged);
+      points_[i / 2] = merged;
+    }
+    points_.resize((points_.size() + 1) / 2);
+  }
+  const auto index = static_cast<size_t>(at / tick_);
+  if (index >= points_.size()) points_.resize(index + 1);
+  Sum(counts, &points_[index]);
+}
+
+void DecisionSeries::Fill(pb::DecisionSeries* out) const {
+  out->set_tick_s(Seconds(tick_));
+  for (size_t i = 0; i < points_.size(); ++i) {
+    auto* point = out->add_points();
+    point->set_start_s(Seconds(tick_) * static_cast<double>(i));
+    point->set_routed(points_[i].routed);
+    point->set_oracle_more_tokens(points_[i].oracle_more_tokens);
+    point->set_missing_tokens(points_[i].missing_tokens);
+    point->set_unknown_tokens(points_[i].unknown_tokens);
+  }
+}
+
+RequestLatency ClientMetrics::Finish(const SimRequest& request, SimTime start, SimTime first_token,
+                                     SimTime now) {
+  RequestLatency latency;
+  latency.queueing = start - request.arrival;
+  latency.ttft = first_token - request.arrival + client_rtt_;
+  latency.e2e = now - request.arrival + client_rtt_;
+  if (request.num_outputs() > 1) latency.tpot = (now - first_token) / (request.num_outputs() - 1);
+  return latency;
+}
+
+void ClientMetrics::Count(const RequestLatency& latency) {
+  queueing_.Add(latency.queueing);
+  ttft_.Add(latency.ttft);
+  e2e_.Add(latency.e2e);
+  if (latency.tpot) tpot_.Add(*latency.tpot);
+  goodput_.OnFinish(latency);
+}
+
+void ClientMetrics::Fill(pb::FleetReport* out) {
+  pb::FleetTotals* totals = out->mutable_totals();
+  const double duration =
+      Seconds(std::max<SimTime>(last_end_ - std::max<SimTime>(first_arrival_, 0), 0));
+  totals->set_duration_s(duration);
+  if (duration > 0) {
+    totals->set_requests_per_s(static_cast<double>(totals->requests_finished()) / duration);
+    totals->set_output_tokens_per_s(static_cast<double>(totals->output_tokens()) / duration);
+  }
+  pb::FleetLatency* latency = out->mutable_latency();
+  FillDistribution(queueing_, latency->mutable_queueing());
+  FillDistribution(ttft_, latency->mutable_ttft());
+  FillDistribution(e2e_, latency->mutable_e2e());
+  FillDistribution(tpot_, latency->mutable_tpot());
+  if (has_objectives_) goodput_.Fill(duration, out->mutable_goodput());
+}
+
+void FillRow(const SimulationResult& result, pb::ReplicaRow* row) {
+  row->set_requests_finished(result.num_finished);
+  row->set_requests_rejected(result.num_rejected);
+  row->set_requests_aborted(NumAborted(result));
+  row->set_output_tokens(result.scheduler.num_output_tokens);
+  row->set_preemptions(result.scheduler.num_preemptions);
+}
 
 class FleetMetrics::OfReplica final : public EngineObserver {
  public:
@@ -70,7 +183,7 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   bool NeedsEveryRecord() const override { return false; }
   void OnArrival(const SimRequest& request, SimTime) override {
     TimesOf(request) = Times();
-    if (first_arrival < 0 || request.arrival < first_arrival) first_arrival = request.arrival;
+    fleet_->clients_.OnArrival(request.arrival);
   }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
     Times& times = TimesOf(*record.request);
@@ -86,26 +199,18 @@ class FleetMetrics::OfReplica final : public EngineObserver {
       }
     }
   }
-  void OnRejection(const SimRequest&, SimTime) override { fleet_->Take(std::nullopt); }
+  void OnRejection(const SimRequest&, SimTime) override { fleet_->clients_.OnFailure(); }
   void OnFinish(const SimRequest& request, SimTime now) override {
-    last_end = std::max(last_end, now);
-    if (!request.is_completed()) return fleet_->Take(std::nullopt);
+    fleet_->clients_.OnEnd(now);
+    if (!request.is_completed()) return fleet_->clients_.OnFailure();
     const Times& times = TimesOf(request);
     // With --zero-output=prefill nothing comes out.
     if (times.first_token < 0) return;
-    const SimTime rtt = fleet_->options_.client_rtt;
-    RequestLatency latency;
-    latency.queueing = times.admitted - request.arrival;
-    latency.ttft = times.first_token - request.arrival + rtt;
-    latency.e2e = now - request.arrival + rtt;
-    if (request.num_outputs() > 1) {
-      latency.tpot = (now - times.first_token) / (request.num_outputs() - 1);
-    }
-    fleet_->Take(latency);
+    fleet_->clients_.Count(
+        fleet_->clients_.Finish(request, times.admitted, times.first_token, now));
   }
 
   int64_t num_sent = 0, num_prompt = 0, num_queried = 0, num_hit = 0, oracle_more = 0;
-  SimTime first_arrival = -1, last_end = 0;
 
  private:
   struct Times {
@@ -123,8 +228,8 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   std::vector<Times> times_;  // of live requests, by slot
 };
 
-FleetMetrics::FleetMetrics(size_t num_replicas, const Options& options)
-    : options_(options), goodput_(options.objectives) {
+FleetMetrics::FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt)
+    : clients_(std::move(objectives), client_rtt) {
   for (size_t r = 0; r < num_replicas; ++r) {
     replicas_.push_back(std::make_unique<OfReplica>(this));
   }
@@ -138,15 +243,6 @@ int64_t FleetMetrics::num_queried_tokens() const {
   int64_t sum = 0;
   for (const auto& replica : replicas_) sum += replica->num_queried;
   return sum;
-}
-
-void FleetMetrics::Take(const Outcome& outcome) {
-  if (!outcome) return goodput_.OnFailure();
-  queueing_.Add(outcome->queueing);
-  ttft_.Add(outcome->ttft);
-  e2e_.Add(outcome->e2e);
-  if (outcome->tpot) tpot_.Add(*outcome->tpot);
-  goodput_.OnFinish(*outcome);
 }
 
 void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {
@@ -171,9 +267,9 @@ void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {
 }
 
 void FleetMetrics::OnEndedAtRouter(const SimRequest& request, SimTime now) {
-  goodput_.OnFailure();
-  last_end_ = std::max(last_end_, now);
-  if (first_arrival_ < 0 || request.arrival < first_arrival_) first_arrival_ = request.arrival;
+  clients_.OnArrival(request.arrival);
+  clients_.OnEnd(now);
+  clients_.OnFailure();
 }
 
 void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_claim,
@@ -239,15 +335,11 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     pb::ReplicaRow* row = out->add_replicas();
     row->set_replica(static_cast<int32_t>(r));
     row->set_requests_sent(seen.num_sent);
-    row->set_requests_finished(one.num_finished);
-    row->set_requests_rejected(one.num_rejected);
-    row->set_requests_aborted(NumAborted(one));
+    FillRow(one, row);
     row->set_prompt_tokens(seen.num_prompt);
     row->set_hit_tokens(seen.num_hit);
     row->set_queried_tokens(seen.num_queried);
     row->set_hit_rate(Ratio(seen.num_hit, seen.num_queried));
-    row->set_output_tokens(one.scheduler.num_output_tokens);
-    row->set_preemptions(one.scheduler.num_preemptions);
     row->set_busy_share(Ratio(one.busy_time, result.scaling.on_time[r]));
     row->set_oracle_more_tokens(seen.oracle_more);
     row->set_requests_lost(one.num_lost);
@@ -258,23 +350,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   totals->set_requests_arrived(totals->requests_arrived() - result.scaling.num_retried);
   totals->set_requests_aborted(totals->requests_aborted() + result.scaling.num_failed);
   if (options.scaling.is_used()) FillScaling(options, result, out->mutable_scaling());
-  SimTime first_arrival = first_arrival_, last_end = last_end_;
-  for (const auto& replica : replicas_) {
-    last_end = std::max(last_end, replica->last_end);
-    if (replica->first_arrival < 0) continue;
-    first_arrival = first_arrival < 0 ? replica->first_arrival
-                                      : std::min(first_arrival, replica->first_arrival);
-  }
-  const double duration = Seconds(std::max<SimTime>(last_end - std::max<SimTime>(first_arrival, 0), 0));
-  totals->set_duration_s(duration);
-  if (duration > 0) {
-    totals->set_requests_per_s(static_cast<double>(totals->requests_finished()) / duration);
-    totals->set_output_tokens_per_s(static_cast<double>(totals->output_tokens()) / duration);
-  }
-  FillDistribution(queueing_, out->mutable_latency()->mutable_queueing());
-  FillDistribution(ttft_, out->mutable_latency()->mutable_ttft());
-  FillDistribution(e2e_, out->mutable_latency()->mutable_e2e());
-  FillDistribution(tpot_, out->mutable_latency()->mutable_tpot());
+  clients_.Fill(out);
   FillDistribution(router_queueing_, out->mutable_latency()->mutable_router_queueing());
   out->mutable_hit_rate()->set_numerator(sum_hit_);
   out->mutable_hit_rate()->set_denominator(num_queried_tokens());
@@ -290,7 +366,6 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   imbalance->set_busy_time(
       MostToMean(count, [&](size_t r) { return result.replicas[r].busy_time; }));
   *out->mutable_decisions() = decisions_;
-  if (!options_.objectives.empty()) goodput_.Fill(duration, out->mutable_goodput());
   series_.Fill(out->mutable_decision_series());
 }
 

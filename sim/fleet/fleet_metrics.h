@@ -1,7 +1,7 @@
 // FleetMetrics: what a fleet's report says beside its replicas' own - how evenly the router spread
 // requests, how good its knowledge was, and the latencies of all requests together.
 //
-//   FleetMetrics metrics(num_replicas);
+//   FleetMetrics metrics(num_replicas, objectives, client_rtt);
 //   setups[r].observers.push_back(metrics.of_replica(r)); ...
 //   auto fleet = Fleet::Create(options, setups, reader, {&metrics});
 //   (*fleet)->Run();
@@ -13,26 +13,78 @@
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
-#include <optional>
+#include <utility>
 #include <vector>
 
-#include "kvblocks/sim/fleet/decision_series.h"
+#include "kvblocks/sim/cost/sim_time.h"
 #include "kvblocks/sim/fleet/fleet.h"
 #include "kvblocks/sim/fleet/fleet.pb.h"
 #include "kvblocks/sim/report/distribution.h"
 #include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 
+// What a router's decisions were worth, over time, on a grid whose tick doubles when a run outgrows
+// it. Counts belong to the tick in which they happen; their sums stay exact. Cost: O(1) per decision.
+class DecisionSeries {
+ public:
+  static constexpr size_t kMostPoints = 500;
+
+  struct Counts {
+    int64_t routed = 0;
+    int64_t oracle_more_tokens = 0;
+    int64_t missing_tokens = 0;
+    int64_t unknown_tokens = 0;
+  };
+
+  void Add(SimTime at, const Counts& counts);
+  void Fill(::kvblocks::fleet::v1::DecisionSeries* out) const;
+
+ private:
+  SimTime tick_ = kSecond;
+  std::vector<Counts> points_;
+};
+
+// What clients saw of all requests together, whichever replicas ran them.
+class ClientMetrics {
+ public:
+  // `client_rtt` is added to times to the first token and to the end.
+  ClientMetrics(std::vector<Objective> objectives, SimTime client_rtt)
+      : has_objectives_(!objectives.empty()),
+        client_rtt_(client_rtt),
+        goodput_(std::move(objectives)) {}
+
+  void OnArrival(SimTime arrival) {
+    if (first_arrival_ < 0 || arrival < first_arrival_) first_arrival_ = arrival;
+  }
+  void OnEnd(SimTime now) { last_end_ = std::max(last_end_, now); }
+  void OnFailure() { goodput_.OnFailure(); }
+  // Of one that finished `now`.
+  RequestLatency Finish(const SimRequest& request, SimTime start, SimTime first_token, SimTime now);
+  void Count(const RequestLatency& latency);
+
+  // Duration, rates, latencies and goodput. REQUIRES: totals have requests and tokens.
+  void Fill(::kvblocks::fleet::v1::FleetReport* out);
+
+ private:
+  const bool has_objectives_;
+  const SimTime client_rtt_;
+  GoodputMetrics goodput_;
+  Distribution queueing_, ttft_, tpot_, e2e_;
+  SimTime first_arrival_ = -1, last_end_ = 0;
+};
+
+// What a replica's own result says.
+void FillRow(const SimulationResult& result, ::kvblocks::fleet::v1::ReplicaRow* row);
+
 class FleetMetrics final : public FleetObserver {
  public:
-  struct Options {
-    SimTime client_rtt = 0;  // added to times to the first token and to the end
-    std::vector<Objective> objectives = {};
-  };
-  explicit FleetMetrics(size_t num_replicas) : FleetMetrics(num_replicas, Options()) {}
-  FleetMetrics(size_t num_replicas, const Options& options);
+  // The others as of ClientMetrics.
+  FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt);
   ~FleetMetrics() override;
 
   // To be added to that replica's observers.
@@ -54,16 +106,11 @@ class FleetMetrics final : public FleetObserver {
 
  private:
   class OfReplica;
-  // Of a request that is over: nothing if it was not served.
-  using Outcome = std::optional<RequestLatency>;
-  void Take(const Outcome& outcome);
 
   std::vector<std::unique_ptr<OfReplica>> replicas_;
-  const Options options_;
-  GoodputMetrics goodput_;
-  Distribution queueing_, ttft_, tpot_, e2e_, router_queueing_;
+  ClientMetrics clients_;
+  Distribution router_queueing_;
   int64_t sum_hit_ = 0, num_queued_ = 0;
-  SimTime first_arrival_ = -1, last_end_ = 0;  // at the router
   ::kvblocks::fleet::v1::Decisions decisions_;
   DecisionSeries series_;
 };

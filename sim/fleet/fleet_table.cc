@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/report/tier_section.h"
@@ -15,8 +14,10 @@ namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::fleet::v1;
+using ::kvblocks::report::v1::Report;
 
-constexpr int kMostRows = 16;
+constexpr int kMostRows = 16;   // of replicas
+constexpr int kMostLines = 12;  // of the timeline
 
 // Whether the router claims hits.
 bool LooksAtContent(const pb::RouterSetup& router) {
@@ -66,9 +67,94 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
   return text;
 }
 
+using Figures = std::vector<std::pair<std::string, std::string>>;
+
+void AddScaling(const pb::Scaling& scaling, Figures* figures) {
+  std::string text = absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
+                                     WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
+                                     scaling.mean_on(), scaling.most_live());
+  absl::StrAppend(&text, Plural(scaling.starts(), "start"), " (", scaling.restarts(), " again), ",
+                  Plural(scaling.stops(), "stop"), ", ", scaling.crashes(),
+                  scaling.crashes() == 1 ? " crash" : " crashes");
+  if (scaling.refused() > 0) {
+    absl::StrAppend(&text, "; ", Plural(scaling.refused(), "change"),
+                    " found no replica in the right state");
+  }
+  figures->emplace_back("scaling", text);
+  if (scaling.requests_lost() > 0) {
+    figures->emplace_back("lost", absl::StrCat(Plural(scaling.requests_lost(), "request"), " by crashes: ",
+                                   WithThousands(scaling.requests_retried()), " sent again, ",
+                                   WithThousands(scaling.requests_failed()), " failed; ",
+                                   WithThousands(scaling.lost_tokens()), " tokens computed in vain"));
+  }
+  if (scaling.requests_held() > 0) {
+    figures->emplace_back("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
+                                   " found no live replica and waited for one"));
+  }
+}
+
+void AddTimeline(const pb::Scaling& scaling, TextPage& page) {
+  const int lines = std::min(scaling.timeline_size(), kMostLines);
+  for (int i = 0; i < lines; ++i) {
+    const auto& event = scaling.timeline(i);
+    page.Line(i == 0 ? "timeline" : "",
+              absl::StrFormat("%10.6g s  replica %d %-5s  %d live", event.time_s(), event.replica(),
+                              event.kind(), event.live()));
+  }
+  if (lines < scaling.timeline_size()) {
+    page.Line("", absl::StrCat("and ", scaling.timeline_size() - lines, " more, see --json"));
+  }
+}
+
+std::string LatencyOrNone(const ::kvblocks::report::v1::Distribution& d) {
+  return d.count() == 0 ? "none" : LatencyText(d);
+}
+
+std::string LinkText(const pb::SplitSetup& setup) {
+  return absl::StrFormat(
+      "%g GB/s, latency %g ms, %s, %s; %s bytes per token of what the decode replica %s",
+      setup.link_gb_per_s(), setup.link_latency_ms(),
+      setup.link_scope() == "shared" ? "one for all" : "one into each decode replica",
+      setup.link_sharing() == "fifo" ? "one transfer after the other" : "in equal parts",
+      WithThousands(setup.bytes_per_token()),
+      setup.transfer() == "all" ? "needs, also if it is there" : "lacks");
+}
+
+void AddPhases(const pb::FleetReport& report, Figures* figures) {
+  const pb::FleetLatency& latency = report.latency();
+  const pb::Transfers& transfers = report.transfers();
+  figures->emplace_back("prefill", LatencyOrNone(latency.prefill()));
+  figures->emplace_back("hand-over", LatencyOrNone(latency.handover()));
+  figures->emplace_back("transfer", LatencyOrNone(latency.transfer()));
+  figures->emplace_back("decode", LatencyOrNone(latency.decode()));
+  figures->emplace_back(
+      "transfers",
+      absl::StrCat(WithThousands(transfers.count()), " of ", WithThousands(transfers.loaded_tokens()),
+                   " tokens, ", absl::StrFormat("%.4g GB", static_cast<double>(transfers.bytes()) / 1e9),
+                   "; link busy ", Percent(transfers.busy_share()), ", at most ",
+                   WithThousands(transfers.peak_under_way()), " at once, queueing mean ",
+                   Span(transfers.queueing().mean_ms() / 1e3)));
+  figures->emplace_back("holds", absl::StrCat("blocks without work, time x requests: ",
+                                              Span(transfers.prefill_hold_s()),
+                                              " on prefill replicas, ",
+                                              Span(transfers.decode_hold_s()), " on decode replicas"));
+}
+
 bool IsAnyInLockstep(const pb::FleetReport& report) {
   return std::any_of(report.rank_groups().begin(), report.rank_groups().end(),
                      [](const pb::RankGroup& group) { return group.lockstep(); });
+}
+
+// "1 prefill replica (least-tokens), 3 decode replicas (prefix); ...".
+std::string RolesText(const pb::FleetReport& report) {
+  const auto& rows = report.replicas();
+  const pb::SplitSetup& setup = report.split();
+  const auto prefill = std::count_if(rows.begin(), rows.end(), [](const pb::ReplicaRow& row) {
+    return row.role() == "prefill";
+  });
+  return absl::StrCat(Plural(prefill, "prefill replica"), " (", setup.prefill_router(), "), ",
+                      Plural(rows.size() - prefill, "decode replica"), " (", setup.decode_router(),
+                      "); the first token is the ", setup.first_token(), "'s");
 }
 
 // "2 replicas of 8 data-parallel ranks in lockstep".
@@ -110,31 +196,27 @@ std::string ClaimsText(const pb::Decisions& d) {
 std::string RequestsText(const pb::FleetTotals& totals) {
   std::string requests = absl::StrCat(WithThousands(totals.requests_arrived()), " arrived, ",
                                       WithThousands(totals.requests_finished()), " finished");
-  if (totals.requests_rejected() > 0) {
-    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_rejected()), " rejected");
-  }
-  if (totals.requests_aborted() > 0) {
-    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_aborted()), " aborted");
-  }
-  if (totals.requests_failed() > 0) {
-    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_failed()), " failed");
-  }
-  if (totals.requests_skipped() > 0) {
-    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_skipped()), " left out");
+  for (const auto& [count, what] : {std::pair(totals.requests_rejected(), " rejected"),
+                                    std::pair(totals.requests_aborted(), " aborted"),
+                                    std::pair(totals.requests_failed(), " failed"),
+                                    std::pair(totals.requests_skipped(), " left out"),
+                                    std::pair(totals.requests_local(), " computed where they decode")}) {
+    if (count > 0) absl::StrAppend(&requests, ", ", WithThousands(count), what);
   }
   return absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
                       absl::StrFormat("%.4g requests/s, %.4g output tokens/s",
                                       totals.requests_per_s(), totals.output_tokens_per_s()));
 }
 
-std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetReport& report) {
-  std::vector<std::pair<std::string, std::string>> figures;
+Figures FleetFigures(const pb::FleetReport& report) {
+  Figures figures;
   const auto add = [&](const char* name, std::string text) {
     figures.emplace_back(name, std::move(text));
   };
   const pb::FleetTotals& totals = report.totals();
-  add("fleet", report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
-                                            : RanksText(report));
+  add("fleet", report.has_split()             ? RolesText(report)
+               : report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
+                                              : RanksText(report));
   for (const pb::ReplicaKind& kind : report.kinds()) {
     const int64_t last = kind.first() + kind.count() - 1;
     figures.emplace_back(
@@ -143,12 +225,15 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
                      WithThousands(kind.num_blocks()), " blocks",
                      kind.options().empty() ? "" : absl::StrCat(": ", kind.options())));
   }
-  add("router", DescribeRouter(report.router()));
+  if (report.has_split()) add("link", LinkText(report.split()));
+  if (report.has_router()) add("router", DescribeRouter(report.router()));
   add("requests", RequestsText(totals));
-  add("hit rate",
-      absl::StrCat(Percent(report.hit_rate().value()), ": ",
-                   WithThousands(report.hit_rate().numerator()), " of ",
-                   WithThousands(report.hit_rate().denominator()), " prompt tokens"));
+  if (report.has_hit_rate()) {
+    add("hit rate",
+        absl::StrCat(Percent(report.hit_rate().value()), ": ",
+                     WithThousands(report.hit_rate().numerator()), " of ",
+                     WithThousands(report.hit_rate().denominator()), " prompt tokens"));
+  }
   if (report.router().queue_requests() > 0 || report.router().queue_tokens() > 0) {
     std::string text = absl::StrCat(Plural(totals.requests_queued(), "request"), " waited, ",
                                     WithThousands(totals.most_queued()), " at once at most");
@@ -164,6 +249,7 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
   add("TTFT", LatencyText(report.latency().ttft()));
   add("TPOT", LatencyText(report.latency().tpot()));
   add("E2E", LatencyText(report.latency().e2e()));
+  if (report.has_split()) AddPhases(report, &figures);
   if (report.has_goodput()) {
     const auto& goodput = report.goodput();
     add("goodput", absl::StrFormat("%s of %s requests meet %s, %.4g requests/s; %s",
@@ -172,12 +258,14 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
                                    goodput.good_requests_per_s(),
                                    goodput.met() ? "all limits hold" : "not all limits hold"));
   }
-  const pb::Imbalance& imbalance = report.imbalance();
-  add("most / mean",
-      absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
-                      imbalance.requests(), imbalance.prompt_tokens(), imbalance.output_tokens(),
-                      imbalance.busy_time()));
-  add("choices", ChoicesText(report.decisions()));
+  if (report.has_imbalance()) {
+    const pb::Imbalance& imbalance = report.imbalance();
+    add("most / mean",
+        absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
+                        imbalance.requests(), imbalance.prompt_tokens(), imbalance.output_tokens(),
+                        imbalance.busy_time()));
+  }
+  if (report.has_decisions()) add("choices", ChoicesText(report.decisions()));
   if (LooksAtContent(report.router())) add("claims", ClaimsText(report.decisions()));
   for (const pb::RankGroup& group : report.rank_groups()) {
     if (!group.lockstep()) continue;
@@ -196,6 +284,9 @@ std::vector<std::pair<std::string, std::string>> FleetFigures(const pb::FleetRep
 }
 
 std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
+  if (report.has_split()) {
+    return {"requests", "tokens hit", "computed", "output tokens", "busy", "preempted"};
+  }
   std::vector<std::string> columns = {"requests", "prompt tokens", "hit rate",   "output tokens",
                                       "busy",     "preempted",     "missed hits"};
   if (IsAnyInLockstep(report)) columns.insert(columns.end(), {"waits", "no requests"});
@@ -203,6 +294,11 @@ std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
 }
 
 std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::ReplicaRow& row) {
+  if (report.has_split()) {
+    return {WithThousands(row.requests_finished()), WithThousands(row.hit_tokens()),
+            WithThousands(row.computed_tokens()),   WithThousands(row.output_tokens()),
+            Percent(row.busy_share()),              WithThousands(row.preemptions())};
+  }
   std::vector<std::string> cells = {
       WithThousands(row.requests_sent()), WithThousands(row.prompt_tokens()),
       Percent(row.hit_rate()),            WithThousands(row.output_tokens()),
@@ -214,6 +310,30 @@ std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::R
   return cells;
 }
 
+void SumWorkloads(const pb::FleetReport& fleet,
+                  ::kvblocks::report::v1::Workload* sum) {
+  *sum = fleet.reports(0).workload();
+  sum->set_requests_arrived(0);
+  sum->set_requests_skipped(fleet.totals().requests_skipped());
+  sum->set_input_tokens(0);
+  sum->set_requested_output_tokens(0);
+  sum->set_encoder_tokens(0);
+  for (const Report& one : fleet.reports()) {
+    const auto& workload = one.workload();
+    if (workload.requests_arrived() == 0) continue;
+    const bool is_first = sum->requests_arrived() == 0;
+    sum->set_first_arrival_s(is_first ? workload.first_arrival_s()
+                                      : std::min(sum->first_arrival_s(), workload.first_arrival_s()));
+    sum->set_last_arrival_s(is_first ? workload.last_arrival_s()
+                                     : std::max(sum->last_arrival_s(), workload.last_arrival_s()));
+    sum->set_requests_arrived(sum->requests_arrived() + workload.requests_arrived());
+    sum->set_input_tokens(sum->input_tokens() + workload.input_tokens());
+    sum->set_requested_output_tokens(sum->requested_output_tokens() +
+                                     workload.requested_output_tokens());
+    sum->set_encoder_tokens(sum->encoder_tokens() + workload.encoder_tokens());
+  }
+}
+
 }  // namespace
 
 std::string FormatFleet(const pb::FleetReport& report, bool color) {
@@ -222,12 +342,14 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   if (report.has_scaling()) AddTimeline(report.scaling(), page);
   page.Blank();
   AddTiers(report.tiers(), page);
-  const std::vector<size_t> widths = {10, 14, 9, 13, 8, 9, 13, 8, 12};
+  std::vector<size_t> widths = {10, 14, 9, 13, 8, 9, 13, 8, 12};
+  if (report.has_split()) widths[2] = 13;
   page.Cells(report.rank_groups().empty() ? "replica" : "rank", ReplicaColumns(report), widths);
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
     const pb::ReplicaRow& row = report.replicas(r);
-    page.Cells(absl::StrCat("  ", row.replica()), ReplicaCells(report, row), widths);
+    page.Cells(absl::StrCat("  ", row.role(), row.has_role() ? " " : "", row.replica()),
+               ReplicaCells(report, row), widths);
   }
   if (rows < report.replicas_size()) {
     page.Line("", absl::StrCat("and ", report.replicas_size() - rows, " more, see --json"));
@@ -281,6 +403,42 @@ std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
     page.Line("", "never admitted");
   }
   return page.Take();
+}
+
+Report FleetSummary(const pb::FleetReport& fleet) {
+  Report out;
+  out.set_schema_version(1);
+  out.set_outcome(fleet.outcome());
+  *out.mutable_config() = fleet.config();
+  *out.mutable_notes() = fleet.notes();
+  if (fleet.reports_size() == 0) return out;
+  SumWorkloads(fleet, out.mutable_workload());
+  *out.mutable_setup() = fleet.reports(0).setup();
+  int64_t devices = 0, recomputed = 0, encoder = 0;
+  for (const Report& one : fleet.reports()) {
+    devices += one.setup().devices();
+    recomputed += one.totals().recomputed_tokens();
+    encoder += one.totals().encoder_tokens();
+  }
+  out.mutable_setup()->set_devices(devices);
+  const auto& totals = fleet.totals();
+  out.mutable_totals()->set_requests_finished(totals.requests_finished());
+  out.mutable_totals()->set_requests_rejected(totals.requests_rejected());
+  out.mutable_totals()->set_requests_aborted(totals.requests_aborted());
+  out.mutable_totals()->set_output_tokens(totals.output_tokens());
+  out.mutable_totals()->set_recomputed_tokens(recomputed);
+  out.mutable_totals()->set_encoder_tokens(encoder);
+  out.mutable_throughput()->set_duration_s(totals.duration_s());
+  out.mutable_throughput()->set_requests_per_s(totals.requests_per_s());
+  out.mutable_throughput()->set_output_tokens_per_s(totals.output_tokens_per_s());
+  out.mutable_preemption()->set_preemptions(totals.preemptions());
+  *out.mutable_latency()->mutable_queueing() = fleet.latency().queueing();
+  *out.mutable_latency()->mutable_ttft() = fleet.latency().ttft();
+  *out.mutable_latency()->mutable_tpot() = fleet.latency().tpot();
+  *out.mutable_latency()->mutable_e2e() = fleet.latency().e2e();
+  if (fleet.has_hit_rate()) *out.mutable_whole_run()->mutable_token_hit_rate() = fleet.hit_rate();
+  if (fleet.has_goodput()) *out.mutable_goodput() = fleet.goodput();
+  return out;
 }
 
 }  // namespace kvblocks::sim

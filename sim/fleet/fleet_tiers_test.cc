@@ -18,12 +18,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-std::vector<int64_t> DocumentOf(int64_t first, int64_t length) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back(first + i);
-  return ids;
-}
-
 // Round robin over replicas with blocks of 4 tokens and 128 bytes, steps of 1 s.
 struct FleetWithTiers {
   absl::Status Run(const std::string& text, size_t count, LoadMode mode = LoadMode::kAsync,
@@ -78,8 +72,8 @@ struct FleetWithTiers {
 TEST(FleetTiersTest, WhatOneReplicaStoredAnotherLoads) {
   for (const bool is_shared : {false, true}) {
     FleetWithTiers run;
-    run.workload.Add({.id = "A", .prompt = 9, .output = 1, .content = DocumentOf(0, 9)});
-    run.workload.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = DocumentOf(0, 9)});
+    run.workload.Add({.id = "A", .prompt = 9, .output = 1, .content = Document(9)});
+    run.workload.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s",
                         2)
                     .ok());
@@ -102,13 +96,13 @@ TEST(FleetTiersTest, ReplicasShareTheLink) {
   for (const bool is_shared : {false, true}) {
     FleetWithTiers run;
     for (const char* id : {"A", "B"}) {
-      run.workload.Add({.id = id, .prompt = 9, .output = 1, .content = DocumentOf(0, 9)});
+      run.workload.Add({.id = id, .prompt = 9, .output = 1, .content = Document(9)});
     }
     for (const char* id : {"E", "F"}) {  // takes the pool
-      run.workload.Add({.id = id, .prompt = 13, .output = 1, .at = 10, .content = DocumentOf(100, 13)});
+      run.workload.Add({.id = id, .prompt = 13, .output = 1, .at = 10, .content = Document(13, 100)});
     }
     for (const char* id : {"C", "D"}) {
-      run.workload.Add({.id = id, .prompt = 9, .output = 1, .at = 40, .content = DocumentOf(0, 9)});
+      run.workload.Add({.id = id, .prompt = 9, .output = 1, .at = 40, .content = Document(9)});
     }
     run.workload.config.kv_cache.num_blocks = 5;
     ASSERT_TRUE(run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s",
@@ -136,7 +130,7 @@ std::vector<ReplayRequest> RandomRequests(std::mt19937_64& random) {
                         .prompt = prompt,
                         .output = 1 + draw(6),
                         .at = at,
-                        .content = DocumentOf(100 * draw(4), prompt),
+                        .content = Document(prompt, 100 * draw(4)),
                         .abort_after = draw(6) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
   }
   return requests;

@@ -1,11 +1,17 @@
 #include "kvblocks/sim/fleet/router.h"
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -62,6 +68,122 @@ std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_rep
   }
   if (UsesContent(options.kind)) return MakeScoreRouter(options, num_replicas, group);
   return MakeLoadRouter(options);
+}
+
+// LoadRouter: the routers that use load, order and sessions alone.
+
+namespace {
+
+class LoadRouter final : public Router {
+ public:
+  // REQUIRES: !UsesContent(options.kind).
+  explicit LoadRouter(const RouterOptions& options) : options_(options) {}
+
+  RouteAnswer Route(const RouteQuestion& question) override;
+  void OnGone(int32_t replica) override;
+
+ private:
+  int32_t Choose(const RouteQuestion& question);
+  int32_t Next();
+  int32_t OfSession(const RouteQuestion& question);
+
+  const RouterOptions options_;
+  int32_t next_ = 0;           // who is next, with room
+  std::vector<int32_t> open_;  // that may have the request, ascending
+  absl::flat_hash_map<uint64_t, int32_t> homes_;  // of sessions
+};
+
+int32_t LeastBy(const RouteQuestion& question, absl::Span<const int32_t> open,
+                int64_t ReplicaLoad::* measure) {
+  return *std::min_element(open.begin(), open.end(), [&](int32_t a, int32_t b) {
+    return question.loads[static_cast<size_t>(a)].*measure <
+           question.loads[static_cast<size_t>(b)].*measure;
+  });
+}
+
+int32_t OfTwo(const RouteQuestion& question, absl::Span<const int32_t> open, Draws draws) {
+  const auto count = static_cast<int64_t>(open.size());
+  const int64_t first = draws.Below(count);
+  if (count == 1) return open.front();
+  int64_t second = draws.Below(count - 1);
+  if (second >= first) ++second;
+  const int32_t a = open[static_cast<size_t>(first)], b = open[static_cast<size_t>(second)];
+  const bool is_second_better = question.loads[static_cast<size_t>(b)].num_requests <
+                                question.loads[static_cast<size_t>(a)].num_requests;
+  return is_second_better ? b : a;
+}
+
+RouteAnswer LoadRouter::Route(const RouteQuestion& question) {
+  open_.clear();
+  for (size_t r = 0; r < question.loads.size(); ++r) {
+    if (MayHave(question, r)) open_.push_back(static_cast<int32_t>(r));
+  }
+  return {.replica = Choose(question)};
+}
+
+void LoadRouter::OnGone(int32_t replica) {
+  absl::erase_if(homes_, [&](const auto& home) { return home.second == replica; });
+}
+
+int32_t LoadRouter::Choose(const RouteQuestion& question) {
+  const Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
+  switch (options_.kind) {
+    case RouterKind::kRandom:
+      return open_[static_cast<size_t>(
+          Draws(draws).Below(static_cast<int64_t>(open_.size())))];
+    case RouterKind::kLeastRequests:
+      return LeastBy(question, open_, &ReplicaLoad::num_requests);
+    case RouterKind::kLeastTokens:
+      return LeastBy(question, open_, &ReplicaLoad::num_tokens);
+    case RouterKind::kTwoChoices:
+      return OfTwo(question, open_, draws);
+    case RouterKind::kSession:
+      return OfSession(question);
+    default:
+      return Next();
+  }
+}
+
+int32_t LoadRouter::Next() {
+  const auto place = std::lower_bound(open_.begin(), open_.end(), next_);
+  const int32_t replica = place == open_.end() ? open_.front() : *place;
+  next_ = replica + 1;
+  return replica;
+}
+
+int32_t LoadRouter::OfSession(const RouteQuestion& question) {
+  const uint64_t session = question.request.spec.session;
+  if (session == 0) return LeastBy(question, open_, &ReplicaLoad::num_requests);
+  const auto count =
+      static_cast<int64_t>(question.live.empty() ? question.loads.size() : question.live.size());
+  const auto live = [&](int64_t i) {
+    return question.live.empty() ? static_cast<int32_t>(i) : question.live[static_cast<size_t>(i)];
+  };
+  const auto [home, is_new] = homes_.try_emplace(session, 0);
+  if (is_new) home->second = live(Draws(options_.seed, "session", session).Below(count));
+  if (options_.session_factor > 0) {
+    int64_t sum = 1;
+    for (int64_t i = 0; i < count; ++i) {
+      sum += question.loads[static_cast<size_t>(live(i))].num_requests;
+    }
+    const int64_t there = question.loads[static_cast<size_t>(home->second)].num_requests + 1;
+    // Rounded up, so that one request alone is never too many.
+    const __int128 limit =
+        (static_cast<__int128>(options_.session_factor) * sum + kMillion * count - 1) /
+        (kMillion * count);
+    if (there > limit || !MayHave(question, static_cast<size_t>(home->second))) {
+      home->second = LeastBy(question, open_, &ReplicaLoad::num_requests);
+    }
+  }
+  if (MayHave(question, static_cast<size_t>(home->second))) return home->second;
+  // One that never moves only visits.
+  return LeastBy(question, open_, &ReplicaLoad::num_requests);
+}
+
+}  // namespace
+
+std::unique_ptr<Router> MakeLoadRouter(const RouterOptions& options) {
+  return std::make_unique<LoadRouter>(options);
 }
 
 }  // namespace kvblocks::sim

@@ -15,7 +15,7 @@
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
 //   data-parallel       replicas in turn, and of a replica's ranks the one with the lowest score as vLLM's
-//                       own balancer counts it (see rank_router.cc)
+//                       own balancer counts it (see score_router.cc)
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds

@@ -11,12 +11,10 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/split_input.h"
 #include "kvblocks/sim/sweep/border_search.h"
 #include "kvblocks/sim/sweep/capacity_search.h"
 #include "kvblocks/sim/sweep/condition.h"
 #include "kvblocks/sim/sweep/search_command.h"
-#include "kvblocks/sim/sweep/split_search.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
@@ -38,8 +36,8 @@ Examples
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99 --rate=40 --devices=h100:2.5,h200:3.5
                                 --tensor-parallels 1 2 4         which of them costs least
   kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --goodput=0.99
-  kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --split-replicas=4
-                                          which of 1 + 3, 2 + 2, 3 + 1 for prefill and decode
+  kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --goodput=0.95 --decode-replicas=2
+                                --smallest prefill-replicas=1:8
   kvsim capacity trace.jsonl.gz --smallest num-blocks=500:50000 --where "hit-rate>=0.6"
   kvsim capacity trace.jsonl.gz --largest max-num-seqs=1:1024 --slo=tpot:50ms@p95
   kvsim capacity trace.jsonl.gz --smallest "tier=disk:4TiB:read={0.1:50}GB/s"
@@ -88,19 +86,12 @@ class CapacityCommand final : public Command {
     search_.AddRunOptions(options_);
     search_.AddOutputOptions(
         options_, {.rows_help = "with --largest or --smallest, one row per value that was tried"});
-    options_->Add({"--split-replicas", "N",
-                   "try each division of N replicas into prefill and decode at the trace's "
-                   "rate; with --goodput: find the fewest, up to N",
-                   "Prefill and decode replicas"},
-                  2, kMostSplitReplicas, &split_replicas_);
-    split_.AddOptions(options_, /*with_replicas=*/false);
     input_.AddOptions();
     options_->set_footer(kCapacityFooter);
   }
 
  private:
   absl::StatusOr<ExitStatus> Execute() override;
-  absl::StatusOr<ExitStatus> SearchSplit();
   absl::StatusOr<ExitStatus> SearchBorder();
   bool is_border() const { return !largest_.empty() || !smallest_.empty(); }
   // InvalidArgument if one of these is given.
@@ -113,37 +104,12 @@ class CapacityCommand final : public Command {
   }
 
   ReplayInput input_;
-  SplitInput split_;
-  int64_t split_replicas_ = 0;
   SearchOptions search_;
   std::string devices_, largest_, smallest_, prices_;
   std::vector<std::string> where_, baseline_;
   std::vector<int64_t> tensor_parallels_;
-  static constexpr double kTolerance = 0.02;
-  double rate_ = 0, goodput_ = 0, tolerance_ = kTolerance;
+  double rate_ = 0, goodput_ = 0, tolerance_ = 0.02;
 };
-
-absl::StatusOr<ExitStatus> CapacityCommand::SearchSplit() {
-  KVBLOCKS_RETURN_IF_ERROR(Refuse({{"--rate", rate_ > 0},
-                                   {"--devices", !devices_.empty()},
-                                   {"--tensor-parallels", !tensor_parallels_.empty()},
-                                   {"--tolerance", tolerance_ != kTolerance},
-                                   {"--results", search_.keeps_results()},
-                                   {"--largest", !largest_.empty()},
-                                   {"--smallest", !smallest_.empty()}},
-                                  ": has no use with --split-replicas; leave it out"));
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
-  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
-  KVBLOCKS_RETURN_IF_ERROR(search_.CheckOutputs(FilesOf(config)));
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      const auto report,
-      FindSplit({.config = config, .most_replicas = split_replicas_, .goodput = goodput_}, split_,
-                search_.num_threads(), search_.quiet(), &search_.traces()));
-  const bool is_found = report.has_best_split();
-  return search_.Print("capacity", report,
-                       {.table = [&](bool color) { return FormatSplitSearch(report, color); }},
-                       is_found ? kDone : kMissed);
-}
 
 absl::StatusOr<ExitStatus> CapacityCommand::Execute() {
   if (!is_border()) {
@@ -153,7 +119,6 @@ absl::StatusOr<ExitStatus> CapacityCommand::Execute() {
                                      {"--csv", !search_.csv().empty()}},
                                     " needs --largest or --smallest beside it"));
   }
-  if (split_replicas_ > 0) return SearchSplit();
   if (is_border()) return SearchBorder();
   KVBLOCKS_ASSIGN_OR_RETURN(auto asked, input_.Asked());
   CapacityOptions options;

@@ -102,6 +102,12 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
             : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or "
               "--goodput=SHARE of requests that meet all limits");
   }
+  if (IsSplit(config)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--prefill-replicas: got ", config.prefill_replicas(),
+        ", expected none in a search for a rate; search another option, like --largest "
+        "speedup=0.5:20"));
+  }
   has_router_ = AsksForRouter(config);
   if (IsFleet(config) && options_.target_rate > 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -185,10 +185,13 @@ void ProbeSums::Add(const pb::PointResult& result) {
     *one.mutable_pressure() = result.pressures(r);
     AddReplica(one);
   }
-  // With those that ended at the router.
+  // With those that ended at the router; a prefill or decode replica has but a part of them.
   total = fleet.goodput().requests_total();
+  all_good = fleet.goodput().requests_good();
   for (size_t o = 0; o < good.size(); ++o) {
-    observed[o] = fleet.goodput().objectives(static_cast<int>(o)).observed_ms();
+    const auto& objective = fleet.goodput().objectives(static_cast<int>(o));
+    good[o] = objective.requests_good();
+    observed[o] = objective.observed_ms();
   }
 }
 

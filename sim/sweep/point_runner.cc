@@ -20,7 +20,7 @@
 #include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/fleet/fleet_summary.h"
+#include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/run_in_parallel.h"

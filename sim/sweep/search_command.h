@@ -38,9 +38,8 @@ class SearchOptions {
                    const ReportOutput::Texts& texts, ExitStatus done);
 
   bool quiet() const { return output_.quiet(); }
-  const std::string& csv() const { return output_.csv(); }
-  int num_threads() const { return static_cast<int>(threads_); }
   bool keeps_results() const { return !results_.empty() || retry_; }
+  const std::string& csv() const { return output_.csv(); }
 
  private:
   ReportOutput output_;

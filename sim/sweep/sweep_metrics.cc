@@ -46,9 +46,19 @@ double NumberAt(const google::protobuf::Message& report, std::string_view path) 
              : static_cast<double>(at->GetReflection()->GetInt64(*at, field));
 }
 
-// No goodput without --slo, and no latency where all steps take the same time.
+// Sections that only some runs have: no goodput without --slo, and of prefill and decode replicas
+// neither hits of the whole run nor what a router decided.
+bool HasSection(const google::protobuf::Message& report, std::string_view path) {
+  const std::string name(path.substr(0, path.find('.')));
+  if (name != "goodput" && name != "whole_run" && name != "imbalance" && name != "decisions") {
+    return true;
+  }
+  return report.GetReflection()->HasField(report, report.GetDescriptor()->FindFieldByName(name));
+}
+
+// And no latency where all steps take the same time.
 Value NumberOf(const Report& report, std::string_view path) {
-  if (path.substr(0, path.find('.')) == "goodput" && !report.has_goodput()) return std::nullopt;
+  if (!HasSection(report, path)) return std::nullopt;
   if (path.substr(0, path.find('.')) == "latency") {
     const std::string count(path.substr(0, path.rfind('.')));
     if (!report.setup().latency_is_meaningful()) return std::nullopt;
@@ -76,7 +86,10 @@ OfReport PerDevice(const char* path) {
 }
 Value None(const Report&) { return std::nullopt; }
 OfFleet AtFleet(const char* path) {
-  return [path](const FleetReport& report) -> Value { return NumberAt(report, path); };
+  return [path](const FleetReport& report) -> Value {
+    if (!HasSection(report, path)) return std::nullopt;
+    return NumberAt(report, path);
+  };
 }
 
 const std::vector<SweepMetric>& NamedMetrics() {
@@ -126,11 +139,13 @@ const std::vector<SweepMetric>& NamedMetrics() {
       {"router-rejected", false, 0, false, None, AtFleet("totals.requests_rejected_by_router")},
       {"missed-hits", false, 2, true, None,
        [](const FleetReport& f) -> Value {
+         if (!f.has_decisions()) return std::nullopt;
          return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
        }},
       {"wrong-claims", false, 2, true, None,
        [](const FleetReport& f) -> Value {
          const auto& d = f.decisions();
+         if (!f.has_decisions()) return std::nullopt;
          return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
        }}};
   return *metrics;

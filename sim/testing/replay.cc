@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -37,6 +39,31 @@ KvCacheGroup CrossGroup(int64_t block_size) {
       CrossAttentionSpec::Create({.block_size = block_size, .num_kv_heads = 1, .head_size = 8});
   KVBLOCKS_CHECK(spec.ok(), spec.status().ToString());
   return {.spec = *spec, .layer_names = {"cross"}};
+}
+
+KvCacheGroup StateGroup(int64_t block_size, int64_t num_checkpoint_blocks, MambaCacheMode mode) {
+  const auto spec = MambaSpec::Create({.block_size = block_size,
+                                       .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
+                                       .cache_mode = mode,
+                                       .num_checkpoint_blocks = num_checkpoint_blocks});
+  KVBLOCKS_CHECK(spec.ok(), spec.status().ToString());
+  return {.spec = *spec, .layer_names = {"state"}};
+}
+
+void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
+  const size_t last = pages_per_chunk.size() - 1;
+  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
+  for (size_t g = 0; g < config->groups.size(); ++g) {
+    native.class_of_group.push_back(static_cast<int32_t>(std::min(g, last)));
+  }
+  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
+  config->native = native;
+}
+
+std::vector<int64_t> Document(int64_t length, int64_t first) {
+  std::vector<int64_t> ids(static_cast<size_t>(length));
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
 }
 
 absl::StatusOr<bool> VectorTraceReader::Next(TraceRequest& out) {

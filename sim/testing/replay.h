@@ -30,6 +30,12 @@ namespace kvblocks::sim {
 KvCacheGroup FullGroup(int64_t block_size);
 KvCacheGroup WindowGroup(int64_t block_size, int64_t window);
 KvCacheGroup CrossGroup(int64_t block_size);
+KvCacheGroup StateGroup(int64_t block_size, int64_t num_checkpoint_blocks = 0,
+                        MambaCacheMode mode = MambaCacheMode::kAlign);
+// The pool in chunks that hold these pages of each group; groups behind the last have its class.
+void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config);
+// Token ids that count up.
+std::vector<int64_t> Document(int64_t length, int64_t first = 0);
 
 class VectorTraceReader final : public TraceReader {
  public:

@@ -100,13 +100,8 @@ struct TierReplay : Replay {
   }
   // Prompts of 9 and 13 tokens that share nothing, so the second one takes the whole pool.
   void AddAThenC(double c_at) {
-    Add({.id = "A", .prompt = 9, .output = 1, .content = Document(9, 0)});
+    Add({.id = "A", .prompt = 9, .output = 1, .content = Document(9)});
     Add({.id = "C", .prompt = 13, .output = 1, .at = c_at, .content = Document(13, 100)});
-  }
-  static std::vector<int64_t> Document(int64_t length, int64_t first) {
-    std::vector<int64_t> ids;
-    for (int64_t i = 0; i < length; ++i) ids.push_back(first + i);
-    return ids;
   }
   std::unique_ptr<StepTimeModel> clock;
   std::unique_ptr<TierConnector> tiers;
@@ -116,7 +111,7 @@ struct TierReplay : Replay {
 TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, ElementsAre("0: A:9 [1,2,3] fin A", "3: C:13 [3,4,2,1] fin C",
                                         "10: load D +8", "12: D:1 [4] fin D"));
@@ -135,7 +130,7 @@ TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
 TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(1);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("4: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("6: D:1 ")));
@@ -145,7 +140,7 @@ TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
 TEST(TierConnectorTest, WhoLoadsOnlyWhatIsFasterDoesNotWaitForStores) {
   TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, true);
   replay.AddAThenC(1);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains(HasSubstr("2: D:9 ")));
 }
@@ -154,10 +149,10 @@ TEST(TierConnectorTest, WhoLoadsOnlyWhatIsFasterDoesNotWaitForStores) {
 TEST(TierConnectorTest, NoTwoRequestsLoadTheSame) {
   TierReplay replay("host:8chunks:read=128B/s", 7);
   replay.AddAThenC(3);
-  replay.Add({.id = "F", .prompt = 9, .output = 1, .at = 5, .content = TierReplay::Document(9, 300)});
+  replay.Add({.id = "F", .prompt = 9, .output = 1, .at = 5, .content = Document(9, 300)});
   for (const char* id : {"D", "E"}) {
     replay.Add(
-        {.id = id, .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+        {.id = id, .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
   }
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.tiers->load_totals().num_loads, 1);
@@ -171,7 +166,7 @@ TEST(TierConnectorTest, StepsWaitForSynchronousAndLayerwiseLoads) {
     TierReplay replay("host:8chunks:read=128B/s", 5, mode);
     replay.AddAThenC(3);
     replay.Add(
-        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_THAT(replay.device, ElementsAre("0-1", "3-4", span));
   }
@@ -184,7 +179,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
                       true);
     replay.AddAThenC(3);
     replay.Add(
-        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
     EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
@@ -197,7 +192,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
 TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   TierReplay replay("host:3chunks:read=128B/s,disk:9chunks:read=64B/s:store=on-evict");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
@@ -208,7 +203,7 @@ TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
 TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
   TierReplay replay("host:8chunks:read=128B/s:store=on-evict");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   // A's two, and C's last one, whose block D's load took.
@@ -218,7 +213,7 @@ TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
 TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
   TierReplay replay("host:3chunks:read=free");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 8, 0, 0));
   EXPECT_EQ(replay.tiers->tier_totals(0).num_distinct, 5);
@@ -233,7 +228,7 @@ TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
               .prompt = 9,
               .output = 1,
               .at = 10,
-              .content = TierReplay::Document(9, 0),
+              .content = Document(9),
               .abort_after = 1});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.ends["D"], "abort");
@@ -251,7 +246,7 @@ TEST(TierConnectorTest, WhatCannotBeReadLeavesItsTierAndIsComputed) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     TierReplay replay("host:8chunks:read=128B/s:write=1kB/s", 5, LoadMode::kAsync, false, {1, seed});
     replay.AddAThenC(3);
-    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
     const bool is_second = replay.lines.back().substr(0, 7) == "12: D:5";
     (is_second ? second_was_bad : first_was_bad) = true;
@@ -274,7 +269,7 @@ TEST(TierConnectorTest, ARequestCanEndByAFailedLoad) {
   TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, false, {1});
   replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.ends["D"], "error");
   EXPECT_EQ(replay.result.num_failed, 1);
@@ -290,14 +285,14 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
     TierReplay replay("host:40chunks:read=128B/s:write=1kB/s", 9, LoadMode::kAsync, false, {1, seed});
     replay.config.scheduler.max_num_active_seqs = 1;
     replay.AddAThenC(3);
-    replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = TierReplay::Document(29, 300)});
+    replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = Document(29, 300)});
     replay.Add({.id = "D",
                 .prompt = 9,
                 .output = 1,
                 .at = 20,
-                .content = TierReplay::Document(9, 0),
+                .content = Document(9),
                 .abort_after = 4});
-    replay.Add({.id = "B", .prompt = 5, .output = 12, .at = 21, .content = TierReplay::Document(5, 500)});
+    replay.Add({.id = "B", .prompt = 5, .output = 12, .at = 21, .content = Document(5, 500)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.ends["D"], "abort");
     EXPECT_EQ(replay.tiers->load_totals().num_failed, 1);
@@ -333,7 +328,7 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
                   .output = 1 + draw(10),
                   .at = static_cast<double>(draw(60)),
                   .priority = static_cast<int32_t>(draw(3)),
-                  .content = TierReplay::Document(28, draw(4) * 100),
+                  .content = Document(28, draw(4) * 100),
                   .abort_after = draw(5) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
     }
     const absl::Status status = replay.Run();

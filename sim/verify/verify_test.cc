@@ -33,6 +33,31 @@ void AddWorkload(Replay* replay, bool with_encoders = false) {
   }
 }
 
+// Steps of 16 tokens, and requests of up to 100 that are admitted before all of their prompt fits.
+void UseSmallSteps(int64_t num_blocks, Replay* replay) {
+  replay->is_watching = false;
+  replay->config.kv_cache.num_blocks = num_blocks;
+  replay->config.manager.max_model_len = 100;
+  replay->config.scheduler.max_num_batched_tokens = 16;
+  replay->config.scheduler.reserve_full_isl = false;
+}
+
+void UseDrafts(int64_t num_drafts, Replay* replay) {
+  replay->config.scheduler.num_draft_tokens = num_drafts;
+  if (num_drafts == 0) return;
+  replay->config.scheduler.acceptance.kind = AcceptanceModel::Kind::kIid;
+  replay->config.scheduler.acceptance.probabilities = {0.6};
+}
+
+// Two layers per group; slabs are asked for, and chunks follow from the configuration.
+VerifyingObserver::Options InLayout(PoolLayout layout) {
+  return {.ops = &attention::CpuReference(),
+          .layers_per_group = 2,
+          .layout = layout == PoolLayout::kSlab ? layout : PoolLayout::kUniform};
+}
+
+constexpr PoolLayout kLayouts[] = {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative};
+
 class PartsTakenBack final : public EngineObserver {
  public:
   void OnPreemption(const PreemptionRecord& record, SimTime) override {
@@ -56,20 +81,12 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
         ReplayedCase{.async = true, .drafts = 2, .window = 6}}) {
     SCOPED_TRACE(testing::Message() << c.async << c.drafts << c.window);
     Replay replay;
-    replay.is_watching = false;
-    replay.config.kv_cache.num_blocks = c.window > 0 ? 50 : 30;
-    replay.config.manager.max_model_len = 100;
+    UseSmallSteps(c.window > 0 ? 50 : 30, &replay);
     if (c.window > 0) replay.config.kv_cache.groups.push_back(WindowGroup(4, c.window));
-    replay.config.scheduler.max_num_batched_tokens = 16;
     replay.config.scheduler.async = c.async;
     replay.config.scheduler.policy = c.policy;
-    replay.config.scheduler.reserve_full_isl = false;
-    replay.config.scheduler.num_draft_tokens = c.drafts;
-    if (c.drafts > 0) {
-      replay.config.scheduler.acceptance.kind = AcceptanceModel::Kind::kIid;
-      replay.config.scheduler.acceptance.probabilities = {0.6};
-    }
-    VerifyingObserver observer({.ops = &attention::CpuReference(), .layers_per_group = 2});
+    UseDrafts(c.drafts, &replay);
+    VerifyingObserver observer(InLayout(PoolLayout::kUniform));
     replay.further_observers = {&observer};
     AddWorkload(&replay);
     ASSERT_TRUE(replay.Run().ok());
@@ -91,37 +108,20 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
 
 // --- Layouts ---
 
-// Chunks that hold these pages of each group.
-void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
-  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
-  for (size_t g = 0; g < config->groups.size(); ++g) {
-    native.class_of_group.push_back(static_cast<int32_t>(g));
-  }
-  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
-  config->native = native;
-}
-
 void UseWindow(PoolLayout layout, Replay* replay) {
-  replay->is_watching = false;
+  UseSmallSteps(70, replay);
   replay->config.kv_cache.groups.push_back(WindowGroup(2, 9));
-  replay->config.kv_cache.num_blocks = 70;
   if (layout == PoolLayout::kNative) InChunks(12, {3, 7}, &replay->config.kv_cache);
-  replay->config.manager.max_model_len = 100;
-  replay->config.scheduler.max_num_batched_tokens = 16;
-  replay->config.scheduler.reserve_full_isl = false;
 }
 
 TEST(VerifyingObserverTest, LayersAreAttendedToWhereThePlannerPutsThem) {
-  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+  for (const PoolLayout layout : kLayouts) {
     for (const bool async : {false, true}) {
       SCOPED_TRACE(testing::Message() << LayoutName(layout) << async);
       Replay replay;
       UseWindow(layout, &replay);
       replay.config.scheduler.async = async;
-      VerifyingObserver observer({.ops = &attention::CpuReference(),
-                                  .layers_per_group = 2,
-                                  .layout = layout == PoolLayout::kSlab ? layout
-                                                                        : PoolLayout::kUniform});
+      VerifyingObserver observer(InLayout(layout));
       replay.further_observers = {&observer};
       AddWorkload(&replay);
       ASSERT_TRUE(replay.Run().ok());
@@ -140,7 +140,7 @@ TEST(VerifyingObserverTest, LayersAreAttendedToWhereThePlannerPutsThem) {
 
 // DeepSeek V4's: a window and compressed rows, which queries also see as one set of keys.
 TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
-  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+  for (const PoolLayout layout : kLayouts) {
     SCOPED_TRACE(testing::Message() << LayoutName(layout));
     Replay replay;
     UseWindow(PoolLayout::kUniform, &replay);
@@ -153,10 +153,7 @@ TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
          .layer_names = {"rows"}}};
     config.num_blocks = 36;
     if (layout == PoolLayout::kNative) InChunks(8, {4, 7}, &config);
-    VerifyingObserver observer(
-        {.ops = &attention::CpuReference(),
-         .layers_per_group = 2,
-         .layout = layout == PoolLayout::kSlab ? layout : PoolLayout::kUniform});
+    VerifyingObserver observer(InLayout(layout));
     replay.further_observers = {&observer};
     AddWorkload(&replay);
     ASSERT_TRUE(replay.Run().ok());
@@ -212,34 +209,24 @@ TEST(VerifyingObserverTest, AStepBesideThePageIsAWrongNumber) {
 // --- Encoders ---
 
 void UseEncoder(PoolLayout layout, Replay* replay) {
-  replay->is_watching = false;
+  UseSmallSteps(60, replay);
   replay->config.kv_cache.groups.push_back(CrossGroup(2));
-  replay->config.kv_cache.num_blocks = 60;
   if (layout == PoolLayout::kNative) InChunks(10, {3, 7}, &replay->config.kv_cache);
   replay->config.manager.enable_caching = false;
-  replay->config.manager.max_model_len = 100;
   replay->config.manager.max_encoder_tokens = 20;
   replay->config.scheduler.max_num_batched_tokens = 24;
-  replay->config.scheduler.reserve_full_isl = false;
 }
 
 TEST(VerifyingObserverTest, EachStepFindsTheEncodersRowsOfTheFirst) {
-  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+  for (const PoolLayout layout : kLayouts) {
     for (const bool async : {false, true}) {
       for (const int64_t drafts : {0, 2}) {
         SCOPED_TRACE(testing::Message() << LayoutName(layout) << async << drafts);
         Replay replay;
         UseEncoder(layout, &replay);
         replay.config.scheduler.async = async;
-        replay.config.scheduler.num_draft_tokens = drafts;
-        if (drafts > 0) {
-          replay.config.scheduler.acceptance.kind = AcceptanceModel::Kind::kIid;
-          replay.config.scheduler.acceptance.probabilities = {0.6};
-        }
-        VerifyingObserver observer({.ops = &attention::CpuReference(),
-                                    .layers_per_group = 2,
-                                    .layout = layout == PoolLayout::kSlab ? layout
-                                                                          : PoolLayout::kUniform});
+        UseDrafts(drafts, &replay);
+        VerifyingObserver observer(InLayout(layout));
         replay.further_observers = {&observer};
         AddWorkload(&replay, /*with_encoders=*/true);
         const absl::Status ran = replay.Run();
@@ -262,32 +249,34 @@ TEST(VerifyingObserverTest, EachStepFindsTheEncodersRowsOfTheFirst) {
   }
 }
 
-// Tells a verifier of inputs that have a token more or less than the manager was told.
-class OtherLengths final : public EngineObserver {
+// Tells a verifier of steps otherwise than they are.
+class Between final : public EngineObserver {
  public:
-  OtherLengths(EngineObserver* to, int64_t change) : to_(to), change_(change) {}
+  using Tell = std::function<void(const StepRecord& step, EngineObserver* to)>;
+  Between(EngineObserver* to, Tell tell) : to_(to), tell_(std::move(tell)) {}
   void OnRunStart(const RunInfo& info) override { to_->OnRunStart(info); }
   void OnPreemption(const PreemptionRecord& r, SimTime now) override { to_->OnPreemption(r, now); }
-  void OnStepScheduled(const StepRecord& step) override {
-    for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder += change_;
-    to_->OnStepScheduled(step);
-    for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder -= change_;
-  }
+  void OnStepScheduled(const StepRecord& step) override { tell_(step, to_); }
   void OnStepFinished(const StepRecord& step) override { to_->OnStepFinished(step); }
   void OnFinish(const SimRequest& request, SimTime now) override { to_->OnFinish(request, now); }
 
  private:
   EngineObserver* const to_;
-  const int64_t change_;
+  const Tell tell_;
 };
 
+// A token more or less than the manager was told.
 TEST(VerifyingObserverTest, AnInputOfAnotherLengthIsNoticed) {
   for (const int64_t change : {-1, 1}) {
     Replay replay;
     UseEncoder(PoolLayout::kUniform, &replay);
     replay.Add({.id = "A", .prompt = 5, .output = 3, .encoder = change < 0 ? 9 : 8});
     VerifyingObserver observer({.ops = &attention::CpuReference()});
-    OtherLengths between(&observer, change);
+    Between between(&observer, [change](const StepRecord& step, EngineObserver* to) {
+      for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder += change;
+      to->OnStepScheduled(step);
+      for (const ScheduledRecord& r : step.scheduled) r.request->num_encoder -= change;
+    });
     replay.further_observers = {&between};
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
@@ -306,11 +295,9 @@ absl::Status VerifyTiers(const std::string& text, LoadMode mode, bool has_window
                          std::unique_ptr<TierConnector>* tiers,
                          const std::function<void(std::vector<KvCopy>*)>& mangle = nullptr) {
   const auto clock = MakeFixedStepTime(kSecond);
-  replay->is_watching = false;
-  replay->config.kv_cache.num_blocks = has_window ? 50 : 30;
+  UseSmallSteps(has_window ? 50 : 30, replay);
   if (has_window) replay->config.kv_cache.groups.push_back(WindowGroup(4, 9));
-  replay->config.manager.max_model_len = 100;
-  replay->config.scheduler.max_num_batched_tokens = 16;
+  replay->config.scheduler.reserve_full_isl = true;
   *tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
                                   .mode = mode,
                                   .group_block_bytes = std::vector<int64_t>(
@@ -413,24 +400,12 @@ TEST(VerifyingObserverTest, AVictimOfItsOwnStepHitsWhatNobodyWrote) {
 
 // --- States and copies ---
 
-KvCacheGroup StateGroup(MambaCacheMode mode, int64_t num_checkpoint_blocks = 0) {
-  return {.spec = *MambaSpec::Create({.block_size = 4,
-                                      .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
-                                      .cache_mode = mode,
-                                      .num_checkpoint_blocks = num_checkpoint_blocks}),
-          .layer_names = {"state"}};
-}
-
 void UseStates(MambaCacheMode mode, bool partial_hits, bool native, Replay* replay) {
-  replay->is_watching = false;
-  replay->config.kv_cache.groups.push_back(StateGroup(mode));
-  replay->config.kv_cache.num_blocks = 70;
+  UseSmallSteps(70, replay);
+  replay->config.kv_cache.groups.push_back(StateGroup(4, 0, mode));
   if (native) InChunks(14, {3, 5}, &replay->config.kv_cache);
   if (partial_hits) replay->config.kv_cache.hash_block_size = 2;
   replay->config.manager.partial_hits = partial_hits;
-  replay->config.manager.max_model_len = 100;
-  replay->config.scheduler.max_num_batched_tokens = 16;
-  replay->config.scheduler.reserve_full_isl = false;
 }
 
 // Rows and states that a hit inside a block goes on with are copied for real.
@@ -446,7 +421,7 @@ TEST(VerifyingObserverTest, EachStepFindsTheStateBehindTheTokensBefore) {
           Replay replay;
           UseStates(mode, partial_hits, native, &replay);
           replay.config.scheduler.async = async;
-          VerifyingObserver observer({.ops = &attention::CpuReference(), .layers_per_group = 2});
+          VerifyingObserver observer(InLayout(PoolLayout::kUniform));
           replay.further_observers = {&observer};
           AddWorkload(&replay);
           const absl::Status ran = replay.Run();
@@ -467,26 +442,6 @@ TEST(VerifyingObserverTest, EachStepFindsTheStateBehindTheTokensBefore) {
   }
 }
 
-// Tells a verifier of a step without what `mangle` takes from it.
-class Between final : public EngineObserver {
- public:
-  explicit Between(EngineObserver* to, std::function<void(StepRecord*)> mangle)
-      : to_(to), mangle_(std::move(mangle)) {}
-  void OnRunStart(const RunInfo& info) override { to_->OnRunStart(info); }
-  void OnPreemption(const PreemptionRecord& r, SimTime now) override { to_->OnPreemption(r, now); }
-  void OnStepScheduled(const StepRecord& step) override {
-    StepRecord mangled = step;
-    mangle_(&mangled);
-    to_->OnStepScheduled(mangled);
-  }
-  void OnStepFinished(const StepRecord& step) override { to_->OnStepFinished(step); }
-  void OnFinish(const SimRequest& request, SimTime now) override { to_->OnFinish(request, now); }
-
- private:
-  EngineObserver* const to_;
-  const std::function<void(StepRecord*)> mangle_;
-};
-
 // The first copy of a group is forgotten: of rows and of a state.
 TEST(VerifyingObserverTest, AForgottenCopyIsAWrongNumber) {
   for (const bool native : {false, true}) {
@@ -496,16 +451,17 @@ TEST(VerifyingObserverTest, AForgottenCopyIsAWrongNumber) {
       UseStates(MambaCacheMode::kAlign, true, native, &replay);
       VerifyingObserver observer({.ops = &attention::CpuReference()});
       bool is_forgotten = false;
-      std::vector<BlockCopy> kept;
-      Between between(&observer, [&](StepRecord* step) {
-        kept.assign(step->copies.begin(), step->copies.end());
+      Between between(&observer, [&](const StepRecord& step, EngineObserver* to) {
+        std::vector<BlockCopy> kept(step.copies.begin(), step.copies.end());
         for (auto it = kept.begin(); !is_forgotten && it != kept.end(); ++it) {
           if (it->group != group) continue;
           kept.erase(it);
           is_forgotten = true;
           break;
         }
-        step->copies = kept;
+        StepRecord mangled = step;
+        mangled.copies = kept;
+        to->OnStepScheduled(mangled);
       });
       replay.further_observers = {&between};
       AddWorkload(&replay);

@@ -176,6 +176,7 @@ function drawDecisions(page, report) {
 }
 
 function drawFleet(page, { report }) {
+  if (report.split) return drawSplit(page, report);
   const { totals = {}, config = {}, router = {}, latency = {} } = report;
   const reports = list(report.reports);
   const workload = ((reports[0] || {}).workload || {}).name || "";
@@ -205,11 +206,13 @@ function drawFleet(page, { report }) {
 
 // --- Prefill and decode on replicas of their own ---
 
+const withRole = (report, role) => list(report.replicas).filter((row) => row.role === role);
+
 function splitRows(report) {
-  const { setup = {}, totals = {}, transfers = {}, goodput } = report;
+  const { split: setup, totals = {}, transfers = {}, goodput } = report;
   const rows = [
-    ["replicas", `${plural(list(report.prefill).length, "prefill replica")} (${setup.prefill_router}), ` +
-      `${plural(list(report.decode).length, "decode replica")} (${setup.decode_router}); the first token is the ${setup.first_token}'s`],
+    ["replicas", `${plural(withRole(report, "prefill").length, "prefill replica")} (${setup.prefill_router}), ` +
+      `${plural(withRole(report, "decode").length, "decode replica")} (${setup.decode_router}); the first token is the ${setup.first_token}'s`],
     ["link", `${num(setup.link_gb_per_s)} GB/s, latency ${span(setup.link_latency_ms)}, ` +
       `${setup.link_scope === "shared" ? "one for all" : "one into each decode replica"}, ` +
       `${setup.link_sharing === "fifo" ? "one transfer after the other" : "in equal parts"}; ${count(setup.bytes_per_token)} bytes ` +
@@ -226,11 +229,10 @@ function splitRows(report) {
   return rows;
 }
 
-function drawSplit(page, { report }) {
+function drawSplit(page, report) {
   const { totals = {}, latency = {}, config = {} } = report;
-  const kinds = [["prefill", list(report.prefill)], ["decode", list(report.decode)]];
-  const rows = kinds.flatMap(([kind, replicas]) => replicas.map((row) => ({ ...row, name: `${kind} ${num(row.replica)}` })));
-  page.title(`Replay with ${kinds.map(([kind, all]) => plural(all.length, `${kind} replica`)).join(" and ")}`, `${deviceText(config)} each`);
+  const rows = list(report.replicas).map((row) => ({ ...row, name: `${row.role} ${num(row.replica)}` }));
+  page.title(`Replay with ${["prefill", "decode"].map((role) => plural(withRole(report, role).length, `${role} replica`)).join(" and ")}`, `${deviceText(config)} each`);
   page.headline([
     requestSentence({ finished: totals.requests_finished, arrived: totals.requests_arrived,
       ends: [[totals.requests_rejected, "rejected"], [totals.requests_aborted, "aborted"], [totals.requests_skipped, "left out"]],
@@ -238,13 +240,14 @@ function drawSplit(page, { report }) {
     latencySentence(latency, true),
     goodputSentence(report.goodput, config.slo),
   ]);
+  page.notes(report.notes);
   page.table({ title: "What came of it", rows: splitRows(report) });
   const phases = [["queueing", "queueing"], ["prefill", "prefill"], ["hand-over", "handover"], ["transfer", "transfer"],
                   ["decode", "decode"]];
   latencyTable(page, "Latency", [["TTFT", latency.ttft], ["TPOT", latency.tpot], ["E2E", latency.e2e],
     ...phases.map(([name, field]) => [name, latency[field]])]);
   page.table({ title: "Replicas", columns: ["", "requests", "tokens hit", "tokens computed", "output tokens", "busy", "preempted"],
-    rows: rows.map((row) => [row.name, count(row.requests_finished), count(row.prompt_tokens_hit), count(row.computed_tokens),
+    rows: rows.map((row) => [row.name, count(row.requests_finished), count(row.hit_tokens), count(row.computed_tokens),
       count(row.output_tokens), percent(row.busy_share), count(row.preemptions)]) });
   page.heading("Latency");
   const run = { name: "", latency, objectives: list((report.goodput || {}).objectives) };
@@ -256,7 +259,7 @@ function drawSplit(page, { report }) {
   const bars = (title, y, lines) => page.chart({ title, caption: "", x: { label: "replica" }, y,
     categories: rows.map((row) => row.name), lines });
   bars("Busy", { label: "%", kind: "percent", max: 100 }, [{ name: "busy", bars: rows.map((row) => 100 * num(row.busy_share)) }]);
-  bars("Tokens", { label: "tokens" }, [["hit", "prompt_tokens_hit"], ["computed", "computed_tokens"], ["output", "output_tokens"]]
+  bars("Tokens", { label: "tokens" }, [["hit", "hit_tokens"], ["computed", "computed_tokens"], ["output", "output_tokens"]]
     .map(([name, field]) => ({ name, bars: rows.map((row) => num(row[field])) })));
   drawConfiguration(page, config);
 }

@@ -3,7 +3,7 @@
 "use strict";
 
 const DRAWN = {
-  Report: drawReplay, FleetReport: drawFleet, SplitReport: drawSplit, Comparison: drawComparison,
+  Report: drawReplay, FleetReport: drawFleet, Comparison: drawComparison,
   PlanReport: drawPlan, CurveReport: drawCurve, SweepReport: drawSweep,
 };
 

@@ -1,7 +1,7 @@
 // Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
 // and random ones in which every request ends once and every block comes back.
 
-#include "kvblocks/sim/split/split_fleet.h"
+#include "kvblocks/sim/fleet/split_fleet.h"
 
 #include <map>
 #include <set>
@@ -51,23 +51,19 @@ struct SplitReplay : SplitObserver {
     const auto step_time = MakeFixedStepTime(kSecond);
     EXPECT_TRUE(step_time.ok());
     reader = lines.MakeReader();
-    std::vector<ReplicaSetup> prefill(num_prefill,
-                                      {.config = config, .step_time = step_time->get(), .observers = {}});
-    std::vector<ReplicaSetup> decode = prefill;
-    decode.resize(num_decode, prefill.front());
-    decode.front().observers = {&lines};
-    if (decode_blocks > 0) {
-      for (ReplicaSetup& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
+    options.num_prefill = num_prefill;
+    std::vector<ReplicaSetup> replicas(num_prefill + num_decode,
+                                       {.config = config, .step_time = step_time->get(), .observers = {}});
+    replicas[num_prefill].observers = {&lines};
+    for (size_t r = num_prefill; r < replicas.size() && decode_blocks > 0; ++r) {
+      replicas[r].config.kv_cache.num_blocks = decode_blocks;
     }
-    auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), this);
+    auto fleet = SplitFleet::Create(options, replicas, reader.get(), this);
     if (!fleet.ok()) return fleet.status();
     const absl::Status status = (*fleet)->Run();
     result = (*fleet)->result();
-    for (size_t i = 0; i < num_prefill + num_decode; ++i) {
-      const BlockPool& pool = (i < num_prefill ? (*fleet)->prefill_replica(i)
-                                               : (*fleet)->decode_replica(i - num_prefill))
-                                  .manager()
-                                  .pool();
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      const BlockPool& pool = (*fleet)->replica(r).manager().pool();
       num_blocks_away += pool.num_blocks() - 1 - pool.num_free();
     }
     return status;
@@ -83,12 +79,6 @@ struct SplitReplay : SplitObserver {
   SplitResult result;
   int64_t num_blocks_away = 0;
 };
-
-std::vector<int64_t> Document(int64_t length) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back(i);
-  return ids;
-}
 
 // The prompt takes the step [0,1], 8 bytes [1,3]; the client has the prefill's token at 1.
 TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {

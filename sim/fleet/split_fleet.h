@@ -1,7 +1,7 @@
 // SplitFleet: a trace replayed through replicas that compute prompts and replicas that decode, with the
 // KV travelling between them (SM-103), all on one simulated clock.
 //
-//   auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), &observer);
+//   auto fleet = SplitFleet::Create(options, replicas, reader.get(), &observer);
 //   absl::Status status = (*fleet)->Run();
 //
 // A request first runs on a prefill replica, for its prompt and one token. The blocks stay there when it is
@@ -19,8 +19,8 @@
 // places only during a transfer. Cost: that of the replicas, and per request one more hashing of its
 // prompt. Single-threaded.
 
-#ifndef KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_
-#define KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_
+#ifndef KVBLOCKS_SIM_FLEET_SPLIT_FLEET_H_
+#define KVBLOCKS_SIM_FLEET_SPLIT_FLEET_H_
 
 #include <cstdint>
 #include <functional>
@@ -45,6 +45,7 @@ enum class FirstToken { kPrefill, kDecode };
 enum class LinkScope { kShared, kPerDecodeReplica };
 
 struct SplitOptions {
+  size_t num_prefill = 1;  // of the replicas, the first so many; the others decode
   // What a router of contents knows comes at once: events are neither late nor lost.
   RouterOptions prefill_router = {.kind = RouterKind::kLeastTokens};
   RouterOptions decode_router = {.kind = RouterKind::kLeastTokens};
@@ -89,7 +90,7 @@ struct SplitResult {
   int64_t num_rejected = 0;
   int64_t num_skipped = 0;
   int64_t num_local = 0;  // computed where they decode, of all that arrived
-  std::vector<SimulationResult> prefill, decode;  // of replicas
+  std::vector<SimulationResult> replicas;  // prefill, then decode
   std::vector<LinkTotals> links;
 
   friend bool operator==(const SplitResult&, const SplitResult&) = default;
@@ -97,14 +98,13 @@ struct SplitResult {
 
 class SplitFleet final : private ReplicaSet::Owner {
  public:
-  static constexpr size_t kMostReplicas = 1024;  // of each kind
+  static constexpr size_t kMostReplicas = 1024;  // of each role
 
-  // InvalidArgument for bad options or configurations, and for models that do not keep all blocks, whose
-  // bytes are no multiple of the tokens. What concerns the trace is the first prefill replica's.
+  // InvalidArgument for bad options or configurations, and for models that do not keep all blocks,
+  // whose bytes are no multiple of the tokens. What concerns the trace is the first replica's.
   // Nothing is owned.
   static absl::StatusOr<std::unique_ptr<SplitFleet>> Create(const SplitOptions& options,
-                                                            std::vector<ReplicaSetup> prefill,
-                                                            std::vector<ReplicaSetup> decode,
+                                                            std::vector<ReplicaSetup> replicas,
                                                             TraceReader* reader,
                                                             SplitObserver* observer);
   ~SplitFleet() override;
@@ -118,8 +118,7 @@ class SplitFleet final : private ReplicaSet::Owner {
   }
 
   const SplitResult& result() const { return result_; }
-  const Replica& prefill_replica(size_t index) const { return set_.replica(index); }
-  const Replica& decode_replica(size_t index) const { return set_.replica(num_prefill_ + index); }
+  const Replica& replica(size_t index) const { return set_.replica(index); }
 
  private:
   class Side;
@@ -140,7 +139,7 @@ class SplitFleet final : private ReplicaSet::Owner {
   };
 
   SplitFleet(const SplitOptions& options, const SimulationConfig& config, TraceReader* reader,
-             SplitObserver* observer, size_t num_prefill);
+             SplitObserver* observer);
 
   absl::Status SendToPrefill(SimRequest* request);
   absl::Status SendToDecode(SimRequest* request);
@@ -168,7 +167,6 @@ class SplitFleet final : private ReplicaSet::Owner {
   const SplitOptions options_;
   TraceReader* const reader_;
   SplitObserver* const observer_;
-  const size_t num_prefill_;
   int64_t longest_ = 0;  // sequence on a decode replica
 
   std::vector<std::unique_ptr<Side>> sides_;
@@ -189,4 +187,4 @@ class SplitFleet final : private ReplicaSet::Owner {
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_
+#endif  // KVBLOCKS_SIM_FLEET_SPLIT_FLEET_H_

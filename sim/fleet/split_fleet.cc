@@ -1,4 +1,4 @@
-#include "kvblocks/sim/split/split_fleet.h"
+#include "kvblocks/sim/fleet/split_fleet.h"
 
 #include <algorithm>
 #include <string>
@@ -67,7 +67,7 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
 
   bool NeedsEveryRecord() const override { return false; }
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime) override {
-    const size_t first = is_prefill() ? 0 : fleet_->num_prefill_;
+    const size_t first = is_prefill() ? 0 : fleet_->options_.num_prefill;
     Router& router = is_prefill() ? *fleet_->prefill_router_ : *fleet_->decode_router_;
     router.OnKvEvents(static_cast<int32_t>(replica_ - first), events);
   }
@@ -89,7 +89,7 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
   }
 
  private:
-  bool is_prefill() const { return replica_ < fleet_->num_prefill_; }
+  bool is_prefill() const { return replica_ < fleet_->options_.num_prefill; }
   Client& ClientOf(const SimRequest& request) {
     return fleet_->ClientOf(is_prefill() ? *fleet_->client_of_leg_.at(&request) : request);
   }
@@ -100,38 +100,38 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
 };
 
 absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOptions& options,
-                                                               std::vector<ReplicaSetup> prefill,
-                                                               std::vector<ReplicaSetup> decode,
+                                                               std::vector<ReplicaSetup> replicas,
                                                                TraceReader* reader,
                                                                SplitObserver* observer) {
   if (reader == nullptr) return InvalidArgument("reader is null, expected a trace");
   if (observer == nullptr) return InvalidArgument("observer is null, expected a SplitObserver");
-  for (const auto* kind : {&prefill, &decode}) {
-    if (kind->empty() || kind->size() > kMostReplicas) {
-      return InvalidArgument(kind == &prefill ? "prefill" : "decode", " has ", kind->size(),
-                             " replicas, expected 1 to ", kMostReplicas);
-    }
+  const size_t num_prefill = options.num_prefill;
+  const size_t num_decode = replicas.size() - std::min(num_prefill, replicas.size());
+  for (const auto& [role, count] :
+       {std::pair("prefill", num_prefill), std::pair("decode", num_decode)}) {
+    if (count >= 1 && count <= kMostReplicas) continue;
+    return InvalidArgument(role, " has ", count, " replicas, expected 1 to ", kMostReplicas);
   }
   if (absl::Status status = Check(options); !status.ok()) return status;
   const auto link = Link::Create(options.link);
   if (!link.ok()) return link.status();
 
   std::unique_ptr<SplitFleet> fleet(
-      new SplitFleet(options, prefill.front().config, reader, observer, prefill.size()));
-  const size_t count = prefill.size() + decode.size();
-  fleet->links_.assign(options.scope == LinkScope::kShared ? 1 : decode.size(), *link);
-  for (size_t r = 0; r < count; ++r) {
-    ReplicaSetup& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
+      new SplitFleet(options, replicas.front().config, reader, observer));
+  ReplicaSet& set = fleet->set_;
+  fleet->links_.assign(options.scope == LinkScope::kShared ? 1 : num_decode, *link);
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    ReplicaSetup& setup = replicas[r];
     fleet->sides_.push_back(std::make_unique<Side>(fleet.get(), r));
     setup.observers.push_back(fleet->sides_.back().get());
-    const RouterKind kind = (r < prefill.size() ? options.prefill_router : options.decode_router).kind;
+    const RouterKind kind = (r < num_prefill ? options.prefill_router : options.decode_router).kind;
     if (kind == RouterKind::kPrefix) setup.config.manager.enable_events = true;
     setup.connector = fleet->sides_.back().get();
-    if (absl::Status status = fleet->set_.Add(setup); !status.ok()) return status;
-    const KvCacheManager& manager = fleet->set_.replica(r).manager();
+    if (absl::Status status = set.Add(setup); !status.ok()) return status;
+    const KvCacheManager& manager = set.replica(r).manager();
     for (GroupId g = 0; g < manager.num_groups(); ++g) {
       if (manager.group(g).keeps_all_blocks()) continue;
-      return fleet->set_.OfReplica(
+      return set.OfReplica(
           static_cast<int32_t>(r),
           InvalidArgument("KV-cache group ", g,
                           " does not keep all blocks of a request, expected full attention only"));
@@ -140,39 +140,34 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
   for (const bool is_prefill : {true, false}) {
     const RouterKind kind = (is_prefill ? options.prefill_router : options.decode_router).kind;
     if (!UsesContent(kind)) continue;
-    absl::Status status =
-        is_prefill ? CheckContents(fleet->set_, 0, prefill.size(), kind, /*group=*/0)
-                   : CheckContents(fleet->set_, prefill.size(), decode.size(), kind, /*group=*/0);
+    absl::Status status = CheckContents(set, is_prefill ? 0 : num_prefill,
+                                        is_prefill ? num_prefill : num_decode, kind, /*group=*/0);
     if (!status.ok()) return status;
   }
-  fleet->longest_ = fleet->set_.replica(count - 1).manager().options().max_model_len;
+  fleet->longest_ = set.replica(replicas.size() - 1).manager().options().max_model_len;
   fleet->prefill_router_ =
-      MakeRouter(options.prefill_router, static_cast<int32_t>(prefill.size()), /*group=*/0);
+      MakeRouter(options.prefill_router, static_cast<int32_t>(num_prefill), /*group=*/0);
   fleet->decode_router_ =
-      MakeRouter(options.decode_router, static_cast<int32_t>(decode.size()), /*group=*/0);
+      MakeRouter(options.decode_router, static_cast<int32_t>(num_decode), /*group=*/0);
   return fleet;
 }
 
 SplitFleet::SplitFleet(const SplitOptions& options, const SimulationConfig& config,
-                       TraceReader* reader, SplitObserver* observer, size_t num_prefill)
-    : options_(options),
-      reader_(reader),
-      observer_(observer),
-      num_prefill_(num_prefill),
-      set_(config, reader, this) {}
+                       TraceReader* reader, SplitObserver* observer)
+    : options_(options), reader_(reader), observer_(observer), set_(config, reader, this) {}
 
 SplitFleet::~SplitFleet() = default;
 
 std::string SplitFleet::NameOf(int32_t replica) const {
   const auto index = static_cast<size_t>(replica);
-  return index < num_prefill_ ? absl::StrCat("prefill replica ", index)
-                              : absl::StrCat("decode replica ", index - num_prefill_);
+  return index < options_.num_prefill ? absl::StrCat("prefill replica ", index)
+                              : absl::StrCat("decode replica ", index - options_.num_prefill);
 }
 
 absl::Status SplitFleet::Run() {
   const absl::Status status = set_.Run();
   for (size_t r = 0; r < set_.size(); ++r) {
-    (r < num_prefill_ ? result_.prefill : result_.decode).push_back(set_.replica(r).result());
+    result_.replicas.push_back(set_.replica(r).result());
   }
   for (const Link& link : links_) result_.links.push_back(link.totals());
   result_.end_time = set_.now();
@@ -190,7 +185,7 @@ void SplitFleet::StartTransfer(size_t decode, const KvLoad& load, SimTime now) {
   client.life.load_start = now;
   client.life.num_loaded_tokens = load.num_tokens;
   client.life.num_bytes = num_tokens * options_.bytes_per_token;
-  const size_t link = options_.scope == LinkScope::kShared ? 0 : decode - num_prefill_;
+  const size_t link = options_.scope == LinkScope::kShared ? 0 : decode - options_.num_prefill;
   const int64_t id = links_[link].Start(now, client.life.num_bytes);
   transfers_[{link, id}] = {.decode = decode,
                             .load = load.load,
@@ -241,7 +236,7 @@ absl::Status SplitFleet::OnArrived(SimRequest* request) {
   if (options_.max_local_tokens > 0) {
     SplitLife& life = ClientOf(*request).life;
     life.decode_replica = Choose(/*prefill=*/false, *request);
-    const size_t decode = num_prefill_ + static_cast<size_t>(life.decode_replica);
+    const size_t decode = options_.num_prefill + static_cast<size_t>(life.decode_replica);
     if (MissingOn(decode, *request) <= options_.max_local_tokens) {
       life.is_local = true;
       ++result_.num_local;
@@ -259,8 +254,8 @@ int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) {
 }
 
 int32_t SplitFleet::Choose(bool prefill, const SimRequest& request) {
-  const size_t first = prefill ? 0 : num_prefill_;
-  const size_t count = prefill ? num_prefill_ : set_.size() - num_prefill_;
+  const size_t first = prefill ? 0 : options_.num_prefill;
+  const size_t count = prefill ? options_.num_prefill : set_.size() - options_.num_prefill;
   const RouterKind kind = (prefill ? options_.prefill_router : options_.decode_router).kind;
   set_.GetLoads(first, count, &loads_now_);
   RouteQuestion question = {.request = request, .loads = loads_now_};
@@ -297,7 +292,8 @@ absl::Status SplitFleet::SendToDecode(SimRequest* request) {
   if (client.life.decode_replica < 0) {
     client.life.decode_replica = Choose(/*prefill=*/false, *request);
   }
-  return set_.Submit(request, static_cast<int32_t>(num_prefill_) + client.life.decode_replica);
+  return set_.Submit(request,
+                     static_cast<int32_t>(options_.num_prefill) + client.life.decode_replica);
 }
 
 absl::Status SplitFleet::AfterArrivals() {
