@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-double Seconds(SimTime time) {
+double InSeconds(SimTime time) {
   return time < 0 ? -1 : static_cast<double>(time) / static_cast<double>(kSecond);
 }
 
@@ -42,7 +42,7 @@ struct SplitReplay : SplitObserver {
   void OnEnded(const SimRequest& request, const SplitLife& life, SimTime now) override {
     EXPECT_TRUE(ended.emplace(request.spec.id,
                               Ended{life, std::string(FinishReasonName(request.finish_reason)),
-                                    Seconds(now), request.num_outputs()})
+                                    InSeconds(now), request.num_outputs()})
                     .second)
         << request.spec.id;
   }
@@ -90,10 +90,10 @@ TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {
   EXPECT_EQ(a.reason, "length");
   EXPECT_EQ(a.at, 5);
   EXPECT_EQ(a.num_outputs, 3);
-  EXPECT_EQ(Seconds(a.life.prefill_end), 1);
-  EXPECT_EQ(Seconds(a.life.first_token), 1);
-  EXPECT_EQ(Seconds(a.life.load_start), 1);
-  EXPECT_EQ(Seconds(a.life.load_end), 3);
+  EXPECT_EQ(InSeconds(a.life.prefill_end), 1);
+  EXPECT_EQ(InSeconds(a.life.first_token), 1);
+  EXPECT_EQ(InSeconds(a.life.load_start), 1);
+  EXPECT_EQ(InSeconds(a.life.load_end), 3);
   EXPECT_EQ(replay.num_blocks_away, 0);
 }
 
@@ -105,7 +105,7 @@ TEST(SplitFleetTest, OrTheDecodeReplicaMakesIt) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines.lines,
               ElementsAre("1: load A +8", "3: A:1 []", "4: A:1 [3]", "5: A:1 [] fin A"));
-  EXPECT_EQ(Seconds(replay.ended.at("A").life.first_token), 4);
+  EXPECT_EQ(InSeconds(replay.ended.at("A").life.first_token), 4);
   EXPECT_EQ(replay.ended.at("A").num_outputs, 3);
 }
 
@@ -117,10 +117,10 @@ TEST(SplitFleetTest, TransfersShareTheLink) {
     replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
     replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
     ASSERT_TRUE(replay.Run().ok());
-    EXPECT_EQ(Seconds(replay.ended.at("A").life.load_end), fifo ? 3 : 5);
-    EXPECT_EQ(Seconds(replay.ended.at("A").life.link_queue), fifo ? 0 : 2);
-    EXPECT_EQ(Seconds(replay.ended.at("B").life.load_end), 5);
-    EXPECT_EQ(Seconds(replay.ended.at("B").life.link_queue), 2);
+    EXPECT_EQ(InSeconds(replay.ended.at("A").life.load_end), fifo ? 3 : 5);
+    EXPECT_EQ(InSeconds(replay.ended.at("A").life.link_queue), fifo ? 0 : 2);
+    EXPECT_EQ(InSeconds(replay.ended.at("B").life.load_end), 5);
+    EXPECT_EQ(InSeconds(replay.ended.at("B").life.link_queue), 2);
   }
 }
 
@@ -131,7 +131,7 @@ TEST(SplitFleetTest, EachDecodeReplicaCanHaveItsOwnLink) {
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(Seconds(replay.ended.at("B").life.load_end), 3);
+  EXPECT_EQ(InSeconds(replay.ended.at("B").life.load_end), 3);
   EXPECT_EQ(replay.result.links.size(), 2u);
 }
 
@@ -162,7 +162,7 @@ TEST(SplitFleetTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
   EXPECT_FALSE(replay.ended.at("B").life.is_local);
   EXPECT_TRUE(replay.ended.at("C").life.is_local);
   EXPECT_EQ(replay.result.num_local, 2);
-  EXPECT_EQ(Seconds(replay.ended.at("C").life.first_token), 21);
+  EXPECT_EQ(InSeconds(replay.ended.at("C").life.first_token), 21);
   EXPECT_EQ(replay.ended.at("C").num_outputs, 2);
 }
 
@@ -184,7 +184,7 @@ TEST(SplitFleetTest, BlocksAreHeldUntilTheyAreFetched) {
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(Seconds(replay.ended.at("B").life.prefill_start), 3);
+  EXPECT_EQ(InSeconds(replay.ended.at("B").life.prefill_start), 3);
 }
 
 // The decode replica has room for one: B's blocks wait on the prefill replica until A is done at 4.
