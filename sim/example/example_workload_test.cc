@@ -34,12 +34,11 @@ TEST(ExampleWorkloadTest, ShippedFileIsWhatTheGeneratorMakes) {
 }
 
 TEST(ExampleWorkloadTest, FactsArePinned) {
-  auto reader = OpenTrace(kExample, {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto facts = ComputeTraceFacts(**reader, {16, 64});
+  const auto reader = MustOpen(kExample);
+  auto facts = ComputeTraceFacts(*reader, {16, 64});
   ASSERT_TRUE(facts.ok()) << facts.status();
   SCOPED_TRACE(FormatTraceFacts(*facts));
-  EXPECT_TRUE((*reader)->warnings().empty());
+  EXPECT_TRUE(reader->warnings().empty());
   EXPECT_EQ(facts->requests, 396);
   EXPECT_EQ(facts->input.total, 608668);
   EXPECT_EQ(facts->input.median, 1370);
@@ -82,9 +81,8 @@ int64_t LruHits(const std::vector<TraceRequest>& requests, size_t capacity) {
 }
 
 TEST(ExampleWorkloadTest, HitRateDependsOnThePoolSize) {
-  auto reader = OpenTrace(kExample, {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  const auto requests = AllRequests(**reader);
+  const auto reader = MustOpen(kExample);
+  const auto requests = AllRequests(*reader);
   ASSERT_TRUE(requests.ok());
   EXPECT_EQ(LruHits(*requests, 500), 9344);
   EXPECT_EQ(LruHits(*requests, 1000), 15078);

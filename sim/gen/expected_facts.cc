@@ -1,4 +1,3 @@
-#include "kvblocks/sim/gen/expected_facts.h"
 
 #include <algorithm>
 #include <vector>

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/gen/arrival_process.h"
+#include "kvblocks/sim/gen/distributions.h"
 #include "kvblocks/sim/gen/fitted_generator.h"
 #include "kvblocks/sim/gen/generator.h"
 #include "kvblocks/sim/gen/session_plan.h"

@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "kvblocks/sim/gen/expected_facts.h"
 #include "kvblocks/sim/gen/generator.h"
 #include "kvblocks/sim/gen/workload_spec.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"

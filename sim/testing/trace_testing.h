@@ -3,6 +3,7 @@
 #ifndef KVBLOCKS_SIM_TESTING_TRACE_TESTING_H_
 #define KVBLOCKS_SIM_TESTING_TRACE_TESTING_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,23 @@ inline absl::StatusOr<std::vector<TraceRequest>> ReadTrace(std::string content,
   auto reader = OpenTraceString(std::move(content), "t", options);
   if (!reader.ok()) return reader.status();
   return AllRequests(**reader);
+}
+
+// The same of what must be readable, or else the test ends.
+inline std::unique_ptr<TraceReader> MustOpen(const std::string& path,
+                                             const TraceReaderOptions& options = {}) {
+  return OpenTrace(path, options).value();
+}
+inline std::unique_ptr<TraceReader> MustOpenString(std::string content,
+                                                   const TraceReaderOptions& options = {}) {
+  return OpenTraceString(std::move(content), "t", options).value();
+}
+inline std::vector<TraceRequest> MustRead(TraceReader& reader) {
+  return AllRequests(reader).value();
+}
+inline std::vector<TraceRequest> MustRead(std::string content,
+                                          const TraceReaderOptions& options = {}) {
+  return ReadTrace(std::move(content), options).value();
 }
 
 // The error's message, or "" if the trace reads well.

@@ -27,11 +27,10 @@ int64_t SharedBlocks(const TraceInfo& info, const TraceRequest& a, const TraceRe
 }
 
 TEST(LlmServingSimReaderTest, FlatRowsAndSessionsMayStandInOneFile) {
-  auto reader = OpenTrace(std::string(kFolder) + "llmservingsim.jsonl", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
+  const auto reader = MustOpen(std::string(kFolder) + "llmservingsim.jsonl");
+  auto requests = AllRequests(*reader);
   ASSERT_TRUE(requests.ok()) << requests.status();
-  EXPECT_EQ((*reader)->info().block_tokens, 0);
+  EXPECT_EQ(reader->info().block_tokens, 0);
   const std::vector<TraceRequest>& r = *requests;
   ASSERT_EQ(r.size(), 4u);
   EXPECT_EQ(r[0].session, 0u);
@@ -79,22 +78,18 @@ TEST(LlmServingSimReaderTest, BadRowsNameTheField) {
 TEST(LlmServingSimReaderTest, ABadSessionIsLeftOutAsAWhole) {
   TraceReaderOptions options;
   options.skip_bad_rows = true;
-  auto r = ReadTrace(
+  const std::vector<TraceRequest> r = MustRead(
       R"({"arrival_time_ns": 0, "sub_requests": [{"input_toks": 1, "output_toks": 1}, {}]})"
       "\n"
       R"({"arrival_time_ns": 5, "input_toks": 1, "output_toks": 1})",
       options);
-  ASSERT_TRUE(r.ok()) << r.status();
-  ASSERT_EQ(r->size(), 1u);
-  EXPECT_EQ((*r)[0].arrival_ns, 5);
+  ASSERT_EQ(r.size(), 1u);
+  EXPECT_EQ(r[0].arrival_ns, 5);
 }
 
 TEST(AppliedComputeReaderTest, APromptIsAllBeforeItAndTheToolsOutput) {
-  auto reader = OpenTrace(std::string(kFolder) + "applied_compute.jsonl", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  const std::vector<TraceRequest>& r = *requests;
+  const auto reader = MustOpen(std::string(kFolder) + "applied_compute.jsonl");
+  const std::vector<TraceRequest> r = MustRead(*reader);
   ASSERT_EQ(r.size(), 4u);
   EXPECT_EQ(r[0].input_length, 1000);
   EXPECT_EQ(r[1].input_length, 1000 + 100 + 50);
@@ -104,7 +99,7 @@ TEST(AppliedComputeReaderTest, APromptIsAllBeforeItAndTheToolsOutput) {
   EXPECT_THAT(r[2].waits_for, ElementsAre(1));
   EXPECT_THAT(r[3].waits_for, IsEmpty());
   // What turns share is exact to the token, prompt and output, for blocks of any size.
-  const TraceInfo& info = (*reader)->info();
+  const TraceInfo& info = reader->info();
   for (const int64_t block : {1, 16, 100, 512, 1024}) {
     EXPECT_EQ(SharedBlocks(info, r[0], r[1], block), 1100 / block) << block;
     EXPECT_EQ(SharedBlocks(info, r[1], r[2], block), 1350 / block) << block;
@@ -137,11 +132,8 @@ TEST(AppliedComputeReaderTest, ListsMustFitTheTurns) {
 }
 
 TEST(TraceLabReaderTest, RoundsGoOnFromTheirPrefixAndWaitForTools) {
-  auto reader = OpenTrace(std::string(kFolder) + "tracelab.jsonl", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  const std::vector<TraceRequest>& r = *requests;
+  const auto reader = MustOpen(std::string(kFolder) + "tracelab.jsonl");
+  const std::vector<TraceRequest> r = MustRead(*reader);
   ASSERT_EQ(r.size(), 4u);
   EXPECT_EQ(r[2].session, r[0].session);
   EXPECT_EQ(r[2].input_length, 1150);
@@ -149,9 +141,9 @@ TEST(TraceLabReaderTest, RoundsGoOnFromTheirPrefixAndWaitForTools) {
   EXPECT_EQ(r[2].think_ns, 1500000000) << "from the call to its result, which the next round has";
   EXPECT_THAT(r[3].waits_for, ElementsAre(r[1].row));
   EXPECT_EQ(r[3].think_ns, 3000000000) << "which the round of the call has";
-  EXPECT_EQ(SharedBlocks((*reader)->info(), r[0], r[2], 10), 1100 / 10) << "to the token";
-  EXPECT_EQ(SharedBlocks((*reader)->info(), r[1], r[3], 64), 640 / 64);
-  EXPECT_EQ(SharedBlocks((*reader)->info(), r[0], r[3], 64), 0);
+  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[2], 10), 1100 / 10) << "to the token";
+  EXPECT_EQ(SharedBlocks(reader->info(), r[1], r[3], 64), 640 / 64);
+  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[3], 64), 0);
 }
 
 TEST(TraceLabReaderTest, BadRoundsNameWhatIsWrong) {
@@ -170,19 +162,17 @@ TEST(TraceLabReaderTest, BadRoundsNameWhatIsWrong) {
 }
 
 TEST(AiperfReaderTest, ATurnsPromptHasTheTurnsBefore) {
-  auto reader = OpenTrace(std::string(kFolder) + "aiperf.jsonl", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  const TraceRequest& first = (*requests)[0];
-  const TraceRequest& second = (*requests)[1];
-  const TraceRequest& other = (*requests)[2];
+  const auto reader = MustOpen(std::string(kFolder) + "aiperf.jsonl");
+  const std::vector<TraceRequest> requests = MustRead(*reader);
+  const TraceRequest& first = requests[0];
+  const TraceRequest& second = requests[1];
+  const TraceRequest& other = requests[2];
   EXPECT_EQ(second.input_length, 700 + 100 + 200);
   EXPECT_THAT(second.waits_for, ElementsAre(0));
   EXPECT_EQ(second.think_ns, 2000000000);
   EXPECT_EQ(other.input_length, 64);
-  EXPECT_EQ(SharedBlocks((*reader)->info(), first, second, 16), 800 / 16);
-  EXPECT_EQ(SharedBlocks((*reader)->info(), first, other, 16), 0);
+  EXPECT_EQ(SharedBlocks(reader->info(), first, second, 16), 800 / 16);
+  EXPECT_EQ(SharedBlocks(reader->info(), first, other, 16), 0);
 }
 
 TEST(AiperfReaderTest, RowsWithHashesInBetweenAreErrors) {
@@ -201,14 +191,12 @@ TEST(MooncakeReaderTest, SequenceIdsTakeThePlaceOfHashIds) {
   const std::string second =
       R"({"timestamp": 9, "input_length": 40, "output_length": 1, "block_size": 16, )"
       R"("sequence_hash_ids": [1, 2, 3], "hash_ids": [1, 2, 77]})";
-  auto reader = OpenTraceString(first + "\n" + second, "t", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto r = AllRequests(**reader);
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_TRUE((*r)[0].ids_cover_output);
-  EXPECT_THAT((*r)[0].content_ids, ElementsAre(1, 2));
-  EXPECT_EQ(SharedBlocks((*reader)->info(), (*r)[0], (*r)[1], 16), 2) << "the output is hit, too";
-  EXPECT_EQ(SharedBlocks((*reader)->info(), (*r)[0], (*r)[1], 8), 4);
+  const auto reader = MustOpenString(first + "\n" + second);
+  const std::vector<TraceRequest> r = MustRead(*reader);
+  EXPECT_TRUE(r[0].ids_cover_output);
+  EXPECT_THAT(r[0].content_ids, ElementsAre(1, 2));
+  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[1], 16), 2) << "the output is hit, too";
+  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[1], 8), 4);
   EXPECT_THAT(TraceError(R"({"timestamp": 0, "input_length": 20, "output_length": 12, )"
                          R"("block_size": 16, "sequence_hash_ids": [1, 2, 3]})"),
               HasSubstr("number of block ids: got 3, expected 2 for 32 tokens"));

@@ -17,12 +17,16 @@
 // sub-agents' time in it. A sub-agent's first request takes the time that the recording shows.
 //
 // Always: a session is good or bad as a whole, since a loop without one of its turns is not what
-// was recorded. Requests are named SESSION/INDEX, those of sub-agents SESSION/INDEX/INDEX. Memory:
-// one session at a time, and one table entry per session name.
+// was recorded; at most kMostSessionProblems are reported of one. Requests are named SESSION/INDEX,
+// those of sub-agents SESSION/INDEX/INDEX. Memory: one session at a time, at most about four times
+// its text, and one table entry per session name.
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,12 +34,18 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/trace/coding_session_parser.h"
+#include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
+
+constexpr int64_t kCodingBlockTokens = 64;
+// Sub-agents of sub-agents.
+constexpr size_t kMostNestedAgents = 8;
+// A document of many megabytes could have millions.
+constexpr size_t kMostSessionProblems = 20;
 
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 absl::string_view NameOf(ContentScope scope) {
@@ -44,6 +54,26 @@ absl::string_view NameOf(ContentScope scope) {
 
 // Of two times, neither negative.
 int64_t Sum(int64_t a, int64_t b) { return a > kMaxInt64 - b ? kMaxInt64 : a + b; }
+
+// An element of `requests`: a request, or a sub-agent with requests of its own.
+struct CodingEntry {
+  bool is_agent = false;
+  int64_t t_ns = 0;  // since the list's start
+  int64_t api_ns = 0;
+  int64_t think_ns = -1;  // -1: not told
+  int64_t input = 0;
+  int64_t output = 0;
+  std::vector<int64_t> ids;
+  std::vector<CodingEntry> nested;
+};
+
+// Of the recorder, and of no use here.
+std::vector<std::string_view> RecordersFields() {
+  return {"models",       "model",          "tool_tokens",   "system_tokens",
+          "totals",       "input_types",    "output_types",  "stop",
+          "ttft",         "agent_id",       "subagent_type", "duration_ms",
+          "total_tokens", "tool_use_count", "status",        "description"};
+}
 
 // What a later turn may have to wait for.
 struct End {
@@ -58,10 +88,17 @@ class CodingSessionReader : public LineRows {
       : LineRows(std::move(source), options, log, "coding"),
         override_block_size_(options.trace_block_size),
         require_sorted_(options.require_sorted),
-        parser_(log) {
+        fields_({{"id", By(&JsonValue::ReadName, &row_.request.id)},
+                 {"block_size", Whole(1, kMaxTraceLength, &block_size_)},
+                 {"hash_id_scope", [this](JsonValue& value) { return ReadScope(value); }},
+                 {"requests", Each([this](JsonValue& entry) { return ReadEntry(entry, 0); })}},
+                log, RecordersFields()) {
     info_.sorted = true;  // all that has a time of its own starts at 0
     info_.scope = ContentScope::kSession;
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : kCodingBlockTokens;
+    for (size_t depth = 0; depth < levels_.size(); ++depth) {
+      levels_[depth].fields.emplace(EntryFields(depth), log, RecordersFields());
+    }
   }
 
   std::string dialect() const override {
@@ -69,51 +106,145 @@ class CodingSessionReader : public LineRows {
   }
 
  private:
-  void Parse(std::string_view text, RawRow&& row, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    TraceRequest at = std::move(row.request);
-    at_ = &at;
-    rows_ = rows;
-    problems_ = problems;
+  // What is being read at one depth of sub-agents.
+  struct Level {
+    std::optional<JsonFields> fields;
+    std::string path, type;
+    CodingEntry entry;
+    std::vector<CodingEntry> read;  // before it in its list
+  };
+
+  void Parse(std::string_view text) override {
     num_backwards_ = 0;
-    parser_.Parse(text, &at, &session_, problems);
-    if (problems->empty()) CheckSession();
-    if (!problems->empty()) return;
+    block_size_ = kCodingBlockTokens;
+    scope_ = ContentScope::kSession;
+    levels_[0].read.clear();
+    fields_.Begin(&row_.request, problems_);
+    const bool is_json = fields_.ParseLine(text);
+    if (is_json && problems_->size() < kMostSessionProblems) fields_.Require({"id", "requests"});
+    // What is no JSON comes last.
+    if (problems_->size() > kMostSessionProblems) {
+      problems_->erase(problems_->begin() + kMostSessionProblems - 1, problems_->end() - 1);
+    }
+    if (problems_->empty()) CheckSession();
+    if (!problems_->empty()) return;
     if (!is_settled()) {
       info_.block_tokens = block_tokens_;
-      info_.scope = session_.scope;
+      info_.scope = scope_;
     }
-    names_.insert(session_.id);
+    names_.insert(row_.request.id);
     log()->counters.backwards += num_backwards_;
   }
 
-  void Bad(ProblemKind kind, const std::string& text) {
-    if (problems_->size() >= kMostSessionProblems) return;
-    problems_->push_back(RowProblem(kind, *at_, text));
+  absl::Status ReadScope(JsonValue& value) {
+    std::string scope;
+    if (absl::Status status = value.ReadString(&scope); !status.ok()) return status;
+    if (scope == "global") scope_ = ContentScope::kGlobal;
+    if (scope == "global" || scope == "local") return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", Shown(scope), ", expected local or global"));
   }
 
-  // What the parser cannot know: the sessions before.
+  std::vector<JsonFields::Field> EntryFields(size_t depth) {
+    Level& level = levels_[depth];
+    CodingEntry& entry = level.entry;
+    constexpr int kNsDigits = 9;
+    return {{"t", By(&JsonValue::ReadDecimal, kNsDigits, &entry.t_ns)},
+            {"type", By(&JsonValue::ReadString, &level.type)},
+            {"in", By(&JsonValue::ReadLength, &entry.input)},
+            {"out", By(&JsonValue::ReadLength, &entry.output)},
+            {"hash_ids", By(&JsonValue::ReadIntegers, &entry.ids)},
+            {"api_time", By(&JsonValue::ReadDecimal, kNsDigits, &entry.api_ns)},
+            {"think_time", By(&JsonValue::ReadDecimal, kNsDigits, &entry.think_ns)},
+            {"requests", [this, depth](JsonValue& list) { return ReadNested(list, depth); }}};
+  }
+
+  absl::Status ReadNested(JsonValue& list, size_t depth) {
+    if (depth == kMostNestedAgents) {
+      levels_[depth].fields->Bad(ProblemKind::kValue,
+                                 absl::StrCat("requests: got sub-agents nested deeper than ",
+                                              kMostNestedAgents, ", expected fewer levels"));
+      return absl::CancelledError("enough problems");
+    }
+    Level& below = levels_[depth + 1];
+    below.read.clear();
+    absl::Status status =
+        list.ReadList([&](JsonValue& entry) { return ReadEntry(entry, depth + 1); });
+    levels_[depth].entry.nested = std::move(below.read);
+    return status;
+  }
+
+  // Fails only if the document is not worth reading on.
+  absl::Status ReadEntry(JsonValue& value, size_t depth) {
+    const size_t before = problems_->size();
+    Level& level = levels_[depth];
+    level.path = absl::StrCat(depth == 0 ? "" : absl::StrCat(levels_[depth - 1].path, "/"),
+                              level.read.size());
+    level.type.clear();
+    level.entry = CodingEntry();
+    level.fields->Begin(&row_.request, problems_, absl::StrCat("request ", level.path, ": "));
+    const absl::Status status = level.fields->ReadObject(value);
+    if (status.code() == absl::StatusCode::kInvalidArgument) {
+      level.fields->Bad(ProblemKind::kValue, std::string(status.message()));
+    } else if (!status.ok()) {
+      return status;
+    }
+    if (problems_->size() == before) CheckEntry(level.type, &*level.fields, &level.entry);
+    level.read.push_back(std::move(level.entry));
+    return problems_->size() < kMostSessionProblems ? absl::OkStatus()
+                                                    : absl::CancelledError("enough problems");
+  }
+
+  // Which fields must be there depends on the type, which may come last.
+  static void CheckEntry(const std::string& type, JsonFields* fields, CodingEntry* entry) {
+    entry->is_agent = type == "subagent";
+    if (!fields->Require({"type"})) return;
+    if (!entry->is_agent && type != "n" && type != "s") {
+      return fields->Bad(ProblemKind::kValue,
+                         absl::StrCat("type: got ", Shown(type), ", expected n, s or subagent"));
+    }
+    fields->Require({"t"});
+    if (entry->is_agent) {
+      fields->Require({"requests"});
+      return;
+    }
+    fields->Require({"in", "out", "hash_ids"});
+    if (fields->Seen("requests")) {
+      fields->Bad(ProblemKind::kValue, absl::StrCat("requests: got a list in a request of type ",
+                                                    type, ", expected it in one of type subagent"));
+    }
+    if (entry->input > kMaxTraceLength - entry->output) {
+      fields->Bad(ProblemKind::kLength,
+                  absl::StrCat("in plus out: got ", entry->input + entry->output,
+                               ", expected at most ", kMaxTraceLength));
+    }
+  }
+
+  void BadOfSession(ProblemKind kind, const std::string& text) {
+    if (problems_->size() < kMostSessionProblems) Bad(kind, text);
+  }
+
   void CheckSession() {
-    if (names_.contains(session_.id)) {
-      Bad(ProblemKind::kDuplicateId,
-          absl::StrCat("id: got ", Shown(session_.id),
+    if (names_.contains(row_.request.id)) {
+      BadOfSession(ProblemKind::kDuplicateId,
+          absl::StrCat("id: got ", Shown(row_.request.id),
                        ", that of an earlier session, expected each id once"));
     }
-    if (session_.block_tokens != info_.block_tokens && override_block_size_ == 0 && is_settled()) {
-      Bad(ProblemKind::kBlockSize,
-          absl::StrCat("block_size: got ", session_.block_tokens, ", expected ", info_.block_tokens,
+    if (block_size_ != info_.block_tokens && override_block_size_ == 0 && is_settled()) {
+      BadOfSession(ProblemKind::kBlockSize,
+          absl::StrCat("block_size: got ", block_size_, ", expected ", info_.block_tokens,
                        " as in the first good session (--trace-block-size)"));
     }
-    if (session_.scope != info_.scope && is_settled()) {
-      Bad(ProblemKind::kValue,
-          absl::StrCat("hash_id_scope: got ", NameOf(session_.scope), ", expected ",
+    if (scope_ != info_.scope && is_settled()) {
+      BadOfSession(ProblemKind::kValue,
+          absl::StrCat("hash_id_scope: got ", NameOf(scope_), ", expected ",
                        NameOf(info_.scope), " as in the first good session"));
     }
     if (!problems_->empty()) return;
-    block_tokens_ = override_block_size_ > 0 ? override_block_size_ : session_.block_tokens;
-    Flatten(&session_.entries, 0, "", {});
-    if (problems_->empty() && rows_->empty()) {
-      Bad(ProblemKind::kValue, "requests: got none, expected at least one");
+    block_tokens_ = override_block_size_ > 0 ? override_block_size_ : block_size_;
+    Flatten(&levels_[0].read, 0, "", {});
+    if (problems_->empty() && rows_.empty()) {
+      BadOfSession(ProblemKind::kValue, "requests: got none, expected at least one");
     }
   }
 
@@ -138,7 +269,7 @@ class CodingSessionReader : public LineRows {
         continue;
       }
       CheckNumberOfIds(path, entry);
-      RawRow& row = rows_->emplace_back();
+      RawRow& row = rows_.emplace_back();
       TraceRequest& r = row.request;
       int64_t latest = last.ns;
       if (last.row >= 0) r.waits_for.push_back(last.row);
@@ -154,15 +285,15 @@ class CodingSessionReader : public LineRows {
                      : agents.empty() ? entry.think_ns
                                       : std::min(entry.think_ns, shown);
       }
-      r.id = absl::StrCat(session_.id, "/", path);
+      r.id = absl::StrCat(row_.request.id, "/", path);
       r.input_length = entry.input;
       r.output_length = entry.output;
       r.content_ids = std::move(entry.ids);
       r.session = names_.size() + 1;
-      r.turn = static_cast<uint32_t>(rows_->size() - 1);
+      r.turn = static_cast<uint32_t>(rows_.size() - 1);
       row.has_turn = true;
       row.has_timestamp = r.waits_for.empty();
-      last = {at_->row + static_cast<int64_t>(rows_->size()) - 1, Sum(start, entry.api_ns)};
+      last = {row_.request.row + static_cast<int64_t>(rows_.size()) - 1, Sum(start, entry.api_ns)};
       agents.clear();
     }
     if (last.row != before.row) agents.push_back(last);
@@ -175,11 +306,11 @@ class CodingSessionReader : public LineRows {
         absl::StrCat("request ", path, ": t: got ", t_ns, " ns, expected at least ", last_t_ns,
                      " ns as in the entry before");
     if (require_sorted_) {
-      Bad(ProblemKind::kOrder, text);
+      BadOfSession(ProblemKind::kOrder, text);
       return;
     }
     ++num_backwards_;
-    log()->Tell(RowProblem(ProblemKind::kOrder, *at_, text + " (--require-sorted forbids it)",
+    log()->Tell(RowProblem(ProblemKind::kOrder, row_.request, text + " (--require-sorted forbids it)",
                           ProblemSeverity::kNote));
   }
 
@@ -187,7 +318,7 @@ class CodingSessionReader : public LineRows {
     const int64_t got = static_cast<int64_t>(entry.ids.size());
     const int64_t full = entry.input / block_tokens_;
     if (got == full) return;
-    Bad(ProblemKind::kContentIds,
+    BadOfSession(ProblemKind::kContentIds,
         absl::StrCat("request ", path, ": number of block ids: got ", got, ", expected ", full,
                      " for the full blocks of ", entry.input, " tokens in blocks of ",
                      block_tokens_, " (--trace-block-size)"));
@@ -195,16 +326,15 @@ class CodingSessionReader : public LineRows {
 
   const int64_t override_block_size_;
   const bool require_sorted_;
-  CodingSessionParser parser_;
-  absl::flat_hash_set<std::string> names_;  // of good sessions
+  JsonFields fields_;
+  std::array<Level, kMostNestedAgents + 1> levels_;  // by depth
+  absl::flat_hash_set<std::string> names_;           // of good sessions
 
   // Of the session being read.
-  CodingSession session_;
-  int64_t block_tokens_ = 0;
+  int64_t block_size_ = 0;    // as it says
+  int64_t block_tokens_ = 0;  // as it counts
+  ContentScope scope_ = ContentScope::kSession;
   int64_t num_backwards_ = 0;
-  TraceRequest* at_ = nullptr;  // where problems are
-  std::vector<RawRow>* rows_ = nullptr;
-  std::vector<TraceProblem>* problems_ = nullptr;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 // Left of each equals sign stands a field, right of it the column of a CSV header or the path of a
 // JSON field ("usage.prompt"). Fields:
 //   input_length, output_length        tokens; both are needed
-//   arrival_s, _ms, _us, _ns, arrival  when; the last one is a date and time (civil_time.h),
+//   arrival_s, _ms, _us, _ns, arrival  when; the last one is a date and time (line_rows.h),
 //                                      counted from midnight (UTC) of the first row's day. Without
 //                                      any of them all requests arrive at 0
 //   ids                                content ids, of which --trace-block-size says how many
@@ -33,6 +33,7 @@
 #define KVBLOCKS_SIM_TRACE_FIELD_MAP_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -121,6 +122,34 @@ struct FieldPreset {
 const std::vector<FieldPreset>& FieldPresets();
 // Null if there is none of this name.
 const FieldPreset* FindFieldPreset(std::string_view format);
+
+// CsvTable: the rows of a CSV file whose first line names its columns.
+//
+// Fields are separated by commas and may stand in double quotes, within which a quote is written
+// twice. A field has no line end in it. Blanks around names of columns do not count. Cost: one pass
+// over the line. Single-threaded.
+class CsvTable {
+ public:
+  static constexpr size_t kNoColumn = static_cast<size_t>(-1);
+
+  // Takes the header. Empty, or what is wrong: WHAT: got VALUE, expected EXPECTATION.
+  std::string SetHeader(std::string_view line);
+  // The place of a column, or kNoColumn.
+  size_t ColumnOf(std::string_view name) const;
+  const std::vector<std::string>& columns() const { return columns_; }
+
+  // Takes a row; fields() are valid until the next one. Empty, or what is wrong.
+  std::string SetRow(std::string_view line);
+  const std::vector<std::string_view>& fields() const { return fields_; }
+
+ private:
+  bool Split(std::string_view line);
+
+  std::string header_;
+  std::vector<std::string> columns_;
+  std::vector<std::string_view> fields_;
+  std::string unquoted_;  // what fields_ of a line with quotes point into
+};
 
 }  // namespace kvblocks::sim
 

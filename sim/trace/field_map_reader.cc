@@ -1,7 +1,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <functional>
+#include <array>
 #include <limits>
 #include <optional>
 #include <string>
@@ -13,15 +13,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/civil_time.h"
-#include "kvblocks/sim/trace/csv_table.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/sim/trace/field_map.h"
 #include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/pseudo_tokens.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -81,8 +78,7 @@ class FieldMapReader : public LineRows {
   const std::vector<Mapping>& map() const { return map_; }
   void set_map(std::vector<Mapping> map) { map_ = std::move(map); }
 
-  void Begin(RawRow&& at) {
-    row_ = std::move(at);
+  void Begin() {
     row_.has_timestamp = false;
     values_ = 0;
     time_.reset();
@@ -92,34 +88,28 @@ class FieldMapReader : public LineRows {
   }
   // The value number `index` of the map is there, whatever it is.
   void MarkSet(size_t index) { values_ |= uint64_t{1} << index; }
-  RawRow& row() { return row_; }
-
-  void Bad(ProblemKind kind, const std::string& text, std::vector<TraceProblem>* problems) {
-    problems->push_back(RowProblem(kind, row_.request, text));
-  }
 
   // `is_csv`: columns of numbers have a value in each row of a preset.
-  void Finish(bool is_csv, std::vector<RawRow>* rows, std::vector<TraceProblem>* problems) {
+  void Finish(bool is_csv) {
     std::string time_column;
     for (size_t i = 0; i < map_.size(); ++i) {
       const Mapping& mapping = map_[i];
       const MapField& field = *mapping.field;
       if (IsArrival(field.to)) time_column = mapping.column;
       if ((values_ >> i & 1) != 0) {
-        if (field.to == MapTo::kBlockTokens) CheckBlockTokens(mapping.column, problems);
+        if (field.to == MapTo::kBlockTokens) CheckBlockTokens(mapping.column);
       } else if (mapping.is_needed || (is_csv && is_preset() && !field.is_text)) {
         Bad(ProblemKind::kMissingField,
-            absl::StrCat("field ", mapping.column, ": got nothing, expected a value"), problems);
+            absl::StrCat("field ", mapping.column, ": got nothing, expected a value"));
       }
     }
-    if (HasField(map_, MapTo::kPrompt) && problems->empty()) CheckPrompt(problems);
-    if (!problems->empty()) return;
+    if (HasField(map_, MapTo::kPrompt) && problems_->empty()) CheckPrompt();
+    if (!problems_->empty()) return;
     if (time_) {
       const absl::Status status =
           clock_.Since(*time_, time_text_, &info_.notes, &row_.timestamp_ns);
       if (!status.ok()) {
-        return Bad(ProblemKind::kValue, absl::StrCat(time_column, ": ", status.message()),
-                   problems);
+        return Bad(ProblemKind::kValue, absl::StrCat(time_column, ": ", status.message()));
       }
     }
     // Numbered last, so that a bad row does not use up a number.
@@ -133,7 +123,7 @@ class FieldMapReader : public LineRows {
     // What waits for nothing and has no time is there from the start.
     if (!row_.waits_for_session) row_.has_timestamp = true;
     WarnOfTotal();
-    rows->push_back(std::move(row_));
+    AddRow();
   }
 
   // A value that is there. Errors lack the column's name.
@@ -223,20 +213,19 @@ class FieldMapReader : public LineRows {
   bool is_text_ = false;  // the prompt of the row being read
 
  private:
-  void CheckBlockTokens(const std::string& column, std::vector<TraceProblem>* problems) {
-    const std::string problem = block_size_rule_.Check(block_tokens_, column, problems->empty(),
+  void CheckBlockTokens(const std::string& column) {
+    const std::string problem = block_size_rule_.Check(block_tokens_, column, problems_->empty(),
                                                        is_settled(), &info_);
-    if (!problem.empty()) Bad(ProblemKind::kBlockSize, problem, problems);
+    if (!problem.empty()) Bad(ProblemKind::kBlockSize, problem);
   }
 
-  void CheckPrompt(std::vector<TraceProblem>* problems) {
+  void CheckPrompt() {
     if (!is_settled() && !is_decided_) info_.pseudo_tokens = is_text_;
     is_decided_ = true;
     if (is_text_ != info_.pseudo_tokens) {
       return Bad(ProblemKind::kValue,
                  absl::StrCat("prompt: got ", is_text_ ? "a text" : "token ids", ", expected ",
-                              is_text_ ? "token ids" : "a text", " as in the first good row"),
-                 problems);
+                              is_text_ ? "token ids" : "a text", " as in the first good row"));
     }
     row_.request.input_length = static_cast<int64_t>(row_.request.content_ids.size());
   }
@@ -319,7 +308,6 @@ class FieldMapReader : public LineRows {
   bool is_decided_ = false;             // whether prompts are texts
 
   // The row being read.
-  RawRow row_;
   uint64_t values_ = 0;  // a bit for each of the map
   std::optional<absl::Time> time_;
   std::string time_text_;
@@ -334,8 +322,8 @@ class CsvFieldMapReader final : public FieldMapReader {
   CsvFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
                     RowLog* log, const FieldPreset* preset, std::vector<Mapping> map)
       : FieldMapReader(std::move(source), options, log, preset, std::move(map)),
-        model_filter_{MapTo::kModel, "--model-filter", options.model_filter},
-        log_type_filter_{MapTo::kLogType, "--log-type", options.log_type} {}
+        filters_{{{MapTo::kModel, "--model-filter", options.model_filter},
+                  {MapTo::kLogType, "--log-type", options.log_type}}} {}
 
   // To be called before ReadAhead.
   absl::Status Open() {
@@ -355,7 +343,7 @@ class CsvFieldMapReader final : public FieldMapReader {
       }
     }
     set_map(std::move(there));
-    for (const Filter& filter : {model_filter_, log_type_filter_}) {
+    for (const Filter& filter : filters_) {
       if (!problem.empty() || filter.value.empty() || HasField(map(), filter.to)) continue;
       problem = absl::StrCat(filter.flag, ": got ", Shown(filter.value),
                              ", expected a trace with a column to select by");
@@ -372,31 +360,30 @@ class CsvFieldMapReader final : public FieldMapReader {
     std::string value;
   };
 
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    Begin(std::move(at));
+  void Parse(std::string_view text) override {
+    Begin();
     if (const std::string problem = table_.SetRow(text); !problem.empty()) {
-      return Bad(ProblemKind::kSyntax, problem, problems);
+      return Bad(ProblemKind::kSyntax, problem);
     }
     for (size_t i = 0; i < columns_.size(); ++i) {
       const MapTo to = map()[i].field->to;
       const std::string_view value = table_.fields()[columns_[i]];
-      for (const Filter& filter : {std::cref(model_filter_), std::cref(log_type_filter_)}) {
+      for (const Filter& filter : filters_) {
         if (filter.to != to || filter.value.empty() || filter.value == value) continue;
         ++log()->counters.not_selected;
-        problems->clear();
+        problems_->clear();
         return;
       }
       if (value.empty()) continue;
       MarkSet(i);
       const absl::Status status = Set(*map()[i].field, value);
       if (status.ok()) continue;
-      Bad(ProblemKind::kValue, absl::StrCat(map()[i].column, ": ", status.message()), problems);
+      Bad(ProblemKind::kValue, absl::StrCat(map()[i].column, ": ", status.message()));
     }
-    Finish(true, rows, problems);
+    Finish(true);
   }
 
-  const Filter model_filter_, log_type_filter_;
+  const std::array<Filter, 2> filters_;
   CsvTable table_;
   std::vector<size_t> columns_;  // of the map
 };
@@ -406,25 +393,22 @@ class JsonFieldMapReader final : public FieldMapReader {
   JsonFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
                      RowLog* log, const FieldPreset* preset, std::vector<Mapping> map_of_fields)
       : FieldMapReader(std::move(source), options, log, preset, std::move(map_of_fields)),
-        fields_(Names(map()), log,
+        fields_(Fields(), log,
                 preset != nullptr ? preset->ignored : std::vector<std::string_view>()) {}
 
  private:
-  static std::vector<JsonFields::Name> Names(const std::vector<Mapping>& map) {
-    std::vector<JsonFields::Name> names;
-    for (size_t i = 0; i < map.size(); ++i) names.push_back({map[i].column, static_cast<int>(i)});
-    return names;
+  std::vector<JsonFields::Field> Fields() {
+    std::vector<JsonFields::Field> fields;
+    for (size_t i = 0; i < map().size(); ++i) {
+      fields.emplace_back(map()[i].column, [this, i](JsonValue& value) { return Read(i, value); });
+    }
+    return fields;
   }
 
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    Begin(std::move(at));
-    fields_.Begin(&row().request, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) {
-      return Read(static_cast<size_t>(field), value);
-    });
-    if (!problems->empty() && problems->back().kind == ProblemKind::kSyntax) return;
-    Finish(false, rows, problems);
+  void Parse(std::string_view text) override {
+    Begin();
+    fields_.Begin(&row_.request, problems_);
+    if (fields_.ParseLine(text)) Finish(false);
   }
 
   absl::Status Read(size_t index, JsonValue& value) {
@@ -437,7 +421,7 @@ class JsonFieldMapReader final : public FieldMapReader {
   }
 
   static absl::Status ReadForUser(JsonValue& value, std::string* text) {
-    if (!value.IsList()) return value.ReadText(text);
+    if (value.kind() != JsonValue::Kind::kList) return value.ReadText(text);
     return value.ReadList([&](JsonValue& element) {
       std::string number;
       absl::Status status = element.ReadText(&number);
@@ -449,7 +433,6 @@ class JsonFieldMapReader final : public FieldMapReader {
   // Numbers are numbers there and texts are texts. `text` is what is then to be set.
   absl::Status ReadForPreset(const MapField& field, JsonValue& value, std::string* text) {
     int64_t number = 0;
-    JsonId id;
     switch (field.to) {
       case MapTo::kHexIds:
         return value.ReadList([&](JsonValue& element) {
@@ -458,15 +441,14 @@ class JsonFieldMapReader final : public FieldMapReader {
           return status.ok() ? Set(field, hash) : status;
         });
       case MapTo::kPrompt:
-        is_text_ = value.IsString();
-        return is_text_ ? value.ReadString(text) : value.ReadIntegers(&row().request.content_ids);
-      case MapTo::kId: {
-        absl::Status status = value.ReadId(&id);
-        *text = std::move(id.text);
-        return status;
-      }
+        is_text_ = value.kind() == JsonValue::Kind::kString;
+        return is_text_ ? value.ReadString(text) : value.ReadIntegers(&row_.request.content_ids);
+      case MapTo::kId:
+        return value.ReadName(text);
       default:
-        if (!field.is_text && (value.IsString() || value.IsList())) {
+        if (const auto kind = value.kind();
+            !field.is_text &&
+            (kind == JsonValue::Kind::kString || kind == JsonValue::Kind::kList)) {
           return value.ReadDecimal(0, &number);  // says that it is no number
         }
         return value.ReadText(text);
@@ -476,13 +458,16 @@ class JsonFieldMapReader final : public FieldMapReader {
   JsonFields fields_;
 };
 
-template <typename Reader>
-OpenedRows OpenFieldMap(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                        RowLog* log, const FieldPreset* preset, std::vector<Mapping> map) {
-  auto reader = std::make_unique<Reader>(std::move(source), options, log, preset, std::move(map));
-  if constexpr (std::is_same_v<Reader, CsvFieldMapReader>) {
-    if (absl::Status status = reader->Open(); !status.ok()) return status;
+OpenedRows OpenFieldMap(bool is_json, std::unique_ptr<ByteSource> source,
+                        const TraceReaderOptions& options, RowLog* log, const FieldPreset* preset,
+                        std::vector<Mapping> map) {
+  if (is_json) {
+    return OpenLineRows<JsonFieldMapReader>(std::move(source), options, log, preset,
+                                            std::move(map));
   }
+  auto reader = std::make_unique<CsvFieldMapReader>(std::move(source), options, log, preset,
+                                                    std::move(map));
+  if (absl::Status status = reader->Open(); !status.ok()) return status;
   if (absl::Status status = reader->ReadAhead(); !status.ok()) return status;
   return std::unique_ptr<RowSource>(std::move(reader));
 }
@@ -494,10 +479,8 @@ OpenedRows MakePresetReader(const std::string& format, std::unique_ptr<ByteSourc
   const FieldPreset& preset = *FindFieldPreset(format);
   absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(preset.fields, true);
   if (!map.ok()) return map.status();
-  return preset.shapes.empty() ? OpenFieldMap<CsvFieldMapReader>(std::move(source), options, log,
-                                                                 &preset, *std::move(map))
-                               : OpenFieldMap<JsonFieldMapReader>(std::move(source), options, log,
-                                                                  &preset, *std::move(map));
+  return OpenFieldMap(!preset.shapes.empty(), std::move(source), options, log, &preset,
+                      *std::move(map));
 }
 
 OpenedRows MakeFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
@@ -511,11 +494,8 @@ OpenedRows MakeFieldMapReader(std::unique_ptr<ByteSource> source, const TraceRea
       PeekHead(&source, static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 64)));
   if (!head.ok()) return StreamError(*log, head.status(), "line", 0);
   const size_t first = head->find_first_not_of(" \t\r\n\xef\xbb\xbf");
-  if (first != std::string::npos && (*head)[first] == '{') {
-    return OpenFieldMap<JsonFieldMapReader>(std::move(source), options, log, nullptr,
-                                            *std::move(map));
-  }
-  return OpenFieldMap<CsvFieldMapReader>(std::move(source), options, log, nullptr, *std::move(map));
+  const bool is_json = first != std::string::npos && (*head)[first] == '{';
+  return OpenFieldMap(is_json, std::move(source), options, log, nullptr, *std::move(map));
 }
 
 }  // namespace kvblocks::sim

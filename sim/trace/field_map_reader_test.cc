@@ -1,9 +1,12 @@
+#include "kvblocks/sim/trace/field_map.h"
+
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/trace_testing.h"
+#include "kvblocks/sim/trace/line_rows.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -26,13 +29,10 @@ TEST(FieldMapReaderTest, CsvColumnsInAnyOrderAndQuotes) {
       "arrival=when,session=user,output_length=completion_tokens,input_length=prompt_tokens,"
       "ids=blocks",
       16);
-  auto reader = OpenTrace("sim/trace/testdata/formats/fields.csv", options);
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ((*reader)->info().format, "fields");
-  EXPECT_EQ((*reader)->info().notes.at("day_one"), "2026-11-22");
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  const std::vector<TraceRequest>& r = *requests;
+  const auto reader = MustOpen("sim/trace/testdata/formats/fields.csv", options);
+  EXPECT_EQ(reader->info().format, "fields");
+  EXPECT_EQ(reader->info().notes.at("day_one"), "2026-11-22");
+  const std::vector<TraceRequest> r = MustRead(*reader);
   ASSERT_EQ(r.size(), 2u);
   EXPECT_THAT(r[0].content_ids, ElementsAre(1, 2, 3));
   EXPECT_THAT(r[1].content_ids, ElementsAre(1, 2, 4));
@@ -42,49 +42,45 @@ TEST(FieldMapReaderTest, CsvColumnsInAnyOrderAndQuotes) {
 }
 
 TEST(FieldMapReaderTest, JsonPathsAndUnits) {
-  auto r = ReadTrace(R"({"t": 1500.25, "usage": {"in": 7, "out": "3"}, "who": "x", "p": -2})"
+  const std::vector<TraceRequest> r = MustRead(R"({"t": 1500.25, "usage": {"in": 7, "out": "3"}, "who": "x", "p": -2})"
                      "\n"
                      R"({"t": "2e3", "usage": {"in": 9.0, "out": 4}, "who": null, "p": null})",
                      Fields("arrival_ms=t,input_length=usage.in,output_length=usage.out,tenant=who,"
                             "priority=p"));
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ((*r)[0].arrival_ns, 1500250000);
-  EXPECT_EQ((*r)[0].tenant, "x");
-  EXPECT_EQ((*r)[0].priority, -2);
-  EXPECT_EQ((*r)[1].arrival_ns, 2 * kSecond);
-  EXPECT_EQ((*r)[1].input_length, 9);
-  EXPECT_EQ((*r)[1].tenant, "");
+  EXPECT_EQ(r[0].arrival_ns, 1500250000);
+  EXPECT_EQ(r[0].tenant, "x");
+  EXPECT_EQ(r[0].priority, -2);
+  EXPECT_EQ(r[1].arrival_ns, 2 * kSecond);
+  EXPECT_EQ(r[1].input_length, 9);
+  EXPECT_EQ(r[1].tenant, "");
 }
 
 TEST(FieldMapReaderTest, InputsOfEncodersAreACountToo) {
-  auto r = ReadTrace("i,o,frames\n4,5,1500\n6,7,\n",
+  const std::vector<TraceRequest> r = MustRead("i,o,frames\n4,5,1500\n6,7,\n",
                      Fields("input_length=i,output_length=o,encoder_tokens=frames"));
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ((*r)[0].encoder_tokens, 1500);
-  EXPECT_FALSE((*r)[1].encoder_tokens.has_value());
+  EXPECT_EQ(r[0].encoder_tokens, 1500);
+  EXPECT_FALSE(r[1].encoder_tokens.has_value());
   EXPECT_THAT(TraceError("i,o,frames\n4,5,-3\n",
                          Fields("input_length=i,output_length=o,encoder_tokens=frames")),
               HasSubstr("got \"-3\", expected a whole number from 0 to 2147483647"));
 }
 
 TEST(FieldMapReaderTest, RowsWithoutArrivalFollowTheirSession) {
-  auto r = ReadTrace("s,t,i,o,d\na,5,1,1,\nb,,1,1,\na,,1,1,2\na,9,1,1,\n",
+  const std::vector<TraceRequest> r = MustRead("s,t,i,o,d\na,5,1,1,\nb,,1,1,\na,,1,1,2\na,9,1,1,\n",
                      Fields("session=s,arrival_s=t,input_length=i,output_length=o,think_s=d"));
-  ASSERT_TRUE(r.ok()) << r.status();
-  ASSERT_EQ(r->size(), 4u);
-  EXPECT_EQ((*r)[0].row, 1) << "the first of its session, without a time: at 0";
-  EXPECT_EQ((*r)[1].row, 0);
-  EXPECT_THAT((*r)[2].waits_for, ElementsAre(0));
-  EXPECT_EQ((*r)[2].think_ns, 2 * kSecond);
-  EXPECT_FALSE((*r)[2].has_arrival);
-  EXPECT_THAT((*r)[3].waits_for, IsEmpty()) << "it has a time of its own";
+  ASSERT_EQ(r.size(), 4u);
+  EXPECT_EQ(r[0].row, 1) << "the first of its session, without a time: at 0";
+  EXPECT_EQ(r[1].row, 0);
+  EXPECT_THAT(r[2].waits_for, ElementsAre(0));
+  EXPECT_EQ(r[2].think_ns, 2 * kSecond);
+  EXPECT_FALSE(r[2].has_arrival);
+  EXPECT_THAT(r[3].waits_for, IsEmpty()) << "it has a time of its own";
 }
 
 TEST(FieldMapReaderTest, WithoutArrivalsAllAreThereFromTheStart) {
-  auto r = ReadTrace("i,o\n4,5\n6,7\n", Fields("input_length=i,output_length=o"));
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ((*r)[1].arrival_ns, 0);
-  EXPECT_TRUE((*r)[1].has_arrival);
+  const std::vector<TraceRequest> r = MustRead("i,o\n4,5\n6,7\n", Fields("input_length=i,output_length=o"));
+  EXPECT_EQ(r[1].arrival_ns, 0);
+  EXPECT_TRUE(r[1].has_arrival);
 }
 
 TEST(FieldMapReaderTest, BadMapsSayWhatIsWrong) {
@@ -130,6 +126,233 @@ TEST(FieldMapReaderTest, BadRowsNameTheColumn) {
   EXPECT_THAT(error("99999999999,1,0,"), HasSubstr("i: got \"99999999999\""));
   EXPECT_THAT(TraceError("{\"i\": [[1]], \"o\": 1}", options),
               HasSubstr("i: got [, expected a string or a number"));
+}
+
+constexpr char kHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n";
+
+TEST(AzurePresetTest, ReadsThePublishedForm) {
+  const auto reader = MustOpenString(std::string(kHeader) +
+                                    "2023-11-16 18:17:03.9799600,4808,10\r\n"
+                                    "2023-11-16 18:17:04.0319600,3180,8");
+  EXPECT_EQ(reader->info().block_tokens, 0);
+  EXPECT_EQ(reader->info().notes.at("day_one"), "2023-11-16");
+  const std::vector<TraceRequest> requests = MustRead(*reader);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[0].arrival_ns, 65823979960000);
+  EXPECT_EQ(requests[1].arrival_ns - requests[0].arrival_ns, 52000000);
+  EXPECT_EQ(requests[0].input_length, 4808);
+  EXPECT_EQ(requests[1].output_length, 8);
+  EXPECT_EQ(requests[1].line, 3);
+}
+
+TEST(AzurePresetTest, BadRowsNameTheField) {
+  const auto error = [](const std::string& row) {
+    return TraceError(std::string(kHeader) + "2023-11-16 10:00:00,1,1\n" + row + "\n");
+  };
+  EXPECT_THAT(error("2023-11-16 10:00:01,1,1,1"), HasSubstr("got 4 fields"));
+  EXPECT_THAT(error("2023-11-16 10:00:01,1,1e3"), HasSubstr("GeneratedTokens: got \"1e3\""));
+  EXPECT_THAT(error("2023-11-16 10:00:01,,1"), HasSubstr("field ContextTokens: got nothing"));
+  EXPECT_THAT(error("2923-11-15 10:00:01,1,1"), HasSubstr("within 2^63 ns of 2023-11-16"));
+}
+
+TEST(AzurePresetTest, TheLastNanosecondOf64BitsIsATime) {
+  const std::string begin = std::string(kHeader) + "1970-01-01 00:00:00,1,1\n";
+  const std::vector<TraceRequest> last = MustRead(begin + "2262-04-11 23:47:16.854775807,1,1\n");
+  EXPECT_EQ(last.back().arrival_ns, INT64_MAX);
+  EXPECT_THAT(TraceError(begin + "2262-04-11 23:47:16.854775808,1,1\n"), HasSubstr("2^63 ns"));
+}
+
+TEST(AzurePresetTest, TheHeaderMayStandAlone) {
+  EXPECT_TRUE(ReadTrace(kHeader)->empty());
+}
+
+constexpr const char* kBurst =
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
+
+// SM-44.
+TEST(BurstGptPresetTest, PublishedRows) {
+  const auto reader = MustOpenString(std::string(kBurst) +
+                                    "5,ChatGPT,472,18,490,Conversation log\n"
+                                    "45,ChatGPT,1087,230,1317,Conversation log\n"
+                                    "118,GPT-4,417,276,693,API log\n");
+  EXPECT_EQ(reader->info().notes.at("zero_output"), "skip");
+  const std::vector<TraceRequest> r = MustRead(*reader);
+  ASSERT_EQ(r.size(), 3u);
+  EXPECT_EQ(r[2].arrival_ns, 118000000000);
+  EXPECT_EQ(r[2].input_length, 417);
+  EXPECT_EQ(r[2].output_length, 276);
+  EXPECT_TRUE(reader->warnings().empty());
+}
+
+TEST(BurstGptPresetTest, ColumnsAreFoundByNameAndRowsSelected) {
+  const std::string content =
+      "Log Type, Session ID ,Response tokens,Request tokens,Timestamp,Elapsed time,Model\n"
+      "API log,\"a,b\",3,9,0.5,1.25,\"M \"\"1\"\"\"\n"
+      "Conversation log,x,4,8,1,2,M2\n"
+      "API log,,5,7,2,3,M2\n";
+  auto r = ReadTrace(content);
+  ASSERT_TRUE(r.ok()) << r.status();
+  ASSERT_EQ(r->size(), 3u);
+  EXPECT_EQ((*r)[0].session, 1u);
+  EXPECT_EQ((*r)[1].session, 2u);
+  EXPECT_EQ((*r)[2].session, 0u);
+  TraceReaderOptions options;
+  options.model_filter = "M \"1\"";
+  r = ReadTrace(content, options);
+  ASSERT_TRUE(r.ok()) << r.status();
+  ASSERT_EQ(r->size(), 1u);
+  EXPECT_EQ((*r)[0].input_length, 9);
+  options.model_filter = "M2";
+  options.log_type = "API log";
+  auto reader = OpenTraceString(content, "t", options);
+  r = AllRequests(**reader);
+  ASSERT_TRUE(r.ok()) << r.status();
+  ASSERT_EQ(r->size(), 1u);
+  EXPECT_EQ((*r)[0].input_length, 7);
+  EXPECT_EQ((*reader)->counters().not_selected, 2);
+  EXPECT_THAT(TraceError("Timestamp,Request tokens,Response tokens\n1,1,1\n", options),
+              HasSubstr("--model-filter: got \"M2\", expected a trace with a column"));
+}
+
+TEST(BurstGptPresetTest, ATotalThatIsNotTheSumIsAWarning) {
+  auto reader = OpenTraceString(std::string(kBurst) + "5,M,472,18,491,API log\n", "t", {});
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  ASSERT_EQ((*reader)->warnings().size(), 1u);
+  EXPECT_THAT((*reader)->warnings()[0],
+              HasSubstr("t:2: warning: Total tokens: got 491, expected 472 + 18"));
+}
+
+TEST(BurstGptPresetTest, BadRowsNameTheColumn) {
+  const auto error = [](const std::string& row) { return TraceError(kBurst + row + "\n"); };
+  EXPECT_THAT(error("x,M,1,1,2,API log"), HasSubstr("t:2: error: Timestamp: got \"x\""));
+  EXPECT_THAT(error("1,M,-1,1,2,API log"), HasSubstr("Request tokens: got \"-1\""));
+  EXPECT_THAT(error("1,M,1,,2,API log"), HasSubstr("field Response tokens: got nothing"));
+  EXPECT_THAT(error("1,M,1,1"), HasSubstr("CSV row: got 4 fields, expected 6"));
+  EXPECT_THAT(error("1e-10,M,1,1,2,API log"), HasSubstr("at most 9 digits after the point"));
+  EXPECT_THAT(TraceError("Request tokens,Response tokens\n"),
+              HasSubstr("t:1: error: CSV header: got"));
+  EXPECT_THAT(TraceError("Timestamp,Request tokens,Response tokens,Timestamp\n"),
+              HasSubstr("got the column \"Timestamp\" twice"));
+  EXPECT_THAT(TraceError("Request tokens" + std::string(5000, ',') + "\n"),
+              HasSubstr("got 5001 columns, expected at most 1000"));
+}
+
+TEST(VidurPresetTest, ArrivalsMayBeMissingAndAreRoundedToANanosecond) {
+  auto r =
+      ReadTrace("num_decode_tokens,num_prefill_tokens,arrived_at\n4,300,0.30000000000000004\n");
+  ASSERT_TRUE(r.ok()) << r.status();
+  EXPECT_EQ((*r)[0].arrival_ns, 300000000);
+  EXPECT_EQ((*r)[0].input_length, 300);
+  auto reader = OpenTraceString("num_prefill_tokens,num_decode_tokens\n1,2\n", "t", {});
+  EXPECT_EQ((*reader)->dialect(), "no arrival times: all at 0");
+}
+
+TEST(LmcachePresetTest, HashesAreHexadecimalAndThereIsNoOutput) {
+  const auto reader = MustOpen("sim/trace/testdata/formats/lmcache.jsonl");
+  EXPECT_EQ(reader->dialect(), "look-ups, without outputs");
+  const std::vector<TraceRequest> r = *AllRequests(*reader);
+  ASSERT_EQ(r.size(), 2u);
+  EXPECT_THAT(r[0].content_ids, ElementsAre(0x1f, -1));
+  EXPECT_THAT(r[1].content_ids, ElementsAre(0x1f, 0x2a));
+  EXPECT_EQ(r[0].output_length, 0);
+  EXPECT_EQ(r[1].arrival_ns - r[0].arrival_ns, 1377000100) << "exact to 1 ns";
+}
+
+TEST(LmcachePresetTest, LongHashesAreTheSameOnlyIfAllDigitsAre) {
+  const auto ids = [](const std::string& hash) {
+    auto r = ReadTrace(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16, "chunk_hashes": [")" +
+                       hash + R"("]})");
+    EXPECT_TRUE(r.ok()) << r.status();
+    return r.ok() ? (*r)[0].content_ids : std::vector<int64_t>();
+  };
+  EXPECT_EQ(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdef"));
+  EXPECT_NE(ids("0x1234567890abcdef1234567890abcdef"), ids("1234567890ABCDEF1234567890abcdee"));
+  EXPECT_EQ(ids("0x0000000000000000000f"), ids("f")) << "leading zeros are no digits";
+  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16, "seq_len": 16,)"
+                         R"( "chunk_hashes": ["0xfg"]})"),
+              HasSubstr("chunk_hashes: got \"0xfg\", expected hexadecimal digits"));
+}
+
+TEST(LmcachePresetTest, ChunksHaveOneSizePerFile) {
+  const std::string rest = R"(, "seq_len": 0, "chunk_hashes": []})";
+  EXPECT_THAT(TraceError(R"({"timestamp": 1, "chunk_size": 16)" + rest + "\n" +
+                         R"({"timestamp": 1, "chunk_size": 32)" + rest),
+              HasSubstr("t:2: error: chunk_size: got 32, expected 16 as in the first good row"));
+}
+
+// SM-46.
+TEST(VllmCustomPresetTest, TextsAndTokenIds) {
+  const std::vector<TraceRequest> r = MustRead("{\"prompt\": [3, 1, 2]}\n{\"prompt\": [], \"output_tokens\": 5}\n");
+  EXPECT_THAT(r[0].content_ids, ElementsAre(3, 1, 2));
+  EXPECT_EQ(r[0].output_length, 0);
+  EXPECT_THAT(r[1].content_ids, IsEmpty());
+  auto reader = OpenTrace("sim/trace/testdata/formats/vllm_custom.jsonl", {});
+  EXPECT_TRUE((*reader)->info().pseudo_tokens);
+  EXPECT_EQ(AllRequests(**reader)->at(1).priority, 1);
+  EXPECT_THAT(TraceError("{\"prompt\": \"abc\"}\n{\"prompt\": [1]}\n"),
+              HasSubstr("t:2: error: prompt: got token ids, expected a text"));
+  EXPECT_THAT(TraceError("{\"prompt\": 5}\n"), HasSubstr("prompt: got 5, expected a list"));
+  EXPECT_THAT(TraceError("{\"prompt\": \"a\", \"output_tokens\": -1}"),
+              HasSubstr("output_tokens: got \"-1\""));
+}
+
+TEST(FieldPresetsTest, AFileMayLackOnlyWhatIsOptional) {
+  // An empty number is none; an empty text is no text.
+  const std::vector<TraceRequest> r = MustRead("arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n");
+  EXPECT_THAT(TraceError("arrived_at,num_prefill_tokens,num_decode_tokens\n,2,3\n"),
+              HasSubstr("t:2: error: field arrived_at: got nothing"));
+  EXPECT_THAT(TraceError(R"({"chunk_size": 16, "seq_len": 0, "chunk_hashes": []})"),
+              HasSubstr("t:1: error: field timestamp: got nothing"));
+}
+
+TEST(FieldPresetsTest, NumbersOfJsonAreNumbersAndTextsAreTexts) {
+  const auto error = [](const std::string& time, const std::string& size, const std::string& hash) {
+    return TraceError(R"({"timestamp": )" + time + R"(, "chunk_size": )" + size +
+                      R"(, "seq_len": 16, "chunk_hashes": [)" + hash + "]}");
+  };
+  EXPECT_EQ(error("1", "16", "\"1\""), "");
+  EXPECT_THAT(error("\"1\"", "16", "\"1\""), HasSubstr("timestamp: got \"1\", expected a number"));
+  EXPECT_THAT(error("1", "16.0", "\"1\""), HasSubstr("chunk_size: got \"16.0\", expected a whole"));
+  EXPECT_THAT(error("1", "0", "\"1\""), HasSubstr("chunk_size: got \"0\", expected a whole"));
+  EXPECT_THAT(error("1", "16", "1"), HasSubstr("chunk_hashes: got 1, expected a string"));
+}
+
+TEST(FieldPresetsTest, EachIsATraceFormatWithAMapOfItsOwn) {
+  for (const FieldPreset& preset : FieldPresets()) {
+    SCOPED_TRACE(preset.format);
+    EXPECT_THAT(TraceFormats(), testing::Contains(std::string(preset.format)));
+    EXPECT_TRUE(ParseFieldMap(preset.fields, true).ok());
+    EXPECT_EQ(preset.shapes.empty(), !preset.csv_begin.empty() || !preset.csv_part.empty());
+  }
+}
+
+TEST(CivilTimeTest, TimestampForms) {
+  const auto time = [](const char* text) { return ParseAzureTimestamp(text).value(); };
+  const absl::Time epoch = absl::UnixEpoch();
+  EXPECT_EQ(time("1970-01-02 00:00:01"), epoch + absl::Hours(24) + absl::Seconds(1));
+  EXPECT_EQ(time("1970-01-01T00:00:00.123456789Z"), epoch + absl::Nanoseconds(123456789));
+  EXPECT_EQ(time("1970-01-01 00:00:00.1+00:00"), epoch + absl::Milliseconds(100));
+  EXPECT_EQ(time("2024-03-01 00:30:00+01:00"), time("2024-02-29 23:30:00"));
+  EXPECT_EQ(time("2023-12-31 23:30:00-01:00"), time("2024-01-01 00:30:00"));
+  EXPECT_EQ(time("9999-12-31 23:59:59.999999999") - time("0000-01-01 00:00:00"),
+            absl::Hours(24) * 3652425 - absl::Nanoseconds(1)) << "exact whatever the year";
+  for (const char* bad :
+       {"", "2023-11-16", "2023-13-01 00:00:00", "2023-02-29 00:00:00", "2023-11-16 24:00:00",
+        "2023-11-16 00:60:00", "2023-11-16 00:00:60", "2023-11-16 00:00:00.", "x",
+        "2023-11-16 00:00:00.1234567890", "2023-11-16 00:00:00+0100", "2023-11-16 00:00:00 ",
+        "23-11-16 00:00:00", "2023-11-16 00:00:00Zx", "2023/11/16 00:00:00",
+        "2023-11-16 00:00:00+24:00", "2023-11-16 00:00:00-01:60", " 2023-11-16 00:00:00",
+        "2023-11-16 00:00:00.1 Z", "2023-00-16 00:00:00", "+023-11-16 00:00:00"}) {
+    EXPECT_FALSE(ParseAzureTimestamp(bad).ok()) << bad;
+  }
+}
+
+TEST(CivilTimeTest, FormattedTimestampsReadBack) {
+  const absl::Time time = absl::FromUnixSeconds(1700158623) + absl::Nanoseconds(979960000);
+  EXPECT_EQ(FormatAzureTimestamp(time), "2023-11-16 18:17:03.9799600");
+  EXPECT_EQ(FormatAzureTimestamp(absl::UnixEpoch() + absl::Hours(24) + absl::Nanoseconds(1)),
+            "1970-01-02 00:00:00.000000001");
+  EXPECT_EQ(FormatDay(absl::FromCivil(absl::CivilDay(7, 1, 2), absl::UTCTimeZone())), "0007-01-02");
 }
 
 }  // namespace

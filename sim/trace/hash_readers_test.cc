@@ -49,14 +49,13 @@ TEST(BailianReaderTest, InAClosedLoopAChildWaitsForItsParent) {
 TEST(BailianReaderTest, ChildrenOfAMissingParentShareASession) {
   const std::string row =
       R"(, "timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": []})";
-  auto r = ReadTrace(R"({"chat_id": 1, "parent_chat_id": 9)" + row + "\n" +
+  const std::vector<TraceRequest> r = MustRead(R"({"chat_id": 1, "parent_chat_id": 9)" + row + "\n" +
                      R"({"chat_id": 2, "parent_chat_id": 9)" + row + "\n" +
                      R"({"chat_id": 3, "parent_chat_id": 2)" + row + "\n" + R"({"chat_id": 4)" +
                      row + "\n");
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ((*r)[0].session, (*r)[1].session);
-  EXPECT_EQ((*r)[2].session, (*r)[1].session);
-  EXPECT_NE((*r)[3].session, (*r)[1].session);
+  EXPECT_EQ(r[0].session, r[1].session);
+  EXPECT_EQ(r[2].session, r[1].session);
+  EXPECT_NE(r[3].session, r[1].session);
 }
 
 TEST(BailianReaderTest, BadRowsNameTheField) {
@@ -71,13 +70,12 @@ TEST(BailianReaderTest, BadRowsNameTheField) {
 }
 
 TEST(DynamoReaderTest, HashesHave64BitsAndOtherRecordsAreCounted) {
-  auto reader = OpenTrace("sim/trace/testdata/formats/dynamo.jsonl", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
+  const auto reader = MustOpen("sim/trace/testdata/formats/dynamo.jsonl");
+  auto requests = AllRequests(*reader);
   ASSERT_TRUE(requests.ok()) << requests.status();
-  EXPECT_EQ((*reader)->dialect(), "arrivals as recorded, 2 other records left out");
-  EXPECT_EQ((*reader)->info().notes.at("day_one"), "2025-10-09");
-  EXPECT_EQ((*reader)->info().block_tokens, 64);
+  EXPECT_EQ(reader->dialect(), "arrivals as recorded, 2 other records left out");
+  EXPECT_EQ(reader->info().notes.at("day_one"), "2025-10-09");
+  EXPECT_EQ(reader->info().block_tokens, 64);
   const std::vector<TraceRequest>& r = *requests;
   ASSERT_EQ(r.size(), 3u);
   EXPECT_EQ(static_cast<uint64_t>(r[0].content_ids[0]), 14879255164875371896u);
@@ -115,9 +113,8 @@ TEST(DynamoReaderTest, WhatHadNotEndedIsNotWaitedFor) {
   TraceReaderOptions options;
   options.closed_loop = true;
   // b began and ended while a ran.
-  auto r = ReadTrace(record("b", 8000, 9000) + record("a", 0, 20000), options);
-  ASSERT_TRUE(r.ok()) << r.status();
-  for (const TraceRequest& request : *r) EXPECT_THAT(request.waits_for, IsEmpty()) << request.id;
+  const std::vector<TraceRequest> r = MustRead(record("b", 8000, 9000) + record("a", 0, 20000), options);
+  for (const TraceRequest& request : r) EXPECT_THAT(request.waits_for, IsEmpty()) << request.id;
 }
 
 TEST(DynamoReaderTest, BadRecordsNameTheField) {

@@ -29,9 +29,16 @@ std::string_view TextOf(const absl::Status& status) {
 
 }  // namespace
 
-JsonFields::JsonFields(std::vector<Name> names, const RowLog* log,
+JsonFields::JsonFields(std::vector<Field> fields, const RowLog* log,
                        std::vector<std::string_view> ignored)
-    : names_(std::move(names)), ignored_(std::move(ignored)), log_(log) {}
+    : fields_(std::move(fields)), ignored_(std::move(ignored)), log_(log) {}
+
+// Of a field that is there.
+size_t JsonFields::IndexOf(std::string_view path) const {
+  return static_cast<size_t>(
+      std::find_if(fields_.begin(), fields_.end(), [&](const Field& f) { return f.path == path; }) -
+      fields_.begin());
+}
 
 void JsonFields::Begin(const TraceRequest* at, std::vector<TraceProblem>* problems,
                        std::string where) {
@@ -47,56 +54,58 @@ void JsonFields::Bad(ProblemKind kind, std::string_view text) {
       kind, *at_, where_.empty() ? std::string(text) : absl::StrCat(where_, View(text))));
 }
 
-void JsonFields::ParseLine(std::string_view text, const Read& read) {
+bool JsonFields::ParseLine(std::string_view text) {
   int64_t column = 0;
   const absl::Status status = json_.ForEachField(
       text, LineReader::kPadding,
-      [&](std::string_view key, JsonValue& value) { return OnField(key, value, read); }, &column);
-  if (status.ok() || status.code() == absl::StatusCode::kCancelled) return;
+      [&](std::string_view key, JsonValue& value) { return OnField(key, value); }, &column);
+  if (status.ok() || status.code() == absl::StatusCode::kCancelled) return true;
   Bad(ProblemKind::kSyntax, TextOf(status));
   problems_->back().column = column;
+  return false;
 }
 
-absl::Status JsonFields::ReadObject(JsonValue& value, const Read& read) {
+absl::Status JsonFields::ReadObject(JsonValue& value) {
   return value.ReadObject(
-      [&](std::string_view key, JsonValue& inner) { return OnField(key, inner, read); });
+      [&](std::string_view key, JsonValue& inner) { return OnField(key, inner); });
 }
 
-absl::Status JsonFields::OnField(std::string_view key, JsonValue& value, const Read& read) {
+absl::Status JsonFields::OnField(std::string_view key, JsonValue& value) {
   size_t index = 0;
   bool is_within = false;
-  for (; index < names_.size(); ++index) {
-    const std::string_view path = names_[index].path;
+  for (; index < fields_.size(); ++index) {
+    const std::string_view path = fields_[index].path;
     if (IsPath(path, prefix_, key)) break;
     is_within = is_within || IsWithin(path, prefix_, key);
   }
-  if (index == names_.size() && !is_within) return Skip(key, value);
+  if (index == fields_.size() && !is_within) return Skip(key, value);
   // `key` points into the parser's buffer for strings, which reading the value may overwrite.
-  const std::string name = index < names_.size() ? std::string() : absl::StrCat(prefix_, View(key));
-  const std::string_view path = index < names_.size() ? names_[index].path : name;
+  const std::string name = index < fields_.size() ? std::string() : absl::StrCat(prefix_, View(key));
+  const std::string_view path = index < fields_.size() ? fields_[index].path : name;
   absl::StatusOr<bool> null = value.IsNull();
   if (!null.ok()) {
     return absl::Status(null.status().code(),
                         absl::StrCat(View(path), ": ", null.status().message()));
   }
   if (*null) return absl::OkStatus();
-  if (index == names_.size()) {
+  if (index == fields_.size()) {
     const size_t size = prefix_.size();
     prefix_ = absl::StrCat(name, ".");
-    const absl::Status status = ReadObject(value, read);
+    const absl::Status status = ReadObject(value);
     prefix_.resize(size);
     // What is wrong within the object has been told by its own name.
     return status.code() == absl::StatusCode::kInvalidArgument ? Note(name, status) : status;
   }
-  const int field = names_[index].field;
-  if (Seen(field)) {
+  const std::string_view other = fields_[index].same_as;
+  const size_t field = other.empty() ? index : IndexOf(other);
+  if ((seen_ >> field & 1) != 0) {
     Bad(ProblemKind::kRepeatedField,
         absl::StrCat("field ", View(path), ": got it twice (or under two names), expected once"));
     return value.Skip();
   }
   seen_ |= uint64_t{1} << field;
   used_ |= uint64_t{1} << index;
-  return Note(path, read(field, value));
+  return Note(path, fields_[field].read(value));
 }
 
 // Fails only if the text is not JSON or not worth reading on.
@@ -126,15 +135,13 @@ absl::Status JsonFields::Skip(std::string_view key, JsonValue& value) {
   return status;
 }
 
-bool JsonFields::Require(std::initializer_list<int> fields) {
+bool JsonFields::Require(std::initializer_list<std::string_view> paths) {
   bool all = true;
-  for (const int field : fields) {
-    if (Seen(field)) continue;
+  for (const std::string_view path : paths) {
+    if (Seen(path)) continue;
     all = false;
-    const auto name =
-        std::find_if(names_.begin(), names_.end(), [&](const Name& n) { return n.field == field; });
     Bad(ProblemKind::kMissingField,
-        absl::StrCat("field ", View(name->path), ": got nothing, expected a value"));
+        absl::StrCat("field ", View(path), ": got nothing, expected a value"));
   }
   return all;
 }

@@ -1,9 +1,11 @@
-#include "kvblocks/sim/trace/json_values.h"
+#include "kvblocks/sim/trace/json_fields.h"
 
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/trace_request.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim {
@@ -65,6 +67,36 @@ std::string RangeText(int64_t min, int64_t max) {
   return absl::StrCat("a whole number from ", min, " to ", max);
 }
 
+// Calls read(element) for each element of an array.
+template <typename Read>
+absl::Status ForEachElement(od::value& value, const char* expected, Read read) {
+  od::array array;
+  if (auto error = value.get_array().get(array)) {
+    if (error == simdjson::INCORRECT_TYPE) return Wrong(value, expected);
+    return NotJson(error);
+  }
+  for (auto element : array) {
+    od::value inner;
+    if (auto error = element.get(inner)) return NotJson(error);
+    if (absl::Status status = read(inner); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Calls read(key, value) for each field of an object.
+template <typename Read>
+absl::Status ForEachFieldOf(od::object& object, Read read) {
+  for (auto result : object) {
+    od::field field;
+    if (auto error = std::move(result).get(field)) return NotJson(error);
+    std::string_view key;
+    if (auto error = field.unescaped_key().get(key)) return NotJson(error);
+    od::value inner = field.value();
+    if (absl::Status status = read(key, inner); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SkipValue(od::value value, int depth) {
   if (depth > kMaxDepth) {
     return absl::DataLossError(
@@ -74,47 +106,29 @@ absl::Status SkipValue(od::value value, int depth) {
   if (auto error = value.type().get(type)) return NotJson(error);
   simdjson::error_code error = simdjson::SUCCESS;
   switch (type) {
-    case od::json_type::array: {
-      od::array array;
-      if ((error = value.get_array().get(array))) return NotJson(error);
-      for (auto element : array) {
-        od::value inner;
-        if ((error = element.get(inner))) return NotJson(error);
-        if (absl::Status status = SkipValue(inner, depth + 1); !status.ok()) return status;
-      }
-      return absl::OkStatus();
-    }
+    case od::json_type::array:
+      return ForEachElement(
+          value, "", [&](od::value& element) { return SkipValue(element, depth + 1); });
     case od::json_type::object: {
       od::object object;
-      if ((error = value.get_object().get(object))) return NotJson(error);
-      for (auto field : object) {
-        od::field inner;
-        if ((error = std::move(field).get(inner))) return NotJson(error);
-        std::string_view key;
-        if ((error = inner.unescaped_key().get(key))) return NotJson(error);
-        if (absl::Status status = SkipValue(inner.value(), depth + 1); !status.ok()) return status;
-      }
-      return absl::OkStatus();
+      if ((error = value.get_object().get(object))) break;
+      return ForEachFieldOf(object, [&](std::string_view, od::value& inner) {
+        return SkipValue(inner, depth + 1);
+      });
     }
     case od::json_type::number:
       // Checked as text: a number too large for a double is still JSON.
       if (!IsJsonNumber(Token(value))) error = simdjson::NUMBER_ERROR;
       break;
-    case od::json_type::string: {
-      std::string_view text;
-      error = value.get_string().get(text);
+    case od::json_type::string:
+      error = value.get_string().error();
       break;
-    }
-    case od::json_type::boolean: {
-      bool flag;
-      error = value.get_bool().get(flag);
+    case od::json_type::boolean:
+      error = value.get_bool().error();
       break;
-    }
-    case od::json_type::null: {
-      bool null;
-      error = value.is_null().get(null);
+    case od::json_type::null:
+      error = value.is_null().error();
       break;
-    }
   }
   return error ? NotJson(error) : absl::OkStatus();
 }
@@ -152,22 +166,6 @@ absl::Status ReadIdFrom(od::value& value, JsonId* out) {
   return absl::OkStatus();
 }
 
-// Calls read(element) for each element of an array.
-template <typename Read>
-absl::Status ForEachElement(od::value& value, const char* expected, Read read) {
-  od::array array;
-  if (auto error = value.get_array().get(array)) {
-    if (error == simdjson::INCORRECT_TYPE) return Wrong(value, expected);
-    return NotJson(error);
-  }
-  for (auto element : array) {
-    od::value inner;
-    if (auto error = element.get(inner)) return NotJson(error);
-    if (absl::Status status = read(inner); !status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
 od::value& ValueOf(void* value) { return *static_cast<od::value*>(value); }
 
 }  // namespace
@@ -186,19 +184,14 @@ absl::StatusOr<bool> JsonValue::IsNull() {
   return null;
 }
 
-bool JsonValue::IsObject() {
+JsonValue::Kind JsonValue::kind() {
   od::json_type type;
-  return !ValueOf(value_).type().get(type) && type == od::json_type::object;
-}
-
-bool JsonValue::IsList() {
-  od::json_type type;
-  return !ValueOf(value_).type().get(type) && type == od::json_type::array;
-}
-
-bool JsonValue::IsString() {
-  od::json_type type;
-  return !ValueOf(value_).type().get(type) && type == od::json_type::string;
+  if (ValueOf(value_).type().get(type)) return Kind::kOther;
+  return type == od::json_type::null     ? Kind::kNull
+         : type == od::json_type::object ? Kind::kObject
+         : type == od::json_type::array  ? Kind::kList
+         : type == od::json_type::string ? Kind::kString
+                                         : Kind::kOther;
 }
 
 absl::Status JsonValue::Skip() { return SkipValue(ValueOf(value_), 1); }
@@ -242,9 +235,18 @@ absl::Status JsonValue::ReadString(std::string* out) {
 
 absl::Status JsonValue::ReadId(JsonId* out) { return ReadIdFrom(ValueOf(value_), out); }
 
-absl::Status JsonValue::ReadIds(std::vector<JsonId>* out) {
+absl::Status JsonValue::ReadName(std::string* out) {
+  JsonId id;
+  absl::Status status = ReadId(&id);
+  if (status.ok()) *out = std::move(id.text);
+  return status;
+}
+
+absl::Status JsonValue::ReadLength(int64_t* out) { return ReadInteger(0, kMaxTraceLength, out); }
+
+absl::Status JsonValue::ReadNames(std::vector<std::string>* out) {
   return ForEachElement(ValueOf(value_), "a list of request ids", [&](od::value& element) {
-    return ReadIdFrom(element, &out->emplace_back());
+    return JsonValue(&element).ReadName(&out->emplace_back());
   });
 }
 
@@ -290,6 +292,14 @@ absl::Status JsonValue::ReadRoundedList(int exponent, std::vector<int64_t>* out)
   });
 }
 
+absl::Status JsonValue::ReadLengths(std::vector<int64_t>* out) {
+  return ReadList([&](JsonValue& element) { return element.ReadLength(&out->emplace_back()); });
+}
+
+absl::Status JsonValue::ReadStrings(std::vector<std::string>* out) {
+  return ReadList([&](JsonValue& element) { return element.ReadString(&out->emplace_back()); });
+}
+
 absl::Status JsonValue::ReadObject(
     const std::function<absl::Status(std::string_view key, JsonValue& value)>& on_field) {
   od::value& value = ValueOf(value_);
@@ -298,16 +308,10 @@ absl::Status JsonValue::ReadObject(
     if (error == simdjson::INCORRECT_TYPE) return Wrong(value, "an object");
     return NotJson(error);
   }
-  for (auto result : object) {
-    od::field field;
-    if (auto error = std::move(result).get(field)) return NotJson(error);
-    std::string_view key;
-    if (auto error = field.unescaped_key().get(key)) return NotJson(error);
-    od::value inner = field.value();
+  return ForEachFieldOf(object, [&](std::string_view key, od::value& inner) {
     JsonValue wrapped(&inner);
-    if (absl::Status status = on_field(key, wrapped); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+    return on_field(key, wrapped);
+  });
 }
 
 absl::Status JsonValue::ReadList(const std::function<absl::Status(JsonValue& value)>& on_element) {
@@ -335,25 +339,22 @@ absl::Status JsonObjectReader::ForEachField(
   if (auto error = parser_->parser.iterate(padded).get(document)) {
     return NotJson(error);
   }
-  const auto fail = [&](const absl::Status& status) {
+  const auto fail = [&](const absl::Status& problem) {
     // Syntax errors know where they are; wrong values are named by their field.
     const char* at;
-    if (status.code() == absl::StatusCode::kDataLoss && !document.current_location().get(at) &&
+    if (problem.code() == absl::StatusCode::kDataLoss && !document.current_location().get(at) &&
         at >= text.data() && at <= text.data() + text.size()) {
       *column = at - text.data() + 1;
     }
-    return status;
+    return problem;
   };
   if (auto error = document.get_object().get(object)) return fail(NotJson(error));
-  for (auto result : object) {
-    od::field field;
-    if (auto error = std::move(result).get(field)) return fail(NotJson(error));
-    std::string_view key;
-    if (auto error = field.unescaped_key().get(key)) return fail(NotJson(error));
-    od::value inner = field.value();
-    JsonValue value(&inner);
-    if (absl::Status status = on_field(key, value); !status.ok()) return fail(status);
-  }
+  const absl::Status status =
+      ForEachFieldOf(object, [&](std::string_view key, od::value& inner) {
+        JsonValue value(&inner);
+        return on_field(key, value);
+      });
+  if (!status.ok()) return fail(status);
   const char* rest;
   if (!document.current_location().get(rest)) {
     return fail(absl::DataLossError(

@@ -1,8 +1,46 @@
 #include "kvblocks/sim/trace/line_rows.h"
 
+#include <xxhash.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/civil_time.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
+namespace {
+
+// One seed per kind, so that no role is ever mistaken for a text.
+constexpr unsigned kTextTokenSeed = 1;
+constexpr unsigned kRoleTokenSeed = 2;
+constexpr unsigned kEndTokenSeed = 3;
+
+// d: a digit; T: a blank, too.
+bool HasForm(std::string_view text, std::string_view form) {
+  return std::equal(text.begin(), text.end(), form.begin(), form.end(), [](char c, char f) {
+    return f == 'd'   ? absl::ascii_isdigit(static_cast<unsigned char>(c))
+           : f == 'T' ? c == 'T' || c == ' '
+                      : c == f;
+  });
+}
+
+// absl::ParseTime takes blanks, digits beyond a nanosecond and leap seconds, too.
+bool IsTimestamp(std::string_view text) {
+  constexpr std::string_view kForm = "dddd-dd-ddTdd:dd:dd";
+  if (!HasForm(text.substr(0, kForm.size()), kForm) || text[kForm.size() - 2] > '5') return false;
+  std::string_view rest = text.substr(kForm.size());
+  if (!rest.empty() && rest[0] == '.') {
+    const size_t end = std::min(rest.find_first_not_of("0123456789", 1), rest.size());
+    if (end < 2 || end > 10) return false;
+    rest.remove_prefix(end);
+  }
+  return rest.empty() || rest == "Z" || HasForm(rest, "+dd:dd") || HasForm(rest, "-dd:dd");
+}
+
+}  // namespace
 
 LineRows::LineRows(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
                    RowLog* log, std::string_view format)
@@ -44,12 +82,6 @@ absl::StatusOr<RowOutcome> LineRows::Next(RawRow* row, std::vector<TraceProblem>
   return next.outcome;
 }
 
-void LineRows::Take(RawRow* row) {
-  *row = std::move(rows_[next_of_line_++]);
-  row->request.row = next_row_++;
-  row->request.line = line_;
-}
-
 absl::StatusOr<RowOutcome> LineRows::NextParsed(RawRow* row, std::vector<TraceProblem>* problems) {
   while (next_of_line_ == rows_.size()) {
     Line line;
@@ -59,26 +91,25 @@ absl::StatusOr<RowOutcome> LineRows::NextParsed(RawRow* row, std::vector<TracePr
     rows_.clear();
     next_of_line_ = 0;
     line_ = line.number;
-    *row = RawRow();
-    row->request.row = next_row_;
-    row->request.line = line_;
     if (*got == RowOutcome::kBad) {
       problem.row = next_row_++;
       problems->push_back(std::move(problem));
       return got;
     }
-    // The row's own place stays, for a line that turns out to be bad.
-    RawRow at;
-    at.request.row = next_row_;
-    at.request.line = line_;
-    Parse(line.text, std::move(at), &rows_, problems);
+    row_ = RawRow();
+    row_.request.row = next_row_;
+    row_.request.line = line_;
+    problems_ = problems;
+    Parse(line.text);
     if (!problems->empty()) {
       rows_.clear();
       ++next_row_;
       return RowOutcome::kBad;
     }
   }
-  Take(row);
+  *row = std::move(rows_[next_of_line_++]);
+  row->request.row = next_row_++;
+  row->request.line = line_;
   return RowOutcome::kRow;
 }
 
@@ -129,6 +160,71 @@ void SetConversationContent(TraceRequest* request) {
   for (int64_t begin = 0; begin < tokens; begin += kConversationBlockTokens) {
     request->content_ids.push_back(begin / kConversationBlockTokens);
   }
+}
+
+int64_t PseudoTokens::NumberOf(std::string_view text) const {
+  const int64_t size = static_cast<int64_t>(text.size());
+  return size / bytes_per_token_ + (size % bytes_per_token_ != 0 ? 1 : 0);
+}
+
+void PseudoTokens::AppendText(std::string_view text, std::vector<uint32_t>* tokens) const {
+  while (!text.empty()) {
+    const std::string_view run = text.substr(0, static_cast<size_t>(bytes_per_token_));
+    tokens->push_back(XXH32(run.data(), run.size(), kTextTokenSeed));
+    text.remove_prefix(run.size());
+  }
+}
+
+void PseudoTokens::AppendRole(std::string_view role, std::vector<uint32_t>* tokens) {
+  tokens->push_back(XXH32(role.data(), role.size(), kRoleTokenSeed));
+}
+
+void PseudoTokens::AppendEndOfTurn(std::vector<uint32_t>* tokens) {
+  tokens->push_back(XXH32("", 0, kEndTokenSeed));
+}
+
+absl::StatusOr<absl::Time> ParseAzureTimestamp(std::string_view text) {
+  absl::Time time;
+  if (IsTimestamp(text)) {
+    std::string full(text);
+    full[10] = 'T';
+    if (text.find_first_of("Z+-", 11) == std::string_view::npos) full += 'Z';
+    if (absl::ParseTime(absl::RFC3339_full, full, &time, nullptr)) return time;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("got ", Shown(text), ", expected YYYY-MM-DD hh:mm:ss[.fffffffff][Z|+hh:mm]"));
+}
+
+std::string FormatAzureTimestamp(absl::Time time) {
+  std::string text = absl::FormatTime("%E4Y-%m-%d %H:%M:%E9S", time, absl::UTCTimeZone());
+  if (text.compare(text.size() - 2, 2, "00") == 0) text.resize(text.size() - 2);
+  return text;
+}
+
+std::string FormatDay(absl::Time time) {
+  return absl::FormatTime("%E4Y-%m-%d", time, absl::UTCTimeZone());
+}
+
+absl::Status DayClock::Since(absl::Time time, std::string_view text,
+                             std::map<std::string, std::string>* notes, int64_t* ns) {
+  if (!day_one_) {
+    const absl::TimeZone utc = absl::UTCTimeZone();
+    day_one_ = absl::FromCivil(absl::ToCivilDay(time, utc), utc);
+    (*notes)["day_one"] = FormatDay(*day_one_);
+  }
+  const absl::Duration since = time - *day_one_;
+  if (since < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("got ", Shown(text), ", expected a day from ",
+                                                   FormatDay(*day_one_),
+                                                   " on, the day of the first row"));
+  }
+  if (since > absl::Nanoseconds(std::numeric_limits<int64_t>::max())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", Shown(text), ", expected a time within 2^63 ns of ",
+                     FormatDay(*day_one_), ", the day of the first row"));
+  }
+  *ns = absl::ToInt64Nanoseconds(since);
+  return absl::OkStatus();
 }
 
 }  // namespace kvblocks::sim

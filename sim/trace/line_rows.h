@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,7 +22,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/json_values.h"
+#include "absl/time/time.h"
+#include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
@@ -42,12 +45,10 @@ class LineRows : public RowSource {
  protected:
   static constexpr size_t kMostPending = 1000;
 
-  // Appends the requests of a line to `rows`, or what is wrong to `problems`; neither means that
-  // the line is none of ours, as headers are, and leaves it out. `at` has the line, and the row
-  // that the first request will have; the others follow. What is set of row and line in `rows` does
-  // not count.
-  virtual void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-                     std::vector<TraceProblem>* problems) = 0;
+  // Appends the requests of a line to rows_, or what is wrong to problems_; neither means that the
+  // line is none of ours, as headers are, and leaves it out. row_ has the line, and the row that the
+  // first request will have; the others follow. What is set of row and line in rows_ does not count.
+  virtual void Parse(std::string_view text) = 0;
 
   // The first line that is not blank, before any row; false: the file has none. Not to be called
   // later.
@@ -56,8 +57,17 @@ class LineRows : public RowSource {
   // Whether info_ may no longer change.
   bool is_settled() const { return is_settled_; }
   RowLog* log() const { return log_; }
+  // In row_.
+  void Bad(ProblemKind kind, std::string_view text) {
+    problems_->push_back(RowProblem(kind, row_.request, text));
+  }
+  void AddRow() { rows_.push_back(std::move(row_)); }
 
   TraceInfo info_;
+  // Of the line being read.
+  RawRow row_;
+  std::vector<RawRow> rows_;
+  std::vector<TraceProblem>* problems_ = nullptr;
 
  private:
   struct Pending {
@@ -66,14 +76,12 @@ class LineRows : public RowSource {
     std::vector<TraceProblem> problems;
   };
   absl::StatusOr<RowOutcome> NextParsed(RawRow* row, std::vector<TraceProblem>* problems);
-  void Take(RawRow* row);
 
   std::unique_ptr<RowRecords> records_;
   RowLog* log_;
   bool is_settled_ = false;
   int64_t next_row_ = 0;
   int64_t line_ = 0;
-  std::vector<RawRow> rows_;  // of the last line
   size_t next_of_line_ = 0;
   std::deque<Pending> pending_;  // read ahead
 };
@@ -122,6 +130,51 @@ inline constexpr int64_t kConversationBlockTokens = 512;
 void SetConversationInfo(TraceInfo* info);
 // The content of a turn whose lengths are set. REQUIRES: lengths from 0 to kMaxTraceLength.
 void SetConversationContent(TraceRequest* request);
+
+// Pseudo-tokens: token ids made of a text's bytes, where no tokenizer is at hand.
+//
+// Every run of `bytes_per_token` bytes is one token, the last one perhaps of fewer; a role and the
+// end of a turn are one token each. So equal beginnings of texts give equal beginnings of tokens,
+// and lengths are about those of a tokenizer. The ids are hashes of 32 bits, the same on every
+// machine: two different runs have one id with a chance of 2^-32, and that matters only where two
+// texts part.
+class PseudoTokens {
+ public:
+  // REQUIRES: bytes_per_token >= 1.
+  explicit PseudoTokens(int64_t bytes_per_token) : bytes_per_token_(bytes_per_token) {}
+
+  int64_t NumberOf(std::string_view text) const;
+  void AppendText(std::string_view text, std::vector<uint32_t>* tokens) const;
+  static void AppendRole(std::string_view role, std::vector<uint32_t>* tokens);
+  static void AppendEndOfTurn(std::vector<uint32_t>* tokens);
+
+ private:
+  int64_t bytes_per_token_;
+};
+
+// Dates and times of day: as texts, and as nanoseconds since midnight (UTC) of a trace's first day.
+//
+// absl::Time has quarters of a nanosecond, so all that formats write, at most 9 digits, is exact.
+
+// YYYY-MM-DD hh:mm:ss with 0 to 9 fractional digits, an optional T, and an optional Z or +hh:mm.
+absl::StatusOr<absl::Time> ParseAzureTimestamp(std::string_view text);
+// The inverse, with 7 fractional digits, or 9 if they are needed.
+std::string FormatAzureTimestamp(absl::Time time);
+// Its day, "2023-11-16", as in the note "day_one".
+std::string FormatDay(absl::Time time);
+
+// The clock of a trace whose times are dates: they count from midnight of the first time's day,
+// which is kept as the note "day_one" of the trace.
+class DayClock {
+ public:
+  // Errors, without the field's name: a day before the first one, or 2^63 ns and more after it.
+  // `text` is how the time stands in the file.
+  absl::Status Since(absl::Time time, std::string_view text,
+                     std::map<std::string, std::string>* notes, int64_t* ns);
+
+ private:
+  std::optional<absl::Time> day_one_;
+};
 
 // What most Make...Reader functions do.
 template <typename Reader, typename... Args>

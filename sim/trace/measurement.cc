@@ -28,13 +28,11 @@ class MeasurementReader : public LineRows {
   }
 
  private:
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    RawRow place = std::move(at);
+  void Parse(std::string_view text) override {
     measured_.clear();
     const int64_t warmup = parser_->num_warmup();
-    parser_->Parse(text, &place.request, &measured_, problems);
-    if (!problems->empty()) return;
+    parser_->Parse(text, &row_.request, &measured_, problems_);
+    if (!problems_->empty()) return;
     log()->counters.not_selected += parser_->num_warmup() - warmup;
     info_.notes.insert(parser_->notes().begin(), parser_->notes().end());
     for (MeasuredRequest& measured : measured_) {
@@ -43,7 +41,7 @@ class MeasurementReader : public LineRows {
         ++log()->counters.not_selected;
         continue;
       }
-      RawRow& row = rows->emplace_back();
+      RawRow& row = rows_.emplace_back();
       row.timestamp_ns = measured.start_ns >= 0 ? measured.start_ns : 0;
       TraceRequest& r = row.request;
       r.id = std::move(measured.id);

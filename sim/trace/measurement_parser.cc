@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/sim/trace/json_fields.h"
+#include "kvblocks/sim/trace/line_rows.h"
 
 namespace kvblocks::sim {
 namespace {
 
-constexpr int kMeasuredSecondsToNs = 9;
+constexpr int kSecondsToNs = 9;
 
 // The digits behind the point that a unit of time has in nanoseconds; -1: no such unit.
 int ExponentOfUnit(std::string_view unit) {
@@ -37,132 +40,75 @@ void CompleteMeasured(MeasuredRequest* r) {
 class AiperfMeasurementParser : public MeasurementParser {
  public:
   explicit AiperfMeasurementParser(const RowLog* log)
-      : fields_({{"metadata.conversation_id", kConversation},
-                 {"metadata.turn_index", kTurn},
-                 {"metadata.x_request_id", kId},
-                 {"metadata.request_start_ns", kStart},
-                 {"metadata.request_end_ns", kEnd},
-                 {"metadata.benchmark_phase", kPhase},
-                 {"metrics.time_to_first_token.value", kTtft},
-                 {"metrics.time_to_first_token.unit", kTtftUnit},
-                 {"metrics.inter_token_latency.value", kTpot},
-                 {"metrics.inter_token_latency.unit", kTpotUnit},
-                 {"metrics.request_latency.value", kLatency},
-                 {"metrics.request_latency.unit", kLatencyUnit},
-                 {"metrics.inter_chunk_latency.value", kGaps},
-                 {"metrics.inter_chunk_latency.unit", kGapsUnit},
-                 {"metrics.input_sequence_length.value", kInput},
-                 {"metrics.output_sequence_length.value", kOutput},
-                 {"error.type", kErrorType},
-                 {"error.message", kErrorMessage}},
+      : fields_({{"metadata.conversation_id", By(&JsonValue::ReadName, &request_.session)},
+                 {"metadata.turn_index", By(&JsonValue::ReadLength, &request_.turn)},
+                 {"metadata.x_request_id", By(&JsonValue::ReadName, &request_.id)},
+                 {"metadata.request_start_ns", Whole(0, INT64_MAX, &start_)},
+                 {"metadata.request_end_ns", Whole(0, INT64_MAX, &end_)},
+                 {"metadata.benchmark_phase", By(&JsonValue::ReadString, &phase_)},
+                 {"metrics.time_to_first_token.value", By(&JsonValue::ReadText, &values_[kTtft])},
+                 {"metrics.time_to_first_token.unit", Unit(kTtft)},
+                 {"metrics.inter_token_latency.value", By(&JsonValue::ReadText, &values_[kTpot])},
+                 {"metrics.inter_token_latency.unit", Unit(kTpot)},
+                 {"metrics.request_latency.value", By(&JsonValue::ReadText, &values_[kLatency])},
+                 {"metrics.request_latency.unit", Unit(kLatency)},
+                 {"metrics.inter_chunk_latency.value",
+                  Each([this](JsonValue& gap) { return gap.ReadText(&gaps_.emplace_back()); })},
+                 {"metrics.inter_chunk_latency.unit", Unit(kGaps)},
+                 {"metrics.input_sequence_length.value", Tokens(&request_.input_length)},
+                 {"metrics.output_sequence_length.value", Tokens(&request_.output_length)},
+                 {"error.type", By(&JsonValue::ReadText, &error_type_)},
+                 {"error.message", By(&JsonValue::ReadText, &error_)}},
                 log) {}
 
-  void Parse(std::string_view text, TraceRequest* at, std::vector<MeasuredRequest>* requests,
-             std::vector<TraceProblem>* problems) override {
-    MeasuredRequest r;
+  void ParseLine(std::string_view text) override {
     phase_.clear();
     for (std::string& unit : units_) unit = "ms";
     for (std::string& value : values_) value.clear();
     gaps_.clear();
-    fields_.Begin(at, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) { return Read(field, value, &r); });
-    if (!problems->empty() && problems->back().kind == ProblemKind::kSyntax) return;
-    at->id = r.id;
-    if (phase_ == "warmup" && problems->empty()) {
+    fields_.Begin(at_, problems_);
+    if (!fields_.ParseLine(text)) return;
+    at_->id = request_.id;
+    if (phase_ == "warmup" && problems_->empty()) {
       ++num_warmup_;
       return;
     }
-    if (fields_.Seen(kErrorType) || fields_.Seen(kErrorMessage)) {
-      r.error =
+    if (fields_.Seen("error.type") || fields_.Seen("error.message")) {
+      request_.error =
           absl::StrCat(error_type_, error_type_.empty() || error_.empty() ? "" : ": ", error_);
-      if (r.error.empty()) r.error = "unknown error";
+      if (request_.error.empty()) request_.error = "unknown error";
     } else {
-      fields_.Require({kStart, kInput, kOutput});
+      fields_.Require({"metadata.request_start_ns", "metrics.input_sequence_length.value",
+                       "metrics.output_sequence_length.value"});
     }
-    TakeTimes(&r);
-    if (fields_.Seen(kStart) && problems->empty()) {
-      const absl::Status status =
-          clock_.Since(absl::FromUnixNanos(start_), absl::StrCat(start_, " ns"), &notes_, &r.start_ns);
-      if (!status.ok()) {
-        fields_.Bad(ProblemKind::kValue, absl::StrCat("request_start_ns: ", status.message()));
-      }
+    TakeTimes(&request_);
+    if (fields_.Seen("metadata.request_start_ns") && problems_->empty()) {
+      SetStart(start_, "request_start_ns", &fields_);
     }
-    if (!problems->empty()) return;
-    CompleteMeasured(&r);
-    requests->push_back(std::move(r));
+    if (!problems_->empty()) return;
+    CompleteMeasured(&request_);
+    AddRequest();
   }
 
  private:
-  enum Field {
-    kTtft,  // the first four have a unit each
-    kTpot,
-    kLatency,
-    kGaps,
-    kTtftUnit,
-    kTpotUnit,
-    kLatencyUnit,
-    kGapsUnit,
-    kConversation,
-    kTurn,
-    kId,
-    kStart,
-    kEnd,
-    kPhase,
-    kInput,
-    kOutput,
-    kErrorType,
-    kErrorMessage,
-  };
+  enum Time { kTtft, kTpot, kLatency, kGaps };
 
-  absl::Status Read(int field, JsonValue& value, MeasuredRequest* r) {
-    JsonId id;
-    switch (field) {
-      case kTtft:
-      case kTpot:
-      case kLatency:
-        return value.ReadText(&values_[static_cast<size_t>(field)]);
-      case kGaps:
-        return value.ReadList([&](JsonValue& gap) { return gap.ReadText(&gaps_.emplace_back()); });
-      case kTtftUnit:
-      case kTpotUnit:
-      case kLatencyUnit:
-      case kGapsUnit: {
-        std::string& unit = units_[static_cast<size_t>(field - kTtftUnit)];
-        if (absl::Status status = value.ReadString(&unit); !status.ok()) return status;
-        if (ExponentOfUnit(unit) >= 0) return absl::OkStatus();
-        return absl::InvalidArgumentError(
-            absl::StrCat("got ", Shown(unit), ", expected ns, us, ms, s or sec"));
-      }
-      case kConversation:
-      case kId: {
-        absl::Status status = value.ReadId(&id);
-        (field == kId ? r->id : r->session) = std::move(id.text);
-        return status;
-      }
-      case kTurn:
-        return value.ReadInteger(0, kMaxTraceLength, &r->turn);
-      case kStart:
-        return value.ReadInteger(0, INT64_MAX, &start_);
-      case kEnd:
-        return value.ReadInteger(0, INT64_MAX, &end_);
-      case kPhase:
-        return value.ReadString(&phase_);
-      case kInput:
-        return ReadTokens(value, &r->input_length);
-      case kOutput:
-        return ReadTokens(value, &r->output_length);
-      case kErrorType:
-        return value.ReadText(&error_type_);
-      default:
-        return value.ReadText(&error_);
-    }
+  JsonFields::Read Unit(Time time) {
+    return [unit = &units_[time]](JsonValue& value) {
+      if (absl::Status status = value.ReadString(unit); !status.ok()) return status;
+      if (ExponentOfUnit(*unit) >= 0) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat("got ", Shown(*unit), ", expected ns, us, ms, s or sec"));
+    };
   }
 
-  static absl::Status ReadTokens(JsonValue& value, int64_t* out) {
-    if (absl::Status status = value.ReadDecimal(0, out); !status.ok()) return status;
-    if (*out <= kMaxTraceLength) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("got ", *out, ", expected 0 to ", kMaxTraceLength));
+  static JsonFields::Read Tokens(int64_t* out) {
+    return [out](JsonValue& value) {
+      if (absl::Status status = value.ReadDecimal(0, out); !status.ok()) return status;
+      if (*out <= kMaxTraceLength) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat("got ", *out, ", expected 0 to ", kMaxTraceLength));
+    };
   }
 
   // Value and unit may come in any order.
@@ -187,16 +133,16 @@ class AiperfMeasurementParser : public MeasurementParser {
     for (const std::string& gap : gaps_) {
       if (!take(kGaps, gap, &r->itl_ns.emplace_back())) return;
     }
-    if (r->latency_ns < 0 && fields_.Seen(kStart) && fields_.Seen(kEnd) && end_ >= start_) {
+    if (r->latency_ns < 0 && fields_.Seen("metadata.request_start_ns") &&
+        fields_.Seen("metadata.request_end_ns") && end_ >= start_) {
       r->latency_ns = end_ - start_;
     }
   }
 
-  JsonFields fields_;
-  DayClock clock_;
   // Of the line being read.
   std::array<std::string, 3> values_;
   std::array<std::string, 4> units_;
+  JsonFields fields_;
   std::vector<std::string> gaps_;
   std::string phase_, error_type_, error_;
   int64_t start_ = 0;
@@ -208,12 +154,14 @@ class AiperfMeasurementParser : public MeasurementParser {
 class VllmBenchParser : public MeasurementParser {
  public:
   explicit VllmBenchParser(const RowLog* log)
-      : fields_({{"input_lens", kInputs},
-                 {"output_lens", kOutputs},
-                 {"start_times", kStarts},
-                 {"ttfts", kTtfts},
-                 {"itls", kItls},
-                 {"errors", kErrors}},
+      : fields_({{"input_lens", By(&JsonValue::ReadLengths, &inputs_)},
+                 {"output_lens", By(&JsonValue::ReadLengths, &outputs_)},
+                 {"start_times", By(&JsonValue::ReadRoundedList, kSecondsToNs, &starts_)},
+                 {"ttfts", By(&JsonValue::ReadRoundedList, kSecondsToNs, &ttfts_)},
+                 {"itls", Each([this](JsonValue& gaps) {
+                    return gaps.ReadRoundedList(kSecondsToNs, &itls_.emplace_back());
+                  })},
+                 {"errors", By(&JsonValue::ReadStrings, &errors_)}},
                 log,
                 {"date",
                  "endpoint_type",
@@ -238,65 +186,35 @@ class VllmBenchParser : public MeasurementParser {
                  "max_output_tokens_per_s",
                  "max_concurrent_requests"}) {}
 
-  void Parse(std::string_view text, TraceRequest* at, std::vector<MeasuredRequest>* requests,
-             std::vector<TraceProblem>* problems) override {
+  void ParseLine(std::string_view text) override {
     inputs_.clear();
     outputs_.clear();
     starts_.clear();
     ttfts_.clear();
     itls_.clear();
     errors_.clear();
-    fields_.Begin(at, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) { return Read(field, value); });
-    if (!problems->empty()) return;
-    if (!fields_.Seen(kInputs) && !fields_.Seen(kOutputs)) {
+    fields_.Begin(at_, problems_);
+    fields_.ParseLine(text);
+    if (!problems_->empty()) return;
+    if (!fields_.Seen("input_lens") && !fields_.Seen("output_lens")) {
       fields_.Bad(ProblemKind::kMissingField,
                   "field input_lens: got nothing, expected a list (--save-detailed writes it)");
       return;
     }
-    fields_.Require({kInputs, kOutputs});
-    const auto check = [&](Field field, size_t size, const char* name) {
-      if (!fields_.Seen(field) || size == inputs_.size()) return;
+    fields_.Require({"input_lens", "output_lens"});
+    for (const auto& [name, size] :
+         {std::pair("output_lens", outputs_.size()), std::pair("start_times", starts_.size()),
+          std::pair("ttfts", ttfts_.size()), std::pair("itls", itls_.size()),
+          std::pair("errors", errors_.size())}) {
+      if (!fields_.Seen(name) || size == inputs_.size()) continue;
       fields_.Bad(ProblemKind::kValue, absl::StrCat(name, ": got ", size, " values, expected ",
                                                     inputs_.size(), " as in input_lens"));
-    };
-    check(kOutputs, outputs_.size(), "output_lens");
-    check(kStarts, starts_.size(), "start_times");
-    check(kTtfts, ttfts_.size(), "ttfts");
-    check(kItls, itls_.size(), "itls");
-    check(kErrors, errors_.size(), "errors");
-    if (!problems->empty()) return;
-    for (size_t i = 0; i < inputs_.size(); ++i) requests->push_back(RequestAt(i));
+    }
+    if (!problems_->empty()) return;
+    for (size_t i = 0; i < inputs_.size(); ++i) requests_->push_back(RequestAt(i));
   }
 
  private:
-  enum Field { kInputs, kOutputs, kStarts, kTtfts, kItls, kErrors };
-
-  absl::Status Read(int field, JsonValue& value) {
-    const auto lengths = [&](std::vector<int64_t>* out) {
-      return value.ReadList([&](JsonValue& element) {
-        return element.ReadInteger(0, kMaxTraceLength, &out->emplace_back());
-      });
-    };
-    switch (field) {
-      case kInputs:
-        return lengths(&inputs_);
-      case kOutputs:
-        return lengths(&outputs_);
-      case kStarts:
-        return value.ReadRoundedList(kMeasuredSecondsToNs, &starts_);
-      case kTtfts:
-        return value.ReadRoundedList(kMeasuredSecondsToNs, &ttfts_);
-      case kItls:
-        return value.ReadList([&](JsonValue& element) {
-          return element.ReadRoundedList(kMeasuredSecondsToNs, &itls_.emplace_back());
-        });
-      default:
-        return value.ReadList(
-            [&](JsonValue& element) { return element.ReadString(&errors_.emplace_back()); });
-    }
-  }
-
   MeasuredRequest RequestAt(size_t i) {
     MeasuredRequest r;
     r.input_length = inputs_[i];
@@ -331,66 +249,36 @@ class VllmBenchParser : public MeasurementParser {
 class RequestLogParser : public MeasurementParser {
  public:
   explicit RequestLogParser(const RowLog* log)
-      : fields_({{"request_id", kId},
-                 {"input_toks", kInput},
-                 {"output_toks", kOutput},
-                 {"arrival_time", kArrival},
-                 {"queued_ts", kQueued},
-                 {"scheduled_ts", kScheduled},
-                 {"first_token_ts", kFirst},
-                 {"last_token_ts", kLast}},
+      : fields_({{"request_id", By(&JsonValue::ReadName, &request_.id)},
+                 {"input_toks", By(&JsonValue::ReadLength, &request_.input_length)},
+                 {"output_toks", By(&JsonValue::ReadLength, &request_.output_length)},
+                 {"arrival_time", By(&JsonValue::ReadRounded, kSecondsToNs, &arrival_)},
+                 {"queued_ts", By(&JsonValue::ReadRounded, kSecondsToNs, &queued_)},
+                 {"scheduled_ts", By(&JsonValue::ReadRounded, kSecondsToNs, &scheduled_)},
+                 {"first_token_ts", By(&JsonValue::ReadRounded, kSecondsToNs, &first_)},
+                 {"last_token_ts", By(&JsonValue::ReadRounded, kSecondsToNs, &last_)}},
                 log) {}
 
-  void Parse(std::string_view text, TraceRequest* at, std::vector<MeasuredRequest>* requests,
-             std::vector<TraceProblem>* problems) override {
-    MeasuredRequest r;
-    fields_.Begin(at, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) { return Read(field, value, &r); });
-    if (!problems->empty()) return;
-    at->id = r.id;
-    fields_.Require({kInput, kOutput, kArrival, kQueued, kFirst, kLast});
-    if (!problems->empty()) return;
-    const absl::Status status = clock_.Since(absl::FromUnixNanos(arrival_),
-                                             absl::StrCat(arrival_, " ns"), &notes_, &r.start_ns);
-    if (!status.ok()) {
-      fields_.Bad(ProblemKind::kValue, absl::StrCat("arrival_time: ", status.message()));
+  void ParseLine(std::string_view text) override {
+    fields_.Begin(at_, problems_);
+    fields_.ParseLine(text);
+    if (!problems_->empty()) return;
+    at_->id = request_.id;
+    fields_.Require({"input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts",
+                     "last_token_ts"});
+    if (!problems_->empty()) return;
+    SetStart(arrival_, "arrival_time", &fields_);
+    TakeDifference("first_token_ts", first_, &request_.ttft_ns);
+    TakeDifference("last_token_ts", last_, &request_.latency_ns);
+    if (fields_.Seen("scheduled_ts")) {
+      TakeDifference("scheduled_ts", scheduled_, &request_.queue_ns);
     }
-    TakeDifference("first_token_ts", first_, &r.ttft_ns);
-    TakeDifference("last_token_ts", last_, &r.latency_ns);
-    if (fields_.Seen(kScheduled)) TakeDifference("scheduled_ts", scheduled_, &r.queue_ns);
-    if (!problems->empty()) return;
-    CompleteMeasured(&r);
-    requests->push_back(std::move(r));
+    if (!problems_->empty()) return;
+    CompleteMeasured(&request_);
+    AddRequest();
   }
 
  private:
-  enum Field { kId, kInput, kOutput, kArrival, kQueued, kScheduled, kFirst, kLast };
-
-  absl::Status Read(int field, JsonValue& value, MeasuredRequest* r) {
-    switch (field) {
-      case kId: {
-        JsonId id;
-        absl::Status status = value.ReadId(&id);
-        r->id = std::move(id.text);
-        return status;
-      }
-      case kInput:
-        return value.ReadInteger(0, kMaxTraceLength, &r->input_length);
-      case kOutput:
-        return value.ReadInteger(0, kMaxTraceLength, &r->output_length);
-      case kArrival:
-        return value.ReadRounded(kMeasuredSecondsToNs, &arrival_);
-      case kQueued:
-        return value.ReadRounded(kMeasuredSecondsToNs, &queued_);
-      case kScheduled:
-        return value.ReadRounded(kMeasuredSecondsToNs, &scheduled_);
-      case kFirst:
-        return value.ReadRounded(kMeasuredSecondsToNs, &first_);
-      default:
-        return value.ReadRounded(kMeasuredSecondsToNs, &last_);
-    }
-  }
-
   void TakeDifference(const char* name, int64_t ns, int64_t* out) {
     if (ns >= queued_) {
       *out = ns - queued_;
@@ -401,19 +289,150 @@ class RequestLogParser : public MeasurementParser {
   }
 
   JsonFields fields_;
-  DayClock clock_;
   // Of the line being read.
   int64_t arrival_ = 0, queued_ = 0, scheduled_ = 0, first_ = 0, last_ = 0;
 };
 
+// --- OpenTelemetry: spans of generative AI, one export request of OTLP/JSON per line ---
+
+// More are not worth telling.
+constexpr size_t kMostSpanProblems = 20;
+
+class OtelParser : public MeasurementParser {
+ public:
+  explicit OtelParser(const RowLog* log)
+      : export_({{"resourceSpans", Each([this](JsonValue& resource) {
+                    resource_.Begin(at_, problems_);
+                    return resource_.ReadObject(resource);
+                  })}},
+                log),
+        resource_({{"scopeSpans", Each([this](JsonValue& scope) {
+                      scope_.Begin(at_, problems_);
+                      return scope_.ReadObject(scope);
+                    })}},
+                  log, {"resource", "schemaUrl"}),
+        scope_({{"spans", Each([this](JsonValue& span) { return ReadSpan(span); })}}, log,
+               {"scope", "schemaUrl"}),
+        span_({{"spanId", By(&JsonValue::ReadText, &request_.id)},
+               {"startTimeUnixNano", Unix(&start_ns_)},
+               {"endTimeUnixNano", Unix(&end_ns_)},
+               {"attributes",
+                Each([this](JsonValue& attribute) { return ReadAttribute(attribute); })},
+               {"status.code", By(&JsonValue::ReadText, &code_)},
+               {"status.message", By(&JsonValue::ReadText, &message_)}},
+              log,
+              {"traceId", "parentSpanId", "name", "kind", "flags", "events", "links", "traceState",
+               "droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"}),
+        attribute_({{"key", By(&JsonValue::ReadText, &key_)},
+                    {"value.stringValue", By(&JsonValue::ReadText, &text_)},
+                    {"value.intValue", By(&JsonValue::ReadText, &text_)},
+                    {"value.doubleValue", By(&JsonValue::ReadText, &text_)}},
+                   log, {"value.boolValue", "value.arrayValue", "value.kvlistValue"}) {}
+
+ private:
+  void ParseLine(std::string_view text) override {
+    num_spans_ = 0;
+    export_.Begin(at_, problems_);
+    export_.ParseLine(text);
+    if (problems_->empty()) export_.Require({"resourceSpans"});
+  }
+
+  absl::Status ReadSpan(JsonValue& value) {
+    request_ = MeasuredRequest();
+    where_ = absl::StrCat("span ", num_spans_++, ": ");
+    for (std::string* text : {&input_, &output_, &code_, &message_}) text->clear();
+    start_ns_ = end_ns_ = 0;
+    span_.Begin(at_, problems_, where_);
+    if (absl::Status status = span_.ReadObject(value); !status.ok()) return status;
+    if (input_.empty() && output_.empty()) return absl::OkStatus();  // of something else
+    if (code_ == "2" || code_ == "STATUS_CODE_ERROR") {
+      request_.error = message_.empty() ? "error" : message_;
+    }
+    Finish();
+    return problems_->size() < kMostSpanProblems ? absl::OkStatus()
+                                                 : absl::CancelledError("enough problems");
+  }
+
+  // Numbers of 64 bits are texts in this form of JSON, and sometimes numbers.
+  static JsonFields::Read Unix(int64_t* out) {
+    return [out](JsonValue& value) {
+      std::string text;
+      if (absl::Status status = value.ReadText(&text); !status.ok()) return status;
+      absl::StatusOr<int64_t> ns = ParseScaledDecimal(text, 0);
+      if (ns.ok()) *out = *ns;
+      return ns.status();
+    };
+  }
+
+  absl::Status ReadAttribute(JsonValue& value) {
+    key_.clear();
+    text_.clear();
+    attribute_.Begin(at_, problems_, where_);
+    if (absl::Status status = attribute_.ReadObject(value); !status.ok()) return status;
+    if (key_ == "gen_ai.usage.input_tokens") input_ = text_;
+    if (key_ == "gen_ai.usage.output_tokens") output_ = text_;
+    if (key_ == "gen_ai.conversation.id") request_.session = text_;
+    return absl::OkStatus();
+  }
+
+  void TakeTokens(const char* name, const std::string& text, int64_t* out) {
+    absl::StatusOr<int64_t> tokens = ParseScaledDecimal(text, 0);
+    if (tokens.ok() && *tokens <= kMaxTraceLength) {
+      *out = *tokens;
+      return;
+    }
+    span_.Bad(ProblemKind::kValue,
+              absl::StrCat("gen_ai.usage.", name, ": got ", Shown(text),
+                           ", expected a whole number from 0 to ", kMaxTraceLength));
+  }
+
+  void Finish() {
+    const size_t before = problems_->size();
+    TakeTokens("input_tokens", input_, &request_.input_length);
+    // A call that failed may have no output.
+    if (!request_.failed() || !output_.empty()) {
+      TakeTokens("output_tokens", output_, &request_.output_length);
+    }
+    span_.Require({"startTimeUnixNano"});
+    if (problems_->size() != before) return;
+    SetStart(start_ns_, "startTimeUnixNano", &span_);
+    const bool has_end = span_.Seen("endTimeUnixNano");
+    if (has_end && end_ns_ < start_ns_) {
+      span_.Bad(ProblemKind::kValue,
+                absl::StrCat("endTimeUnixNano: got ", end_ns_, ", expected at least ", start_ns_,
+                             " as in startTimeUnixNano"));
+    }
+    if (problems_->size() != before) return;
+    if (has_end) request_.latency_ns = end_ns_ - start_ns_;
+    AddRequest();
+  }
+
+  JsonFields export_, resource_, scope_, span_, attribute_;
+  int64_t num_spans_ = 0;  // of the line being read
+  // Of the span being read.
+  std::string where_, input_, output_, code_, message_;
+  int64_t start_ns_ = 0;
+  int64_t end_ns_ = 0;
+  std::string key_, text_;  // of its attribute
+};
+
 }  // namespace
+
+void MeasurementParser::SetStart(int64_t unix_ns, const char* name, JsonFields* fields) {
+  const absl::Status status = clock_.Since(absl::FromUnixNanos(unix_ns),
+                                           absl::StrCat(unix_ns, " ns"), &notes_,
+                                           &request_.start_ns);
+  if (!status.ok()) {
+    fields->Bad(ProblemKind::kValue, absl::StrCat(name, ": ", status.message()));
+  }
+}
 
 std::unique_ptr<MeasurementParser> MakeMeasurementParser(std::string_view format,
                                                          const RowLog* log) {
   if (format == "aiperf-profile") return std::make_unique<AiperfMeasurementParser>(log);
   if (format == "vllm-bench") return std::make_unique<VllmBenchParser>(log);
   if (format == "request-log") return std::make_unique<RequestLogParser>(log);
-  if (format == "otel-genai") return MakeOtelParser(log);
+  if (format == "otel-genai") return std::make_unique<OtelParser>(log);
   return nullptr;
 }
 

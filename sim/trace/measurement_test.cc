@@ -111,19 +111,16 @@ TEST(MeasurementTest, SpansOfOpenTelemetryHaveAStartAndALatency) {
 }
 
 TEST(MeasurementTest, AsAWorkloadItHasStartsAndLengthsOfWhatSucceeded) {
-  auto reader = OpenTrace(std::string(kFolder) + "vllm_bench.json", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  ASSERT_EQ(requests->size(), 2u);
-  EXPECT_EQ((*requests)[1].arrival_ns, 27537000 * kMs);
-  EXPECT_EQ((*requests)[1].output_length, 2);
-  EXPECT_EQ((*reader)->counters().not_selected, 1);
-  EXPECT_EQ((*reader)->dialect(), "lengths of a measurement, 1 failed requests left out");
+  const auto reader = MustOpen(std::string(kFolder) + "vllm_bench.json");
+  const std::vector<TraceRequest> requests = MustRead(*reader);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[1].arrival_ns, 27537000 * kMs);
+  EXPECT_EQ(requests[1].output_length, 2);
+  EXPECT_EQ(reader->counters().not_selected, 1);
+  EXPECT_EQ(reader->dialect(), "lengths of a measurement, 1 failed requests left out");
   // Without starts all are there from the beginning.
-  auto old = ReadTrace(R"({"input_lens": [5, 6], "output_lens": [1, 2]})");
-  ASSERT_TRUE(old.ok()) << old.status();
-  EXPECT_EQ((*old)[1].arrival_ns, 0);
+  const std::vector<TraceRequest> old = MustRead(R"({"input_lens": [5, 6], "output_lens": [1, 2]})");
+  EXPECT_EQ(old[1].arrival_ns, 0);
 }
 
 TEST(MeasurementTest, BadFilesSayWhatIsWrong) {

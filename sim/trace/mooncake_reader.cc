@@ -29,7 +29,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -43,7 +43,7 @@ class MooncakeReader : public LineRows {
       : LineRows(std::move(source), options, log, is_conversation ? "aiperf" : "mooncake"),
         is_conversation_(is_conversation),
         override_block_size_(is_conversation ? 0 : options.trace_block_size),
-        fields_(Names(), log) {
+        fields_(Fields(), log) {
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : kMooncakeBlockTokens;
     if (is_conversation_) SetConversationInfo(&info_);
   }
@@ -51,103 +51,82 @@ class MooncakeReader : public LineRows {
   std::string dialect() const override {
     if (is_conversation_) return "prompts repeat the turns before";
     std::string names;
-    for (size_t i = kNumPublishedFields; i < fields_.names().size(); ++i) {
+    for (size_t i = kNumPublishedFields; i < fields_.fields().size(); ++i) {
       if ((fields_.used() >> i & 1) == 0) continue;
-      absl::StrAppend(&names, names.empty() ? "with " : ", ", View(fields_.names()[i].path));
+      absl::StrAppend(&names, names.empty() ? "with " : ", ", View(fields_.fields()[i].path));
     }
     return names.empty() ? "fields as published" : names;
   }
 
  private:
-  enum Field {
-    kTimestamp,
-    kInputLength,
-    kOutputLength,
-    kHashIds,
-    kSequenceIds,
-    kBlockSize,
-    kRequestId,
-    kSessionId,
-    kDelay,
-    kToolWait,
-    kWaitFor,
-    kPriority,
-    kOutputTokenIds,
-    kTurn,
-    kMinTokens,
-    kEncoderTokens,
-    kAbortAfter,
-    kTenant,
-    kSloClass,
-    kAdapter,
-    kSalt,
-    kAcceptedDrafts,
-  };
   static constexpr size_t kNumPublishedFields = 4;
   static constexpr int kMsToNs = 6;
 
   // The published ones come first.
-  static std::vector<JsonFields::Name> Names() {
+  std::vector<JsonFields::Field> Fields() {
+    TraceRequest& r = row_.request;
+    constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
+    using Priority = std::numeric_limits<int32_t>;
+    const auto delay = [this](JsonValue& value) { return ReadDelay(value); };
     return {
-        {"timestamp", kTimestamp},
-        {"input_length", kInputLength},
-        {"output_length", kOutputLength},
-        {"hash_ids", kHashIds},
-        {"sequence_hash_ids", kSequenceIds},
-        {"created_time", kTimestamp},
-        {"input_tokens", kInputLength},
-        {"output_tokens", kOutputLength},
-        {"block_size", kBlockSize},
-        {"request_id", kRequestId},
-        {"session_id", kSessionId},
-        {"delay", kDelay},
-        {"delay_ms", kDelay},
-        {"tool_wait_ms", kToolWait},
-        {"wait_for", kWaitFor},
-        {"priority", kPriority},
-        {"output_token_ids", kOutputTokenIds},
-        {"turn", kTurn},
-        {"min_tokens", kMinTokens},
-        {"encoder_tokens", kEncoderTokens},
-        {"abort_after_ms", kAbortAfter},
-        {"tenant", kTenant},
-        {"slo_class", kSloClass},
-        {"adapter", kAdapter},
-        {"cache_salt", kSalt},
-        {"accepted_drafts", kAcceptedDrafts},
+        {"timestamp", By(&JsonValue::ReadDecimal, kMsToNs, &row_.timestamp_ns)},
+        {"input_length", By(&JsonValue::ReadLength, &r.input_length)},
+        {"output_length", By(&JsonValue::ReadLength, &r.output_length)},
+        {"hash_ids", By(&JsonValue::ReadIntegers, &hash_ids_)},
+        {"sequence_hash_ids", By(&JsonValue::ReadIntegers, &r.content_ids)},
+        {"created_time", "timestamp"},
+        {"input_tokens", "input_length"},
+        {"output_tokens", "output_length"},
+        {"block_size", Whole(0, kMaxTraceLength, &block_size_)},
+        {"request_id", By(&JsonValue::ReadName, &r.id)},
+        {"session_id", By(&JsonValue::ReadId, &session_)},
+        {"delay", delay},
+        {"delay_ms", "delay"},
+        {"tool_wait_ms", delay},
+        {"wait_for", By(&JsonValue::ReadNames, &row_.wait_names)},
+        {"priority", Whole(Priority::min(), Priority::max(), &r.priority)},
+        {"output_token_ids", By(&JsonValue::ReadUint32s, &r.output_ids)},
+        {"turn", Whole(0, kMaxUint32, &r.turn)},
+        {"min_tokens", By(&JsonValue::ReadLength, &r.min_tokens)},
+        {"encoder_tokens",
+         [&r](JsonValue& value) { return value.ReadLength(&r.encoder_tokens.emplace()); }},
+        {"abort_after_ms", By(&JsonValue::ReadDecimal, kMsToNs, &r.abort_after_ns)},
+        {"tenant", By(&JsonValue::ReadString, &r.tenant)},
+        {"slo_class", By(&JsonValue::ReadString, &r.slo_class)},
+        {"adapter", By(&JsonValue::ReadString, &r.adapter)},
+        {"cache_salt", By(&JsonValue::ReadString, &r.salt)},
+        {"accepted_drafts", By(&JsonValue::ReadUint32s, &r.accepted_drafts)},
     };
   }
 
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    RawRow row = std::move(at);
-    row.has_timestamp = false;
+  void Parse(std::string_view text) override {
     block_size_ = -1;
-    has_session_ = false;
-    fields_.Begin(&row.request, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) {
-      return ReadField(static_cast<Field>(field), value, &row);
-    });
-    if (!problems->empty() && problems->back().kind == ProblemKind::kSyntax) return;
-    fields_.Require({kInputLength, kOutputLength});
+    hash_ids_.clear();
+    fields_.Begin(&row_.request, problems_);
+    if (!fields_.ParseLine(text)) return;
+    fields_.Require({"input_length", "output_length"});
     if (is_conversation_) {
       CheckNoContent();
     } else {
-      CheckContent(problems->empty());
+      CheckContent(problems_->empty());
     }
-    if (!problems->empty()) return;
-    row.waits_for_session = has_session_ && !fields_.Seen(kWaitFor);
+    if (!problems_->empty()) return;
+    row_.has_timestamp = fields_.Seen("timestamp");
+    const bool has_session = fields_.Seen("session_id");
+    row_.waits_for_session = has_session && !fields_.Seen("wait_for");
     // Numbered last, so that a bad row does not use up a number.
-    if (has_session_) row.request.session = sessions_.NumberOf(session_);
-    row.has_turn = fields_.Seen(kTurn);
-    row.request.ids_cover_output = fields_.Seen(kSequenceIds);
-    if (is_conversation_) AddHistory(&row.request);
-    rows->push_back(std::move(row));
+    if (has_session) row_.request.session = sessions_.NumberOf(session_);
+    row_.has_turn = fields_.Seen("turn");
+    // What is known of the whole sequence says more.
+    row_.request.ids_cover_output = fields_.Seen("sequence_hash_ids");
+    if (!row_.request.ids_cover_output) row_.request.content_ids.swap(hash_ids_);
+    if (is_conversation_) AddHistory(&row_.request);
+    AddRow();
   }
 
   void CheckContent(bool is_good) {
     const int64_t block_tokens = SettleBlockSize(is_good);
-    if (!fields_.Seen(kSequenceIds) && block_tokens != 0) fields_.Require({kHashIds});
+    if (!fields_.Seen("sequence_hash_ids") && block_tokens != 0) fields_.Require({"hash_ids"});
   }
 
   // The block size that counts for the row. The first good row decides that of the file.
@@ -161,9 +140,9 @@ class MooncakeReader : public LineRows {
       }
       return size;
     }
-    const bool is_known = block_size_ >= 0 || !fields_.Seen(kBlockSize);
+    const bool is_known = block_size_ >= 0 || !fields_.Seen("block_size");
     if (is_known && size != info_.block_tokens) {
-      fields_.Bad(ProblemKind::kBlockSize,
+      Bad(ProblemKind::kBlockSize,
                   absl::StrCat("block_size: got ", size, ", expected ", info_.block_tokens,
                                " as in the first good row (--trace-block-size)"));
     }
@@ -171,14 +150,13 @@ class MooncakeReader : public LineRows {
   }
 
   void CheckNoContent() {
-    for (const auto& [field, name] :
-         {std::pair(kHashIds, "hash_ids"), std::pair(kSequenceIds, "sequence_hash_ids"),
-          std::pair(kBlockSize, "block_size"), std::pair(kOutputTokenIds, "output_token_ids")}) {
-      if (!fields_.Seen(field)) continue;
-      fields_.Bad(ProblemKind::kValue,
-                  absl::StrCat(name,
-                               ": got it in a file whose first row has no hash_ids, expected "
-                               "lengths only (--trace-format=mooncake)"));
+    for (const absl::string_view name :
+         {"hash_ids", "sequence_hash_ids", "block_size", "output_token_ids"}) {
+      if (!fields_.Seen({name.data(), name.size()})) continue;
+      Bad(ProblemKind::kValue,
+          absl::StrCat(name,
+                       ": got it in a file whose first row has no hash_ids, expected lengths only "
+                       "(--trace-format=mooncake)"));
     }
   }
 
@@ -192,89 +170,14 @@ class MooncakeReader : public LineRows {
     history = std::min(request->input_length + request->output_length, kMaxTraceLength + 1);
   }
 
-  absl::Status ReadField(Field field, JsonValue& value, RawRow* row) {
-    constexpr int64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
-    TraceRequest& r = row->request;
-    switch (field) {
-      case kTimestamp:
-        row->has_timestamp = true;
-        return value.ReadDecimal(kMsToNs, &row->timestamp_ns);
-      case kInputLength:
-        return value.ReadInteger(0, kMaxTraceLength, &r.input_length);
-      case kOutputLength:
-        return value.ReadInteger(0, kMaxTraceLength, &r.output_length);
-      case kHashIds:
-        // What is known of the whole sequence says more.
-        if (fields_.Seen(kSequenceIds)) return ReadUnused(value);
-        return value.ReadIntegers(&r.content_ids);
-      case kSequenceIds:
-        r.content_ids.clear();
-        return value.ReadIntegers(&r.content_ids);
-      case kBlockSize:
-        return value.ReadInteger(0, kMaxTraceLength, &block_size_);
-      case kRequestId: {
-        JsonId id;
-        absl::Status status = value.ReadId(&id);
-        if (status.ok()) r.id = std::move(id.text);
-        return status;
-      }
-      case kSessionId:
-        has_session_ = true;
-        return value.ReadId(&session_);
-      case kDelay:
-      case kToolWait: {
-        int64_t ns = 0;
-        if (absl::Status status = value.ReadDecimal(kMsToNs, &ns); !status.ok()) return status;
-        if (ns > std::numeric_limits<int64_t>::max() - r.think_ns) {
-          return absl::InvalidArgumentError("got a sum of delays above 2^63 ns, expected less");
-        }
-        r.think_ns += ns;
-        return absl::OkStatus();
-      }
-      case kWaitFor: {
-        std::vector<JsonId> ids;
-        if (absl::Status status = value.ReadIds(&ids); !status.ok()) return status;
-        for (JsonId& id : ids) row->wait_names.push_back(std::move(id.text));
-        return absl::OkStatus();
-      }
-      case kPriority: {
-        int64_t priority = 0;
-        absl::Status status = value.ReadInteger(std::numeric_limits<int32_t>::min(),
-                                                std::numeric_limits<int32_t>::max(), &priority);
-        r.priority = static_cast<int32_t>(priority);
-        return status;
-      }
-      case kOutputTokenIds:
-        return value.ReadUint32s(&r.output_ids);
-      case kTurn: {
-        int64_t turn = 0;
-        absl::Status status = value.ReadInteger(0, kMaxUint32, &turn);
-        r.turn = static_cast<uint32_t>(turn);
-        return status;
-      }
-      case kMinTokens:
-        return value.ReadInteger(0, kMaxTraceLength, &r.min_tokens);
-      case kEncoderTokens:
-        return value.ReadInteger(0, kMaxTraceLength, &r.encoder_tokens.emplace());
-      case kAbortAfter:
-        return value.ReadDecimal(kMsToNs, &r.abort_after_ns);
-      case kTenant:
-        return value.ReadString(&r.tenant);
-      case kSloClass:
-        return value.ReadString(&r.slo_class);
-      case kAdapter:
-        return value.ReadString(&r.adapter);
-      case kSalt:
-        return value.ReadString(&r.salt);
-      case kAcceptedDrafts:
-        return value.ReadUint32s(&r.accepted_drafts);
+  absl::Status ReadDelay(JsonValue& value) {
+    int64_t ns = 0;
+    if (absl::Status status = value.ReadDecimal(kMsToNs, &ns); !status.ok()) return status;
+    int64_t& sum = row_.request.think_ns;
+    if (__builtin_add_overflow(sum, ns, &sum)) {
+      return absl::InvalidArgumentError("got a sum of delays above 2^63 ns, expected less");
     }
     return absl::OkStatus();
-  }
-
-  static absl::Status ReadUnused(JsonValue& value) {
-    std::vector<int64_t> ids;
-    return value.ReadIntegers(&ids);
   }
 
   const bool is_conversation_;
@@ -285,7 +188,7 @@ class MooncakeReader : public LineRows {
   absl::flat_hash_map<uint64_t, int64_t> history_;  // tokens of each conversation so far
   // Of the row being read.
   int64_t block_size_ = -1;
-  bool has_session_ = false;
+  std::vector<int64_t> hash_ids_;
   JsonId session_;
 };
 

@@ -46,18 +46,16 @@ std::string WithHeader(const std::string& records, const std::string& header = "
 }
 
 TEST(NativeReaderTest, ReadsEveryField) {
-  auto reader = OpenTraceString(kText, "t", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ((*reader)->info().format, "native");
-  EXPECT_EQ((*reader)->info().name, "hand");
-  EXPECT_EQ((*reader)->info().block_tokens, 16);
-  const auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  ASSERT_EQ(requests->size(), 2u);
-  EXPECT_THAT((*requests)[0].content_ids, ElementsAre(7, 8, 9));
-  EXPECT_EQ((*requests)[0].tenant, "acme");
-  EXPECT_EQ((*requests)[0].line, 3) << "the record's number";
-  const TraceRequest& r = (*requests)[1];
+  const auto reader = MustOpenString(kText);
+  EXPECT_EQ(reader->info().format, "native");
+  EXPECT_EQ(reader->info().name, "hand");
+  EXPECT_EQ(reader->info().block_tokens, 16);
+  const std::vector<TraceRequest> requests = MustRead(*reader);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_THAT(requests[0].content_ids, ElementsAre(7, 8, 9));
+  EXPECT_EQ(requests[0].tenant, "acme");
+  EXPECT_EQ(requests[0].line, 3) << "the record's number";
+  const TraceRequest& r = requests[1];
   EXPECT_EQ(r.id, "9");
   EXPECT_EQ(r.arrival_ns, 1005);
   EXPECT_THAT(r.content_ids, ElementsAre(7, 8, 5));
@@ -141,8 +139,6 @@ TEST(NativeReaderTest, HugeLengthsAllocateNothing) {
 
 TEST(NativeReaderTest, HeaderComesFirstOnceAndOfThisVersion) {
   EXPECT_THAT(TraceError(Binary("request { id: 1 }\n")), HasSubstr("expected a header"));
-  EXPECT_THAT(TraceError(Binary("header { version: 2 }\n")), HasSubstr("version: got 2"));
-  EXPECT_THAT(TraceError(WithHeader("header { version: 1 }\n")), HasSubstr("second header"));
   EXPECT_THAT(TraceError(WithHeader("", R"(notes { key: "copy_window" value: "9999999999" })")),
               HasSubstr("note copy_window: got \"9999999999\""));
   EXPECT_THAT(TraceError("KVTRACE1"), HasSubstr("expected a header"));
@@ -176,17 +172,10 @@ TEST(NativeReaderTest, BadRequestsAreNamedByRecordAndByte) {
   EXPECT_THAT(error("waits_for: 2"),
               HasSubstr("waits_for: got 2 records back, expected 1 to 1 (rec"));
   EXPECT_THAT(error("waits_for: 0"), HasSubstr("waits_for: got 0"));
-  EXPECT_THAT(error("tenant: 1"), HasSubstr("tenant: got string 1, expected below 1"));
   EXPECT_THAT(error("think_ns: 9223372036854775808"), HasSubstr("think_ns"));
-  EXPECT_THAT(error("input_length: 4294967295"), HasSubstr("input length: got 4294967295"));
-  EXPECT_THAT(error("input_length: 32 ids: 1 ids: 2 ids: 3"),
-              HasSubstr("number of block ids: got 3"));
-  EXPECT_THAT(error("arrival_delta_ns: -5"), HasSubstr("timestamp"));
   EXPECT_THAT(TraceError(WithHeader("request { arrival_delta_ns: 9223372036854775807 }\n\n"
                                     "request { id: 1 arrival_delta_ns: 1 }\n")),
               HasSubstr("beyond 64 bits"));
-  EXPECT_THAT(TraceError(WithHeader("request { id: 1 }\n\nrequest { id: 1 }\n")),
-              HasSubstr("request_id: got \"1\""));
 }
 
 // No other form could hold them, so they are refused here and not when the trace is converted.
@@ -250,16 +239,15 @@ TEST(NativeReaderTest, UnknownFieldsAreKeptWhenRewritten) {
   footer.mutable_footer()->set_xxh64_of_records(hash.value());
   put(footer);
 
-  auto reader = OpenTraceString("KVTRACE1" + records, "t", {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto reader = MustOpenString("KVTRACE1" + records);
   std::string out;
   auto writer = MakeNativeWriter(ByteSinkToString(&out));
-  ASSERT_TRUE(CopyTrace(**reader, *writer).ok());
+  ASSERT_TRUE(CopyTrace(*reader, *writer).ok());
   auto again = OpenTraceString(out, "t", {});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_FALSE((*again)->info().unknown_fields.empty());
-  EXPECT_EQ((*again)->info().unknown_fields, (*reader)->info().unknown_fields);
-  EXPECT_EQ((*AllRequests(**again))[0].unknown_fields, (*reader)->info().unknown_fields);
+  EXPECT_EQ((*again)->info().unknown_fields, reader->info().unknown_fields);
+  EXPECT_EQ((*AllRequests(**again))[0].unknown_fields, reader->info().unknown_fields);
 }
 
 TEST(NativeWriterTest, CopiesFromTheLongestCommonPrefix) {

@@ -12,10 +12,10 @@
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/convert.h"
 #include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/record_stream.h"
 #include "kvblocks/sim/trace/trace.pb.h"
-#include "kvblocks/sim/trace/trace_writer.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -25,7 +25,7 @@
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -100,13 +100,15 @@ absl::StatusOr<std::unique_ptr<ByteSource>> OpenSideFile(std::string_view name,
 
 absl::Status ReadRagLengths(size_t kind, const TraceReaderOptions& options, const RowLog& trace_log,
                             absl::flat_hash_map<int64_t, int64_t>* lengths) {
-  enum Field { kId, kLength };
   RowLog log;
   absl::StatusOr<std::unique_ptr<ByteSource>> source =
       OpenSideFile(kRagKinds[kind].file, options, trace_log, &log.file);
   if (!source.ok()) return source.status();
   RowLines lines(*std::move(source), options, &log);
-  JsonFields fields({{kRagKinds[kind].id, kId}, {"token_length", kLength}}, &log);
+  int64_t id = 0, length = 0;
+  JsonFields fields({{kRagKinds[kind].id, Whole(0, kMostRagIds - 1, &id)},
+                     {"token_length", Whole(0, kMostRagLength - 1, &length)}},
+                    &log);
   std::vector<TraceProblem> problems;
   while (true) {
     Line line;
@@ -116,17 +118,12 @@ absl::Status ReadRagLengths(size_t kind, const TraceReaderOptions& options, cons
     if (*got == RowOutcome::kEnd) return absl::OkStatus();
     TraceRequest at;
     at.line = line.number;
-    int64_t id = 0;
-    int64_t length = 0;
     if (*got == RowOutcome::kBad) {
       problems.push_back(problem);
     } else {
       fields.Begin(&at, &problems);
-      fields.ParseLine(line.text, [&](int field, JsonValue& value) {
-        return field == kId ? value.ReadInteger(0, kMostRagIds - 1, &id)
-                            : value.ReadInteger(0, kMostRagLength - 1, &length);
-      });
-      if (problems.empty()) fields.Require({kId, kLength});
+      fields.ParseLine(line.text);
+      if (problems.empty()) fields.Require({kRagKinds[kind].id, "token_length"});
     }
     if (problems.empty() && !lengths->try_emplace(id, length).second) {
       fields.Bad(ProblemKind::kDuplicateId,
@@ -147,7 +144,7 @@ class RagPulseReader : public LineRows {
         order_(std::move(order)),
         lengths_(std::move(lengths)),
         rag_order_(options.rag_order),
-        fields_(Names(), log) {
+        fields_(Fields(), log) {
     info_.block_tokens = 1;
     info_.notes["rag_order"] = rag_order_;
   }
@@ -155,59 +152,41 @@ class RagPulseReader : public LineRows {
   std::string dialect() const override { return absl::StrCat("components: ", rag_order_); }
 
  private:
-  // The first five are kinds of components.
-  enum Field { kTimestamp = kRagKinds.size(), kInput, kOutput, kSession };
-
-  static std::vector<JsonFields::Name> Names() {
-    std::vector<JsonFields::Name> names = {{"timestamp", kTimestamp},
-                                           {"input_length", kInput},
-                                           {"output_length", kOutput},
-                                           {"session_id", kSession}};
+  std::vector<JsonFields::Field> Fields() {
+    std::vector<JsonFields::Field> fields = {
+        {"timestamp", [this](JsonValue& value) { return ReadTime(value); }},
+        {"input_length", By(&JsonValue::ReadLength, &row_.request.input_length)},
+        {"output_length", By(&JsonValue::ReadLength, &row_.request.output_length)},
+        {"session_id", By(&JsonValue::ReadId, &session_)}};
     for (size_t kind = 0; kind < kRagKinds.size(); ++kind) {
-      names.push_back({kRagKinds[kind].path, static_cast<int>(kind)});
+      fields.emplace_back(kRagKinds[kind].path, By(&JsonValue::ReadIntegers, &ids_[kind]));
     }
-    return names;
+    return fields;
   }
 
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    RawRow row = std::move(at);
+  void Parse(std::string_view text) override {
     for (auto& ids : ids_) ids.clear();
-    fields_.Begin(&row.request, problems);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) { return Read(field, value, &row); });
-    if (!problems->empty() && problems->back().kind == ProblemKind::kSyntax) return;
-    fields_.Require({kTimestamp, kInput, kOutput});
+    fields_.Begin(&row_.request, problems_);
+    if (!fields_.ParseLine(text)) return;
+    fields_.Require({"timestamp", "input_length", "output_length"});
     const bool has_components =
         std::any_of(ids_.begin(), ids_.end(), [](const auto& ids) { return !ids.empty(); });
     if (!has_components) {
-      fields_.Bad(ProblemKind::kMissingField,
-                  "field hash_ids: got no component, expected an object with lists of ids");
+      Bad(ProblemKind::kMissingField,
+          "field hash_ids: got no component, expected an object with lists of ids");
     }
-    if (!problems->empty() || !CheckLengths(row.request)) return;
-    AddContent(&row.request);
-    if (fields_.Seen(kSession)) row.request.session = sessions_.NumberOf(session_);
-    rows->push_back(std::move(row));
+    if (!problems_->empty() || !CheckLengths(row_.request)) return;
+    AddContent(&row_.request);
+    if (fields_.Seen("session_id")) row_.request.session = sessions_.NumberOf(session_);
+    AddRow();
   }
 
-  absl::Status Read(int field, JsonValue& value, RawRow* row) {
-    switch (field) {
-      case kTimestamp: {
-        constexpr int kSecondsToNs = 9;
-        std::string text;
-        if (absl::Status status = value.ReadText(&text); !status.ok()) return status;
-        absl::StatusOr<int64_t> ns = ParseScaledDecimal(text, kSecondsToNs);
-        if (ns.ok()) row->timestamp_ns = *ns;
-        return ns.status();
-      }
-      case kInput:
-        return value.ReadInteger(0, kMaxTraceLength, &row->request.input_length);
-      case kOutput:
-        return value.ReadInteger(0, kMaxTraceLength, &row->request.output_length);
-      case kSession:
-        return value.ReadId(&session_);
-      default:
-        return value.ReadIntegers(&ids_[static_cast<size_t>(field)]);
-    }
+  absl::Status ReadTime(JsonValue& value) {
+    std::string text;
+    if (absl::Status status = value.ReadText(&text); !status.ok()) return status;
+    absl::StatusOr<int64_t> ns = ParseScaledDecimal(text, 9);
+    if (ns.ok()) row_.timestamp_ns = *ns;
+    return ns.status();
   }
 
   bool CheckLengths(const TraceRequest& r) {
@@ -216,7 +195,7 @@ class RagPulseReader : public LineRows {
       for (const int64_t id : ids_[kind]) {
         const auto found = lengths_[kind].find(id);
         if (found == lengths_[kind].end()) {
-          fields_.Bad(
+          Bad(
               ProblemKind::kContentIds,
               absl::StrCat(View(kRagKinds[kind].path), ": got ", id,
                            ", expected an id whose length stands in ", View(kRagKinds[kind].file)));
@@ -226,11 +205,11 @@ class RagPulseReader : public LineRows {
       }
     }
     if (r.input_length < sum) {
-      fields_.Bad(ProblemKind::kLength,
+      Bad(ProblemKind::kLength,
                   absl::StrCat("input_length: got ", r.input_length, ", expected at least ", sum,
                                ", the sum of its components"));
     } else if (r.input_length > kMostTokenIds) {
-      fields_.Bad(ProblemKind::kLength,
+      Bad(ProblemKind::kLength,
                   absl::StrCat("input_length: got ", r.input_length, ", expected at most ",
                                kMostTokenIds, ", as every token has an id"));
     } else {

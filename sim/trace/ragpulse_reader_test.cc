@@ -35,11 +35,8 @@ std::string RagRow(int input, const std::string& ids) {
 
 // SM-48.
 TEST(RagPulseReaderTest, ComponentsAreLaidOutInOrderAndTheTemplateIsNobodysElse) {
-  auto reader = OpenTrace(kTrace, {});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  const std::vector<TraceRequest>& r = *requests;
+  const auto reader = MustOpen(kTrace);
+  const std::vector<TraceRequest> r = MustRead(*reader);
   ASSERT_EQ(r.size(), 3u);
   EXPECT_EQ(r[0].arrival_ns, 12000000000) << "the times of the file have no order";
   EXPECT_EQ(r[2].arrival_ns, 45500000000);
@@ -56,10 +53,9 @@ TEST(RagPulseReaderTest, ComponentsAreLaidOutInOrderAndTheTemplateIsNobodysElse)
 TEST(RagPulseReaderTest, TheOrderDecidesWhatIsShared) {
   TraceReaderOptions options;
   options.rag_order = "user_input,sys_prompt,passages,history,web_search";
-  auto reader = OpenTrace(kTrace, options);
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ((*reader)->dialect(), "components: " + options.rag_order);
-  const auto facts = ComputeTraceFacts(**reader, {16});
+  const auto reader = MustOpen(kTrace, options);
+  EXPECT_EQ(reader->dialect(), "components: " + options.rag_order);
+  const auto facts = ComputeTraceFacts(*reader, {16});
   ASSERT_TRUE(facts.ok()) << facts.status();
   EXPECT_EQ(facts->shared_tokens, 4 + 23 + 20) << "the third after the first";
   for (const char* order : {"", "sys_prompt", "sys_prompt,passages,history,web_search,web_search",

@@ -1,5 +1,5 @@
 // ShareGPT: one JSON array of conversations, each with conversations or messages, a list of {from
-// or role, value or content}. Texts become pseudo-tokens (pseudo_tokens.h). With first-turn, the
+// or role, value or content}. Texts become pseudo-tokens (line_rows.h). With first-turn, the
 // first message of a user and the first answer after it are one request, left out as the usual
 // benchmarks do if either has fewer than 4 tokens, the prompt more than 1024 or both more than
 // 2048; first-turn-all leaves none out. With sessions, every answer is a request, whose prompt is
@@ -16,8 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/json_fields.h"
 #include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/pseudo_tokens.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -211,8 +210,15 @@ class ShareGptReader : public LineRows {
         tokens_(options.bytes_per_token),
         is_sessions_(options.sharegpt == "sessions"),
         is_filtered_(options.sharegpt == "first-turn"),
-        fields_({{"conversations", kMessages}, {"messages", kMessages}, {"id", kId}}, log),
-        message_fields_({{"from", kRole}, {"role", kRole}, {"value", kText}, {"content", kText}},
+        fields_({{"conversations",
+                  Each([this](JsonValue& message) { return ReadMessage(message); })},
+                 {"messages", "conversations"},
+                 {"id", By(&JsonValue::Skip)}},
+                log),
+        message_fields_({{"from", By(&JsonValue::ReadString, &message_.role)},
+                         {"role", "from"},
+                         {"value", By(&JsonValue::ReadString, &message_.text)},
+                         {"content", "value"}},
                         log) {
     info_.block_tokens = 1;
     info_.pseudo_tokens = true;
@@ -227,59 +233,48 @@ class ShareGptReader : public LineRows {
   }
 
  private:
-  enum Field { kMessages, kId };
-  enum MessageField { kRole, kText };
   struct Message {
     std::string role, text;
   };
 
-  void Parse(std::string_view text, RawRow&& at, std::vector<RawRow>* rows,
-             std::vector<TraceProblem>* problems) override {
-    RawRow place = std::move(at);
+  void Parse(std::string_view text) override {
     messages_.clear();
-    const std::string where = absl::StrCat("element ", elements_->num_elements(), ": ");
-    fields_.Begin(&place.request, problems, where);
-    fields_.ParseLine(text, [&](int field, JsonValue& value) {
-      if (field == kId) return value.Skip();
-      return value.ReadList(
-          [&](JsonValue& element) { return ReadMessage(element, place.request, where, problems); });
-    });
-    if (!problems->empty()) {
+    where_ = absl::StrCat("element ", elements_->num_elements(), ": ");
+    fields_.Begin(&row_.request, problems_, where_);
+    fields_.ParseLine(text);
+    if (!problems_->empty()) {
       // Columns of the element become those of its line.
-      int64_t& column = problems->back().column;
+      int64_t& column = problems_->back().column;
       if (column > 0) column = elements_->column() > 0 ? column + elements_->column() - 1 : 0;
       return;
     }
-    if (!fields_.Require({kMessages})) return;
+    if (!fields_.Require({"conversations"})) return;
     int64_t tokens = 0;
     if (is_sessions_) {
-      AddSession(&tokens, rows);
+      AddSession(&tokens);
     } else {
-      AddFirstTurn(&tokens, rows);
+      AddFirstTurn(&tokens);
     }
     if (tokens > kMostTokenIds) {
       fields_.Bad(ProblemKind::kLength,
                   absl::StrCat("conversation: got ", tokens,
                                " tokens in all prompts, expected at most ", kMostTokenIds));
-    } else if (rows->empty()) {
+    } else if (rows_.empty()) {
       ++num_left_out_;
       ++log()->counters.not_selected;
     }
   }
 
-  absl::Status ReadMessage(JsonValue& value, const TraceRequest& at, const std::string& where,
-                           std::vector<TraceProblem>* problems) {
-    Message& message = messages_.emplace_back();
-    message_fields_.Begin(&at, problems,
-                          absl::StrCat(where, "message ", messages_.size() - 1, ": "));
-    const absl::Status status = message_fields_.ReadObject(value, [&](int field, JsonValue& inner) {
-      return inner.ReadString(field == kRole ? &message.role : &message.text);
-    });
-    if (!status.ok()) return status;
-    message_fields_.Require({kRole, kText});
+  absl::Status ReadMessage(JsonValue& value) {
+    message_ = Message();
+    message_fields_.Begin(&row_.request, problems_,
+                          absl::StrCat(where_, "message ", messages_.size(), ": "));
+    if (absl::Status status = message_fields_.ReadObject(value); !status.ok()) return status;
+    message_fields_.Require({"from", "value"});
+    messages_.push_back(std::move(message_));
     constexpr size_t kMostTold = 20;
-    return problems->size() < kMostTold ? absl::OkStatus()
-                                        : absl::CancelledError("enough problems");
+    return problems_->size() < kMostTold ? absl::OkStatus()
+                                         : absl::CancelledError("enough problems");
   }
 
   void AppendMessage(const Message& message, std::vector<uint32_t>* tokens) const {
@@ -291,9 +286,8 @@ class ShareGptReader : public LineRows {
   // The answer's role belongs to the prompt, its end to the output.
   int64_t LengthOf(const Message& message) const { return tokens_.NumberOf(message.text) + 2; }
 
-  void AddTurn(const std::vector<uint32_t>& history, const Message& answer,
-               std::vector<RawRow>* rows) const {
-    TraceRequest& r = rows->emplace_back().request;
+  void AddTurn(const std::vector<uint32_t>& history, const Message& answer) {
+    TraceRequest& r = rows_.emplace_back().request;
     r.content_ids.assign(history.begin(), history.end());
     std::vector<uint32_t> role;
     PseudoTokens::AppendRole(answer.role, &role);
@@ -304,7 +298,7 @@ class ShareGptReader : public LineRows {
     r.output_length = static_cast<int64_t>(r.output_ids.size());
   }
 
-  void AddFirstTurn(int64_t* num_tokens, std::vector<RawRow>* rows) const {
+  void AddFirstTurn(int64_t* num_tokens) {
     const auto user = std::find_if(messages_.begin(), messages_.end(),
                                    [](const Message& m) { return IsRoleOf(kUserRoles, m.role); });
     const auto answer = std::find_if(
@@ -321,10 +315,10 @@ class ShareGptReader : public LineRows {
     if (*num_tokens > kMostTokenIds) return;
     std::vector<uint32_t> history;
     AppendMessage(*user, &history);
-    AddTurn(history, *answer, rows);
+    AddTurn(history, *answer);
   }
 
-  void AddSession(int64_t* num_tokens, std::vector<RawRow>* rows) {
+  void AddSession(int64_t* num_tokens) {
     // Counted first, as histories of histories may be far longer than the file.
     int64_t before = 0;
     for (const Message& message : messages_) {
@@ -337,27 +331,30 @@ class ShareGptReader : public LineRows {
     for (const Message& message : messages_) {
       const bool is_answer = IsRoleOf(kAssistantRoles, message.role);
       if (is_answer && is_asked) {
-        AddTurn(history, message, rows);
-        RawRow& row = rows->back();
+        AddTurn(history, message);
+        RawRow& row = rows_.back();
         row.request.session = next_session_;
         row.waits_for_session = true;
-        row.has_timestamp = rows->size() == 1;
+        row.has_timestamp = rows_.size() == 1;
       }
       is_asked = !is_answer;
       AppendMessage(message, &history);
     }
-    if (!rows->empty()) ++next_session_;
+    if (!rows_.empty()) ++next_session_;
   }
 
   const JsonElements* elements_;  // the records, which LineRows owns
   const PseudoTokens tokens_;
   const bool is_sessions_;
   const bool is_filtered_;
+  Message message_;  // being read
   JsonFields fields_;
   JsonFields message_fields_;
   uint64_t next_session_ = 1;
   int64_t num_left_out_ = 0;
-  std::vector<Message> messages_;  // of the element being read
+  // Of the element being read.
+  std::string where_;
+  std::vector<Message> messages_;
 };
 
 }  // namespace

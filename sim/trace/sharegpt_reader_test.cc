@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/pseudo_tokens.h"
+#include "kvblocks/sim/trace/line_rows.h"
 #include "kvblocks/sim/trace/trace_facts.h"
 
 namespace kvblocks::sim {
@@ -73,17 +73,15 @@ TEST(ShareGptReaderTest, FirstTurnsAreFilteredAsBenchmarksDo) {
 TEST(ShareGptReaderTest, SessionsRepeatTheirHistory) {
   TraceReaderOptions options;
   options.sharegpt = "sessions";
-  auto reader = OpenTrace("sim/trace/testdata/formats/sharegpt.json", options);
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  ASSERT_EQ(requests->size(), 3u);
+  const auto reader = MustOpen("sim/trace/testdata/formats/sharegpt.json", options);
+  const std::vector<TraceRequest> requests = MustRead(*reader);
+  ASSERT_EQ(requests.size(), 3u);
   // Both of the first conversation wait for nothing but each other and come first.
   const auto turn = [&](const std::string& id) -> const TraceRequest& {
-    for (const TraceRequest& r : *requests) {
+    for (const TraceRequest& r : requests) {
       if (r.id == id) return r;
     }
-    return requests->front();
+    return requests.front();
   };
   const TraceRequest& first = turn("0");
   const TraceRequest& second = turn("1");
@@ -102,10 +100,9 @@ TEST(ShareGptReaderTest, BytesPerTokenScaleLengths) {
   TraceReaderOptions options;
   options.sharegpt = "first-turn-all";
   options.bytes_per_token = 10;
-  auto r = ReadTrace("[" + Conversation({{"user", std::string(41, 'x')}, {"assistant", "y"}}) + "]",
+  const std::vector<TraceRequest> r = MustRead("[" + Conversation({{"user", std::string(41, 'x')}, {"assistant", "y"}}) + "]",
                      options);
-  ASSERT_TRUE(r.ok()) << r.status();
-  EXPECT_EQ((*r)[0].input_length, 5 + 3);
+  EXPECT_EQ(r[0].input_length, 5 + 3);
   options.bytes_per_token = 0;
   EXPECT_THAT(TraceError("[]", options), HasSubstr("--bytes-per-token: got 0"));
 }
@@ -153,11 +150,10 @@ TEST(ShareGptReaderTest, LongElementsAreBadRowsAndTheNextOneIsRead) {
   TraceReaderOptions options;
   options.max_line_bytes = 500;
   options.skip_bad_rows = true;
-  auto reader = OpenTraceString("[" + longer + "," + good + "]", "t", options);
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ(AllRequests(**reader)->size(), 1u);
-  EXPECT_EQ((*reader)->counters().bad_rows, 1);
-  EXPECT_THAT((*reader)->warnings()[0], HasSubstr("element 1: length: got"));
+  const auto reader = MustOpenString("[" + longer + "," + good + "]", options);
+  EXPECT_EQ(AllRequests(*reader)->size(), 1u);
+  EXPECT_EQ(reader->counters().bad_rows, 1);
+  EXPECT_THAT(reader->warnings()[0], HasSubstr("element 1: length: got"));
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "kvblocks/sim/trace/format_detection.h"
 #include "kvblocks/sim/trace/row_checker.h"
 #include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/sim/trace/trace_formats.h"
 #include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
@@ -52,9 +51,9 @@ class TraceReaderImpl : public TraceReader {
       : file_(std::move(file)), factory_(std::move(factory)), options_(options) {}
 
   absl::StatusOr<bool> Next(TraceRequest& out) override {
-    if (!final_.ok()) return final_;
+    if (!pass_.outcome.ok()) return pass_.outcome;
     absl::StatusOr<bool> more = NextSelected(out);
-    if (!more.ok()) final_ = more.status();
+    if (!more.ok()) pass_.outcome = more.status();
     return more;
   }
 
@@ -79,21 +78,7 @@ class TraceReaderImpl : public TraceReader {
     window_ = options_.require_sorted || source_->info().sorted
                   ? 0
                   : static_cast<size_t>(std::max<int64_t>(options_.reorder_window, 0));
-    heap_.clear();
-    heap_bytes_ = 0;
-    is_cut_short_ = false;
-    group_.clear();
-    group_bytes_ = 0;
-    group_ready_ = 0;
-    left_out_.clear();
-    errors_.clear();
-    num_errors_ = 0;
-    rows_ended_ = false;
-    last_popped_ns_ = -1;
-    last_popped_line_ = 0;
-    base_ns_ = 0;
-    num_selected_ = 0;
-    final_ = absl::OkStatus();
+    pass_ = Pass();
     return absl::OkStatus();
   }
 
@@ -104,17 +89,17 @@ class TraceReaderImpl : public TraceReader {
       problems_.clear();
       absl::StatusOr<RowOutcome> outcome = source_->Next(&row_, &problems_);
       if (!outcome.ok()) {
-        if (errors_.empty()) return outcome.status();
-        errors_.push_back(std::string(outcome.status().message()));
-        ++num_errors_;
+        if (pass_.errors.empty()) return outcome.status();
+        pass_.errors.push_back(std::string(outcome.status().message()));
+        ++pass_.num_errors;
         return false;
       }
       if (*outcome == RowOutcome::kEnd) return false;
       ++log_.counters.rows;
       if (*outcome == RowOutcome::kRow) {
-        const ArrivalBound bound = {last_popped_ns_, last_popped_line_,
+        const ArrivalBound bound = {pass_.last_popped_ns, pass_.last_popped_line,
                                     static_cast<int64_t>(window_),
-                                    is_cut_short_ ? options_.reorder_bytes : 0};
+                                    pass_.is_cut_short ? options_.reorder_bytes : 0};
         if (checker_->Check(&row_, bound, &problems_)) {
           *out = std::move(row_.request);
           return true;
@@ -133,15 +118,15 @@ class TraceReaderImpl : public TraceReader {
       }
       return;
     }
-    if (num_errors_++ < log_.max_warnings || errors_.empty()) {
-      errors_.push_back(ProblemMessage(log_.file, problem));
+    if (pass_.num_errors++ < log_.max_warnings || pass_.errors.empty()) {
+      pass_.errors.push_back(ProblemMessage(log_.file, problem));
     }
   }
 
   absl::Status AllErrors() const {
-    const int64_t more = num_errors_ - static_cast<int64_t>(errors_.size());
+    const int64_t more = pass_.num_errors - static_cast<int64_t>(pass_.errors.size());
     return absl::InvalidArgumentError(
-        absl::StrCat(absl::StrJoin(errors_, "\n"),
+        absl::StrCat(absl::StrJoin(pass_.errors, "\n"),
                      more > 0 ? absl::StrCat("\nand ", more, " more errors") : ""));
   }
 
@@ -151,32 +136,32 @@ class TraceReaderImpl : public TraceReader {
 
   // In arrival order, by way of the heap.
   absl::StatusOr<bool> NextInOrder(TraceRequest* out) {
-    while (!rows_ended_ && heap_.size() <= window_) {
-      if (!heap_.empty() && heap_bytes_ > options_.reorder_bytes) {
-        is_cut_short_ = true;
+    while (!pass_.rows_ended && pass_.heap.size() <= window_) {
+      if (!pass_.heap.empty() && pass_.heap_bytes > options_.reorder_bytes) {
+        pass_.is_cut_short = true;
         break;
       }
       TraceRequest request;
       absl::StatusOr<bool> more = NextGoodRow(&request);
       if (!more.ok()) return more;
-      rows_ended_ = !*more;
-      if (rows_ended_) break;
-      if (!errors_.empty()) continue;  // only looking for further errors
-      heap_bytes_ += BytesOf(request);
-      heap_.push_back(std::move(request));
-      std::push_heap(heap_.begin(), heap_.end(), Later);
+      pass_.rows_ended = !*more;
+      if (pass_.rows_ended) break;
+      if (!pass_.errors.empty()) continue;  // only looking for further errors
+      pass_.heap_bytes += BytesOf(request);
+      pass_.heap.push_back(std::move(request));
+      std::push_heap(pass_.heap.begin(), pass_.heap.end(), Later);
     }
-    if (!errors_.empty()) return AllErrors();
+    if (!pass_.errors.empty()) return AllErrors();
     log_.counters.peak_held_requests =
-        std::max(log_.counters.peak_held_requests, static_cast<int64_t>(heap_.size()));
-    log_.counters.peak_held_bytes = std::max(log_.counters.peak_held_bytes, heap_bytes_);
-    if (heap_.empty()) return false;
-    std::pop_heap(heap_.begin(), heap_.end(), Later);
-    heap_bytes_ -= BytesOf(heap_.back());
-    *out = std::move(heap_.back());
-    heap_.pop_back();
-    last_popped_ns_ = out->arrival_ns;
-    last_popped_line_ = out->line;
+        std::max(log_.counters.peak_held_requests, static_cast<int64_t>(pass_.heap.size()));
+    log_.counters.peak_held_bytes = std::max(log_.counters.peak_held_bytes, pass_.heap_bytes);
+    if (pass_.heap.empty()) return false;
+    std::pop_heap(pass_.heap.begin(), pass_.heap.end(), Later);
+    pass_.heap_bytes -= BytesOf(pass_.heap.back());
+    *out = std::move(pass_.heap.back());
+    pass_.heap.pop_back();
+    pass_.last_popped_ns = out->arrival_ns;
+    pass_.last_popped_line = out->line;
     return true;
   }
 
@@ -185,14 +170,14 @@ class TraceReaderImpl : public TraceReader {
     int64_t arrival_ns = 0;  // what it arrives at; request.arrival_ns is what the file says
   };
 
-  // Distributes the requests of group_ over `gap_ns`. Those without a time of their own stay with
+  // Distributes the requests of pass_.group over `gap_ns`. Those without a time of their own stay with
   // what they wait for.
   void SpreadGroup(__int128 gap_ns) {
     const auto has_time = [](const Timed& timed) { return timed.request.has_arrival; };
-    const __int128 num = std::count_if(group_.begin(), group_.end(), has_time);
+    const __int128 num = std::count_if(pass_.group.begin(), pass_.group.end(), has_time);
     absl::flat_hash_map<int64_t, int64_t> arrival_of_row;
     __int128 i = 0;
-    for (Timed& timed : group_) {
+    for (Timed& timed : pass_.group) {
       if (timed.request.has_arrival) {
         timed.arrival_ns += static_cast<int64_t>(gap_ns * i++ / num);
       } else {
@@ -202,11 +187,11 @@ class TraceReaderImpl : public TraceReader {
           timed.arrival_ns = std::max(timed.arrival_ns, found->second);
         }
       }
-      if (num < static_cast<__int128>(group_.size())) {
+      if (num < static_cast<__int128>(pass_.group.size())) {
         arrival_of_row[timed.request.row] = timed.arrival_ns;
       }
     }
-    std::stable_sort(group_.begin(), group_.end(),
+    std::stable_sort(pass_.group.begin(), pass_.group.end(),
                      [](const Timed& a, const Timed& b) { return a.arrival_ns < b.arrival_ns; });
   }
 
@@ -217,34 +202,34 @@ class TraceReaderImpl : public TraceReader {
       out->arrival_ns = out->request.arrival_ns;
       return more;
     }
-    while (group_ready_ == 0) {
+    while (pass_.group_ready == 0) {
       TraceRequest request;
       absl::StatusOr<bool> more = NextInOrder(&request);
       if (!more.ok()) return more;
       if (!*more) {
-        group_ready_ = group_.size();
+        pass_.group_ready = pass_.group.size();
         break;
       }
       const int64_t arrival = request.arrival_ns;
-      if (!group_.empty() && group_.front().request.arrival_ns < arrival) {
-        SpreadGroup(arrival - group_.front().request.arrival_ns);
-        group_ready_ = group_.size();
+      if (!pass_.group.empty() && pass_.group.front().request.arrival_ns < arrival) {
+        SpreadGroup(arrival - pass_.group.front().request.arrival_ns);
+        pass_.group_ready = pass_.group.size();
       }
-      group_bytes_ += BytesOf(request);
-      if (group_bytes_ > options_.reorder_bytes && group_ready_ == 0) {
+      pass_.group_bytes += BytesOf(request);
+      if (pass_.group_bytes > options_.reorder_bytes && pass_.group_ready == 0) {
         return absl::ResourceExhaustedError(RowError(
             log_, request.line,
             absl::StrCat("--spread: got more than ", options_.reorder_bytes,
                          " bytes of requests with one timestamp, expected less (they are held "
                          "until the next timestamp; leave out --spread)")));
       }
-      group_.push_back({std::move(request), arrival});
+      pass_.group.push_back({std::move(request), arrival});
     }
-    if (group_.empty()) return false;
-    group_bytes_ -= BytesOf(group_.front().request);
-    *out = std::move(group_.front());
-    group_.pop_front();
-    if (group_ready_ > 0) --group_ready_;
+    if (pass_.group.empty()) return false;
+    pass_.group_bytes -= BytesOf(pass_.group.front().request);
+    *out = std::move(pass_.group.front());
+    pass_.group.pop_front();
+    if (pass_.group_ready > 0) --pass_.group_ready;
     return true;
   }
 
@@ -260,23 +245,23 @@ class TraceReaderImpl : public TraceReader {
   absl::StatusOr<bool> NextSelected(TraceRequest& out) {
     Timed timed;
     while (true) {
-      if (options_.limit && num_selected_ >= *options_.limit) return false;
+      if (options_.limit && pass_.num_selected >= *options_.limit) return false;
       absl::StatusOr<bool> more = NextSpread(&timed);
       if (!more.ok() || !*more) return more;
       if (options_.end_ns && timed.request.arrival_ns >= *options_.end_ns) return false;
       if (Selects(timed.request)) break;
       ++log_.counters.not_selected;
       const size_t row = static_cast<size_t>(timed.request.row);
-      if (left_out_.size() <= row) left_out_.resize(row + 1, false);
-      left_out_[row] = true;
+      if (pass_.left_out.size() <= row) pass_.left_out.resize(row + 1, false);
+      pass_.left_out[row] = true;
     }
     out = std::move(timed.request);
     std::erase_if(out.waits_for, [&](int64_t row) {
-      return static_cast<size_t>(row) < left_out_.size() && left_out_[static_cast<size_t>(row)];
+      return static_cast<size_t>(row) < pass_.left_out.size() && pass_.left_out[static_cast<size_t>(row)];
     });
     if (out.waits_for.empty()) out.has_arrival = true;
-    if (num_selected_++ == 0 && options_.rebase) base_ns_ = timed.arrival_ns;
-    const __int128 shifted = timed.arrival_ns - base_ns_;
+    if (pass_.num_selected++ == 0 && options_.rebase) pass_.base_ns = timed.arrival_ns;
+    const __int128 shifted = timed.arrival_ns - pass_.base_ns;
     const __int128 arrival = shifted * options_.speedup.denominator / options_.speedup.numerator;
     if (arrival > INT64_MAX) {
       return absl::InvalidArgumentError(RowError(
@@ -296,22 +281,25 @@ class TraceReaderImpl : public TraceReader {
   std::vector<TraceProblem> problems_;  // of row_
 
   size_t window_ = 0;
-  std::vector<TraceRequest> heap_;
-  int64_t heap_bytes_ = 0;
-  bool is_cut_short_ = false;  // reorder_bytes, not the window, once ended what is held
-  int64_t last_popped_ns_ = -1;
-  int64_t last_popped_line_ = 0;
-  std::deque<Timed> group_;
-  int64_t group_bytes_ = 0;
-  size_t group_ready_ = 0;  // leading members of group_ whose time is final
-  std::vector<bool> left_out_;
-  int64_t base_ns_ = 0;
-  int64_t num_selected_ = 0;
+  // What a restart forgets.
+  struct Pass {
+    std::vector<TraceRequest> heap;
+    int64_t heap_bytes = 0;
+    bool is_cut_short = false;  // reorder_bytes, not the window, once ended what is held
+    int64_t last_popped_ns = -1;
+    int64_t last_popped_line = 0;
+    std::deque<Timed> group;
+    int64_t group_bytes = 0;
+    size_t group_ready = 0;  // leading members of group whose time is final
+    std::vector<bool> left_out;
+    int64_t base_ns = 0;
+    int64_t num_selected = 0;
 
-  std::vector<std::string> errors_;
-  int64_t num_errors_ = 0;
-  bool rows_ended_ = false;
-  absl::Status final_;
+    std::vector<std::string> errors;
+    int64_t num_errors = 0;
+    bool rows_ended = false;
+    absl::Status outcome;
+  } pass_;
 };
 
 absl::Status CheckOptions(const TraceReaderOptions& options) {

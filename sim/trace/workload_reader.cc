@@ -8,10 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/gen/expected_facts.h"
 #include "kvblocks/sim/gen/generator.h"
 #include "kvblocks/sim/gen/workload_spec.h"
-#include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/row_source.h"
 #include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
