@@ -233,13 +233,13 @@ class LlmServingSimReader : public LineRows {
                              has_ids ? "none" : "a list", " as in the first good row"));
   }
 
+  TraceRequest sub_;  // of the sub-requests the one being read
   JsonFields fields_;
   JsonFields request_fields_;
   bool is_decided_ = false;
   absl::flat_hash_set<std::string> names_;  // of good sessions
   // Of the line being read.
   JsonId session_;
-  TraceRequest sub_;     // of its sub-requests the one being read
   int64_t tool_ns_ = 0;  // after the last request
   size_t num_with_ids_ = 0;
 };

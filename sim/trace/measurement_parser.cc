@@ -139,10 +139,10 @@ class AiperfMeasurementParser : public MeasurementParser {
     }
   }
 
-  JsonFields fields_;
   // Of the line being read.
   std::array<std::string, 3> values_;
   std::array<std::string, 4> units_;
+  JsonFields fields_;
   std::vector<std::string> gaps_;
   std::string phase_, error_type_, error_;
   int64_t start_ = 0;

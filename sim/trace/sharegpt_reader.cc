@@ -347,13 +347,13 @@ class ShareGptReader : public LineRows {
   const PseudoTokens tokens_;
   const bool is_sessions_;
   const bool is_filtered_;
+  Message message_;  // being read
   JsonFields fields_;
   JsonFields message_fields_;
   uint64_t next_session_ = 1;
   int64_t num_left_out_ = 0;
   // Of the element being read.
   std::string where_;
-  Message message_;
   std::vector<Message> messages_;
 };
 
