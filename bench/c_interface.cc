@@ -8,7 +8,6 @@
 // the machine does meanwhile hits both.
 
 #include <dlfcn.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "kvblocks/bench/library_engine.h"
+#include "kvblocks/bench/thread_time.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/c/kvblocks.h"
 
@@ -28,12 +28,6 @@ constexpr int64_t kRunning = 256;  // requests of a decode batch
 constexpr int64_t kPromptTokens = 1025;
 constexpr int64_t kSteps = 14;  // to the end of the block
 constexpr double kMostExtraNs = 5;
-
-double ThreadNanoseconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
-}
 
 double Median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
@@ -104,16 +98,16 @@ class Pair {
 
   // Steps of all requests, none of which takes a block. Nanoseconds per step.
   double RunCpp() {
-    const double start = ThreadNanoseconds();
+    const double start = ThreadSeconds();
     for (int64_t step = 0; step < kSteps; ++step) {
       for (auto& sequence : sequences_) {
         KVBLOCKS_CHECK(engine_.Step(sequence, kPromptTokens + step, 1), "a step");
       }
     }
-    return (ThreadNanoseconds() - start) / (kRunning * kSteps);
+    return (ThreadSeconds() - start) * 1e9 / (kRunning * kSteps);
   }
   double RunC() {
-    const double start = ThreadNanoseconds();
+    const double start = ThreadSeconds();
     for (int64_t step = 0; step < kSteps; ++step) {
       for (kvb_request* request : requests_) {
         kvb_allocation allocation = KVB_INIT(kvb_allocation);
@@ -122,7 +116,7 @@ class Pair {
         c_.Require(c_.allocate(request, &allocation));
       }
     }
-    return (ThreadNanoseconds() - start) / (kRunning * kSteps);
+    return (ThreadSeconds() - start) * 1e9 / (kRunning * kSteps);
   }
 
  private:

@@ -1,13 +1,20 @@
-// What the benchmarks with options of their own share.
+// What the benchmarks with options of their own and on traces share.
 
 #ifndef KVBLOCKS_BENCH_COMMAND_LINE_H_
 #define KVBLOCKS_BENCH_COMMAND_LINE_H_
 
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
 #include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/example/example_workload.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 
@@ -19,6 +26,27 @@ inline std::optional<int> ParseOrPrint(sim::OptionParser& options, int argc, cha
   const bool is_help = parsed == sim::ParseOutcome::kHelp;
   std::fputs(text.c_str(), is_help ? stdout : stderr);
   return is_help ? 0 : 2;
+}
+
+// The prompts of a trace, or of the workload that comes with the project, as keys of full blocks.
+// Calls take(request, keys) for each request in the order of arrival, until it returns an error. An
+// empty path is the example workload.
+template <typename Take>
+absl::Status ForEachPrompt(const std::string& path, int64_t block_size, Take&& take) {
+  auto reader = path.empty()
+                    ? sim::OpenTraceString(sim::MakeExampleWorkload(), "the example workload", {})
+                    : sim::OpenTrace(path, {});
+  if (!reader.ok()) return reader.status();
+  sim::TraceRequest request;
+  while (true) {
+    const auto more = (*reader)->Next(request);
+    if (!more.ok()) return more.status();
+    if (!*more) return absl::OkStatus();
+    std::vector<absl::uint128> keys;
+    sim::ContentKeys((*reader)->info(), request, block_size)
+        .AppendBlocks(request, request.input_length, &keys);
+    if (absl::Status status = take(request, keys); !status.ok()) return status;
+  }
 }
 
 }  // namespace kvblocks::bench

@@ -26,7 +26,6 @@
 #include "absl/strings/str_split.h"
 #include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/thread_time.h"
-#include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/eviction/eviction_policies.h"
 #include "kvblocks/sim/commands/option_parser.h"

@@ -13,7 +13,6 @@
 // the machine is not counted.
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "kvblocks/bench/thread_time.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/zmq/event_publisher.h"
 #include "kvblocks/events/zmq/event_subscriber.h"
@@ -34,11 +34,6 @@ using events::EventPublisher;
 using events::EventSubscriber;
 using Clock = std::chrono::steady_clock;
 
-double CpuSeconds(clockid_t clock) {
-  timespec now;
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 double WallNs() {
   return std::chrono::duration<double, std::nano>(Clock::now().time_since_epoch()).count();
 }
@@ -80,17 +75,17 @@ void MeasureCodec(int64_t num_events, int rounds) {
   std::vector<double> encode, decode;
   for (int i = 0; i < rounds; ++i) {
     bytes.clear();
-    double start = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
+    double start = ThreadSeconds();
     for (int k = 0; k < 32; ++k) {
       bytes.clear();
       events::EncodeEvents(batch, {}, &bytes);
     }
-    encode.push_back((CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - start) * 1e9 / 32 / num_events);
-    start = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
+    encode.push_back((ThreadSeconds() - start) * 1e9 / 32 / num_events);
+    start = ThreadSeconds();
     for (int k = 0; k < 32; ++k) {
       if (!events::DecodeEvents(bytes).ok()) std::abort();
     }
-    decode.push_back((CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - start) * 1e9 / 32 / num_events);
+    decode.push_back((ThreadSeconds() - start) * 1e9 / 32 / num_events);
   }
   std::printf("encode                %8.0f ns per event, %lld bytes each\n", Quantile(encode, 0.5),
               static_cast<long long>(bytes.size()) / static_cast<long long>(num_events));
@@ -115,7 +110,7 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
       num_received += static_cast<int64_t>(received->batch.events.size());
       num_lost += received->num_lost;
     }
-    subscriber_cpu = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
+    subscriber_cpu = ThreadSeconds();
   });
   while ((*publisher)->stats().num_subscribers == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -123,7 +118,7 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
   std::vector<double> with_events, undisturbed, without_events;
   std::vector<std::vector<KvEvent>> batches(kGroup);
   const double cpu_before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
-  const double mine_before = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
+  const double mine_before = ThreadSeconds();
   const auto start = Clock::now();
   int64_t num_sent = 0;
   uint64_t number = 0;
@@ -152,7 +147,7 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
   }
   stopping = true;
   router.join();
-  const double mine = CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - mine_before;
+  const double mine = ThreadSeconds() - mine_before;
   const double others = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_before - mine - subscriber_cpu;
   const EventPublisher::Stats stats = (*publisher)->stats();
   std::printf(

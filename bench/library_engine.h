@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/bench/engine_options.h"
+#include "kvblocks/bench/naive_engine.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/managers/explain/lookup_explanation.h"

@@ -14,11 +14,21 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvblocks/bench/engine_options.h"
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks::bench {
+
+// What a benchmark chooses about the engine it runs on.
+inline constexpr int64_t kBlockSize = 16;
+
+struct EngineOptions {
+  int64_t num_blocks = 100'000;
+  int64_t block_size = kBlockSize;
+  bool enable_caching = true;
+  int64_t window = 0;  // 0: full attention
+  int64_t lookup_history_blocks = 0;
+};
 
 class NaiveEngine {
  public:

@@ -9,8 +9,6 @@
 // measured in the same run. An operation that waited for each of its cache lines in turn would cost
 // several times that per block.
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +20,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
+#include "kvblocks/bench/thread_time.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
 
@@ -31,12 +30,6 @@ namespace {
 constexpr int64_t kBlockSize = 16;
 constexpr int64_t kRun = 256;  // blocks per call
 constexpr double kMeasureSeconds = 0.3;
-
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 BlockHash HashOf(uint64_t index) {
   BlockHash hash;

@@ -13,6 +13,8 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -58,32 +60,32 @@ struct Arguments {
 };
 
 bool ParseConstant(std::string_view name, double value, PointOptions* options) {
-  const auto time = [&](double us) { return static_cast<SimTime>(std::llround(us * 1e6)); };
   TableClockOptions& constants = options->constants;
-  if (name == "layer_overhead_us")
-    constants.layer_overhead = time(value);
-  else if (name == "block_layer_overhead_us")
-    constants.block_layer_overhead = time(value);
-  else if (name == "rank_overhead_us")
-    constants.rank_overhead = time(value);
-  else if (name == "mixed_layer_overhead_us")
-    constants.mixed_layer_overhead = time(value);
-  else if (name == "sequence_overhead_us")
-    constants.sequence_overhead = time(value);
-  else if (name == "sequence_overhead_in_turn_us")
-    options->sequence_overhead_in_turn = time(value);
-  else if (name == "prefill_factor")
-    constants.prefill_factor = value;
-  else if (name == "expert_prefill_factor")
-    constants.expert_prefill_factor = value;
-  else if (name == "client_latency_ms")
-    options->client_latency_ms = value;
-  else if (name == "client_latency_ms_per_1k_tokens")
-    options->client_latency_ms_per_1k_tokens = value;
-  else if (name == "max_num_batched_tokens")
+  const std::pair<std::string_view, SimTime*> times[] = {
+      {"layer_overhead_us", &constants.layer_overhead},
+      {"block_layer_overhead_us", &constants.block_layer_overhead},
+      {"rank_overhead_us", &constants.rank_overhead},
+      {"mixed_layer_overhead_us", &constants.mixed_layer_overhead},
+      {"sequence_overhead_us", &constants.sequence_overhead}};
+  const std::pair<std::string_view, double*> numbers[] = {
+      {"prefill_factor", &constants.prefill_factor},
+      {"expert_prefill_factor", &constants.expert_prefill_factor},
+      {"client_latency_ms", &options->client_latency_ms},
+      {"client_latency_ms_per_1k_tokens", &options->client_latency_ms_per_1k_tokens}};
+  const auto time = static_cast<SimTime>(std::llround(value * 1e6));
+  for (const auto& [known, to] : times) {
+    if (name == known) return *to = time, true;
+  }
+  for (const auto& [known, to] : numbers) {
+    if (name == known) return *to = value, true;
+  }
+  if (name == "sequence_overhead_in_turn_us") {
+    options->sequence_overhead_in_turn = time;
+  } else if (name == "max_num_batched_tokens") {
     options->max_num_batched_tokens = static_cast<int64_t>(value);
-  else
+  } else {
     return false;
+  }
   return true;
 }
 

@@ -1,5 +1,4 @@
-// Processor time of this thread, in seconds: what other processes take of a busy machine is not
-// counted.
+// Processor time in seconds: what other processes take of a busy machine is not counted.
 
 #ifndef KVBLOCKS_BENCH_THREAD_TIME_H_
 #define KVBLOCKS_BENCH_THREAD_TIME_H_
@@ -8,11 +7,12 @@
 
 namespace kvblocks::bench {
 
-inline double ThreadSeconds() {
+inline double CpuSeconds(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
+inline double ThreadSeconds() { return CpuSeconds(CLOCK_THREAD_CPUTIME_ID); }
 
 }  // namespace kvblocks::bench
 

@@ -18,7 +18,6 @@
 #include "kvblocks/bench/library_engine.h"
 #include "kvblocks/bench/naive_engine.h"
 #include "kvblocks/bench/thread_time.h"
-#include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/sim/commands/option_parser.h"
 
