@@ -20,11 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/bench/machine_peaks.h"
+#include "attention/tensor/small_floats.h"
+#include "bench/machine_peaks.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/bench/library_engine.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/block_pool/check.h"
+#include "bench/library_engine.h"
+#include "bench/thread_time.h"
 #include "kvblocks/c/kvblocks.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::bench {
 namespace {

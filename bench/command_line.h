@@ -11,10 +11,10 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/commands/option_parser.h"
+#include "sim/example/example_workload.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 

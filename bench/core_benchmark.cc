@@ -20,12 +20,12 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
+#include "bench/library_engine.h"
+#include "bench/naive_engine.h"
+#include "bench/ratio_reporter.h"
+#include "bench/thread_time.h"
 #include "benchmark/benchmark.h"
-#include "kvblocks/bench/library_engine.h"
-#include "kvblocks/bench/naive_engine.h"
-#include "kvblocks/bench/ratio_reporter.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/bench/command_line.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "bench/command_line.h"
+#include "bench/thread_time.h"
+#include "sim/commands/option_parser.h"
+#include "sim/curve/order_curve.h"
+#include "sim/example/example_workload.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -24,11 +24,11 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/bench/command_line.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/sim/commands/option_parser.h"
+#include "bench/command_line.h"
+#include "bench/thread_time.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/eviction.h"
+#include "sim/commands/option_parser.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -22,10 +22,9 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/zmq/event_publisher.h"
-#include "kvblocks/events/zmq/event_subscriber.h"
+#include "bench/thread_time.h"
+#include "kvblocks/kv_events.h"
+#include "kvblocks/kv_events_zmq.h"
 
 namespace kvblocks::bench {
 namespace {

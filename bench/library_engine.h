@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/bench/naive_engine.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "bench/naive_engine.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/lookup_explanation.h"
 
 namespace kvblocks::bench {
 

@@ -8,7 +8,7 @@
 // clang-format off: before whatever is compiled for each target.
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // clang-format on
-#include "kvblocks/bench/machine_peaks.h"
+#include "bench/machine_peaks.h"
 
 #include <sys/mman.h>
 #include <time.h>

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::bench {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/bench/naive_engine.h"
+#include "bench/naive_engine.h"
 
 #include <algorithm>
 #include <utility>

@@ -14,8 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks::bench {
 

@@ -20,9 +20,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/check.h"
+#include "bench/thread_time.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -23,7 +23,7 @@
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/bench/command_line.h"
+#include "bench/command_line.h"
 
 namespace kvblocks::bench {
 namespace {

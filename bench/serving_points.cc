@@ -1,4 +1,4 @@
-#include "kvblocks/bench/serving_points.h"
+#include "bench/serving_points.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -10,12 +10,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "sim/report/metrics.h"
+#include "sim/simulation.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/table_clock.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/table_clock.h"
 
 namespace kvblocks::sim {
 

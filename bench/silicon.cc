@@ -21,8 +21,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/bench/serving_points.h"
-#include "kvblocks/sim/commands/progress_line.h"
+#include "bench/serving_points.h"
+#include "sim/commands/progress_line.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/bench/command_line.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/sweep/point_runner.h"
+#include "bench/command_line.h"
+#include "sim/commands/option_parser.h"
+#include "sim/sweep/point_runner.h"
 
 namespace kvblocks::bench {
 namespace {

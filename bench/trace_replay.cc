@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
-#include "kvblocks/bench/command_line.h"
-#include "kvblocks/bench/library_engine.h"
-#include "kvblocks/bench/naive_engine.h"
-#include "kvblocks/bench/thread_time.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/commands/option_parser.h"
+#include "bench/command_line.h"
+#include "bench/library_engine.h"
+#include "bench/naive_engine.h"
+#include "bench/thread_time.h"
+#include "kvblocks/check.h"
+#include "sim/commands/option_parser.h"
 
 namespace kvblocks::bench {
 namespace {

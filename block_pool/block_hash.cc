@@ -2,7 +2,7 @@
 // cost more than hashing one block of tokens.
 #define OPENSSL_SUPPRESS_DEPRECATED
 
-#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block.h"
 
 #include <openssl/rand.h>
 #include <openssl/sha.h>
@@ -15,9 +15,9 @@
 #include <xxhash.h>
 
 #include "absl/strings/escaping.h"
-#include "kvblocks/block_pool/cbor.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/field_error.h"
+#include "block_pool/cbor.h"
+#include "checks/field_error.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/block.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block.h"
 
 #include <cstdint>
 #include <limits>
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "block_pool/cbor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/cbor.h"
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks {
 namespace {

@@ -1,13 +1,12 @@
-#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/memory_limit.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/memory_limit.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/prefix_content.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/block.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/prefix_content.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 

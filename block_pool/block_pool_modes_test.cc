@@ -7,13 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "block_pool/recent_keys.h"
+#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/prefix_content_peer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/page_chunks.h"
-#include "kvblocks/block_pool/recent_keys.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/block_pool/testing/prefix_content_peer.h"
+#include "kvblocks/block_pool.h"
 
 namespace kvblocks {
 namespace {

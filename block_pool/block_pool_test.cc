@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "block_pool/testing/get_new_blocks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
 
 namespace kvblocks {
 namespace {

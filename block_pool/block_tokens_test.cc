@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/block_tokens.h"
+#include "kvblocks/prefix_content.h"
 
 #include <rapidcheck.h>
 
@@ -9,11 +9,11 @@
 #include <tuple>
 #include <vector>
 
+#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/prefix_content_peer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/block_pool/testing/prefix_content_peer.h"
+#include "kvblocks/block_pool.h"
 
 namespace kvblocks {
 namespace {

@@ -1,12 +1,11 @@
-#include "kvblocks/block_pool/chunk_lending.h"
+#include "block_pool/chunk_lending.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

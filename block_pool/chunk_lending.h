@@ -22,8 +22,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/block_pool/free_block_queue.h"
-#include "kvblocks/block_pool/page_chunks.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/free_block_queue.h"
 
 namespace kvblocks {
 

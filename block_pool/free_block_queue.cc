@@ -1,6 +1,6 @@
-#include "kvblocks/block_pool/free_block_queue.h"
+#include "kvblocks/free_block_queue.h"
 
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 

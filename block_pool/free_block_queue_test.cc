@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/free_block_queue.h"
+#include "kvblocks/free_block_queue.h"
 
 #include <cstdint>
 #include <numeric>
@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/huge_page_allocator.h"
-#include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/huge_page_allocator.h"
+#include "kvblocks/kv_event.h"
 
 namespace kvblocks {
 namespace {

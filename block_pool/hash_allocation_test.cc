@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/prefix_content.h"
-#include "kvblocks/tests/allocation_counter/allocation_counter.h"
+#include "kvblocks/block.h"
+#include "kvblocks/prefix_content.h"
+#include "tests/allocation_counter/allocation_counter.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/cbor.h"
-#include "kvblocks/checks/status_text.h"
+#include "block_pool/cbor.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

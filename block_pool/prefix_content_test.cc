@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 #include <limits>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/prefix_hash_table.h"
+#include "kvblocks/prefix_hash_table.h"
 
 #include <openssl/rand.h>
 #ifdef __SSE2__
@@ -10,8 +10,7 @@
 
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

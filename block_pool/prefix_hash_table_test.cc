@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/prefix_hash_table.h"
+#include "kvblocks/prefix_hash_table.h"
 
 #include <algorithm>
 #include <map>

@@ -1,11 +1,11 @@
-#include "kvblocks/block_pool/recent_keys.h"
+#include "block_pool/recent_keys.h"
 
 #include <openssl/rand.h>
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/block_pool/lookup_history.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

@@ -19,8 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks {
 

@@ -9,8 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/block.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/c/error.h"
+#include "c/error.h"
 
 #include <string>
 

@@ -5,11 +5,10 @@
 #include <cstring>
 #include <variant>
 
-#include "kvblocks/c/error.h"
-#include "kvblocks/c/growing_struct.h"
-#include "kvblocks/c/handles.h"
-#include "kvblocks/events/block_index.h"
-#include "kvblocks/events/event_codec.h"
+#include "c/error.h"
+#include "c/growing_struct.h"
+#include "c/handles.h"
+#include "kvblocks/kv_events.h"
 
 struct kvb_events {
   std::vector<kvblocks::KvEvent> events;

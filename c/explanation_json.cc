@@ -1,6 +1,6 @@
-#include "kvblocks/c/explanation_json.h"
+#include "c/explanation_json.h"
 
-#include "kvblocks/checks/json_writer.h"
+#include "checks/json_writer.h"
 
 namespace kvblocks::c {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/lookup_explanation.h"
 
 namespace kvblocks::c {
 

@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/c/error.h"
+#include "c/error.h"
 
 namespace kvblocks::c {
 

@@ -6,10 +6,10 @@
 #include <set>
 #include <utility>
 
-#include "kvblocks/c/error.h"
-#include "kvblocks/c/growing_struct.h"
-#include "kvblocks/c/handles.h"
-#include "kvblocks/managers/config/kv_cache_manager_config.h"
+#include "c/error.h"
+#include "c/growing_struct.h"
+#include "c/handles.h"
+#include "kvblocks/kv_cache_manager_config.h"
 #include "kvblocks/version.h"
 
 namespace kvblocks::c {

@@ -3,14 +3,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "c/error.h"
+#include "c/handles.h"
+#include "c/plan_request.pb.h"
+#include "checks/json_writer.h"
 #include "google/protobuf/util/json_util.h"
-#include "kvblocks/c/error.h"
-#include "kvblocks/c/handles.h"
-#include "kvblocks/checks/json_writer.h"
-#include "kvblocks/c/plan_request.pb.h"
+#include "kvblocks/config_source.h"
 #include "kvblocks/planning.h"
-#include "kvblocks/specs/config/config_source.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::c {
 namespace {

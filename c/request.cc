@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "kvblocks/c/error.h"
-#include "kvblocks/c/explanation_json.h"
-#include "kvblocks/c/growing_struct.h"
-#include "kvblocks/c/handles.h"
+#include "c/error.h"
+#include "c/explanation_json.h"
+#include "c/growing_struct.h"
+#include "c/handles.h"
 
 namespace kvblocks::c {
 namespace {

@@ -14,7 +14,7 @@
 #include <limits>
 #include <optional>
 
-#include "kvblocks/checks/ceil_div.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks {
 

@@ -3,11 +3,11 @@
 #include <limits>
 #include <string>
 
+#include "checks/checked_int64.h"
+#include "checks/json_text.h"
+#include "checks/json_writer.h"
+#include "checks/memory_limit.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/json_text.h"
-#include "kvblocks/checks/json_writer.h"
-#include "kvblocks/checks/memory_limit.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 #include "absl/strings/cord.h"
 

@@ -1,4 +1,4 @@
-#include "kvblocks/checks/json_text.h"
+#include "checks/json_text.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "absl/strings/str_format.h"
-#include "kvblocks/checks/json_text.h"
+#include "checks/json_text.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/checks/memory_limit.h"
+#include "checks/memory_limit.h"
 
 #include <unistd.h>
 

@@ -19,7 +19,7 @@ endfunction()
 
 # A source file that holds what every HTML page of kvsim carries, each file as a string.
 function(kvblocks_embed_page_assets out)
-  set(text "#include \"kvblocks/sim/report/report_json.h\"\nnamespace kvblocks::sim {\n")
+  set(text "#include \"sim/report/report_json.h\"\nnamespace kvblocks::sim {\n")
   foreach(asset IN ITEMS kPageScript=js kPageStyle=css)
     string(REPLACE "=" ";" parts "${asset}")
     list(GET parts 0 name)
@@ -49,7 +49,7 @@ function(kvblocks_embed_example_trace out)
   string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
     set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/sim/commands/example_trace.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
-#include "kvblocks/sim/commands/example_trace.h"
+#include "sim/commands/example_trace.h"
 namespace kvblocks::sim {
 std::string ExampleTrace() {
   static const unsigned char bytes[] = {

@@ -1,4 +1,4 @@
-#include "kvblocks/events/block_index.h"
+#include "kvblocks/kv_events.h"
 
 #include <algorithm>
 #include <variant>

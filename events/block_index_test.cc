@@ -1,4 +1,4 @@
-#include "kvblocks/events/block_index.h"
+#include "kvblocks/kv_events.h"
 
 #include <map>
 #include <random>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/events/event_log.h"
 
 namespace kvblocks::events {
 namespace {

@@ -6,10 +6,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "kvblocks/events/block_index.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/event_log.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/kv_events.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,12 +1,12 @@
-#include "kvblocks/events/event_codec.h"
+#include "kvblocks/kv_events.h"
 
 #include <string>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "events/msgpack.h"
 #include "gtest/gtest.h"
-#include "kvblocks/events/msgpack.h"
 
 namespace kvblocks::events {
 namespace {

@@ -3,9 +3,9 @@
 #include <limits>
 #include <utility>
 
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/msgpack.h"
+#include "events/msgpack.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_events.h"
 
 namespace kvblocks::events {
 namespace {

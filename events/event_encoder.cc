@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <variant>
 
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/msgpack.h"
+#include "events/msgpack.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_events.h"
 
 namespace kvblocks::events {
 namespace {

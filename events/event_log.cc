@@ -1,9 +1,9 @@
-#include "kvblocks/events/event_log.h"
+#include "kvblocks/kv_events.h"
 
 #include <limits>
 
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/events/msgpack.h"
+#include "events/msgpack.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::events {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/events/stream_check.h"
+#include "kvblocks/kv_events.h"
 
 #include <algorithm>
 #include <variant>

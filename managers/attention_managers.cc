@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/managers/single_type_manager.h"
-#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/single_type_manager.h"
 
 namespace kvblocks {
 namespace {

@@ -4,12 +4,12 @@
 #include <tuple>
 #include <vector>
 
+#include "block_pool/testing/get_new_blocks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/managers/single_type_manager.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/lookup_explanation.h"
+#include "kvblocks/single_type_manager.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

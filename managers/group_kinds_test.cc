@@ -11,11 +11,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/prefix_lookup.h"
-#include "kvblocks/managers/testing/test_models.h"
-#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/lookup_explanation.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,11 +1,10 @@
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/kv_cache_manager.h"
 
 #include <algorithm>
 #include <atomic>
 #include <utility>
 
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

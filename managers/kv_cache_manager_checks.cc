@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 namespace {

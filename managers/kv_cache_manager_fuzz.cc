@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/tests/events/event_mirror.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/lookup_explanation.h"
+#include "tests/events/event_mirror.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 

@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/lookup_explanation.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

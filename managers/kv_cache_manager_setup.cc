@@ -1,4 +1,4 @@
-#include "kvblocks/managers/kv_cache_manager_setup.h"
+#include "managers/kv_cache_manager_setup.h"
 
 #include <algorithm>
 #include <memory>
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/managers/block_size.h"
-#include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/check.h"
+#include "kvblocks/request_footprint.h"
+#include "kvblocks/single_type_manager.h"
 
 namespace kvblocks {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 

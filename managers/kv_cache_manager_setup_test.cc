@@ -1,4 +1,4 @@
-#include "kvblocks/managers/kv_cache_manager_setup.h"
+#include "managers/kv_cache_manager_setup.h"
 
 #include <cmath>
 #include <limits>
@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

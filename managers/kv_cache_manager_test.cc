@@ -1,7 +1,7 @@
 // Look-up, allocation and freeing: each parameter by itself, each refusal with the proof that
 // nothing changed.
 
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/kv_cache_manager.h"
 
 #include <functional>
 #include <limits>
@@ -10,7 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -23,7 +23,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/single_type_manager.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/managers/prefix_lookup.h"
+#include "kvblocks/kv_cache_manager.h"
 
 #include <algorithm>
 

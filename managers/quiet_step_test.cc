@@ -8,7 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,16 +1,15 @@
-#include "kvblocks/managers/request.h"
+#include "kvblocks/request.h"
 
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "block_pool/testing/prefix_content_peer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/testing/prefix_content_peer.h"
-#include "kvblocks/managers/block_size.h"
-#include "kvblocks/managers/computed_blocks.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/single_type_manager.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -4,10 +4,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/eviction.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

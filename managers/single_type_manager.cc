@@ -1,8 +1,8 @@
-#include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/single_type_manager.h"
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/check.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
-#include "kvblocks/tests/allocation_counter/allocation_counter.h"
+#include "managers/testing/test_models.h"
+#include "tests/allocation_counter/allocation_counter.h"
 
 namespace kvblocks {
 namespace {

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "block_pool/testing/prefix_content_peer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/testing/prefix_content_peer.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/lookup_explanation.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,6 +1,6 @@
 // Where pages lie, as views: the worked example, refusals, and blocks that share memory.
 
-#include "kvblocks/attention/cache/page_place.h"
+#include "kvblocks/kv_cache_view.h"
 
 #include <cstdint>
 #include <string>
@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cpu/block_ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/block_ops.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/memory/planned_memory.h"
+#include "kvblocks/planned_memory.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,11 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/specs/kv_cache_kind.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks {
 namespace {

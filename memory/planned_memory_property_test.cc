@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/memory/planned_memory.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/testing/check_plans.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/plan.h"
+#include "kvblocks/planned_memory.h"
 #include "rapidcheck/gtest.h"
+#include "specs/planning/testing/check_plans.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,6 +1,6 @@
 // Plans as tensors: worked addresses, refusals, and layers that attend through all three layouts.
 
-#include "kvblocks/memory/planned_memory.h"
+#include "kvblocks/planned_memory.h"
 
 #include <cmath>
 #include <cstdint>
@@ -9,15 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "attention/cache/cache_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/cpu/block_ops.h"
+#include "attention/testing/dense_oracle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/backend_registry.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
+#include "kvblocks/attention_backend.h"
+#include "specs/planning/testing/plan_test_helpers.h"
 
 namespace kvblocks {
 namespace {

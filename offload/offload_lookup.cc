@@ -1,6 +1,6 @@
 // What can be loaded: the look-up of OffloadManager.
 
-#include "kvblocks/offload/offload_manager.h"
+#include "kvblocks/offload.h"
 
 namespace kvblocks::offload {
 

@@ -1,7 +1,7 @@
-#include "kvblocks/offload/offload_manager.h"
+#include "kvblocks/offload.h"
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::offload {
 namespace {

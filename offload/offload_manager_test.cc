@@ -1,10 +1,10 @@
-#include "kvblocks/offload/offload_manager.h"
+#include "kvblocks/offload.h"
 
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks::offload {
 namespace {

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
-#include "kvblocks/offload/testing/naive_offload.h"
+#include "managers/testing/test_models.h"
+#include "offload/testing/naive_offload.h"
 
 namespace kvblocks::offload {
 namespace {

@@ -1,16 +1,14 @@
-#include "kvblocks/offload/tier.h"
+#include "kvblocks/offload.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/block_pool/eviction/lru_policy.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/offload/tier_options.h"
+#include "block_pool/eviction/lru_policy.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/check.h"
+#include "kvblocks/eviction.h"
 
 namespace kvblocks::offload {
 

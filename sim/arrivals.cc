@@ -1,4 +1,4 @@
-#include "kvblocks/sim/arrivals.h"
+#include "sim/arrivals.h"
 
 #include <algorithm>
 

@@ -26,10 +26,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/engine/request_store.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/request_store.h"
+#include "sim/engine/sim_request.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,11 +1,11 @@
-#include "kvblocks/sim/drafting.h"
+#include "sim/drafting.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/simulation_config.h"
+#include "sim/simulation_config.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/drafting.h"
+#include "sim/drafting.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/simulation_config.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/version.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/output.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/lockstep_group.h"
+#include "sim/lockstep_group.h"
 
 #include <algorithm>
 #include <optional>

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/replica.h"
+#include "sim/replica.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/replica.h"
+#include "sim/replica.h"
 
 #include <algorithm>
 #include <utility>

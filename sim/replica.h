@@ -39,11 +39,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/engine/observer_list.h"
-#include "kvblocks/sim/engine/scheduler.h"
-#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/engine/observer_list.h"
+#include "sim/engine/scheduler.h"
+#include "sim/simulation_config.h"
 
 namespace kvblocks::sim {
 

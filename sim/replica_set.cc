@@ -1,4 +1,4 @@
-#include "kvblocks/sim/replica_set.h"
+#include "sim/replica_set.h"
 
 #include <algorithm>
 #include <utility>

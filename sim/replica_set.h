@@ -29,11 +29,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/arrivals.h"
-#include "kvblocks/sim/lockstep_group.h"
-#include "kvblocks/sim/replica.h"
-#include "kvblocks/sim/replica_load.h"
-#include "kvblocks/sim/simulation.h"
+#include "sim/arrivals.h"
+#include "sim/lockstep_group.h"
+#include "sim/replica.h"
+#include "sim/replica_load.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/run_in_parallel.h"
+#include "sim/run_in_parallel.h"
 
 #include <algorithm>
 #include <atomic>

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

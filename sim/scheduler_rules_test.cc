@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/simulation.h"
+#include "sim/simulation.h"
 
 #include <algorithm>
 #include <optional>

@@ -24,14 +24,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/arrivals.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/engine/request_store.h"
-#include "kvblocks/sim/engine/scheduler.h"
-#include "kvblocks/sim/replica.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/arrivals.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/engine/request_store.h"
+#include "sim/engine/scheduler.h"
+#include "sim/replica.h"
+#include "sim/simulation_config.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/cost/pipeline.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,11 +6,11 @@
 #include <string>
 
 #include "benchmark/benchmark.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/simulation.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/simulation_config.h"
+#include "sim/simulation_config.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -10,11 +10,11 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/drafting.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
-#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/cost/sim_time.h"
+#include "sim/drafting.h"
+#include "sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 

@@ -4,8 +4,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "kvblocks/eviction.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

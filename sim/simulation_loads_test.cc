@@ -6,8 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/testing/scripted_connector.h"
+#include "sim/testing/replay.h"
+#include "sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/testing/naive_engine.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "kvblocks/eviction.h"
 #include "rapidcheck/gtest.h"
+#include "sim/cost/pipeline.h"
+#include "sim/testing/naive_engine.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

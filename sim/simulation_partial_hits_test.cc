@@ -9,12 +9,12 @@
 #include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/roofline.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/roofline.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/replay.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/managers/kv_cache_manager_setup.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/tests/group_specs.h"
+#include "managers/kv_cache_manager_setup.h"
 #include "rapidcheck/gtest.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/replay.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::sim {
 namespace {

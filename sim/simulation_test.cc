@@ -1,10 +1,10 @@
-#include "kvblocks/sim/simulation.h"
+#include "sim/simulation.h"
 
 #include <numeric>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,10 +1,10 @@
-#include "kvblocks/specs/data_type.h"
+#include "kvblocks/kv_cache_spec.h"
 
 #include <array>
 #include <string>
 #include <utility>
 
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

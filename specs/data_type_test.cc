@@ -1,11 +1,11 @@
-#include "kvblocks/specs/data_type.h"
+#include "kvblocks/kv_cache_spec.h"
 
 #include <limits>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/row_codec.h"
+#include "specs/row_codec.h"
 
 namespace kvblocks {
 namespace {

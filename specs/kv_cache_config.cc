@@ -1,10 +1,10 @@
-#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/kv_cache_config.h"
 
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -1,10 +1,10 @@
-#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/kv_cache_config.h"
 
 #include <limits>
 #include <string>
 
+#include "checks/field_error.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {

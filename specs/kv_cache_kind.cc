@@ -1,11 +1,11 @@
-#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/kv_cache_spec.h"
 
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

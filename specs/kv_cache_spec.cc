@@ -1,15 +1,14 @@
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
 
 #include <array>
 #include <span>
 #include <string>
 #include <type_traits>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/kv_cache_kind.h"
-#include "kvblocks/specs/row_codec.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "checks/checked_int64.h"
+#include "checks/field_error.h"
+#include "specs/row_codec.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

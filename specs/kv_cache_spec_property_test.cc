@@ -7,10 +7,9 @@
 
 #include "absl/hash/hash_testing.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/kv_cache_kind.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "kvblocks/kv_cache_spec.h"
 #include "rapidcheck/gtest.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

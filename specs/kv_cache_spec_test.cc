@@ -1,4 +1,4 @@
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
 
 #include <string>
 #include <vector>

@@ -1,13 +1,13 @@
-#include "kvblocks/specs/merge.h"
+#include "kvblocks/request_footprint.h"
 
 #include <numeric>
 #include <string>
 #include <type_traits>
 
 #include "absl/strings/cord.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "checks/checked_int64.h"
+#include "checks/field_error.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

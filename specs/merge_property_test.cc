@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/merge.h"
+#include "kvblocks/request_footprint.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {

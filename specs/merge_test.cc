@@ -1,4 +1,4 @@
-#include "kvblocks/specs/merge.h"
+#include "kvblocks/request_footprint.h"
 
 #include <limits>
 #include <optional>

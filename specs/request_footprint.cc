@@ -1,11 +1,11 @@
-#include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/request_footprint.h"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/field_error.h"
+#include "checks/checked_int64.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

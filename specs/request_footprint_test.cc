@@ -1,12 +1,12 @@
-#include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/request_footprint.h"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 
+#include "checks/checked_int64.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {

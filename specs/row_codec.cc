@@ -1,4 +1,4 @@
-#include "kvblocks/specs/row_codec.h"
+#include "specs/row_codec.h"
 
 #include <array>
 #include <numeric>

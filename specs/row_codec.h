@@ -17,8 +17,8 @@
 #include <optional>
 #include <string_view>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/data_type.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks {
 

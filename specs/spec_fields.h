@@ -13,8 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/specs/data_type.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks {
 

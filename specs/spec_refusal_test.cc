@@ -5,14 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "checks/field_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/merge.h"
-#include "kvblocks/specs/request_footprint.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/request_footprint.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

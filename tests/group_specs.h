@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks::testing {
 

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ENTRY = "managers/kv_cache_manager.h"
 C_LIKE = {".h", ".cc", ".c", ".cu", ".cuh", ".proto"}
 CODE = C_LIKE | {".py", ".sh", ".bzl"}
-INCLUDE = re.compile(r'^\s*#include "kvblocks/([^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 # A rule at the top level of a BUILD file, or one of a list comprehension, which counts once.
 RULE = re.compile(r"^\[?([a-z]\w*)\($|^    ([a-z]\w*)\($", re.MULTILINE)
 NO_TARGET = {"load", "package", "exports_files", "licenses", "glob", "select", "test_suite"}

@@ -1,14 +1,13 @@
-#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention_backend.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "kvblocks/attention/backends/attention_layer.h"
-#include "kvblocks/attention/backends/sparse_mla_layer.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/ops/arg_checker.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_layer.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

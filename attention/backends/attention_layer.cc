@@ -1,4 +1,4 @@
-#include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention_layer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/attention/metadata/batch_split.h"
-#include "kvblocks/attention/ops/checked.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/backends/layer_params.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/layer_fixture.h"
+#include "attention/testing/layer_suite.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/attention_layer.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/testing/layer_fixture.h"
-#include "kvblocks/attention/testing/layer_suite.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_layer.h"
 
 namespace kvblocks::attention {
 namespace {

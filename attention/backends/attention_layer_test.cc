@@ -1,19 +1,18 @@
-#include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention_layer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "attention/backends/layer_params.h"
+#include "attention/testing/batch_suite.h"
+#include "attention/testing/layer_fixture.h"
+#include "attention/testing/layer_suite.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/testing/batch_suite.h"
-#include "kvblocks/attention/testing/layer_fixture.h"
-#include "kvblocks/attention/testing/layer_suite.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_masks.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

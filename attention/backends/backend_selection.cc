@@ -1,13 +1,12 @@
-#include "kvblocks/attention/backends/backend_selection.h"
+#include "kvblocks/attention_backend.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/attention/backends/backend_registry.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

@@ -1,15 +1,14 @@
 // T-30: every unsupported attribute is named; forced backends; decisions are remembered.
 
-#include "kvblocks/attention/backends/backend_selection.h"
+#include "kvblocks/attention_backend.h"
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "attention/backends/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/backends/workspace.h"
 
 namespace kvblocks::attention {
 namespace {

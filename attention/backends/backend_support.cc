@@ -1,4 +1,4 @@
-#include "kvblocks/attention/backends/backend_support.h"
+#include "kvblocks/attention_backend.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/attention/backends/backend_config.h"
 
 namespace kvblocks::attention {
 

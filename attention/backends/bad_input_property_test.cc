@@ -6,12 +6,11 @@
 #include <limits>
 #include <string>
 
+#include "attention/ops/visit_views.h"
+#include "attention/testing/valid_args.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/ops/op_list.h"
-#include "kvblocks/attention/ops/visit_views.h"
-#include "kvblocks/attention/testing/valid_args.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_ops.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

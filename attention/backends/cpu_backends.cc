@@ -1,7 +1,7 @@
-#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention_backend.h"
 
-#include "kvblocks/attention/backends/host_backend.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "attention/backends/host_backend.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 

@@ -1,8 +1,8 @@
 // Apart from the SIMD backend, so that a program with this one alone needs no Highway.
 
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/backends/host_backend.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "attention/backends/host_backend.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 

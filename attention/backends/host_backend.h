@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention_backend.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/backends/layer_params.h"
+#include "attention/backends/layer_params.h"
 
 #include <cstdint>
 #include <string>
@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/backends/kv_scale_state.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/attention/metadata/split_rules.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/checks/status_macros.h"
+#include "attention/metadata/split_rules.h"
+#include "attention/ops/arg_checker.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 

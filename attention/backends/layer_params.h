@@ -9,16 +9,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/backends/backend_support.h"
-#include "kvblocks/attention/backends/layer_config.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/metadata/common_metadata.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/checked.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,14 +1,14 @@
-#include "kvblocks/attention/backends/sparse_mla_layer.h"
+#include "kvblocks/attention_layer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 
-#include "kvblocks/attention/backends/layer_params.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/backends/layer_params.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,15 +1,15 @@
 // What sparse layers refuse, and what they leave alone. That they are right: tests/deepseek_v4.
 
-#include "kvblocks/attention/backends/sparse_mla_layer.h"
+#include "kvblocks/attention_layer.h"
 
 #include <string>
 #include <vector>
 
+#include "attention/testing/paged_case.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,12 +1,12 @@
-#include "kvblocks/attention/backends/unified_attention.h"
+#include "kvblocks/attention_layer.h"
 
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

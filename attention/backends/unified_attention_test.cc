@@ -1,11 +1,11 @@
 // T-29: order and failures of hooks; and the look-up of layers and metadata by name.
 
-#include "kvblocks/attention/backends/unified_attention.h"
+#include "kvblocks/attention_layer.h"
 
+#include "attention/testing/layer_fixture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/testing/layer_fixture.h"
+#include "kvblocks/attention_backend.h"
 
 namespace kvblocks::attention {
 namespace {

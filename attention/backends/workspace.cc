@@ -1,10 +1,10 @@
-#include "kvblocks/attention/backends/workspace.h"
+#include "attention/backends/workspace.h"
 
 #include <algorithm>
 #include <initializer_list>
 
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

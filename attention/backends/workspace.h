@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/backends/backend_config.h"
+#include "kvblocks/attention_backend.h"
 
 namespace kvblocks::attention {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/blend/blend_quality.h"
-#include "kvblocks/attention/blend/testing/blend_fixture.h"
+#include "attention/blend/testing/blend_fixture.h"
+#include "kvblocks/cache_blend.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/blend/blend_rows.h"
+#include "attention/blend/blend_rows.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,11 +7,11 @@
 #include <numeric>
 #include <string>
 
-#include "kvblocks/attention/blend/blend_work.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/ops/arg_checker.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/cache_blend.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

@@ -12,11 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/blend/blend_run.h"
-#include "kvblocks/attention/blend/blend_session.h"
-#include "kvblocks/attention/blend/blend_work.h"
-#include "kvblocks/attention/metadata/common_metadata.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/cache_blend.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

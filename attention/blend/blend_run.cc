@@ -1,13 +1,13 @@
-#include "kvblocks/attention/blend/blend_run.h"
+#include "kvblocks/cache_blend.h"
 
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
-#include "kvblocks/attention/blend/blend_rows.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/blend/blend_rows.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

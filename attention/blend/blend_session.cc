@@ -1,4 +1,4 @@
-#include "kvblocks/attention/blend/blend_session.h"
+#include "kvblocks/cache_blend.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,10 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,13 +1,12 @@
-#include "kvblocks/attention/blend/small_transformer.h"
+#include "kvblocks/cache_blend.h"
 
 #include <cmath>
 #include <numbers>
 #include <numeric>
 
-#include "kvblocks/attention/blend/blend_quality.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/attention/cache/cache_rows.h"
+#include "attention/cache/cache_rows.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cache/index_cache.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

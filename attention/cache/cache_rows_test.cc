@@ -1,6 +1,6 @@
 // Rows against single elements, bit for bit.
 
-#include "kvblocks/attention/cache/cache_rows.h"
+#include "attention/cache/cache_rows.h"
 
 #include <cmath>
 #include <cstring>
@@ -8,10 +8,10 @@
 #include <random>
 #include <vector>
 
+#include "attention/cache/element_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

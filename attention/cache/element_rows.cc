@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/element_rows.h"
+#include "attention/cache/element_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 

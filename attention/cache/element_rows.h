@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/device_types.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

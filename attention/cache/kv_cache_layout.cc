@@ -1,11 +1,11 @@
-#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/kv_cache_view.h"
 
 #include <initializer_list>
 #include <limits>
 
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/cache/quantised_rows.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/kv_cache_view.h"
 
 #include <algorithm>
 #include <functional>
@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "attention/testing/random_cache.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/testing/random_cache.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/page_place.h"
+#include "kvblocks/kv_cache_view.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "absl/types/span.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/checked_int64.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

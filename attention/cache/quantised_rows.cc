@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/quantised_rows.h"
+#include "attention/cache/quantised_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/element_rows.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 

@@ -23,8 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/attention/tensor/kv_layout.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention {
 

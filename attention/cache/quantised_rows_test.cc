@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/quantised_rows.h"
+#include "attention/cache/quantised_rows.h"
 
 #include <array>
 #include <bit>
@@ -7,10 +7,10 @@
 #include <limits>
 #include <vector>
 
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/host_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,13 +8,12 @@
 #include <numeric>
 #include <vector>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/error_flags.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,6 +1,6 @@
 // Selection, fusing and rotation on the host: EX-25, EX-32, and T-25 of the selection.
 
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -12,9 +12,8 @@
 #include <set>
 #include <vector>
 
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 namespace {

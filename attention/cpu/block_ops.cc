@@ -1,9 +1,9 @@
-#include "kvblocks/attention/cpu/block_ops.h"
+#include "attention/cpu/block_ops.h"
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/block_checks.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/cache/element_rows.h"
+#include "attention/ops/block_checks.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

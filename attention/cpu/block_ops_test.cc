@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/block_ops.h"
+#include "attention/cpu/block_ops.h"
 
 #include <rapidcheck.h>
 
@@ -6,10 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/testing/random_cache.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/testing/random_cache.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/attention_cpu.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,12 +1,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/host_ops.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cache/cache_rows.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/host_scalars.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,15 +1,14 @@
-#include "kvblocks/attention/cpu/host_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/cpu/host_scalars.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "attention/cache/cache_rows.h"
+#include "attention/cpu/block_ops.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_view.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,14 +10,13 @@
 #include <random>
 #include <vector>
 
+#include "attention/cache/cache_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/random_cache.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/random_cache.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/attention_cpu.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::attention {
 namespace {

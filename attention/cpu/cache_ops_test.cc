@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,12 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/kv_scale_state.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -5,13 +5,12 @@
 #include <limits>
 #include <vector>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/error_flags.h"
-#include "kvblocks/attention/cpu/host_ops.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,17 +1,16 @@
 // CPU's attention over K/V heads and dense latent caches, and the merging of states. What lists of
 // keys need is in cpu_ops_sparse.cc.
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/reference_cuts.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cpu/simd_dense.h"
-#include "kvblocks/attention/cpu/simd_states.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/cpu/reference_cuts.h"
+#include "attention/cpu/simd_dense.h"
+#include "attention/cpu/simd_states.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -4,12 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/error_flags.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cpu/simd_dense.h"
-#include "kvblocks/attention/cpu/simd_states.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/cpu/simd_dense.h"
+#include "attention/cpu/simd_states.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

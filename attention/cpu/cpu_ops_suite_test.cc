@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "attention/testing/ops_suite.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

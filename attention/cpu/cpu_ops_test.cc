@@ -1,20 +1,19 @@
 // What the CPU backend promises beyond the common suite: the same bits however the work is grouped,
 // on every instruction set, and the accuracy of float32.
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "attention/cpu/simd_kernels.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 

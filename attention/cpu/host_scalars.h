@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

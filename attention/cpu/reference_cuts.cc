@@ -1,7 +1,7 @@
-#include "kvblocks/attention/cpu/reference_cuts.h"
+#include "attention/cpu/reference_cuts.h"
 
-#include "kvblocks/attention/ops/kv_group_key.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 std::vector<int64_t> CutsOf(const SplitPolicy& policy, int64_t kv_len, int64_t block_size) {

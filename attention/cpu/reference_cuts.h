@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 

@@ -1,12 +1,12 @@
-#include "kvblocks/attention/cpu/reference_engine.h"
+#include "attention/cpu/reference_engine.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/cpu/visibility.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/cpu/visibility.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -17,9 +17,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/error_flags.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/reference_cuts.h"
-#include "kvblocks/attention/cpu/reference_engine.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cpu/reference_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/cpu/reference_cuts.h"
+#include "attention/cpu/reference_engine.h"
+#include "attention/cpu/reference_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

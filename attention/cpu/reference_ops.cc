@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 

@@ -1,5 +1,5 @@
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/ops_suite.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 

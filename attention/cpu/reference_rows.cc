@@ -1,11 +1,11 @@
-#include "kvblocks/attention/cpu/reference_rows.h"
+#include "attention/cpu/reference_rows.h"
 
 #include <cstring>
 
-#include "kvblocks/attention/cache/cache_rows.h"
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/cache_rows.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cpu/reference_engine.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "attention/cpu/reference_engine.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

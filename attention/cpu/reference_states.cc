@@ -5,11 +5,10 @@
 #include <limits>
 #include <vector>
 
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/reference_engine.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/reference_engine.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -12,9 +12,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/cpu/simd_load-inl.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cpu/simd_kernels.h"
+#include "attention/cpu/simd_load-inl.h"
+#include "attention/tensor/small_floats.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

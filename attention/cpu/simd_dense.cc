@@ -1,16 +1,16 @@
-#include "kvblocks/attention/cpu/simd_dense.h"
+#include "attention/cpu/simd_dense.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-#include "kvblocks/attention/cpu/host_scalars.h"
-#include "kvblocks/attention/cpu/simd_key_rows.h"
-#include "kvblocks/attention/cpu/simd_rows.h"
-#include "kvblocks/attention/cpu/simd_states.h"
-#include "kvblocks/attention/cpu/visibility.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cpu/host_scalars.h"
+#include "attention/cpu/simd_key_rows.h"
+#include "attention/cpu/simd_rows.h"
+#include "attention/cpu/simd_states.h"
+#include "attention/cpu/visibility.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention::simd {
 namespace {

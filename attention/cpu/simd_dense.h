@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cpu/simd_states.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "attention/cpu/simd_states.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

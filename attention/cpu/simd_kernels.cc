@@ -15,8 +15,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/cpu/simd_load-inl.h"
+#include "attention/cpu/simd_kernels.h"
+#include "attention/cpu/simd_load-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 

@@ -19,8 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::simd {
 

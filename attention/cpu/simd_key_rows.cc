@@ -1,10 +1,10 @@
-#include "kvblocks/attention/cpu/simd_key_rows.h"
+#include "attention/cpu/simd_key_rows.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "kvblocks/attention/cache/quantised_rows.h"
+#include "attention/cache/quantised_rows.h"
 
 namespace kvblocks::attention::simd {
 namespace {

@@ -16,8 +16,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cpu/simd_kernels.h"
+#include "attention/cpu/simd_kernels.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention::simd {
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "kvblocks/attention/cpu/simd_dense.h"
-#include "kvblocks/attention/cpu/simd_key_rows.h"
-#include "kvblocks/attention/cpu/simd_rows.h"
-#include "kvblocks/attention/cpu/simd_states.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cpu/simd_dense.h"
+#include "attention/cpu/simd_key_rows.h"
+#include "attention/cpu/simd_rows.h"
+#include "attention/cpu/simd_states.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention::simd {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
+#include "attention/cpu/simd_kernels.h"
 #include "hwy/highway.h"
-#include "kvblocks/attention/cpu/simd_kernels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/simd_rows.h"
+#include "attention/cpu/simd_rows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/cpu/simd_key_rows.h"
+#include "attention/cpu/simd_kernels.h"
+#include "attention/cpu/simd_key_rows.h"
 
 namespace kvblocks::attention::simd {
 

@@ -1,11 +1,11 @@
-#include "kvblocks/attention/cpu/simd_states.h"
+#include "attention/cpu/simd_states.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cpu/simd_kernels.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::simd {
 namespace {

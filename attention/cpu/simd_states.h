@@ -13,9 +13,9 @@
 #include <limits>
 #include <vector>
 
-#include "kvblocks/attention/cpu/simd_kernels.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "attention/cpu/simd_kernels.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention_cpu.h"
 
 #include <atomic>
 #include <latch>

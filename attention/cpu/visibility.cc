@@ -1,10 +1,10 @@
-#include "kvblocks/attention/cpu/visibility.h"
+#include "attention/cpu/visibility.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
 
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

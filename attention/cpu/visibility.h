@@ -20,7 +20,7 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/visibility.h"
+#include "attention/cpu/visibility.h"
 
 #include <cmath>
 #include <limits>

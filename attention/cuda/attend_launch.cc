@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/attend_launch.h"
+#include "attention/cuda/attend_launch.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,12 +7,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/decode_plan.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/paged_decode_ops.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -10,11 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/params.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention::cuda {
 

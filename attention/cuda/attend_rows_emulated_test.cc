@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

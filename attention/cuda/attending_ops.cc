@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/enqueue_ops.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "attention/cuda/attend_launch.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/enqueue_ops.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention_cuda.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

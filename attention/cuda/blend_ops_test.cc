@@ -6,14 +6,14 @@
 #include <random>
 #include <vector>
 
+#include "attention/cuda/kernels/blend.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/cuda/testing/on_device.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/kernels/blend.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/on_device.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

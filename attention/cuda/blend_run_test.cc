@@ -1,6 +1,6 @@
 // Blends with everything in device memory against the CPU's. Runs emulated and on GPUs.
 
-#include "kvblocks/attention/blend/blend_run.h"
+#include "kvblocks/cache_blend.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,13 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "attention/blend/testing/paged_model.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/testing/device_mirror.h"
+#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/blend/blend_session.h"
-#include "kvblocks/attention/blend/testing/paged_model.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/device_metadata.h"
-#include "kvblocks/attention/cuda/testing/device_mirror.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

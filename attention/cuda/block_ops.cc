@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/block_ops.h"
+#include "attention/cuda/block_ops.h"
 
 #include <algorithm>
 #include <tuple>
@@ -6,12 +6,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/block_ops.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/block_checks.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/block_ops.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/ops/block_checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/block_ops.h"
+#include "attention/cuda/block_ops.h"
+#include "attention/testing/random_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/cuda/block_ops.h"
-#include "kvblocks/attention/testing/random_cache.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/testing/on_device.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/testing/on_device.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/cuda/attend_launch.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,12 +1,11 @@
-#include "kvblocks/attention/cuda/cuda_backend.h"
+#include "kvblocks/attention_cuda.h"
 
 #include <cstddef>
 
-#include "kvblocks/attention/cuda/block_ops.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/index_ops.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/block_ops.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/index_ops.h"
+#include "attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -5,13 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/batch_suite.h"
+#include "attention/testing/layer_suite.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/backend_selection.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/cuda/cuda_backend.h"
-#include "kvblocks/attention/testing/batch_suite.h"
-#include "kvblocks/attention/testing/layer_suite.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/cuda_call.h"
+#include "attention/cuda/cuda_call.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -10,14 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/backends/workspace.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "attention/backends/workspace.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention::cuda {
 

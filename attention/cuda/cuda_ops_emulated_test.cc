@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/ops_suite.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 namespace {

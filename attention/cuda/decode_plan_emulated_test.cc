@@ -5,11 +5,11 @@
 #include <random>
 #include <vector>
 
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_plan.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -11,18 +11,18 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/cpu/block_ops.h"
+#include "attention/cuda/block_ops.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/cuda/testing/device_mirror.h"
+#include "attention/testing/paged_case.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/block_ops.h"
-#include "kvblocks/attention/cuda/cuda_backend.h"
-#include "kvblocks/attention/cuda/device_metadata.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/device_mirror.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_cuda.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

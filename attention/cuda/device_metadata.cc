@@ -1,10 +1,10 @@
-#include "kvblocks/attention/cuda/device_metadata.h"
+#include "attention/cuda/device_metadata.h"
 
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -13,9 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/metadata/common_metadata.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -19,10 +19,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/checked.h"
-#include "kvblocks/attention/ops/op_list.h"
+#include "attention/cuda/cuda_call.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/backends/workspace.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/cuda/testing/device_mirror.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/workspace.h"
-#include "kvblocks/attention/cuda/cuda_backend.h"
-#include "kvblocks/attention/cuda/device_metadata.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/device_mirror.h"
-#include "kvblocks/attention/metadata/graph_parameters.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_cuda.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/kernels/decode_plan.h"
+#include "attention/cuda/paged_decode_ops.h"
+#include "attention/cuda/testing/decode_runner.h"
+#include "attention/cuda/testing/on_device.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
-#include "kvblocks/attention/cuda/testing/decode_runner.h"
-#include "kvblocks/attention/cuda/testing/on_device.h"
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

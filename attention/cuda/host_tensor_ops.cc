@@ -1,13 +1,13 @@
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "attention/cuda/host_tensor_ops.h"
 
 #include <algorithm>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/visit_views.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/ops/visit_views.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -23,8 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/op_list.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention::cuda {
 

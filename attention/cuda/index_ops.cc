@@ -1,13 +1,13 @@
-#include "kvblocks/attention/cuda/index_ops.h"
+#include "attention/cuda/index_ops.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/index_ops.h"
-#include "kvblocks/attention/metadata/host_index_checks.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/index_ops.h"
+#include "attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -12,11 +12,9 @@
 #define KVBLOCKS_ATTENTION_CUDA_INDEX_OPS_H_
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/input_tokens.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/window_indices.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "attention/metadata/slot_mapping.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::cuda {
 

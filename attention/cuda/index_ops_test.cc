@@ -1,6 +1,6 @@
 // Index operations of CUDA against those of the host.
 
-#include "kvblocks/attention/cuda/index_ops.h"
+#include "attention/cuda/index_ops.h"
 
 #include <algorithm>
 #include <random>
@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/cuda/kernels/runtime.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

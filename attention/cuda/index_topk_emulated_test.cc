@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernels/indexer.h"
+#include "attention/cuda/kernels/indexer_scores.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

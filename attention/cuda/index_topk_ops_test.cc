@@ -9,12 +9,12 @@
 #include <random>
 #include <vector>
 
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/cuda/testing/on_device.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/index_cache.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/testing/on_device.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

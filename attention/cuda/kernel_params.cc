@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/kernel_params.h"
+#include "attention/cuda/kernel_params.h"
 
 #include <algorithm>
 #include <limits>

@@ -8,12 +8,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/indexer.h"
+#include "attention/cuda/kernels/params.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cuda/kernels/attend_rows.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

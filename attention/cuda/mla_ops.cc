@@ -6,16 +6,16 @@
 #include <limits>
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/enqueue_ops.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/mla_attend.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/cuda/attend_launch.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/enqueue_ops.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/mla_attend.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 

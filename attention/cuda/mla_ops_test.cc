@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/testing/on_device.h"
+#include "attention/testing/latent_case.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
+#include "checks/ceil_div.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/testing/on_device.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/testing/latent_case.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,14 +1,14 @@
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "attention/cuda/paged_decode_ops.h"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/cuda/enqueue_ops.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "attention/cuda/attend_launch.h"
+#include "attention/cuda/enqueue_ops.h"
+#include "attention/cuda/kernel_params.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

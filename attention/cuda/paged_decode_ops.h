@@ -7,10 +7,9 @@
 #define KVBLOCKS_ATTENTION_CUDA_PAGED_DECODE_OPS_H_
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention::cuda {
 

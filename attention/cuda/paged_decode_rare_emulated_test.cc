@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/testing/decode_runner.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/testing/decode_runner.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/device_types.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/testing/prefill_fixture.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/testing/prefill_fixture.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

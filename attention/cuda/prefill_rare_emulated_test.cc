@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/testing/prefill_fixture.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/testing/prefill_fixture.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
+#include "kvblocks/attention_cuda.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

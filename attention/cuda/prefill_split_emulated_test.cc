@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/attend_launch.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/testing/prefill_fixture.h"
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/attend_launch.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/testing/prefill_fixture.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

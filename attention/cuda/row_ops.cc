@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <utility>
 
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/enqueue_ops.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/blend.h"
-#include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/enqueue_ops.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/blend.h"
+#include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/indexer.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_cuda.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

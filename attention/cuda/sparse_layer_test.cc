@@ -6,12 +6,12 @@
 #include <random>
 #include <vector>
 
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/testing/device_mirror.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/sparse_mla_layer.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cuda/device_metadata.h"
-#include "kvblocks/attention/cuda/testing/device_mirror.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention_layer.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

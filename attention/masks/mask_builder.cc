@@ -1,4 +1,4 @@
-#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention_masks.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/metadata/context_parallel.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/cache/element_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

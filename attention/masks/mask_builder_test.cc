@@ -1,6 +1,6 @@
 // What masks contain, how they are cached and how they grow: EX-21, EX-36, T-24.
 
-#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention_masks.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention_masks.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

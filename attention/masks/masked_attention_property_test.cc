@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/mask_predicate.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/mask_predicate.h"
+#include "attention/testing/paged_case.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,11 +1,10 @@
-#include "kvblocks/attention/metadata/batch_split.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 #include <iterator>
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/metadata/common_metadata.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

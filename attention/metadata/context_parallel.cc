@@ -1,11 +1,10 @@
-#include "kvblocks/attention/metadata/context_parallel.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <limits>
 
-#include "kvblocks/attention/metadata/common_metadata.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

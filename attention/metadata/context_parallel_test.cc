@@ -1,15 +1,12 @@
-#include "kvblocks/attention/metadata/context_parallel.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "attention/metadata/slot_mapping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/kv_group.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
 
 namespace kvblocks::attention {
 namespace {

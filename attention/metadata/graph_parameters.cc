@@ -1,11 +1,11 @@
-#include "kvblocks/attention/metadata/graph_parameters.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/metadata/graph_parameters.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <string>
 #include <utility>
@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

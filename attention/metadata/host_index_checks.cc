@@ -1,10 +1,10 @@
-#include "kvblocks/attention/metadata/host_index_checks.h"
+#include "attention/metadata/host_index_checks.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

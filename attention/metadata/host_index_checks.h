@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
-#include "kvblocks/checks/status_macros.h"
+#include "attention/ops/arg_checker.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/host_index_checks.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/window_indices.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/metadata/host_index_checks.h"
+#include "attention/metadata/slot_mapping.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

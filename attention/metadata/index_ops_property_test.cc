@@ -5,9 +5,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/metadata/window_indices.h"
+#include "kvblocks/attention_metadata.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

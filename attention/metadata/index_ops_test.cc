@@ -6,13 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/metadata/slot_mapping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/batch_split.h"
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/metadata/window_indices.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

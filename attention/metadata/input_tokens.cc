@@ -1,10 +1,10 @@
-#include "kvblocks/attention/metadata/input_tokens.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 
-#include "kvblocks/attention/metadata/host_index_checks.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/metadata/host_index_checks.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

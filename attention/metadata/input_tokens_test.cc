@@ -1,4 +1,4 @@
-#include "kvblocks/attention/metadata/input_tokens.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <string>
 #include <vector>

@@ -1,13 +1,13 @@
-#include "kvblocks/attention/metadata/kv_group.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <limits>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/metadata/slot_mapping.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {

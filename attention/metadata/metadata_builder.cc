@@ -1,4 +1,4 @@
-#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,11 +6,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/memory_limit.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/metadata/slot_mapping.h"
+#include "checks/ceil_div.h"
+#include "checks/memory_limit.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

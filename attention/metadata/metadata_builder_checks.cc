@@ -4,10 +4,10 @@
 #include <limits>
 #include <utility>
 
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/metadata/slot_mapping.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
+#include "kvblocks/attention_metadata.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <limits>
 #include <memory>

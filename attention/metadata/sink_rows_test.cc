@@ -5,13 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/metadata/slot_mapping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/kv_group.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/metadata/window_indices.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

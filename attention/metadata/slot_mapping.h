@@ -12,10 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cache/page_place.h"
-#include "kvblocks/attention/metadata/context_parallel.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,6 +1,6 @@
-#include "kvblocks/attention/metadata/split_rules.h"
+#include "attention/metadata/split_rules.h"
 
-#include "kvblocks/checks/ceil_div.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention {
 

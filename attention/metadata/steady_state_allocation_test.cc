@@ -8,10 +8,9 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/tests/allocation_counter/allocation_counter.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/split_planner.h"
+#include "tests/allocation_counter/allocation_counter.h"
 
 namespace kvblocks::attention {
 namespace {

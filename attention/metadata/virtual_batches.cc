@@ -1,11 +1,10 @@
-#include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
 
-#include "kvblocks/attention/metadata/batch_split.h"
-#include "kvblocks/attention/metadata/host_index_checks.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/metadata/host_index_checks.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

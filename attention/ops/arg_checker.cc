@@ -1,4 +1,4 @@
-#include "kvblocks/attention/ops/arg_checker.h"
+#include "attention/ops/arg_checker.h"
 
 #include <algorithm>
 #include <cmath>

@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

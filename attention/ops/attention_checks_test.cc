@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/attention/testing/refusals.h"
+#include "attention/testing/refusals.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/params.h"
+#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

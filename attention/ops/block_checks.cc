@@ -1,14 +1,14 @@
-#include "kvblocks/attention/ops/block_checks.h"
+#include "attention/ops/block_checks.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/batch_checks.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/ops/batch_checks.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -11,9 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -4,14 +4,13 @@
 
 #include <type_traits>
 
+#include "attention/ops/block_checks.h"
+#include "attention/testing/refusals.h"
+#include "attention/testing/valid_args.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/block_checks.h"
-#include "kvblocks/attention/ops/checked.h"
-#include "kvblocks/attention/testing/refusals.h"
-#include "kvblocks/attention/testing/valid_args.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

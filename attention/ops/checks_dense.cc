@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "kvblocks/attention/ops/batch_checks.h"
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/ops/split_planner.h"
+#include "attention/ops/batch_checks.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 

@@ -1,10 +1,10 @@
 // Checks of attention over latent caches.
 
-#include "kvblocks/attention/ops/batch_checks.h"
+#include "attention/ops/batch_checks.h"
 
 #include <algorithm>
 
-#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention {
 

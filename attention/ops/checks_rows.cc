@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kvblocks/attention/ops/batch_checks.h"
-#include "kvblocks/attention/ops/checks.h"
+#include "attention/ops/batch_checks.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention {
 

@@ -2,13 +2,13 @@
 //
 // T-6 for the operations of an indexer and a compressor.
 
-#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention_ops.h"
 
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/testing/refusals.h"
+#include "attention/testing/refusals.h"
 
 namespace kvblocks::attention {
 namespace {

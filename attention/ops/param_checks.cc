@@ -1,4 +1,4 @@
-#include "kvblocks/attention/ops/batch_checks.h"
+#include "attention/ops/batch_checks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/split_planner.h"
 
 #include <limits>
 #include <utility>
 
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/split_planner.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/metadata/split_rules.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/metadata/split_rules.h"
 
 namespace kvblocks::attention {
 namespace {

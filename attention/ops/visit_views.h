@@ -3,7 +3,7 @@
 #ifndef KVBLOCKS_ATTENTION_OPS_VISIT_VIEWS_H_
 #define KVBLOCKS_ATTENTION_OPS_VISIT_VIEWS_H_
 
-#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 

@@ -1,9 +1,8 @@
-#include "kvblocks/attention/tensor/dtype.h"
+#include "kvblocks/device_types.h"
 
 #include <array>
 #include <iterator>
 
-#include "kvblocks/attention/tensor/kv_layout.h"
 
 namespace kvblocks::attention {
 

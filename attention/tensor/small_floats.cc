@@ -1,4 +1,4 @@
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 #include <algorithm>
 #include <bit>

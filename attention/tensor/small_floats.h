@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/tensor/dtype.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention {
 

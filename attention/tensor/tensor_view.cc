@@ -1,11 +1,11 @@
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/tensor_view.h"
 
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tensor_view.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::attention {
 namespace {

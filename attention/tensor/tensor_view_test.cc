@@ -1,4 +1,4 @@
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/tensor_view.h"
 
 #include <limits>
 #include <vector>

@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/backends/layer_config.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::batch {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/batch_suite.h"
+#include "attention/testing/batch_suite.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,15 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/batch_sequences.h"
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/paged_case.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/attention/metadata/context_parallel.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/batch_sequences.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_masks.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_backend.h"
 
 namespace kvblocks::attention {
 

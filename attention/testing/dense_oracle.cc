@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/dense_oracle.h"
+#include "attention/testing/dense_oracle.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/latent_case.h"
+#include "attention/testing/latent_case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <random>
 #include <utility>
 
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {

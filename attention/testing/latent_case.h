@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/paged_case.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/device_types.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,12 +1,12 @@
-#include "kvblocks/attention/testing/layer_fixture.h"
+#include "attention/testing/layer_fixture.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

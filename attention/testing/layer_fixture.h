@@ -18,11 +18,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/backends/layer_config.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention {
 

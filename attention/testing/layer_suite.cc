@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/layer_suite.h"
+#include "attention/testing/layer_suite.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,13 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cache/quantised_rows.h"
+#include "attention/testing/layer_fixture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
-#include "kvblocks/attention/testing/layer_fixture.h"
+#include "kvblocks/attention_masks.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -3,8 +3,8 @@
 #ifndef KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_
 #define KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_
 
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_backend.h"
 
 namespace kvblocks::attention {
 

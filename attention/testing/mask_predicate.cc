@@ -1,9 +1,9 @@
-#include "kvblocks/attention/testing/mask_predicate.h"
+#include "attention/testing/mask_predicate.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,7 +1,7 @@
 // The predicate of explicit masks against masks spelled out element by element: EX-22, EX-29, and
 // every form, mode and encoding.
 
-#include "kvblocks/attention/testing/mask_predicate.h"
+#include "attention/testing/mask_predicate.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/ops_suite.h"
 
 #include <algorithm>
 #include <cmath>

@@ -10,11 +10,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "attention/testing/paged_case.h"
+#include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/tensor/dtype.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/attention/testing/tolerance.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention {
 

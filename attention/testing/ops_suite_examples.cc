@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/testing/ops_suite.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/testing/ops_suite.h"
+#include "checks/ceil_div.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

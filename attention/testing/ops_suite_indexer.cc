@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 namespace {

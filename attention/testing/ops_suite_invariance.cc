@@ -7,8 +7,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/ops_suite.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

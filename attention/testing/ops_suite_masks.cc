@@ -7,7 +7,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 namespace {

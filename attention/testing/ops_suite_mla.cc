@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/testing/latent_case.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/latent_case.h"
+#include "attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 namespace {

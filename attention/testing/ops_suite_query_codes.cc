@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -6,9 +6,9 @@
 #include <random>
 #include <vector>
 
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/attention/testing/ops_suite.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/testing/ops_suite.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/testing/paged_case.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,9 +6,9 @@
 #include <limits>
 #include <numeric>
 
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/checks/ceil_div.h"
+#include "attention/tensor/small_floats.h"
+#include "checks/ceil_div.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

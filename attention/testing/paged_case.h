@@ -20,12 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/tolerance.h"
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/tolerance.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/attention/testing/random_cache.h"
+#include "attention/testing/random_cache.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <set>
 
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "attention/testing/paged_case.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "attention/cpu/block_ops.h"
+#include "kvblocks/kv_cache_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "attention/testing/valid_args.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/testing/valid_args.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention {
 inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;

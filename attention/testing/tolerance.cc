@@ -1,10 +1,10 @@
-#include "kvblocks/attention/testing/tolerance.h"
+#include "attention/testing/tolerance.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/tensor/tensor_view.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
+#include "attention/testing/dense_oracle.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
 

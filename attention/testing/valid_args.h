@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention {
 

@@ -10,8 +10,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 

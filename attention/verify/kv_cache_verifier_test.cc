@@ -1,7 +1,7 @@
 // Parts of the verifier. Whole faults are in tests/attention_engine, the observer that runs it
 // along with a simulation in sim/verify.
 
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 #include <cmath>
 #include <cstddef>
@@ -12,12 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/dense_oracle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/verify/plain_attention.h"
-#include "kvblocks/attention/verify/token_values.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

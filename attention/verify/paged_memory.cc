@@ -1,4 +1,4 @@
-#include "kvblocks/attention/verify/paged_memory.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/verify/plain_attention.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include "kvblocks/attention/verify/token_values.h"
 
 namespace kvblocks::attention {
 

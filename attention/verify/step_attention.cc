@@ -6,9 +6,9 @@
 #include <cstring>
 #include <limits>
 
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -8,12 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/window_indices.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/checks/ceil_div.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/checks/status_text.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 

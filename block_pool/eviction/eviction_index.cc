@@ -1,11 +1,11 @@
-#include "kvblocks/block_pool/eviction/eviction_index.h"
+#include "block_pool/eviction/eviction_index.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "kvblocks/block_pool/eviction/lru_policy.h"
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/checks/status_text.h"
+#include "block_pool/eviction/lru_policy.h"
+#include "kvblocks/check.h"
+#include "kvblocks/eviction.h"
 
 namespace kvblocks {
 

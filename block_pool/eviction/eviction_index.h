@@ -22,9 +22,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/eviction_policy.h"
-#include "kvblocks/block_pool/kv_cache_block.h"
-#include "kvblocks/block_pool/eviction/retention.h"
+#include "kvblocks/block.h"
+#include "kvblocks/eviction.h"
+#include "kvblocks/eviction_policy.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/eviction.h"
 
 #include <algorithm>
 #include <array>
@@ -9,13 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/eviction/block_heap.h"
-#include "kvblocks/block_pool/eviction/evicted_keys.h"
-#include "kvblocks/block_pool/eviction/eviction_index.h"
-#include "kvblocks/block_pool/eviction/hazard_policy.h"
-#include "kvblocks/block_pool/eviction/lru_policy.h"
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/checks/status_text.h"
+#include "block_pool/eviction/eviction_index.h"
+#include "block_pool/eviction/hazard_policy.h"
+#include "block_pool/eviction/lru_policy.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

@@ -1,19 +1,17 @@
 // Names of eviction policies, what a pool accepts of them, and small cases whose answer is clear. A
 // policy that the test brings, Fifo, shows what the pool does under any.
 
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/eviction.h"
 
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "block_pool/eviction/eviction_index.h"
+#include "block_pool/testing/fifo_policy.h"
+#include "block_pool/testing/get_new_blocks.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/eviction/block_heap.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/eviction/evicted_keys.h"
-#include "kvblocks/block_pool/eviction/eviction_index.h"
-#include "kvblocks/block_pool/testing/fifo_policy.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
+#include "kvblocks/block_pool.h"
 
 namespace kvblocks {
 namespace {

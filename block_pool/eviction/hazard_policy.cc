@@ -1,11 +1,11 @@
-#include "kvblocks/block_pool/eviction/hazard_policy.h"
+#include "block_pool/eviction/hazard_policy.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
 
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks {
 namespace {

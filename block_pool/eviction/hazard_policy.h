@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/block_pool/eviction_policy.h"
+#include "kvblocks/eviction_policy.h"
 
 namespace kvblocks {
 

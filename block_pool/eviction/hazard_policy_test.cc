@@ -1,14 +1,14 @@
 // What HazardPolicy learns, told by the blocks that it gives up.
 
-#include "kvblocks/block_pool/eviction/hazard_policy.h"
+#include "block_pool/eviction/hazard_policy.h"
 
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/eviction.h"
 
 namespace kvblocks {
 namespace {

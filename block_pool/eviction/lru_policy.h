@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
-#include "kvblocks/block_pool/eviction/block_heap.h"
-#include "kvblocks/block_pool/eviction_policy.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
+#include "kvblocks/eviction.h"
+#include "kvblocks/eviction_policy.h"
 
 namespace kvblocks {
 

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/block_pool/eviction/lru_policy.h"
+#include "block_pool/eviction/lru_policy.h"
+#include "kvblocks/eviction.h"
 
 namespace kvblocks {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool.h"
 
 namespace kvblocks {
 

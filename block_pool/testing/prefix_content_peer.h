@@ -3,7 +3,7 @@
 #ifndef KVBLOCKS_BLOCK_POOL_TESTING_PREFIX_CONTENT_PEER_H_
 #define KVBLOCKS_BLOCK_POOL_TESTING_PREFIX_CONTENT_PEER_H_
 
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks {
 

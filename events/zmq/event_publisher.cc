@@ -1,14 +1,14 @@
-#include "kvblocks/events/zmq/event_publisher.h"
+#include "kvblocks/kv_events_zmq.h"
 
 #include <atomic>
 #include <deque>
 #include <thread>
 #include <utility>
 
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/zmq/wire.h"
+#include "checks/field_error.h"
+#include "events/zmq/wire.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_events.h"
 
 namespace kvblocks::events {
 namespace {

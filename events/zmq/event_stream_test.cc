@@ -13,12 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "events/sequence_tracker.h"
+#include "events/zmq/wire.h"
 #include "gtest/gtest.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/sequence_tracker.h"
-#include "kvblocks/events/zmq/event_publisher.h"
-#include "kvblocks/events/zmq/event_subscriber.h"
-#include "kvblocks/events/zmq/wire.h"
+#include "kvblocks/kv_events.h"
+#include "kvblocks/kv_events_zmq.h"
 
 namespace kvblocks::events {
 namespace {

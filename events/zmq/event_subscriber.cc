@@ -1,15 +1,15 @@
-#include "kvblocks/events/zmq/event_subscriber.h"
+#include "kvblocks/kv_events_zmq.h"
 
 #include <algorithm>
 #include <deque>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/sequence_tracker.h"
-#include "kvblocks/events/zmq/wire.h"
+#include "checks/field_error.h"
+#include "events/sequence_tracker.h"
+#include "events/zmq/wire.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_events.h"
 
 namespace kvblocks::events {
 namespace {

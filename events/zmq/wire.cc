@@ -1,8 +1,8 @@
-#include "kvblocks/events/zmq/wire.h"
+#include "events/zmq/wire.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::events {
 namespace {

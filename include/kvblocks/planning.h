@@ -32,21 +32,10 @@
 #ifndef KVBLOCKS_PLANNING_H_
 #define KVBLOCKS_PLANNING_H_
 
-#include "kvblocks/managers/config/kv_cache_manager_config.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
-#include "kvblocks/specs/catalogue/hf_config.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/specs/catalogue/model_facts.h"
-#include "kvblocks/specs/catalogue/pool_memory.h"
-#include "kvblocks/specs/engine_version.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/backend_shapes.h"
-#include "kvblocks/specs/planning/plan.h"
-#include "kvblocks/specs/planning/plan_error.h"
-#include "kvblocks/specs/planning/plan_options.h"
-#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/kv_cache_manager_config.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
 
 #endif  // KVBLOCKS_PLANNING_H_

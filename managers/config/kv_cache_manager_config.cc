@@ -1,12 +1,12 @@
-#include "kvblocks/managers/config/kv_cache_manager_config.h"
+#include "kvblocks/kv_cache_manager_config.h"
 
 #include <string>
 #include <utility>
 
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "checks/field_error.h"
+#include "kvblocks/eviction.h"
+#include "specs/config/kv_cache_config.pb.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/managers/config/kv_cache_manager_config.h"
+#include "kvblocks/kv_cache_manager_config.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "specs/config/kv_cache_config.pb.h"
 
 namespace kvblocks {
 namespace {

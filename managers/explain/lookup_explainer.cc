@@ -31,8 +31,8 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/check.h"
+#include "kvblocks/lookup_explanation.h"
 
 namespace kvblocks {
 namespace {

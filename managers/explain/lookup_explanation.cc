@@ -1,4 +1,4 @@
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/lookup_explanation.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/lookup_explanation.h"
 
 #include <limits>
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/testing/test_models.h"
+#include "managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

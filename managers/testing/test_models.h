@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-#include "kvblocks/offload/offload_manager.h"
+#include "kvblocks/offload.h"
 
 namespace kvblocks::offload {
 

@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 namespace {

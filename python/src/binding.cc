@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 #include <algorithm>
 #include <cstring>

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 #include "kvblocks/kv_cache.h"
-#include "kvblocks/python/src/errors.h"
+#include "python/src/errors.h"
 
 namespace kvblocks::python {
 

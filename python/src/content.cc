@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/content.h"
+#include "python/src/content.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

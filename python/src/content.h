@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 

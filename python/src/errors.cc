@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/errors.h"
+#include "python/src/errors.h"
 
 namespace kvblocks::python {
 

@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/events.h"
+#include "python/src/events.h"
 
 namespace kvblocks::python {
 namespace {

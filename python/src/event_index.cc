@@ -5,8 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/content.h"
-#include "kvblocks/python/src/events.h"
+#include "python/src/content.h"
+#include "python/src/events.h"
 
 namespace kvblocks::python {
 

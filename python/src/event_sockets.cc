@@ -2,7 +2,7 @@
 //
 // Calls that may wait let go of the interpreter lock and come back ten times a second, so that Ctrl-C acts.
 
-#include "kvblocks/python/src/events.h"
+#include "python/src/events.h"
 
 #ifdef KVBLOCKS_WITH_ZMQ
 

@@ -1,6 +1,6 @@
 // KV events as Python objects: the fields of vLLM's, plus the reason of a removal. And their bytes.
 
-#include "kvblocks/python/src/events.h"
+#include "python/src/events.h"
 
 #include <nanobind/operators.h>
 #include <nanobind/stl/optional.h>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvblocks/kv_events.h"
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 

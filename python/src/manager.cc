@@ -1,7 +1,7 @@
 // KVCacheManager: construction and the step path.
 
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/eviction.h"
+#include "kvblocks/kv_cache_manager.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/managers/config/kv_cache_manager_config.h"
-#include "kvblocks/python/src/binding.h"
+#include "kvblocks/kv_cache_manager_config.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 namespace {

@@ -1,7 +1,7 @@
 // The extension module kvblocks._core.
 
-#include "kvblocks/python/src/binding.h"
 #include "kvblocks/version.h"
+#include "python/src/binding.h"
 
 NB_MODULE(_core, module) {
   using namespace kvblocks::python;  // NOLINT

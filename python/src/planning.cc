@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kvblocks/c/kvblocks.h"
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 namespace {

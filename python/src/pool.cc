@@ -13,9 +13,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/python/src/content.h"
-#include "kvblocks/python/src/events.h"
+#include "kvblocks/eviction.h"
+#include "python/src/content.h"
+#include "python/src/events.h"
 
 namespace kvblocks::python {
 namespace {

@@ -6,8 +6,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/python/src/binding.h"
+#include "kvblocks/lookup_explanation.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 namespace {

@@ -1,6 +1,6 @@
 // Request: made by a manager, counted by the scheduler.
 
-#include "kvblocks/managers/request.h"
+#include "kvblocks/request.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -8,7 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/content.h"
+#include "python/src/content.h"
 
 namespace kvblocks::python {
 namespace {

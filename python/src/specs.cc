@@ -12,8 +12,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/binding.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "python/src/binding.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks::python {
 namespace {

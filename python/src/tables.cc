@@ -11,7 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/binding.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 namespace {

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/python/src/vllm_manager.h"
+#include "kvblocks/check.h"
+#include "python/src/vllm_manager.h"
 
 namespace kvblocks::python {
 namespace {

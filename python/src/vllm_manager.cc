@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/vllm_manager.h"
+#include "python/src/vllm_manager.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::python {
 namespace {

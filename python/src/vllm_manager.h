@@ -21,8 +21,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/python/src/binding.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "python/src/binding.h"
 
 namespace kvblocks::python {
 

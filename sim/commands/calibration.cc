@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/calibration.h"
+#include "sim/commands/calibration.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,11 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/simulation.h"
+#include "checks/status_macros.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/metrics.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/trace/measurement.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/config.pb.h"
+#include "sim/trace/measurement.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,17 +1,17 @@
 // SM-65 on a run whose constants are known, because a replay made it.
 
-#include "kvblocks/sim/commands/calibration.h"
+#include "sim/commands/calibration.h"
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/report/result_file.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/metrics.h"
+#include "sim/report/result_file.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/exit_status.h"
-#include "kvblocks/sim/commands/option_parser.h"
+#include "sim/commands/exit_status.h"
+#include "sim/commands/option_parser.h"
 
 namespace kvblocks::sim {
 

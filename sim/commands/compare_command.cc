@@ -5,18 +5,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_comparison.h"
-#include "kvblocks/sim/report/result_file.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/sim/trace/byte_sink.h"
-#include "kvblocks/sim/trace/measurement.h"
+#include "checks/status_macros.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/report_output.h"
+#include "sim/report/human_table.h"
+#include "sim/report/report_comparison.h"
+#include "sim/report/result_file.h"
+#include "sim/report/step_rows.h"
+#include "sim/trace/byte_sink.h"
+#include "sim/trace/measurement.h"
 
 namespace kvblocks::sim {
 namespace {

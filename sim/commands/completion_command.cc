@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/output.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/output.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,15 +6,15 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/curve_run.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/curve/curve_table.h"
+#include "checks/status_macros.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/curve_run.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/report_output.h"
+#include "sim/curve/curve_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,9 +6,9 @@
 #include <map>
 #include <vector>
 
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/curve_run.h"
-#include "kvblocks/sim/curve/sampled_curve.h"
+#include "checks/status_macros.h"
+#include "sim/commands/curve_run.h"
+#include "sim/curve/sampled_curve.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/curve_run.h"
+#include "sim/commands/curve_run.h"
 
 #include <string>
 #include <vector>

@@ -7,14 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/curve_run.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/curve/schedule_curve.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "checks/checked_int64.h"
+#include "checks/status_macros.h"
+#include "sim/commands/curve_run.h"
+#include "sim/commands/replay_input.h"
+#include "sim/curve/schedule_curve.h"
+#include "sim/report/human_table.h"
+#include "sim/simulation.h"
+#include "sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,22 +1,22 @@
 // A curve from its options: order mode, what-ifs and notes.
 
-#include "kvblocks/sim/commands/curve_run.h"
+#include "sim/commands/curve_run.h"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/curve/curve_table.h"
-#include "kvblocks/sim/curve/possible_pools.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/run_in_parallel.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/turn_links.h"
+#include "checks/status_macros.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_input.h"
+#include "sim/curve/curve_table.h"
+#include "sim/curve/possible_pools.h"
+#include "sim/report/human_table.h"
+#include "sim/run_in_parallel.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 

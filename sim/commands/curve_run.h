@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/curve/curve.pb.h"
-#include "kvblocks/sim/curve/order_curve.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "sim/curve/curve.pb.h"
+#include "sim/curve/order_curve.h"
 
 namespace kvblocks::sim {
 

@@ -1,18 +1,17 @@
-#include "kvblocks/sim/commands/event_export.h"
+#include "sim/commands/event_export.h"
 
 #include <cstdio>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/event_log.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "checks/status_macros.h"
+#include "kvblocks/kv_events.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/report/report_section.h"
 #ifdef KVBLOCKS_WITH_ZMQ
-#include "kvblocks/events/zmq/event_publisher.h"
+#include "kvblocks/kv_events_zmq.h"
 #else
 namespace kvblocks::events {
 class EventPublisher {};

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::events {
 class EventPublisher;

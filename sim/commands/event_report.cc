@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/event_report.h"
+#include "sim/commands/event_report.h"
 
 #include <optional>
 #include <utility>
@@ -8,8 +8,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/checks/json_writer.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "checks/json_writer.h"
+#include "sim/report/human_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,9 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/events/event_batch.h"
-#include "kvblocks/events/stream_check.h"
-#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/kv_events.h"
+#include "sim/report/text_page.h"
 
 namespace kvblocks::sim {
 

@@ -10,22 +10,20 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/events/event_codec.h"
-#include "kvblocks/events/event_log.h"
-#include "kvblocks/events/sequence_tracker.h"
-#include "kvblocks/events/stream_check.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/event_export.h"
-#include "kvblocks/sim/commands/event_report.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/trace/byte_sink.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "checks/status_macros.h"
+#include "events/sequence_tracker.h"
+#include "kvblocks/kv_events.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/event_export.h"
+#include "sim/commands/event_report.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/report/human_table.h"
+#include "sim/report/text_page.h"
+#include "sim/trace/byte_sink.h"
+#include "sim/trace/byte_source.h"
 #ifdef KVBLOCKS_WITH_ZMQ
-#include "kvblocks/events/zmq/event_subscriber.h"
+#include "kvblocks/kv_events_zmq.h"
 #endif
 
 namespace kvblocks::sim {

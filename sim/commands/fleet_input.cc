@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/fleet_input.h"
+#include "sim/commands/fleet_input.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,11 +9,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replica_kinds.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/check.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replica_kinds.h"
+#include "sim/cost/sim_time.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

@@ -6,10 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/split_fleet.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "sim/fleet/fleet.h"
+#include "sim/fleet/split_fleet.h"
 
 namespace kvblocks::sim {
 

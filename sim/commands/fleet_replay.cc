@@ -1,16 +1,16 @@
-#include "kvblocks/sim/commands/fleet_replay.h"
+#include "sim/commands/fleet_replay.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/replay_notes.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/report/tier_section.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_notes.h"
+#include "sim/report/metrics.h"
+#include "sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 

@@ -15,17 +15,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/event_export.h"
-#include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/replay_exports.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/commands/replica_kinds.h"
-#include "kvblocks/sim/fleet/fleet.pb.h"
-#include "kvblocks/sim/fleet/fleet_metrics.h"
-#include "kvblocks/sim/report/request_life.h"
-#include "kvblocks/sim/fleet/split_metrics.h"
-#include "kvblocks/sim/report/request_rows.h"
+#include "sim/commands/event_export.h"
+#include "sim/commands/fleet_input.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_exports.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/commands/replica_kinds.h"
+#include "sim/fleet/fleet.pb.h"
+#include "sim/fleet/fleet_metrics.h"
+#include "sim/fleet/split_metrics.h"
+#include "sim/report/request_life.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

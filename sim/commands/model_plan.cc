@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/model_plan.h"
+#include "sim/commands/model_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,16 +8,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/drafting.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
-#include "kvblocks/specs/catalogue/hf_config.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "checks/status_macros.h"
+#include "kvblocks/config_source.h"
+#include "kvblocks/model_facts.h"
+#include "sim/commands/option_table.h"
+#include "sim/drafting.h"
+#include "sim/simulation_config.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks::sim {
 

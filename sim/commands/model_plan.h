@@ -14,16 +14,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/drafting.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/model_facts.h"
-#include "kvblocks/specs/catalogue/pool_memory.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
+#include "sim/config.pb.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/drafting.h"
+#include "specs/config/kv_cache_config.pb.h"
 
 namespace kvblocks::sim {
 

@@ -4,17 +4,17 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
+#include "checks/field_error.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/plan_report.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "kvblocks/model_facts.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/plan_report.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
 namespace {

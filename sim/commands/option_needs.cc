@@ -9,10 +9,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replica_kinds.h"
+#include "checks/status_macros.h"
+#include "sim/commands/fleet_input.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replica_kinds.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/option_parser.h"
+#include "sim/commands/option_parser.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/sim/commands/run_files.h"
+#include "sim/commands/run_files.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/option_table.h"
+#include "sim/commands/option_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +10,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/replica_kinds.h"
-#include "kvblocks/sim/simulation_config.h"
+#include "checks/status_macros.h"
+#include "sim/commands/replica_kinds.h"
+#include "sim/simulation_config.h"
 
 namespace kvblocks::sim {
 namespace {

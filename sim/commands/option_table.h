@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/run_files.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/settings.pb.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/run_files.h"
+#include "sim/config.pb.h"
+#include "sim/settings.pb.h"
 
 namespace kvblocks::sim {
 

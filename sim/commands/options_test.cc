@@ -11,9 +11,9 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/progress_line.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/progress_line.h"
 
 namespace kvblocks::sim {
 namespace {

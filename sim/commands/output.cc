@@ -1,13 +1,13 @@
-#include "kvblocks/sim/commands/output.h"
+#include "sim/commands/output.h"
 
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "checks/status_macros.h"
+#include "sim/commands/commands.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

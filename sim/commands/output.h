@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/exit_status.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/commands/exit_status.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

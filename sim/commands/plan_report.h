@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/report/plan.pb.h"
+#include "sim/config.pb.h"
+#include "sim/report/plan.pb.h"
 
 namespace kvblocks::sim {
 

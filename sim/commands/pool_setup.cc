@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/model_plan.h"
+#include "sim/commands/model_plan.h"
 
 #include <algorithm>
 #include <string>
@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "checks/field_error.h"
+#include "checks/status_macros.h"
+#include "kvblocks/eviction.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_setup.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
 

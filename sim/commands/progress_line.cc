@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/progress_line.h"
+#include "sim/commands/progress_line.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/latency_metrics.h"
+#include "sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

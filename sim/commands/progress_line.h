@@ -13,8 +13,8 @@
 #include <memory>
 #include <string>
 
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/simulation.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -4,14 +4,14 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "checks/field_error.h"
 #include "google/protobuf/text_format.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/specs/config/config_source.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/config_source.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
-#include "kvblocks/sim/commands/replay_exports.h"
+#include "sim/commands/replay_exports.h"
 
 #include <cstdio>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/report/open_metrics.h"
+#include "sim/commands/output.h"
+#include "sim/report/open_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -17,13 +17,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/report/server_metrics.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/sim/report/timeline.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/request_rows.h"
+#include "sim/report/server_metrics.h"
+#include "sim/report/step_rows.h"
+#include "sim/report/timeline.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/sim/commands/replay_input.h"
+#include "sim/commands/replay_input.h"
 
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/example_trace.h"
-#include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "checks/field_error.h"
+#include "checks/status_macros.h"
+#include "kvblocks/config_source.h"
+#include "sim/commands/example_trace.h"
+#include "sim/commands/fleet_input.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_setup.h"
 
 namespace kvblocks::sim {
 

@@ -13,9 +13,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/commands/option_parser.h"
+#include "sim/config.pb.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

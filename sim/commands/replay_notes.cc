@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/replay_notes.h"
+#include "sim/commands/replay_notes.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/trace/turn_links.h"
+#include "sim/commands/progress_line.h"
+#include "sim/report/human_table.h"
+#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {

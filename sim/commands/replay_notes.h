@@ -5,11 +5,11 @@
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "sim/report/report.pb.h"
+#include "sim/simulation.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/replay_setup.h"
+#include "sim/commands/replay_setup.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,10 +9,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/specs/data_type.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

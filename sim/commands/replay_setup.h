@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/config.pb.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/report/metrics.h"
+#include "sim/simulation.h"
+#include "sim/simulation_config.h"
+#include "sim/tiers/tier_connector.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/replica_kinds.h"
+#include "sim/commands/replica_kinds.h"
 
 #include <algorithm>
 #include <string_view>
@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/fleet/fleet.h"
+#include "sim/commands/option_table.h"
+#include "sim/fleet/fleet.h"
 
 namespace kvblocks::sim {
 

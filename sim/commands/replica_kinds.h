@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
+#include "sim/config.pb.h"
 
 namespace kvblocks::sim {
 

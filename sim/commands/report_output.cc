@@ -1,9 +1,9 @@
-#include "kvblocks/sim/commands/report_output.h"
+#include "sim/commands/report_output.h"
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/commands/output.h"
+#include "sim/report/report_json.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

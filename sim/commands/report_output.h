@@ -19,10 +19,10 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
-#include "kvblocks/sim/commands/exit_status.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/commands/run_files.h"
-#include "kvblocks/sim/report/report_json.h"
+#include "sim/commands/exit_status.h"
+#include "sim/commands/option_parser.h"
+#include "sim/commands/run_files.h"
+#include "sim/report/report_json.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/run_files.h"
+#include "sim/commands/run_files.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,15 +11,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/replay_exports.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/serve/run_server.h"
+#include "checks/status_macros.h"
 #include "kvblocks/version.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_exports.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/serve/run_server.h"
 
 namespace kvblocks::sim {
 namespace {

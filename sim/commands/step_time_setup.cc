@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/cost/kernel_tables.h"
-#include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/cost/recorded_steps.h"
-#include "kvblocks/sim/cost/roofline.h"
-#include "kvblocks/sim/cost/table_clock.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
-#include "kvblocks/specs/data_type.h"
+#include "checks/status_macros.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_table.h"
+#include "sim/cost/kernel_tables.h"
+#include "sim/cost/pipeline.h"
+#include "sim/cost/recorded_steps.h"
+#include "sim/cost/roofline.h"
+#include "sim/cost/table_clock.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks::sim {
 namespace {

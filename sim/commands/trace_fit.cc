@@ -1,4 +1,4 @@
-#include "kvblocks/sim/commands/trace_fit.h"
+#include "sim/commands/trace_fit.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,13 +9,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/sim/gen/fitted_generator.h"
-#include "kvblocks/sim/gen/generator.h"
-#include "kvblocks/sim/gen/reuse_tree.h"
-#include "kvblocks/sim/gen/workload_spec.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "checks/status_macros.h"
+#include "sim/gen/buckets.h"
+#include "sim/gen/fitted_generator.h"
+#include "sim/gen/generator.h"
+#include "sim/gen/reuse_tree.h"
+#include "sim/gen/workload_spec.h"
+#include "sim/report/human_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -19,9 +19,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/gen/workload.pb.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/curve/order_curve.h"
+#include "sim/gen/workload.pb.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

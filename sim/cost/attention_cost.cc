@@ -1,10 +1,10 @@
-#include "kvblocks/sim/cost/attention_cost.h"
+#include "sim/cost/attention_cost.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/specs/catalogue/layer_pattern.h"
-#include "kvblocks/specs/row_codec.h"
+#include "kvblocks/model_facts.h"
+#include "specs/row_codec.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -20,9 +20,9 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/specs/catalogue/model_facts.h"
-#include "kvblocks/specs/data_type.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/step_time_model.h"
 
 namespace kvblocks::sim {
 

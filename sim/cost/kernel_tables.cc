@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/kernel_tables.h"
+#include "sim/cost/kernel_tables.h"
 
 #include <zlib.h>
 
@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/cost/kernel_tables.pb.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/kernel_tables.pb.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {

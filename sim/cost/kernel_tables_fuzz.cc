@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/sim/cost/kernel_tables.h"
-#include "kvblocks/sim/cost/kernel_tables.pb.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/cost/kernel_tables.h"
+#include "sim/cost/kernel_tables.pb.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/kernel_tables.h"
+#include "sim/cost/kernel_tables.h"
 
 #include <cmath>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/recorded_steps.h"
+#include "sim/cost/recorded_steps.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -5,8 +5,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/cost/table_clock.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/table_clock.h"
 
 namespace kvblocks::sim {
 namespace {

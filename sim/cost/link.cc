@@ -1,10 +1,9 @@
-#include "kvblocks/sim/cost/link.h"
+#include "sim/cost/link.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {

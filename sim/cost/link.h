@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 

@@ -1,7 +1,7 @@
 // Links: transfers worked out by hand (SM-104, WE-33), and random ones against a model that moves
 // bytes picosecond by picosecond.
 
-#include "kvblocks/sim/cost/link.h"
+#include "sim/cost/link.h"
 
 #include <algorithm>
 #include <random>

@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/pipeline.h"
-#include "kvblocks/sim/cost/recorded_steps.h"
+#include "sim/cost/pipeline.h"
+#include "sim/cost/recorded_steps.h"
 
 namespace kvblocks::sim {
 namespace {

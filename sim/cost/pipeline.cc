@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/pipeline.h"
+#include "sim/cost/pipeline.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/cost/attention_cost.h"
+#include "sim/cost/attention_cost.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/step_time_model.h"
+#include "sim/cost/step_time_model.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/recorded_steps.h"
+#include "sim/cost/recorded_steps.h"
 
 #include <zlib.h>
 

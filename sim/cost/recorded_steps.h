@@ -14,7 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/step_time_model.h"
+#include "sim/cost/step_time_model.h"
 
 namespace kvblocks::sim {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/sim/cost/roofline.h"
+#include "sim/cost/roofline.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/sim/cost/attention_cost.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "checks/field_error.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/attention_cost.h"
 
 namespace kvblocks::sim {
 namespace {

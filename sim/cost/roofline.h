@@ -24,9 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
+#include "sim/cost/sim_time.h"
+#include "sim/cost/step_time_model.h"
 
 namespace kvblocks::sim {
 

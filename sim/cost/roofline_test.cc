@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/roofline.h"
+#include "sim/cost/roofline.h"
 
 #include <cmath>
 #include <functional>
@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/attention_cost.h"
 #include "rapidcheck/gtest.h"
+#include "sim/cost/attention_cost.h"
 
 namespace kvblocks::sim {
 namespace {

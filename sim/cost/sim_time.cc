@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 #include <array>
 

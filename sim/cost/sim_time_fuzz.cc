@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/cost/sim_time.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

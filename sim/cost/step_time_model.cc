@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/step_time_model.h"
+#include "sim/cost/step_time_model.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/cost/table_clock.h"
+#include "sim/cost/table_clock.h"
 
 #include <algorithm>
 #include <atomic>

@@ -27,11 +27,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/attention_cost.h"
-#include "kvblocks/sim/cost/kernel_tables.h"
-#include "kvblocks/sim/cost/roofline.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/cost/step_time_model.h"
+#include "sim/cost/attention_cost.h"
+#include "sim/cost/kernel_tables.h"
+#include "sim/cost/roofline.h"
+#include "sim/cost/sim_time.h"
+#include "sim/cost/step_time_model.h"
 
 namespace kvblocks::sim {
 

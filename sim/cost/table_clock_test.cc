@@ -1,6 +1,6 @@
 // SM-58, SM-62: the clock of measured kernels.
 
-#include "kvblocks/sim/cost/table_clock.h"
+#include "sim/cost/table_clock.h"
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
 
 namespace kvblocks::sim {
 namespace {

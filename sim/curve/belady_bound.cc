@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/belady_bound.h"
+#include "sim/curve/belady_bound.h"
 
 #include <algorithm>
 #include <functional>

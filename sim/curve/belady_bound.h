@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/sim/curve/request_blocks.h"
+#include "sim/curve/request_blocks.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/curve_table.h"
+#include "sim/curve/curve_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/human_table.h"
+#include "sim/report/text_page.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

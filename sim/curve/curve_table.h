@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "kvblocks/sim/curve/curve.pb.h"
+#include "sim/curve/curve.pb.h"
 
 namespace kvblocks::sim {
 

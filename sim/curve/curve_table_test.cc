@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/curve_table.h"
+#include "sim/curve/curve_table.h"
 
 #include <string>
 #include <vector>

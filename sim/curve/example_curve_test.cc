@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/curve/order_curve.h"
+#include "sim/example/example_workload.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/hit_curve.h"
+#include "sim/curve/hit_curve.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/order_curve.h"
+#include "sim/curve/order_curve.h"
 
 #include <algorithm>
 #include <cstddef>

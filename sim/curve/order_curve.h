@@ -35,11 +35,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/sim/curve/belady_bound.h"
-#include "kvblocks/sim/curve/hit_curve.h"
-#include "kvblocks/sim/curve/request_blocks.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/block_pool.h"
+#include "sim/curve/belady_bound.h"
+#include "sim/curve/hit_curve.h"
+#include "sim/curve/request_blocks.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/curve/testing/random_workload.h"
 #include "rapidcheck/gtest.h"
+#include "sim/curve/order_curve.h"
+#include "sim/curve/testing/random_workload.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,7 +1,7 @@
 // Curves of requests that run one after the other, and the bounds on what any policy and what any
 // fixed set of blocks hits: worked examples, and brute force on tiny workloads.
 
-#include "kvblocks/sim/curve/order_curve.h"
+#include "sim/curve/order_curve.h"
 
 #include <algorithm>
 #include <bit>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/belady_bound.h"
-#include "kvblocks/sim/curve/hit_curve.h"
+#include "sim/curve/belady_bound.h"
+#include "sim/curve/hit_curve.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/curve/possible_pools.h"
+#include "sim/curve/possible_pools.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 namespace kvblocks::sim {
 

@@ -12,9 +12,9 @@
 #include <optional>
 #include <string>
 
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "sim/curve/order_curve.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

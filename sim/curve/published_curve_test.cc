@@ -5,8 +5,8 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/curve/order_curve.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

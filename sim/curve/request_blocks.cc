@@ -1,11 +1,11 @@
-#include "kvblocks/sim/curve/request_blocks.h"
+#include "sim/curve/request_blocks.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/check.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

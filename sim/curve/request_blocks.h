@@ -21,8 +21,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/types/span.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/simulation_config.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/curve/sampled_curve.h"
+#include "sim/curve/sampled_curve.h"
 
 #include <algorithm>
 #include <cmath>

@@ -20,8 +20,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "kvblocks/sim/curve/hit_curve.h"
-#include "kvblocks/sim/curve/request_blocks.h"
+#include "sim/curve/hit_curve.h"
+#include "sim/curve/request_blocks.h"
 
 namespace kvblocks::sim {
 

@@ -1,6 +1,6 @@
 // Curves from samples against the exact one.
 
-#include "kvblocks/sim/curve/sampled_curve.h"
+#include "sim/curve/sampled_curve.h"
 
 #include <cmath>
 #include <cstdio>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/order_curve.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/curve/order_curve.h"
+#include "sim/example/example_workload.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

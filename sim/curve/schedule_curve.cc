@@ -1,13 +1,13 @@
-#include "kvblocks/sim/curve/schedule_curve.h"
+#include "sim/curve/schedule_curve.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/check.h"
+#include "sim/engine/scheduler_options.h"
+#include "sim/report/human_table.h"
 
 namespace kvblocks::sim {
 

@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/sim/curve/hit_curve.h"
-#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/block_pool.h"
+#include "sim/curve/hit_curve.h"
+#include "sim/engine/engine_observer.h"
 
 namespace kvblocks::sim {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/curve/schedule_curve.h"
-#include "kvblocks/sim/curve/testing/random_workload.h"
 #include "rapidcheck/gtest.h"
+#include "sim/curve/schedule_curve.h"
+#include "sim/curve/testing/random_workload.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/acceptance.h"
+#include "sim/engine/acceptance.h"
 
 #include <xxhash.h>
 

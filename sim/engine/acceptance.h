@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/engine/sim_request.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -26,12 +26,12 @@
 #include <string_view>
 
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/kv_event.h"
-#include "kvblocks/managers/computed_blocks.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_event.h"
+#include "kvblocks/single_type_manager.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/sim_request.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -7,10 +7,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/engine/acceptance.h"
-#include "kvblocks/sim/engine/quiet_decodes.h"
-#include "kvblocks/sim/engine/retention_rules.h"
-#include "kvblocks/sim/engine/waiting_queue.h"
+#include "sim/engine/acceptance.h"
+#include "sim/engine/quiet_decodes.h"
+#include "sim/engine/retention_rules.h"
+#include "sim/engine/waiting_queue.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -31,9 +31,9 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

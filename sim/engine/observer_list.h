@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kvblocks/sim/engine/engine_observer.h"
+#include "sim/engine/engine_observer.h"
 
 namespace kvblocks::sim {
 

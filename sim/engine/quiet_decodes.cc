@@ -1,8 +1,8 @@
-#include "kvblocks/sim/engine/quiet_decodes.h"
+#include "sim/engine/quiet_decodes.h"
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/check.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/sim/engine/sim_request.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/engine/request_store.h"
+#include "sim/engine/request_store.h"
 
 #include <utility>
 
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/check.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "kvblocks/sim/engine/sim_request.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/retention_rules.h"
+#include "sim/engine/retention_rules.h"
 
 #include <algorithm>
 #include <string>
@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 namespace {

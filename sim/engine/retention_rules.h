@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks {
 struct RetainParams;

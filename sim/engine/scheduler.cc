@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/scheduler.h"
+#include "sim/engine/scheduler.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/check.h"
+#include "kvblocks/request_footprint.h"
 
 namespace kvblocks::sim {
 

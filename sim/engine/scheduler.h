@@ -55,14 +55,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/engine/acceptance.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/engine/kv_connector.h"
-#include "kvblocks/sim/engine/quiet_decodes.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/engine/waiting_queue.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/engine/acceptance.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/engine/kv_connector.h"
+#include "sim/engine/quiet_decodes.h"
+#include "sim/engine/scheduler_options.h"
+#include "sim/engine/sim_request.h"
+#include "sim/engine/waiting_queue.h"
 
 namespace kvblocks::sim {
 

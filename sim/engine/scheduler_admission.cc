@@ -6,8 +6,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/check.h"
+#include "sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 

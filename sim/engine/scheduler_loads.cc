@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/managers/block_size.h"
-#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/check.h"
+#include "kvblocks/single_type_manager.h"
+#include "sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/scheduler_options.h"
+#include "sim/engine/scheduler_options.h"
 
 #include <algorithm>
 #include <iterator>

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/engine/acceptance.h"
-#include "kvblocks/sim/engine/retention_rules.h"
-#include "kvblocks/sim/engine/scheduler_rules.h"
+#include "sim/engine/acceptance.h"
+#include "sim/engine/retention_rules.h"
+#include "sim/engine/scheduler_rules.h"
 
 namespace kvblocks::sim {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/managers/block_size.h"
-#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/check.h"
+#include "kvblocks/single_type_manager.h"
+#include "sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/scheduler_rules.h"
+#include "sim/engine/scheduler_rules.h"
 
 namespace kvblocks::sim {
 

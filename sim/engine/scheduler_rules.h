@@ -11,7 +11,7 @@
 #include <optional>
 #include <string_view>
 
-#include "kvblocks/specs/engine_version.h"
+#include "kvblocks/model_facts.h"
 
 namespace kvblocks::sim {
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/check.h"
+#include "sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/sim_request.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

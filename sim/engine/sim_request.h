@@ -24,10 +24,10 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/managers/request.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "kvblocks/request.h"
+#include "sim/cost/sim_time.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

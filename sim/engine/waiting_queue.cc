@@ -1,4 +1,4 @@
-#include "kvblocks/sim/engine/waiting_queue.h"
+#include "sim/engine/waiting_queue.h"
 
 #include <xxhash.h>
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/engine/scheduler_options.h"
-#include "kvblocks/sim/engine/sim_request.h"
+#include "sim/engine/scheduler_options.h"
+#include "sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

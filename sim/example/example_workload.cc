@@ -1,4 +1,4 @@
-#include "kvblocks/sim/example/example_workload.h"
+#include "sim/example/example_workload.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/checked_int64.h"
+#include "checks/checked_int64.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/example/example_workload.h"
+#include "sim/example/example_workload.h"
 
 #include <cstdint>
 #include <list>
@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/trace_facts.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/trace_facts.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

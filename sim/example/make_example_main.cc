@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/example/example_workload.h"
+#include "sim/trace/byte_sink.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) {

@@ -1,12 +1,12 @@
-#include "kvblocks/sim/fleet/fleet.h"
+#include "sim/fleet/fleet.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/gen/philox.h"
+#include "kvblocks/check.h"
+#include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {

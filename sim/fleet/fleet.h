@@ -35,12 +35,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/sim/fleet/prompt_contents.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/fleet/router_queue.h"
-#include "kvblocks/sim/fleet/scaling.h"
-#include "kvblocks/sim/replica_set.h"
-#include "kvblocks/sim/simulation.h"
+#include "sim/fleet/prompt_contents.h"
+#include "sim/fleet/router.h"
+#include "sim/fleet/router_queue.h"
+#include "sim/fleet/scaling.h"
+#include "sim/replica_set.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "sim/fleet/fleet.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/fleet/fleet_metrics.h"
+#include "sim/fleet/fleet_metrics.h"
 
 #include <algorithm>
 #include <string>
 
-#include "kvblocks/sim/report/latency_metrics.h"
+#include "sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -19,12 +19,12 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/fleet.pb.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/request_rows.h"
+#include "sim/cost/sim_time.h"
+#include "sim/fleet/fleet.h"
+#include "sim/fleet/fleet.pb.h"
+#include "sim/report/distribution.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/fleet/fleet_metrics.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/fleet/router_queue.h"
-#include "kvblocks/sim/fleet/scaling.h"
+#include "sim/fleet/fleet_metrics.h"
+#include "sim/fleet/router.h"
+#include "sim/fleet/router_queue.h"
+#include "sim/fleet/scaling.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -10,13 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/testing/naive_fleet.h"
-#include "kvblocks/sim/gen/philox.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/naive_engine.h"
-#include "kvblocks/sim/testing/replay.h"
 #include "rapidcheck/gtest.h"
+#include "sim/fleet/fleet.h"
+#include "sim/fleet/testing/naive_fleet.h"
+#include "sim/gen/philox.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/naive_engine.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

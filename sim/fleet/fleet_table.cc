@@ -1,4 +1,4 @@
-#include "kvblocks/sim/fleet/fleet_table.h"
+#include "sim/fleet/fleet_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/report/tier_section.h"
+#include "sim/report/human_table.h"
+#include "sim/report/text_page.h"
+#include "sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "kvblocks/sim/fleet/fleet.pb.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "sim/fleet/fleet.pb.h"
+#include "sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

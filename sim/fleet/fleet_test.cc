@@ -1,6 +1,6 @@
 // Fleets by hand: worked examples of the specification, and what routers know.
 
-#include "kvblocks/sim/fleet/fleet.h"
+#include "sim/fleet/fleet.h"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

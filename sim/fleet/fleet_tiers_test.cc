@@ -8,9 +8,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
+#include "sim/fleet/fleet.h"
+#include "sim/testing/replay.h"
+#include "sim/tiers/tier_connector.h"
 
 namespace kvblocks::sim {
 namespace {

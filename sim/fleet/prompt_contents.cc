@@ -1,11 +1,11 @@
-#include "kvblocks/sim/fleet/prompt_contents.h"
+#include "sim/fleet/prompt_contents.h"
 
 #include <string>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/check.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

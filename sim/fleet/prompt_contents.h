@@ -11,12 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/replica_set.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/block.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "sim/engine/sim_request.h"
+#include "sim/fleet/router.h"
+#include "sim/replica_set.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

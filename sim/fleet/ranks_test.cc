@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/fleet/fleet.h"
+#include "sim/fleet/router.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/fleet/router.h"
+#include "sim/fleet/router.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/gen/philox.h"
+#include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -38,11 +38,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/kv_event.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/replica_load.h"
+#include "kvblocks/block.h"
+#include "kvblocks/kv_event.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/sim_request.h"
+#include "sim/replica_load.h"
 
 namespace kvblocks::sim {
 

@@ -1,7 +1,7 @@
-#include "kvblocks/sim/fleet/router_queue.h"
+#include "sim/fleet/router_queue.h"
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 

@@ -23,8 +23,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/fleet/router.h"
+#include "sim/engine/sim_request.h"
+#include "sim/fleet/router.h"
 
 namespace kvblocks::sim {
 

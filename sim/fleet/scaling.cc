@@ -1,13 +1,13 @@
-#include "kvblocks/sim/fleet/scaling.h"
+#include "sim/fleet/scaling.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/check.h"
+#include "sim/fleet/router.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

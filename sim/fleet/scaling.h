@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/events/block_index.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/gen/fixed_math.h"
-#include "kvblocks/sim/gen/philox.h"
+#include "kvblocks/kv_events.h"
+#include "sim/fleet/router.h"
+#include "sim/gen/fixed_math.h"
+#include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,11 +1,10 @@
-#include "kvblocks/sim/fleet/split_fleet.h"
+#include "sim/fleet/split_fleet.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -33,11 +33,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/link.h"
-#include "kvblocks/sim/fleet/prompt_contents.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/replica_set.h"
-#include "kvblocks/sim/simulation.h"
+#include "sim/cost/link.h"
+#include "sim/fleet/prompt_contents.h"
+#include "sim/fleet/router.h"
+#include "sim/replica_set.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -1,7 +1,7 @@
 // Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
 // and random ones in which every request ends once and every block comes back.
 
-#include "kvblocks/sim/fleet/split_fleet.h"
+#include "sim/fleet/split_fleet.h"
 
 #include <map>
 #include <set>
@@ -10,8 +10,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,12 +1,12 @@
-#include "kvblocks/sim/fleet/split_metrics.h"
+#include "sim/fleet/split_metrics.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/request_rows.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/fleet/fleet.pb.h"
-#include "kvblocks/sim/fleet/fleet_metrics.h"
-#include "kvblocks/sim/fleet/split_fleet.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/report/latency_metrics.h"
+#include "sim/fleet/fleet.pb.h"
+#include "sim/fleet/fleet_metrics.h"
+#include "sim/fleet/split_fleet.h"
+#include "sim/report/distribution.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

@@ -1,10 +1,10 @@
-#include "kvblocks/sim/gen/distributions.h"
+#include "sim/gen/distributions.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/sim/gen/fixed_math.h"
+#include "sim/gen/buckets.h"
+#include "sim/gen/fixed_math.h"
 
 namespace kvblocks::sim {
 namespace {

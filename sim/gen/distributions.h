@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "kvblocks/sim/gen/philox.h"
-#include "kvblocks/sim/gen/workload.pb.h"
+#include "sim/gen/philox.h"
+#include "sim/gen/workload.pb.h"
 
 namespace kvblocks::sim {
 

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/fixed_math.h"
-#include "kvblocks/sim/gen/generator.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/fixed_math.h"
+#include "sim/gen/generator.h"
 
 namespace kvblocks::sim {
 namespace {

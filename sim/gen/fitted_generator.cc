@@ -1,4 +1,4 @@
-#include "kvblocks/sim/gen/fitted_generator.h"
+#include "sim/gen/fitted_generator.h"
 
 #include <algorithm>
 #include <array>
@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/fixed_math.h"
-#include "kvblocks/sim/gen/philox.h"
-#include "kvblocks/sim/gen/reuse_tree.h"
-#include "kvblocks/sim/gen/workload_spec.h"
+#include "sim/gen/buckets.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/fixed_math.h"
+#include "sim/gen/philox.h"
+#include "sim/gen/reuse_tree.h"
+#include "sim/gen/workload_spec.h"
 
 namespace kvblocks::sim {
 namespace {

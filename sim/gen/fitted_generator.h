@@ -13,7 +13,7 @@
 
 #include <memory>
 
-#include "kvblocks/sim/gen/generator.h"
+#include "sim/gen/generator.h"
 
 namespace kvblocks::sim {
 

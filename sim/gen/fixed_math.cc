@@ -1,4 +1,4 @@
-#include "kvblocks/sim/gen/fixed_math.h"
+#include "sim/gen/fixed_math.h"
 
 #include <bit>
 #include <cmath>

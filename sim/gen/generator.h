@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/gen/workload.pb.h"
+#include "sim/gen/workload.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/gen/philox.h"
+#include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/fixed_math.h"
-#include "kvblocks/sim/gen/philox.h"
+#include "sim/gen/buckets.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/fixed_math.h"
+#include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,10 +1,10 @@
-#include "kvblocks/sim/gen/reuse_tree.h"
+#include "sim/gen/reuse_tree.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
-#include "kvblocks/sim/gen/fixed_math.h"
+#include "sim/gen/fixed_math.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/fitted_generator.h"
-#include "kvblocks/sim/gen/generator.h"
-#include "kvblocks/sim/gen/session_plan.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/fitted_generator.h"
+#include "sim/gen/generator.h"
+#include "sim/gen/session_plan.h"
 
 namespace kvblocks::sim {
 namespace {

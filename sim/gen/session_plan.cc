@@ -1,11 +1,11 @@
-#include "kvblocks/sim/gen/session_plan.h"
+#include "sim/gen/session_plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/gen/workload_spec.h"
+#include "sim/gen/workload_spec.h"
 
 namespace kvblocks::sim {
 namespace {

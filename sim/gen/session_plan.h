@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/workload.pb.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/workload.pb.h"
 
 namespace kvblocks::sim {
 

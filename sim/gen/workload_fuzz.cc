@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "kvblocks/sim/gen/generator.h"
-#include "kvblocks/sim/gen/workload_spec.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/gen/generator.h"
+#include "sim/gen/workload_spec.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/sim/gen/workload_spec.h"
+#include "sim/gen/workload_spec.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "checks/field_error.h"
 #include "google/protobuf/text_format.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/config_source.h"
+#include "sim/gen/buckets.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/gen/workload.pb.h"
+#include "sim/gen/workload.pb.h"
 
 namespace kvblocks::sim {
 

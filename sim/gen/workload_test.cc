@@ -12,13 +12,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/gen/buckets.h"
-#include "kvblocks/sim/gen/distributions.h"
-#include "kvblocks/sim/gen/fitted_generator.h"
-#include "kvblocks/sim/gen/generator.h"
-#include "kvblocks/sim/gen/reuse_tree.h"
-#include "kvblocks/sim/gen/session_plan.h"
-#include "kvblocks/sim/gen/workload_spec.h"
+#include "sim/gen/buckets.h"
+#include "sim/gen/distributions.h"
+#include "sim/gen/fitted_generator.h"
+#include "sim/gen/generator.h"
+#include "sim/gen/reuse_tree.h"
+#include "sim/gen/session_plan.h"
+#include "sim/gen/workload_spec.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/comparison.pb.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/comparison.pb.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 #include <sstream>
 #include <string>
@@ -6,9 +6,9 @@
 #include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/comparison.pb.h"
-#include "kvblocks/sim/report/validation_report.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/report/comparison.pb.h"
+#include "sim/report/validation_report.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/distribution.h"
+#include "sim/report/distribution.h"
 
 #include <algorithm>
 #include <bit>

@@ -5,19 +5,19 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/cost/kernel_tables.h"
-#include "kvblocks/sim/cost/roofline.h"
-#include "kvblocks/sim/cost/table_clock.h"
-#include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/report/server_metrics.h"
-#include "kvblocks/sim/report/timeline.h"
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/open_metrics_reader.h"
-#include "kvblocks/sim/testing/trace_events.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
 #include "rapidcheck/gtest.h"
+#include "sim/cost/kernel_tables.h"
+#include "sim/cost/roofline.h"
+#include "sim/cost/table_clock.h"
+#include "sim/report/report_json.h"
+#include "sim/report/server_metrics.h"
+#include "sim/report/timeline.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/open_metrics_reader.h"
+#include "sim/testing/trace_events.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

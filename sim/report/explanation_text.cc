@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 #include <algorithm>
 #include <string>
@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/explanation.pb.h"
-#include "kvblocks/sim/report/tier_section.h"
+#include "sim/report/explanation.pb.h"
+#include "sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {

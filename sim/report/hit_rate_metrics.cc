@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/hit_rate_metrics.h"
+#include "sim/report/hit_rate_metrics.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

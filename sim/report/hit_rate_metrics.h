@@ -20,8 +20,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "sim/report/distribution.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 

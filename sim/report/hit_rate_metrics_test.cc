@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

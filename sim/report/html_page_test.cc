@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/report_json.h"
+#include "sim/report/report_json.h"
 
 #include <simdjson.h>
 
@@ -7,8 +7,8 @@
 #include "absl/strings/match.h"
 #include "google/protobuf/any.pb.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/comparison.pb.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "sim/report/comparison.pb.h"
+#include "sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <string>
 
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/text_page.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/text_page.h"
 
 namespace kvblocks::report::v1 {
 class Comparison;

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 #include <algorithm>
 #include <string>
@@ -9,8 +9,8 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/report/miss_classifier.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/latency_metrics.h"
+#include "sim/report/latency_metrics.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/hit_rate_metrics.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/hit_rate_metrics.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "sim/report/distribution.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/metric_list.h"
+#include "sim/report/metric_list.h"
 
 #include <algorithm>
 #include <charconv>

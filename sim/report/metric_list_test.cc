@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/metric_list.h"
+#include "sim/report/metric_list.h"
 
 #include <limits>
 #include <map>
@@ -11,7 +11,7 @@
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 namespace {

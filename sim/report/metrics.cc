@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/metrics.h"
+#include "sim/report/metrics.h"
 
 #include <algorithm>
 

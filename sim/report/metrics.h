@@ -16,16 +16,16 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/engine/observer_list.h"
-#include "kvblocks/sim/report/hit_rate_metrics.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/report/pool_metrics.h"
-#include "kvblocks/sim/report/report_section.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/report/time_series.h"
-#include "kvblocks/sim/report/workload_section.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/engine/observer_list.h"
+#include "sim/report/hit_rate_metrics.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/miss_classifier.h"
+#include "sim/report/pool_metrics.h"
+#include "sim/report/report_section.h"
+#include "sim/report/request_rows.h"
+#include "sim/report/time_series.h"
+#include "sim/report/workload_section.h"
 
 namespace kvblocks::sim {
 

@@ -1,8 +1,8 @@
-#include "kvblocks/sim/report/miss_classifier.h"
+#include "sim/report/miss_classifier.h"
 
 #include <algorithm>
 
-#include "kvblocks/sim/trace/content_keys.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

@@ -40,9 +40,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
-#include "kvblocks/managers/explain/miss_reason_words.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/request_rows.h"
+#include "kvblocks/lookup_explanation.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

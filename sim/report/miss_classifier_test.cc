@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/miss_classifier.h"
+#include "sim/report/miss_classifier.h"
 
 #include <map>
 #include <random>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/open_metrics.h"
+#include "sim/report/open_metrics.h"
 
 #include <algorithm>
 

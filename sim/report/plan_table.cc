@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/human_table.h"
+#include "sim/report/human_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/plan.pb.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/plan.pb.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

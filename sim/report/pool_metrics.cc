@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/pool_metrics.h"
+#include "sim/report/pool_metrics.h"
 
 #include <algorithm>
 #include <cmath>

@@ -16,8 +16,8 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "kvblocks/eviction.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/report_comparison.h"
+#include "sim/report/report_comparison.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/metric_list.h"
+#include "sim/report/metric_list.h"
 
 namespace kvblocks::sim {
 

@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/report/comparison.pb.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/comparison.pb.h"
+#include "sim/report/report.pb.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/report_comparison.h"
+#include "sim/report/report_comparison.h"
 
 #include <cmath>
 #include <limits>
@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/report_json.h"
+#include "sim/report/report_json.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"

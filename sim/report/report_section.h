@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/simulation.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/miss_classifier.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/request_rows.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

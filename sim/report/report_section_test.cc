@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/time_series.h"
-#include "kvblocks/sim/report/workload_section.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/report/distribution.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/time_series.h"
+#include "sim/report/workload_section.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

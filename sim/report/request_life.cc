@@ -1,12 +1,12 @@
-#include "kvblocks/sim/report/request_life.h"
+#include "sim/report/request_life.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/report_section.h"
-#include "kvblocks/sim/report/tier_section.h"
+#include "sim/report/report_section.h"
+#include "sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 

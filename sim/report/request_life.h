@@ -27,12 +27,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/explanation.pb.h"
-#include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "kvblocks/lookup_explanation.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/explanation.pb.h"
+#include "sim/report/miss_classifier.h"
+#include "sim/tiers/tier_connector.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

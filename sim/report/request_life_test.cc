@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/request_life.h"
+#include "sim/report/request_life.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +9,9 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/message_fields.h"
+#include "sim/report/human_table.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/message_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/report/request_rows.h"
+#include "sim/report/request_rows.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/sim_request.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/result_file.h"
+#include "sim/report/result_file.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,11 +8,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/cost/sim_time.h"
+#include "sim/report/distribution.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/measurement.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/step_rows.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/measurement.h"
 
 namespace kvblocks::sim {
 

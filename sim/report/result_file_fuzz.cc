@@ -7,12 +7,12 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_comparison.h"
-#include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/report/result_file.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/report/human_table.h"
+#include "sim/report/report_comparison.h"
+#include "sim/report/report_json.h"
+#include "sim/report/result_file.h"
+#include "sim/report/step_rows.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/sim/report/result_file.h"
+#include "sim/report/result_file.h"
 
 #include <string>
 #include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/report/step_rows.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/report/report_json.h"
+#include "sim/report/step_rows.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

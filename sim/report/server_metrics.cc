@@ -1,10 +1,10 @@
-#include "kvblocks/sim/report/server_metrics.h"
+#include "sim/report/server_metrics.h"
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "kvblocks/sim/report/pool_metrics.h"
+#include "sim/report/pool_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

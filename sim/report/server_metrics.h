@@ -25,10 +25,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/miss_classifier.h"
-#include "kvblocks/sim/report/request_rows.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/miss_classifier.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/server_metrics.h"
+#include "sim/report/server_metrics.h"
 
 #include <cmath>
 #include <string>
@@ -8,9 +8,9 @@
 #include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/open_metrics.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/open_metrics_reader.h"
+#include "sim/report/open_metrics.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/open_metrics_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -3,10 +3,10 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/metric_list.h"
-#include "kvblocks/sim/report/open_metrics.h"
-#include "kvblocks/sim/report/server_metrics.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/metric_list.h"
+#include "sim/report/open_metrics.h"
+#include "sim/report/server_metrics.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/step_rows.h"
+#include "sim/report/step_rows.h"
 
 #include <algorithm>
 #include <deque>
@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

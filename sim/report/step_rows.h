@@ -40,11 +40,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/comparison.pb.h"
-#include "kvblocks/sim/report/request_rows.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/line_reader.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/comparison.pb.h"
+#include "sim/report/request_rows.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/line_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/step_rows.h"
+#include "sim/report/step_rows.h"
 
 #include <memory>
 #include <set>
@@ -9,10 +9,10 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/testing/message_fields.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/simulation_config.h"
+#include "sim/testing/message_fields.h"
+#include "sim/testing/replay.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/text_page.h"
+#include "sim/report/text_page.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/tier_section.h"
+#include "sim/report/tier_section.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "sim/report/report_section.h"
+#include "sim/report/text_page.h"
 
 namespace kvblocks::sim {
 namespace {

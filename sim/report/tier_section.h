@@ -8,9 +8,9 @@
 
 #include "absl/types/span.h"
 #include "google/protobuf/repeated_field.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/text_page.h"
+#include "sim/tiers/tier_connector.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/time_series.h"
+#include "sim/report/time_series.h"
 
 #include <algorithm>
 #include <string>

@@ -14,9 +14,9 @@
 #include <iterator>
 #include <vector>
 
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/report/pool_metrics.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "sim/cost/sim_time.h"
+#include "sim/report/pool_metrics.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 

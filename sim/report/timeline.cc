@@ -1,13 +1,13 @@
-#include "kvblocks/sim/report/timeline.h"
+#include "sim/report/timeline.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/checks/json_text.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "checks/json_text.h"
+#include "sim/report/text_page.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

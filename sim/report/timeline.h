@@ -37,9 +37,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/pool_metrics.h"
-#include "kvblocks/sim/report/request_rows.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/report/pool_metrics.h"
+#include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/timeline.h"
+#include "sim/report/timeline.h"
 
 #include <memory>
 #include <set>
@@ -10,8 +10,8 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/measured_replay.h"
-#include "kvblocks/sim/testing/trace_events.h"
+#include "sim/testing/measured_replay.h"
+#include "sim/testing/trace_events.h"
 
 namespace kvblocks::sim {
 namespace {

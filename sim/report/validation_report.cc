@@ -1,4 +1,4 @@
-#include "kvblocks/sim/report/validation_report.h"
+#include "sim/report/validation_report.h"
 
 #include <algorithm>
 #include <string_view>
@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/text_page.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "kvblocks/sim/report/validation.pb.h"
-#include "kvblocks/sim/trace/validation.h"
+#include "sim/report/validation.pb.h"
+#include "sim/trace/validation.h"
 
 namespace kvblocks::sim {
 

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/report/workload_section.h"
+#include "sim/report/workload_section.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
+#include "sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/report/hit_rate_metrics.h"
-#include "kvblocks/sim/report/report_section.h"
+#include "sim/cost/sim_time.h"
+#include "sim/report/hit_rate_metrics.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 

@@ -1,10 +1,10 @@
-#include "kvblocks/sim/serve/answer.h"
+#include "sim/serve/answer.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/json_text.h"
+#include "checks/json_text.h"
 
 namespace kvblocks::sim {
 

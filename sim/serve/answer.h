@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/sim/serve/http.h"
-#include "kvblocks/sim/serve/tokenizer.h"
+#include "sim/serve/api_request.h"
+#include "sim/serve/http.h"
+#include "sim/serve/tokenizer.h"
 
 namespace kvblocks::sim {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/api_request.h"
+#include "sim/serve/api_request.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim::api_fields {

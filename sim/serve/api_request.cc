@@ -1,11 +1,11 @@
-#include "kvblocks/sim/serve/api_request.h"
+#include "sim/serve/api_request.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/api_fields.h"
+#include "sim/serve/api_fields.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks::sim {
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "kvblocks/sim/serve/answer.h"
-#include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/serve/answer.h"
+#include "sim/serve/api_request.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The tokenizer's process when it misbehaves, with scripts in its place. tests/serve has the real one.
 
-#include "kvblocks/sim/serve/tokenizer.h"
+#include "sim/serve/tokenizer.h"
 
 #include <sys/stat.h>
 

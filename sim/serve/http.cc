@@ -1,4 +1,4 @@
-#include "kvblocks/sim/serve/http.h"
+#include "sim/serve/http.h"
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/serve/http_session.h"
+#include "sim/serve/http_session.h"
 
 namespace kvblocks::sim {
 

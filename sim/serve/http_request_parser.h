@@ -23,8 +23,8 @@
 #include <boost/beast/http/error.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/sim/serve/http.h"
+#include "sim/serve/api_request.h"
+#include "sim/serve/http.h"
 
 namespace kvblocks::sim::http_session {
 

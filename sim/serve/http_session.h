@@ -25,9 +25,9 @@
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/answer.h"
-#include "kvblocks/sim/serve/http.h"
-#include "kvblocks/sim/serve/http_request_parser.h"
+#include "sim/serve/answer.h"
+#include "sim/serve/http.h"
+#include "sim/serve/http_request_parser.h"
 
 namespace kvblocks::sim::http_session {
 

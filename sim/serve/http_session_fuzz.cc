@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/serve/http_session.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/serve/http_session.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/serve/live_engine.h"
+#include "sim/serve/live_engine.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,12 +11,12 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/sim/engine/request_store.h"
-#include "kvblocks/sim/replica.h"
-#include "kvblocks/sim/serve/live_metrics.h"
+#include "kvblocks/check.h"
+#include "sim/engine/request_store.h"
+#include "sim/replica.h"
+#include "sim/serve/live_metrics.h"
 #ifdef KVBLOCKS_WITH_ZMQ
-#include "kvblocks/events/zmq/event_publisher.h"
+#include "kvblocks/kv_events_zmq.h"
 #else
 namespace kvblocks::events {
 class EventPublisher {};

@@ -26,11 +26,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/report/server_metrics.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/engine/sim_request.h"
+#include "sim/report/server_metrics.h"
+#include "sim/simulation_config.h"
+#include "sim/tiers/tier_connector.h"
 
 namespace kvblocks::sim {
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <utility>
 
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/server_metrics.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/server_metrics.h"
 
 namespace kvblocks::sim {
 

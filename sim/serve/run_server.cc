@@ -1,4 +1,4 @@
-#include "kvblocks/sim/serve/run_server.h"
+#include "sim/serve/run_server.h"
 
 #include <sys/resource.h>
 
@@ -9,7 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/serve/tokenizer.h"
+#include "sim/serve/tokenizer.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/serve/http.h"
-#include "kvblocks/sim/serve/live_engine.h"
-#include "kvblocks/sim/serve/service.h"
+#include "sim/serve/http.h"
+#include "sim/serve/live_engine.h"
+#include "sim/serve/service.h"
 
 namespace kvblocks::sim {
 

@@ -11,14 +11,14 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/serve/answer.h"
-#include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/sim/serve/live_engine.h"
-#include "kvblocks/sim/serve/run_server.h"
-#include "kvblocks/sim/serve/service.h"
-#include "kvblocks/sim/serve/tokenizer.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/tiers/tier_text.h"
+#include "sim/serve/answer.h"
+#include "sim/serve/api_request.h"
+#include "sim/serve/live_engine.h"
+#include "sim/serve/run_server.h"
+#include "sim/serve/service.h"
+#include "sim/serve/tokenizer.h"
+#include "sim/testing/replay.h"
+#include "sim/tiers/tier_text.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/serve/service.h"
+#include "sim/serve/service.h"
 
 #include <arpa/inet.h>
 
@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/json_text.h"
-#include "kvblocks/sim/report/open_metrics.h"
+#include "checks/json_text.h"
+#include "sim/report/open_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -22,11 +22,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/serve/answer.h"
-#include "kvblocks/sim/serve/api_request.h"
-#include "kvblocks/sim/serve/http.h"
-#include "kvblocks/sim/serve/live_engine.h"
-#include "kvblocks/sim/serve/tokenizer.h"
+#include "sim/serve/answer.h"
+#include "sim/serve/api_request.h"
+#include "sim/serve/http.h"
+#include "sim/serve/live_engine.h"
+#include "sim/serve/tokenizer.h"
 
 namespace kvblocks::sim {
 

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/serve/answer.h"
-#include "kvblocks/sim/serve/service.h"
+#include "sim/serve/answer.h"
+#include "sim/serve/service.h"
 #include "xxhash.h"
 
 namespace kvblocks::sim {

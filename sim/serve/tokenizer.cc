@@ -1,4 +1,4 @@
-#include "kvblocks/sim/serve/tokenizer.h"
+#include "sim/serve/tokenizer.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kvblocks/checks/json_text.h"
+#include "checks/json_text.h"
 #include "simdjson.h"
 
 extern char** environ;

@@ -25,8 +25,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/sim/serve/http.h"
+#include "kvblocks/block.h"
+#include "sim/serve/http.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/border_search.h"
+#include "sim/sweep/border_search.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,11 +10,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/sweep/condition.h"
-#include "kvblocks/sim/sweep/sweep_table.h"
+#include "checks/status_macros.h"
+#include "sim/commands/option_table.h"
+#include "sim/report/text_page.h"
+#include "sim/sweep/condition.h"
+#include "sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
 

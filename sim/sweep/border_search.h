@@ -15,10 +15,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/sweep/condition.h"
-#include "kvblocks/sim/sweep/point_runner.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
+#include "sim/config.pb.h"
+#include "sim/sweep/condition.h"
+#include "sim/sweep/point_runner.h"
+#include "sim/sweep/sweep.pb.h"
 
 namespace kvblocks::sim {
 

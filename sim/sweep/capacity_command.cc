@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/sweep/border_search.h"
-#include "kvblocks/sim/sweep/capacity_search.h"
-#include "kvblocks/sim/sweep/condition.h"
-#include "kvblocks/sim/sweep/search_command.h"
-#include "kvblocks/sim/sweep/sweep_table.h"
+#include "checks/status_macros.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_input.h"
+#include "sim/sweep/border_search.h"
+#include "sim/sweep/capacity_search.h"
+#include "sim/sweep/condition.h"
+#include "sim/sweep/search_command.h"
+#include "sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
 namespace {

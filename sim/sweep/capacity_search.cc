@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/capacity_search.h"
+#include "sim/sweep/capacity_search.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,13 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replica_kinds.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/sweep/border_search.h"
-#include "kvblocks/sim/sweep/condition.h"
+#include "checks/status_macros.h"
+#include "sim/commands/fleet_input.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replica_kinds.h"
+#include "sim/report/human_table.h"
+#include "sim/sweep/border_search.h"
+#include "sim/sweep/condition.h"
 
 namespace kvblocks::sim {
 

@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/sweep/point_runner.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
-#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "sim/config.pb.h"
+#include "sim/sweep/point_runner.h"
+#include "sim/sweep/sweep.pb.h"
+#include "sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/condition.h"
+#include "sim/sweep/condition.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/latency_metrics.h"
+#include "checks/status_macros.h"
+#include "sim/report/human_table.h"
+#include "sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 

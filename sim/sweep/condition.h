@@ -15,8 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
-#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "sim/sweep/sweep.pb.h"
+#include "sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 

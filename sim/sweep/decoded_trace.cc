@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/decoded_trace.h"
+#include "sim/sweep/decoded_trace.h"
 
 #include <algorithm>
 #include <string_view>
@@ -6,11 +6,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/curve/order_curve.h"
+#include "checks/status_macros.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/curve/order_curve.h"
 
 namespace kvblocks::sim {
 

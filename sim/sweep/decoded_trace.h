@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/config.pb.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

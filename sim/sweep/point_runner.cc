@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/point_runner.h"
+#include "sim/sweep/point_runner.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,16 +15,16 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "google/protobuf/util/json_util.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/fleet_replay.h"
-#include "kvblocks/sim/commands/replay_notes.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/fleet/fleet_table.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/report/tier_section.h"
-#include "kvblocks/sim/run_in_parallel.h"
-#include "kvblocks/sim/simulation.h"
+#include "sim/commands/fleet_replay.h"
+#include "sim/commands/replay_notes.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/fleet/fleet_table.h"
+#include "sim/report/metrics.h"
+#include "sim/report/tier_section.h"
+#include "sim/run_in_parallel.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -18,10 +18,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/sweep/decoded_trace.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
-#include "kvblocks/sim/sweep/sweep_points.h"
+#include "sim/commands/progress_line.h"
+#include "sim/sweep/decoded_trace.h"
+#include "sim/sweep/sweep.pb.h"
+#include "sim/sweep/sweep_points.h"
 
 namespace kvblocks::sim {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/sim/sweep/point_runner.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/sweep/point_runner.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/sim/sweep/search_command.h"
+#include "sim/sweep/search_command.h"
 
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/report/human_table.h"
+#include "checks/status_macros.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/report/human_table.h"
 
 namespace kvblocks::sim {
 

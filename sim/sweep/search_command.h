@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
-#include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/progress_line.h"
-#include "kvblocks/sim/commands/report_output.h"
-#include "kvblocks/sim/sweep/point_runner.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/report_output.h"
+#include "sim/sweep/point_runner.h"
 
 namespace kvblocks::sim {
 

@@ -8,12 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/sweep/border_search.h"
-#include "kvblocks/sim/sweep/capacity_search.h"
-#include "kvblocks/sim/sweep/condition.h"
-#include "kvblocks/sim/sweep/point_runner.h"
-#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "sim/commands/option_table.h"
+#include "sim/sweep/border_search.h"
+#include "sim/sweep/capacity_search.h"
+#include "sim/sweep/condition.h"
+#include "sim/sweep/point_runner.h"
+#include "sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

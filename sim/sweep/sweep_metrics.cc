@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "sim/sweep/sweep_metrics.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,13 +10,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/model_plan.h"
-#include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/metric_list.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "checks/status_macros.h"
+#include "kvblocks/model_facts.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/option_parser.h"
+#include "sim/report/human_table.h"
+#include "sim/report/metric_list.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

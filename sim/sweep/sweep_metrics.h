@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
+#include "sim/config.pb.h"
+#include "sim/sweep/sweep.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/sweep_points.h"
+#include "sim/sweep/sweep_points.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,16 +13,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
-#include "kvblocks/checks/status_macros.h"
-#include "kvblocks/sim/commands/example_trace.h"
-#include "kvblocks/sim/commands/fleet_input.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/cost/kernel_tables.h"
-#include "kvblocks/sim/report/metric_list.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/config_source.h"
 #include "kvblocks/version.h"
+#include "sim/commands/example_trace.h"
+#include "sim/commands/fleet_input.h"
+#include "sim/commands/option_table.h"
+#include "sim/cost/kernel_tables.h"
+#include "sim/report/metric_list.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"

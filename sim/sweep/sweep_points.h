@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/run_files.h"
-#include "kvblocks/sim/sweep/sweep.pb.h"
+#include "sim/commands/run_files.h"
+#include "sim/sweep/sweep.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/sweep/sweep_table.h"
+#include "sim/sweep/sweep_table.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,11 +11,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/metric_list.h"
-#include "kvblocks/sim/report/text_page.h"
-#include "kvblocks/sim/sweep/capacity_search.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/report/human_table.h"
+#include "sim/report/metric_list.h"
+#include "sim/report/text_page.h"
+#include "sim/sweep/capacity_search.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

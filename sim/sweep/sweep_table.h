@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/sweep/sweep.pb.h"
-#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "sim/sweep/sweep.pb.h"
+#include "sim/sweep/sweep_metrics.h"
 
 namespace kvblocks::sim {
 

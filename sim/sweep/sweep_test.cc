@@ -8,13 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/sim/commands/replay_input.h"
-#include "kvblocks/sim/commands/replay_notes.h"
-#include "kvblocks/sim/commands/replay_setup.h"
-#include "kvblocks/sim/sweep/point_runner.h"
-#include "kvblocks/sim/sweep/sweep_points.h"
-#include "kvblocks/sim/sweep/sweep_table.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_notes.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/sweep/point_runner.h"
+#include "sim/sweep/sweep_points.h"
+#include "sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <random>
 
-#include "kvblocks/sim/engine/scheduler_options.h"
+#include "sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/report/metrics.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 

@@ -17,7 +17,7 @@
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/metric_list.h"
+#include "sim/report/metric_list.h"
 
 namespace kvblocks::sim {
 

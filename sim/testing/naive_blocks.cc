@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/cost/sim_time.h"
+#include "sim/testing/naive_engine.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/testing/naive_engine.h"
 
 #include <algorithm>
 #include <tuple>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/cost/sim_time.h"
+#include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/engine/retention_rules.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/testing/scripted_connector.h"
+#include "sim/engine/retention_rules.h"
+#include "sim/engine/scheduler_options.h"
+#include "sim/testing/replay.h"
+#include "sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
 

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/testing/naive_engine.h"
 
 namespace kvblocks::sim {
 

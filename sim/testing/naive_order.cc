@@ -5,8 +5,8 @@
 #include <tuple>
 #include <utility>
 
-#include "kvblocks/sim/engine/waiting_queue.h"
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/engine/waiting_queue.h"
+#include "sim/testing/naive_engine.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/open_metrics_reader.h"
+#include "sim/testing/open_metrics_reader.h"
 
 #include <cmath>
 #include <cstdlib>

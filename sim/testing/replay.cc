@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/check.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/sim/simulation.h"
+#include "kvblocks/eviction.h"
+#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/scripted_connector.h"
+#include "sim/testing/scripted_connector.h"
 
 #include <algorithm>
 

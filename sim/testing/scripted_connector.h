@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/engine/kv_connector.h"
+#include "sim/engine/kv_connector.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/trace_events.h"
+#include "sim/testing/trace_events.h"
 
 #include <simdjson.h>
 

@@ -25,12 +25,12 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace.pb.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
+#include "sim/trace/trace_reader.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace kvblocks::sim {
 

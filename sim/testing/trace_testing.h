@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,12 +1,11 @@
-#include "kvblocks/sim/tiers/tier_connector.h"
+#include "sim/tiers/tier_connector.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/sim/engine/scheduler_options.h"
+#include "kvblocks/check.h"
+#include "sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 

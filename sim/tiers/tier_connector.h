@@ -31,12 +31,12 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/offload/offload_manager.h"
-#include "kvblocks/sim/cost/link.h"
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/engine/kv_connector.h"
-#include "kvblocks/sim/tiers/tier_text.h"
+#include "kvblocks/offload.h"
+#include "sim/cost/link.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/engine/kv_connector.h"
+#include "sim/tiers/tier_text.h"
 
 namespace kvblocks::sim {
 

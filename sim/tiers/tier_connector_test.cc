@@ -1,7 +1,7 @@
 // Tiers behind the device (SM-105, SM-106): replays worked out by hand, random ones, and what SM-97
 // promises of a tier that keeps all.
 
-#include "kvblocks/sim/tiers/tier_connector.h"
+#include "sim/tiers/tier_connector.h"
 
 #include <random>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

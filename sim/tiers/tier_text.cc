@@ -1,4 +1,4 @@
-#include "kvblocks/sim/tiers/tier_text.h"
+#include "sim/tiers/tier_text.h"
 
 #include <string>
 #include <utility>
@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "kvblocks/checks/status_text.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/check.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

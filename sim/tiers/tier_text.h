@@ -27,8 +27,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/offload/tier_options.h"
-#include "kvblocks/sim/cost/link.h"
+#include "kvblocks/offload.h"
+#include "sim/cost/link.h"
 
 namespace kvblocks::sim {
 

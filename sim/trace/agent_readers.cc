@@ -8,9 +8,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/line_rows.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

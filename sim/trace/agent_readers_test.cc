@@ -3,8 +3,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/content_keys.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/trace/byte_sink.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/byte_sink.h"
+#include "sim/trace/byte_sink.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/line_reader.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/line_reader.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/byte_source.h"
+#include "sim/trace/byte_source.h"
 
 #include <zlib.h>
 #include <zstd.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/trace/byte_sink.h"
-#include "kvblocks/sim/trace/line_reader.h"
+#include "sim/trace/byte_sink.h"
+#include "sim/trace/line_reader.h"
 
 namespace kvblocks::sim {
 namespace {

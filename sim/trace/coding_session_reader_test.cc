@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_facts.h"
-#include "kvblocks/sim/trace/validation.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/trace_facts.h"
+#include "sim/trace/validation.h"
 
 namespace kvblocks::sim {
 namespace {

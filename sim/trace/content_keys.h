@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "kvblocks/block.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

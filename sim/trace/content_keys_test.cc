@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/content_keys.h"
+#include "sim/trace/content_keys.h"
 
 #include <algorithm>
 #include <cstdint>

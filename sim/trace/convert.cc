@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/convert.h"
+#include "sim/trace/convert.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,10 +13,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/civil_time.h"
-#include "kvblocks/checks/json_text.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/line_rows.h"
+#include "checks/json_text.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/line_rows.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -16,10 +16,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/byte_sink.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/trace/byte_sink.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace_reader.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

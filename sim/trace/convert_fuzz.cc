@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/testing/trace_fuzz_input.h"
-#include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/native_reader.h"
-#include "kvblocks/sim/trace/trace_facts.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/testing/trace_fuzz_input.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/native_reader.h"
+#include "sim/trace/trace_facts.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/convert.h"
+#include "sim/trace/convert.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/trace_facts.h"
 #include "rapidcheck/gtest.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/trace_facts.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/trace/decimal.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/decimal.h"
 
 #include <string>
 

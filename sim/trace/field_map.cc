@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/field_map.h"
+#include "sim/trace/field_map.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

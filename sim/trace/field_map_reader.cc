@@ -13,12 +13,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/field_map.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/field_map.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/line_rows.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

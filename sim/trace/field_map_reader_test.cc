@@ -1,12 +1,12 @@
-#include "kvblocks/sim/trace/field_map.h"
+#include "sim/trace/field_map.h"
 
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/line_rows.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/line_rows.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/format_detection.h"
+#include "sim/trace/format_detection.h"
 
 #include <algorithm>
 #include <array>
@@ -10,12 +10,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/gen/workload_spec.h"
-#include "kvblocks/sim/trace/field_map.h"
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/measurement.h"
-#include "kvblocks/sim/trace/native_reader.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/gen/workload_spec.h"
+#include "sim/trace/field_map.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/measurement.h"
+#include "sim/trace/native_reader.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

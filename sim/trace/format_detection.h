@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/trace/format_detection.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

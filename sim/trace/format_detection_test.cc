@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/format_detection.h"
+#include "sim/trace/format_detection.h"
 
 #include <algorithm>
 #include <ctime>
@@ -11,11 +11,11 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/sim/trace/trace_facts.h"
-#include "kvblocks/sim/trace/validation.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/row_source.h"
+#include "sim/trace/trace_facts.h"
+#include "sim/trace/validation.h"
 
 namespace kvblocks::sim {
 namespace {

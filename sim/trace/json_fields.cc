@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/json_fields.h"
+#include "sim/trace/json_fields.h"
 
 #include <algorithm>
 #include <utility>

@@ -31,7 +31,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

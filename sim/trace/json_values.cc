@@ -1,11 +1,11 @@
-#include "kvblocks/sim/trace/json_fields.h"
+#include "sim/trace/json_fields.h"
 
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/trace_request.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/line_reader.h"
+#include "sim/trace/line_reader.h"
 
 #include <algorithm>
 #include <cstring>

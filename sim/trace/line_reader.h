@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

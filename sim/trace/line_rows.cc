@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/line_rows.h"
+#include "sim/trace/line_rows.h"
 
 #include <xxhash.h>
 
@@ -8,7 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/civil_time.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -23,8 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

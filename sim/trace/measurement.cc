@@ -1,12 +1,12 @@
-#include "kvblocks/sim/trace/measurement.h"
+#include "sim/trace/measurement.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/measurement_parser.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/line_rows.h"
+#include "sim/trace/measurement_parser.h"
 
 namespace kvblocks::sim {
 namespace {

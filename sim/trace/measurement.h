@@ -35,9 +35,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/row_source.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

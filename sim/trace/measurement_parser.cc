@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/measurement_parser.h"
+#include "sim/trace/measurement_parser.h"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/line_rows.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/line_rows.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/sim/trace/json_fields.h"
-#include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/measurement.h"
-#include "kvblocks/sim/trace/trace_problem.h"
+#include "sim/trace/json_fields.h"
+#include "sim/trace/line_rows.h"
+#include "sim/trace/measurement.h"
+#include "sim/trace/trace_problem.h"
 
 namespace kvblocks::sim {
 

@@ -1,11 +1,11 @@
-#include "kvblocks/sim/trace/measurement.h"
+#include "sim/trace/measurement.h"
 
 #include <cstdlib>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
+#include "sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
+#include "sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/native_reader.h"
+#include "sim/trace/native_reader.h"
 
 #include <algorithm>
 #include <limits>
@@ -14,9 +14,9 @@
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace.pb.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
 namespace {

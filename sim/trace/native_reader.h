@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/native_reader.h"
+#include "sim/trace/native_reader.h"
 
 #include <memory>
 #include <random>
@@ -7,10 +7,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace.pb.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,11 +11,11 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace.pb.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
 namespace {

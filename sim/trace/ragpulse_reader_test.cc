@@ -4,8 +4,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/trace_facts.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/trace_facts.h"
 
 namespace kvblocks::sim {
 namespace {

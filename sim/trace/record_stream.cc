@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/record_stream.h"
+#include "sim/trace/record_stream.h"
 
 #include <xxhash.h>
 
@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/trace/format_detection.h"
+#include "sim/trace/format_detection.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,12 +1,12 @@
-#include "kvblocks/sim/trace/row_checker.h"
+#include "sim/trace/row_checker.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/row_source.h"
+#include "sim/trace/row_source.h"
 
 #include <utility>
 

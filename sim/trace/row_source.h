@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/line_reader.h"
-#include "kvblocks/sim/trace/trace_problem.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/trace/line_reader.h"
+#include "sim/trace/trace_problem.h"
+#include "sim/trace/trace_reader.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -3,9 +3,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/line_rows.h"
-#include "kvblocks/sim/trace/trace_facts.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/line_rows.h"
+#include "sim/trace/trace_facts.h"
 
 namespace kvblocks::sim {
 namespace {

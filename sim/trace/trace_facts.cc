@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/trace_facts.h"
+#include "sim/trace/trace_facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/turn_links.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {

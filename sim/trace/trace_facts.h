@@ -23,8 +23,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/trace/trace_reader.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

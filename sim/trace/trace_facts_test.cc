@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/trace_facts.h"
+#include "sim/trace/trace_facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,11 +11,11 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/convert.h"
-#include "kvblocks/sim/trace/record_stream.h"
-#include "kvblocks/sim/trace/trace.pb.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

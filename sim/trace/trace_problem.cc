@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/trace_problem.h"
+#include "sim/trace/trace_problem.h"
 
 #include <algorithm>
 #include <array>

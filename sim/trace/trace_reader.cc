@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/trace_reader.h"
 
 #include <algorithm>
 #include <deque>
@@ -8,11 +8,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/trace/byte_source.h"
-#include "kvblocks/sim/trace/format_detection.h"
-#include "kvblocks/sim/trace/row_checker.h"
-#include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/sim/trace/turn_links.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/row_checker.h"
+#include "sim/trace/row_source.h"
+#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -32,9 +32,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/decimal.h"
-#include "kvblocks/sim/trace/trace_problem.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/trace_problem.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

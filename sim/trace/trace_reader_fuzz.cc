@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/sim/testing/trace_fuzz_input.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_facts.h"
-#include "kvblocks/sim/trace/trace_reader.h"
-#include "kvblocks/sim/trace/validation.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "sim/testing/trace_fuzz_input.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/trace_facts.h"
+#include "sim/trace/trace_reader.h"
+#include "sim/trace/validation.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/trace_reader.h"
 
 #include <sys/stat.h>
 
@@ -11,8 +11,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/format_detection.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/format_detection.h"
 
 namespace kvblocks::sim {
 namespace {

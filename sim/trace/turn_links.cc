@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/turn_links.h"
+#include "sim/trace/turn_links.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/decimal.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -16,7 +16,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

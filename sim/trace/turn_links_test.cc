@@ -1,6 +1,6 @@
 // SM-47: prompts that go on from earlier ones, by a guess.
 
-#include "kvblocks/sim/trace/turn_links.h"
+#include "sim/trace/turn_links.h"
 
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_testing.h"
+#include "sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

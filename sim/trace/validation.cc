@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/validation.h"
+#include "sim/trace/validation.h"
 
 #include <algorithm>
 #include <memory>

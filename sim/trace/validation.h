@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/trace/trace_problem.h"
-#include "kvblocks/sim/trace/trace_reader.h"
+#include "sim/trace/trace_problem.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

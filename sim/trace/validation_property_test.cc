@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/trace/native_reader.h"
-#include "kvblocks/sim/trace/validation.h"
 #include "rapidcheck/gtest.h"
+#include "sim/trace/native_reader.h"
+#include "sim/trace/validation.h"
 
 namespace kvblocks::sim {
 namespace {

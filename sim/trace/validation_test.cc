@@ -1,4 +1,4 @@
-#include "kvblocks/sim/trace/validation.h"
+#include "sim/trace/validation.h"
 
 #include <set>
 #include <string>
@@ -7,10 +7,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/trace_fuzz_input.h"
-#include "kvblocks/sim/testing/trace_testing.h"
-#include "kvblocks/sim/trace/native_reader.h"
-#include "kvblocks/sim/trace/trace_problem.h"
+#include "sim/testing/trace_fuzz_input.h"
+#include "sim/testing/trace_testing.h"
+#include "sim/trace/native_reader.h"
+#include "sim/trace/trace_problem.h"
 
 namespace kvblocks::sim {
 namespace {

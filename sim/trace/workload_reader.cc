@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/gen/generator.h"
-#include "kvblocks/sim/gen/workload_spec.h"
-#include "kvblocks/sim/trace/row_source.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/config_source.h"
+#include "sim/gen/generator.h"
+#include "sim/gen/workload_spec.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

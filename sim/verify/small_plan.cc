@@ -1,4 +1,4 @@
-#include "kvblocks/sim/verify/small_plan.h"
+#include "sim/verify/small_plan.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/planning/grouping.h"
-#include "kvblocks/specs/planning/memory_map.h"
-#include "kvblocks/specs/planning/pool_sizing.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "specs/planning/grouping.h"
+#include "specs/planning/memory_map.h"
+#include "specs/planning/pool_sizing.h"
 
 namespace kvblocks::sim {
 namespace {

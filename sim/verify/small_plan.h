@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks::sim {
 

@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/verify/verifying_observer.h"
+#include "kvblocks/attention_cpu.h"
+#include "sim/testing/replay.h"
+#include "sim/verify/verifying_observer.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/verify/verifying_observer.h"
+#include "sim/verify/verifying_observer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/verify/small_plan.h"
-#include "kvblocks/specs/data_type.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "sim/verify/small_plan.h"
 
 namespace kvblocks::sim {
 namespace {

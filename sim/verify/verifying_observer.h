@@ -29,14 +29,14 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/memory/planned_memory.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/tiers/tier_connector.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_verifier.h"
+#include "kvblocks/plan.h"
+#include "kvblocks/planned_memory.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/tiers/tier_connector.h"
+#include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

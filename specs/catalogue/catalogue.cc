@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
 
 #include <cstdlib>
 #include <iostream>
@@ -7,9 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/catalogue/catalogue.pb.h"
-#include "kvblocks/specs/config/config_source.h"
+#include "checks/field_error.h"
+#include "kvblocks/config_source.h"
+#include "specs/catalogue/catalogue.pb.h"
 
 namespace kvblocks {
 

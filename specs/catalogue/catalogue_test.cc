@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/model_facts.h"
 
 #include <cstdlib>
 #include <optional>
@@ -6,7 +6,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
 #include "simdjson.h"
 
 namespace kvblocks {

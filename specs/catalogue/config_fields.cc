@@ -1,9 +1,9 @@
-#include "kvblocks/specs/catalogue/config_fields.h"
+#include "specs/catalogue/config_fields.h"
 
 #include <set>
 #include <utility>
 
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 #include "simdjson.h"
 
 namespace kvblocks {

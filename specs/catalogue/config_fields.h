@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/specs/catalogue/layer_pattern.h"
+#include "kvblocks/model_facts.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/hf_config.h"
+#include "kvblocks/model_facts.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/specs/catalogue/config_fields.h"
-#include "kvblocks/specs/catalogue/hf_families.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
+#include "specs/catalogue/config_fields.h"
+#include "specs/catalogue/hf_families.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks {
 namespace {

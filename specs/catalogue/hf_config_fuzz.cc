@@ -3,9 +3,8 @@
 
 #include <string>
 
-#include "kvblocks/specs/catalogue/hf_config.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/model_facts.h"
+#include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   kvblocks::fuzz::FuzzInput input(data, size);

@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/catalogue/hf_config.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/model_facts.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/hf_config.h"
+#include "kvblocks/model_facts.h"
 
 #include <fstream>
 #include <functional>
@@ -10,8 +10,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
 
 namespace kvblocks {
 namespace {

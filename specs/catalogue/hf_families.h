@@ -10,9 +10,9 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/specs/catalogue/config_fields.h"
-#include "kvblocks/specs/catalogue/model_facts.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
+#include "kvblocks/model_facts.h"
+#include "specs/catalogue/config_fields.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks {
 

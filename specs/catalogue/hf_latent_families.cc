@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/hf_families.h"
+#include "specs/catalogue/hf_families.h"
 
 #include <algorithm>
 #include <set>

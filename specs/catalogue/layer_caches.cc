@@ -1,12 +1,12 @@
-#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/model_facts.h"
 
 #include <algorithm>
 #include <bit>
 #include <utility>
 
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
-#include "kvblocks/specs/row_codec.h"
+#include "checks/field_error.h"
+#include "specs/catalogue/pipeline_stages.h"
+#include "specs/row_codec.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/model_facts.h"
 
 #include <algorithm>
 #include <map>
@@ -6,11 +6,10 @@
 #include <tuple>
 #include <utility>
 
+#include "checks/field_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 namespace kvblocks {
 namespace {

@@ -1,8 +1,8 @@
-#include "kvblocks/specs/catalogue/layer_pattern.h"
+#include "kvblocks/model_facts.h"
 
 #include <algorithm>
 
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -1,7 +1,7 @@
-#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/model_facts.h"
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/specs/catalogue/pipeline_stages.h"
+#include "specs/catalogue/pipeline_stages.h"
 
 #include <algorithm>
 #include <string>
 
-#include "kvblocks/checks/field_error.h"
+#include "checks/field_error.h"
 
 namespace kvblocks {
 

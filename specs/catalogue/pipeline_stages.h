@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/model_facts.h"
 
 namespace kvblocks {
 

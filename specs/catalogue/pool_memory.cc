@@ -1,11 +1,10 @@
-#include "kvblocks/specs/catalogue/pool_memory.h"
+#include "kvblocks/model_facts.h"
 
 #include <cmath>
 #include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 
 namespace kvblocks {
 namespace {

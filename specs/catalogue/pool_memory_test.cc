@@ -1,12 +1,9 @@
-#include "kvblocks/specs/catalogue/pool_memory.h"
+#include "kvblocks/model_facts.h"
 
 #include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
-#include "kvblocks/specs/catalogue/layer_pattern.h"
 
 namespace kvblocks {
 namespace {

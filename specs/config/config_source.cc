@@ -1,4 +1,4 @@
-#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/config_source.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "checks/field_error.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "specs/config/kv_cache_config.pb.h"
 
 namespace kvblocks {
 namespace {

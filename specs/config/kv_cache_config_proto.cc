@@ -1,4 +1,4 @@
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 #include <concepts>
 #include <optional>
@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "checks/field_error.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_kind.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "specs/config/kv_cache_config.pb.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

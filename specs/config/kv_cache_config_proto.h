@@ -11,9 +11,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/specs/config/config_source.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/config_source.h"
+#include "kvblocks/kv_cache_config.h"
+#include "specs/config/kv_cache_config.pb.h"
 
 namespace kvblocks {
 

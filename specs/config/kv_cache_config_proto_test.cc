@@ -1,18 +1,17 @@
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 #include <string>
 #include <vector>
 
+#include "checks/field_error.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/kv_cache_kind.h"
-#include "kvblocks/specs/merge.h"
-#include "kvblocks/specs/request_footprint.h"
-#include "kvblocks/specs/spec_fields.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/request_footprint.h"
 #include "rapidcheck/gtest.h"
+#include "specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {

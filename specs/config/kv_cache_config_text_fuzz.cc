@@ -6,9 +6,9 @@
 
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "kvblocks/kv_cache_config.h"
+#include "specs/config/kv_cache_config_proto.h"
+#include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   kvblocks::fuzz::FuzzInput input(data, size);

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
+#include "specs/config/kv_cache_config_proto.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

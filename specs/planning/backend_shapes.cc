@@ -1,11 +1,11 @@
-#include "kvblocks/specs/planning/backend_shapes.h"
+#include "kvblocks/plan.h"
 
 #include <array>
 #include <string>
 
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/data_type.h"
-#include "kvblocks/specs/planning/memory_map.h"
+#include "checks/field_error.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "specs/planning/memory_map.h"
 
 namespace kvblocks {
 namespace {

@@ -1,9 +1,9 @@
-#include "kvblocks/specs/planning/capacity.h"
+#include "kvblocks/plan.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/checks/checked_int64.h"
+#include "checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "checks/checked_int64.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/capacity.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
-#include "kvblocks/specs/request_footprint.h"
+#include "kvblocks/plan.h"
+#include "kvblocks/request_footprint.h"
 #include "rapidcheck/gtest.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,15 +1,14 @@
-#include "kvblocks/specs/planning/grouping.h"
+#include "specs/planning/grouping.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/merge.h"
-#include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/planning/stored_specs.h"
-#include "kvblocks/specs/request_footprint.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/request_footprint.h"
+#include "specs/planning/layer_groups.h"
+#include "specs/planning/stored_specs.h"
 
 namespace kvblocks {
 namespace {

@@ -16,10 +16,9 @@
 #include <span>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/plan_error.h"
-#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks {
 

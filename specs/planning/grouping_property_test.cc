@@ -5,12 +5,12 @@
 #include <numeric>
 #include <vector>
 
+#include "checks/checked_int64.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/planning/pool_sizing.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
+#include "specs/planning/layer_groups.h"
+#include "specs/planning/pool_sizing.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/planning/layer_groups.h"
+#include "specs/planning/layer_groups.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/merge.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/request_footprint.h"
 
 namespace kvblocks {
 

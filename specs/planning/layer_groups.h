@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks {
 

@@ -1,9 +1,9 @@
-#include "kvblocks/specs/planning/memory_map.h"
+#include "specs/planning/memory_map.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks {
 namespace {

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/planning/grouping.h"
-#include "kvblocks/specs/planning/plan_options.h"
-#include "kvblocks/specs/planning/pool_sizing.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/plan.h"
+#include "specs/planning/grouping.h"
+#include "specs/planning/pool_sizing.h"
 
 namespace kvblocks {
 

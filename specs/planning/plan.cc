@@ -1,15 +1,13 @@
-#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/planning/memory_map.h"
-#include "kvblocks/specs/planning/plan_error.h"
-#include "kvblocks/specs/planning/plan_options.h"
+#include "checks/checked_int64.h"
+#include "checks/field_error.h"
+#include "specs/planning/memory_map.h"
 
 namespace kvblocks {
 namespace {}  // namespace

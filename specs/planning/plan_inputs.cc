@@ -1,13 +1,13 @@
-#include "kvblocks/specs/planning/plan_inputs.h"
+#include "specs/planning/plan_inputs.h"
 
 #include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/kv_cache_config.h"
+#include "checks/checked_int64.h"
+#include "checks/field_error.h"
+#include "kvblocks/kv_cache_config.h"
 
 namespace kvblocks {
 namespace {

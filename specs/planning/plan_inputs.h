@@ -10,9 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/plan_error.h"
-#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks {
 

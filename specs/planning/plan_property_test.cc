@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/planning/backend_shapes.h"
-#include "kvblocks/specs/planning/memory_map.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/testing/check_plans.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/plan.h"
 #include "rapidcheck/gtest.h"
+#include "specs/planning/memory_map.h"
+#include "specs/planning/testing/check_plans.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/plan.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,12 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/grouping.h"
-#include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/planning/memory_map.h"
-#include "kvblocks/specs/planning/plan_inputs.h"
-#include "kvblocks/specs/planning/pool_sizing.h"
+#include "checks/checked_int64.h"
+#include "specs/planning/grouping.h"
+#include "specs/planning/layer_groups.h"
+#include "specs/planning/memory_map.h"
+#include "specs/planning/plan_inputs.h"
+#include "specs/planning/pool_sizing.h"
 
 namespace kvblocks {
 namespace {

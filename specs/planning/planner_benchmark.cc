@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/plan.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

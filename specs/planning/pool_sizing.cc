@@ -1,4 +1,4 @@
-#include "kvblocks/specs/planning/pool_sizing.h"
+#include "specs/planning/pool_sizing.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,9 +6,9 @@
 #include <numeric>
 #include <string>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/request_footprint.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/request_footprint.h"
+#include "specs/planning/layer_groups.h"
 
 namespace kvblocks {
 namespace {

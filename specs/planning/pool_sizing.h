@@ -11,13 +11,10 @@
 #include <span>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/planning/capacity.h"
-#include "kvblocks/specs/planning/grouping.h"
-#include "kvblocks/specs/planning/plan.h"
-#include "kvblocks/specs/planning/plan_error.h"
-#include "kvblocks/specs/planning/plan_inputs.h"
-#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/plan.h"
+#include "specs/planning/grouping.h"
+#include "specs/planning/plan_inputs.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/planning/stored_specs.h"
+#include "specs/planning/stored_specs.h"
 
 #include <algorithm>
 #include <map>
@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "kvblocks/checks/checked_int64.h"
-#include "kvblocks/specs/merge.h"
+#include "checks/checked_int64.h"
+#include "kvblocks/request_footprint.h"
 
 namespace kvblocks {
 namespace {

@@ -13,10 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "kvblocks/specs/engine_version.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks {
 

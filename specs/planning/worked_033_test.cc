@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/plan.h"
+#include "specs/planning/testing/plan_test_helpers.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

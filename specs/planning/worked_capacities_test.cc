@@ -9,13 +9,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/planning/backend_shapes.h"
-#include "kvblocks/specs/planning/layer_groups.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/pool_sizing.h"
-#include "kvblocks/specs/planning/stored_specs.h"
-#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/plan.h"
+#include "specs/planning/layer_groups.h"
+#include "specs/planning/pool_sizing.h"
+#include "specs/planning/stored_specs.h"
+#include "specs/planning/testing/plan_test_helpers.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/allocation_counter/allocation_counter.h"
+#include "tests/allocation_counter/allocation_counter.h"
 
 #include <cstdint>
 #include <memory>

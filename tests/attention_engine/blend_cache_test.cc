@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/blend/blend_run.h"
-#include "kvblocks/attention/blend/small_transformer.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/cache_blend.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 namespace {

@@ -9,14 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/attention_layer.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/metadata/input_tokens.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_layer.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks {
 namespace {

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/attention_engine/engine.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_cache_verifier.h"
+#include "tests/attention_engine/engine.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

@@ -1,10 +1,10 @@
-#include "kvblocks/tests/attention_engine/engine.h"
+#include "tests/attention_engine/engine.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/block_pool/check.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::testing {
 namespace {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::testing {
 

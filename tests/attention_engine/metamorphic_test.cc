@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/tests/attention_engine/engine.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/attention_cpu.h"
+#include "tests/attention_engine/engine.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

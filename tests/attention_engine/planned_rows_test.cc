@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/memory/planned_memory.h"
-#include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/model_facts.h"
+#include "kvblocks/plan.h"
+#include "kvblocks/planned_memory.h"
 
 namespace kvblocks {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::testing {
 namespace {

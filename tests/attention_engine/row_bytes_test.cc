@@ -3,9 +3,9 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/row_codec.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/kv_cache_view.h"
+#include "specs/row_codec.h"
 
 namespace kvblocks {
 namespace {

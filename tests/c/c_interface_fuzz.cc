@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvblocks/c/kvblocks.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

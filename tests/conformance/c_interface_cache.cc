@@ -5,11 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
-#include "kvblocks/block_pool/check.h"
 #include "kvblocks/c/kvblocks.h"
-#include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/config/kv_cache_config_proto.h"
-#include "kvblocks/tests/conformance/replayed_cache.h"
+#include "kvblocks/check.h"
+#include "specs/config/kv_cache_config.pb.h"
+#include "specs/config/kv_cache_config_proto.h"
+#include "tests/conformance/replayed_cache.h"
 
 namespace kvblocks::conformance {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/conformance/replayer.h"
+#include "tests/conformance/replayer.h"
 
 namespace kvblocks::conformance {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/conformance/field_reader.h"
+#include "tests/conformance/field_reader.h"
 
 #include <zlib.h>
 

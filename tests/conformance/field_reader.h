@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks::conformance {
 

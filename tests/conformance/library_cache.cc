@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/conformance/replayed_cache.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/conformance/replayed_cache.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::conformance {
 namespace {

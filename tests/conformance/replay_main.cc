@@ -14,7 +14,7 @@
 #include <optional>
 #include <string_view>
 
-#include "kvblocks/tests/conformance/replayer.h"
+#include "tests/conformance/replayer.h"
 
 int main(int argc, char** argv) {
   using namespace kvblocks::conformance;

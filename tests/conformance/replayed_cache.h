@@ -16,10 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/kv_event.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/conformance/transcript.h"
+#include "kvblocks/block.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_event.h"
+#include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/conformance/replayer.h"
+#include "tests/conformance/replayer.h"
 
 #include <zlib.h>
 
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/tests/conformance/field_reader.h"
+#include "tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/tests/conformance/replayed_cache.h"
-#include "kvblocks/tests/conformance/transcript.h"
+#include "tests/conformance/replayed_cache.h"
+#include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/conformance/schedule.h"
+#include "tests/conformance/schedule.h"
 
 #include <limits>
 #include <utility>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/tests/conformance/field_reader.h"
+#include "tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 

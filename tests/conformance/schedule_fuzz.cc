@@ -6,8 +6,8 @@
 #include <string_view>
 #include <variant>
 
-#include "kvblocks/tests/conformance/schedule.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "tests/conformance/schedule.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/conformance/schedule_replayer.h"
+#include "tests/conformance/schedule_replayer.h"
 
 #include <zlib.h>
 
@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/drafting.h"
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/testing/replay.h"
-#include "kvblocks/sim/trace/trace_request.h"
-#include "kvblocks/tests/conformance/replayed_cache.h"
+#include "sim/drafting.h"
+#include "sim/simulation.h"
+#include "sim/simulation_config.h"
+#include "sim/testing/replay.h"
+#include "sim/trace/trace_request.h"
+#include "tests/conformance/replayed_cache.h"
 
 namespace kvblocks::conformance {
 namespace {

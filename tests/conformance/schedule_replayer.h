@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/tests/conformance/schedule.h"
+#include "tests/conformance/schedule.h"
 
 namespace kvblocks::conformance {
 

@@ -13,7 +13,7 @@
 #include <iostream>
 #include <string_view>
 
-#include "kvblocks/tests/conformance/schedule_replayer.h"
+#include "tests/conformance/schedule_replayer.h"
 
 int main(int argc, char** argv) {
   using namespace kvblocks::conformance;

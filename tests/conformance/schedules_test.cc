@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/conformance/schedule_replayer.h"
+#include "tests/conformance/schedule_replayer.h"
 
 namespace kvblocks::conformance {
 namespace {

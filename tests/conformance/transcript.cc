@@ -1,9 +1,9 @@
-#include "kvblocks/tests/conformance/transcript.h"
+#include "tests/conformance/transcript.h"
 
 #include <limits>
 #include <string_view>
 
-#include "kvblocks/tests/conformance/field_reader.h"
+#include "tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/block_pool/kv_cache_block.h"
-#include "kvblocks/tests/conformance/field_reader.h"
+#include "kvblocks/block.h"
+#include "tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 

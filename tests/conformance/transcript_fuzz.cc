@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "kvblocks/tests/conformance/transcript.h"
-#include "kvblocks/tests/fuzz/fuzz_input.h"
+#include "tests/conformance/transcript.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks {
 namespace {

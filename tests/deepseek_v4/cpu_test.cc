@@ -1,7 +1,7 @@
 // The stack suite on the CPU.
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/testing/ops_suite.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 

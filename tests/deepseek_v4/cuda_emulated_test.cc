@@ -1,8 +1,8 @@
 // The stack suite on CUDA's kernels, emulated on the host.
 
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "attention/cuda/host_tensor_ops.h"
+#include "attention/testing/ops_suite.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 

@@ -1,10 +1,10 @@
-#include "kvblocks/tests/deepseek_v4/paged_stack.h"
+#include "tests/deepseek_v4/paged_stack.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
+#include "attention/cache/quantised_rows.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -15,12 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/backends/sparse_mla_layer.h"
-#include "kvblocks/attention/backends/unified_attention.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/paged_case.h"
-#include "kvblocks/tests/deepseek_v4/stack_model.h"
+#include "attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_layer.h"
+#include "kvblocks/attention_metadata.h"
+#include "tests/deepseek_v4/stack_model.h"
 
 namespace kvblocks::attention {
 

@@ -1,13 +1,13 @@
-#include "kvblocks/tests/deepseek_v4/stack_model.h"
+#include "tests/deepseek_v4/stack_model.h"
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 #include <utility>
 
-#include "kvblocks/attention/cache/index_cache.h"
-#include "kvblocks/attention/cache/quantised_rows.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cache/quantised_rows.h"
+#include "attention/tensor/small_floats.h"
+#include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
 namespace {

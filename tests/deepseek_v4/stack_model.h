@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/attention/tensor/kv_layout.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention {
 

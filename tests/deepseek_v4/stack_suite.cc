@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/ops_suite.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/testing/ops_suite.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/deepseek_v4/paged_stack.h"
-#include "kvblocks/tests/deepseek_v4/stack_model.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/deepseek_v4/paged_stack.h"
+#include "tests/deepseek_v4/stack_model.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::attention {
 namespace {

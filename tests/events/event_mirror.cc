@@ -1,4 +1,4 @@
-#include "kvblocks/tests/events/event_mirror.h"
+#include "tests/events/event_mirror.h"
 
 #include <variant>
 

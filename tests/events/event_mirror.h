@@ -18,8 +18,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/kv_event.h"
 
 namespace kvblocks::testing {
 

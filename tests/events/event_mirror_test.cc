@@ -1,6 +1,6 @@
 // What EventMirror is there for, which the manager's fuzzer asks it: streams that no cache sends are refused.
 
-#include "kvblocks/tests/events/event_mirror.h"
+#include "tests/events/event_mirror.h"
 
 #include <optional>
 #include <vector>

@@ -13,13 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "events/zmq/wire.h"
 #include "gtest/gtest.h"
-#include "kvblocks/events/stream_check.h"
-#include "kvblocks/events/zmq/event_publisher.h"
-#include "kvblocks/events/zmq/event_subscriber.h"
-#include "kvblocks/events/zmq/wire.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/kv_events.h"
+#include "kvblocks/kv_events_zmq.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

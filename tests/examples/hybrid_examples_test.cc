@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "kvblocks/tests/examples/model.h"
-#include "kvblocks/tests/group_specs.h"
+#include "tests/examples/model.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::examples {
 namespace {

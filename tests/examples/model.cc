@@ -1,4 +1,4 @@
-#include "kvblocks/tests/examples/model.h"
+#include "tests/examples/model.h"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/tests/examples/model.h"
-#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/lookup_explanation.h"
+#include "tests/examples/model.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::examples {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/tests/examples/model.h"
+#include "block_pool/testing/get_new_blocks.h"
+#include "kvblocks/block_pool.h"
+#include "tests/examples/model.h"
 
 namespace kvblocks::examples {
 namespace {

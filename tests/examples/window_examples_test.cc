@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "kvblocks/tests/examples/model.h"
-#include "kvblocks/tests/group_specs.h"
+#include "tests/examples/model.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::examples {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks::exhaustive {
 namespace {

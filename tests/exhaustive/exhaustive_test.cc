@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kvblocks/tests/exhaustive/exploration.h"
+#include "tests/exhaustive/exploration.h"
 
 namespace kvblocks::exhaustive {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/exhaustive/exploration.h"
+#include "tests/exhaustive/exploration.h"
 
 #include <algorithm>
 #include <optional>

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/tests/exhaustive/world.h"
+#include "tests/exhaustive/world.h"
 
 namespace kvblocks::exhaustive {
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/group_specs.h"
-#include "kvblocks/tests/oracle/manager.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/group_specs.h"
+#include "tests/oracle/manager.h"
 
 namespace kvblocks::exhaustive {
 namespace {

@@ -8,8 +8,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "kvblocks/tests/exhaustive/scheduler_model.h"
-#include "kvblocks/tests/group_specs.h"
+#include "tests/exhaustive/scheduler_model.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::exhaustive {
 namespace {

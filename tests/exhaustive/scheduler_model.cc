@@ -1,8 +1,8 @@
-#include "kvblocks/tests/exhaustive/scheduler_model.h"
+#include "tests/exhaustive/scheduler_model.h"
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/check.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::exhaustive {
 

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/kv_cache_manager.h"
 
 namespace kvblocks::exhaustive {
 

@@ -1,8 +1,8 @@
-#include "kvblocks/tests/exhaustive/exploration.h"
+#include "tests/exhaustive/exploration.h"
 
 #include <utility>
 
-#include "kvblocks/tests/group_specs.h"
+#include "tests/group_specs.h"
 
 namespace kvblocks::exhaustive {
 namespace {

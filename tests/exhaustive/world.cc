@@ -1,4 +1,4 @@
-#include "kvblocks/tests/exhaustive/world.h"
+#include "tests/exhaustive/world.h"
 
 #include <algorithm>
 #include <utility>

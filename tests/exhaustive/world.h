@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/oracle/comparison.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/oracle/comparison.h"
 
 namespace kvblocks::exhaustive {
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <string_view>
 
-#include "kvblocks/tests/exhaustive/world.h"
+#include "tests/exhaustive/world.h"
 
 namespace kvblocks::exhaustive {
 namespace {

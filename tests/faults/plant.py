@@ -14,7 +14,7 @@ import sys
 
 from faults import FAULTS
 
-COPIED = re.compile('#include "kvblocks/((?:block_pool|managers|offload|tests/oracle|tests/property|tests/exhaustive)/)')
+COPIED = re.compile('#include "((?:block_pool|managers|offload|tests/oracle|tests/property|tests/exhaustive)/)')
 NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
 
 # Run in this order, until one fails: short ones first. The first ones test parts that the others do not reach: full

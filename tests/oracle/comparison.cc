@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/comparison.h"
+#include "tests/oracle/comparison.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/oracle/manager.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/oracle/manager.h"
 
 namespace kvblocks::oracle {
 

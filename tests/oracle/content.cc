@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/content.h"
+#include "tests/oracle/content.h"
 
 namespace kvblocks::oracle {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/block.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks::oracle {
 

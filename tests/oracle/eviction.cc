@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/eviction.h"
+#include "tests/oracle/eviction.h"
 
 #include <algorithm>
 #include <string>

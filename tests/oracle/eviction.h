@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block.h"
 
 namespace kvblocks::oracle {
 

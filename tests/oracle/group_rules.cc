@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/group_rules.h"
+#include "tests/oracle/group_rules.h"
 
 #include <algorithm>
 

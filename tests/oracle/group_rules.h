@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/kv_cache_spec.h"
 
 namespace kvblocks::oracle {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/lookup.h"
+#include "tests/oracle/lookup.h"
 
 #include <algorithm>
 #include <optional>

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/tests/oracle/group_rules.h"
-#include "kvblocks/tests/oracle/pool.h"
+#include "tests/oracle/group_rules.h"
+#include "tests/oracle/pool.h"
 
 namespace kvblocks::oracle {
 

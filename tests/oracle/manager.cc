@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/manager.h"
+#include "tests/oracle/manager.h"
 
 #include <algorithm>
 #include <cmath>

@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/tests/oracle/content.h"
-#include "kvblocks/tests/oracle/group_rules.h"
-#include "kvblocks/tests/oracle/lookup.h"
-#include "kvblocks/tests/oracle/pool.h"
+#include "kvblocks/kv_cache_config.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/oracle/content.h"
+#include "tests/oracle/group_rules.h"
+#include "tests/oracle/lookup.h"
+#include "tests/oracle/pool.h"
 
 namespace kvblocks::oracle {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kvblocks/tests/oracle/manager.h"
+#include "tests/oracle/manager.h"
 
 namespace kvblocks::oracle {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/tests/oracle/pool.h"
+#include "tests/oracle/pool.h"
 
 #include <algorithm>
 #include <cstdlib>

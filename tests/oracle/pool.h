@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/kv_cache_block.h"
-#include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/tests/oracle/content.h"
+#include "kvblocks/block.h"
+#include "kvblocks/kv_cache_config.h"
+#include "tests/oracle/content.h"
 
 namespace kvblocks::oracle {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "kvblocks/tests/oracle/pool.h"
+#include "tests/oracle/pool.h"
 
 namespace kvblocks::oracle {
 namespace {

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/block_pool/prefix_content.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/prefix_content.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::property {
 namespace {

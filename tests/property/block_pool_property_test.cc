@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/tests/oracle/comparison.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "block_pool/testing/get_new_blocks.h"
+#include "kvblocks/block_pool.h"
+#include "tests/oracle/comparison.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::property {
 namespace {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/harness.h"
+#include "tests/property/check_property.h"
+#include "tests/property/harness.h"
 
 namespace kvblocks::property {
 namespace {

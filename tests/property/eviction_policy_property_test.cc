@@ -9,13 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/eviction/eviction_policies.h"
-#include "kvblocks/block_pool/eviction/retention.h"
-#include "kvblocks/block_pool/testing/fifo_policy.h"
-#include "kvblocks/block_pool/testing/get_new_blocks.h"
-#include "kvblocks/tests/oracle/eviction.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "block_pool/testing/fifo_policy.h"
+#include "block_pool/testing/get_new_blocks.h"
+#include "kvblocks/block_pool.h"
+#include "kvblocks/eviction.h"
+#include "tests/oracle/eviction.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::property {
 namespace {

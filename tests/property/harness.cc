@@ -1,4 +1,4 @@
-#include "kvblocks/tests/property/harness.h"
+#include "tests/property/harness.h"
 
 #include <algorithm>
 #include <utility>

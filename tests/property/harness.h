@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/tests/oracle/comparison.h"
-#include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/invariants.h"
-#include "kvblocks/tests/property/scenario.h"
+#include "tests/oracle/comparison.h"
+#include "tests/property/check_property.h"
+#include "tests/property/invariants.h"
+#include "tests/property/scenario.h"
 
 namespace kvblocks::property {
 

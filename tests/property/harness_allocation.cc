@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/property/harness.h"
+#include "tests/property/harness.h"
 
 namespace kvblocks::property {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/tests/property/harness.h"
+#include "tests/property/harness.h"
 
 namespace kvblocks::property {
 

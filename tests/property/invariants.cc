@@ -1,4 +1,4 @@
-#include "kvblocks/tests/property/invariants.h"
+#include "tests/property/invariants.h"
 
 #include <algorithm>
 #include <cmath>

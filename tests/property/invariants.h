@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/tests/oracle/manager.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "tests/oracle/manager.h"
 
 namespace kvblocks::property {
 

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "kvblocks/managers/kv_cache_manager_setup.h"
-#include "kvblocks/tests/oracle/group_rules.h"
-#include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/scenario.h"
+#include "managers/kv_cache_manager_setup.h"
+#include "tests/oracle/group_rules.h"
+#include "tests/property/check_property.h"
+#include "tests/property/scenario.h"
 
 namespace kvblocks::property {
 namespace {

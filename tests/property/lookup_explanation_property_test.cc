@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/managers/explain/lookup_explanation.h"
-#include "kvblocks/tests/oracle/group_rules.h"
-#include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/naive_explanation.h"
-#include "kvblocks/tests/property/scenario.h"
+#include "kvblocks/lookup_explanation.h"
+#include "tests/oracle/group_rules.h"
+#include "tests/property/check_property.h"
+#include "tests/property/naive_explanation.h"
+#include "tests/property/scenario.h"
 
 namespace kvblocks::property {
 namespace {

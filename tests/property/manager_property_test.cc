@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/tests/property/check_property.h"
-#include "kvblocks/tests/property/harness.h"
+#include "tests/property/check_property.h"
+#include "tests/property/harness.h"
 
 namespace kvblocks::property {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/managers/explain/lookup_explanation.h"
+#include "kvblocks/lookup_explanation.h"
 
 namespace kvblocks::property {
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/specs/planning/planner.h"
-#include "kvblocks/specs/planning/testing/check_plans.h"
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/plan.h"
 #include "rapidcheck/gtest.h"
+#include "specs/planning/testing/check_plans.h"
+#include "specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

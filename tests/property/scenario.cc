@@ -1,4 +1,4 @@
-#include "kvblocks/tests/property/scenario.h"
+#include "tests/property/scenario.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/managers/kv_cache_manager_setup.h"
-#include "kvblocks/tests/group_specs.h"
-#include "kvblocks/tests/property/check_property.h"
+#include "managers/kv_cache_manager_setup.h"
+#include "tests/group_specs.h"
+#include "tests/property/check_property.h"
 
 namespace kvblocks::property {
 

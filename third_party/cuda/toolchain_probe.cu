@@ -1,4 +1,4 @@
-#include "kvblocks/third_party/cuda/toolchain_probe.h"
+#include "third_party/cuda/toolchain_probe.h"
 
 #include <cstddef>
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/third_party/cuda/toolchain_probe.h"
+#include "third_party/cuda/toolchain_probe.h"
 
 namespace kvblocks {
 namespace {

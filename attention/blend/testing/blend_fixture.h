@@ -12,12 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/blend/blend_run.h"
-#include "kvblocks/attention/blend/blend_session.h"
-#include "kvblocks/attention/blend/small_transformer.h"
-#include "kvblocks/attention/blend/testing/paged_model.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "attention/blend/testing/paged_model.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/cache_blend.h"
 
 namespace kvblocks::attention {
 

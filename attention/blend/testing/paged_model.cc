@@ -1,10 +1,10 @@
-#include "kvblocks/attention/blend/testing/paged_model.h"
+#include "attention/blend/testing/paged_model.h"
 
 #include <algorithm>
 #include <numeric>
 
+#include "checks/ceil_div.h"
 #include "gtest/gtest.h"
-#include "kvblocks/checks/ceil_div.h"
 
 namespace kvblocks::attention {
 

@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/blend/blend_run.h"
-#include "kvblocks/attention/blend/small_transformer.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "attention/testing/paged_case.h"
+#include "kvblocks/attention_metadata.h"
+#include "kvblocks/cache_blend.h"
 
 namespace kvblocks::attention {
 

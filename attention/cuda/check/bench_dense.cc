@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/check/gpu_bench.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
+#include "attention/cuda/check/gpu_bench.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

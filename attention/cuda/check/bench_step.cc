@@ -8,11 +8,11 @@
 #include <random>
 #include <vector>
 
-#include "kvblocks/attention/cuda/check/gpu_bench.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/device_metadata.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "attention/cuda/check/gpu_bench.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/check/device_tensor.h"
+#include "attention/cuda/check/device_tensor.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -6,11 +6,11 @@
 #include <random>
 #include <utility>
 
-#include "kvblocks/attention/cuda/check/bench_kernels.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/tensor/small_floats.h"
+#include "attention/cuda/check/bench_kernels.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::cuda {
 

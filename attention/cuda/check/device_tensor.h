@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/check/gpu_bench.h"
+#include "attention/cuda/check/gpu_bench.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "kvblocks/attention/cuda/check/bench_kernels.h"
-#include "kvblocks/attention/cuda/cuda_call.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/check/bench_kernels.h"
+#include "attention/cuda/cuda_call.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

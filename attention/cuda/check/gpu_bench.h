@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/cuda/check/device_tensor.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "attention/cuda/check/device_tensor.h"
+#include "kvblocks/attention_args.h"
 
 namespace kvblocks::attention::cuda {
 

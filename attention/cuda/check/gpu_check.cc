@@ -17,12 +17,12 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/check/gpu_bench.h"
+#include "attention/cuda/host_tensor_ops.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/testing/ops_suite.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/check/gpu_bench.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/testing/ops_suite.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/check/device_tensor.h"
+#include "attention/cuda/kernels/runtime.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/check/device_tensor.h"
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -10,10 +10,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_BULK_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_BULK_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/device/tensor_map.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/device/tensor_map.h"
 
 namespace kvblocks::attention::cuda {
 

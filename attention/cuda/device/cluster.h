@@ -7,7 +7,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_CLUSTER_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_CLUSTER_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
+#include "attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -18,7 +18,7 @@
 
 #ifdef KVBLOCKS_CUDA_EMULATION
 
-#include "kvblocks/attention/cuda/emulation/emulation.h"
+#include "attention/cuda/emulation/emulation.h"
 
 #define KVB_DEVICE inline
 #define KVB_HOST_DEVICE inline

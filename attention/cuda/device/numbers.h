@@ -8,7 +8,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_NUMBERS_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_NUMBERS_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
+#include "attention/cuda/device/gpu.h"
 
 #ifndef KVBLOCKS_CUDA_EMULATION
 #include <cuda_bf16.h>

@@ -12,8 +12,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_PTX_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_PTX_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
 
 namespace kvblocks::attention::cuda {
 

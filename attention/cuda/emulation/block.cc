@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/emulation/block.h"
+#include "attention/cuda/emulation/block.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "attention/cuda/emulation/emulation.h"
+#include "attention/cuda/emulation/races.h"
 #include "boost/context/fiber.hpp"
 #include "boost/context/fixedsize_stack.hpp"
-#include "kvblocks/attention/cuda/emulation/emulation.h"
-#include "kvblocks/attention/cuda/emulation/races.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

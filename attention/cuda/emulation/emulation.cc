@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/emulation/emulation.h"
+#include "attention/cuda/emulation/emulation.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/cuda/emulation/block.h"
-#include "kvblocks/attention/cuda/emulation/races.h"
+#include "attention/cuda/emulation/block.h"
+#include "attention/cuda/emulation/races.h"
 
 namespace kvblocks::attention::cuda::emulation {
 

@@ -1,14 +1,14 @@
-#include "kvblocks/attention/cuda/emulation/emulation.h"
+#include "attention/cuda/emulation/emulation.h"
 
 #include <cmath>
 #include <vector>
 
+#include "attention/cuda/device/cluster.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/device/cluster.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/cuda/device/bulk.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/device/bulk.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -4,13 +4,13 @@
 #include <atomic>
 #include <vector>
 
+#include "attention/cuda/device/cluster.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/emulation/emulation.h"
+#include "attention/cuda/emulation/races.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/device/cluster.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/emulation/emulation.h"
-#include "kvblocks/attention/cuda/emulation/races.h"
 
 namespace {
 std::atomic<int> reports{0};

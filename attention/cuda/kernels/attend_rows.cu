@@ -1,8 +1,8 @@
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/key_rows.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
-#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/key_rows.h"
+#include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

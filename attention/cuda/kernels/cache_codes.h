@@ -8,9 +8,9 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 

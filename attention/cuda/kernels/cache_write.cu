@@ -1,15 +1,15 @@
-#include "kvblocks/attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/cache_write.h"
 
 #include <algorithm>
 #include <type_traits>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_copies.h"
-#include "kvblocks/attention/cuda/kernels/cache_slots.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_copies.h"
+#include "attention/cuda/kernels/cache_slots.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

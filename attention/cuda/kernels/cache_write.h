@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

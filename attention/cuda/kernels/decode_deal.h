@@ -7,8 +7,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
 
 namespace kvblocks::attention::cuda {
 

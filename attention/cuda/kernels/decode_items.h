@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/params.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 

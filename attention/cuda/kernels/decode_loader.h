@@ -10,11 +10,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/kernels/row_visibility.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 

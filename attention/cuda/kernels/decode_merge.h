@@ -4,11 +4,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_MERGE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_MERGE_H_
 
-#include "kvblocks/attention/cuda/device/cluster.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/device/cluster.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/decode_items.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,9 +1,9 @@
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "attention/cuda/kernels/decode_plan.h"
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -17,8 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -13,12 +13,12 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_codes.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
-#include "kvblocks/attention/cuda/kernels/decode_state.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/kernels/decode_state.h"
+#include "attention/cuda/kernels/row_visibility.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -15,11 +15,11 @@
 
 #include <type_traits>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_codes.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/decode_items.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
+#include "attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

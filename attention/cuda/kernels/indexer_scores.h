@@ -4,10 +4,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_SCORES_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/indexer.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/indexer.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,12 +1,12 @@
 // Choosing rows by their scores; and scores of what tensor cores do not take.
 
-#include "kvblocks/attention/cuda/device/cluster.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
+#include "attention/cuda/device/cluster.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/indexer_scores.h"
+#include "attention/cuda/kernels/launch.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

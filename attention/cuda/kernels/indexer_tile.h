@@ -8,10 +8,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/indexer_scores.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -13,11 +13,11 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
-#include "kvblocks/attention/cuda/kernels/indexer_tile.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/indexer_scores.h"
+#include "attention/cuda/kernels/indexer_tile.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -8,13 +8,13 @@
 //
 // 16 keys per warp and 128 registers per thread: all registers of a multiprocessor, one block.
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/indexer_scores.h"
-#include "kvblocks/attention/cuda/kernels/indexer_tile.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/indexer_scores.h"
+#include "attention/cuda/kernels/indexer_tile.h"
+#include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -3,10 +3,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_KEY_ROWS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_KEY_ROWS_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/row_elements.h"
-#include "kvblocks/attention/cuda/kernels/row_formats.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/row_elements.h"
+#include "attention/cuda/kernels/row_formats.h"
 
 namespace kvblocks::attention::cuda {
 

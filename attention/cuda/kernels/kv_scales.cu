@@ -1,10 +1,10 @@
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_write.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/launch.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,13 +1,13 @@
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/row_elements.h"
-#include "kvblocks/attention/cuda/kernels/row_units.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
-#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/launch.h"
+#include "attention/cuda/kernels/row_elements.h"
+#include "attention/cuda/kernels/row_units.h"
+#include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

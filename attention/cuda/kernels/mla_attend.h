@@ -17,9 +17,9 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

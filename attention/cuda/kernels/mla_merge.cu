@@ -1,10 +1,10 @@
 // Merges pieces of latent attention: few rows of 512 values, many states. A block takes a row and
 // head, so that a thread has four dimensions and several states' loads under way at a time.
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/mla_attend.h"
-#include "kvblocks/attention/cuda/kernels/row_elements.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/mla_attend.h"
+#include "attention/cuda/kernels/row_elements.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

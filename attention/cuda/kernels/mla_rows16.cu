@@ -9,10 +9,10 @@
 // fp8 rows and rows of codes go through a ring of their bytes and are decoded into one tile. Codes become
 // the queries' type, exactly; their scale goes into the factors of scores and outputs.
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/cache_codes.h"
-#include "kvblocks/attention/cuda/kernels/mla_attend.h"
-#include "kvblocks/attention/cuda/kernels/mla_tile.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/mla_attend.h"
+#include "attention/cuda/kernels/mla_tile.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -8,15 +8,15 @@
 // Per tile of 64 keys: 8.9 MFLOP, 2200 cycles of the matrix units; 72 KiB of rows, 4000 cycles of
 // memory if nobody else has them in the cache.
 
-#include "kvblocks/attention/cuda/device/bulk.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/launch.h"
-#include "kvblocks/attention/cuda/kernels/mla_attend.h"
-#include "kvblocks/attention/cuda/kernels/mla_rows64_consumer.h"
-#include "kvblocks/attention/cuda/kernels/mla_rows64_producer.h"
-#include "kvblocks/attention/cuda/kernels/mla_rows64_state.h"
-#include "kvblocks/attention/cuda/kernels/mla_tile.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/device/bulk.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/launch.h"
+#include "attention/cuda/kernels/mla_attend.h"
+#include "attention/cuda/kernels/mla_rows64_consumer.h"
+#include "attention/cuda/kernels/mla_rows64_producer.h"
+#include "attention/cuda/kernels/mla_rows64_state.h"
+#include "attention/cuda/kernels/mla_tile.h"
+#include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 namespace mla_rows64 {

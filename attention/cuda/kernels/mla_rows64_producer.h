@@ -13,11 +13,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 
-#include "kvblocks/attention/cuda/device/bulk.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/kernels/mla_rows64_state.h"
-#include "kvblocks/attention/cuda/kernels/mla_tile.h"
+#include "attention/cuda/device/bulk.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/kernels/mla_rows64_state.h"
+#include "attention/cuda/kernels/mla_tile.h"
 
 namespace kvblocks::attention::cuda::mla_rows64 {
 

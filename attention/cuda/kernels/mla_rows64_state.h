@@ -7,10 +7,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_STATE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_STATE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/kernels/mla_attend.h"
-#include "kvblocks/attention/cuda/kernels/mla_tile.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/kernels/mla_attend.h"
+#include "attention/cuda/kernels/mla_tile.h"
 
 namespace kvblocks::attention::cuda::mla_rows64 {
 

@@ -12,12 +12,12 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_TILE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/key_rows.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/key_rows.h"
+#include "attention/cuda/kernels/row_visibility.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,7 +1,7 @@
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/kernels/decode_plan.h"
+#include "attention/cuda/kernels/paged_decode_kernel.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

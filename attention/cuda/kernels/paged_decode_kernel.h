@@ -9,16 +9,16 @@
 
 #include <type_traits>
 
-#include "kvblocks/attention/cuda/device/cluster.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/decode_deal.h"
-#include "kvblocks/attention/cuda/kernels/decode_items.h"
-#include "kvblocks/attention/cuda/kernels/decode_loader.h"
-#include "kvblocks/attention/cuda/kernels/decode_merge.h"
-#include "kvblocks/attention/cuda/kernels/decode_plan.h"
-#include "kvblocks/attention/cuda/kernels/decode_rare.h"
-#include "kvblocks/attention/cuda/kernels/decode_state.h"
+#include "attention/cuda/device/cluster.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_items.h"
+#include "attention/cuda/kernels/decode_loader.h"
+#include "attention/cuda/kernels/decode_merge.h"
+#include "attention/cuda/kernels/decode_plan.h"
+#include "attention/cuda/kernels/decode_rare.h"
+#include "attention/cuda/kernels/decode_state.h"
 
 namespace kvblocks::attention::cuda {
 

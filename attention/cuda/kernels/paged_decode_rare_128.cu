@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
+#include "attention/cuda/kernels/paged_decode_kernel.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -10,15 +10,15 @@
 // made into the queries' type, exactly, by the threads that copied them; their scales go into the
 // factors of scores and outputs.
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_codes.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_by_dims.h"
-#include "kvblocks/attention/cuda/kernels/prefill_rare.h"
-#include "kvblocks/attention/cuda/kernels/prefill_rows.h"
-#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/kernels/prefill_by_dims.h"
+#include "attention/cuda/kernels/prefill_rare.h"
+#include "attention/cuda/kernels/prefill_rows.h"
+#include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

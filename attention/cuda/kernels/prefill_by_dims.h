@@ -6,11 +6,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_BY_DIMS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_BY_DIMS_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/cache_codes.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper_kernel.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/kernels/prefill_hopper_kernel.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

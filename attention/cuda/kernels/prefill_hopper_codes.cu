@@ -1,8 +1,8 @@
 // Prefill with wgmma over caches of 8-bit codes, for compute capability 9.0.
 
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/kernels/prefill_hopper_kernel.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/kernels/prefill_hopper_kernel.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

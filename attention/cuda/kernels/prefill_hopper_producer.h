@@ -11,13 +11,13 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 
-#include "kvblocks/attention/cuda/device/bulk.h"
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/hopper.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/prefill_rows.h"
-#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
+#include "attention/cuda/device/bulk.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill_rows.h"
+#include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda::prefill_hopper {
 

@@ -8,11 +8,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/prefill_rows.h"
-#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
-#include "kvblocks/attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill_rows.h"
+#include "attention/cuda/kernels/prefill_tile.h"
+#include "attention/cuda/kernels/row_visibility.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -8,12 +8,12 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/device/ptx.h"
-#include "kvblocks/attention/cuda/kernels/fast_division.h"
-#include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 

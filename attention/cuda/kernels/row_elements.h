@@ -6,10 +6,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_ELEMENTS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_ELEMENTS_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/device/numbers.h"
-#include "kvblocks/attention/cuda/kernels/elements.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/params.h"
 
 namespace kvblocks::attention::cuda {
 

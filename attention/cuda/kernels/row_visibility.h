@@ -7,10 +7,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_VISIBILITY_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_VISIBILITY_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
-#include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/row_elements.h"
-#include "kvblocks/attention/ops/device_error_bits.h"
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/row_elements.h"
+#include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "attention/cuda/kernels/runtime.h"
 
 #include <atomic>
 #include <climits>
@@ -11,7 +11,7 @@
 #include <cuda.h>
 #endif
 
-#include "kvblocks/attention/cuda/device/gpu.h"
+#include "attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

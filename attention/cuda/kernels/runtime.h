@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvblocks/attention/cuda/device/tensor_map.h"
+#include "attention/cuda/device/tensor_map.h"
 
 namespace kvblocks::attention::cuda {
 

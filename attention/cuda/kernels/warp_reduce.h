@@ -3,7 +3,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
 
-#include "kvblocks/attention/cuda/device/gpu.h"
+#include "attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/attention_backend.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/cuda_backend.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -3,8 +3,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_ON_DEVICE_H_
 #define KVBLOCKS_ATTENTION_CUDA_TESTING_ON_DEVICE_H_
 
-#include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 

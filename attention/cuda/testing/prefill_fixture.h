@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/ops/checks.h"
-#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention_ops.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/attention/arrays.h"
+#include "python/src/attention/arrays.h"
 
 #include <nanobind/stl/string.h>
 
@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kvblocks/python/src/attention/dlpack_tables.h"
-#include "kvblocks/python/src/errors.h"
+#include "python/src/attention/dlpack_tables.h"
+#include "python/src/errors.h"
 
 namespace kvblocks::python {
 

@@ -16,7 +16,7 @@
 
 #include <string>
 
-#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/tensor_view.h"
 
 namespace kvblocks::python {
 

@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/attention/attention_rules.h"
+#include "python/src/attention/attention_rules.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "kvblocks/attention/ops/params.h"
-#include "kvblocks/attention/ops/split_planner.h"
-#include "kvblocks/python/src/attention/op_call.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/split_planner.h"
+#include "python/src/attention/op_call.h"
 
 namespace kvblocks::python {
 

@@ -1,6 +1,6 @@
 // Operations that move and fill whole blocks.
 
-#include "kvblocks/attention/cpu/block_ops.h"
+#include "attention/cpu/block_ops.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/attention/op_call.h"
+#include "python/src/attention/op_call.h"
 #ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/block_ops.h"
+#include "attention/cuda/block_ops.h"
 #endif
 
 namespace kvblocks::python {

@@ -4,11 +4,11 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/python/src/attention/attention_rules.h"
-#include "kvblocks/python/src/attention/op_bind.h"
+#include "kvblocks/attention_args.h"
+#include "python/src/attention/attention_rules.h"
+#include "python/src/attention/op_bind.h"
 #ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "attention/cuda/paged_decode_ops.h"
 #endif
 
 namespace kvblocks::python {

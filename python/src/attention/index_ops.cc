@@ -1,11 +1,10 @@
 // Slots of tokens and lists of slots, on the host and on a GPU.
 
-#include "kvblocks/attention/metadata/compressed_indices.h"
-#include "kvblocks/attention/metadata/slot_mapping.h"
-#include "kvblocks/attention/metadata/window_indices.h"
-#include "kvblocks/python/src/attention/op_bind.h"
+#include "attention/metadata/slot_mapping.h"
+#include "kvblocks/attention_metadata.h"
+#include "python/src/attention/op_bind.h"
 #ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/index_ops.h"
+#include "attention/cuda/index_ops.h"
 #define KVBLOCKS_ON_BOTH(Operation) RunOn(&attention::Operation, &attention::cuda::Cuda##Operation)
 #else
 #define KVBLOCKS_ON_BOTH(Operation) RunOn(&attention::Operation)

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/python/src/attention/op_call.h"
+#include "kvblocks/kv_cache_view.h"
+#include "python/src/attention/op_call.h"
 
 namespace kvblocks::python {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/metadata/metadata_builder.h"
-#include "kvblocks/python/src/attention/op_call.h"
+#include "kvblocks/attention_metadata.h"
+#include "python/src/attention/op_call.h"
 #ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/device_metadata.h"
+#include "attention/cuda/device_metadata.h"
 #endif
 
 namespace kvblocks::python {

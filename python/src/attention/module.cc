@@ -1,6 +1,6 @@
 // The extension module kvblocks._attention.
 
-#include "kvblocks/python/src/attention/op_call.h"
+#include "python/src/attention/op_call.h"
 
 NB_MODULE(_attention, module) {
   using namespace kvblocks::python;  // NOLINT

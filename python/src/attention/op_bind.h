@@ -23,7 +23,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/attention/op_call.h"
+#include "python/src/attention/op_call.h"
 
 namespace kvblocks::python {
 

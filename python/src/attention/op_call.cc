@@ -1,4 +1,4 @@
-#include "kvblocks/python/src/attention/op_call.h"
+#include "python/src/attention/op_call.h"
 
 #include <nanobind/stl/optional.h>
 
@@ -10,11 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "kvblocks/attention/backends/workspace.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
+#include "attention/backends/workspace.h"
+#include "kvblocks/attention_cpu.h"
 #ifdef KVBLOCKS_WITH_CUDA
-#include "kvblocks/attention/cuda/cuda_ops.h"
+#include "kvblocks/attention_cuda.h"
 #endif
 
 namespace kvblocks::python {

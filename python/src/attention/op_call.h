@@ -21,12 +21,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/cache/kv_cache_view.h"
-#include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/exec_context.h"
-#include "kvblocks/python/src/attention/arrays.h"
-#include "kvblocks/python/src/errors.h"
+#include "kvblocks/attention_args.h"
+#include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_ops.h"
+#include "kvblocks/kv_cache_view.h"
+#include "python/src/attention/arrays.h"
+#include "python/src/errors.h"
 
 namespace kvblocks::python {
 

@@ -4,9 +4,8 @@
 #include <array>
 
 #include "absl/types/span.h"
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
-#include "kvblocks/python/src/attention/op_bind.h"
+#include "kvblocks/attention_args.h"
+#include "python/src/attention/op_bind.h"
 
 namespace kvblocks::python {
 

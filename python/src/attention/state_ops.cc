@@ -1,7 +1,7 @@
 // Merging of states of attention.
 
-#include "kvblocks/attention/ops/args.h"
-#include "kvblocks/python/src/attention/op_bind.h"
+#include "kvblocks/attention_args.h"
+#include "python/src/attention/op_bind.h"
 
 namespace kvblocks::python {
 

@@ -1,9 +1,9 @@
-#include "kvblocks/sim/curve/testing/random_workload.h"
+#include "sim/curve/testing/random_workload.h"
 
 #include <algorithm>
 
-#include "kvblocks/sim/testing/draw.h"
-#include "kvblocks/sim/testing/replay.h"
+#include "sim/testing/draw.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {

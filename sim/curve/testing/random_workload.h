@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "kvblocks/sim/simulation.h"
-#include "kvblocks/sim/trace/trace_request.h"
+#include "sim/simulation.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -18,10 +18,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvblocks/sim/fleet/fleet.h"
-#include "kvblocks/sim/fleet/testing/naive_ranks.h"
-#include "kvblocks/sim/gen/philox.h"
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/fleet/fleet.h"
+#include "sim/fleet/testing/naive_ranks.h"
+#include "sim/gen/philox.h"
+#include "sim/testing/naive_engine.h"
 
 namespace kvblocks::sim {
 

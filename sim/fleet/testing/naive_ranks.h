@@ -9,10 +9,10 @@
 #include <functional>
 #include <vector>
 
-#include "kvblocks/sim/cost/step_time_model.h"
-#include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/lockstep_group.h"
-#include "kvblocks/sim/testing/naive_engine.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/fleet/router.h"
+#include "sim/lockstep_group.h"
+#include "sim/testing/naive_engine.h"
 
 namespace kvblocks::sim {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/plan.h"
 
 namespace kvblocks {
 

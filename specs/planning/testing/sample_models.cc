@@ -1,4 +1,4 @@
-#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "specs/planning/testing/sample_models.h"
 
 #include <cstdio>
 #include <cstdlib>

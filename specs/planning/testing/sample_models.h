@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/layer_cache.h"
+#include "kvblocks/kv_cache_spec.h"
+#include "kvblocks/model_facts.h"
 
 namespace kvblocks {
 
