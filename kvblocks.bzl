@@ -1,4 +1,4 @@
-"""Rules of this project: include prefix, warnings, sources by what a folder holds, tests of a folder in few binaries.
+"""Rules of this project: warnings, sources by what a folder holds, tests of a folder in few binaries.
 
 A folder is one library: its *.cc and *.h, but not what tests, fuzzes or measures it (*_test.cc, *_fuzz.cc, *_benchmark.cc)
 nor programs (*_main.cc). CMakeLists.txt follows the same rule, so no list of files is kept anywhere.
@@ -89,7 +89,9 @@ def kv_cc_library(
         own_namespaces = False,
         testonly = False,
         **kwargs):
-    """A library whose headers are included as kvblocks/<folder>/<header>.h.
+    """A library of a folder. Its headers are private: they are included by their path from the root.
+
+    Public ones lie in include/kvblocks, and every library may include them.
 
     Args:
       name: of the library.
@@ -114,9 +116,8 @@ def kv_cc_library(
         srcs = _joined(name, joined, sources_per_unit, own_namespaces, testonly) + separate + generated,
         hdrs = hdrs,
         copts = _copts(copts),
-        include_prefix = "kvblocks/" + native.package_name() if native.package_name() else "kvblocks",
         testonly = testonly,
-        deps = deps + [Label("//third_party:absl")],
+        deps = deps + [Label("//:headers"), Label("//third_party:absl")],
         **kwargs
     )
 
@@ -184,7 +185,7 @@ def kv_property_tests(name = "property_test", deps = [], exclude = [], **kwargs)
     )
 
 def kv_proto_library(name, srcs, deps = [], imports = [], visibility = None):
-    """A C++ library <name> of .proto files, included as kvblocks/<folder>/<file>.pb.h and imported likewise.
+    """A C++ library <name> of .proto files, included and imported by their path from the root.
 
     Args:
       name: of the C++ library; the proto_library is <name>_messages.
@@ -196,7 +197,6 @@ def kv_proto_library(name, srcs, deps = [], imports = [], visibility = None):
     proto_library(
         name = name + "_messages",
         srcs = srcs,
-        import_prefix = "kvblocks",
         visibility = visibility,
         deps = [dep + "_messages" for dep in deps] + imports,
     )

@@ -5,7 +5,7 @@ function(kvblocks_embed_catalogue out)
   set(text_file "${PROJECT_SOURCE_DIR}/specs/catalogue/catalogue.textproto")
   set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${text_file}")
   file(READ "${text_file}" text)
-  set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/specs/catalogue/catalogue_data.cc")
+  set(source "${PROJECT_BINARY_DIR}/generated/specs/catalogue/catalogue_data.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 namespace kvblocks {
 extern const char kCatalogueText[];
@@ -36,7 +36,7 @@ function(kvblocks_embed_page_assets out)
     string(REGEX REPLACE "(..)" "'\\\\x\\1'," all "${all}")
     string(APPEND text "const char ${name}[] = {${all}0};\n")
   endforeach()
-  set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/sim/report/page_assets.cc")
+  set(source "${PROJECT_BINARY_DIR}/generated/sim/report/page_assets.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT "${text}}\n")
   set(${out} "${source}" PARENT_SCOPE)
 endfunction()
@@ -47,7 +47,7 @@ function(kvblocks_embed_example_trace out)
   set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${trace}")
   file(READ "${trace}" bytes HEX)
   string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
-    set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/sim/commands/example_trace.cc")
+    set(source "${PROJECT_BINARY_DIR}/generated/sim/commands/example_trace.cc")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include "sim/commands/example_trace.h"
 namespace kvblocks::sim {

@@ -12,54 +12,39 @@ function(kvblocks_sources out)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
-# The file that a kvblocks header is: a facade, a header in its folder, or one that protoc makes.
-function(kvblocks_header_file out header)
-  foreach(file IN ITEMS "${PROJECT_SOURCE_DIR}/include/kvblocks/${header}" "${PROJECT_SOURCE_DIR}/${header}")
-    if(EXISTS "${file}")
-      set(${out} "${file}" PARENT_SCOPE)
-      return()
-    endif()
-  endforeach()
-  if(header MATCHES "\\.pb\\.h$")
-    set(${out} "${PROJECT_BINARY_DIR}/generated/kvblocks/${header}" PARENT_SCOPE)
-  else()
-    message(FATAL_ERROR "kvblocks/${header} is included, but there is no such header")
-  endif()
-endfunction()
-
-# Follows the includes of headers (named as kvblocks/<header>). Sets <out> to all kvblocks headers that are reached, and
-# <out>_others to every other header that these include.
+# Follows the includes of files of ours, which are named as others include them: kvblocks/<header> for public ones, a path
+# from the root for others. Sets <out> to all that are reached, and <out>_others to every other header that these include.
 function(kvblocks_reachable_headers out)
   set(reached "")
   set(others "")
   set(waiting ${ARGN})
   while(waiting)
     list(POP_FRONT waiting header)
-    if(header IN_LIST reached)
+    if(header IN_LIST reached OR header IN_LIST others)
+      continue()
+    endif()
+    set(file "${PROJECT_SOURCE_DIR}/${header}")
+    if(header MATCHES "^kvblocks/")
+      set(file "${PROJECT_SOURCE_DIR}/include/${header}")
+    endif()
+    if(NOT EXISTS "${file}")
+      list(APPEND others ${header})
       continue()
     endif()
     list(APPEND reached ${header})
-    kvblocks_header_file(file ${header})
-    if(NOT EXISTS "${file}" OR file MATCHES "\\.pb\\.h$")
-      list(APPEND others ${header})  # made by protoc, and includes protobuf
-      continue()
-    endif()
     set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
     file(STRINGS "${file}" lines REGEX "^ *# *include ")
     foreach(line IN LISTS lines)
-      if(line MATCHES "\"kvblocks/([^\"]+)\"")
+      if(line MATCHES "[\"<]([^\">]+)[\">]")
         list(APPEND waiting ${CMAKE_MATCH_1})
-      elseif(line MATCHES "[\"<]([^\">]+)[\">]")
-        list(APPEND others ${CMAKE_MATCH_1})
       endif()
     endforeach()
   endwhile()
-  list(REMOVE_DUPLICATES others)
   set(${out} ${reached} PARENT_SCOPE)
   set(${out}_others ${others} PARENT_SCOPE)
 endfunction()
 
-# C++ from the .proto files of a folder, with headers as kvblocks/<folder>/<name>.pb.h.
+# C++ from the .proto files of a folder, with headers as <folder>/<name>.pb.h.
 function(kvblocks_proto_sources out)
   set(sources "")
   # Every message may import every other; there are few.
@@ -67,13 +52,13 @@ function(kvblocks_proto_sources out)
   foreach(folder IN ITEMS ${ARGN})
     file(GLOB protos CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/${folder}/*.proto")
     foreach(proto IN LISTS protos)
-      string(REGEX REPLACE "\\.proto$" "" stem "${PROJECT_BINARY_DIR}/generated/kvblocks/${proto}")
+      string(REGEX REPLACE "\\.proto$" "" stem "${PROJECT_BINARY_DIR}/generated/${proto}")
       add_custom_command(
         OUTPUT "${stem}.pb.cc" "${stem}.pb.h"
-        COMMAND protobuf::protoc "--proto_path=${PROJECT_BINARY_DIR}/include"
-                "--cpp_out=${PROJECT_BINARY_DIR}/generated" "kvblocks/${proto}"
+        COMMAND protobuf::protoc "--proto_path=${PROJECT_SOURCE_DIR}"
+                "--cpp_out=${PROJECT_BINARY_DIR}/generated" "${proto}"
         DEPENDS ${all} protobuf::protoc
-        COMMENT "protoc kvblocks/${proto}"
+        COMMENT "protoc ${proto}"
         VERBATIM)
       list(APPEND sources "${stem}.pb.cc" "${stem}.pb.h")
     endforeach()
@@ -136,15 +121,6 @@ function(kvblocks_objects component)
     set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
     kvblocks_unity_groups(${arg_SOURCES})
   endif()
-  # Highway compiles a file once for each kind of vector unit: the file includes itself, by its path in this tree.
-  foreach(source IN LISTS arg_SOURCES)
-    if(EXISTS "${source}")
-      file(STRINGS "${source}" includes_itself REGEX "define HWY_TARGET_INCLUDE" LIMIT_COUNT 1)
-      if(includes_itself)
-        set_property(SOURCE "${source}" PROPERTY INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}")
-      endif()
-    endif()
-  endforeach()
 endfunction()
 
 # A component that others link: libraries, headers, package files.
@@ -156,6 +132,7 @@ function(kvblocks_component component)
   cmake_parse_arguments(PARSE_ARGV 1 arg "C" "DESCRIPTION;VERSION_SCRIPT" "FACADES;SOURCES;OBJECTS;NEEDS;LINKS")
   kvblocks_objects(${component} SOURCES ${arg_SOURCES} NEEDS ${arg_NEEDS} LINKS ${arg_LINKS})
 
+  list(TRANSFORM arg_FACADES PREPEND "kvblocks/")
   kvblocks_reachable_headers(headers ${arg_FACADES})
   set(public "")
   set(private ${arg_LINKS})
@@ -186,7 +163,7 @@ function(kvblocks_component component)
     add_library(${target} ${type} ${objects})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME kvblocks_${component} EXPORT_NAME ${component}
                           LINKER_LANGUAGE CXX)
-    target_include_directories(${target} INTERFACE ${kvblocks_include_directories}
+    target_include_directories(${target} INTERFACE "${kvblocks_public_directory}"
                                "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
     if(NOT arg_C)
       target_compile_features(${target} INTERFACE cxx_std_20)
@@ -224,7 +201,7 @@ function(kvblocks_component component)
   endif()
 endfunction()
 
-# Installs headers (named as kvblocks/<header>), each once.
+# Installs public headers (named as kvblocks/<header>), each once.
 function(kvblocks_install_headers)
   foreach(header IN ITEMS ${ARGN})
     get_property(installed GLOBAL PROPERTY kvblocks_installed_headers)
@@ -232,9 +209,9 @@ function(kvblocks_install_headers)
       continue()
     endif()
     set_property(GLOBAL APPEND PROPERTY kvblocks_installed_headers ${header})
-    kvblocks_header_file(file ${header})
     cmake_path(GET header PARENT_PATH folder)
-    install(FILES "${file}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/kvblocks/${folder}" COMPONENT development)
+    install(FILES "${PROJECT_SOURCE_DIR}/include/${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${folder}"
+            COMPONENT development)
   endforeach()
 endfunction()
 

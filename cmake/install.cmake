@@ -16,7 +16,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/kvblocksConfigVersion.cm
 install(FILES "${PROJECT_BINARY_DIR}/kvblocksConfig.cmake" "${PROJECT_BINARY_DIR}/kvblocksConfigVersion.cmake"
               cmake/kvblocksDependencies.cmake
         DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/kvblocks" COMPONENT development)
-kvblocks_install_headers(version.h)
+kvblocks_install_headers(kvblocks/version.h)
 if(TARGET kvsim)
   install(TARGETS kvsim RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT runtime)
   # kvsim looks for the tables in ../share/kvblocks; their origin travels with them.

@@ -7,8 +7,7 @@
 Lines are those that hold code: blank lines and whole-line comments do not count. Files are those
 that git tracks or would track. A file is a test if it lies in tests/ or testing/, or if its name
 ends in _test or _fuzz. The closure of a header has every own header that it reaches by #include, the
-.cc files that implement one of them, and what those reach in turn. A .cc file implements the header
-of its name, else the one that its name begins with, else those of its folder that it includes.
+.cc files that implement one of them, and what those reach in turn (tree_files.py says how it is told).
 """
 
 import argparse
@@ -16,13 +15,12 @@ import collections
 import pathlib
 import re
 
-from tree_files import list_files
+from tree_files import implemented_headers, included_files, list_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ENTRY = "managers/kv_cache_manager.h"
+ENTRY = "include/kvblocks/kv_cache_manager.h"
 C_LIKE = {".h", ".cc", ".c", ".cu", ".cuh", ".proto"}
 CODE = C_LIKE | {".py", ".sh", ".bzl"}
-INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 # A rule at the top level of a BUILD file, or one of a list comprehension, which counts once.
 RULE = re.compile(r"^\[?([a-z]\w*)\($|^    ([a-z]\w*)\($", re.MULTILINE)
 NO_TARGET = {"load", "package", "exports_files", "licenses", "glob", "select", "test_suite"}
@@ -48,20 +46,26 @@ def num_targets(build_text):
     return sum(rule not in NO_TARGET for rule in rules)
 
 
+def reached(entry, files):
+    """The own headers that `entry` includes, directly or not, with itself."""
+    found, ahead = set(), [entry]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += included_files(text_of(name), files)
+    return found
+
+
 def closure(entry, files):
     """The headers and sources that whoever includes `entry` compiles, directly or by linking."""
-    includes = {}
+    includes = {name: included_files(text_of(name), files)
+                for name in files if name.endswith((".h", ".cc")) and not is_test(name)}
     sources = collections.defaultdict(set)  # of a header
-    for name in files:
-        if not name.endswith((".h", ".cc")) or is_test(name):
-            continue
-        includes[name] = [i for i in INCLUDE.findall(text_of(name)) if i in files]
-        if not name.endswith(".cc"):
-            continue
-        folder = pathlib.PurePath(name).parent
-        nearby = [i for i in includes[name] if pathlib.PurePath(i).parent == folder]
-        named = [i for i in nearby if name.startswith(i[:-len(".h")])]
-        for header in named or nearby:
+    library = {name: text_of(name) for name in includes
+               if name.endswith(".cc") and not name.startswith(("bench/", "examples/", "python/"))}
+    for name, headers in implemented_headers(library, files)[0].items():
+        for header in headers:
             sources[header].add(name)
     found = set()
     ahead = [entry]
@@ -91,6 +95,8 @@ def main():
 
     row("code", set(code) - set(tests))
     row("tests", tests)
+    row("public headers", [name for name in code if name.startswith("include/")])
+    row("what kv_cache.h includes", reached("include/kvblocks/kv_cache.h", files))
     row("BUILD files", builds)
     row("closure of kv_cache_manager.h", needed)
     print(f"{'Bazel targets':32}{sum(num_targets(text_of(name)) for name in builds):8,}")

@@ -16,7 +16,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from tree_files import list_files
+from tree_files import implemented_headers, included_files, list_files
 
 PICTURE = "docs/house.svg"
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".c")
@@ -28,16 +28,28 @@ COLUMNS = [
 ]
 TOP = ("What others include", "#eadff2")
 LEFT_OUT = ("tests", "bench", "examples", "third_party", "tools", "docs")
+# Public headers without sources, and their rooms.
+HEADER_ONLY = {
+    "attention_args.h": "attention/ops",
+    "attention_ops.h": "attention/ops",
+    "c/kvblocks.h": "c",
+    "check.h": "checks",
+    "eviction_policy.h": "block_pool",
+    "huge_page_allocator.h": "block_pool",
+    "kv_event.h": "block_pool",
+    "version.h": "checks",
+}
 # Rooms whose inside is their own affair.
 CLOSED = ("attention/cuda",)
 
 BOX_HEIGHT, ROW, GAP, PAD, TITLE = 26, 56, 12, 14, 24
 
 
-def room_of(path):
-    """The folder that a source belongs to, or None."""
-    if path.startswith("include/kvblocks/"):  # a facade
-        return path[len("include/"):]
+def room_of(path, public_rooms):
+    """The folder that a source belongs to, or None. A public header belongs to the folder that implements it; one that
+    only includes others is a room of its own."""
+    if path.startswith("include/"):
+        return public_rooms.get(path, path[len("include/"):])
     folder = os.path.dirname(path)
     if not folder or folder.split("/")[0] in LEFT_OUT or "testing" in folder.split("/"):
         return None
@@ -49,20 +61,22 @@ def room_of(path):
     return folder
 
 
-def included_room(header):
-    return room_of(header) if "/" in header else "kvblocks/" + header
-
-
 def read_graph(root):
+    files = set(list_files(root))
+    texts = {}
+    for path in files:
+        if path.endswith(SOURCES):
+            with open(os.path.join(root, path), encoding="utf-8") as f:
+                texts[path] = f.read()
+    library = {path: text for path, text in texts.items() if path.endswith(".cc") and room_of(path, {})
+               and not path.startswith("python/")}
+    public_rooms = {"include/kvblocks/" + header: room for header, room in HEADER_ONLY.items()}
+    public_rooms.update(implemented_headers(library, files)[1])
     graph = {}
-    for path in list_files(root):
-        room = room_of(path) if path.endswith(SOURCES) else None
-        if room is None:
-            continue
-        needs = graph.setdefault(room, set())
-        with open(os.path.join(root, path), encoding="utf-8") as f:
-            for header in re.findall(r'^\s*#\s*include "kvblocks/([^"]+)"', f.read(), re.M):
-                needs.add(included_room(header))
+    for path, text in sorted(texts.items()):
+        room = room_of(path, public_rooms)
+        if room is not None:
+            graph.setdefault(room, set()).update(room_of(header, public_rooms) for header in included_files(text, files))
     return {room: {need for need in needs if need in graph and need != room} for room, needs in graph.items()}
 
 

@@ -33,7 +33,7 @@
 // examples/paged_attention.cc calls the operations; examples/attention_embed.cc runs layers over
 // the tables of a KvCacheManager.
 //
-// The CUDA backend has a header of its own, kvblocks/attention/cuda/cuda_backend.h, because only
+// The CUDA backend has a header of its own, kvblocks/attention_cuda.h, because only
 // programs that use it link its kernels.
 //
 // Errors: a call with a bad argument is refused with an absl::Status that names the operation, the

@@ -51,7 +51,7 @@
 // An example with 2 groups, pages of 96 and 40 bytes: in a slab both begin at id * 96. In native chunks
 // of 200 bytes, 2 and 5 pages fit, ids_per_chunk is 5, and id 7 (chunk 1, page 1) begins at 296 in
 // the first group and at 240 in the second. Block tables and slots of the native layout hold numbers of
-// the view (attention/cache/page_place.h): KvGroupOf tells the metadata builder how to make them.
+// the view (kvblocks/kv_cache_view.h): KvGroupOf tells the metadata builder how to make them.
 //
 // Inside a page: K of all tokens, then V (kNhd or kHnd); K and V of a head in one row where they
 // differ in size; vectors with scales of their own as their format has them (kv_cache_layout.h); latent

@@ -279,7 +279,7 @@ class SingleTypeManager {
   static absl::StatusOr<std::unique_ptr<SingleTypeManager>> Create(const KvCacheSpec& spec,
                                                                    const Options& options,
                                                                    BlockPool* pool);
-  // Makes the managers of specs of a registered kind (specs/kv_cache_kind.h), which otherwise have
+  // Makes the managers of specs of a registered kind (kvblocks/kv_cache_spec.h), which otherwise have
   // the manager of the kind that they are managed like. InvalidArgument if the kind has one. Call it
   // before managers of the kind are made; any thread may.
   using Factory = std::function<absl::StatusOr<std::unique_ptr<SingleTypeManager>>(

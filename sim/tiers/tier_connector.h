@@ -2,7 +2,7 @@
 // scheduler asks and as an observer of what it computes. Connectors of several replicas on one clock can
 // share tiers, with what lies in them and their links.
 //
-// What lies where is the library's (offload/offload_manager.h); here are the times. Each tier has a
+// What lies where is the library's (kvblocks/offload.h); here are the times. Each tier has a
 // link for reads and one for writes (see Link). A load is one transfer per tier that it reads, and
 // has ended when all of them have. A request whose prefix another one is loading, or storing, waits
 // for that, as in vLLM's offloading connector.

@@ -27,7 +27,7 @@ from tree_files import list_files
 SOURCE_ENDINGS = (".cc", ".h", ".cu", ".cuh", ".c", ".py", ".sh", ".bzl", ".bazel", ".proto", ".textproto", ".md", ".cmake")
 CODE_ENDINGS = SOURCE_ENDINGS[:-2] + (".txt", ".json", ".in", ".map")
 RULE = re.compile(r"(?<![\w.-])((?:BM|KS|INV|AT|SM|V|E)-\d+)(?![\w-])")
-PLAN_ERRORS = "specs/planning/plan_error.h"  # which defines E-1 and so on
+PLAN_ERRORS = "include/kvblocks/plan.h"  # which defines E-1 and so on
 RULE_DEFINITION = re.compile(r"^- \*\*([A-Z]+-\d+)\*\*")
 FLAG = re.compile(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)(?![\w-])(?:=([^\s`'\",;:)]+))?")
 LABEL = re.compile(r"(?<![\w:/}*])//((?:[a-z_][\w.-]*(?:/[\w-]+)*)?(?:/?\.\.\.|:[\w.+-]+)?)(?![\w/])")
@@ -50,7 +50,7 @@ class Checker:
         self.top = {f.split("/")[0] for f in self.files}
         # A file of ours that a comment or message names; generated ones (.pb.h) are not files of the tree.
         ours = "|".join(re.escape(folder) for folder in sorted({f.split("/")[0] for f in self.files if "/" in f}))
-        self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:kvblocks/)?(?:{ours})/[\w/]+\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.\w)")
+        self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:(?:{ours})/[\w/]+|kvblocks/(?:c/)?\w+)\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.\w)")
         self.texts = {}
         self.documents = [f for f in self.files if f.endswith(".md") and not f.startswith(("third_party/", "."))]
         self.code = [f for f in self.files if f.endswith(CODE_ENDINGS) or self.is_script(f)]
@@ -131,7 +131,7 @@ class Checker:
         path = path.rstrip("/")
         for one in expand_braces(path):
             if one.startswith("kvblocks/"):
-                if not self.exists(one[len("kvblocks/"):]) and not self.exists("include/" + one):
+                if not self.exists("include/" + one) and not self.exists("python/" + one):
                     return False
             elif not self.exists(one):
                 return False

@@ -13,7 +13,7 @@ _POOL = "block_pool/block_pool.cc"
 _PAGES = "block_pool/block_pool_modes.cc"
 _CHUNKS = "block_pool/chunk_lending.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
-_TOKENS = "block_pool/block_tokens.h"
+_TOKENS = "include/kvblocks/prefix_content.h"
 _CONTENT = "block_pool/prefix_content.cc"
 _HASH = "block_pool/block_hash.cc"
 _CBOR = "block_pool/cbor.h"
@@ -21,7 +21,7 @@ _MANAGER = "managers/kv_cache_manager.cc"
 _CHECKS = "managers/kv_cache_manager_checks.cc"
 _QUERIES = "managers/kv_cache_manager_queries.cc"
 _GROUP = "managers/single_type_manager.cc"
-_GROUP_H = "managers/single_type_manager.h"
+_GROUP_H = "include/kvblocks/single_type_manager.h"
 _ATTENTION = "managers/attention_managers.cc"
 _LOOKUP = "managers/prefix_lookup.cc"
 _MAMBA = "managers/mamba_manager.cc"
@@ -32,7 +32,7 @@ _ARC = "block_pool/eviction/eviction_policies.cc"
 _INDEX = "block_pool/eviction/eviction_index.cc"
 _HAZARD = "block_pool/eviction/hazard_policy.cc"
 _RANKED = "block_pool/eviction/eviction_policies.cc"
-_RETENTION = "block_pool/eviction/retention.h"
+_RETENTION = "include/kvblocks/eviction.h"
 _RETENTION_CC = "block_pool/eviction/eviction_index.cc"
 _RETAIN = "managers/kv_cache_manager_queries.cc"
 _EXPLAINER = "managers/explain/lookup_explainer.cc"
@@ -581,7 +581,7 @@ FAULTS = [
           "(options.semantics.registers_unusable_tails &&", "((options.semantics.registers_unusable_tails || {F}) &&"),
     Fault("a further key stays when its block's key goes", _POOL,
           "if (!further_keys_.empty()) DropFurtherKeys", "if (!further_keys_.empty() && !{F}) DropFurtherKeys"),
-    Fault("a further key is not found", "block_pool/block_pool.h",
+    Fault("a further key is not found", "include/kvblocks/block_pool.h",
           "return further_keys_.empty() ? id :", "return further_keys_.empty() || {F} ? id :"),
     Fault("a further key is found before an earlier block's own", _TAILS,
           "own->second.order < holder.order ?", "(own->second.order < holder.order && !{F}) ?"),

@@ -2,7 +2,7 @@
 
     plant.py --headers FOLDER --units UNIT.cc... --sources SOURCE...
 
-Headers go to FOLDER/planted, sources are joined to the given translation units. Includes of the copied folders name the
+Headers go to FOLDER/planted, sources are joined to the given translation units. Includes of the copied headers name the
 copies, so that they never meet the originals. Stops if a fault's old text does not stand exactly once in its file, or if
 two faults overlap: the list cannot rot unnoticed.
 """
@@ -14,7 +14,6 @@ import sys
 
 from faults import FAULTS
 
-COPIED = re.compile('#include "((?:block_pool|managers|offload|tests/oracle|tests/property|tests/exhaustive)/)')
 NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
 
 # Run in this order, until one fails: short ones first. The first ones test parts that the others do not reach: full
@@ -65,9 +64,14 @@ def plant(path, text):
     return planted + text[end:]
 
 
-def copy_of(path):
+def included_as(path):
+    return path.removeprefix("include/")
+
+
+def copy_of(path, copied):
     with open(path, encoding="ascii") as source:
-        text = COPIED.sub(r'#include "planted/\1', plant(path, source.read()))
+        text = plant(path, source.read())
+    text = re.sub('#include "([^"]+)"', lambda m: m[0] if m[1] not in copied else f'#include "planted/{m[1]}"', text)
     if path in TESTS:
         # What a test keeps to itself stays apart from the other tests of the unit.
         own = os.path.basename(path)[:-len(".cc")]
@@ -89,13 +93,14 @@ def main():
         if path not in known:
             sys.exit(f"plant.py: there is no test {path}")
 
+    copied = {included_as(path) for path in known if path.endswith(".h")}
     fault_header = '#include "tests/faults/active_fault.h"\n'
     for path in arguments.sources:
         if path.endswith(".h"):
-            target = os.path.join(arguments.headers, "planted", path)
+            target = os.path.join(arguments.headers, "planted", included_as(path))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "w", encoding="ascii") as copy:
-                copy.write(fault_header + copy_of(path))
+                copy.write(fault_header + copy_of(path, copied))
 
     core = sorted(path for path in known if path.endswith(".cc") and not NOT_CORE.search(path))
     num_test_units = min(len(TESTS), len(arguments.units) // 2)
@@ -104,7 +109,7 @@ def main():
         for index, unit in enumerate(units):
             begin, end = len(paths) * index // len(units), len(paths) * (index + 1) // len(units)
             with open(unit, "w", encoding="ascii") as out:
-                out.write(fault_header + "".join(copy_of(path) for path in paths[begin:end]))
+                out.write(fault_header + "".join(copy_of(path, copied) for path in paths[begin:end]))
 
 
 if __name__ == "__main__":
