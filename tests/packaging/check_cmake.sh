@@ -123,6 +123,16 @@ check "kvsim runs" "$both/bin/kvsim" stats "$root/sim/example/mixed.jsonl.gz"
 check "the licence is installed" cmp "$root/LICENSE" "$both/share/doc/kvblocks/LICENSE"
 no_test_support() { ! grep -rlE 'gtest|rapidcheck|/testing/' "$both/include"; }
 check "no header needs a test library" no_test_support
+# A private header is not installed, so none of these can reach one.
+headers_alone() {
+  local compiler=c++
+  ! command -v clang++ >/dev/null || compiler=clang++
+  diff <(cd "$root/include" && find . -name '*.h' ! -name attention_cuda.h | sort) \
+    <(cd "$both/include" && find . -name '*.h' | sort) &&
+    (cd "$both/include" && find . -name '*.h') |
+    xargs -P "$jobs" -I{} "$compiler" -std=c++20 -fsyntax-only -x c++ -I "$both/include" "$both/include/{}"
+}
+check "the public headers are installed, and each compiles alone" headers_alone
 symbols() {
   nm -D --defined-only --with-symbol-versions "$both/lib/libkvblocks_c.so" | awk '$2 == "T" { print $3 }' | sort |
     diff - <(grep -v '^#' "$root/c/symbols.txt" | sort)
