@@ -5,7 +5,7 @@ import re
 import subprocess
 
 INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.MULTILINE)
-PUBLIC = "include/"  # "kvblocks/x.h" lies in include/kvblocks/x.h
+PUBLIC = "include/"  # what is included as "kvblocks/..." lies there
 
 
 def included_files(text, files):
