@@ -122,36 +122,6 @@ TEST(OutputWindowTest, TokensThatMayBeComputedAgainAreKeptToo) {
   EXPECT_EQ(manager->GetBlocks(*request, 0)[3], kNullBlockId);
 }
 
-// The gate asks for the prompt and the most that the window holds, not for all known tokens.
-TEST(OutputWindowTest, GateKnowsTheCap) {
-  // Window, tokens in flight and those that a drafter may compute again touch at most
-  // cdiv(6 + 4 - 1, 4) + 1 = 4 blocks, or cdiv(6 + 4 + 4 - 1, 4) + 1 = 5.
-  for (const int64_t prefill_lookahead : {0, 5}) {
-    const int64_t enough = prefill_lookahead == 0 ? 7 : 8;
-    for (const int64_t num_free : {enough - 1, enough}) {
-      const auto manager = Manager(1 + num_free, {OutputWindow(4, 6)},
-                                   {.max_in_flight_tokens = 4,
-                                    .prefill_lookahead_tokens = prefill_lookahead});
-      const auto request = NewRequest(*manager, Tokens(10), "r", /*skip_reading=*/true);
-      ASSERT_TRUE(request->AppendOutputTokens(Tokens(40, 100)).ok());
-      const auto admitted =
-          manager->AllocateSlots(*request, {.num_new_tokens = 4, .full_sequence_must_fit = true});
-      ASSERT_TRUE(admitted.ok());
-      EXPECT_EQ(admitted->has_value(), num_free == enough) << prefill_lookahead;
-      if (!admitted->has_value()) continue;
-      // And a request that computes it all in such steps finds them.
-      request->set_num_computed_tokens(4);
-      for (int64_t computed = 4; computed < 48; computed += 4) {
-        const auto slots =
-            manager->AllocateSlots(*request, {.num_new_tokens = 4, .full_sequence_must_fit = true});
-        ASSERT_TRUE(slots.ok() && slots->has_value()) << computed;
-        EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
-        request->set_num_computed_tokens(computed + 4);
-      }
-    }
-  }
-}
-
 TEST(OutputWindowTest, RefusedWhereItMeansNothing) {
   EXPECT_THAT(
       std::string(FullAttentionSpec::Create(

@@ -221,6 +221,40 @@ TEST(VersionRulesTest, AStateThatMovedIsNotHitInTheSameStep) {
   StepWithCopies(*manager, *request, 3);
 }
 
+// BM-116: the gate asks for the prompt and the most that the window holds, not for all tokens.
+TEST(VersionRulesTest, GateKnowsTheCapOfAWindowOfTheOutput) {
+  const KvCacheSpec spec =
+      FullAttentionSpec::Create(
+          {.block_size = 4, .num_kv_heads = 1, .head_size = 8, .output_window = 6})
+          .value();
+  // Window, tokens in flight and those that a drafter may compute again touch at most
+  // cdiv(6 + 4 - 1, 4) + 1 = 4 blocks, or cdiv(6 + 4 + 4 - 1, 4) + 1 = 5.
+  for (const int64_t prefill_lookahead : {0, 5}) {
+    const int64_t enough = prefill_lookahead == 0 ? 7 : 8;
+    for (const int64_t num_free : {enough - 1, enough}) {
+      const auto manager = Manager(1 + num_free, {spec},
+                                   {.max_in_flight_tokens = 4,
+                                    .prefill_lookahead_tokens = prefill_lookahead});
+      const auto request = NewRequest(*manager, Tokens(10), "r", /*skip_reading=*/true);
+      ASSERT_TRUE(request->AppendOutputTokens(Tokens(40, 100)).ok());
+      const auto admitted =
+          manager->AllocateSlots(*request, {.num_new_tokens = 4, .full_sequence_must_fit = true});
+      ASSERT_TRUE(admitted.ok());
+      EXPECT_EQ(admitted->has_value(), num_free == enough) << prefill_lookahead;
+      if (!admitted->has_value()) continue;
+      // And a request that computes it all in such steps finds them.
+      request->set_num_computed_tokens(4);
+      for (int64_t computed = 4; computed < 48; computed += 4) {
+        const auto slots =
+            manager->AllocateSlots(*request, {.num_new_tokens = 4, .full_sequence_must_fit = true});
+        ASSERT_TRUE(slots.ok() && slots->has_value()) << computed;
+        EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+        request->set_num_computed_tokens(computed + 4);
+      }
+    }
+  }
+}
+
 // V-115, BM-122: where groups drop, what is registered of states is not rounded, so a step may end
 // where a resend can use its state although no hit ends inside a block there (the window's blocks are
 // too large for that). The engine registers it all the same, and moves it to a block of its own.
