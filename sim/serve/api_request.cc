@@ -424,7 +424,7 @@ std::optional<ApiError> ApiParser::ParseFaults(std::string_view body, FaultChang
                           "is no fault, expected delay_seconds, error_rate, cut_rate or "
                           "crash_seconds");
       }
-      double value;
+      double value = 0;
       fields.Number(row->key, 0, row->most, &value);
       if (fields.Find(row->key) && fields.problem().is_none()) *row->value = value;
     }
