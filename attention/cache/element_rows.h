@@ -52,9 +52,9 @@ using ConstRowLayout = BasicRowLayout<const std::byte>;
 // REQUIRES: a layout other than kMlaFp8_656 and kMlaFp8_584. For kMlaSplit "keys" are the columns
 // in cache.k alone, "values" those in cache.v.
 template <typename View>
-auto KeyRows(const BasicKvCacheView<View>& cache);
+auto RowsOfKeys(const BasicKvCacheView<View>& cache);
 template <typename View>
-auto ValueRows(const BasicKvCacheView<View>& cache);
+auto RowsOfValues(const BasicKvCacheView<View>& cache);
 
 // Copies elements of one size, `from_stride` and `to_stride` bytes apart.
 void CopyElements(int64_t element_bytes, const std::byte* from, int64_t from_stride, std::byte* to,
@@ -90,7 +90,7 @@ BasicRowLayout<Byte> RowsOf(const BasicTensorView<Byte>& view, int token_dim, in
 }  // namespace internal_row_layout
 
 template <typename View>
-auto KeyRows(const BasicKvCacheView<View>& cache) {
+auto RowsOfKeys(const BasicKvCacheView<View>& cache) {
   using internal_row_layout::RowsOf;
   switch (cache.layout) {
     case KvLayout::kPagedX:
@@ -105,7 +105,7 @@ auto KeyRows(const BasicKvCacheView<View>& cache) {
 }
 
 template <typename View>
-auto ValueRows(const BasicKvCacheView<View>& cache) {
+auto RowsOfValues(const BasicKvCacheView<View>& cache) {
   using internal_row_layout::RowsOf;
   switch (cache.layout) {
     case KvLayout::kPagedX:

@@ -29,7 +29,7 @@ class RowGatherer {
     copies_bits_ = dtype == out.dtype && !scaled_ && cache.format == KvRowFormat::kElements && !HasScalesInside(cache.layout) &&
                    cache.layout != KvLayout::kMlaSplit;
     if (copies_bits_) {
-      rows_ = keys ? KeyRows(cache) : ValueRows(cache);
+      rows_ = keys ? RowsOfKeys(cache) : RowsOfValues(cache);
     } else {
       values_.resize(num_threads * count_);
       converted_.resize(values_.size() * ElementBytes(out.dtype));

@@ -194,8 +194,8 @@ absl::Status HostOps::Run(const Checked<ReshapeAndCacheArgs>& call) const {
   const int num_threads = NumThreads(context.threads);
   const int64_t heads = args.cache.num_kv_heads();
   const int64_t tokens = args.slot_mapping.extent[0];
-  RowWriter keys(args.k, KeyRows(args.cache), heads, args.scales.k, tokens, num_threads);
-  RowWriter values(args.v, ValueRows(args.cache), heads, args.scales.v, tokens, num_threads);
+  RowWriter keys(args.k, RowsOfKeys(args.cache), heads, args.scales.k, tokens, num_threads);
+  RowWriter values(args.v, RowsOfValues(args.cache), heads, args.scales.v, tokens, num_threads);
   ForRuns(context, args.slot_mapping, args.cache.block_size(),
           [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
             keys.WriteRun(token, count, block, offset, thread);
@@ -264,10 +264,10 @@ absl::Status HostOps::Run(const Checked<ConcatAndCacheMlaArgs>& call) const {
     WriteMlaRecords(context, args);
     return absl::OkStatus();
   }
-  RowLayout latent = KeyRows(args.cache);
+  RowLayout latent = RowsOfKeys(args.cache);
   RowLayout rotary;
   if (args.cache.layout == KvLayout::kMlaSplit) {
-    rotary = ValueRows(args.cache);
+    rotary = RowsOfValues(args.cache);
   } else {
     rotary = latent;
     latent.piece_elements = args.kv_c.extent[1];
