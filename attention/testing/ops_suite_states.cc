@@ -328,7 +328,6 @@ TEST(OpsInvarianceTest, T8EverySplitGivesTheSame) {
   for (bool window : {false, true}) {
     PagedCaseOptions options = VariedDecodeOptions();
     options.lengths.push_back(1200);
-    options.q_lens.push_back(1);
     PagedCase paged(options);
     const Tensor sinks = FloatTensor({0.5, -1, 2, 0});
     paged.params.sinks = sinks.view;
