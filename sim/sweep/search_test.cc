@@ -70,6 +70,10 @@ TEST(SweepMetricsTest, EveryNameIsANumberOfReports) {
   ::kvblocks::report::v1::Report report;
   report.mutable_setup()->set_latency_is_meaningful(true);
   report.mutable_goodput();
+  report.mutable_whole_run();
+  ::kvblocks::fleet::v1::FleetReport fleet;
+  fleet.mutable_imbalance();
+  fleet.mutable_decisions();
   for (auto* latency :
        {report.mutable_latency()->mutable_ttft(), report.mutable_latency()->mutable_tpot(),
         report.mutable_latency()->mutable_e2e()}) {
@@ -79,7 +83,7 @@ TEST(SweepMetricsTest, EveryNameIsANumberOfReports) {
   report.mutable_config()->set_device("d");
   for (const std::string& name : SweepMetricNames()) {
     const auto metric = *FindSweepMetric(name, {{"d", 1}});
-    const bool is_of_fleets = metric.of_fleet != nullptr && metric.of_fleet({}).has_value();
+    const bool is_of_fleets = metric.of_fleet != nullptr && metric.of_fleet(fleet).has_value();
     EXPECT_TRUE(metric.value(report).has_value() || is_of_fleets) << name;
   }
 }
