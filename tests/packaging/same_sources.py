@@ -37,7 +37,7 @@ def cmake_sources(build):
     targets += 1
     for source in target.get("sources", []):
       path = (ROOT / source["path"]).resolve()
-      generated = build.resolve() / "generated" / "kvblocks"
+      generated = build.resolve() / "generated"
       if path.is_relative_to(generated):
         name = str(path.relative_to(generated))
         name = EMBEDDED.get(path.name, name.replace(".pb.cc", ".proto"))
