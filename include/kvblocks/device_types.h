@@ -63,7 +63,7 @@ constexpr bool IsQuantizedCode(DType dtype) {
 
 // KvLayout: how a KV cache lies in memory; cache/kv_cache_view.h says what each one means.
 //
-// As dtype.h without Abseil, so that device code includes it, too: hosts and kernels count layouts
+// Without Abseil, so that device code includes it, too: hosts and kernels count layouts
 // and element types by the same enums.
 
 enum class KvLayout : uint8_t {
