@@ -133,7 +133,7 @@ def kv_cc_test(
         tags = [],
         optimised = False,
         both = False,
-        sources_per_unit = 6,
+        sources_per_unit = 10,
         **kwargs):
     """Tests of one idea in one binary.
 
@@ -173,14 +173,14 @@ def kv_unit_tests(name = "unit_test", exclude = [], **kwargs):
         **kwargs
     )
 
-def kv_property_tests(name = "property_test", deps = [], exclude = [], **kwargs):
-    """The *_property_test.cc of a folder in one binary, optimised."""
+def kv_property_tests(name = "property_test", deps = [], exclude = [], others = [], **kwargs):
+    """The *_property_test.cc of a folder in one binary, optimised; and others that do as much."""
     kv_cc_test(
         name = name,
-        srcs = native.glob(["*_property_test.cc"], exclude = exclude),
+        srcs = native.glob(["*_property_test.cc"], exclude = exclude) + others,
         deps = deps + ["@rapidcheck//:rapidcheck_gtest"],
         optimised = True,
-        sources_per_unit = 3,
+        sources_per_unit = 5,
         **kwargs
     )
 
