@@ -1,6 +1,5 @@
 #include "sim/report/server_metrics.h"
 
-#include <cmath>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "sim/report/timeline.h"
 
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 // Published models and the groups that upstream makes of them: WE-C.
 
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
