@@ -176,7 +176,6 @@ TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
                                          .features = {{"a", 9, 1}}},
                                         4, 2);
   EXPECT_THAT(content.LookaheadTokens(8), ElementsAre(8, 9));
-  using Kind = ExtraKey::Kind;
   EXPECT_THAT(content.ExtraKeysOf(4, 8), ElementsAre(ExtraKey{Kind::kLora, "adapter", 0, "/p"}));
   // V-52: in events the path is left out.
   EXPECT_THAT(content.ReportedExtraKeysOf(4, 8),
@@ -207,7 +206,6 @@ TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
                                          .embedding_digest = [](int64_t, int64_t end) {
                                            return end <= 4 ? std::string("rows") : std::string();
                                          }});
-  using Kind = ExtraKey::Kind;
   EXPECT_THAT(content.ExtraKeysOf(0, 4),
               ElementsAre(ExtraKey{Kind::kLora, "adapter"}, ExtraKey{Kind::kMultimodal, "a", 1},
                           ExtraKey{Kind::kMultimodal, "b", 3}, ExtraKey{Kind::kSalt, "salt"},
