@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/testing/measured_replay.h"
-#include "sim/testing/trace_events.h"
+#include "sim/testing/output_readers.h"
 
 namespace kvblocks::sim {
 namespace {
