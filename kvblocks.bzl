@@ -77,6 +77,20 @@ def _joined(name, srcs, size, own_namespaces = False, testonly = False, tags = [
     )
     return [":%s_joined" % name]
 
+def _files_of_folder():
+    # The sources are for tests/faults, which plants faults in copies; the tests for kv_unit_tests(more) of a folder above.
+    for name, patterns, exclude in [
+        ("sources", ["*.cc", "*.h"], []),
+        ("unit_test_sources", ["*_test.cc"], ["*_property_test.cc"]),
+        ("property_test_sources", ["*_property_test.cc"], []),
+    ]:
+        native.filegroup(
+            name = name,
+            testonly = True,
+            srcs = native.glob(patterns, exclude = exclude, allow_empty = True),
+            visibility = ["//:__subpackages__"],
+        )
+
 def kv_cc_library(
         name,
         srcs = None,
@@ -108,6 +122,8 @@ def kv_cc_library(
     """
     if srcs == None:
         srcs = native.glob(["*.cc"], exclude = NOT_LIBRARY)
+        if native.package_name().split("/")[-1] == name:
+            _files_of_folder()
     if hdrs == None:
         hdrs = native.glob(["*.h"])
     joined = [src for src in srcs if src not in separate]
@@ -165,19 +181,19 @@ def mode_tags(optimised, both = False):
         return ["optimised", "sanitized"]
     return ["optimised"] if optimised else ["sanitized"]
 
-def kv_unit_tests(name = "unit_test", exclude = [], **kwargs):
-    """The *_test.cc of a folder, but its property tests, in one binary."""
+def kv_unit_tests(name = "unit_test", exclude = [], more = [], **kwargs):
+    """The *_test.cc of a folder, but its property tests, and more of other folders, in one binary."""
     kv_cc_test(
         name = name,
-        srcs = native.glob(["*_test.cc"], exclude = ["*_property_test.cc"] + exclude),
+        srcs = native.glob(["*_test.cc"], exclude = ["*_property_test.cc"] + exclude) + more,
         **kwargs
     )
 
-def kv_property_tests(name = "property_test", deps = [], exclude = [], others = [], **kwargs):
-    """The *_property_test.cc of a folder in one binary, optimised; and others that do as much."""
+def kv_property_tests(name = "property_test", deps = [], exclude = [], more = [], **kwargs):
+    """The *_property_test.cc of a folder, and more that do as much, in one binary, optimised."""
     kv_cc_test(
         name = name,
-        srcs = native.glob(["*_property_test.cc"], exclude = exclude) + others,
+        srcs = native.glob(["*_property_test.cc"], exclude = exclude) + more,
         deps = deps + ["@rapidcheck//:rapidcheck_gtest"],
         optimised = True,
         sources_per_unit = 5,

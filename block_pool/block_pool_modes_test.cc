@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "block_pool/recent_keys.h"
-#include "block_pool/testing/get_new_blocks.h"
-#include "block_pool/testing/prefix_content_peer.h"
+#include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool.h"

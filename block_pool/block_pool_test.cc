@@ -1,6 +1,5 @@
 #include "kvblocks/block_pool.h"
 
-#include <algorithm>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -10,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -9,8 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "block_pool/testing/get_new_blocks.h"
-#include "block_pool/testing/prefix_content_peer.h"
+#include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool.h"

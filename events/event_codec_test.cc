@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "events/msgpack.h"
 #include "gtest/gtest.h"
 

@@ -4,16 +4,18 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/kv_cache_manager.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "kvblocks/lookup_explanation.h"
+#include "kvblocks/single_type_manager.h"
 #include "managers/testing/test_models.h"
 
 namespace kvblocks {
@@ -320,6 +322,129 @@ TEST(PrefixLookupTest, EqualSpecsAreLookedUpTogether) {
   EXPECT_EQ(hits.num_tokens(), 4);
   for (GroupId g = 0; g < 3; ++g) EXPECT_EQ(hits.blocks(g).size(), 1u) << g;
   EXPECT_EQ(hits.shared_prefix_boundary(), 8);  // the full group could have served more
+}
+
+int64_t Searches() { return PrefixHashTable::NumSearchesForTest(); }
+
+class SlidingWindowProbesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(Step(*manager_, *donor_, 256));
+    if (Searches() == 0) GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
+  }
+  int64_t ProbesFor(const std::vector<TokenId>& tokens) {
+    const auto request = NewRequest(*manager_, tokens);
+    const int64_t before = Searches();
+    Hits(*manager_, *request);
+    return Searches() - before;
+  }
+  // 64 positions, of which a hit needs 7.
+  std::unique_ptr<KvCacheManager> manager_ = Manager(100, {Window(4, 29)});
+  std::unique_ptr<Request> donor_ = NewRequest(*manager_, Tokens(256));
+};
+
+TEST_F(SlidingWindowProbesTest, EmptyCacheCostsOneProbePerWindow) {
+  EXPECT_EQ(ProbesFor(Tokens(257, 1'000)), 10);
+}
+
+TEST_F(SlidingWindowProbesTest, WarmTailCostsItsOwnProbes) {
+  EXPECT_EQ(ProbesFor(Tokens(257)), 7);
+  EXPECT_EQ(ProbesFor(Tokens(256)), 7);
+}
+
+TEST_F(SlidingWindowProbesTest, OneMissDoesNotProbeAnythingTwice) {
+  // Positions 57..63 are probed from the low end; position 63 misses after 6 hits, and ends up to
+  // 63 then lack only position 56.
+  ASSERT_TRUE(manager_->EvictBlocks({64}).ok());
+  EXPECT_EQ(ProbesFor(Tokens(257)), 8);
+  const auto request = NewRequest(*manager_, Tokens(257));
+  EXPECT_EQ(Hits(*manager_, *request).num_tokens(), 63 * 4);
+}
+
+TEST(SlidingWindowManagerTest, CommonPrefixIsAlwaysZero) {
+  const auto manager = Manager(12, {Window(4, 100)});
+  const auto request = NewRequest(*manager, Tokens(12));
+  ASSERT_TRUE(Step(*manager, *request, 12));
+  EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
+}
+
+// With look-ahead hashes the last whole chunk may have no hash yet. It counts as computed all the
+// same, as in vLLM 0.33; a position inside the last chunk counts only if it is hashed and cached.
+TEST(ChunkedLocalAttentionManagerTest, ChunksThatAreNotHashedYetAreHit) {
+  for (const auto& [chunk, num_tokens, hit] :
+       {std::tuple{4, 18, 16}, {4, 17, 16}, {4, 16, 12}, {8, 18, 16}, {8, 15, 8}, {8, 23, 16}}) {
+    const auto manager = Manager(40, {Chunked(4, chunk)}, {.num_hash_lookahead_tokens = 6});
+    const auto request = NewRequest(*manager, Tokens(num_tokens));
+    EXPECT_EQ(Hits(*manager, *request).num_tokens(), hit) << chunk << " of " << num_tokens;
+    const LookupExplanation why = ExplainLookup(*manager, *request).value();
+    EXPECT_EQ(why.num_hit_tokens, hit);
+    int64_t missed = 0;
+    for (const MissedRun& run : why.missed) missed += run.num_tokens;
+    EXPECT_EQ(hit + missed, num_tokens);
+    EXPECT_TRUE(Step(*manager, *request, num_tokens - hit)) << chunk << " of " << num_tokens;
+  }
+}
+
+// V-1: sparse retention is for windows and states. A chunk's blocks are registered whatever the
+// interval, as are those of full attention, and such groups alone are no reason to set one.
+TEST(ChunkedLocalAttentionManagerTest, RetentionIntervalIsIgnored) {
+  const auto keyed = [](const KvCacheManager& manager, const Request& request, GroupId g) {
+    int64_t count = 0;
+    for (BlockId id : manager.GetBlocks(request, g)) count += manager.pool().block(id).has_key();
+    return count;
+  };
+  for (int64_t interval : {0, 16}) {
+    KvCacheManagerOptions options{.max_model_len = 100};
+    options.semantics.retention_interval = interval;
+    const auto manager =
+        KvCacheManager::Create(Config(60, {Full(4), Window(4, 5), Chunked(4, 8)}), options).value();
+    const auto request = NewRequest(*manager, Tokens(33), "r", /*skip_reading=*/true);
+    ASSERT_TRUE(Step(*manager, *request, 33));
+    EXPECT_EQ(keyed(*manager, *request, 0), 8);
+    EXPECT_EQ(keyed(*manager, *request, 1), interval == 0 ? 1 : 2);
+    EXPECT_EQ(keyed(*manager, *request, 2), 8);
+    // Nor do hits within the prompt end earlier for the chunks' sake.
+    const auto alone = KvCacheManager::Create(Config(60, {Full(4), Chunked(4, 8)}),
+                                              {.max_model_len = 100}).value();
+    ASSERT_TRUE(Step(*alone, *NewRequest(*alone, Tokens(33)), 33));
+    EXPECT_EQ(Hits(*alone, *NewRequest(*alone, Tokens(23))).num_tokens(), 20);
+  }
+  KvCacheManagerOptions options{.max_model_len = 100};
+  options.semantics.retention_interval = 16;
+  EXPECT_THAT(std::string(KvCacheManager::Create(Config(60, {Full(4), Chunked(4, 8)}), options)
+                              .status()
+                              .message()),
+              testing::HasSubstr("expected 0 or none without a window or Mamba group"));
+}
+
+TEST(FullAttentionManagerTest, LookupProbesTheHitsAndOneMore) {
+  const auto manager = Manager(40, {Full(4)});
+  const auto donor = NewRequest(*manager, Tokens(20));
+  ASSERT_TRUE(Step(*manager, *donor, 20));
+  const auto request = NewRequest(*manager, Tokens(100));
+  const int64_t before = PrefixHashTable::NumSearchesForTest();
+  if (before == 0) GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
+  EXPECT_EQ(Hits(*manager, *request).num_tokens(), 20);
+  EXPECT_EQ(PrefixHashTable::NumSearchesForTest() - before, 6);
+}
+
+TEST(FullAttentionManagerTest, CommonPrefixCountsTablesNotReferences) {
+  const auto manager = Manager(20, {Full(4)});
+  const auto common = [&](const Request& r) { return manager->GetNumCommonPrefixBlocks(r)[0]; };
+  const auto a = NewRequest(*manager, Tokens(12), "a");
+  const auto b = NewRequest(*manager, Tokens(8) + Tokens(5, 50), "b");
+  EXPECT_EQ(common(*a), 0);  // holds nothing yet
+  ASSERT_TRUE(Step(*manager, *a, 12));
+  EXPECT_EQ(common(*a), 3);  // alone, it shares everything with everybody
+  ASSERT_TRUE(Step(*manager, *b, 5));
+  EXPECT_EQ(common(*a), 2);
+  EXPECT_EQ(common(*b), 2);
+  // A pin is no table: it neither makes a block common nor stops it from being so.
+  ASSERT_TRUE(manager->PinBlocks({1, 3}).ok());
+  EXPECT_EQ(common(*a), 2);
+  ASSERT_TRUE(manager->FreeBlocks({3, 1}).ok());
+  ASSERT_TRUE(manager->Free(*a).ok());
+  EXPECT_EQ(common(*b), 4);
 }
 
 }  // namespace

@@ -124,25 +124,6 @@ TEST_F(QueriesTest, TruncatedWindowThatLacksItsBlocksIsRefusedAtAllocation) {
   EXPECT_FALSE(manager->HoldsBlocks(*request));
 }
 
-TEST_F(QueriesTest, StatisticsCountTokensAndResumedRequestsApart) {
-  manager_->RecordPrefixCacheStats(*request_, 8);
-  manager_->RecordPrefixCacheStats(*request_, 0);
-  request_->MarkPreempted();
-  manager_->RecordPrefixCacheStats(*request_, 12);
-  EXPECT_EQ(manager_->MakePrefixCacheStats(), (PrefixCacheStats{.requests = 2,
-                                                                .queries = 28,
-                                                                .hits = 8,
-                                                                .preempted_requests = 1,
-                                                                .preempted_queries = 14,
-                                                                .preempted_hits = 12}));
-  EXPECT_EQ(manager_->MakePrefixCacheStats(), PrefixCacheStats());
-}
-
-TEST_F(QueriesTest, LookupsAndAllocationsCountNothingByThemselves) {
-  ASSERT_TRUE(Step(*manager_, *request_, 12));
-  EXPECT_EQ(manager_->MakePrefixCacheStats(), PrefixCacheStats());
-}
-
 TEST(StatisticsTest, NotCountedWhereNothingIsReadOrLogged) {
   const auto counted = [](const KvCacheManagerOptions& options, bool skip) {
     const auto manager = Manager(20, {Full(4)}, options);

@@ -59,21 +59,6 @@ TEST(KvCacheManagerTest, LookupReusesTheCallersLists) {
   EXPECT_TRUE(hits.empty());
 }
 
-TEST(KvCacheManagerTest, WithoutCachingEverythingIsNew) {
-  const auto manager = Manager(12, {Full(4), Full(6)}, {.enable_caching = false});
-  EXPECT_EQ(manager->hashing(), nullptr);
-  const auto a = NewRequest(*manager, Tokens(12));
-  ASSERT_TRUE(Step(*manager, *a, 12));
-  const auto b = NewRequest(*manager, Tokens(12));
-  const ComputedBlocks hits = Hits(*manager, *b);
-  EXPECT_EQ(hits.num_tokens(), 0);
-  EXPECT_TRUE(hits.empty());
-  EXPECT_EQ(*Step(*manager, *b, 12), (Lists{{6, 7, 8}, {9, 10}}));
-  EXPECT_EQ(manager->pool().num_keyed_blocks(), 0);
-  EXPECT_TRUE(manager->CacheBlocks(*b, 12).ok());
-  EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*b), ElementsAre(0, 0));
-}
-
 TEST(KvCacheManagerTest, NumbersOutOfRangeAreRefusedByName) {
   const auto manager = Manager(10, {Full(4)}, {.max_model_len = 100});
   struct Field {
@@ -171,6 +156,7 @@ TEST(KvCacheManagerTest, EmptyListsOfFewerGroupsAreNoHit) {
 
 TEST(KvCacheManagerTest, HitsWithoutCachingAreRefused) {
   const auto manager = Manager(20, {Full(4)}, {.enable_caching = false});
+  EXPECT_EQ(manager->hashing(), nullptr);
   const auto request = NewRequest(*manager, Tokens(13));
   const ComputedBlocks hits({{1}}, 4);
   EXPECT_THAT(Refusal(*manager, *request, {.num_new_tokens = 1, .computed_blocks = &hits}),

@@ -1,11 +1,10 @@
 #include "kvblocks/request.h"
 
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "block_pool/testing/prefix_content_peer.h"
+#include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/single_type_manager.h"

@@ -93,6 +93,7 @@ TEST(KvCacheSpecExamples, WE_A1ToA24PageBytes) {
     absl::StatusOr<KvCacheSpec> spec;
   } rows[] = {
       {"A1", 65'536, FullAttentionSpec::Create(Full(16, 8, 128))},
+      {"A1 fp32", 131'072, FullAttentionSpec::Create(Full(DataType::kFloat32, QuantMode::kNone))},
       {"A3 int8", 33'792,
        FullAttentionSpec::Create(Full(DataType::kInt8, QuantMode::kInt8PerTokenHead))},
       {"A3 fp8", 33'792,
@@ -140,43 +141,6 @@ TEST(KvCacheSpecExamples, WE_A2_FullFp8PerTensor) {
     ASSERT_TRUE(dtype.ok());
     EXPECT_EQ(PageOf<FullAttentionSpec>(Full(dtype->storage, dtype->mode)), 32'768) << option;
   }
-}
-
-// A convolution state in bf16 and a state-space matrix, and the block that KS-62 derives from them.
-struct StateModel {
-  std::vector<MambaState> states;
-  int64_t state_bytes, block_size, page_bytes;
-  double padding_percent;
-};
-
-void ExpectStatePage(const StateModel& model) {
-  MambaSpec::Options options = {.block_size = model.block_size, .states = model.states};
-  EXPECT_EQ(PageOf<MambaSpec>(options), model.state_bytes);
-  constexpr int64_t kAttentionBytesPerToken = 2'048;
-  constexpr int64_t kAlign = 16;
-  const int64_t step = kAlign * kAttentionBytesPerToken;
-  EXPECT_EQ((model.state_bytes + step - 1) / step * kAlign, model.block_size);
-  EXPECT_EQ(model.block_size * kAttentionBytesPerToken, model.page_bytes);
-  options.page_size_padded = model.page_bytes;
-  EXPECT_EQ(PageOf<MambaSpec>(options), model.page_bytes);
-  EXPECT_NEAR(100.0 * (model.page_bytes - model.state_bytes) / model.state_bytes,
-              model.padding_percent, 0.0001);
-}
-
-TEST(KvCacheSpecExamples, WE_A25_MambaStateBf16) {
-  ExpectStatePage({{{{3, 8'192}, DataType::kBFloat16}, {{64, 64, 128}, DataType::kBFloat16}},
-                   1'097'728,
-                   544,
-                   1'114'112,
-                   1.4925});
-}
-
-TEST(KvCacheSpecExamples, WE_A26_MambaStateFp32) {
-  ExpectStatePage({{{{3, 8'192}, DataType::kBFloat16}, {{64, 64, 128}, DataType::kFloat32}},
-                   2'146'304,
-                   1'056,
-                   2'162'688,
-                   0.7634});
 }
 
 // KS-30

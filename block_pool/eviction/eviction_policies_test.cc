@@ -8,8 +8,7 @@
 
 #include "absl/strings/str_split.h"
 #include "block_pool/eviction/eviction_index.h"
-#include "block_pool/testing/fifo_policy.h"
-#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/pool_testing.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool.h"
 

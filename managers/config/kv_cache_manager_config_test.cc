@@ -1,9 +1,7 @@
 #include "kvblocks/kv_cache_manager_config.h"
 
-#include <algorithm>
 #include <iterator>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
@@ -86,30 +84,6 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.prefill_lookahead_tokens, 3);
   // A new option must be read above, too.
   EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 27);
-}
-
-// Each switch alone, by its name: turned over, it makes a difference to the version's value.
-TEST(KvCacheManagerConfigTest, CarriesEverySwitch) {
-  const google::protobuf::Descriptor* switches = config::v1::SemanticsSwitches::descriptor();
-  std::vector<Semantics> seen = {Semantics::Vllm033()};
-  for (int i = 0; i < switches->field_count(); ++i) {
-    const std::string name(switches->field(i)->name());
-    int num_different = 0;
-    for (const char* value : {"true", "false"}) {
-      const auto config = ReadKvCacheManagerConfig(
-          std::string(kCache) + "options { max_model_len: 1 semantics_switches { " + name + ": " +
-              value + " } }",
-          "f", ConfigSyntax::kText);
-      ASSERT_TRUE(config.ok()) << config.status();
-      const Semantics& got = config->options.semantics;
-      if (got == Semantics::Vllm033()) continue;
-      ++num_different;
-      EXPECT_EQ(std::count(seen.begin(), seen.end(), got), 0) << name;
-      seen.push_back(got);
-    }
-    EXPECT_EQ(num_different, 1) << name;
-  }
-  EXPECT_EQ(seen.size(), 5u);
 }
 
 TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {

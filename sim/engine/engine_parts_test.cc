@@ -2,7 +2,6 @@
 // --retain.
 
 #include <deque>
-#include <memory>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -104,7 +103,6 @@ TEST(AcceptanceTest, DrawsDependOnSeedRequestAndVerificationOnly) {
   EXPECT_GT(differ_by_step, 30);
 }
 
-
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
@@ -188,7 +186,6 @@ TEST_F(QuietDecodesTest, WE30_SumsOfARunAreThoseOfTheClosedForm) {
   EXPECT_EQ(time, 161'608'800'000);
 }
 
-
 class WaitingQueueTest : public ::testing::Test {
  protected:
   SimRequest* Make(const std::string& id, int32_t priority, SimTime arrival) {
@@ -243,7 +240,6 @@ TEST_F(WaitingQueueTest, RemovesFromTheMiddle) {
     EXPECT_EQ(Drain(queue), "ac");
   }
 }
-
 
 TEST(RetentionRulesTest, RulesAreReadInTheirOrder) {
   const auto rules = ParseRetentionRules(

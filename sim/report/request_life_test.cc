@@ -1,7 +1,6 @@
 #include "sim/report/request_life.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 

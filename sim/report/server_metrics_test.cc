@@ -1,6 +1,5 @@
 #include "sim/report/server_metrics.h"
 
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "sim/report/open_metrics.h"
 #include "sim/testing/measured_replay.h"
-#include "sim/testing/open_metrics_reader.h"
+#include "sim/testing/output_readers.h"
 
 namespace kvblocks::sim {
 namespace {

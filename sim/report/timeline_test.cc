@@ -1,6 +1,5 @@
 #include "sim/report/timeline.h"
 
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/testing/measured_replay.h"
-#include "sim/testing/trace_events.h"
+#include "sim/testing/output_readers.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <fstream>
-#include <memory>
 #include <string>
 
 #include "gmock/gmock.h"

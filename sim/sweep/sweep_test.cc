@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <fstream>
-#include <memory>
-#include <set>
 #include <string>
 #include <vector>
 

@@ -191,7 +191,6 @@ class NaiveEngine {
   int64_t LongestBlocks(const NaiveRequest& r) const;
   bool HasReserve(const NaiveRequest& r) const;
 
-  // naive_loads.cc
   struct Offer {
     int64_t tokens = 0;
     bool pending = false;

@@ -138,7 +138,7 @@ TEST(TraceFormatsTest, EachSampleIsTheSameInTheNativeForm) {
 
 TEST(TraceFormatsTest, EverySampleCutAnywhereIsReadOrRefusedWithItsLine) {
   for (const Sample& sample : kSamples) {
-    if (std::string(sample.format) == "ragpulse") continue;  // see ragpulse_reader_test.cc
+    if (std::string(sample.format) == "ragpulse") continue;  // see hash_readers_test.cc
     const std::string content = ContentOf(sample.file);
     for (size_t size = 0; size < content.size(); ++size) {
       const std::string error = TraceError(content.substr(0, size));

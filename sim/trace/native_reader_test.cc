@@ -1,6 +1,5 @@
 #include "sim/trace/native_reader.h"
 
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>

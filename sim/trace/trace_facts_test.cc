@@ -1,10 +1,8 @@
 #include "sim/trace/trace_facts.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>

@@ -106,14 +106,6 @@ TEST(TraceReaderTest, APipeIsNotReadAgain) {
   std::remove(path.c_str());
 }
 
-TEST(TraceReaderTest, RequireSortedNamesBothLines) {
-  TraceReaderOptions options;
-  options.require_sorted = true;
-  EXPECT_EQ(TraceError(Row("3") + "\n" + Row("1"), options),
-            "t:3: error: timestamp: got 1 ms, expected at least 3 ms as on line 1 (kvsim convert "
-            "--sort)");
-}
-
 TEST(TraceReaderTest, BadRowsAreListedUpToALimitAndCounted) {
   TraceReaderOptions options;
   options.max_errors = 2;
@@ -214,12 +206,6 @@ TEST(TraceReaderTest, BlankLinesAreAWarningExceptAtTheEnd) {
   ASSERT_TRUE(AllRequests(**reader).ok());
   EXPECT_EQ((*reader)->counters().blank_lines, 2);
   EXPECT_THAT((*reader)->warnings(), ElementsAre(HasSubstr("t:2: warning: blank lines: got 2")));
-}
-
-TEST(TraceReaderTest, MarksCarriageReturnsAndAMissingEndAreAccepted) {
-  std::string row = Row("1");
-  row.pop_back();
-  EXPECT_EQ(Rows("\xef\xbb\xbf" + row + "\r\n" + row).size(), 2u);
 }
 
 TEST(TraceReaderTest, TruncatedStreamNamesTheLastGoodLine) {

@@ -242,7 +242,9 @@ TEST(ValidationTest, OptionsMakeNotesErrors) {
   options.reader.require_sorted = true;
   const TraceValidation sorted = Validated(Row("5") + Row("4"), options);
   EXPECT_EQ(sorted.num_errors(), 1);
-  EXPECT_THAT(Messages(sorted), HasSubstr("t:2: error: timestamp: got 4 ms"));
+  EXPECT_THAT(Messages(sorted),
+              HasSubstr("t:2: error: timestamp: got 4 ms, expected at least 5 ms as on line 1 "
+                        "(kvsim convert --sort)"));
   options.reader.require_sorted = false;
   options.reader.ids_are_unique = true;
   const std::string row =

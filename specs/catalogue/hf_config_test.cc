@@ -1,7 +1,6 @@
 #include "kvblocks/model_facts.h"
 
 #include <fstream>
-#include <functional>
 #include <map>
 #include <sstream>
 #include <string>

@@ -1,7 +1,6 @@
 #include "kvblocks/model_facts.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <tuple>
 #include <utility>

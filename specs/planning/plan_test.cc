@@ -1,8 +1,6 @@
 // What a plan says beyond sizes: drafts, descriptors, layouts, waste, purity.
 
-#include <algorithm>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"

@@ -43,11 +43,6 @@ Capacity CapacityAt(const Plan& plan, int64_t length) {
           plan.TokenCapacity(length)};
 }
 
-Capacity CapacityOf(const std::vector<LayerCache>& caches, int64_t bytes, int64_t length,
-                    int64_t in_flight = 8192) {
-  return CapacityAt(PlanOf(caches, Upstream025(bytes, length, in_flight)), length);
-}
-
 std::optional<int64_t> EstimateOf(const std::vector<LayerCache>& caches, int64_t bytes,
                                   int64_t length) {
   const std::vector<PlanError> errors = ErrorsOf(caches, Upstream025(bytes, length));
@@ -60,8 +55,28 @@ std::vector<LayerCache> V4FlashWithThreeMore() {
   return DeepseekV4(DeepseekV4FlashPattern() + "WWW");
 }
 
-TEST(WorkedCapacitiesTest, WeD1Llama31In16GiB) {
-  EXPECT_EQ(CapacityOf(Llama31_8b(), 16 * kGiB, 131072), (Capacity{8192, 8192, 1, 131072}));
+TEST(WorkedCapacitiesTest, WeD1ToD13ModelsInTheirMemory) {
+  const std::vector<LayerCache> flash = DeepseekV4(DeepseekV4FlashPattern());
+  const struct {
+    const char* example;
+    std::vector<LayerCache> caches;
+    int64_t gib, length, in_flight;
+    Capacity capacity;
+  } rows[] = {
+      {"D1 Llama 3.1", Llama31_8b(), 16, 131072, 8192, {8192, 8192, 1, 131072}},
+      {"D4 Mistral", Mistral7b(), 16, 32768, 8192, {8192, 769, 10.6528, 349070}},
+      {"D5 Gemma 3", Gemma3_27b(), 40, 131072, 8192, {32768, 11654, 2.8117, 368540}},
+      {"D8 gpt-oss 120B", GptOss120b(), 16, 131072, 8192, {29127, 8713, 3.3429, 438165}},
+      {"D9 Scout", Llama4Scout(), 100, 1048576, 8192, {136533, 68608, 1.99, 2086713}},
+      {"D10 DeepSeek V3", DeepseekV3(), 40, 163840, 8192, {9549, 2560, 3.7301, 611136}},
+      {"D11 V3.2", DeepseekV32(true), 40, 163840, 8192, {13961, 2560, 5.4535, 893504}},
+      {"D12 V4 Flash", flash, 16, 1048576, 8192, {17141, 7450, 2.3008, 2412569}},
+      {"D13 two batches", flash, 16, 1048576, 16384, {17141, 10778, 1.5904, 1667623}},
+  };
+  for (const auto& row : rows) {
+    const Plan plan = PlanOf(row.caches, Upstream025(row.gib * kGiB, row.length, row.in_flight));
+    EXPECT_EQ(CapacityAt(plan, row.length), row.capacity) << row.example;
+  }
 }
 
 TEST(WorkedCapacitiesTest, WeD2Llama31In10GiB) {
@@ -78,14 +93,6 @@ TEST(WorkedCapacitiesTest, WeD3EstimateIsClampedToTheLength) {
   EXPECT_EQ(PlanOf(caches, Upstream025(8 * kGiB, 16383)).LongestContext(16383), 16383);
 }
 
-TEST(WorkedCapacitiesTest, WeD4MistralIn16GiB) {
-  EXPECT_EQ(CapacityOf(Mistral7b(), 16 * kGiB, 32768), (Capacity{8192, 769, 10.6528, 349070}));
-}
-
-TEST(WorkedCapacitiesTest, WeD5Gemma3In40GiB) {
-  EXPECT_EQ(CapacityOf(Gemma3_27b(), 40 * kGiB, 131072), (Capacity{32768, 11654, 2.8117, 368540}));
-}
-
 TEST(WorkedCapacitiesTest, WeD6Gemma3WithoutHybridManagement) {
   PlanOptions options = Upstream(40 * kGiB, 65536);
   options.hybrid = false;
@@ -98,34 +105,6 @@ TEST(WorkedCapacitiesTest, WeD7Gemma3In8GiB) {
   const std::vector<PlanError> errors = ErrorsOf(Gemma3_27b(), Upstream025(8 * kGiB, 131072));
   EXPECT_EQ(errors[0].needed, 15275130880);
   EXPECT_EQ(errors[0].longest_length, 49456);
-}
-
-TEST(WorkedCapacitiesTest, WeD8GptOss120bIn16GiB) {
-  EXPECT_EQ(CapacityOf(GptOss120b(), 16 * kGiB, 131072), (Capacity{29127, 8713, 3.3429, 438165}));
-}
-
-TEST(WorkedCapacitiesTest, WeD9Llama4ScoutIn100GiB) {
-  const Capacity capacity = CapacityOf(Llama4Scout(), 100 * kGiB, 1048576);
-  EXPECT_EQ(capacity, (Capacity{136533, 68608, 1.99, 2086713})) << capacity;
-}
-
-TEST(WorkedCapacitiesTest, WeD10DeepseekV3In40GiB) {
-  EXPECT_EQ(CapacityOf(DeepseekV3(), 40 * kGiB, 163840), (Capacity{9549, 2560, 3.7301, 611136}));
-}
-
-TEST(WorkedCapacitiesTest, WeD11DeepseekV32In40GiB) {
-  EXPECT_EQ(CapacityOf(DeepseekV32(true), 40 * kGiB, 163840),
-            (Capacity{13961, 2560, 5.4535, 893504}));
-}
-
-TEST(WorkedCapacitiesTest, WeD12DeepseekV4FlashIn16GiB) {
-  EXPECT_EQ(CapacityOf(DeepseekV4(DeepseekV4FlashPattern()), 16 * kGiB, 1048576),
-            (Capacity{17141, 7450, 2.3008, 2412569}));
-}
-
-TEST(WorkedCapacitiesTest, WeD13DeepseekV4FlashWithTwoBatchesInFlight) {
-  EXPECT_EQ(CapacityOf(DeepseekV4(DeepseekV4FlashPattern()), 16 * kGiB, 1048576, 16384),
-            (Capacity{17141, 10778, 1.5904, 1667623}));
 }
 
 TEST(WorkedCapacitiesTest, WeD14UpstreamChecksAProductOfTuples) {
@@ -252,19 +231,13 @@ std::vector<KvCacheSpec> V4Groups() {
   return specs;
 }
 
-TEST(WorkedShapesTest, WeA25StateInHalfPrecision) {
+TEST(WorkedShapesTest, WeA25AndA26StatesInHalfAndSinglePrecision) {
   EXPECT_EQ(Align(1048576), (AlignedState{1097728, 544, 1114112, 1.4925}));
-}
-
-TEST(WorkedShapesTest, WeA26StateInSinglePrecision) {
   EXPECT_EQ(Align(2097152), (AlignedState{2146304, 1056, 2162688, 0.7634}));
 }
 
-TEST(WorkedShapesTest, WeE1DeepseekV4Blocks) {
+TEST(WorkedShapesTest, WeE1AndE2DeepseekV4BlocksWithAndWithoutHashes) {
   EXPECT_EQ(Resolve(V4Groups()), (PlannedBlockSizes{256, 4}));
-}
-
-TEST(WorkedShapesTest, WeE2WithoutAnyoneWhoNeedsHashes) {
   EXPECT_EQ(Resolve(V4Groups(), /*hashes=*/false), (PlannedBlockSizes{256, 256}));
 }
 

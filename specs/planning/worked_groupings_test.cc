@@ -1,7 +1,6 @@
 // Published models and the groups that upstream makes of them: WE-C.
 
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -41,69 +40,61 @@ TEST(WorkedGroupingsTest, WeA6UpstreamCountsInt4WindowsUnpacked) {
   EXPECT_EQ(PlanOf(caches, Exact(kGiB, 1024)).groups[0].page_bytes, 17408);
 }
 
-TEST(WorkedGroupingsTest, WeC1Llama31HasOneGroup) {
-  const Plan plan = Groups(Llama31_8b());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(32));
-  EXPECT_EQ(plan.workers[0].stride_bytes, 2 << 20);
-  EXPECT_EQ(plan.workers[0].tensors.size(), 32);
-  EXPECT_EQ(plan.workers[0].tensors[0].bytes, 65536 * plan.num_blocks());
-}
-
-TEST(WorkedGroupingsTest, WeC2MistralSlidesInOneGroup) {
-  const Plan plan = Groups(Mistral7b());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(32));
-  EXPECT_EQ(plan.config.groups[0].spec.kind(), KvCacheSpecKind::kSlidingWindow);
-}
-
-TEST(WorkedGroupingsTest, WeC3Gemma3HasSevenGroups) {
-  const Plan plan = Groups(Gemma3_27b());
-  // The window bucket comes first in registration order.
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(9, 9, 9, 9, 8, 8, 10));
-  EXPECT_EQ(PaddingLayersOf(plan), 8);
-  const WorkerPlan& worker = plan.workers[0];
-  EXPECT_EQ(worker.stride_bytes, 1310720);
-  ASSERT_EQ(worker.tensors.size(), 10);
-  EXPECT_EQ(worker.tensors[8].layers.size(), 5);
-  EXPECT_EQ(worker.tensors[9].layers.size(), 1);
-}
-
-TEST(WorkedGroupingsTest, WeC4GptOss120bSplitsInHalves) {
-  const Plan plan = Groups(GptOss120b());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(18, 18));
-  EXPECT_EQ(PaddingLayersOf(plan), 0);
-}
-
-TEST(WorkedGroupingsTest, WeC5OneDraftLayerPadsGptOss120b) {
-  const Plan plan = Groups(FullAndWindow(19, 18));
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(19, 18));
-  EXPECT_EQ(PaddingLayersOf(plan), 1);  // 5.56% of 18
-}
-
-TEST(WorkedGroupingsTest, WeC6OneDraftLayerPadsGptOss20b) {
-  const Plan plan = Groups(FullAndWindow(13, 12));
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(13, 12));
-  EXPECT_EQ(PaddingLayersOf(plan), 1);  // 8.33% of 12
-}
-
-TEST(WorkedGroupingsTest, WeC7Llama4HasFourGroupsOfTwelve) {
-  const Plan plan = Groups(Llama4Scout());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(12, 12, 12, 12));
-  // The three local groups differ in the table only.
+TEST(WorkedGroupingsTest, WeC1ToC20GroupsTensorsAndStrides) {
+  const std::vector<LayerCache> flash = DeepseekV4(DeepseekV4FlashPattern());
+  const std::vector<LayerCache> pro = DeepseekV4(DeepseekV4ProPattern());
+  const struct {
+    const char* example;
+    Plan plan;
+    const char* shape;
+  } rows[] = {
+      {"C1 Llama 3.1", Groups(Llama31_8b()),
+       "groups 32, tensors 1x32, stride 2097152"},
+      {"C2 Mistral", Groups(Mistral7b()),
+       "groups 32, tensors 1x32, stride 2097152"},
+      // The window bucket comes first in registration order.
+      {"C3 Gemma 3", Groups(Gemma3_27b()),
+       "groups 9x4 8x2 10, tensors 7x8 5 1, stride 1310720, padding 8"},
+      {"C4 gpt-oss 120B", Groups(GptOss120b()),
+       "groups 18x2, tensors 2x18, stride 589824"},
+      {"C5 with a draft layer, 5.56 % of 18", Groups(FullAndWindow(19, 18)),
+       "groups 19 18, tensors 2x18 1, stride 622592, padding 1"},
+      {"C6 the 20B with one, 8.33 % of 12", Groups(FullAndWindow(13, 12)),
+       "groups 13 12, tensors 2x12 1, stride 425984, padding 1"},
+      {"C7 Llama 4 Scout", Groups(Llama4Scout()),
+       "groups 12x4, tensors 4x12, stride 786432"},
+      {"C8 33.33 % of 30", Groups(FullAndWindow(20, 30)),
+       "groups 20 15x2, tensors 3x15 1x5, stride 655360, padding 10"},
+      {"C9 25 % of 16", Groups(FullAndWindow(10, 16)),
+       "groups 10 8x2, tensors 3x8 1x2, stride 327680, padding 4"},
+      {"C11 DeepSeek V3", Groups(DeepseekV3()),
+       "groups 61, tensors 1x61, stride 4497408"},
+      {"C12 V3.2 in FP8", Groups(DeepseekV32(/*fp8=*/true)),
+       "groups 122, tensors 1x122, stride 3076352, aggregates 1"},
+      {"C13 V3.2 in BF16", Groups(DeepseekV32(/*fp8=*/false)),
+       "groups 122, tensors 1x122, stride 5012736, aggregates 1"},
+      {"C14, C17 V4 Flash", Groups025(flash),
+       "groups 62 22 21 42 20, tensors 167, stride 1002240, aggregates 5, checked at 1051776"},
+      {"C18 V4 Pro", Groups025(pro),
+       "groups 91 31 30 31 60, tensors 243, stride 1435968, aggregates 5, checked at 1482048"},
+      {"C20 V4 Flash in BF16", Groups(DeepseekV4(DeepseekV4FlashPattern(), /*fp8=*/false)),
+       "groups 22 21 62 42 20, tensors 167, stride 1600000, aggregates 2"},
+      {"C21 Gemma 4", Groups(Gemma4()),
+       "groups 5x6, tensors 6x5, stride 655360"},
+  };
+  for (const auto& row : rows) EXPECT_EQ(Shape(row.plan), row.shape) << row.example;
+  EXPECT_EQ(rows[1].plan.config.groups[0].spec.kind(), KvCacheSpecKind::kSlidingWindow);
+  EXPECT_THAT(GroupPages(rows[12].plan), ElementsAre(1002240, 823680, 786240, 870912, 656640));
+  EXPECT_THAT(GroupPages(rows[13].plan),
+              ElementsAre(1435968, 1160640, 1123200, 1017792, 1244160));
+  EXPECT_EQ(rows[12].plan.layout, PoolLayout::kSlab);
+  for (const PlannedTensor& tensor : rows[0].plan.workers[0].tensors) {
+    EXPECT_EQ(tensor.bytes, 65536 * rows[0].plan.num_blocks());
+  }
+  // The three local groups of Scout differ in the table only.
   std::vector<int> keys;
-  for (const PlannedGroup& group : plan.groups) keys.push_back(group.metadata_key);
+  for (const PlannedGroup& group : rows[6].plan.groups) keys.push_back(group.metadata_key);
   EXPECT_THAT(keys, ElementsAre(0, 0, 0, 1));
-}
-
-TEST(WorkedGroupingsTest, WeC8TwentyAndThirty) {
-  const Plan plan = Groups(FullAndWindow(20, 30));
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(20, 15, 15));
-  EXPECT_EQ(PaddingLayersOf(plan), 10);  // 33.33% of 30
-}
-
-TEST(WorkedGroupingsTest, WeC9TenAndSixteen) {
-  const Plan plan = Groups(FullAndWindow(10, 16));
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(10, 8, 8));
-  EXPECT_EQ(PaddingLayersOf(plan), 4);  // 25% of 16
 }
 
 TEST(WorkedGroupingsTest, WeC10OneOddLayerMakesFortySixGroups) {
@@ -118,34 +109,6 @@ TEST(WorkedGroupingsTest, WeC10OneOddLayerMakesFortySixGroups) {
   EXPECT_LT(PlanOf(caches, Exact(400 * kGiB, 131072)).groups.size(), 8);
 }
 
-TEST(WorkedGroupingsTest, WeC11DeepseekV3) {
-  const Plan plan = Groups(DeepseekV3());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(61));
-  EXPECT_EQ(plan.workers[0].stride_bytes, 4497408);
-}
-
-TEST(WorkedGroupingsTest, WeC12DeepseekV32InFp8IsOneAggregate) {
-  const Plan plan = Groups(DeepseekV32(/*fp8=*/true));
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(122));
-  EXPECT_TRUE(plan.groups[0].is_aggregate);
-  EXPECT_EQ(plan.workers[0].stride_bytes, 3076352);
-  EXPECT_EQ(plan.workers[0].tensors.size(), 122);
-}
-
-TEST(WorkedGroupingsTest, WeC13DeepseekV32InBf16) {
-  EXPECT_EQ(Groups(DeepseekV32(/*fp8=*/false)).workers[0].stride_bytes, 5012736);
-}
-
-TEST(WorkedGroupingsTest, WeC14DeepseekV4FlashCachesPerGroup) {
-  EXPECT_THAT(GroupSizes(Groups025(DeepseekV4(DeepseekV4FlashPattern()))),
-              ElementsAre(62, 22, 21, 42, 20));
-}
-
-TEST(WorkedGroupingsTest, WeC15DeepseekV4FlashPagesPerGroup) {
-  EXPECT_THAT(GroupPages(Groups025(DeepseekV4(DeepseekV4FlashPattern()))),
-              ElementsAre(1002240, 823680, 786240, 870912, 656640));
-}
-
 TEST(WorkedGroupingsTest, WeC16DeepseekV4FlashTupleCounts) {
   const std::vector<LayerCache> caches = DeepseekV4(DeepseekV4FlashPattern());
   std::vector<PlanError> errors;
@@ -155,32 +118,8 @@ TEST(WorkedGroupingsTest, WeC16DeepseekV4FlashTupleCounts) {
   EXPECT_EQ(tuples->tuples_per_group, 22);
 }
 
-TEST(WorkedGroupingsTest, WeC17DeepseekV4FlashStrideAndOlderTupleBytes) {
-  const Plan plan = Groups025(DeepseekV4(DeepseekV4FlashPattern()));
-  EXPECT_EQ(plan.layout, PoolLayout::kSlab);
-  EXPECT_EQ(plan.workers[0].stride_bytes, 1002240);
-  EXPECT_EQ(plan.workers[0].check_bytes_per_block, 1051776);
-}
-
-TEST(WorkedGroupingsTest, WeC18DeepseekV4ProCachesPerGroup) {
-  EXPECT_THAT(GroupSizes(Groups025(DeepseekV4(DeepseekV4ProPattern()))),
-              ElementsAre(91, 31, 30, 31, 60));
-}
-
-TEST(WorkedGroupingsTest, WeC19DeepseekV4ProPagesPerGroup) {
-  EXPECT_THAT(GroupPages(Groups025(DeepseekV4(DeepseekV4ProPattern()))),
-              ElementsAre(1435968, 1160640, 1123200, 1017792, 1244160));
-}
-
-TEST(WorkedGroupingsTest, WeC20DeepseekV4FlashInBf16) {
-  const Plan plan = Groups(DeepseekV4(DeepseekV4FlashPattern(), /*fp8=*/false));
-  EXPECT_EQ(plan.workers[0].stride_bytes, 1600000);
-}
-
 TEST(WorkedGroupingsTest, WeC21Gemma4EqualisesWithALargerBlock) {
-  const Plan plan = Groups(Gemma4());
-  EXPECT_THAT(GroupSizes(plan), ElementsAre(5, 5, 5, 5, 5, 5));
-  for (const PlannedLayer& layer : plan.layers) {
+  for (const PlannedLayer& layer : Groups(Gemma4()).layers) {
     EXPECT_EQ(layer.stored.page_bytes(), 131072);
     const bool full = layer.stored.kind() == KvCacheSpecKind::kFullAttention;
     EXPECT_EQ(layer.stored.block_size(), full ? 32 : 16) << layer.name;
@@ -247,14 +186,11 @@ int64_t Slabs(const PoolCapacity& capacity, int64_t requests) {
   return capacity.UnitsNeeded(requests, kMillion);
 }
 
-TEST(WorkedWasteTest, WeB9BlocksOfADeepseekV4Request) {
-  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion));
-  EXPECT_THAT(plan.BlocksPerRequest(kMillion), ElementsAre(4096, 131, 131, 2051, 1041));
-}
-
-TEST(WorkedWasteTest, WeB10TheSameWithTwoBatchesInFlight) {
-  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384));
-  EXPECT_THAT(plan.BlocksPerRequest(kMillion), ElementsAre(4096, 259, 259, 4099, 2065));
+TEST(WorkedWasteTest, WeB9AndB10BlocksOfADeepseekV4RequestWithOneAndTwoBatchesInFlight) {
+  EXPECT_THAT(PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion)).BlocksPerRequest(kMillion),
+              ElementsAre(4096, 131, 131, 2051, 1041));
+  EXPECT_THAT(PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384)).BlocksPerRequest(kMillion),
+              ElementsAre(4096, 259, 259, 4099, 2065));
 }
 
 TEST(WorkedWasteTest, WeF1SteadyBlocksPerGroup) {
@@ -328,16 +264,11 @@ TEST(WorkedWasteTest, WeF7Gemma3ChoosesGroupsOfFive) {
   EXPECT_EQ(Percent(Surplus(plan, 131072)), 1.55);
 }
 
-TEST(WorkedWasteTest, WeF8ChunkThatFitsFiveClasses) {
+TEST(WorkedWasteTest, WeF8AndF9ChunkThatFitsFiveClassesAndItsRemainder) {
   const std::vector<int64_t> pages = {1002240, 823680, 786240, 870912, 656640};
   const ChunkSize chunk = ChunkSizes(pages, int64_t{32} << 20).back();
   EXPECT_EQ(chunk.bytes, 32235840);
   EXPECT_THAT(chunk.pages, ElementsAre(32, 39, 41, 37, 49));
-}
-
-TEST(WorkedWasteTest, WeF9RemainderOfTheChunk) {
-  const std::vector<int64_t> pages = {1002240, 823680, 786240, 870912, 656640};
-  const ChunkSize chunk = ChunkSizes(pages, int64_t{32} << 20).back();
   EXPECT_EQ(std::round(chunk.largest_remainder * 1e5) / 1e3, 0.509);
 }
 
@@ -351,12 +282,9 @@ int64_t StateRowBytes(int block_size) {
   return bytes;
 }
 
-TEST(WorkedWasteTest, WeF10StateRowsOfEveryToken) {
+TEST(WorkedWasteTest, WeF10AndF11StateRowsOfEveryTokenAndAtABoundary) {
   EXPECT_EQ(StateRowBytes(4) + StateRowBytes(8), 296960);
   EXPECT_EQ((StateRowBytes(4) + StateRowBytes(8)) * kMillion, 311385128960);
-}
-
-TEST(WorkedWasteTest, WeF11StateRowsLiveAtABoundary) {
   // Four rows of each ratio-4 state, once per 256 tokens.
   EXPECT_EQ(4 * StateRowBytes(4) / 256, 3360);
 }

@@ -1,7 +1,6 @@
 // ReplayedCache over the C interface.
 
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
@@ -9,7 +8,7 @@
 #include "kvblocks/check.h"
 #include "specs/config/kv_cache_config.pb.h"
 #include "specs/config/kv_cache_config_proto.h"
-#include "tests/conformance/replayed_cache.h"
+#include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/kv_cache_manager.h"
-#include "tests/conformance/replayed_cache.h"
+#include "tests/conformance/transcript.h"
 #include "tests/group_specs.h"
 
 namespace kvblocks::conformance {

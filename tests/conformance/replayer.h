@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tests/conformance/replayed_cache.h"
 #include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {

@@ -16,7 +16,7 @@
 #include "sim/simulation_config.h"
 #include "sim/testing/replay.h"
 #include "sim/trace/trace_request.h"
-#include "tests/conformance/replayed_cache.h"
+#include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 namespace {

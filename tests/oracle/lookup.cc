@@ -1,4 +1,4 @@
-#include "tests/oracle/lookup.h"
+#include "tests/oracle/manager.h"
 
 #include <algorithm>
 #include <optional>

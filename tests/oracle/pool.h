@@ -1,11 +1,8 @@
-// Pool: the block pool written down as its rules say (BM-10 to BM-53), with containers anyone can
-// read.
+// Content: what a request's blocks hold, named by plain strings instead of hashes.
 //
-// A list for each queue, a map for the prefix table, a vector for the blocks. Slow and obvious:
-// every operation may walk everything. Reference for tests; shares no code with the library.
-//
-// With a native layout (page classes in chunks) there is a queue per class, and what fits is found
-// by dealing out chunks in every possible way.
+// The name of a prefix is everything that decides its KV, written out: the tokens and the extra
+// keys of every hash block. Two prefixes have equal names iff they may share blocks, so the
+// library's hashes must be a bijection of these names.
 
 #ifndef KVBLOCKS_TESTS_ORACLE_POOL_H_
 #define KVBLOCKS_TESTS_ORACLE_POOL_H_
@@ -19,9 +16,36 @@
 
 #include "kvblocks/block.h"
 #include "kvblocks/kv_cache_config.h"
-#include "tests/oracle/content.h"
+#include "kvblocks/prefix_content.h"
 
 namespace kvblocks::oracle {
+
+struct Content {
+  std::vector<TokenId> tokens;
+  std::string lora_name = {};
+  std::string lora_path = {};
+  std::string cache_salt = {};
+  std::vector<MultimodalFeature> features = {};
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// Extra keys of tokens [begin, end), in the order of BM-24.
+ExtraKeys ExtraKeysOf(const Content& content, int64_t begin, int64_t end);
+
+// Entry k names the first (k + 1) * hash_block_size tokens; only complete runs have one. Where
+// hashes look ahead, only runs with so many tokens behind them, which belong to the name (V-10).
+std::vector<std::string> PrefixNames(const Content& content, int64_t hash_block_size,
+                                     int64_t num_lookahead = 0);
+
+// Pool: the block pool written down as its rules say (BM-10 to BM-53), with containers anyone can
+// read.
+//
+// A list for each queue, a map for the prefix table, a vector for the blocks. Slow and obvious:
+// every operation may walk everything. Reference for tests; shares no code with the library.
+//
+// With a native layout (page classes in chunks) there is a queue per class, and what fits is found
+// by dealing out chunks in every possible way.
 
 // What a block holds, and for which group.
 struct Key {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/pool_testing.h"
 #include "kvblocks/block_pool.h"
 #include "tests/oracle/comparison.h"
 #include "tests/property/check_property.h"

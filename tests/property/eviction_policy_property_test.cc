@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "block_pool/testing/fifo_policy.h"
-#include "block_pool/testing/get_new_blocks.h"
+#include "block_pool/testing/pool_testing.h"
 #include "kvblocks/block_pool.h"
 #include "kvblocks/eviction.h"
 #include "tests/oracle/eviction.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kvblocks/plan.h"
 
@@ -74,10 +75,36 @@ inline std::vector<int64_t> GroupPages(const Plan& plan) {
   return pages;
 }
 
-inline int64_t PaddingLayersOf(const Plan& plan) {
-  int64_t padding = 0;
-  for (const PlannedGroup& group : plan.groups) padding += group.padding_layers;
-  return padding;
+// "9x4 8": four times nine, then eight.
+inline std::string Runs(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (size_t i = 0, end = 0; i < numbers.size(); i = end) {
+    while (end < numbers.size() && numbers[end] == numbers[i]) ++end;
+    absl::StrAppend(&text, text.empty() ? "" : " ", numbers[i]);
+    if (end - i > 1) absl::StrAppend(&text, "x", end - i);
+  }
+  return text;
+}
+
+// How many layers each group and each tensor has, the blocks' bytes, and what is beyond that.
+inline std::string Shape(const Plan& plan) {
+  std::vector<int64_t> tensors;
+  int64_t padding = 0, aggregates = 0;
+  for (const PlannedTensor& tensor : plan.workers[0].tensors) {
+    tensors.push_back(static_cast<int64_t>(tensor.layers.size()));
+  }
+  for (const PlannedGroup& group : plan.groups) {
+    padding += group.padding_layers;
+    aggregates += group.is_aggregate;
+  }
+  std::string text = absl::StrCat("groups ", Runs(GroupSizes(plan)), ", tensors ", Runs(tensors),
+                                  ", stride ", plan.workers[0].stride_bytes);
+  if (padding > 0) absl::StrAppend(&text, ", padding ", padding);
+  if (aggregates > 0) absl::StrAppend(&text, ", aggregates ", aggregates);
+  if (plan.workers[0].check_bytes_per_block) {
+    absl::StrAppend(&text, ", checked at ", *plan.workers[0].check_bytes_per_block);
+  }
+  return text;
 }
 
 }  // namespace kvblocks

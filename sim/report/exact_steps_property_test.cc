@@ -15,8 +15,7 @@
 #include "sim/report/timeline.h"
 #include "sim/testing/draw.h"
 #include "sim/testing/measured_replay.h"
-#include "sim/testing/open_metrics_reader.h"
-#include "sim/testing/trace_events.h"
+#include "sim/testing/output_readers.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
