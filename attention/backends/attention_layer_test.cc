@@ -275,8 +275,8 @@ TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
   EXPECT_EQ(fixture.Mismatch(0.1), "");
 }
 
-// By the state's scale, where the backend can and the layer wants it; codes that come in codes give the
-// same bits.
+// By the state's scale, where the backend can and the layer wants it; codes that come in codes give
+// the same bits.
 TEST(AttentionLayerTest, QueriesAreQuantisedWhereTheBackendCan) {
   Tensor q_scale(DType::kF32, {1}), k_scale(DType::kF32, {2}), v_scale(DType::kF32, {1});
   Tensor codes(DType::kF8E4M3, {5, 4 * 8});
@@ -305,27 +305,6 @@ TEST(AttentionLayerTest, QueriesAreQuantisedWhereTheBackendCan) {
   EXPECT_EQ(run(true, false, true, given), quantised);
   EXPECT_EQ(run(false, true, false, cannot), as_is);
   EXPECT_THAT(cannot.calls(), ElementsAre("ScaleAndCache", "PagedPrefill"));
-}
-
-TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {
-  RecordingBackend implicit, masked;
-  masked.flags_.wants_explicit_masks = true;
-  for (const int64_t window : {0, 3}) {
-    LayerFixture plain({.window = window}, &implicit), with_mask({.window = window}, &masked);
-    AttentionMaskBuilder masks;
-    for (const auto& step :
-         std::vector<std::vector<std::pair<int, int64_t>>>{{{0, 7}, {1, 2}}, {{0, 1}, {1, 4}}}) {
-      ASSERT_EQ(plain.Step(step), absl::OkStatus());
-      with_mask.Prepare(step);
-      CommonAttentionMetadata metadata = with_mask.metadata();
-      ASSERT_EQ(AttachMasks(masks, {.explicit_masks = true, .window = window}, &metadata),
-                absl::OkStatus());
-      ASSERT_EQ(with_mask.layer().Forward({}, with_mask.tensors(), &metadata), absl::OkStatus());
-      with_mask.Commit();
-      EXPECT_EQ(with_mask.Mismatch(), "");
-      EXPECT_EQ(ValuesOf(with_mask.tensors().out), ValuesOf(plain.tensors().out));
-    }
-  }
 }
 
 TEST(AttentionLayerTest, MasksReachTheOperationsOrAreRefused) {
@@ -457,49 +436,6 @@ TEST(AttentionLayerTest, CascadeServesACommonPrefix) {
   fixture.Commit();
   EXPECT_EQ(fixture.Mismatch(), "");
   EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "Cascade"));
-}
-
-// Absorbed queries over latent rows: MQA with the row as key and its first columns as value.
-TEST(AttentionLayerTest, MlaLayerStoresLatentRowsAndAttends) {
-  constexpr int64_t kLatent = 6, kRotary = 2, kHeads = 4, kTokens = 5;
-  RecordingBackend backend;
-  auto layer = backend.MakeImpl({.name = "mla",
-                                 .num_heads = kHeads,
-                                 .head_size = 16,
-                                 .latent_rank = kLatent,
-                                 .rotary_dim = kRotary});
-  ASSERT_TRUE(layer.ok()) << layer.status();
-  LayerFixture lengths({}, &CpuReferenceBackend());  // for its metadata
-  lengths.Prepare({{0, kTokens}});
-  Tensor rows(DType::kF32, {LayerFixture::kNumBlocks, LayerFixture::kBlockSize, kLatent + kRotary});
-  FillWithPoison(rows);
-  const KvCacheView cache = {KvLayout::kMlaLatent, rows.view, *rows.view.Slice(2, 0, kLatent)};
-  Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}),
-      kv_c(DType::kF32, {kTokens, kLatent});
-  Tensor k_pe(DType::kF32, {kTokens, kRotary}), out(DType::kF32, {kTokens, kHeads, kLatent});
-  std::mt19937_64 random(3);
-  for (Tensor* tensor : {&q, &kv_c, &k_pe}) {
-    tensor->Set(NormalDraws(random, tensor->view.num_elements()));
-  }
-  ASSERT_EQ((*layer)->Forward({}, {q.view, kv_c.view, k_pe.view, cache, out.view, 0},
-                              &lengths.metadata()),
-            absl::OkStatus());
-  EXPECT_THAT(backend.calls(), ElementsAre("ConcatAndCacheMla", "MlaDecode"));
-  DenseRequest dense;
-  dense.q_len = dense.kv_len = kTokens;
-  dense.num_heads = kHeads, dense.num_kv_heads = 1;
-  dense.key_dim = kLatent + kRotary, dense.value_dim = kLatent;
-  dense.q = q.Get();
-  const std::vector<double> latent = kv_c.Get(), rotary = k_pe.Get();
-  for (int64_t t = 0; t < kTokens; ++t) {
-    dense.k.insert(dense.k.end(), &latent[t * kLatent], &latent[t * kLatent] + kLatent);
-    dense.k.insert(dense.k.end(), &rotary[t * kRotary], &rotary[t * kRotary] + kRotary);
-  }
-  dense.v = latent;
-  DenseParams params;
-  params.scale = 0.25;
-  const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5) << i;
 }
 
 TEST(AttentionLayerTest, MlaLayerWithoutACacheAttendsToTheNewRows) {

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/blend/testing/paged_model.h"
+#include "attention/testing/dense_oracle.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/cache_blend.h"
 #include "tests/property/check_property.h"
@@ -86,28 +87,23 @@ Vector Finish(const SmallTransformer& model, int layer, const Vector& attention,
   return {row.begin(), row.end()};
 }
 
-// Softmax over the tokens up to `limit`.
+// Over the tokens up to `limit`.
 Vector Attend(const Vector& q, const std::map<std::pair<int, int64_t>, Known>& cache, int layer,
               int64_t limit) {
-  Vector out(q.size(), 0);
-  for (int h = 0; h < kHeads; ++h) {
-    const int64_t kv = h / (kHeads / kKvHeads) * kDim;
-    Vector scores;
-    for (int64_t j = 0; j <= limit; ++j) {
-      double score = 0;
-      for (int d = 0; d < kDim; ++d) score += q[h * kDim + d] * cache.at({layer, j}).k[kv + d];
-      scores.push_back(score / std::sqrt(static_cast<double>(kDim)));
-    }
-    const double most = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (double& score : scores) sum += score = std::exp(score - most);
-    for (int64_t j = 0; j <= limit; ++j) {
-      for (int d = 0; d < kDim; ++d) {
-        out[h * kDim + d] += scores[j] / sum * cache.at({layer, j}).v[kv + d];
-      }
-    }
+  DenseRequest request;
+  request.q_len = 1, request.kv_len = limit + 1;
+  request.num_heads = kHeads, request.num_kv_heads = kKvHeads;
+  request.key_dim = request.value_dim = kDim;
+  request.q = q;
+  for (int64_t j = 0; j <= limit; ++j) {
+    const Known& row = cache.at({layer, j});
+    request.k.insert(request.k.end(), row.k.begin(), row.k.end());
+    request.v.insert(request.v.end(), row.v.begin(), row.v.end());
   }
-  return out;
+  DenseParams params;
+  params.scale = 1 / std::sqrt(static_cast<double>(kDim));
+  params.causal = false;
+  return DenseAttention(request, params).out;
 }
 
 double Distance(const Vector& a, const Vector& b) {
@@ -257,16 +253,15 @@ RandomRequest RandomSession(const SmallTransformer& model, std::mt19937_64& rand
       k.push_back(ViewOf(absl::MakeConstSpan(keys), {n, kKvHeads, kDim}));
       v.push_back(ViewOf(absl::MakeConstSpan(values), {n, kKvHeads, kDim}));
     }
-    const absl::Status added = made.session->AddChunk({.ids = chunk.ids,
-                                                       .k = k,
-                                                       .v = v,
-                                                       .rotated_for = chunk.rotated_for,
-                                                       .num_leading_tokens = chunk.leading});
-    EXPECT_TRUE(added.ok()) << added;
+    EXPECT_EQ(made.session->AddChunk({.ids = chunk.ids,
+                                      .k = k,
+                                      .v = v,
+                                      .rotated_for = chunk.rotated_for,
+                                      .num_leading_tokens = chunk.leading}),
+              absl::OkStatus());
     at += n - first;
   }
-  const absl::Status planned = made.session->Plan(suffix, made.prompt.ids);
-  EXPECT_TRUE(planned.ok()) << planned;
+  EXPECT_EQ(made.session->Plan(suffix, made.prompt.ids), absl::OkStatus());
   return made;
 }
 

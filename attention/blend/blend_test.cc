@@ -1,12 +1,9 @@
-// Sessions and runs of CacheBlend: EX-24, T-25, prefix hits, states of layers.
+// Sessions and runs of CacheBlend: T-25, prefix hits, states of layers.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <deque>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,55 +24,6 @@ std::vector<int32_t> Positions(const BlendResult& result) {
 class BlendTest : public BlendFixture {};
 INSTANTIATE_TEST_SUITE_P(Backends, BlendTest, ::testing::ValuesIn(BlendBackends()),
                          [](const auto& parameter) { return parameter.param->name(); });
-
-// --- EX-24: rows selected from the middle --------------------------------------------------------
-
-TEST(QueryPositionsTest, Ex24BlendLeak) {
-  const std::vector<int32_t> imp = {1, 4, 5};
-  const std::vector<int32_t> leaky = {3, 4, 5};  // r + n - M
-
-  // Equal scores, values 1 to 6.
-  const std::vector<float> q(3), k(6), v = {1, 2, 3, 4, 5, 6};
-  const std::vector<int32_t> starts = {0, 3}, key_starts = {0, 6}, lengths = {6}, table = {1, 0};
-  // The same keys in blocks of four: block 1 holds tokens 0 to 3, block 0 the other two.
-  std::vector<float> k_cache(8), v_cache = {5, 6, NAN, NAN, 1, 2, 3, 4};
-  k_cache[2] = k_cache[3] = NAN;
-  std::vector<float> out(3);
-  for (const bool paged : {false, true}) {
-    for (const AttentionOps* ops : BlendBackends())
-      for (const auto& [limits, expected] :
-           {std::pair(imp, std::vector<float>{1.5, 3, 3.5}), {leaky, {2.5, 3, 3.5}}}) {
-        absl::Status status;
-        if (paged) {
-          PagedPrefillArgs args;
-          args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
-          args.cache =
-              ConstKvCacheView(KvLayout::kNhd, ViewOf(absl::MakeConstSpan(k_cache), {2, 4, 1, 1}),
-                               ViewOf(absl::MakeConstSpan(v_cache), {2, 4, 1, 1}));
-          args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
-          args.seq_lens = ViewOf(absl::MakeConstSpan(lengths));
-          args.block_table = ViewOf(absl::MakeConstSpan(table), {1, 2});
-          args.max_query_len = 3;
-          args.max_seq_len = 6;
-          args.query_positions = ViewOf(absl::MakeConstSpan(limits));
-          args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
-          status = ops->PagedPrefill({}, args);
-        } else {
-          VarlenSelfAttentionArgs args;
-          args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
-          args.k = ViewOf(absl::MakeConstSpan(k), {6, 1, 1});
-          args.v = ViewOf(absl::MakeConstSpan(v), {6, 1, 1});
-          args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
-          args.kv_start_loc = ViewOf(absl::MakeConstSpan(key_starts));
-          args.query_positions = ViewOf(absl::MakeConstSpan(limits));
-          args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
-          status = ops->VarlenSelfAttention({}, args);
-        }
-        ASSERT_TRUE(status.ok()) << status;
-        for (int r = 0; r < 3; ++r) EXPECT_NEAR(out[r], expected[r], 1e-6) << paged << r;
-      }
-  }
-}
 
 // --- T-25 ----------------------------------------------------------------------------------------
 
@@ -126,40 +74,6 @@ TEST_P(BlendTest, ChunksPrefilledApartDifferAtRatioZeroAndAreMendedByRecomputing
   EXPECT_EQ(error(1).largest, 0);
 }
 
-TEST_P(BlendTest, MoreRowsNeverLeaveARowUnselected) {
-  std::vector<int32_t> before;
-  for (const double ratio : {0.0, 0.1, 0.3, 0.5, 0.8, 1.0}) {
-    const std::vector<int32_t> now = Positions(Run(Session(Config(ratio), {a, b}, suffix)));
-    EXPECT_TRUE(std::includes(now.begin(), now.end(), before.begin(), before.end())) << ratio;
-    EXPECT_GT(now.size() + (ratio == 0), before.size());
-    before = now;
-  }
-}
-
-TEST_P(BlendTest, RanksByValuesOrByKeysAsSaid) {
-  const PrefilledPrompt full = Prefill(prompt_ids);
-  const PrefilledPrompt chunks[] = {Prefill(Join({kBos}, a)), Prefill(Join({kBos}, b))};
-  for (const bool by_keys : {false, true}) {
-    BlendConfig config = Config(0.3);
-    config.rank_by_keys = by_keys;
-    // The check layer projects every token with what full prefill has there.
-    const std::vector<float>& now = (by_keys ? full.k : full.v)[1];
-    std::vector<std::pair<double, int32_t>> ranked;
-    for (int32_t t = 0; t < 17; ++t) {
-      const PrefilledPrompt& chunk = chunks[t >= 10];
-      const float* const then = (by_keys ? chunk.k : chunk.v)[1].data() + (t < 10 ? t : t - 9) * 12;
-      double sum = 0;
-      for (int d = 0; d < 12; ++d) sum += std::pow(double{now[t * 12 + d]} - then[d], 2);
-      ranked.emplace_back(-sum, t);
-    }
-    std::sort(ranked.begin(), ranked.end());
-    std::vector<int32_t> expected = {17, 18, 19};
-    for (int r = 0; r < 5; ++r) expected.push_back(ranked[r].second);
-    std::sort(expected.begin(), expected.end());
-    EXPECT_EQ(Positions(Run(Session(config, {a, b}, suffix))), expected);
-  }
-}
-
 TEST_P(BlendTest, RunningTwiceRotatesNothingTwice) {
   const BlendSession session = Session(Config(0.3), {a, b}, suffix);
   PagedModel paged(transformer, {});
@@ -172,20 +86,8 @@ TEST_P(BlendTest, RunningTwiceRotatesNothingTwice) {
   EXPECT_EQ(paged.k[2].bytes, cached);
 }
 
-TEST_P(BlendTest, BottomRightMaskLetsSelectedRowsSeeTheirFuture) {
-  BlendConfig compat = Config(0.3);
-  compat.mask = BlendMask::kCompatBottomRight;
-  const BlendResult leaky = Run(Session(compat, {a, b}, suffix));
-  const BlendResult exact = Run(Session(Config(0.3), {a, b}, suffix));
-  EXPECT_EQ(Positions(leaky), Positions(exact));
-  EXPECT_NE(Row(leaky, 0), Row(exact, 0));
-  // With every row selected there is no future to see.
-  compat.check_layers = {{1, 1.0}};
-  EXPECT_EQ(RowsOf(Run(Session(compat, {a, b}, suffix)), 0),
-            RowsOf(Run(Session(Config(1.0), {a, b}, suffix)), 0));
-}
-
-// --- Prefix hits, rotated chunks, other requests ---------------------------------------------------
+// --- Prefix hits, other requests
+// ------------------------------------------------------------------
 
 TEST_P(BlendTest, ComputedTokensAreReadOnlyAndNotCounted) {
   // A hit of 12 tokens ends inside b, of which five tokens are left; 0.4 of them are two.
@@ -221,34 +123,6 @@ TEST_P(BlendTest, ComputedChunksNeedNoRows) {
   ASSERT_EQ(session.AddChunk(ViewsOf(chunk, transformer.config(), 1).chunk), absl::OkStatus());
   ASSERT_EQ(session.Plan(suffix, prompt_ids), absl::OkStatus());
   EXPECT_EQ(RowsOf(Run(session), 0), RowsOf(Run(Session(Config(0.3), {a, b}, suffix, 10)), 0));
-}
-
-TEST_P(BlendTest, RotatedChunksAreRotatedByTheDifference) {
-  for (const int64_t computed : {0, 4, 13}) {
-    const BlendResult plain = Run(Session(Config(0.3), {a, b}, suffix, computed));
-    auto session = *BlendSession::Create(Config(0.3), computed);
-    std::deque<PrefilledPrompt> prompts;
-    for (const auto& [ids, from] : {std::pair(&a, 0), {&b, 100}}) {
-      PrefilledPrompt& prompt = prompts.emplace_back(Prefill(Join({kBos}, *ids)));
-      const int64_t n = static_cast<int64_t>(prompt.ids.size());
-      std::vector<int32_t> positions(n);
-      std::iota(positions.begin(), positions.end(), from);
-      for (std::vector<float>& keys : prompt.k) {
-        RotateKeysArgs rotate;
-        rotate.in = rotate.out = ViewOf(absl::MakeSpan(keys), {n, 2, 6});
-        rotate.positions = ViewOf(absl::MakeConstSpan(positions));
-        ASSERT_EQ(ops.RotateKeys(context, rotate), absl::OkStatus());
-      }
-      ChunkViews views = ViewsOf(prompt, transformer.config(), 1);
-      views.chunk.rotated_for = positions;
-      ASSERT_EQ(session.AddChunk(views.chunk), absl::OkStatus());
-    }
-    ASSERT_EQ(session.Plan(suffix), absl::OkStatus());
-    const BlendResult rotated = Run(session);
-    ASSERT_EQ(Positions(rotated), Positions(plain));
-    const std::vector<float> expected = RowsOf(plain, 0), actual = RowsOf(rotated, 0);
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5) << i;
-  }
 }
 
 TEST_P(BlendTest, RequestsOfABatchDoNotMatterToEachOther) {
@@ -316,18 +190,6 @@ TEST_P(BlendTest, LayersGoThroughTheirStates) {
   EXPECT_EQ(result.hidden.extent[0], 7);
 }
 
-TEST_P(BlendTest, LaterChecksSelectAmongTheRowsThatAreLeft) {
-  const std::vector<int32_t> first = Positions(Run(Session(Config({{1, 0.5}}), {a, b}, suffix)));
-  const BlendResult result = Run(Session(Config({{1, 0.5}, {2, 0.3}, {3, 0.1}}), {a, b}, suffix));
-  const std::vector<int32_t> last = Positions(result);
-  EXPECT_EQ(last.size(), 4u);
-  EXPECT_TRUE(std::includes(first.begin(), first.end(), last.begin(), last.end()));
-  EXPECT_EQ(last.back(), 19);
-  // A check with the ratio of the one before leaves everything as it is.
-  EXPECT_EQ(RowsOf(Run(Session(Config({{1, 0.5}, {2, 0.5}}), {a, b}, suffix)), 0),
-            RowsOf(Run(Session(Config({{1, 0.5}}), {a, b}, suffix)), 0));
-}
-
 TEST_P(BlendTest, MomentsComeInOrder) {
   const BlendSession session = Session(Config({{1, 0.5}, {3, 0.25}}), {a, b}, suffix);
   PagedModel paged(transformer, {});
@@ -356,30 +218,6 @@ TEST_P(BlendTest, MomentsComeInOrder) {
   }
   EXPECT_GT(result->layers[1].selection_microseconds, 0);
   EXPECT_EQ(result->layers[2].selection_microseconds, 0);
-}
-
-TEST_P(BlendTest, CacheHasRowsOfTheChunksWithRecomputedOnesOverThem) {
-  const BlendSession session = Session(Config(0.25), {a, b}, suffix);
-  PagedModel paged(transformer, {});
-  const StepRequest request = Request(paged, session);
-  const std::vector<int32_t> computed = Positions(Run(paged, {request}));
-  ASSERT_EQ(computed.size(), 7u);
-  for (int layer = 0; layer < 4; ++layer) {
-    for (int32_t t = 0; t < 17; ++t) {
-      const int64_t slot = paged.SlotOf(request.blocks, t);
-      const PrefilledPrompt& chunk = prefilled[t >= 10];
-      const int row = t < 10 ? t : t - 9;
-      const bool fresh = layer <= 1 || std::binary_search(computed.begin(), computed.end(), t);
-      const auto same = [&](const std::byte* cached, const std::vector<float>& rows) {
-        return std::memcmp(cached, rows.data() + row * 12, 12 * 4) == 0;
-      };
-      // Values of layer 0 depend on the token alone; before the first chunk there is nothing else.
-      EXPECT_EQ(same(paged.ValueAt(layer, slot), chunk.v[layer]), !fresh || layer == 0 || t < 10)
-          << "layer " << layer << " token " << t;
-      // Position 0 is not rotated.
-      EXPECT_EQ(same(paged.KeyAt(layer, slot), chunk.k[layer]), t == 0) << t;
-    }
-  }
 }
 
 TEST_P(BlendTest, NewRowsAloneAreStoredIfTheCacheHasTheChunks) {

@@ -87,30 +87,6 @@ TEST(ReshapeAndCacheTest, SameTypeKeepsPayloads) {
   EXPECT_EQ(std::memcmp(&cache[1], &payload, sizeof(payload)), 0);
 }
 
-TEST(ReshapeAndCacheTest, ABadSlotChangesNothing) {
-  const std::vector<float> k(2 * 4, 1);
-  std::vector<float> memory(2 * 2 * 4, 7);
-  KvCacheGeometry geometry;
-  geometry.dtype = DType::kF32;
-  geometry.num_blocks = 1;
-  geometry.block_size = 2;
-  geometry.key_dim = geometry.value_dim = 4;
-  ReshapeAndCacheArgs args;
-  args.k = args.v = In(k, {2, 1, 4});
-  args.cache = *MakeKvCacheView(geometry, Out(memory, {16}));
-  const auto run = [&](std::vector<int64_t> slots) {
-    args.slot_mapping = In(slots, {2});
-    return CpuReference().ReshapeAndCache({}, args).code();
-  };
-  EXPECT_EQ(run({0, 2}), absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(run({1, 1}), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(memory, std::vector<float>(16, 7));
-  EXPECT_EQ(run({-1, -1}), absl::StatusCode::kOk);
-  EXPECT_EQ(memory, std::vector<float>(16, 7));
-  EXPECT_EQ(run({-1, 1}), absl::StatusCode::kOk);
-  EXPECT_EQ(memory, (std::vector<float>{7, 7, 7, 7, 1, 1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1}));
-}
-
 // Batches large enough for tables of codes: every 16-bit word, with a scale for all or one per
 // head.
 TEST(ReshapeAndCacheTest, LargeBatchesGetTheCodesOfSmallOnes) {

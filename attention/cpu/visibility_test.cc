@@ -1,7 +1,5 @@
 #include "attention/cpu/visibility.h"
 
-#include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -56,29 +54,6 @@ struct CausalTemplate {
   ExplicitMask mask;
 };
 
-TEST(VisibilityTest, Ex10WindowOfThree) {
-  AttnParams params;
-  params.window_left = 2;
-  const Rows rows = Hidden(params, 8, 8);
-  EXPECT_EQ(rows[6], "11110001");
-  EXPECT_EQ(rows[7], "11111000");
-  EXPECT_EQ(rows[1], "00111111");
-}
-
-TEST(VisibilityTest, Ex15BlockSparse) {
-  AttnParams params;
-  params.block_sparse.local_blocks = 1;
-  params.block_sparse.vert_stride = 2;
-  params.block_sparse.block_size = 4;
-  for (int head = 0; head < 4; ++head) {
-    EXPECT_EQ(Hidden(params, 1, 17, 4, 2, head), (Rows{"11110000111100000"}));
-  }
-  params.block_sparse.head_sliding_step = 1;
-  EXPECT_EQ(Hidden(params, 1, 17, 4, 2, 1), (Rows{"00001111000011110"}));
-  params.block_sparse.head_sliding_step = -1;
-  EXPECT_EQ(Hidden(params, 1, 17, 4, 2, 3), (Rows{"00001111000011110"}));
-}
-
 // Modulo 3, (tp_rank * H + head) * step + 1 is (1 * 4 + 1) * 1 + 1 = 0.
 TEST(VisibilityTest, BlockSparseOffsetsBeyondInt64) {
   AttnParams params;
@@ -95,6 +70,8 @@ TEST(VisibilityTest, Ex22Modes) {
   EXPECT_EQ(Hidden(causal.Params(3), 2, 5), (Rows{"00001", "00000"}));
   EXPECT_EQ(Hidden(causal.Params(4, 1, 0), 2, 5), (Rows{"11001", "11100"}));
   EXPECT_EQ(Hidden(causal.Params(4, 2, 0), 2, 5), (Rows{"10001", "11000"}));
+  // From three keys before the query to one key before it.
+  EXPECT_EQ(Hidden(causal.Params(4, 3, -1), 2, 5), (Rows{"00011", "10001"}));
 }
 
 TEST(VisibilityTest, Ex29TemplateOfEightServesThirteenKeys) {
@@ -118,67 +95,13 @@ TEST(VisibilityTest, ModeZeroCutsTheMaskToABandFromTheTopLeft) {
   EXPECT_EQ(Hidden(params, 2, 5), (Rows{"01011", "10001"}));
   params.mask.pre_tokens = -1;  // not even the query's own column
   EXPECT_EQ(Hidden(params, 2, 5), (Rows{"11011", "11001"}));
-}
-
-TEST(VisibilityTest, AbsoluteRowsServeChunks) {
-  const std::vector<uint8_t> codes = {0, 1, 1, 1,  //
-                                      1, 0, 1, 1,  //
-                                      0, 1, 0, 1,  //
-                                      1, 0, 1, 0};
-  AttnParams params;
-  params.mask.form = MaskForm::kShared;
-  params.mask.tensor = ViewOf(absl::MakeConstSpan(codes), {4, 4});
-  EXPECT_EQ(Hidden(params, 2, 4), (Rows{"0111", "1011"}));
+  // From absolute rows the band counts from there, too.
+  const std::vector<uint8_t> zeros(25);
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(zeros), {5, 5});
   params.mask.rows_are_absolute = true;
-  EXPECT_EQ(Hidden(params, 2, 4), (Rows{"0101", "1010"}));
-}
-
-TEST(VisibilityTest, BitsOfRequestsFollowEachOther) {
-  // A request of 1 x 3 bits, 011 from low to high, then one of 2 x 4: 1000 and 0101.
-  const std::vector<uint8_t> bytes = {0b00001110, 0b00000101};
-  AttnParams params;
-  params.causal = false;
-  params.mask.form = MaskForm::kRaggedBits;
-  params.mask.tensor = ViewOf(absl::MakeConstSpan(bytes));
-  EXPECT_EQ(Hidden(params, 1, 3), (Rows{"011"}));
-  const Visibility visibility(params, 1, 1);
-  const Visibility::Request second = {1, 2, 4, 3};
-  std::string text;
-  for (int64_t i : {0, 1}) {
-    const Visibility::Row row = visibility.RowOf(second, i, 2 + i, 0);
-    for (int64_t j = 0; j < 4; ++j) text += visibility.Visible(row, j) ? '0' : '1';
-  }
-  EXPECT_EQ(text, "10000101");
-}
-
-TEST(VisibilityTest, AdditiveEntriesHideOrBias) {
-  const float kInfinity = std::numeric_limits<float>::infinity();
-  const std::vector<float> added = {0, -kInfinity, 1.5f};
-  AttnParams params;
-  params.mask.form = MaskForm::kShared;
-  params.mask.encoding = MaskEncoding::kAdditive;
-  params.mask.tensor = ViewOf(absl::MakeConstSpan(added), {1, 3});
-  const Visibility visibility(params, 1, 1);
-  const Visibility::Row row = visibility.RowOf({0, 1, 3, 0}, 0, 2, 0);
-  EXPECT_TRUE(row.has_bias);
-  EXPECT_TRUE(visibility.Visible(row, 0));
-  EXPECT_FALSE(visibility.Visible(row, 1));
-  EXPECT_EQ(visibility.Bias(row, 2), 1.5);
-}
-
-TEST(VisibilityTest, MarkersAreNeverAdded) {
-  const std::vector<float> markers = {0, 1, 0};
-  AttnParams params;
-  params.mask.form = MaskForm::kShared;
-  params.mask.tensor = ViewOf(absl::MakeConstSpan(markers), {1, 3});
-  EXPECT_EQ(Hidden(params, 1, 3), (Rows{"010"}));
-  EXPECT_FALSE(Visibility(params, 1, 1).RowOf({0, 1, 3, 0}, 0, 2, 0).has_bias);
-}
-
-TEST(VisibilityTest, ChunksEndAtTheirMultiples) {
-  AttnParams params;
-  params.chunk = 4;
-  EXPECT_EQ(Hidden(params, 3, 6), (Rows{"000011", "111101", "111100"}));
+  params.mask.pre_tokens = 1;
+  params.mask.next_tokens = 0;
+  EXPECT_EQ(Hidden(params, 2, 5), (Rows{"11001", "11100"}));
 }
 
 TEST(VisibilityTest, QueriesBeforeTheFirstKeySeeNothingCausally) {

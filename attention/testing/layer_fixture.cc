@@ -19,7 +19,6 @@ class RecordingBackend::Ops : public AttentionOps {
     return CpuReferenceBackend().ops().Run(call);                    \
   }
   KVBLOCKS_RECORDED_OP(ReshapeAndCache)
-  KVBLOCKS_RECORDED_OP(ConcatAndCacheMla)
   KVBLOCKS_RECORDED_OP(ComputeKvScales)
   KVBLOCKS_RECORDED_OP(ScaleAndCache)
   KVBLOCKS_RECORDED_OP(QuantizeQueries)
@@ -27,7 +26,6 @@ class RecordingBackend::Ops : public AttentionOps {
   KVBLOCKS_RECORDED_OP(PagedPrefill)
   KVBLOCKS_RECORDED_OP(VarlenSelfAttention)
   KVBLOCKS_RECORDED_OP(Cascade)
-  KVBLOCKS_RECORDED_OP(MlaDecode)
 #undef KVBLOCKS_RECORDED_OP
   mutable std::vector<std::string> calls_;
 };
