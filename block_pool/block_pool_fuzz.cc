@@ -92,7 +92,7 @@ struct Model {
   }
 };
 
-// Hashes that agree in what the table's tag looks at, or in all but one bit.
+// Hashes that agree in the bits of the table's tag, or in all but one bit.
 BlockHash SmallHash(FuzzInput& input) {
   const uint8_t byte = input.Byte();
   return {{byte & 7u, (byte >> 3) & 1u, (byte >> 4) & 1u, (byte >> 5) & 1u}};

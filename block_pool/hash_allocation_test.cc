@@ -1,5 +1,5 @@
 // Hashing tokens allocates nothing: neither whole prompts nor output token by token, with every
-// algorithm, looking ahead or not (V-10).
+// algorithm, with look-ahead or not (V-10).
 
 #include <string>
 #include <vector>

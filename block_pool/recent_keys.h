@@ -5,7 +5,7 @@
 // counts as new, and its latest number is the one found; whatever lies more than `capacity` calls
 // back is forgotten, oldest first.
 //
-// Keys are told apart by their group and the first 128 bits of their hash: enough for what explains
+// Keys are compared by their group and the first 128 bits of their hash: enough for what explains
 // look-ups, not for what serves data.
 //
 // Cost: O(1) expected, about two cache misses, and no allocation after construction; BytesFor says

@@ -191,7 +191,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
 
   const int64_t main_slots = std::min(main, options_.max_model_len);
   const auto needed_for = [&](int64_t slots, bool apply_cap) {
-    // The gate looks at known tokens, none of which is lookahead.
+    // The gate counts known tokens, none of which is lookahead.
     const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens,
                             request.num_prompt_tokens_, total};
     int64_t needed = 0;

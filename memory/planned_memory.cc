@@ -73,7 +73,7 @@ absl::Status CheckPlan(const Plan& plan, const WorkerPlan& worker) {
                              worker.tensors.size());
     }
   }
-  // Within a group, pages of one block must lie apart, and not reach into the next block's.
+  // Within a group, pages of one block must not overlap, nor reach into the next block's.
   std::vector<const LayerDescriptor*> order;
   for (const LayerDescriptor& d : worker.descriptors) order.push_back(&d);
   std::sort(order.begin(), order.end(), [](const LayerDescriptor* a, const LayerDescriptor* b) {

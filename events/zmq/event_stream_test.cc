@@ -1,5 +1,5 @@
 // Publisher and subscriber over real sockets of this process. inproc endpoints are names of their
-// own per test; where sockets must be told apart from outside, tcp ports that the system chooses.
+// own per test; where sockets must be distinguished from outside, tcp ports that the system chooses.
 
 #ifdef __linux__
 #include <sched.h>
@@ -42,7 +42,7 @@ std::unique_ptr<EventSubscriber> Subscriber(EventSubscriber::Options options) {
   EXPECT_TRUE(subscriber.ok()) << subscriber.status();
   return *std::move(subscriber);
 }
-// PUB sends nothing to who has not subscribed yet.
+// PUB sends nothing to sockets that have not subscribed yet.
 void AwaitSubscribers(const EventPublisher& publisher, int64_t count) {
   for (int i = 0; i < 20'000 && publisher.stats().num_subscribers < count; ++i) {
     std::this_thread::sleep_for(milliseconds(1));
@@ -118,7 +118,7 @@ TEST(EventStreamTest, WhatIsBufferedIsBoundedInBytes) {
   EXPECT_EQ(Take(*late, 2), "L0+4 4") << "the latest batch always stays";
 }
 
-// Speaks as a publisher would, but leaves out what it is told to.
+// Speaks as a publisher would, but leaves out what the test names.
 class RawPublisher {
  public:
   RawPublisher(const std::string& endpoint, const std::string& replay_endpoint)
@@ -310,7 +310,7 @@ TEST_F(GapTest, AtTheEndIsFoundByCatchingUp) {
 }
 
 TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
-  // Nobody takes from the queue for a second: the thread serves before it looks again.
+  // Nobody takes from the queue for a second: the thread serves before it checks again.
   auto publisher = Publisher(
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .queue_batches = 2});
   int64_t kept = 0, sent = 0;

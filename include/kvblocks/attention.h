@@ -12,7 +12,7 @@
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
 //   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks;
 //              SparseTensors: DeepSeek V3.2 and V4
-//   blending   RunBlend: steps with prompts of chunks that were prefilled apart
+//   blending   RunBlend: steps with prompts of chunks that were prefilled alone
 //   verifier   KvCacheVerifier: replays an engine's steps with real numbers and names the first
 //              wrong one
 //

@@ -85,7 +85,7 @@ struct KvScales {
   ConstTensorView q = {};
 };
 
-// How decode cuts the keys of a request into pieces that are computed apart and then reduced.
+// How decode cuts the keys of a request into pieces that are computed separately and then reduced.
 struct SplitPolicy {
   enum class Kind : uint8_t { kAuto, kNone, kFixed, kCount };
   Kind kind = Kind::kAuto;
@@ -486,7 +486,7 @@ struct GatherRowsArgs {
 enum class RotaryPairs : uint8_t { kHalves, kInterleaved };
 
 // Rotary embedding of in [n, Hkv, D], the first rotary_dim columns (0: D), by angle position *
-// theta^(-2i / rotary_dim), into out; in and out are the same tensor or apart. positions i64 or i32
+// theta^(-2i / rotary_dim), into out; in and out are the same tensor or do not overlap. positions i64 or i32
 // [n]; with from_positions the rotation is by the difference.
 struct RotateKeysArgs {
   ConstTensorView in;

@@ -17,9 +17,9 @@
 
 // ThreadPool: runs independent work items of an operation on a fixed set of threads.
 //
-// Items are handed out by an atomic counter, so who runs which is not fixed: items must not share
-// results, and then the outcome does not depend on the number of threads. The calling thread takes
-// part. Thread-safe: concurrent calls take turns. No allocation per call.
+// An atomic counter hands out items, so any thread may run any item. Items must not share results;
+// then the outcome does not depend on the number of threads. The calling thread takes
+// part. Thread-safe: concurrent calls wait for each other. No allocation per call.
 
 namespace kvblocks::attention {
 

@@ -89,7 +89,7 @@ class AttentionLayer : public AttentionImpl {
 // with hooks all that it has must be named. Caches may have latent records as rows, the window and the
 // compressed rows of different formats: V4.1's kMlaV41 and kMlaV41Fp4, V3.2's kMlaNvfp4.
 //
-// Queries are rotated by who calls, as keys are; V4's output is to be turned back there, too.
+// The caller rotates queries, as it does keys, and rotates V4's output back.
 // Masks, quantised outputs, and what else other layers can and this one cannot is refused. Thread-compatible; nothing is allocated per step.
 
 // Memory that sparse layers work in, on the tensors' device; one for all layers of a stream. The lists
@@ -240,7 +240,7 @@ struct OutputShape {
 absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,
                                         absl::Span<const int64_t> q_extents, DType q_dtype);
 
-// The arguments that a call changes, as a graph compiler must be told.
+// The arguments that a call changes, which a graph compiler must know.
 inline constexpr std::array<const char*, 2> kUnifiedAttentionMutates = {"out", "cache"};
 
 }  // namespace kvblocks::attention

@@ -109,7 +109,7 @@ struct ShardRows {
 
 // The rows of a batch that each rank of prefill context parallelism computes.
 //
-// The new tokens of a request are cut as ShardRows says, and decodes go to the ranks in turn. All ranks' rows are padded to the same number, num_rows, as a gather
+// The new tokens of a request are cut as ShardRows says, and decodes go to the ranks round robin. All ranks' rows are padded to the same number, num_rows, as a gather
 // wants them: row i of rank r lands in row r * num_rows + i of what was gathered.
 //
 //   shard.Build(meta, num_ranks, rank);
@@ -199,7 +199,7 @@ void FillSinkSlots(const KvGroupConfig& config, int64_t* slots);
 void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
                const RequestInput& request, int64_t* slots);
 
-// CommonAttentionMetadata: what one step's batch looks like to the attention layers of one KV-cache
+// CommonAttentionMetadata: what one step's batch is to the attention layers of one KV-cache
 // group. Built once per step, shared by all layers of the group.
 //
 // All arrays are views on buffers that the builder (or the embedder) owns; requests follow each
@@ -674,7 +674,7 @@ absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& arg
 // VirtualBatches: chunked local attention as ordinary causal attention over pieces of requests.
 //
 // For chunks of C tokens, a query at position p sees keys from C * (p / C) on. Cutting each request
-// at multiples of C turns every piece that holds new tokens into a request of its own: its queries
+// at multiples of C makes every piece that holds new tokens a request of its own: its queries
 // are the new tokens of the piece, its length the piece up to its last new token, its blocks the C
 // / BS that begin at the piece, or as many as the table has columns. Tokens keep their order, so
 // queries, slots and positions stay as they are.

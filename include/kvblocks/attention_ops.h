@@ -53,7 +53,7 @@ class Checked {
   X(IndexTopk)                    \
   X(MergeStates)
 
-// Those that move, quantise, choose or turn rows of keys and values.
+// Those that move, quantise, choose or rotate rows of keys and values.
 #define KVBLOCKS_KV_ROW_OPS(X) \
   X(ReshapeAndCache)           \
   X(ConcatAndCacheMla)         \
@@ -100,8 +100,8 @@ KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK)
 //   Op(context, args)      checks the arguments, then runs;
 //   Check(context, args)   refuses bad ones with a Status that names operation, argument, value and
 //                          limit, and writes nothing;
-//   Run(checked)           does the work, without another look at what it says.
-// Who has several operations to do checks them all before the first runs. Unimplemented where the
+//   Run(checked)           does the work, without another check.
+// A caller with several operations checks them all before the first runs. Unimplemented where the
 // backend has no such operation. Thread-compatible; distinct contexts are independent.
 
 class AttentionOps {

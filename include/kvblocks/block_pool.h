@@ -23,7 +23,7 @@
 #include "kvblocks/prefix_hash_table.h"
 
 // LookupHistory: what a pool remembers of keys that are no longer in its prefix-hash table, so that
-// a miss can be told "evicted" from "never seen" and from "cached under another salt".
+// a miss can be classed as "evicted", "never seen" or "cached under another salt".
 //
 // Two memories of the last `num_keys` events each:
 //   removals   a key left the table: its last block lost it. With the number of blocks the pool had
@@ -58,7 +58,7 @@ class LookupHistory {
   virtual bool HasOtherVariant(const BlockHash& plain, const BlockHash& hash) const = 0;
   virtual int64_t num_keys() const = 0;
   virtual int64_t num_removals() const = 0;
-  // False: some removals are forgotten, so what looks never seen may have been.
+  // False: some removals are forgotten, so content may have been seen although nothing says so.
   bool is_complete() const { return num_removals() <= num_keys(); }
 };
 
@@ -180,8 +180,8 @@ class PageChunks {
 //   auto pool = BlockPool::Create({.num_blocks = 1000}).value();
 //   if (pool->Fits(4, /*group=*/0)) pool->GetNewBlocks(4, table);
 //
-// The managers keep the books of who holds what, so what they call validates nothing; what comes
-// from outside through them (pins, evictions) is checked.
+// The managers know which request holds which block, so the methods that they call validate
+// nothing. What comes from outside through them (pins, evictions) is checked.
 //
 // With Options::chunks, memory is cut into chunks that are lent to classes of pages (PageChunks): a
 // block is then a page of one class, serves the groups of that class only, and waits in that
@@ -194,7 +194,7 @@ class PageChunks {
 // Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
 // live blocks are referenced, cached ones are not but have a key, and free ones are neither; a
 // non-permanent block is in the free queue iff nobody references it. Cost: O(1) per block moved,
-// plus O(1) expected per key removed (with chunks: see PageChunks). No allocation apart from
+// plus O(1) expected per key removed (with chunks: see PageChunks). No allocation except
 // returned lists and events. Thread-compatible: one thread at a time.
 
 enum class FreeOrder {
@@ -423,7 +423,7 @@ class BlockPool {
   // Cached blocks lost to reuse since construction.
   int64_t num_evictions() const { return num_evictions_; }
 
-  // Blocks handed out since construction: the clock that the age of an eviction is told by.
+  // Blocks handed out since construction: the clock by which the age of an eviction is measured.
   int64_t num_blocks_taken() const { return num_blocks_taken_; }
   // Null unless Options::history_keys asks for it.
   const LookupHistory* history() const { return history_.get(); }

@@ -19,7 +19,7 @@
 //   if (!source.ok()) return source.status();
 //   if (auto config = FromProto(message); !config.ok()) return source->Locate(config.status());
 //
-// Lines and columns count from 1, columns in bytes. Only the first error is told.
+// Lines and columns count from 1, columns in bytes. Only the first error is reported.
 
 namespace google::protobuf {
 class Message;

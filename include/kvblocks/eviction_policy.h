@@ -24,7 +24,7 @@
 // use or that cached blocks build upon.
 //
 // Order of the calls for a block: Insert; then Enter when it becomes a candidate and Leave when it
-// stops being one, in turn; Hit each time a look-up found it; Remove at the end, never while it is
+// stops being one, any number of times; Hit each time a look-up found it; Remove at the end, never while it is
 // a candidate. Cost: one virtual call each, and only in pools that have a policy. Not thread-safe.
 
 namespace kvblocks {

@@ -35,8 +35,8 @@ enum class MissReason {
   kEvicted,        // its block was taken for other content
   kRemoved,        // EvictBlocks or ResetPrefixCache took it out
   kSaltOrAdapter,  // the same tokens are or were cached, but under another salt, adapter or image
-  kNotCached,      // any of these, and kNotKept: without lookup_history_blocks nobody can tell
-  // The same, told by who sees all requests of a run: the simulator.
+  kNotCached,      // any of these, and kNotKept: without lookup_history_blocks the cause is unknown
+  // The same, for observers that see all requests of a run: the simulator.
   kNotYetComputed,  // a live request has the same content, but has not come so far
   kShort,           // the prompt shares less than one block with earlier ones
   // The block is there, but cannot be used.
@@ -61,8 +61,8 @@ using MissCounts = std::array<int64_t, kNumMissReasons>;
 // PrefixLookup: the longest prefix that all groups of a model can serve together.
 //
 // One group (vLLM's unitary coordinator): its own look-up. Several (the hybrid one): groups with
-// equal specs are looked up together, and the hit is a fixed point: each kind is asked in turn for
-// its longest hit within the shortest so far, and the round is repeated until nobody shortens it.
+// equal specs are looked up together, and the hit is a fixed point: each kind is asked for its
+// longest hit within the shortest so far, and the round is repeated until none shortens it.
 // Lengths never grow, so this ends; kinds of full type, of whose hits every prefix is a hit, are
 // asked once. Without prefix caching nobody asks.
 
@@ -138,7 +138,7 @@ struct KvCacheManagerOptions {
   // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM 0.33
   // has 1 for EAGLE and MTP, without external KV. V-10.
   int64_t num_hash_lookahead_tokens = 0;
-  // Tokens that the drafter reads ahead of a prefill: 0 without one, 1 for EAGLE, K for multi-module
+  // Tokens after a prefill's part that the drafter reads: 0 without one, 1 for EAGLE, K for multi-module
   // MTP. All but one of them may be computed again, so they are not registered before they are final.
   // Window specs say themselves what they keep for it (extra_retained_tokens). V-14, V-100.
   int64_t prefill_lookahead_tokens = 0;
@@ -161,7 +161,7 @@ struct KvCacheManagerOptions {
   // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
-  // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4
+  // that share a hash do not hit each other: for kXxh3_128 where prompts come from strangers. Takes 4
   // bytes per token slot of the pool; requests must be made from tokens.
   bool compare_tokens_on_hit = false;
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
@@ -177,7 +177,7 @@ struct KvCacheManagerOptions {
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
   // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
   bool partial_hits = false;
-  // Ranks over which the tokens of a block are spread in turn, so that a block of one rank covers so
+  // Ranks over which the tokens of a block are spread round robin, so that a block of one rank covers so
   // many times its tokens: with decode context parallelism in all groups but those of Mamba and
   // rings, whose blocks each rank has as a whole; with prefill context parallelism in the only
   // group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
@@ -420,7 +420,7 @@ class KvCacheManager {
   // Events since the last call, with group kinds filled in.
   std::vector<KvEvent> TakeEvents();
 
-  // Called on admission with the tokens hit; counted in tokens, resumed requests apart. With the
+  // Called on admission with the tokens hit. Counted in tokens, separately for resumed requests. With the
   // tokens that were not hit by reason (see ExplainLookup), those are counted, too.
   void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
                               const MissCounts* missed = nullptr);

@@ -192,7 +192,7 @@ struct KvCacheSpecOptions {
   // computed again, and shorter hits are no use.
   bool bounded_replay = false;
   // Tokens below the window that are kept as well, because a drafter may compute what needs them
-  // again: all but one of those that it reads ahead of a prefill. Of windows only.
+  // again: all but one of those that it reads after a prefill's part. Of windows only.
   int64_t extra_retained_tokens = 0;
   // Tokens of the request's output that stay visible, the latest ones, while all of its prompt does;
   // default: all.
@@ -345,7 +345,7 @@ using RingSpec = SpecOfKind<KvCacheSpecKind::kRing>;
 //       {.name = "dilated_attention", .managed_like = KvCacheSpecKind::kSlidingWindow});
 //   const auto spec = KvCacheSpec::Create(**dilated, {..., .sliding_window = taps * dilation});
 //
-// How many tokens back a query looks is the spec's sliding_window (or attention_chunk_size). Pool,
+// How many tokens back a query sees is the spec's sliding_window (or attention_chunk_size). Pool,
 // planner, simulator and configuration files (spec { custom_kind: "dilated_attention"
 // sliding_window { ... } }) then take specs of the kind. A rule that none of them has takes a
 // manager of its own: SingleTypeManager::RegisterFactory.

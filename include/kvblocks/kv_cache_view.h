@@ -21,7 +21,7 @@
 //   kMlaLatent    k [NB, BS, R_kv + R_pe]: R_kv compressed values, then R_pe rotary ones. K is the
 //                 whole row, V its first R_kv columns; there is one head. v holds the V columns as a
 //                 view [NB, BS, R_kv] of the same memory.
-//   kMlaSplit     k [NB, BS, R_kv] and v [NB, BS, R_pe] apart (ckv and kpe of some engines).
+//   kMlaSplit     k [NB, BS, R_kv] and v [NB, BS, R_pe], separate (ckv and kpe of some engines).
 //   kMlaFp8_656   k u8 [NB, BS, 656]: 512 e4m3, 4 float32 scales (one per 128 values), 64 bf16.
 //   kMlaFp8_584   k u8 [NB, block bytes], block-planar: all tokens' 576-byte records (448 e4m3, then
 //                 64 bf16), then all tokens' 8 scale bytes (7 E8M0, one per 64 values, and a zero),
@@ -44,7 +44,7 @@ struct BasicKvCacheView {
   // For kMlaFp8_584 only, whose view does not tell it.
   int64_t planar_block_size = 0;
   // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close share
-  // memory. Who gives numbers out sees to it that those in use do not.
+  // memory. The allocator of numbers sees to it that those in use do not.
   bool overlapping_blocks = false;
   KvRowFormat format = KvRowFormat::kElements;
   View k_scales, v_scales;  // absent for kElements and latent records

@@ -248,7 +248,7 @@ class BlockIndex {
 //
 // What a cache cannot have sent are problems: a removal of what was not stored, a hash with two
 // parents, lists of unequal length. After messages were lost (or before the first one that was
-// seen) removals of what is not known prove nothing, and are counted apart. Parents are compared
+// seen) removals of unknown blocks prove nothing, and are counted separately. Parents are compared
 // where an event has the tokens of all its hashes and no others.
 //
 // The hit potential splits what was stored by what would have saved the work: a hash that this very

@@ -44,7 +44,7 @@
 // The replay socket answers [empty, first number] with the batches from there on that are still
 // buffered, each [empty, topic, number, payload], and an end mark with number -1. It is sent in
 // parts of 256 batches, between those that are published meanwhile, and ends with the last batch
-// that was buffered when it was asked for. 64 clients are served in turn; further ones wait.
+// that was buffered when it was asked for. 64 clients are served round robin; further ones wait.
 //
 // Always: the messages of one publisher are numbered from 0 in the order of Publish.
 // Threads: Publish from one thread at a time; the other functions from any.
@@ -71,7 +71,7 @@ class EventPublisher {
     WhenFull when_full = WhenFull::kDrop;
     HashForm hash_form = {};
     bool join_removals = false;  // see EncodeOptions
-    // How often the thread looks for work when it has none; also the longest that a batch waits.
+    // How often the thread polls when it has no work; also the longest that a batch waits.
     std::chrono::milliseconds poll_interval{1};  // 1 to 1,000
     // How long the destructor waits for messages that are not sent yet.
     std::chrono::milliseconds linger{1000};

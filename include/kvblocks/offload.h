@@ -262,7 +262,7 @@ class Tier final : private CachedPrefixes {
     return num_used_ - num_candidates_ < capacity_.num_slots &&
            (capacity_.bytes == 0 || bytes_taken_ - candidate_bytes_ + bytes <= capacity_.bytes);
   }
-  // What the policies are told alike.
+  // Makes the same call to all policies.
   template <typename Call>
   void Tell(const Call& call) {
     call(*policy_);

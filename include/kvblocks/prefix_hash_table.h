@@ -57,8 +57,8 @@ class PrefixHashTable {
   size_t FindRun(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
                  absl::Span<BlockId> out) const;
 
-  // A key's place in this table. Whoever deals with many keys computes it once, has the place
-  // loaded, and comes back for the rest.
+  // A key's place in this table. A caller with many keys computes each place once, prefetches it,
+  // and uses it later.
   uint64_t Place(const BlockHash& hash, GroupId group) const {
     const auto product = absl::uint128(hash.words[0] ^ secret_[0] ^
                                        (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *

@@ -15,8 +15,8 @@
 #include "kvblocks/prefix_content.h"
 
 // Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters;
-// the manager keeps the block tables inside it, private to itself, so that no step looks anything
-// up in a map.
+// the manager keeps the block tables inside it, private to itself, so that no step needs a look-up
+// in a map.
 //
 //   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}});
 //   ... GetComputedBlocks, AllocateSlots, run the step ...

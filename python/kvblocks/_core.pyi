@@ -191,7 +191,7 @@ class KVCacheManager:
 
         max_in_flight_tokens: most tokens scheduled but not settled, of all requests (default: max_model_len).
         use_eagle: draft groups drop the last matched block. num_hash_lookahead_tokens: tokens behind a block
-        that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads ahead of a prefill.
+        that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads after a prefill's part.
         watermark: share of the pool, 0 to 1, that admissions leave free. free_order: "unhashed_first" or
         "append_all". eviction_policy: "lru" or another of docs/policies.md. hash_algorithm: "sha256",
         "xxh3_128" (faster, not for prompts of strangers), "sha256_cbor" or "xxhash_cbor"; hash_seed: equal in
@@ -684,8 +684,8 @@ class BlockPool:
     """
     Blocks: who references them, which are free, which are cached.
 
-    BlockPool(1000) is one by itself, for who keeps block tables in Python. KVCacheManager.pool is the manager's,
-    to look at: what would change it raises. One thread at a time.
+    BlockPool(1000) is one by itself, for programs that keep block tables in Python. KVCacheManager.pool
+    is the manager's, read-only: what would change it raises. One thread at a time.
     """
 
     def __init__(self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False, free_order: str = 'unhashed_first', eviction_policy: str = 'lru') -> None:

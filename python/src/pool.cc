@@ -274,8 +274,8 @@ void BindPool(nb::module_& module) {
   nb::class_<PyPool> pool(module, "BlockPool",
                           R"(Blocks: who references them, which are free, which are cached.
 
-BlockPool(1000) is one by itself, for who keeps block tables in Python. KVCacheManager.pool is the manager's,
-to look at: what would change it raises. One thread at a time.)");
+BlockPool(1000) is one by itself, for programs that keep block tables in Python. KVCacheManager.pool
+is the manager's, read-only: what would change it raises. One thread at a time.)");
   BindOwnPool(pool);
   BindQueries(pool);
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))

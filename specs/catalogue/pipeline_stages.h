@@ -26,7 +26,7 @@ std::vector<int64_t> PipelineStages(int64_t num_layers, int64_t num_stages);
 absl::Status CheckPipelineStages(const ModelFacts& model, int64_t num_stages);
 
 // The model as one stage has it. The first one has the table of embeddings, the last one the output head;
-// layers with experts are taken to be the last ones, and layers apart from their experts to be of one
+// layers with experts are taken to be the last ones, and layers without their experts to be of one
 // size. With one stage: the model. REQUIRES: what CheckPipelineStages accepts.
 ModelFacts StageFacts(const ModelFacts& model, int64_t num_stages, int64_t stage);
 

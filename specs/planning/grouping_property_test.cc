@@ -65,7 +65,7 @@ RC_GTEST_PROP(GroupingPropertyTest, TupleCountIsTheCheapest, ()) {
   }
 }
 
-// V-91 told once more for full layers of two page sizes, and windows and rings of one size each.
+// V-91 written once more for full layers of two page sizes, and windows and rings of one size each.
 struct PackedModel {
   int64_t large = 0;   // full layers of 4 heads
   int64_t small = 0;   // full layers of 1 head
@@ -235,7 +235,7 @@ RC_GTEST_PROP(GroupingPropertyTest, GroupSizeIsTheCheapest, ()) {
   for (int64_t size = 1; size <= 30; ++size) RC_ASSERT(cost(chosen) <= cost(size));
 }
 
-// The reference looks at every number of bytes.
+// The reference tries every number of bytes.
 RC_GTEST_PROP(GroupingPropertyTest, ChunkIsTheBestOfAllSizes, ()) {
   std::vector<int64_t> pages;
   for (int64_t c = Number(1, 4); c > 0; --c) pages.push_back(Number(1, 60));

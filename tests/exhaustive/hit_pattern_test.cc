@@ -1,5 +1,5 @@
 // Look-ups over every pattern of cached and evicted blocks: a prompt is cached in all groups, every
-// subset of its blocks is evicted in turn, and the look-up must find what the oracle finds.
+// subset of its blocks is evicted, and the look-up must find what the oracle finds.
 //
 // Random calls seldom evict just the blocks that make several groups, some of them draft groups,
 // shorten a hit in turns.

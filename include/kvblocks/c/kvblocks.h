@@ -278,8 +278,9 @@ typedef struct kvb_request_options {
   int32_t skip_reading_prefix_cache; /* look-ups give nothing: the prompt must be computed */
   const char* lora_path;  /* of the adapter: under another path lora_name is another content */
   const char* session_id; /* reported in events; NULL: none */
-  /* Each look-up with a hit reports the blocks of the hit as KVB_EVENT_STORED. For who wants to know
-   * what this request could use; who counts blocks would count them twice. Needs enable_events. */
+  /* Each look-up with a hit reports the blocks of the hit as KVB_EVENT_STORED. For consumers that
+   * want to know what this request could use; one that counts blocks would count them twice. Needs
+   * enable_events. */
   int32_t report_reused_blocks;
   int32_t reserved; /* 0 */
 } kvb_request_options;
