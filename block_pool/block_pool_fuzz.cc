@@ -1,6 +1,6 @@
 // The pool against a naive model: a list for the free queue, a map of lists for the prefix table.
-// The bytes choose the pool and then operations; ids that must be refused are tried, too, and change
-// nothing. After every call queue, keys, references and counts must be those of the model.
+// The bytes choose the pool and then operations; ids that must be refused are tried, too, and
+// change nothing. After every call queue, keys, references and counts must be those of the model.
 
 #include <algorithm>
 #include <map>

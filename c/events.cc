@@ -1,5 +1,5 @@
-// The calls of kvblocks.h that concern event batches, their bytes and the index. A batch is fixed when it is taken, so that any
-// thread may read it.
+// The calls of kvblocks.h that concern event batches, their bytes and the index. A batch is fixed
+// when it is taken, so that any thread may read it.
 
 #include <algorithm>
 #include <cstring>

@@ -52,7 +52,8 @@ TEST(SlidingWindowManagerTest, EveryPatternGivesTheRightMostReusableWindow) {
             };
             while (end > 0 && !usable(end)) --end;
             end = std::max<int64_t>(end, 0);
-            // What is there, from the first token, is less than a window and the block to drop (V-36).
+            // What is there, from the first token, is less than a window and the block to drop
+            // (V-36).
             if (drop && alignment != kBlock && end > 0 && end < need) end -= alignment / kBlock;
             if (window == 1) end = 0;  // keeps nothing
             std::vector<BlockId> list;

@@ -44,8 +44,8 @@ std::unique_ptr<Request> New(const KvCacheManager& manager, int64_t num_tokens,
   return *std::move(request);
 }
 
-// BM-103: how many tokens can be registered is said by the tables of groups that are registered. A ring's
-// has one block, and an encoder's as many as its input needs.
+// BM-103: how many tokens can be registered is said by the tables of groups that are registered. A
+// ring's has one block, and an encoder's as many as its input needs.
 TEST(NewKindsTest, TablesOfGroupsThatAreNeverHitBoundNoRegistration) {
   const auto cross =
       CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 8});

@@ -264,7 +264,8 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
-// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its own.
+// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its
+// own.
 std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSlotsParams& params) {
   const int64_t main = request.num_computed_tokens_ + params.num_new_tokens;
   const SlotDemand demand{main + params.num_lookahead_tokens, main};

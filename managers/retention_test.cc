@@ -1,5 +1,5 @@
-// Retention through the manager: whose blocks it finds, what it refuses, and that it never stands in
-// the way of an allocation.
+// Retention through the manager: whose blocks it finds, what it refuses, and that it never stands
+// in the way of an allocation.
 
 #include <string>
 

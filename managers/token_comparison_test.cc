@@ -1,4 +1,5 @@
-// compare_tokens_on_hit: contents that share a hash do not hit each other, for every kind of attention.
+// compare_tokens_on_hit: contents that share a hash do not hit each other, for every kind of
+// attention.
 
 #include <string>
 #include <vector>

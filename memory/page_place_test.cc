@@ -74,8 +74,8 @@ TEST(PagePlaceTest, WhatContradictsItselfIsRefused) {
   EXPECT_THAT(message(bad), HasSubstr("end at byte 1010"));
 }
 
-// In the example of the header ids 6 and 7 are block numbers 25 and 37, and numbers between them are no
-// blocks: whole views cannot be converted, pairs of blocks can.
+// In the example of the header ids 6 and 7 are block numbers 25 and 37, and numbers between them
+// are no blocks: whole views cannot be converted, pairs of blocks can.
 TEST(PagePlaceTest, ViewsWhoseBlocksShareMemoryConvertByPairsOnly) {
   const attention::PagePlace place = {.page_bytes = 96,
                                       .block_stride = 96,

@@ -53,8 +53,8 @@ std::vector<LayerCache> Model(bool with_latent = false) {
   return caches;
 }
 
-// Heads, a window and vectors of V of another size in a mode with scales in the page; of the modes of
-// latent rows a full cache and, of V4.1, its window, of V3.2, a plain one.
+// Heads, a window and vectors of V of another size in a mode with scales in the page; of the modes
+// of latent rows a full cache and, of V4.1, its window, of V3.2, a plain one.
 std::vector<LayerCache> QuantisedModel(QuantMode mode, ModelVersion version = ModelVersion::kNone) {
   const DataType storage = mode == QuantMode::kInt8PerTokenHead  ? DataType::kInt8
                            : mode == QuantMode::kFp8PerTokenHead ? DataType::kFp8E4m3

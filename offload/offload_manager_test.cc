@@ -85,7 +85,8 @@ TEST(OffloadManagerTest, AFailedStoreLeavesNothing) {
   EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
 }
 
-// The second device's manager reads what the first one's wrote, and neither ends the other's tickets.
+// The second device's manager reads what the first one's wrote, and neither ends the other's
+// tickets.
 TEST(OffloadManagerTest, ManagersCanShareATier) {
   Tiers first(List{{.capacity_slots = 4}});
   const auto second =

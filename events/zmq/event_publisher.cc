@@ -234,8 +234,8 @@ class EventPublisher::Impl {
                         .next = static_cast<uint64_t>(*start),
                         .end = buffer_.empty() ? 0 : Number(buffer_.back()) + 1});
   }
-  // A part of the first replay, which then goes behind the others: neither batches nor other clients
-  // wait for a long one.
+  // A part of the first replay, which then goes behind the others: neither batches nor other
+  // clients wait for a long one.
   void ContinueReplay() {
     constexpr int kMostInARow = 256;
     if (replays_.empty()) return;

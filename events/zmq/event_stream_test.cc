@@ -1,5 +1,6 @@
 // Publisher and subscriber over real sockets of this process. inproc endpoints are names of their
-// own per test; where sockets must be distinguished from outside, tcp ports that the system chooses.
+// own per test; where sockets must be distinguished from outside, tcp ports that the system
+// chooses.
 
 #ifdef __linux__
 #include <sched.h>

@@ -221,10 +221,11 @@ class BlockPool {
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
     // Which cached block goes next. Any but the default, lru, keeps an index beside the queue and
-    // takes free blocks without a key first; it needs caching and kUnhashedFirst, and has no chunks.
+    // takes free blocks without a key first; it needs caching and kUnhashedFirst, and has no
+    // chunks.
     EvictionPolicyFactory eviction_policy = {};
-    // Per group, for the policy: whether its hits begin at the first block, so that a block is of no
-    // use without those before it. Empty: all groups.
+    // Per group, for the policy: whether its hits begin at the first block, so that a block is of
+    // no use without those before it. Empty: all groups.
     std::vector<uint8_t> is_chained_group = {};
     // How many blocks Retain may keep from being reused before others; above 0 there is an index,
     // also under lru, with the same conditions, and eviction_policy comes from block_pool/eviction
@@ -288,16 +289,16 @@ class BlockPool {
     const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
-  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and is
-  // cached under the key of the first `end`; it may hold more of them. Compared as above.
+  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and
+  // is cached under the key of the first `end`; it may hold more of them. Compared as above.
   BlockId FindCachedTail(const PrefixContent& content, int64_t begin, int64_t end,
                          GroupId group) const {
     const BlockId id =
         FindCached(content.HashOfBlock(end / content.hash_block_size() - 1, 1), group);
     return id == kNullBlockId || StartsWith(id, content, begin, end) ? id : kNullBlockId;
   }
-  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their blocks
-  // and returns their number.
+  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their
+  // blocks and returns their number.
   size_t FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
                        GroupId group, absl::Span<BlockId> out) const;
   // Whether the block's tokens are those of the position; true if the pool keeps none.
@@ -322,10 +323,10 @@ class BlockPool {
                        absl::Span<const uint8_t> mask = {});
 
   // Registers a block of `block_size` tokens under the key of its content's first num_tokens, which
-  // end inside it or at its end; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
-  // the block is full. Where the block's key covers more tokens, this one is a further key of it
-  // with adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES:
-  // num_tokens is a multiple of the hash block size and hashed.
+  // end inside it or at its end; a key for fewer tokens is replaced, and CacheFullBlocks replaces
+  // this one when the block is full. Where the block's key covers more tokens, this one is a
+  // further key of it with adds_further_keys; otherwise nothing changes. False if nothing changed.
+  // REQUIRES: num_tokens is a multiple of the hash block size and hashed.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             int64_t block_size, GroupId group, bool adds_further_keys = false);
   struct FurtherKey {
@@ -357,8 +358,8 @@ class BlockPool {
   void MovePartialKey(BlockId from, BlockId to);
 
   // Reports blocks that hold the first num_tokens of a content as stored events, as if they were
-  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the last
-  // block and it is cached as such. With one_event_per_registration one for all positions, as
+  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the
+  // last block and it is cached as such. With one_event_per_registration one for all positions, as
   // CacheFullBlocks. Nothing else changes. REQUIRES: real blocks are cached under the content's
   // hashes.
   void ReportStored(const PrefixContent& content, absl::Span<const BlockId> blocks,
@@ -372,8 +373,8 @@ class BlockPool {
   // --- Retention: see class Retention, and KvCacheManager::Retain ---
 
   // Asks to keep the cached ones of these blocks, which hold a prefix from its start, until others
-  // are used up or `expires_at`. REQUIRES: max_retained_blocks > 0; ids of the pool; a priority of 1
-  // to kHighestPriority; an end in the future.
+  // are used up or `expires_at`. REQUIRES: max_retained_blocks > 0; ids of the pool; a priority of
+  // 1 to kHighestPriority; an end in the future.
   RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority, int64_t expires_at);
   // Ends the retentions that end by now. REQUIRES: max_retained_blocks > 0; never goes back.
   void AdvanceTime(int64_t now);

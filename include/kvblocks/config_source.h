@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// Configuration files: read with a bound, parsed from protobuf text format or JSON, and refused with
-// the place of the error, "FILE:LINE:COLUMN: error: FIELD: got VALUE, expected WHAT (HINT)".
+// Configuration files: read with a bound, parsed from protobuf text format or JSON, and refused
+// with the place of the error, "FILE:LINE:COLUMN: error: FIELD: got VALUE, expected WHAT (HINT)".
 //
 //   config::v1::KvCacheConfig message;
 //   auto source = ConfigSource::Parse(text, "pool.txtpb", ConfigSyntax::kDetect, message);

@@ -2,7 +2,8 @@
 // vLLM sends them, and what a router makes of them.
 //
 // This header offers:
-//   codec   EncodeEvents, DecodeEvents: KvEvents as MessagePack, byte for byte as vLLM 0.33 has them
+//   codec   EncodeEvents, DecodeEvents: KvEvents as MessagePack, byte for byte as vLLM 0.33 has
+//           them
 //   index   BlockIndex: which cache holds which block, and how much of a prompt each could reuse
 //   check   StreamCheck: whether a stream is one that a cache can have sent, and what it could hit
 //   log     EventLogReader, AppendToLog: recorded streams
@@ -132,7 +133,8 @@ class EventLogReader {
   static constexpr size_t kMaxMessageBytes = size_t{1} << 28;
 
   void Feed(std::string_view bytes);
-  // The next message; none until more bytes come. InvalidArgument: what is wrong, and at which byte.
+  // The next message; none until more bytes come. InvalidArgument: what is wrong, and at which
+  // byte.
   absl::StatusOr<std::optional<LoggedMessage>> Next();
   // Whether every byte belonged to a message; else the log is cut off.
   bool is_complete() const { return has_head_ && begin_ == bytes_.size(); }
@@ -159,8 +161,8 @@ class EventLogReader {
 // zero (BM-50). What is not known to be stored cannot be removed: such removals are counted and
 // otherwise passed over, as they follow a loss of messages.
 //
-// Cost: 75 to 150 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n blocks
-// n look-ups. Dropping a holder walks all keys. Single-threaded.
+// Cost: 75 to 150 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n
+// blocks n look-ups. Dropping a holder walks all keys. Single-threaded.
 
 using HolderId = int32_t;
 

@@ -112,8 +112,8 @@ struct LookupExplanation {
   bool has_history = false;             // lookup_history_blocks is set
   // Removals are forgotten, so kFirstUse and kNotKept mean: not within the last so many removals.
   std::optional<int64_t> num_removals_remembered = std::nullopt;
-  // No group keeps whole prefixes, and with a retention interval not all that is computed is kept: so
-  // kFirstUse may mean that.
+  // No group keeps whole prefixes, and with a retention interval not all that is computed is kept:
+  // so kFirstUse may mean that.
   bool may_not_be_kept = false;
 
   MissCounts TokensByReason() const;

@@ -1,7 +1,8 @@
 // BlockPool: a manager's, to look at, or one by itself, for who writes a manager in Python.
 //
-// The core's pool trusts its managers. What comes from Python is checked here first: that blocks are of the
-// pool, referenced as often as they are freed, and fit the content that they are registered for.
+// The core's pool trusts its managers. What comes from Python is checked here first: that blocks
+// are of the pool, referenced as often as they are freed, and fit the content that they are
+// registered for.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

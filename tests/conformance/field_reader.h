@@ -1,4 +1,5 @@
-// FieldReader: typed fields of one JSON object, for files that anybody may have written; and their lines.
+// FieldReader: typed fields of one JSON object, for files that anybody may have written; and their
+// lines.
 //
 // The first problem is kept in status() and later reads give defaults, so a caller reads all fields
 // and looks once. A number outside its range, a list that is none and a missing field are problems;

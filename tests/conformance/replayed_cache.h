@@ -1,7 +1,8 @@
 // ReplayedCache: a KV-cache manager as the replayer calls it, so that one replay runs on the C++
 // library and on its C interface.
 //
-// Only what transcripts record. Answers are values; a refused call is the status of whoever refused.
+// Only what transcripts record. Answers are values; a refused call is the status of whoever
+// refused.
 
 #ifndef KVBLOCKS_TESTS_CONFORMANCE_REPLAYED_CACHE_H_
 #define KVBLOCKS_TESTS_CONFORMANCE_REPLAYED_CACHE_H_

@@ -1,5 +1,5 @@
-// Actions in words, and the state of a World as a string: equal for states from which everything goes
-// on alike.
+// Actions in words, and the state of a World as a string: equal for states from which everything
+// goes on alike.
 
 #include <algorithm>
 #include <array>

@@ -13,7 +13,8 @@
 
 namespace kvblocks::oracle {
 
-// A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for none.
+// A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for
+// none.
 class EvictingPool {
  public:
   // At most so many blocks can be retained. Policies: arc, fifo, lru, priority, ttl; under another

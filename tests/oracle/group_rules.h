@@ -1,5 +1,5 @@
-// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78, BM-113, BM-116, V-46),
-// as plain formulas and brute force.
+// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78, BM-113, BM-116,
+// V-46), as plain formulas and brute force.
 
 #ifndef KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
 #define KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_

@@ -1,5 +1,5 @@
-// What of a request's tokens is registered for reuse: how many of them, which positions, and the end
-// of its prompt.
+// What of a request's tokens is registered for reuse: how many of them, which positions, and the
+// end of its prompt.
 
 #include <algorithm>
 

@@ -157,8 +157,8 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   return "";
 }
 
-// Whether a block has a key for all that a hit of `tokens` needs of its position: where the hit ends
-// inside it, up to there or further, but a state is that of its last token.
+// Whether a block has a key for all that a hit of `tokens` needs of its position: where the hit
+// ends inside it, up to there or further, but a state is that of its last token.
 bool HoldsPosition(const KvCacheManager& manager, const Request& request, GroupId g, BlockId id,
                    int64_t position, int64_t tokens) {
   const int64_t block_end = (position + 1) * manager.group(g).block_size();

@@ -1,5 +1,6 @@
 // NaiveHistory and Expectation: a naive model of the explanations of look-ups. It keeps a list of
-// everything that was ever registered and removed, and states the rules of each group token by token.
+// everything that was ever registered and removed, and states the rules of each group token by
+// token.
 
 #ifndef KVBLOCKS_TESTS_PROPERTY_NAIVE_EXPLANATION_H_
 #define KVBLOCKS_TESTS_PROPERTY_NAIVE_EXPLANATION_H_
