@@ -278,8 +278,8 @@ TEST(PrefixContentTest, TokensMayComeWithReadyHashes) {
   ASSERT_EQ(content->hashes().size(), 2u);
   EXPECT_EQ(content->hashes()[0], first);
   EXPECT_EQ(content->hashes()[1], second);
-  EXPECT_EQ(PrefixContent::FromTokens({.token_ids = {1, 2, 3, 4}, .hashes = std::vector<BlockHash>{}},
-                                      Hashing(4))
+  EXPECT_EQ(PrefixContent::FromTokens(
+                {.token_ids = {1, 2, 3, 4}, .hashes = std::vector<BlockHash>{}}, Hashing(4))
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);

@@ -156,7 +156,8 @@ TEST(ContextParallelTest, HitsMayEndInsideSpreadBlocks) {
 
   KvCacheConfig config = Config(30, {Full(4), States(4)});
   EXPECT_THAT(
-      std::string(KvCacheManager::Create(config, Seeded({.partial_hits = true})).status().message()),
+      std::string(
+          KvCacheManager::Create(config, Seeded({.partial_hits = true})).status().message()),
       HasSubstr("without a Mamba group in align mode with a block size above the hash block size"));
 }
 
@@ -172,9 +173,10 @@ TEST(ContextParallelTest, RefusedWhereBlocksCannotBeSpread) {
               HasSubstr("prefill_context_parallel is 2, expected 1 with groups[0] "
                         "(chunked_local_attention)"));
   EXPECT_THAT(refusal({Sink(4, 8)}, {.decode_context_parallel = 2}), HasSubstr("sinks"));
-  EXPECT_THAT(refusal({Full(4), Full(8)}, {.prefill_context_parallel = 2}),
-              HasSubstr("prefill_context_parallel is 2, expected 1 unless the only group is of full "
-                        "attention or MLA"));
+  EXPECT_THAT(
+      refusal({Full(4), Full(8)}, {.prefill_context_parallel = 2}),
+      HasSubstr("prefill_context_parallel is 2, expected 1 unless the only group is of full "
+                "attention or MLA"));
   EXPECT_THAT(refusal({States(4)}, {.prefill_context_parallel = 2}), HasSubstr("the only group"));
   EXPECT_THAT(refusal({Full(4)}, {.decode_context_parallel = 0}),
               HasSubstr("decode_context_parallel is 0, expected 1 (off) to 4096"));

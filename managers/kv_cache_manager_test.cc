@@ -114,7 +114,8 @@ TEST(KvCacheManagerTest, NumbersOutOfRangeAreRefusedByName) {
 TEST(KvCacheManagerTest, CallsWithoutSenseAreRefused) {
   const auto manager = Manager(20, {Full(4)}, {.max_model_len = 40});
   const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_THAT(Refusal(*manager, *request, {}), HasSubstr("num_new_tokens is 0 without hits or external"));
+  EXPECT_THAT(Refusal(*manager, *request, {}),
+              HasSubstr("num_new_tokens is 0 without hits or external"));
   request->set_status(RequestStatus::kFinished);
   EXPECT_THAT(Refusal(*manager, *request, {.num_new_tokens = 1}), HasSubstr("is finished"));
   request->set_status(RequestStatus::kRunning);

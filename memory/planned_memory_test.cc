@@ -426,7 +426,8 @@ TEST(PlannedMemoryTest, BlocksOfPlannedViewsConvertByPairs) {
         if (view.absent()) return;
         std::byte* const at = view.At(number);
         const int64_t n = *view.Select(0, number)->SpanBytes();
-        for (int64_t i = 0; i < n; ++i) at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
+        for (int64_t i = 0; i < n; ++i)
+          at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
       };
       for (const int32_t number : numbers) {
         for (const TensorView& view : {native.k, native.k_scales, native.v, native.v_scales}) {

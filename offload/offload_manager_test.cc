@@ -356,10 +356,12 @@ TEST(OffloadManagerTest, BadOptionsAreRefused) {
     return std::string(made.status().message());
   };
   EXPECT_THAT(error({}), HasSubstr("name at least one"));
-  EXPECT_THAT(error({{.capacity_slots = 1}, {.capacity_slots = 1}}), HasSubstr("two have the name"));
+  EXPECT_THAT(error({{.capacity_slots = 1}, {.capacity_slots = 1}}),
+              HasSubstr("two have the name"));
   EXPECT_THAT(error({{}}), HasSubstr("expected one of them above 0"));
   EXPECT_THAT(error({{.capacity_bytes = 1, .capacity_slots = 1}}), HasSubstr("tier \"host\""));
-  EXPECT_THAT(error({{.capacity_bytes = 127}}), HasSubstr("a chunk of the largest group takes 128"));
+  EXPECT_THAT(error({{.capacity_bytes = 127}}),
+              HasSubstr("a chunk of the largest group takes 128"));
   EXPECT_THAT(error({{.capacity_bytes = 127, .layout = SlotLayout::kAllGroups}}),
               HasSubstr("a slot takes 128"));
   EXPECT_THAT(error({{.capacity_slots = 1, .blocks_per_chunk = 0}}), HasSubstr("blocks_per_chunk"));

@@ -115,7 +115,8 @@ TEST(EventStreamTest, WhatIsBufferedIsBoundedInBytes) {
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_bytes = 1});
   for (uint64_t i = 0; i < 5; ++i) publisher->Publish(Stored(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
-  auto late = Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
+  auto late =
+      Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
   EXPECT_EQ(Take(*late, 2), "L0+4 4") << "the latest batch always stays";
 }
 
@@ -383,7 +384,8 @@ TEST(EventStreamTest, ASubscriberThatIsNotAskedHoldsSoManyBytes) {
   int sent = 0;
   // What the system's own buffers hold comes on top.
   for (int idle = 0; idle < 100 && sent < kMost;) {
-    const bool is_taken = publisher.send(zmq::buffer(message), zmq::send_flags::dontwait).has_value();
+    const bool is_taken =
+        publisher.send(zmq::buffer(message), zmq::send_flags::dontwait).has_value();
     sent += is_taken;
     idle = is_taken ? 0 : idle + 1;
     if (!is_taken) std::this_thread::sleep_for(milliseconds(5));
@@ -472,7 +474,8 @@ TEST(EventStreamTest, WhatCannotBeIsRefusedByName) {
   EXPECT_NE(empty.ToString().find("queue_batches: got 0"), std::string::npos) << empty;
   EXPECT_FALSE(EventPublisher::Create({.endpoint = "http://x:1"}).ok());
   EXPECT_FALSE(EventSubscriber::Create({}).ok());
-  const auto queue = EventSubscriber::Create({.sources = {{.endpoint = Unique("pub")}}, .max_queue_bytes = 0});
+  const auto queue =
+      EventSubscriber::Create({.sources = {{.endpoint = Unique("pub")}}, .max_queue_bytes = 0});
   EXPECT_NE(queue.status().message().find("max_queue_bytes: got 0"), std::string::npos);
   auto first = Publisher({.endpoint = "tcp://127.0.0.1:*"});
   const auto second = EventPublisher::Create({.endpoint = "tcp://::1:1", .high_water_mark = -1});

@@ -140,9 +140,9 @@ struct BackendConfig {
   friend bool operator==(const BackendConfig&, const BackendConfig&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const BackendConfig& c) {
-    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.row_format, c.head_size,
-                      c.value_head_size, c.num_heads, c.num_kv_heads, c.block_size, c.type,
-                      c.features, c.graph_level, c.device.kind, c.device.ordinal,
+    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.row_format,
+                      c.head_size, c.value_head_size, c.num_heads, c.num_kv_heads, c.block_size,
+                      c.type, c.features, c.graph_level, c.device.kind, c.device.ordinal,
                       c.compute_capability);
   }
 };

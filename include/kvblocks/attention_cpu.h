@@ -74,9 +74,9 @@ class HostOps : public AttentionOps {
   KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_RUN)
 
  protected:
-#define KVBLOCKS_REFUSE_ON_HOST(Op)                                                      \
-  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const final {   \
-    return context.device.on_host() ? attention::Check(context, args) : NotOnHost(context.device);  \
+#define KVBLOCKS_REFUSE_ON_HOST(Op)                                                                \
+  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const final {              \
+    return context.device.on_host() ? attention::Check(context, args) : NotOnHost(context.device); \
   }
   KVBLOCKS_ATTENTION_OPS(KVBLOCKS_REFUSE_ON_HOST)
 #undef KVBLOCKS_REFUSE_ON_HOST

@@ -102,7 +102,8 @@ class PlannedMemory {
  public:
   // InvalidArgument names the option, the layer or the tensor; OutOfRange for tensors that are too
   // small; ResourceExhausted if the host has not that much memory.
-  static absl::StatusOr<PlannedMemory> Create(const Plan& plan, const PlannedMemoryOptions& options);
+  static absl::StatusOr<PlannedMemory> Create(const Plan& plan,
+                                              const PlannedMemoryOptions& options);
 
   // The worker's layers in the order of the plan.
   const std::vector<LayerMemory>& layers() const { return layers_; }

@@ -242,7 +242,8 @@ int64_t LookupExplainer::ReachInside(GroupId first, int64_t most) const {
 
 int64_t LookupExplainer::HitWithoutDrops(int64_t num_hit_tokens) const {
   int64_t most = std::min(num_tokens_ - 1, num_hashed_full_);
-  if (has_full_groups_) most = std::min(most, ReachOfFullGroups(is_partial_ ? most : num_hashed_full_));
+  if (has_full_groups_)
+    most = std::min(most, ReachOfFullGroups(is_partial_ ? most : num_hashed_full_));
   for (int64_t end = most - most % alignment_; end > num_hit_tokens; end -= alignment_) {
     if (!FindWindowGap(end)) return end;
   }

@@ -20,8 +20,9 @@ std::vector<int64_t> PipelineStages(int64_t num_layers, int64_t num_stages) {
 absl::Status CheckPipelineStages(const ModelFacts& model, int64_t num_stages) {
   const std::string got = std::to_string(num_stages);
   if (num_stages < 1 || num_stages > model.num_layers()) {
-    return FieldError("pipeline_parallel", got,
-                      "1 to " + std::to_string(model.num_layers()) + ", the layers of " + model.name);
+    return FieldError(
+        "pipeline_parallel", got,
+        "1 to " + std::to_string(model.num_layers()) + ", the layers of " + model.name);
   }
   if (num_stages > 1 &&
       (model.num_kv_shared_layers > 0 || model.CountLayers(kSharedRowLetters) > 0)) {

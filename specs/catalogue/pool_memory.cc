@@ -37,7 +37,8 @@ MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks) 
   MeasuredReserves reserves{
       .activation_gb = (model.experts ? kExpertActivation : kDenseActivation) * kGbPerGib,
       .other_gb = (num_ranks > 1 ? kOtherRanks : kOtherAlone) * kGbPerGib,
-      .source = absl::StrCat("vLLM 0.19 on H100, ", model.experts ? "any with experts" : "any dense")};
+      .source =
+          absl::StrCat("vLLM 0.19 on H100, ", model.experts ? "any with experts" : "any dense")};
   for (const ActivationRow& row : kActivations) {
     if (model.family != row.family) continue;
     reserves.activation_gb = row.gib * kGbPerGib;

@@ -111,7 +111,8 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   const auto at = [&](int64_t i) { return table[static_cast<size_t>(i)]; };
   int64_t nulls = 0;
   while (nulls < size && at(nulls) == kNullBlockId) ++nulls;
-  if (group.is_full_type() && nulls > 0 && !group.spec().output_window()) return Broken(19, "null in a full table of group ", g);
+  if (group.is_full_type() && nulls > 0 && !group.spec().output_window())
+    return Broken(19, "null in a full table of group ", g);
   const auto output_window = group.spec().output_window();
   for (int64_t i = output_window ? 0 : nulls; i < size; ++i) {
     const BlockId id = at(i);

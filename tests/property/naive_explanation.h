@@ -251,7 +251,8 @@ class Expectation {
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       if (!IsFull(g)) continue;
       for (int64_t t = 0; t < end; ++t) {
-        if ((t / Size(g) + 1) * Size(g) > known_.request->content().num_hashed_tokens()) return false;
+        if ((t / Size(g) + 1) * Size(g) > known_.request->content().num_hashed_tokens())
+          return false;
         if (!HasToken(g, t)) return false;
       }
     }
