@@ -165,7 +165,7 @@ struct AttnParams {
   ExplicitMask mask;
 };
 
-// MaskRef: a materialised attention mask, kept alive by whoever holds it.
+// MaskRef: a materialised attention mask, kept alive by its holders.
 //
 // Copies share the storage, which never changes once handed out: a builder that grows makes new
 // storage and leaves earlier refs valid.
@@ -259,7 +259,7 @@ struct SplitPlan;
 
 // A split plan in device memory, made there by the backend's planner for one batch: it serves every
 // layer with the same shapes until lengths change, on one stream at a time. `memory` is the
-// caller's; what the plan was made for is filled in by the planner and compared by who uses it.
+// caller's; the planner fills in what the plan was made for, and operations compare it.
 struct DeviceDecodePlan {
   TensorView memory;  // contiguous, aligned to 16 bytes
   int64_t num_requests = 0, num_heads = 0, num_kv_heads = 0, key_dim = 0, value_dim = 0;

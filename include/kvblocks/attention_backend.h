@@ -213,7 +213,7 @@ enum class CascadeChoice : uint8_t {
 };
 
 // A sparse layer has more caches than its own, which other groups may manage. Empty: it has none of
-// these, or nobody asks for it by name.
+// these, or is not asked for by name.
 struct SparseCacheNames {
   std::string compressed = {}, index = {};    // V4's compressed rows, the indexer's keys
   std::string states = {}, index_states = {};  // of the compressors of both

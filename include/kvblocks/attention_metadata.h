@@ -240,7 +240,7 @@ struct CommonAttentionMetadata {
   int32_t max_local_context_len = 0;
 
   // query_start_loc of the requests behind the decodes, from 0: what PrefillView needs. Absent
-  // where there are no decodes (query_start_loc serves) or nobody filled it.
+  // where there are no decodes (query_start_loc serves) or it was not filled.
   ConstTensorView prefill_query_start_loc;  // i32 [R - num_decodes + 1]
   absl::Span<const int32_t> host_prefill_query_start_loc;
 

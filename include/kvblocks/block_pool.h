@@ -168,7 +168,7 @@ class PageChunks {
   int32_t num_idle_ = 0;
 };
 
-// BlockPool: the physical KV-cache blocks of one worker - who references them, which are free,
+// BlockPool: the physical KV-cache blocks of one worker - their references, which are free,
 // which are cached.
 //
 // Counts blocks, not bytes, and knows nothing of requests. A block is taken from the front of the
@@ -193,7 +193,7 @@ class PageChunks {
 //
 // Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
 // live blocks are referenced, cached ones are not but have a key, and free ones are neither; a
-// non-permanent block is in the free queue iff nobody references it. Cost: O(1) per block moved,
+// non-permanent block is in the free queue iff nothing references it. Cost: O(1) per block moved,
 // plus O(1) expected per key removed (with chunks: see PageChunks). No allocation except
 // returned lists and events. Thread-compatible: one thread at a time.
 

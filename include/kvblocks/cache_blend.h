@@ -214,7 +214,8 @@ absl::StatusOr<BlendWork> MakeBlendWork(const BlendConfig& config, const BlendBo
 // whose the memory is. All layers are of one KV group. Bad input is refused before the first call
 // of the model; an error of the model or an operation leaves the step's own slots unspecified.
 
-// What a run tells who measures it. On a device these are moments of the stream: record an event.
+// Moments of a run that can be measured. On a device these are moments of the stream: record an
+// event.
 enum class BlendMoment : uint8_t {
   kRunBegins,
   kSelectionBegins,  // of all sessions that check in the layer

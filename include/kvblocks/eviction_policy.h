@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/block.h"
 
-// EvictionPolicy: which cached block that nobody references is reused next.
+// EvictionPolicy: which cached block without references is reused next.
 //
 // The pool's default is its free queue, least recently released first, tails before heads, and has
 // no policy object unless blocks can be retained. Any other policy is one of these, brought by the

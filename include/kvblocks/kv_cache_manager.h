@@ -64,7 +64,7 @@ using MissCounts = std::array<int64_t, kNumMissReasons>;
 // equal specs are looked up together, and the hit is a fixed point: each kind is asked for its
 // longest hit within the shortest so far, and the round is repeated until none shortens it.
 // Lengths never grow, so this ends; kinds of full type, of whose hits every prefix is a hit, are
-// asked once. Without prefix caching nobody asks.
+// asked once. Without prefix caching there are no look-ups.
 
 class PrefixLookup {
  public:
@@ -149,7 +149,7 @@ struct KvCacheManagerOptions {
   // share of the chunks that admissions leave idle or unassigned.
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
-  // Which cached block that nobody references is reused next. Any but the default, lru, needs
+  // Which cached block without references is reused next. Any but the default, lru, needs
   // caching and free_order kUnhashedFirst, and no native layout. ParseEvictionPolicy knows some by
   // name; docs/policies.md says when which helps, and how to bring another one.
   EvictionPolicyFactory eviction_policy = {};
@@ -176,7 +176,7 @@ struct KvCacheManagerOptions {
   // Prompts that end inside a block are registered there, and hits may end inside blocks, at
   // multiples of the hash block size. For models with a Mamba group in align mode whose block is
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
-  // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
+  // have blocks of that size. The caller must then run the copies of TakeBlockCopies.
   bool partial_hits = false;
   // Ranks over which the tokens of a block are spread round robin, so that a block of one rank
   // covers so many times its tokens: with decode context parallelism in all groups but those of
@@ -187,12 +187,12 @@ struct KvCacheManagerOptions {
   // For Mamba groups with checkpoint blocks (MambaSpec num_checkpoint_blocks): the backend can
   // export a state so many tokens, or a multiple, behind the start of a chunk. V-45.
   int64_t checkpoint_alignment = 1;
-  // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
-  // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
-  // hash their tokens twice.
+  // How many removals from the prefix cache ExplainLookup remembers, to distinguish evicted blocks
+  // from content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra
+  // keys hash their tokens twice.
   int64_t lookup_history_blocks = 0;
   // Collect the ids of the blocks that attention groups take, for workers that must zero fresh
-  // blocks. Whoever sets it must call TakeNewBlockIds once per step. BM-115.
+  // blocks. The caller must then call TakeNewBlockIds once per step. BM-115.
   bool report_new_blocks = false;
 };
 
@@ -376,8 +376,8 @@ class KvCacheManager {
   // next change.
   absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
   // Gives the request other memory for a block table, with the same entries, and returns the memory
-  // it had: whoever showed that to others (see GetBlocks) can keep it for them. Empty for a request
-  // that holds none. O(entries).
+  // it had: a caller that showed it to others (see GetBlocks) can keep it for them. Empty for a
+  // request that holds none. O(entries).
   std::vector<BlockId> MoveBlockTable(Request& request, GroupId group);
   // Copies for all groups, clipped to the blocks that cover num_tokens.
   std::vector<std::vector<BlockId>> GetBlockIds(const Request& request,

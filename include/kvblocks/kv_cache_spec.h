@@ -112,7 +112,7 @@ enum class KvCacheSpecKind {
   // The encoder's view of itself: a page can be computed, but nothing is stored between steps, and
   // no group of a pool may have this kind.
   kEncoderOnlyAttention,
-  // Hidden states of some layers, one vector per token, kept for who trains a drafter on them.
+  // Hidden states of some layers, one vector per token, kept for training a drafter on them.
   // Nothing attends to them; blocks are managed as those of full attention.
   kHiddenState,
   // A circular buffer of block_size rows: one block per request for its whole life, in which a new

@@ -25,7 +25,7 @@
 #include "kvblocks/kv_cache_view.h"
 
 // TokenValues: what a token's key, value and query are in a verified run: numbers that follow from
-// the tokens up to it, its layer and a seed, so that whoever computes the same prefix writes the
+// the tokens up to it, its layer and a seed, so that all requests with the same prefix write the
 // same rows, and a prefix that was mistaken for another shows.
 //
 // A prefix is named by a 64-bit digest that each further token is chained to. Values are multiples
@@ -93,13 +93,13 @@ inline constexpr int32_t kNullBlock = 0;  // of the engine: never written to
 enum class BlockEvent : uint8_t {
   kNone,
   kHandedOut,  // taken anew by a request: what was in it is void
-  kLost,       // nobody holds it, and nobody may find it
+  kLost,       // no request holds it, and no look-up may find it
   kDropped,    // the engine said so
 };
 
 struct BlockHistory {
   int64_t step = -1;     // of the event
-  uint64_t request = 0;  // kHandedOut: who took it
+  uint64_t request = 0;  // kHandedOut: the request that took it
   BlockEvent event = BlockEvent::kNone;
 };
 
@@ -209,7 +209,7 @@ class PagedMemory {
 // writes depends on all tokens before it, so a prefix hit must read exactly what another request
 // with that prefix wrote; all rows that a request finds computed are read back bit by bit once.
 //
-// Content that nobody may read any more is overwritten with NaN at once:
+// Content that may not be read any more is overwritten with NaN at once:
 //   - a block that a request gets anew: what was in it went when it was handed out;
 //   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
 //   - blocks named by Drop, and the rows of tokens taken back by Rollback.
@@ -260,7 +260,7 @@ struct VerifiedJoint {
 
 // What the engine's books say of a block.
 enum class BlockUse : uint8_t {
-  kFree,    // nobody may read it
+  kFree,    // may not be read
   kCached,  // free, but a look-up may give it out
   kHeld,    // referenced
 };
@@ -370,7 +370,7 @@ class KvCacheVerifier {
   absl::Status Rollback(uint64_t request, int64_t num_tokens);
   // The request gave its blocks back. Unknown requests are ignored.
   absl::Status Release(uint64_t request);
-  // The content of these blocks is void, whoever holds them.
+  // The content of these blocks is void, even if requests hold them.
   absl::Status Drop(absl::Span<const int32_t> blocks);
 
   const std::vector<VerifiedGroup>& groups() const { return options_.groups; }

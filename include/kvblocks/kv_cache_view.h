@@ -42,7 +42,7 @@ template <typename View>
 struct BasicKvCacheView {
   KvLayout layout = KvLayout::kNhd;
   View k, v;
-  // For kMlaFp8_584 only, whose view does not tell it.
+  // For kMlaFp8_584 only, whose view does not show it.
   int64_t planar_block_size = 0;
   // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close
   // share memory. The allocator of numbers sees to it that those in use do not.

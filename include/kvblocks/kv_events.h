@@ -108,7 +108,7 @@ absl::StatusOr<EventBatch> DecodeEvents(std::string_view payload);
 //   "kvblocks-events-1"                        first value
 //   [source, topic, sequence, payload]         each message: text, text, integer, bytes
 //
-// A sequence of -1 with an empty payload says that the source was found to have started anew; -2,
+// A sequence of -1 with an empty payload says that the source was found to have restarted; -2,
 // that messages before the next one were lost for good.
 
 struct LoggedMessage {
@@ -306,7 +306,7 @@ class StreamCheck {
   void Apply(HolderId stream, const EventBatch& batch);
   // Messages are missing, from the first one on or from here on.
   void OnLoss(HolderId stream);
-  // The cache started anew, and is empty.
+  // The cache restarted, and is empty.
   void OnRestart(HolderId stream);
 
   const Totals& totals(HolderId stream) const { return streams_[Place(stream)].totals; }

@@ -57,7 +57,7 @@ class EventPublisher {
 
   struct Options {
     // Bound if it has a "*" or "::", or is ipc or inproc; else connected to. A port of 0 is chosen
-    // by the system; endpoint() tells it.
+    // by the system; endpoint() returns it.
     std::string endpoint = "tcp://*:5557";
     std::string replay_endpoint = {};  // always bound; empty: no replay
     std::string topic = {};
@@ -135,7 +135,7 @@ class EventPublisher {
 //   - A gap starts a replay from the first missing message on. Meanwhile ZeroMQ keeps what comes
 //     live; afterwards both meet, and what comes twice is left out.
 //   - What no replay gives (the publisher's buffer moved on or dropped it, there is no replay
-//     endpoint, nobody answers in time) is a loss. The index then forgets this stream's cache,
+//     endpoint, no answer in time) is a loss. The index then forgets this stream's cache,
 //     since it may name blocks that are gone, and learns it anew from there on.
 //   - A publisher that was restarted counts from 0 again: a restart, after which the cache is
 //     empty.

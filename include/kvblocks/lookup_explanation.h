@@ -62,7 +62,7 @@ constexpr std::string_view MissReasonMeaning(MissReason reason) {
 // and each token has one reason.
 //
 // A plain value: copy it, keep it. It describes the cache at the moment of the call, and it is for
-// whoever runs the server: it says whether somebody else's tokens are or were in the cache.
+// whoever runs the server: it says whether another sender's tokens are or were in the cache.
 
 // Why one block of one group is not in the cache: kFirstUse, kEvicted, kRemoved, kSaltOrAdapter,
 // kNotKept or kNotCached. With partial hits: why not as far as the hit needs it.

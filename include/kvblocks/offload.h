@@ -66,8 +66,8 @@ constexpr std::string_view TierLocalityName(TierLocality locality) {
 
 // How the bytes of a tier are cut up. With one group all are the same.
 enum class SlotLayout : uint8_t {
-  // A chunk takes the bytes of its group. Nothing is lost, and slots have no fixed place: whoever
-  // keeps the bytes places them.
+  // A chunk takes the bytes of its group. Nothing is lost, and slots have no fixed place: the
+  // connector places the bytes.
   kPacked,
   // Fixed slots, each as large as the largest group's chunk.
   kLargestGroup,
@@ -114,7 +114,7 @@ struct TierOptions {
 // A tier cannot have more chunks than this: 2^27, which take about 25 GB of memory in the index.
 inline constexpr int64_t kMostSlots = int64_t{1} << 27;
 
-// What the capacity comes to for chunks of these bytes (one number per group, 0: not stored).
+// The capacity for chunks of these bytes (one number per group, 0: not stored).
 struct TierCapacity {
   int64_t num_slots = 0;
   int64_t bytes = 0;                      // 0: only slots count
@@ -296,7 +296,7 @@ class Tier final : private CachedPrefixes {
 // OffloadManager: which KV lies in which tier behind the device, and what of it a request can load.
 //
 // The index of an engine's connector, in the manner of vLLM's OffloadingManager: it moves no bytes.
-// It says which slots to read or write; whoever moves the bytes says when that is done.
+// It says which slots to read or write; the connector that moves the bytes says when that is done.
 //
 //   auto offload = OffloadManager::Create(*manager, {.tiers = {{.capacity_bytes = 64LL << 30}}});
 //   const auto match = (*offload)->Lookup(content, num_hit_tokens, content.num_tokens() - 1);

@@ -12,7 +12,7 @@
 // Errors: a plan, an option or an allocation that does not fit is an absl::Status with what, value
 // and limit; nothing throws.
 // Cost: O(layers) once, at start-up.
-// Threads: values; whoever uses the views keeps the memory alive.
+// Threads: values; the user of the views keeps the memory alive.
 
 #ifndef KVBLOCKS_PLANNED_MEMORY_H_
 #define KVBLOCKS_PLANNED_MEMORY_H_
@@ -61,7 +61,7 @@
 //
 // Always: a view reaches no byte outside its tensor; layers of one group share no byte. Layers of
 // different groups may share memory, since a block id belongs to one group at a time.
-// Cost: O(layers) once. The views are plain values; whoever uses them keeps the memory alive.
+// Cost: O(layers) once. The views are plain values; their user keeps the memory alive.
 
 namespace kvblocks {
 

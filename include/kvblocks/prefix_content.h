@@ -29,8 +29,8 @@
 // together with the L tokens after it, for caches of drafters whose KV of a position depends on the
 // tokens that follow.
 //
-// Three ways in. With token ids, hashes are computed here, each token once. Without them, whoever
-// knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
+// Three ways in. With token ids, hashes are computed here, each token once. Without them, a caller
+// that knows the content (a simulator, a gateway that hashed already) gives one hash per block;
 // such a content has no token ids to report. And with both, for an engine that hashes by itself and
 // wants its tokens reported.
 //

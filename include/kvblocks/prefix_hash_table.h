@@ -21,8 +21,8 @@
 // touches two cache lines. A full bucket passes a key on to the next one and counts that it did
 // (as in Meta's F14 tables), so a search knows when to stop, and erasing moves nothing and leaves
 // no tombstone. The table is sized for the whole pool at construction (load at most 1/2) and
-// neither grows nor rehashes. Bucket and tag place in a secret of this table, so nobody can choose
-// contents that cluster.
+// neither grows nor rehashes. Bucket and tag place in a secret of this table, so an attacker cannot
+// choose contents that cluster.
 //
 // Several blocks may carry one key (a block that becomes full is registered even if its content is
 // known already): the bucket holds the earliest, a ring beside the table the others in order of

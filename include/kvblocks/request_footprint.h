@@ -50,7 +50,7 @@ struct GroupDemand {
   // The most that one request holds when all tokens in flight are its own.
   BlockStaircase alone = {};
   BlockStaircase steady = {};    // the most of one of several requests, in-flight tokens aside
-  int64_t transient_blocks = 0;  // all in-flight tokens, once per pool whoever owns them
+  int64_t transient_blocks = 0;  // all in-flight tokens of all requests, once per pool
   int64_t permanent_blocks = 0;  // attention sinks, taken for good
   int32_t page_class = 0;
 
