@@ -24,7 +24,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens are hashed as stored");
 
-// What vLLM derives its root from where nobody sets another seed.
+// The text that vLLM derives its root from without a seed.
 constexpr std::string_view kVllmSeed = "vllm-none-hash";
 
 struct Preamble {

@@ -283,7 +283,7 @@ TEST(PrefixContentTest, TokensMayComeWithReadyHashes) {
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);
-  // Who hashes here takes no hashes.
+  // A content that hashes its tokens takes no hashes.
   auto hashed = PrefixContent::FromTokens({.token_ids = {1}}, Hashing(4));
   EXPECT_EQ(hashed->AppendTokens({2, 3, 4}, {first}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(hashed->num_tokens(), 1);

@@ -10,7 +10,7 @@
 //
 // Cost: O(1) expected, about two cache misses, and no allocation after construction; BytesFor says
 // how much memory, 48 bytes per key. Nothing observable depends on the index's order, which a
-// secret decides so that nobody can choose keys that cluster. Single-threaded.
+// secret decides so that an attacker cannot choose keys that cluster. Single-threaded.
 
 #ifndef KVBLOCKS_BLOCK_POOL_RECENT_KEYS_H_
 #define KVBLOCKS_BLOCK_POOL_RECENT_KEYS_H_

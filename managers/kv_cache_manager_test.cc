@@ -231,7 +231,7 @@ TEST(KvCacheManagerTest, DelayedBlocksAreRegisteredLater) {
 }
 
 TEST(KvCacheManagerTest, RequestsThatSkipWritingRegisterNothingInAnyStep) {
-  // By Grow, and where windows let go of blocks.
+  // By Grow, and where windows free blocks.
   for (const auto& specs : {std::vector<KvCacheSpec>{Full(4)}, {Full(4), Window(4, 9)}}) {
     const auto manager = Manager(40, specs);
     const auto donor = NewRequest(*manager, Tokens(8));
@@ -317,7 +317,7 @@ TEST(KvCacheManagerTest, ResetIsRememberedInTheStatistics) {
   EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(12))).num_tokens(), 0);
 }
 
-// Blocks that nobody computed would be registered otherwise.
+// Blocks that were never computed would be registered otherwise.
 TEST(KvCacheManagerTest, ComputedTokensWithoutBlocksAreRefused) {
   const auto manager = Manager(10, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(12), "r");

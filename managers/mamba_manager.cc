@@ -196,7 +196,7 @@ int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const 
   const int64_t needed =
       target - std::max(size, state) - NumScratchToMove(*held, target) + checkpoint;
   if (!apply_cap) return needed;
-  // Whoever holds two states gives one back before taking another.
+  // A request that holds two states frees one before it takes another.
   const int64_t nulls = std::count(held->table.begin(), held->table.end(), kNullBlockId);
   const int64_t most = 2 + num_speculative_blocks_ + checkpoint;
   return std::min(needed, std::max<int64_t>(0, most - (size - nulls)));

@@ -349,8 +349,8 @@ TEST(VersionRulesTest, TheGateBehindAHit) {
   EXPECT_TRUE(Step(*manager, *b, 16, {.full_sequence_must_fit = true}));
 }
 
-// BM-102, SM-14: whoever loses its part of a step hits what nobody wrote, unless the blocks of that
-// part lose their keys first.
+// BM-102, SM-14: a request that loses its part of a step hits unwritten blocks, unless those of
+// that part lose their keys first.
 TEST(VersionRulesTest, APartThatIsTakenBackGivesUpItsKeysByEvictBlocks) {
   for (const bool gives_up : {false, true}) {
     const auto manager = Manager(20, {Full(4), Window(4, 5)});

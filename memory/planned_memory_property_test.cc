@@ -232,7 +232,7 @@ void AddFromViews(const PlannedMemory& memory, const LayerMemory& layer, int32_t
   }
 }
 
-// A group for each block id as a pool would give it; -1: nobody's.
+// A group for each block id as a pool would give it; -1: of no group.
 std::vector<int> AnyOwners(const Plan& plan) {
   std::vector<int> owner(static_cast<size_t>(plan.num_blocks()), -1);
   const auto num_groups = static_cast<int64_t>(plan.groups.size());

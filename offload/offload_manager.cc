@@ -234,7 +234,7 @@ void OffloadManager::CollectOffers(TierId id, const PrefixContent& content,
       if (IsWorthStoring(offer, options.blocks_per_chunk, range)) offers_.push_back(offer);
     }
   }
-  // The front of the prompt first, in all groups: what there is no room for is its end.
+  // The front of the prompt first, in all groups: if room ends, the end of the prompt is left out.
   std::stable_sort(offers_.begin(), offers_.end(),
                    [](const Offer& a, const Offer& b) { return a.end < b.end; });
 }

@@ -103,7 +103,7 @@ TEST(OffloadManagerTest, ManagersCanShareATier) {
   // Its own load is worth waiting for, another device's is not.
   EXPECT_TRUE((*second)->CostOfLoad(content, 0, 16).is_being_read);
   EXPECT_FALSE(first->CostOfLoad(content, 0, 16).is_being_read);
-  // What it reads stays, whoever stores.
+  // The slots that it reads stay, whatever is stored.
   EXPECT_EQ(first.Prepare(first.Content(17, 100), 17).ticket, 0);
   EXPECT_TRUE((*second)->CheckInvariants().ok()) << (*second)->CheckInvariants();
   EXPECT_EQ(first->CompleteLoad(load->ticket).code(), absl::StatusCode::kNotFound);

@@ -2,8 +2,8 @@
 // kept, as learnt from the blocks seen so far.
 //
 // Time is counted in references to cached blocks. When a request ends, its blocks begin a wait that
-// ends when somebody hits them, or misses them after they were evicted, whose keys are remembered.
-// Waits are counted per age and per class of block, of which there are 96:
+// ends when a look-up hits them, or misses them after they were evicted (their keys are
+// remembered). Waits are counted per age and per class of block, of which there are 96:
 //   - turn: how often the conversation was continued: 1, 2, 3, 4, 5 to 8, more;
 //   - growth: tokens that the request added to what was seen before;
 //   - sharing: uses of the block beyond those of its own conversation.
@@ -18,7 +18,7 @@
 // only learns; the latter for a time that doubles with each relapse.
 //
 // Cost: O(1) per block amortised, except that naming a victim scans a bit set of 1,920 queues, and
-// that the index is computed anew eight times per turnover of the pool (about 100 us). In pools
+// that the index is computed eight times per turnover of the pool (about 100 us). In pools
 // above 32,768 blocks only a sample of the keys has its waits counted.
 
 #ifndef KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_

@@ -99,7 +99,7 @@ inline void DoNotPreemptOthers() {
 }
 
 // The ZeroMQ context that all sockets of the process share, so that inproc endpoints meet. It lives
-// as long as somebody holds it. Its own threads do not preempt others.
+// as long as it is held. Its own threads do not preempt others.
 inline std::shared_ptr<zmq::context_t> SharedContext() {
   static std::mutex mutex;
   static std::weak_ptr<zmq::context_t> shared;
@@ -112,7 +112,7 @@ inline std::shared_ptr<zmq::context_t> SharedContext() {
     DoNotPreemptOthers();
     try {
       const zmq::socket_t first(*context, zmq::socket_type::pair);
-    } catch (const zmq::error_t&) {  // who makes the next socket learns of it
+    } catch (const zmq::error_t&) {  // the next socket reports it
     }
   }).join();
   return context;

@@ -1,7 +1,7 @@
 // What the binding's files share: the Python objects behind Manager and Request, and conversions of
 // arguments.
 //
-// Threads: Python serialises calls, but calls that take long let go of the interpreter lock.
+// Threads: Python serialises calls, but calls that take long release the interpreter lock.
 // ManagerUse then keeps others out: a second thread gets an exception, not a data race.
 
 #ifndef KVBLOCKS_PYTHON_SRC_BINDING_H_

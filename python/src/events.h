@@ -1,7 +1,7 @@
 // KV events as Python holds them, and lists of them as arguments.
 //
-// An event object shares what it shows: with the batch that it came from, or with nobody. Nothing
-// in it changes, so calls may read it without the interpreter lock.
+// An event object shares its content with the batch that it came from, if any. Nothing in it
+// changes, so calls may read it without the interpreter lock.
 
 #ifndef KVBLOCKS_PYTHON_SRC_EVENTS_H_
 #define KVBLOCKS_PYTHON_SRC_EVENTS_H_
@@ -79,12 +79,12 @@ class Inside {
   int& count_;
 };
 
-// An index as Python sees it: its own, or the one that a subscriber keeps, which nobody else
+// An index as Python sees it: its own, or the one that a subscriber keeps, which nothing else
 // changes.
 struct PyBlockIndex {
   struct Use {
     const events::BlockIndex& index;
-    int& num_inside;  // for a call that lets go of the interpreter lock
+    int& num_inside;  // for a call that releases the interpreter lock
   };
 
   std::unique_ptr<events::BlockIndex> own;

@@ -438,7 +438,7 @@ void BindManager(nb::module_& module) {
   nb::class_<PyManager> manager(
       module, "KVCacheManager",
       "What a scheduler calls: prefix look-up, slots, freeing, over all KV-cache groups of a model.\n\n"
-      "Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us let go of the "
+      "Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us release the "
       "interpreter lock, and another thread's call then raises ConcurrentUseError.");
   BindConstruction(manager);
   BindStep(manager);

@@ -1,4 +1,4 @@
-// BlockPool: a manager's, to look at, or one by itself, for who writes a manager in Python.
+// BlockPool: a manager's, read-only, or one by itself, for managers written in Python.
 //
 // The core's pool trusts its managers. What comes from Python is checked here first: that blocks
 // are of the pool, referenced as often as they are freed, and fit the content that they are
@@ -73,7 +73,7 @@ void CheckNumber(const char* call, int64_t k) {
   if (k < 0) Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": ", k, " blocks, expected 0 or more"));
 }
 
-// A block of the pool that somebody references; not the null block.
+// A block of the pool that is referenced; not the null block.
 void CheckReferenced(const BlockPool& pool, const char* call, BlockId id) {
   if (id < 0 || id >= pool.num_blocks()) {
     Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": block ", id, ", expected 0 to ",

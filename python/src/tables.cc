@@ -16,7 +16,7 @@
 namespace kvblocks::python {
 namespace {
 
-// REQUIRES of all: the request is alive, which `owner` sees to.
+// REQUIRES of all: the request is alive; `owner` keeps it so.
 struct PyBlockTable {
   nb::object owner;
   PyRequest* request;

@@ -113,7 +113,7 @@ class OpCall {
   const attention::AttentionOps& ops() const;
   attention::ExecContext Context();
   // Raises what the operation refuses. `work`: multiplications, roughly; above 10 us the
-  // interpreter lock is let go.
+  // interpreter lock is released.
   template <typename Args>
   void Run(const Args& args, double work) {
     const attention::ExecContext context = Context();
