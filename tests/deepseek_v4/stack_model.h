@@ -71,7 +71,7 @@ struct TokenInputs {
   std::vector<double> index_k;                 // [index_dim], rotated: V3.2
 };
 
-// What DenseForward may be told to do wrong, to see that it shows.
+// Mistakes that DenseForward can make on request, to see that they are found.
 struct DenseFaults {
   int64_t window_edge = 0;    // added to the window
   bool swap_overlap = false;  // older tokens give the second half

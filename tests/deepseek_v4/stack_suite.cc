@@ -356,7 +356,7 @@ TEST(DeepseekStackSuite, RowsOfCodesAreThoseOfTheDenseModel) {
   EXPECT_LT(Serve(OfCodes(OfV32(), 512), talks).worst, kCodeLimit);
 }
 
-// Codes of 4 bits lie further apart, and so do the rows of values that round to another one.
+// Codes of 4 bits have larger gaps, and so do the rows of values that round to another one.
 constexpr double kRecordLimit = 2e-2;
 
 TEST(DeepseekStackSuite, RecordsAreThoseOfTheDenseModel) {

@@ -3,7 +3,7 @@
 //
 // First come, first served. A step gives every running request, oldest first, up to `budget`
 // tokens; when one does not fit, the youngest running request is preempted and returns to the head
-// of the queue. A step that preempted nobody admits from the head of the queue until one does not
+// of the queue. A step without preemptions admits from the head of the queue until one does not
 // fit. Requests end by length.
 
 #ifndef KVBLOCKS_TESTS_EXHAUSTIVE_SCHEDULER_MODEL_H_

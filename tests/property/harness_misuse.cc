@@ -121,7 +121,7 @@ void Harness::MisuseLists(LiveRequest& request, Numbers numbers) {
   ExpectRefused("pin outside the pool", before, manager_->PinBlocks(outside));
   ExpectRefused("free outside the pool", before, manager_->FreeBlocks(outside));
   ExpectRefused("free of a negative id", before, manager_->FreeBlocks(negative));
-  // INV-34: a block that nobody pinned or popped may not be freed, nor once more than it was.
+  // INV-34: a block that was not pinned or popped may not be freed, nor once more than it was.
   const BlockId id = static_cast<BlockId>(1 + numbers.Below(num_blocks - 1));
   if (id < num_blocks) {
     const std::vector<BlockId> too_often(static_cast<size_t>(outside_[static_cast<size_t>(id)]) + 1,

@@ -225,7 +225,7 @@ class Expectation {
     }
   }
   bool IsHashed(int64_t end) const { return end <= hashed_; }
-  // V-46: of others nobody can use the blocks.
+  // V-46: no request can use the blocks of others.
   bool IsLookedUp(GroupId g) const {
     const KvCacheSpec& spec = manager_.group(g).spec();
     return spec.kind() != KvCacheSpecKind::kRing && !spec.options().bounded_replay;
@@ -240,7 +240,7 @@ class Expectation {
   bool HasToken(GroupId g, int64_t token) const { return HasBlock(g, token / Size(g)); }
   Absence Why(GroupId g, int64_t block) const {
     Absence absence = history_.WhyAbsent(known_, *plain_, g, block);
-    // Whoever made the blocks of the full groups computed these tokens.
+    // The request that made the blocks of the full groups computed these tokens.
     if (absence.reason == MissReason::kFirstUse && !IsFull(g) &&
         FullGroupsKnow((block + 1) * Size(g))) {
       absence.reason = MissReason::kNotKept;
