@@ -24,7 +24,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens are hashed as stored");
 
-// What vLLM derives its root from where nobody sets another seed.
+// The text that vLLM derives its root from without a seed.
 constexpr std::string_view kVllmSeed = "vllm-none-hash";
 
 struct Preamble {
@@ -116,8 +116,8 @@ template <size_t kLookahead>
 void HashUsualChain(bool is_sha256, absl::Span<const uint8_t> secret, const BlockHash& parent,
                     const TokenId* tokens, absl::Span<BlockHash> out) {
   using Input = UsualInput<kLookahead>;
-  // Two inputs by turns: the next block's tokens do not wait for the hash of this one, and are in
-  // memory when they are read back, in other pieces than they were written in.
+  // Two alternating inputs: the next block's tokens do not wait for the hash of this one, and are
+  // in memory when they are read back, in other pieces than they were written in.
   std::array<Input, 2> inputs = {};
   size_t padded = 0;
   for (Input& input : inputs) {
@@ -214,8 +214,8 @@ BlockHash HashAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const T
 
 void HashChainAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const TokenId> tokens,
                      size_t block_size, size_t num_lookahead, absl::Span<BlockHash> out) {
-  // Two inputs by turns: the next block's tokens need not wait for the hash of this one, and are in
-  // memory long before they are read back in wider pieces.
+  // Two alternating inputs: the next block's tokens need not wait for the hash of this one, and are
+  // in memory long before they are read back in wider pieces.
   const size_t room = CborRoom(block_size, num_lookahead, 0);
   InputBuffer<2 * kSmallInput> buffer(2 * room);
   struct Input {

@@ -65,7 +65,7 @@ class BlockHasherTest : public testing::TestWithParam<HashAlgorithm> {
   const BlockHasher hasher_{GetParam(), "seed"};
 };
 
-// Also at sizes without a path of their own, from any parent, and looking ahead (V-10).
+// Also at sizes without a path of their own, from any parent, and with look-ahead (V-10).
 TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
   for (size_t block_size : {1, 4, 15, 16, 17, 32, 300}) {
     for (size_t num_lookahead : {0, 1, 2, 3, 4, 255}) {
@@ -305,7 +305,7 @@ TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
       {{Kind::kLora, "", 0}, {Kind::kLora, "ab", 0}},
       {{Kind::kLora, "ab", 0}, {Kind::kLora, "", 0}},
       {{Kind::kLora, "", 0}},
-      // V-52: the path counts, apart from the name.
+      // V-52: the path counts, separately from the name.
       {{Kind::kLora, "ab", 0, "p"}},
       {{Kind::kLora, "ab", 0, "q"}},
       {{Kind::kLora, "abp", 0}},

@@ -13,8 +13,7 @@ namespace {
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;
 constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 
-// How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
-// row.
+// How many blocks before its use a cache line is fetched where many blocks are handled in a row.
 constexpr int64_t kNeighboursAhead = 8;
 constexpr int64_t kRecordsAhead = 16;
 // How many blocks are dealt with at once where one step's misses overlap before the next begins.

@@ -1,6 +1,6 @@
 // The pool against a naive model: a list for the free queue, a map of lists for the prefix table.
-// The bytes choose the pool and then operations; ids that must be refused are tried, too, and change
-// nothing. After every call queue, keys, references and counts must be those of the model.
+// The bytes choose the pool and then operations; ids that must be refused are tried, too, and
+// change nothing. After every call queue, keys, references and counts must be those of the model.
 
 #include <algorithm>
 #include <map>
@@ -92,7 +92,7 @@ struct Model {
   }
 };
 
-// Hashes that agree in what the table's tag looks at, or in all but one bit.
+// Hashes that agree in the bits of the table's tag, or in all but one bit.
 BlockHash SmallHash(FuzzInput& input) {
   const uint8_t byte = input.Byte();
   return {{byte & 7u, (byte >> 3) & 1u, (byte >> 4) & 1u, (byte >> 5) & 1u}};

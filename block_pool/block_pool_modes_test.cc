@@ -67,7 +67,7 @@ TEST(BlockPoolPartialTest, TailsAreComparedTokenByToken) {
   }
 }
 
-// Where nobody knows which extra keys are those of the tail, it is a miss.
+// If the extra keys of the tail are unknown, it is a miss.
 TEST(BlockPoolPartialTest, AnImageBehindTheTailMakesItAMiss) {
   const auto pool = BlockPool::Create({.num_blocks = 4, .compared_block_size = 8}).value();
   const std::vector<BlockId> table = GetNewBlocks(*pool, 2).value();
@@ -212,7 +212,7 @@ class PageChunksTest : public testing::Test {
     return GetNewBlocks(*pool_, k, group).value();
   }
   void Free(const std::vector<BlockId>& ids) { pool_->FreeBlocks(ids); }
-  // Registers blocks for contents that nobody else has.
+  // Registers blocks for contents that no other block has.
   void Cache(const std::vector<BlockId>& ids, GroupId group) {
     static const auto hashing = std::make_shared<const PrefixHashing>(
         PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 1});

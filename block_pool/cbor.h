@@ -1,7 +1,7 @@
 // Canonical CBOR (RFC 8949, 4.2): the few forms that block hashes are made of. An integer, a length
 // and a count each have one form only, the shortest, so equal values have equal bytes.
 //
-// Strings are written as they are; whether a text is UTF-8 is up to whoever hands it over.
+// Strings are written as they are; callers decide whether a text is UTF-8.
 
 #ifndef KVBLOCKS_BLOCK_POOL_CBOR_H_
 #define KVBLOCKS_BLOCK_POOL_CBOR_H_

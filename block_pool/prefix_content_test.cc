@@ -279,12 +279,12 @@ TEST(PrefixContentTest, TokensMayComeWithReadyHashes) {
   ASSERT_EQ(content->hashes().size(), 2u);
   EXPECT_EQ(content->hashes()[0], first);
   EXPECT_EQ(content->hashes()[1], second);
-  EXPECT_EQ(PrefixContent::FromTokens({.token_ids = {1, 2, 3, 4}, .hashes = std::vector<BlockHash>{}},
-                                      Hashing(4))
+  EXPECT_EQ(PrefixContent::FromTokens(
+                {.token_ids = {1, 2, 3, 4}, .hashes = std::vector<BlockHash>{}}, Hashing(4))
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);
-  // Who hashes here takes no hashes.
+  // A content that hashes its tokens takes no hashes.
   auto hashed = PrefixContent::FromTokens({.token_ids = {1}}, Hashing(4));
   EXPECT_EQ(hashed->AppendTokens({2, 3, 4}, {first}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(hashed->num_tokens(), 1);

@@ -122,7 +122,7 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
   // no bucket is read.
   size_t done = FollowRow(hashes, stride, group, out, first_end);
 
-  // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
+  // Three stages, with a batch of keys between them, so that cache misses overlap: fetch the
   // buckets; pick the first block whose tag matches and fetch its hash; compare.
   constexpr size_t kBatch = 16;
   struct Batch {

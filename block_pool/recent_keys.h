@@ -5,12 +5,12 @@
 // counts as new, and its latest number is the one found; whatever lies more than `capacity` calls
 // back is forgotten, oldest first.
 //
-// Keys are told apart by their group and the first 128 bits of their hash: enough for what explains
+// Keys are compared by their group and the first 128 bits of their hash: enough for what explains
 // look-ups, not for what serves data.
 //
 // Cost: O(1) expected, about two cache misses, and no allocation after construction; BytesFor says
 // how much memory, 48 bytes per key. Nothing observable depends on the index's order, which a
-// secret decides so that nobody can choose keys that cluster. Single-threaded.
+// secret decides so that an attacker cannot choose keys that cluster. Single-threaded.
 
 #ifndef KVBLOCKS_BLOCK_POOL_RECENT_KEYS_H_
 #define KVBLOCKS_BLOCK_POOL_RECENT_KEYS_H_

@@ -1,5 +1,5 @@
-// How the C interface reports failures: a status for the caller, a text per thread, and no exception
-// that leaves the library.
+// How the C interface reports failures: a status for the caller, a text per thread, and no
+// exception that leaves the library.
 
 #ifndef KVBLOCKS_C_ERROR_H_
 #define KVBLOCKS_C_ERROR_H_

@@ -1,5 +1,5 @@
-// The calls of kvblocks.h that concern event batches, their bytes and the index. A batch is fixed when it is taken, so that any
-// thread may read it.
+// The calls of kvblocks.h that concern event batches, their bytes and the index. A batch is fixed
+// when it is taken, so that any thread may read it.
 
 #include <algorithm>
 #include <cstring>
@@ -123,7 +123,8 @@ kvb_status kvb_events_get(const kvb_events* events, size_t index, kvb_event* eve
     if (index >= events->events.size()) {
       return NoEvent("kvb_events_get", index, events->events.size());
     }
-    return WriteStruct(EventToC(events->events[index], events->is_decoded), "kvb_events_get", "event", event);
+    return WriteStruct(EventToC(events->events[index], events->is_decoded), "kvb_events_get",
+                       "event", event);
   });
 }
 
@@ -295,7 +296,8 @@ kvb_status kvb_block_index_find_prefix(const kvb_block_index* index, const kvb_h
   *count = 0;
   return Guard([&] {
     std::vector<BlockHash> chain(num_hashes);
-    if (num_hashes > 0) std::memcpy(static_cast<void*>(chain.data()), hashes, num_hashes * sizeof(BlockHash));
+    if (num_hashes > 0)
+      std::memcpy(static_cast<void*>(chain.data()), hashes, num_hashes * sizeof(BlockHash));
     const auto matches = index->index.FindLongestPrefix(chain, group);
     for (size_t i = 0; i < std::min(capacity, matches.size()); ++i) {
       holders[i] = matches[i].holder;

@@ -140,7 +140,14 @@ TEST(JsonTextTest, NothingEndsTheScriptThatItStandsIn) {
 TEST(JsonWriterTest, CommasStandBetweenValuesAndNowhereElse) {
   JsonWriter json;
   json.BeginObject().Key("a").BeginArray().EndArray().Key("b").Value(true);
-  json.Key("c").BeginArray().Value(int64_t{-7}).Null().BeginObject().EndObject().Value("x").EndArray();
+  json.Key("c")
+      .BeginArray()
+      .Value(int64_t{-7})
+      .Null()
+      .BeginObject()
+      .EndObject()
+      .Value("x")
+      .EndArray();
   json.Key("d").BeginObject().Key("e").Raw("[1]").EndObject().EndObject();
   EXPECT_EQ(json.text(), R"({"a":[],"b":true,"c":[-7,null,{},"x"],"d":{"e":[1]}})");
 }

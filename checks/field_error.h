@@ -3,7 +3,7 @@
 //
 // The field's name also travels as a payload of the status, so that a caller which knows where the
 // value was written (a configuration file's line and column, for one) can point there without
-// taking the message apart.
+// parsing the message.
 
 #ifndef KVBLOCKS_CHECKS_FIELD_ERROR_H_
 #define KVBLOCKS_CHECKS_FIELD_ERROR_H_

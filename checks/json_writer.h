@@ -1,4 +1,5 @@
-// JsonWriter: JSON text, one value after the other; commas come by themselves. Numbers are JSON numbers.
+// JsonWriter: JSON text, one value after the other; commas come by themselves. Numbers are JSON
+// numbers.
 //
 //   JsonWriter json;
 //   json.BeginObject().Key("tokens").Value(int64_t{7}).Key("why").Value("evicted").EndObject();

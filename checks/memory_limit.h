@@ -1,8 +1,8 @@
 // How much host memory this process may take: what the machine has or, where that is less, what its
 // control groups allow (containers; version 1 and 2).
 //
-// For refusing sizes that cannot be had with a message, before the kernel ends the process half-way.
-// Swap is not counted.
+// For refusing sizes that cannot be had with a message, before the kernel ends the process
+// half-way. Swap is not counted.
 
 #ifndef KVBLOCKS_CHECKS_MEMORY_LIMIT_H_
 #define KVBLOCKS_CHECKS_MEMORY_LIMIT_H_

@@ -3,9 +3,9 @@
 // The writer gives every value its shortest form, as vLLM's encoder does; only a map may get the
 // wider header that a writer leaves room for before it knows how many pairs there will be.
 //
-// The reader takes any valid MessagePack. It never reads past its bytes, allocates nothing, does not
-// recurse, and takes no count at its word: an array of n items needs at least n bytes. It is ours
-// because the bytes come from a network or a file: what it accepts is on one page, and fuzzed.
+// The reader takes any valid MessagePack. It never reads past its bytes, allocates nothing, does
+// not recurse, and takes no count at its word: an array of n items needs at least n bytes. It is
+// ours because the bytes come from a network or a file: what it accepts is on one page, and fuzzed.
 
 #ifndef KVBLOCKS_EVENTS_MSGPACK_H_
 #define KVBLOCKS_EVENTS_MSGPACK_H_

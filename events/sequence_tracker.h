@@ -2,8 +2,8 @@
 //
 // A publisher numbers its messages from 0 on. A number beyond the next one is a gap. A smaller one
 // is either a message that came before (a replay and the live stream overlap), or the first of a
-// publisher that started anew; the content tells them apart, of which a fingerprint is kept for the
-// last 131,072 messages: 1 MiB per stream at most.
+// publisher that was restarted. Fingerprints of the content decide which; those of the last 131,072
+// messages are kept: 1 MiB per stream at most.
 
 #ifndef KVBLOCKS_EVENTS_SEQUENCE_TRACKER_H_
 #define KVBLOCKS_EVENTS_SEQUENCE_TRACKER_H_

@@ -119,8 +119,8 @@ class SlidingWindowManager final : public SingleTypeManager {
   }
 
  private:
-  // What the engine makes of a window of one token whose drop was verified: the last position at which
-  // a hit may end and that is cached, with its block (V-104).
+  // What the engine makes of a window of one token whose drop was verified: the last position at
+  // which a hit may end and that is cached, with its block (V-104).
   int64_t FindLastBlock(const LookupQuery& query, HitLists& lists) const;
 
   const int64_t window_;

@@ -46,8 +46,8 @@ std::unique_ptr<Request> New(const KvCacheManager& manager, int64_t num_tokens,
   return *std::move(request);
 }
 
-// BM-103: how many tokens can be registered is said by the tables of groups that are registered. A ring's
-// has one block, and an encoder's as many as its input needs.
+// BM-103: how many tokens can be registered is said by the tables of groups that are registered. A
+// ring's has one block, and an encoder's as many as its input needs.
 TEST(NewKindsTest, TablesOfGroupsThatAreNeverHitBoundNoRegistration) {
   const auto cross =
       CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 8});
@@ -158,7 +158,8 @@ TEST(ContextParallelTest, HitsMayEndInsideSpreadBlocks) {
 
   KvCacheConfig config = Config(30, {Full(4), States(4)});
   EXPECT_THAT(
-      std::string(KvCacheManager::Create(config, Seeded({.partial_hits = true})).status().message()),
+      std::string(
+          KvCacheManager::Create(config, Seeded({.partial_hits = true})).status().message()),
       HasSubstr("without a Mamba group in align mode with a block size above the hash block size"));
 }
 
@@ -174,9 +175,10 @@ TEST(ContextParallelTest, RefusedWhereBlocksCannotBeSpread) {
               HasSubstr("prefill_context_parallel is 2, expected 1 with groups[0] "
                         "(chunked_local_attention)"));
   EXPECT_THAT(refusal({Sink(4, 8)}, {.decode_context_parallel = 2}), HasSubstr("sinks"));
-  EXPECT_THAT(refusal({Full(4), Full(8)}, {.prefill_context_parallel = 2}),
-              HasSubstr("prefill_context_parallel is 2, expected 1 unless the only group is of full "
-                        "attention or MLA"));
+  EXPECT_THAT(
+      refusal({Full(4), Full(8)}, {.prefill_context_parallel = 2}),
+      HasSubstr("prefill_context_parallel is 2, expected 1 unless the only group is of full "
+                "attention or MLA"));
   EXPECT_THAT(refusal({States(4)}, {.prefill_context_parallel = 2}), HasSubstr("the only group"));
   EXPECT_THAT(refusal({Full(4)}, {.decode_context_parallel = 0}),
               HasSubstr("decode_context_parallel is 0, expected 1 (off) to 4096"));

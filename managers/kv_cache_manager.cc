@@ -191,7 +191,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
 
   const int64_t main_slots = std::min(main, options_.max_model_len);
   const auto needed_for = [&](int64_t slots, bool apply_cap) {
-    // The gate looks at known tokens, none of which is lookahead.
+    // The gate counts known tokens, none of which is lookahead.
     const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens,
                             request.num_prompt_tokens_, total};
     int64_t needed = 0;
@@ -264,7 +264,8 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
-// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its own.
+// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its
+// own.
 std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSlotsParams& params) {
   const int64_t main = request.num_computed_tokens_ + params.num_new_tokens;
   const SlotDemand demand{main + params.num_lookahead_tokens, main};

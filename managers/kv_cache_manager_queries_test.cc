@@ -341,7 +341,8 @@ TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
     const auto hashes = request->content().hashes();
     EXPECT_EQ(stored[0].block_size, exactly ? 4 : 8);
     EXPECT_EQ(stored[0].token_ids, Tokens(exactly ? 8 : 16));
-    EXPECT_THAT(stored[0].block_hashes, ElementsAre(hashes[exactly ? 0 : 1], hashes[exactly ? 1 : 3]));
+    EXPECT_THAT(stored[0].block_hashes,
+                ElementsAre(hashes[exactly ? 0 : 1], hashes[exactly ? 1 : 3]));
   }
 }
 
@@ -400,8 +401,9 @@ TEST(NewBlockReportTest, ExternalNewAndCopiedBlocksAreCollected) {
   // Hits are not new.
   const auto again = NewRequest(*manager, Tokens(20));
   ASSERT_TRUE(Step(*manager, *again, 4));
-  EXPECT_EQ(manager->TakeNewBlockIds(), (std::vector<BlockId>{manager->GetBlocks(*again, 0).back(),
-                                                              manager->GetBlocks(*again, 1).back()}));
+  EXPECT_EQ(manager->TakeNewBlockIds(),
+            (std::vector<BlockId>{manager->GetBlocks(*again, 0).back(),
+                                  manager->GetBlocks(*again, 1).back()}));
 }
 
 TEST(NewBlockReportTest, CopiesOfRowsAreNewBlocksOfStatesAreNot) {

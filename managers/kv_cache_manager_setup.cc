@@ -153,8 +153,8 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
       !enable_caching ||
       std::any_of(config.groups.begin(), config.groups.end(),
                   [](const KvCacheGroup& group) { return NeedsWholeBlocks(group.spec); });
-  sizes.hash_block_size =
-      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
+  sizes.hash_block_size = whole_blocks ? sizes.scheduler_block_size
+                                       : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
   const auto [scheduler, hash] = sizes;
   if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
     return InvalidArgument("scheduler_block_size is ", scheduler, " and hash_block_size ", hash,

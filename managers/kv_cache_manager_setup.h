@@ -1,5 +1,5 @@
-// ResolveBlockSizes and ValidateSetup: what KvCacheManager::Create, which stands beside them, checks
-// and derives before it builds anything.
+// ResolveBlockSizes and ValidateSetup: what KvCacheManager::Create, which stands beside them,
+// checks and derives before it builds anything.
 
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_
@@ -28,8 +28,8 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
                                              const KvCacheManagerOptions& options);
 
 // Which groups drop the block behind a hit: the flagged ones; all, if none is flagged but use_eagle
-// is set; and siblings with the spec of one, since they are looked up together. None with look-ahead
-// hashes, nor, as the semantics say, without use_eagle.
+// is set; and siblings with the spec of one, since they are looked up together. None with
+// look-ahead hashes, nor, as the semantics say, without use_eagle.
 std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
                                       const KvCacheManagerOptions& options);
 

@@ -99,7 +99,8 @@ TEST(KvCacheManagerTest, NumbersOutOfRangeAreRefusedByName) {
 TEST(KvCacheManagerTest, CallsWithoutSenseAreRefused) {
   const auto manager = Manager(20, {Full(4)}, {.max_model_len = 40});
   const auto request = NewRequest(*manager, Tokens(12));
-  EXPECT_THAT(Refusal(*manager, *request, {}), HasSubstr("num_new_tokens is 0 without hits or external"));
+  EXPECT_THAT(Refusal(*manager, *request, {}),
+              HasSubstr("num_new_tokens is 0 without hits or external"));
   request->set_status(RequestStatus::kFinished);
   EXPECT_THAT(Refusal(*manager, *request, {.num_new_tokens = 1}), HasSubstr("is finished"));
   request->set_status(RequestStatus::kRunning);
@@ -216,7 +217,7 @@ TEST(KvCacheManagerTest, DelayedBlocksAreRegisteredLater) {
 }
 
 TEST(KvCacheManagerTest, RequestsThatSkipWritingRegisterNothingInAnyStep) {
-  // By Grow, and where windows let go of blocks.
+  // By Grow, and where windows free blocks.
   for (const auto& specs : {std::vector<KvCacheSpec>{Full(4)}, {Full(4), Window(4, 9)}}) {
     const auto manager = Manager(40, specs);
     const auto donor = NewRequest(*manager, Tokens(8));
@@ -302,7 +303,7 @@ TEST(KvCacheManagerTest, ResetIsRememberedInTheStatistics) {
   EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(12))).num_tokens(), 0);
 }
 
-// Blocks that nobody computed would be registered otherwise.
+// Blocks that were never computed would be registered otherwise.
 TEST(KvCacheManagerTest, ComputedTokensWithoutBlocksAreRefused) {
   const auto manager = Manager(10, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(12), "r");

@@ -11,10 +11,10 @@
 //          so a request holds at most 2 + k blocks (and one more for each further step in flight).
 //          When the table grows, scratch blocks move along and the positions between become null. A
 //          state is registered if the step that writes it ends at a block boundary, or where a
-//          resend of the prompt can use it (V-115). Of the latter kind inside a block, the request's
-//          next step takes the key along to a block of its own and copies the state there.
-//          With checkpoint blocks, a step that runs over the end of what a resend of the prompt can
-//          use has a block for the state there, too, before the one at its end (V-45).
+//          resend of the prompt can use it (V-115). Of the latter kind inside a block, the
+//          request's next step takes the key along to a block of its own and copies the state
+//          there. With checkpoint blocks, a step that runs over the end of what a resend of the
+//          prompt can use has a block for the state there, too, before the one at its end (V-45).
 //
 // A state is ready when its step has run, not while other requests of that step are scheduled: such
 // hits wait for NewStepStarts, also those of another block with the same key, as in the engine.
@@ -196,7 +196,7 @@ int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const 
   const int64_t needed =
       target - std::max(size, state) - NumScratchToMove(*held, target) + checkpoint;
   if (!apply_cap) return needed;
-  // Whoever holds two states gives one back before taking another.
+  // A request that holds two states frees one before it takes another.
   const int64_t nulls = std::count(held->table.begin(), held->table.end(), kNullBlockId);
   const int64_t most = 2 + num_speculative_blocks_ + checkpoint;
   return std::min(needed, std::max<int64_t>(0, most - (size - nulls)));

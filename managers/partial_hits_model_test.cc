@@ -91,8 +91,8 @@ struct Setting {
   bool is_native = false;
   Semantics semantics = {};
   int64_t lookahead = 0;
-  // Steps end where an engine ends them: no step runs over the end of a state's block that it began in
-  // or before, except to that of a later block.
+  // Steps end where an engine ends them: no step runs over the end of a state's block that it began
+  // in or before, except to that of a later block.
   bool steps_end_at_states = false;
 };
 
@@ -306,9 +306,9 @@ TEST(PartialHitsModelTest, HitsHoldWhatTheRequestWouldHaveComputed) {
   }
 }
 
-// V-6: with registers_earlier_states each state that has a block is registered as that of the block's
-// end. So it is if steps end there, as the engine's scheduler lets them, and is not if they run over
-// it. Without the switch it does not matter.
+// V-6: with registers_earlier_states each state that has a block is registered as that of the
+// block's end. So it is if steps end there, as the engine's scheduler lets them, and is not if they
+// run over it. Without the switch it does not matter.
 TEST(PartialHitsModelTest, EarlierStatesAreRightWhereStepsEndAtThem) {
   for (const bool steps_end_at_states : {true, false}) {
     Counts counts;

@@ -64,7 +64,7 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
       if (manager.is_full_type()) full_lengths_[i] = length;
       current = length;
     }
-    // Whoever is alone agrees with itself, and every prefix of a hit of a full type is one.
+    // A single kind agrees with itself, and every prefix of a hit of a full type is a hit.
   } while (current < candidate && has_several_groups_ && !is_full_and_other_);
 
   hit.num_tokens = current;

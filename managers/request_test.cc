@@ -96,7 +96,7 @@ TEST(RequestTest, TellsTheBlocksThatItStillNeeds) {
   ASSERT_TRUE(Step(*manager, *request, 8));
   EXPECT_EQ(manager->NumBlocksNeeded(*request, 8, /*apply_cap=*/false), 0);
   EXPECT_EQ(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/false), 16);
-  // The window lets go of blocks on the way: at most 4 at a time, of which 2 are there.
+  // The window frees blocks on the way: at most 4 at a time, of which 2 are there.
   EXPECT_LT(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/true), 16);
 }
 

@@ -52,7 +52,7 @@ class SteadyStateAllocationTest : public testing::TestWithParam<Model> {
     return true;
   }
 
-  // Some admissions, then decode steps of all; who finds no block preempts the last.
+  // Some admissions, then decode steps of all; a request that finds no block preempts the last.
   void Round() {
     while (running_.size() < 8) {
       std::unique_ptr<Request> request;

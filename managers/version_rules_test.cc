@@ -56,8 +56,8 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
-// V-101: tokens that a drafter may compute again are left out with look-ahead hashes, too, which need
-// not be. What a window keeps is its spec's (V-100).
+// V-101: tokens that a drafter may compute again are left out with look-ahead hashes, too, which
+// need not be. What a window keeps is its spec's (V-100).
 TEST(VersionRulesTest, ReplaysBehindLookaheadHashes) {
   KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};
   options.semantics.retention_interval = std::nullopt;
@@ -125,8 +125,8 @@ void StepWithCopies(KvCacheManager& manager, Request& request, int64_t n) {
   ASSERT_TRUE(manager.ReleaseBlockCopies(manager.TakeBlockCopies()).ok());
 }
 
-// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
-// long as the block has that key, whatever else was removed in between.
+// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good
+// as long as the block has that key, whatever else was removed in between.
 TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
   const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
   const auto donor = NewRequest(*manager, Tokens(7), "donor");
@@ -159,7 +159,8 @@ TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
       manager->AllocateSlots(*late, {.num_new_tokens = 3, .computed_blocks = &stale}).ok());
 }
 
-// BM-120: the end of a prompt inside a block is no block of a prompt that goes on differently there.
+// BM-120: the end of a prompt inside a block is no block of a prompt that goes on differently
+// there.
 TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
   const auto manager = Manager(FullAndStates(8), {.partial_hits = true});
   const auto donor = NewRequest(*manager, Tokens(5));
@@ -173,8 +174,8 @@ TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
   EXPECT_EQ(Missed(*manager, tokens), "not cached 4+4, partial block 8+1");
 }
 
-// BM-121: copies come before what the step writes, so rows that it writes are not copied in it, even
-// if the state behind them is there. The engine copies them all the same.
+// BM-121: copies come before what the step writes, so rows that it writes are not copied in it,
+// even if the state behind them is there. The engine copies them all the same.
 TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
   for (const bool as_engine : {false, true}) {
     KvCacheManagerOptions options{.partial_hits = true};
@@ -198,7 +199,8 @@ TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
   }
 }
 
-// V-118: a state that moves is copied before the step computes anything, so no hit ends there in it.
+// V-118: a state that moves is copied before the step computes anything, so no hit ends there in
+// it.
 TEST(VersionRulesTest, AStateThatMovedIsNotHitInTheSameStep) {
   KvCacheManagerOptions options{.partial_hits = true};
   options.semantics.trusts_hits = true;  // the rows in the group beside are no reason to wait
@@ -256,8 +258,9 @@ TEST(VersionRulesTest, GateKnowsTheCapOfAWindowOfTheOutput) {
 }
 
 // V-115, BM-122: where groups drop, what is registered of states is not rounded, so a step may end
-// where a resend can use its state although no hit ends inside a block there (the window's blocks are
-// too large for that). The engine registers it all the same, and moves it to a block of its own.
+// where a resend can use its state although no hit ends inside a block there (the window's blocks
+// are too large for that). The engine registers it all the same, and moves it to a block of its
+// own.
 TEST(VersionRulesTest, StatesInsideBlocksThatNoHitEndsInAreKeptAndMove) {
   for (const bool as_engine : {false, true}) {
     KvCacheConfig config = Config(60, {Full(4), Window(8, 16)});
@@ -285,8 +288,8 @@ TEST(VersionRulesTest, StatesInsideBlocksThatNoHitEndsInAreKeptAndMove) {
   }
 }
 
-// V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops, and
-// what a hit needs that ends one block earlier because it drops its own last one.
+// V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops,
+// and what a hit needs that ends one block earlier because it drops its own last one.
 TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
   const auto manager =
       KvCacheManager::Create(FullAndDraftWindow(16, 16, 16),
@@ -303,7 +306,8 @@ TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
   EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
 }
 
-// V-41: tokens beyond the longest sequence are cut off, and get no slots. With 0.25 they are refused.
+// V-41: tokens beyond the longest sequence are cut off, and get no slots. With 0.25 they are
+// refused.
 TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
   for (const Semantics& semantics : {Semantics::Vllm033(), Semantics::Vllm025()}) {
     const auto manager =
@@ -324,8 +328,8 @@ TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
   }
 }
 
-// V-42, WE-19: behind a hit the gate asks for 2 blocks, not for the 5 that come beside the two of the
-// hit. The step itself needs 6 with the hit.
+// V-42, WE-19: behind a hit the gate asks for 2 blocks, not for the 5 that come beside the two of
+// the hit. The step itself needs 6 with the hit.
 TEST(VersionRulesTest, TheGateBehindAHit) {
   KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 16};
   options.semantics.retention_interval = std::nullopt;
@@ -345,8 +349,8 @@ TEST(VersionRulesTest, TheGateBehindAHit) {
   EXPECT_TRUE(Step(*manager, *b, 16, {.full_sequence_must_fit = true}));
 }
 
-// BM-102, SM-14: whoever loses its part of a step hits what nobody wrote, unless the blocks of that part
-// lose their keys first.
+// BM-102, SM-14: a request that loses its part of a step hits unwritten blocks, unless those of
+// that part lose their keys first.
 TEST(VersionRulesTest, APartThatIsTakenBackGivesUpItsKeysByEvictBlocks) {
   for (const bool gives_up : {false, true}) {
     const auto manager = Manager(20, {Full(4), Window(4, 5)});

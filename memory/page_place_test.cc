@@ -74,8 +74,8 @@ TEST(PagePlaceTest, WhatContradictsItselfIsRefused) {
   EXPECT_THAT(message(bad), HasSubstr("end at byte 1010"));
 }
 
-// In the example of the header ids 6 and 7 are block numbers 25 and 37, and numbers between them are no
-// blocks: whole views cannot be converted, pairs of blocks can.
+// In the example of the header ids 6 and 7 are block numbers 25 and 37, and numbers between them
+// are no blocks: whole views cannot be converted, pairs of blocks can.
 TEST(PagePlaceTest, ViewsWhoseBlocksShareMemoryConvertByPairsOnly) {
   const attention::PagePlace place = {.page_bytes = 96,
                                       .block_stride = 96,
@@ -87,8 +87,11 @@ TEST(PagePlaceTest, ViewsWhoseBlocksShareMemoryConvertByPairsOnly) {
   for (size_t i = 0; i < dense.size(); ++i) dense[i] = static_cast<float>(i + 1);
   const auto placed = PlacePages(place, 11, 1, ViewOf(absl::MakeSpan(bytes)));
   ASSERT_TRUE(placed.ok()) << placed.status();
-  attention::KvCacheGeometry geometry = {
-      .dtype = attention::DType::kF32, .num_blocks = 3, .block_size = 3, .key_dim = 4, .value_dim = 4};
+  attention::KvCacheGeometry geometry = {.dtype = attention::DType::kF32,
+                                         .num_blocks = 3,
+                                         .block_size = 3,
+                                         .key_dim = 4,
+                                         .value_dim = 4};
   const auto native = PlacedKvCache(*placed, geometry);
   ASSERT_TRUE(native.ok()) << native.status();
   ASSERT_TRUE(native->overlapping_blocks);
@@ -102,7 +105,8 @@ TEST(PagePlaceTest, ViewsWhoseBlocksShareMemoryConvertByPairsOnly) {
   const std::vector<float> before = bytes;
   const absl::Status refused = attention::ConvertLayout({}, hnd, *native, neighbours);
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("of dst share memory: a block has 96 bytes"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("of dst share memory: a block has 96 bytes"));
   EXPECT_EQ(bytes, before);
   const attention::BlockPair pairs[] = {{0, number(7)}, {1, number(6)}, {2, number(1)}};
   ASSERT_EQ(attention::ConvertLayout({}, hnd, *native, pairs), absl::OkStatus());

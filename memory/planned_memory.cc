@@ -73,7 +73,7 @@ absl::Status CheckPlan(const Plan& plan, const WorkerPlan& worker) {
                              worker.tensors.size());
     }
   }
-  // Within a group, pages of one block must lie apart, and not reach into the next block's.
+  // Within a group, pages of one block must not overlap, nor reach into the next block's.
   std::vector<const LayerDescriptor*> order;
   for (const LayerDescriptor& d : worker.descriptors) order.push_back(&d);
   std::sort(order.begin(), order.end(), [](const LayerDescriptor* a, const LayerDescriptor* b) {
@@ -145,8 +145,8 @@ std::optional<KvRowFormat> HeadFormatOf(QuantMode mode) {
   return std::nullopt;
 }
 
-// DeepSeek's own rows as a layout of u8 and, of kMlaLatent, a format of records; empty for rows that are
-// none: a window of another model has plain bytes.
+// DeepSeek's own rows as a layout of u8 and, of kMlaLatent, a format of records; empty for rows
+// that are none: a window of another model has plain bytes.
 std::optional<std::pair<KvLayout, KvRowFormat>> LatentFormatOf(const KvCacheSpec& spec) {
   const bool window = spec.kind() != KvCacheSpecKind::kMlaAttention;
   const bool nvfp4 = spec.quant_mode() == QuantMode::kNvfp4DsMla;

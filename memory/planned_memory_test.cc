@@ -52,8 +52,8 @@ std::vector<LayerCache> Model(bool with_latent = false) {
   return caches;
 }
 
-// Heads, a window and vectors of V of another size in a mode with scales in the page; of the modes of
-// latent rows a full cache and, of V4.1, its window, of V3.2, a plain one.
+// Heads, a window and vectors of V of another size in a mode with scales in the page; of the modes
+// of latent rows a full cache and, of V4.1, its window, of V3.2, a plain one.
 std::vector<LayerCache> QuantisedModel(QuantMode mode, ModelVersion version = ModelVersion::kNone) {
   const DataType storage = mode == QuantMode::kInt8PerTokenHead  ? DataType::kInt8
                            : mode == QuantMode::kFp8PerTokenHead ? DataType::kFp8E4m3
@@ -150,7 +150,7 @@ TEST(PlannedMemoryTest, BadPlansAndOptionsAreRefused) {
   bad = plan;
   bad.workers[0].descriptors[0].tensor = 1;
   EXPECT_THAT(message(bad, {}), HasSubstr("tensor 1"));
-  // Uniform tensors must be apart.
+  // Uniform tensors must not overlap.
   const Plan uniform = PlanIn(PoolLayout::kUniform, Model());
   std::vector<float> memory(1 << 18);
   const TensorView whole = ViewOf(absl::MakeSpan(memory));
@@ -425,7 +425,8 @@ TEST(PlannedMemoryTest, BlocksOfPlannedViewsConvertByPairs) {
         if (view.absent()) return;
         std::byte* const at = view.At(number);
         const int64_t n = *view.Select(0, number)->SpanBytes();
-        for (int64_t i = 0; i < n; ++i) at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
+        for (int64_t i = 0; i < n; ++i)
+          at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
       };
       for (const int32_t number : numbers) {
         for (const TensorView& view : {native.k, native.k_scales, native.v, native.v_scales}) {

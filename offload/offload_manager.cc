@@ -45,8 +45,9 @@ absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvC
   std::vector<int64_t> block_bytes = options.group_block_bytes;
   if (block_bytes.empty()) {
     for (const KvCacheGroup& group : model.config().groups) {
-      const CheckedInt64 bytes = CheckedInt64(group.spec.page_bytes()) *
-                                 std::max<int64_t>(1, static_cast<int64_t>(group.layer_names.size()));
+      const CheckedInt64 bytes =
+          CheckedInt64(group.spec.page_bytes()) *
+          std::max<int64_t>(1, static_cast<int64_t>(group.layer_names.size()));
       if (bytes.overflowed()) return InvalidArgument("a block of a group has more than 2^63 bytes");
       block_bytes.push_back(*bytes.value());
     }
@@ -92,9 +93,11 @@ absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvC
     if (shared[t]->capacity().num_slots != capacity->num_slots ||
         shared[t]->capacity().bytes_taken != capacity->bytes_taken ||
         shared[t]->options().blocks_per_chunk != tier.blocks_per_chunk) {
-      return InvalidArgument("tier \"", tier.name, "\": shared with a manager of other blocks or other "
-                             "options, whose tier has ", shared[t]->capacity().num_slots,
-                             " slots instead of ", capacity->num_slots);
+      return InvalidArgument("tier \"", tier.name,
+                             "\": shared with a manager of other blocks or other "
+                             "options, whose tier has ",
+                             shared[t]->capacity().num_slots, " slots instead of ",
+                             capacity->num_slots);
     }
     manager->tiers_.push_back(shared[t]);
   }
@@ -110,8 +113,9 @@ absl::StatusOr<LoadPlan> OffloadManager::PrepareLoad(OwnerId owner, const Prefix
       num_tokens <= num_computed_tokens || num_tokens % alignment_ != 0 ||
       num_tokens > content.num_hashed_tokens()) {
     return InvalidArgument("PrepareLoad: tokens ", num_computed_tokens, " to ", num_tokens,
-                           ", expected multiples of ", alignment_, ", the second above the first, of a ",
-                           "content with ", content.num_hashed_tokens(), " hashed tokens");
+                           ", expected multiples of ", alignment_,
+                           ", the second above the first, of a ", "content with ",
+                           content.num_hashed_tokens(), " hashed tokens");
   }
   LoadPlan plan;
   const Group* missing_group = nullptr;
@@ -230,7 +234,7 @@ void OffloadManager::CollectOffers(TierId id, const PrefixContent& content,
       if (IsWorthStoring(offer, options.blocks_per_chunk, range)) offers_.push_back(offer);
     }
   }
-  // The front of the prompt first, in all groups: what there is no room for is its end.
+  // The front of the prompt first, in all groups: if room ends, the end of the prompt is left out.
   std::stable_sort(offers_.begin(), offers_.end(),
                    [](const Offer& a, const Offer& b) { return a.end < b.end; });
 }
@@ -460,7 +464,8 @@ void OffloadManager::ReportStored(TierId id, absl::Span<const SlotId> slots) {
                        .locality = std::string(TierLocalityName(options.locality))};
     if (id > 0) stored.ownership = options.name;
     for (const SlotId slot : slots) {
-      if (tier(id).key(slot).group == group.id) stored.block_hashes.push_back(tier(id).key(slot).hash);
+      if (tier(id).key(slot).group == group.id)
+        stored.block_hashes.push_back(tier(id).key(slot).hash);
     }
     stored.extra_keys.resize(stored.block_hashes.size());
     if (!stored.block_hashes.empty()) events_.emplace_back(std::move(stored));
@@ -510,7 +515,8 @@ absl::Status OffloadManager::CheckInvariants() const {
       }
       in_use += num_readers > 0 || is_writing;
     }
-    if (tickets_.empty() && in_use > 0 && !is_shared) return BrokenInvariant("slots in use without tickets");
+    if (tickets_.empty() && in_use > 0 && !is_shared)
+      return BrokenInvariant("slots in use without tickets");
   }
   return absl::OkStatus();
 }

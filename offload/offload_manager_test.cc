@@ -85,7 +85,8 @@ TEST(OffloadManagerTest, AFailedStoreLeavesNothing) {
   EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
 }
 
-// The second device's manager reads what the first one's wrote, and neither ends the other's tickets.
+// The second device's manager reads what the first one's wrote, and neither ends the other's
+// tickets.
 TEST(OffloadManagerTest, ManagersCanShareATier) {
   Tiers first(List{{.capacity_slots = 4}});
   const auto second =
@@ -102,7 +103,7 @@ TEST(OffloadManagerTest, ManagersCanShareATier) {
   // Its own load is worth waiting for, another device's is not.
   EXPECT_TRUE((*second)->CostOfLoad(content, 0, 16).is_being_read);
   EXPECT_FALSE(first->CostOfLoad(content, 0, 16).is_being_read);
-  // What it reads stays, whoever stores.
+  // The slots that it reads stay, whatever is stored.
   EXPECT_EQ(first.Prepare(first.Content(17, 100), 17).ticket, 0);
   EXPECT_TRUE((*second)->CheckInvariants().ok()) << (*second)->CheckInvariants();
   EXPECT_EQ(first->CompleteLoad(load->ticket).code(), absl::StatusCode::kNotFound);
@@ -355,10 +356,12 @@ TEST(OffloadManagerTest, BadOptionsAreRefused) {
     return std::string(made.status().message());
   };
   EXPECT_THAT(error({}), HasSubstr("name at least one"));
-  EXPECT_THAT(error({{.capacity_slots = 1}, {.capacity_slots = 1}}), HasSubstr("two have the name"));
+  EXPECT_THAT(error({{.capacity_slots = 1}, {.capacity_slots = 1}}),
+              HasSubstr("two have the name"));
   EXPECT_THAT(error({{}}), HasSubstr("expected one of them above 0"));
   EXPECT_THAT(error({{.capacity_bytes = 1, .capacity_slots = 1}}), HasSubstr("tier \"host\""));
-  EXPECT_THAT(error({{.capacity_bytes = 127}}), HasSubstr("a chunk of the largest group takes 128"));
+  EXPECT_THAT(error({{.capacity_bytes = 127}}),
+              HasSubstr("a chunk of the largest group takes 128"));
   EXPECT_THAT(error({{.capacity_bytes = 127, .layout = SlotLayout::kAllGroups}}),
               HasSubstr("a slot takes 128"));
   EXPECT_THAT(error({{.capacity_slots = 1, .blocks_per_chunk = 0}}), HasSubstr("blocks_per_chunk"));

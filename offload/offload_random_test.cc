@@ -141,12 +141,16 @@ class RandomRun {
   }
 
  private:
-  int64_t Draw(int64_t limit) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(limit)); }
+  int64_t Draw(int64_t limit) {
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(limit));
+  }
 
   void End(bool is_success) {
     const auto at = open_.begin() + Draw(static_cast<int64_t>(open_.size()));
     if (!at->is_load) {
-      ASSERT_TRUE((is_success ? offload_->CompleteStore(at->ticket) : offload_->FailStore(at->ticket)).ok());
+      ASSERT_TRUE(
+          (is_success ? offload_->CompleteStore(at->ticket) : offload_->FailStore(at->ticket))
+              .ok());
       naive_->EndStore(at->ticket, is_success);
     } else if (is_success) {
       ASSERT_TRUE(offload_->CompleteLoad(at->ticket).ok());
@@ -182,8 +186,8 @@ class RandomRun {
       const auto t = static_cast<TierId>(Draw(offload_->num_tiers()));
       const std::vector<SlotId> slots = offload_->tier(t).FoundSlots();
       if (slots.empty()) return;
-      const ChunkKey key =
-          offload_->tier(t).key(slots[static_cast<size_t>(Draw(static_cast<int64_t>(slots.size())))]);
+      const ChunkKey key = offload_->tier(t).key(
+          slots[static_cast<size_t>(Draw(static_cast<int64_t>(slots.size())))]);
       ASSERT_TRUE(offload_->Evict(t, key).ok());
       naive_->Drop(static_cast<size_t>(t), key);
     }
@@ -219,7 +223,8 @@ class RandomRun {
         ASSERT_EQ(tier.num_readers(slot), item.readers);
         if (item.is_ready) {
           ++num_readable;
-          ASSERT_TRUE(told_.contains({static_cast<size_t>(t), item.key.group, item.key.hash.words}));
+          ASSERT_TRUE(
+              told_.contains({static_cast<size_t>(t), item.key.group, item.key.hash.words}));
         }
       }
       ASSERT_EQ(tier.num_found(), num_found);

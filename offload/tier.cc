@@ -301,7 +301,8 @@ absl::StatusOr<TierCapacity> ResolveCapacity(const TierOptions& options,
                   kMostSlots);
   }
   if (options.policy.ranks_retained) {
-    return refuse("policy is ", options.policy.name, ", which ranks retained blocks; tiers retain none, so take lru");
+    return refuse("policy is ", options.policy.name,
+                  ", which ranks retained blocks; tiers retain none, so take lru");
   }
 
   CheckedInt64 all = 0;

@@ -386,7 +386,7 @@ absl::StatusOr<KvCacheSpec> KvCacheSpec::WithPageSizePadded(
 
 std::string KvCacheSpec::ToString() const {
   KvCacheSpecOptions unset;
-  unset.head_size_v = options_.head_size;  // what it is if nobody sets it
+  unset.head_size_v = options_.head_size;  // its value if it is not set
   std::string text(kind_name());
   std::string_view separator = "(";
   const auto append = [&](std::string_view name, const std::string& value) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws docs/house.svg, the picture of the folders and of what each may include, from the includes themselves.
+"""Draws docs/house.svg, the picture of the rooms and of what each includes, from the includes themselves.
 
   tools/draw_house.py            writes the picture
   tools/draw_house.py --check    compares it with the file instead; exit status 1 if they differ
 
-A box is a folder, tests and test support left out. It stands one floor above the highest folder that it includes from. Arrows
-that follow from others are left out: where A includes B and B includes C, there is none from A to C. Folders that include
-each other have no floor, so the script names them and stops with exit status 2.
+A room is a few folders that belong together (COLUMNS), tests and test support left out. It stands above all that it includes.
+Arrows that follow from others are left out: where A includes B and B includes C, there is none from A to C. Exit status 2, with
+their names: folders or rooms that include each other, and folders without a room.
 """
 
 import argparse
@@ -20,13 +20,34 @@ from tree_files import implemented_headers, included_files, list_files
 
 PICTURE = "docs/house.svg"
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".c")
-# Columns from left to right, with title and colour. Other folders with sources stand on top: they are for all columns.
+# Columns from left to right, with title, colour and at most six rooms. A room has a title and folders; a folder belongs to the
+# room that names it or, if none does, the nearest folder above it.
 COLUMNS = [
-    ("Attention", "#dcf0dc", ("attention",)),
-    ("KV-cache library", "#d7e8f7", ("checks", "specs", "block_pool", "managers")),
-    ("Simulator", "#fbe9cf", ("sim",)),
+    ("Attention", "#dcf0dc", [
+        ("tensors, caches, operations", ("attention/tensor", "attention/cache", "attention/ops")),
+        ("batches and masks", ("attention/metadata", "attention/masks")),
+        ("CPU", ("attention/cpu",)),
+        ("backends and layers", ("attention/backends", "attention/blend", "attention/verify", "attention", "kvblocks/attention.h")),
+        ("CUDA", ("attention/cuda",)),
+        ("from a plan to memory", ("memory",)),
+    ]),
+    ("KV-cache library", "#d7e8f7", [
+        ("checks", ("checks",)),
+        ("blocks", ("block_pool",)),
+        ("what layers store", ("specs",)),
+        ("managers", ("managers", "kvblocks/kv_cache.h", "kvblocks/planning.h", "kvblocks/request.h")),
+        ("events and tiers", ("events", "offload")),
+        ("bindings", ("c", "python")),
+    ]),
+    ("Simulator", "#fbe9cf", [
+        ("step times", ("sim/cost",)),
+        ("workloads", ("sim/trace", "sim/gen", "sim/example")),
+        ("one replica", ("sim", "sim/engine", "sim/tiers")),
+        ("reports", ("sim/report",)),
+        ("kinds of run", ("sim/fleet", "sim/curve", "sim/serve", "sim/verify")),
+        ("commands", ("sim/commands", "sim/sweep")),
+    ]),
 ]
-TOP = ("What others include", "#eadff2")
 LEFT_OUT = ("tests", "bench", "examples", "third_party", "tools", "docs")
 # Public headers without sources, and their rooms.
 HEADER_ONLY = {
@@ -42,7 +63,7 @@ HEADER_ONLY = {
 # Rooms whose inside is their own affair.
 CLOSED = ("attention/cuda",)
 
-BOX_HEIGHT, ROW, GAP, PAD, TITLE = 26, 56, 12, 14, 24
+BOX_WIDTH, BOX_HEIGHT, ROW, GAP, PAD, TITLE = 226, 44, 66, 48, 14, 26
 
 
 def room_of(path, public_rooms):
@@ -115,76 +136,96 @@ def reduced(graph):
             for room, needs in graph.items()}
 
 
-def width_of(room):
-    return 7 * len(room) + 18
+def home_of(folder):
+    """The (column, place in it) of the room that a folder belongs to; SystemExit if there is none."""
+    homes = {f: (column, place) for column, (_, _, rooms) in enumerate(COLUMNS) for place, (_, names) in enumerate(rooms)
+             for f in names}
+    above = folder
+    while above and above not in homes:
+        above = os.path.dirname(above)
+    if not above:
+        print(f"{folder} is in no room: name it in COLUMNS of tools/draw_house.py", file=sys.stderr)
+        raise SystemExit(2)
+    return homes[above]
+
+
+def rooms_of(graph):
+    """Room -> the rooms that it includes, from what folders include."""
+    rooms = {}
+    for folder, needs in graph.items():
+        room = home_of(folder)
+        rooms.setdefault(room, set()).update(home_of(need) for need in needs)
+        rooms[room].discard(room)
+    return rooms
+
+
+def rows_of(rooms):
+    """Room -> row, from 0 at the bottom: above all that it includes, and alone in its column."""
+    floors, rows, last = floors_of(rooms), {}, {}
+    for room in sorted(rooms, key=lambda room: (floors[room], room)):
+        rows[room] = 1 + max([rows[need] for need in rooms[room]] + [last.get(room[0], -1)], default=-1)
+        last[room[0]] = rows[room]
+    return rows
+
+
+def arrow(x, y, to_x, to_y, between):
+    """The path from a box to one below it: in the same column straight down, or round the boxes between them; else from side
+    to side."""
+    middle = BOX_HEIGHT / 2
+    if x == to_x and not between:
+        line = f"M{x + BOX_WIDTH / 2:.0f} {y + BOX_HEIGHT}V{to_y - 1}"
+    elif x == to_x:
+        line = (f"M{x} {y + middle:.0f}C{x - 34} {y + middle:.0f} {x - 34} {to_y + middle - 6:.0f} "
+                f"{x - 1} {to_y + middle - 6:.0f}")
+    else:
+        begin, end = (x, to_x + BOX_WIDTH + 1) if to_x < x else (x + BOX_WIDTH, to_x - 1)
+        bend = (end - begin) / 2
+        line = (f"M{begin} {y + middle:.0f}C{begin + bend:.0f} {y + middle:.0f} {end - bend:.0f} {to_y + middle:.0f} "
+                f"{end} {to_y + middle:.0f}")
+    return f'<path d="{line}" fill="none" stroke="#667" stroke-width="1.3" marker-end="url(#head)"/>'
+
+
+def folders_text(folders):
+    """attention/tensor, attention/cache, attention -> attention/tensor, cache."""
+    first, *others = [f for f in folders if not f.startswith("kvblocks/") and not folders[0].startswith(f + "/")]
+    return ", ".join([first] + [f.removeprefix(first.split("/")[0] + "/") for f in others])
 
 
 def draw(graph):
-    floors = floors_of(graph)
-    top_rooms = sorted(r for r in graph if not any(r.split("/")[0] in rooms for _, _, rooms in COLUMNS))
-    num_floors = 1 + max(floors[r] for r in graph if r not in top_rooms)
-    columns = []
-    left = PAD
-    for title, colour, roots in COLUMNS:
-        rows = [sorted(r for r in graph if r.split("/")[0] in roots and floors[r] == floor) for floor in range(num_floors)]
-        width = max([sum(width_of(r) + GAP for r in row) - GAP for row in rows if row] + [len(title) * 8])
-        columns.append((title, colour, left, width, rows))
-        left += width + 2 * PAD + GAP
-    total_width = left - GAP
-    top_graph = {room: graph[room] & set(top_rooms) for room in top_rooms}
-    top_floors = floors_of(top_graph)
-    num_top_floors = 1 + max(top_floors.values(), default=-1)
-    top_height = num_top_floors * ROW + TITLE - 6 if top_rooms else 0
-    height = top_height + num_floors * ROW + TITLE + 2 * PAD
-    boxes = {}  # room -> (x, y, width, colour)
-    for _, colour, left, width, rows in columns:
-        for floor, row in enumerate(rows):
-            used = sum(width_of(r) + GAP for r in row) - GAP
-            x = left + (width - used) / 2 + PAD / 2
-            for room in row:
-                boxes[room] = (x, top_height + TITLE + PAD + (num_floors - 1 - floor) * ROW, width_of(room), colour)
-                x += width_of(room) + GAP
-    arrows = reduced(graph)
-    for floor in range(num_top_floors):  # each above the middle of what it includes, from left to right
-        centre = {}
-        for room in top_rooms:
-            if top_floors[room] == floor:
-                places = [boxes[need][0] + boxes[need][2] / 2 for need in arrows[room] if need in boxes]
-                centre[room] = sum(places) / len(places) if places else total_width
-        x = PAD
-        for room in sorted(centre, key=lambda room: (centre[room], room)):
-            x = max(x, centre[room] - width_of(room) / 2)
-            x = min(x, total_width - PAD - width_of(room))
-            boxes[room] = (x, TITLE + 6 + (num_top_floors - 1 - floor) * ROW, width_of(room), TOP[1])
-            x += width_of(room) + GAP
+    floors_of(graph)  # names a circle of folders
+    rooms = rooms_of(graph)
+    rows = rows_of(rooms)
+    num_rows = 1 + max(rows.values())
+    width = 2 * PAD + len(COLUMNS) * (BOX_WIDTH + GAP)
+    height = TITLE + num_rows * ROW + 2 * PAD + 16
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:.0f} {height}" width="{total_width:.0f}" '
-           f'font-family="sans-serif" font-size="12">',
-           '<title>The folders of kvblocks and what each includes</title>',
-           '<defs><marker id="head" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5" markerHeight="5" orient="auto">'
+    def place(room):
+        return PAD + GAP // 2 + room[0] * (BOX_WIDTH + GAP), TITLE + PAD + (num_rows - 1 - rows[room]) * ROW
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+           f'font-family="sans-serif" font-size="15">',
+           '<title>The rooms of kvblocks and what each includes</title>',
+           '<defs><marker id="head" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
            '<path d="M0 0L6 3L0 6z" fill="#667"/></marker></defs>',
-           f'<rect width="{total_width:.0f}" height="{height}" fill="#fff"/>']
-    if top_rooms:
-        out.append(f'<rect x="{PAD / 2}" y="4" width="{total_width - PAD:.0f}" height="{top_height - 8}" rx="6" fill="#f8f5fb"/>')
-        out.append(f'<text x="{PAD}" y="20" fill="#556">{TOP[0]}</text>')
-    for title, _, left, width, _ in columns:
-        out.append(f'<rect x="{left - PAD / 2:.0f}" y="{top_height + 2}" width="{width + 2 * PAD:.0f}" '
-                   f'height="{num_floors * ROW + TITLE}" rx="6" fill="#f6f7f9"/>')
-        out.append(f'<text x="{left:.0f}" y="{top_height + 18}" fill="#556">{title}</text>')
-    for room, needs in sorted(arrows.items()):
-        x, y, width, _ = boxes[room]
+           f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    for column, (title, _, _) in enumerate(COLUMNS):
+        x = PAD + GAP // 2 + column * (BOX_WIDTH + GAP)
+        out.append(f'<text x="{x + BOX_WIDTH / 2:.0f}" y="20" text-anchor="middle" fill="#334">{title}</text>')
+    for room, needs in sorted(reduced(rooms).items()):
         for need in sorted(needs):
-            to_x, to_y, to_width, _ = boxes[need]
-            from_x, target_x = x + width / 2, to_x + to_width / 2
-            from_y = y + BOX_HEIGHT
-            bend = (to_y - from_y) / 2
-            out.append(f'<path d="M{from_x:.0f} {from_y}C{from_x:.0f} {from_y + bend:.0f} {target_x:.0f} {to_y - bend:.0f} '
-                       f'{target_x:.0f} {to_y - 1}" fill="none" stroke="#889" stroke-opacity="0.7" marker-end="url(#head)"/>')
-    for room, (x, y, width, colour) in sorted(boxes.items()):
-        out.append(f'<rect x="{x:.0f}" y="{y}" width="{width}" height="{BOX_HEIGHT}" rx="4" fill="{colour}" stroke="#889"/>')
-        out.append(f'<text x="{x + width / 2:.0f}" y="{y + 17}" text-anchor="middle" fill="#112">{room}</text>')
-    out.append(f'<text x="{PAD}" y="{height - 10}" fill="#556">An arrow points to what a folder includes. '
-               'tests/, bench/ and examples/ stand above all of it.</text>')
+            between = any(r[0] == room[0] and rows[need] < rows[r] < rows[room] for r in rooms)
+            out.append(arrow(*place(room), *place(need), between))
+    for room in sorted(rooms):
+        x, y = place(room)
+        _, colour, names = COLUMNS[room[0]]
+        title, folders = names[room[1]]
+        centre = x + BOX_WIDTH // 2
+        out.append(f'<rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5" fill="{colour}" stroke="#889"/>')
+        out.append(f'<text x="{centre}" y="{y + 18}" text-anchor="middle" fill="#112">{title}</text>')
+        out.append(f'<text x="{centre}" y="{y + 36}" text-anchor="middle" font-size="13" fill="#445">'
+                   f'{folders_text(folders)}</text>')
+    out.append(f'<text x="{PAD + GAP // 2}" y="{height - 10}" font-size="13" fill="#445">An arrow points to what a room includes. '
+               'tests, bench and examples include all of them.</text>')
     return "\n".join(out + ["</svg>", ""])
 
 

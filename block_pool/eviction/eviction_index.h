@@ -1,7 +1,7 @@
 // EvictionIndex: an eviction policy beside the pool's free queue, and the tree of cached prefixes
 // that keeps it from cutting a prefix in the middle.
 //
-// A block is a candidate iff it is cached, nobody references it, and no cached block of its chain
+// A block is a candidate iff it is cached, nothing references it, and no cached block of its chain
 // builds upon it. So what is cached of a prompt stays a prefix, whatever the policy prefers. In
 // groups that need not find a prefix from its start (windows, states) each block stands alone.
 //

@@ -103,8 +103,8 @@ class ArcPolicy final : public EvictionPolicy {
 
 // PriorityPolicy and TtlPolicy: retained blocks are ranked among the others (see Retention).
 //
-// Lowest priority first, then least recently released. Who is not retained counts as
-// kUnretainedPriority.
+// Lowest priority first, then least recently released. A block that is not retained counts
+// as kUnretainedPriority.
 class PriorityPolicy final : public LruPolicy {
  public:
   explicit PriorityPolicy(int32_t num_blocks)

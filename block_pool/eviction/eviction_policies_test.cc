@@ -225,7 +225,8 @@ TEST_F(EvictionTest, ARenewedRetentionKeepsTheHigherPriorityAndTheLaterEnd) {
   EXPECT_EQ(pool_->retention()->item(a[0]).expires_at, 20);
 }
 
-// The head of the prefix gets what the cap leaves; whoever has no more than this priority gives way.
+// The head of the prefix gets what the cap leaves; whoever has no more than this priority gives
+// way.
 TEST_F(EvictionTest, TheCapTakesFromLowerAndOlderRetentionsAndRefusesTheRest) {
   StartRetaining(8, 3);
   const Ids high = Cache({1}), low = Cache({2, 3}), prompt = Cache({11, 12, 13});

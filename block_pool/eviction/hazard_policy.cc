@@ -21,8 +21,8 @@ constexpr double kPriorReuses = 2;
 constexpr double kAllowedLoss = 0.06;
 // The same as a share of all references so far, for traces that are short against the pool.
 constexpr double kAllowedShare = 0.005;
-// In turnovers: how long it only learns at first; how long it follows LRU, from the first time to the
-// longest; and how long it has to do well to begin anew.
+// In turnovers: how long it only learns at first; how long it follows LRU, from the first time to
+// the longest; and how long it has to do well to begin anew.
 constexpr int64_t kLearning = 4;
 constexpr int64_t kFirstSpan = 4;
 constexpr int64_t kLongestSpan = 64;

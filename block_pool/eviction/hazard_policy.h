@@ -1,24 +1,25 @@
-// HazardPolicy: evicts the block whose reuse is least likely per unit of time that it would be kept,
-// as learnt from the blocks seen so far.
+// HazardPolicy: evicts the block whose reuse is least likely per unit of time that it would be
+// kept, as learnt from the blocks seen so far.
 //
 // Time is counted in references to cached blocks. When a request ends, its blocks begin a wait that
-// ends when somebody hits them, or misses them after they were evicted, whose keys are remembered.
-// Waits are counted per age and per class of block, of which there are 96:
+// ends when a look-up hits them, or misses them after they were evicted (their keys are
+// remembered). Waits are counted per age and per class of block, of which there are 96:
 //   - turn: how often the conversation was continued: 1, 2, 3, 4, 5 to 8, more;
 //   - growth: tokens that the request added to what was seen before;
 //   - sharing: uses of the block beyond those of its own conversation.
 // Hence the hazard of each class at each age: reuses per block and unit of time. The hazard of all
 // classes together, made to rise and then fall, sets the shape; a class has a factor of its own,
-// and its own shape as far as it was seen often enough. A block is worth the best rate of reuse that
-// keeping it for any further time would bring (the index of Gittins), and the least worthy goes.
+// and its own shape as far as it was seen often enough. A block is worth the best rate of reuse
+// that keeping it for any further time would bring (the index of Gittins), and the least worthy
+// goes.
 //
 // What plain LRU would have hit is counted from the same waits. In the first four turnovers of the
-// pool, and when the policy has lost to LRU lately, it leaves the choice to the pool's queue and only
-// learns; the latter for a time that doubles with each relapse.
+// pool, and when the policy has lost to LRU lately, it leaves the choice to the pool's queue and
+// only learns; the latter for a time that doubles with each relapse.
 //
 // Cost: O(1) per block amortised, except that naming a victim scans a bit set of 1,920 queues, and
-// that the index is computed anew eight times per turnover of the pool (about 100 us). In pools above
-// 32,768 blocks only a sample of the keys has its waits counted.
+// that the index is computed eight times per turnover of the pool (about 100 us). In pools
+// above 32,768 blocks only a sample of the keys has its waits counted.
 
 #ifndef KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_
 #define KVBLOCKS_BLOCK_POOL_EVICTION_HAZARD_POLICY_H_

@@ -1,4 +1,4 @@
-// What HazardPolicy learns, told by the blocks that it gives up.
+// What HazardPolicy learns, seen in the blocks that it evicts.
 
 #include "block_pool/eviction/hazard_policy.h"
 

@@ -1,8 +1,9 @@
 // LruPolicy: least recently released first, the order of the pool's queue.
 //
-// For who cannot use the queue itself: a pool whose retained blocks stand in it as well, and tiers.
-// Policies that rank by more than the last release derive from it. Always: the ranks of candidates
-// stand in the heap; those of other blocks are made up when they enter it. Cost: O(log n) per call.
+// For users that cannot take the queue itself: tiers, and pools whose retained blocks are in it,
+// too. Policies that rank by more than the last release derive from it. Always: the ranks of
+// candidates stand in the heap; those of other blocks are made up when they enter it. Cost: O(log
+// n) per call.
 
 #ifndef KVBLOCKS_BLOCK_POOL_EVICTION_LRU_POLICY_H_
 #define KVBLOCKS_BLOCK_POOL_EVICTION_LRU_POLICY_H_

@@ -47,7 +47,7 @@ class EventPublisher::Impl {
   // Throws zmq::error_t.
   void Open(const std::string& endpoint, const std::string& replay_endpoint) {
     context_ = SharedContext();
-    // Like PUB, and it also tells who subscribes.
+    // Like PUB, and it also reports subscriptions.
     pub_ = zmq::socket_t(*context_, zmq::socket_type::xpub);
     pub_.set(zmq::sockopt::xpub_verboser, true);
     pub_.set(zmq::sockopt::sndhwm, static_cast<int>(options_.high_water_mark));
@@ -234,8 +234,8 @@ class EventPublisher::Impl {
                         .next = static_cast<uint64_t>(*start),
                         .end = buffer_.empty() ? 0 : Number(buffer_.back()) + 1});
   }
-  // A part of the first replay, which then goes behind the others: neither batches nor other clients
-  // wait for a long one.
+  // A part of the first replay, which then goes behind the others: neither batches nor other
+  // clients wait for a long one.
   void ContinueReplay() {
     constexpr int kMostInARow = 256;
     if (replays_.empty()) return;

@@ -1,5 +1,6 @@
 // Publisher and subscriber over real sockets of this process. inproc endpoints are names of their
-// own per test; where sockets must be told apart from outside, tcp ports that the system chooses.
+// own per test; where sockets must be distinguished from outside, tcp ports that the system
+// chooses.
 
 #ifdef __linux__
 #include <sched.h>
@@ -42,7 +43,7 @@ std::unique_ptr<EventSubscriber> Subscriber(EventSubscriber::Options options) {
   EXPECT_TRUE(subscriber.ok()) << subscriber.status();
   return *std::move(subscriber);
 }
-// PUB sends nothing to who has not subscribed yet.
+// PUB sends nothing to sockets that have not subscribed yet.
 void AwaitSubscribers(const EventPublisher& publisher, int64_t count) {
   for (int i = 0; i < 20'000 && publisher.stats().num_subscribers < count; ++i) {
     std::this_thread::sleep_for(milliseconds(1));
@@ -114,11 +115,12 @@ TEST(EventStreamTest, WhatIsBufferedIsBoundedInBytes) {
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_bytes = 1});
   for (uint64_t i = 0; i < 5; ++i) publisher->Publish(Stored(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
-  auto late = Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
+  auto late =
+      Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
   EXPECT_EQ(Take(*late, 2), "L0+4 4") << "the latest batch always stays";
 }
 
-// Speaks as a publisher would, but leaves out what it is told to.
+// Speaks as a publisher would, but leaves out what the test names.
 class RawPublisher {
  public:
   RawPublisher(const std::string& endpoint, const std::string& replay_endpoint)
@@ -310,7 +312,7 @@ TEST_F(GapTest, AtTheEndIsFoundByCatchingUp) {
 }
 
 TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
-  // Nobody takes from the queue for a second: the thread serves before it looks again.
+  // Nobody takes from the queue for a second: the thread serves before it checks again.
   auto publisher = Publisher(
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .queue_batches = 2});
   int64_t kept = 0, sent = 0;
@@ -382,7 +384,8 @@ TEST(EventStreamTest, ASubscriberThatIsNotAskedHoldsSoManyBytes) {
   int sent = 0;
   // What the system's own buffers hold comes on top.
   for (int idle = 0; idle < 100 && sent < kMost;) {
-    const bool is_taken = publisher.send(zmq::buffer(message), zmq::send_flags::dontwait).has_value();
+    const bool is_taken =
+        publisher.send(zmq::buffer(message), zmq::send_flags::dontwait).has_value();
     sent += is_taken;
     idle = is_taken ? 0 : idle + 1;
     if (!is_taken) std::this_thread::sleep_for(milliseconds(5));
@@ -471,7 +474,8 @@ TEST(EventStreamTest, WhatCannotBeIsRefusedByName) {
   EXPECT_NE(empty.ToString().find("queue_batches: got 0"), std::string::npos) << empty;
   EXPECT_FALSE(EventPublisher::Create({.endpoint = "http://x:1"}).ok());
   EXPECT_FALSE(EventSubscriber::Create({}).ok());
-  const auto queue = EventSubscriber::Create({.sources = {{.endpoint = Unique("pub")}}, .max_queue_bytes = 0});
+  const auto queue =
+      EventSubscriber::Create({.sources = {{.endpoint = Unique("pub")}}, .max_queue_bytes = 0});
   EXPECT_NE(queue.status().message().find("max_queue_bytes: got 0"), std::string::npos);
   auto first = Publisher({.endpoint = "tcp://127.0.0.1:*"});
   const auto second = EventPublisher::Create({.endpoint = "tcp://::1:1", .high_water_mark = -1});

@@ -323,7 +323,7 @@ class EventSubscriber::Impl {
       source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);
       source.dealer.send(zmq::const_buffer(&bits, sizeof(bits)), zmq::send_flags::dontwait);
     } catch (const zmq::error_t&) {
-      source.dealer = zmq::socket_t();  // no more sockets: as if nobody answered
+      source.dealer = zmq::socket_t();  // no more sockets: as without an answer
     }
   }
 

@@ -1,6 +1,6 @@
-// What publisher and subscriber share: how sockets attach, the frames of a message (V-64), which are
-// topic, number in 8 bytes big-endian, and payload, endpoints (V-65), threads and the context. What
-// touches sockets throws zmq::error_t and stays inside this folder.
+// What publisher and subscriber share: how sockets attach, the frames of a message (V-64), which
+// are topic, number in 8 bytes big-endian, and payload, endpoints (V-65), threads and the context.
+// What touches sockets throws zmq::error_t and stays inside this folder.
 
 #ifndef KVBLOCKS_EVENTS_ZMQ_WIRE_H_
 #define KVBLOCKS_EVENTS_ZMQ_WIRE_H_
@@ -79,16 +79,16 @@ bool IsBoundByPublisher(std::string_view endpoint);
 // A subscriber binds wildcards, for publishers that connect; it connects to everything else.
 bool IsBoundBySubscriber(std::string_view endpoint);
 
-// Of one data-parallel rank: the port plus the rank, for inproc the suffix "_dpRANK". A port of 0 is
-// left to the system. InvalidArgument: no transport "tcp://", "ipc://" or "inproc://", a port beyond
-// 65,535, or ipc with a rank above 0.
+// Of one data-parallel rank: the port plus the rank, for inproc the suffix "_dpRANK". A port of 0
+// is left to the system. InvalidArgument: no transport "tcp://", "ipc://" or "inproc://", a port
+// beyond 65,535, or ipc with a rank above 0.
 absl::StatusOr<std::string> EndpointOfRank(std::string_view endpoint, int64_t rank);
 
 // How the kernel schedules the threads that send events.
 //
 // They wake every millisecond and then work for up to some hundred microseconds. On a machine whose
-// cores are all busy the kernel would put a thread aside for one that wakes: perhaps the scheduler's.
-// A thread of the batch policy gets its share of the processor without that right.
+// cores are all busy the kernel would put a thread aside for one that wakes: perhaps the
+// scheduler's. A thread of the batch policy gets its share of the processor without that right.
 //
 // For the calling thread. Nothing changes where the system has no such policy or refuses it.
 inline void DoNotPreemptOthers() {
@@ -99,7 +99,7 @@ inline void DoNotPreemptOthers() {
 }
 
 // The ZeroMQ context that all sockets of the process share, so that inproc endpoints meet. It lives
-// as long as somebody holds it. Its own threads do not preempt others.
+// as long as it is held. Its own threads do not preempt others.
 inline std::shared_ptr<zmq::context_t> SharedContext() {
   static std::mutex mutex;
   static std::weak_ptr<zmq::context_t> shared;
@@ -112,7 +112,7 @@ inline std::shared_ptr<zmq::context_t> SharedContext() {
     DoNotPreemptOthers();
     try {
       const zmq::socket_t first(*context, zmq::socket_type::pair);
-    } catch (const zmq::error_t&) {  // who makes the next socket learns of it
+    } catch (const zmq::error_t&) {  // the next socket reports it
     }
   }).join();
   return context;

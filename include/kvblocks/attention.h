@@ -1,7 +1,7 @@
 // kvblocks/attention.h: attention that reads keys and values through block tables.
 //
 // This header is what a model runner or a kernel author includes. It needs no block manager: block
-// tables are spans of int32, whoever made them. It offers:
+// tables are spans of int32 from any block manager. It offers:
 //   views      TensorView, KvCacheView: memory with shape and type, owned by the caller
 //   operations AttentionOps: store, decode, prefill, cascade, MLA, merge; Cpu() runs them on the
 //              host, CpuReference() in float64
@@ -12,7 +12,7 @@
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
 //   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks;
 //              SparseTensors: DeepSeek V3.2 and V4
-//   blending   RunBlend: steps with prompts of chunks that were prefilled apart
+//   blending   RunBlend: steps with prompts of chunks that were prefilled alone
 //   verifier   KvCacheVerifier: replays an engine's steps with real numbers and names the first
 //              wrong one
 //

@@ -12,8 +12,8 @@
 // Checked<Args>: arguments of one operation that a backend has looked at and accepted, with the
 // context to run it in.
 //
-// Only AttentionOps::Check makes one, so what takes a Checked need not look again. It refers to both
-// and copies neither: they must outlive it and stay as they are.
+// Only AttentionOps::Check makes one, so what takes a Checked need not look again. It refers to
+// both and copies neither: they must outlive it and stay as they are.
 
 namespace kvblocks::attention {
 
@@ -53,7 +53,7 @@ class Checked {
   X(IndexTopk)                    \
   X(MergeStates)
 
-// Those that move, quantise, choose or turn rows of keys and values.
+// Those that move, quantise, choose or rotate rows of keys and values.
 #define KVBLOCKS_KV_ROW_OPS(X) \
   X(ReshapeAndCache)           \
   X(ConcatAndCacheMla)         \
@@ -100,8 +100,8 @@ KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK)
 //   Op(context, args)      checks the arguments, then runs;
 //   Check(context, args)   refuses bad ones with a Status that names operation, argument, value and
 //                          limit, and writes nothing;
-//   Run(checked)           does the work, without another look at what it says.
-// Who has several operations to do checks them all before the first runs. Unimplemented where the
+//   Run(checked)           does the work, without another check.
+// A caller with several operations checks them all before the first runs. Unimplemented where the
 // backend has no such operation. Thread-compatible; distinct contexts are independent.
 
 class AttentionOps {
@@ -140,7 +140,8 @@ class AttentionOps {
   }
 
  protected:
-  // Why the backend does not take the arguments, OK if it does: checks.h, and what it has of its own.
+  // Why the backend does not take the arguments, OK if it does: checks.h, and what it has of its
+  // own.
 #define KVBLOCKS_DECLARE_REFUSE(Op)                                                     \
   virtual absl::Status Refuse(const ExecContext& context, const Op##Args& args) const { \
     return attention::Check(context, args);                                             \

@@ -23,12 +23,12 @@
 // so equal hashes mean equal whole prefixes. H hashes an injective encoding; absent extra keys
 // differ from empty ones. Where hashes look ahead, the tokens right after the block are hashed with
 // the extra keys. SHA-256 (default) resists collisions made on purpose. XXH3-128 is about ten times
-// faster; use it only where whoever sends prompts may not profit from a collision, because a
+// faster; use it only where senders of prompts cannot profit from a collision, because a
 // collision serves one request the KV of another.
 //
 // There are two encodings. Our own is the parent, the counts, the tokens, the look-ahead tokens,
 // then the extra keys; it is the faster one, and XXH3-128 is keyed with a secret. The other is that
-// of vLLM's sha256_cbor and xxhash_cbor, byte by byte, for whoever exchanges hashes with it: the
+// of vLLM's sha256_cbor and xxhash_cbor, byte by byte, for exchanging hashes with it: the
 // canonical CBOR of [parent, [tokens], extra], where extra is null or the array of extra keys, and
 // with look-ahead tokens the array of that and of them.
 //

@@ -23,7 +23,7 @@
 #include "kvblocks/prefix_hash_table.h"
 
 // LookupHistory: what a pool remembers of keys that are no longer in its prefix-hash table, so that
-// a miss can be told "evicted" from "never seen" and from "cached under another salt".
+// a miss can be classed as "evicted", "never seen" or "cached under another salt".
 //
 // Two memories of the last `num_keys` events each:
 //   removals   a key left the table: its last block lost it. With the number of blocks the pool had
@@ -58,7 +58,7 @@ class LookupHistory {
   virtual bool HasOtherVariant(const BlockHash& plain, const BlockHash& hash) const = 0;
   virtual int64_t num_keys() const = 0;
   virtual int64_t num_removals() const = 0;
-  // False: some removals are forgotten, so what looks never seen may have been.
+  // False: some removals are forgotten, so content may have been seen although nothing says so.
   bool is_complete() const { return num_removals() <= num_keys(); }
 };
 
@@ -168,7 +168,7 @@ class PageChunks {
   int32_t num_idle_ = 0;
 };
 
-// BlockPool: the physical KV-cache blocks of one worker - who references them, which are free,
+// BlockPool: the physical KV-cache blocks of one worker - their references, which are free,
 // which are cached.
 //
 // Counts blocks, not bytes, and knows nothing of requests. A block is taken from the front of the
@@ -180,8 +180,8 @@ class PageChunks {
 //   auto pool = BlockPool::Create({.num_blocks = 1000}).value();
 //   if (pool->Fits(4, /*group=*/0)) pool->GetNewBlocks(4, table);
 //
-// The managers keep the books of who holds what, so what they call validates nothing; what comes
-// from outside through them (pins, evictions) is checked.
+// The managers know which request holds which block, so the methods that they call validate
+// nothing. What comes from outside through them (pins, evictions) is checked.
 //
 // With Options::chunks, memory is cut into chunks that are lent to classes of pages (PageChunks): a
 // block is then a page of one class, serves the groups of that class only, and waits in that
@@ -193,8 +193,8 @@ class PageChunks {
 //
 // Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
 // live blocks are referenced, cached ones are not but have a key, and free ones are neither; a
-// non-permanent block is in the free queue iff nobody references it. Cost: O(1) per block moved,
-// plus O(1) expected per key removed (with chunks: see PageChunks). No allocation apart from
+// non-permanent block is in the free queue iff nothing references it. Cost: O(1) per block moved,
+// plus O(1) expected per key removed (with chunks: see PageChunks). No allocation except
 // returned lists and events. Thread-compatible: one thread at a time.
 
 enum class FreeOrder {
@@ -221,10 +221,11 @@ class BlockPool {
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
     // Which cached block goes next. Any but the default, lru, keeps an index beside the queue and
-    // takes free blocks without a key first; it needs caching and kUnhashedFirst, and has no chunks.
+    // takes free blocks without a key first; it needs caching and kUnhashedFirst, and has no
+    // chunks.
     EvictionPolicyFactory eviction_policy = {};
-    // Per group, for the policy: whether its hits begin at the first block, so that a block is of no
-    // use without those before it. Empty: all groups.
+    // Per group, for the policy: whether its hits begin at the first block, so that a block is of
+    // no use without those before it. Empty: all groups.
     std::vector<uint8_t> is_chained_group = {};
     // How many blocks Retain may keep from being reused before others; above 0 there is an index,
     // also under lru, with the same conditions, and eviction_policy comes from block_pool/eviction
@@ -288,16 +289,16 @@ class BlockPool {
     const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
-  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and is
-  // cached under the key of the first `end`; it may hold more of them. Compared as above.
+  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and
+  // is cached under the key of the first `end`; it may hold more of them. Compared as above.
   BlockId FindCachedTail(const PrefixContent& content, int64_t begin, int64_t end,
                          GroupId group) const {
     const BlockId id =
         FindCached(content.HashOfBlock(end / content.hash_block_size() - 1, 1), group);
     return id == kNullBlockId || StartsWith(id, content, begin, end) ? id : kNullBlockId;
   }
-  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their blocks
-  // and returns their number.
+  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their
+  // blocks and returns their number.
   size_t FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
                        GroupId group, absl::Span<BlockId> out) const;
   // Whether the block's tokens are those of the position; true if the pool keeps none.
@@ -322,10 +323,10 @@ class BlockPool {
                        absl::Span<const uint8_t> mask = {});
 
   // Registers a block of `block_size` tokens under the key of its content's first num_tokens, which
-  // end inside it or at its end; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
-  // the block is full. Where the block's key covers more tokens, this one is a further key of it
-  // with adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES:
-  // num_tokens is a multiple of the hash block size and hashed.
+  // end inside it or at its end; a key for fewer tokens is replaced, and CacheFullBlocks replaces
+  // this one when the block is full. Where the block's key covers more tokens, this one is a
+  // further key of it with adds_further_keys; otherwise nothing changes. False if nothing changed.
+  // REQUIRES: num_tokens is a multiple of the hash block size and hashed.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             int64_t block_size, GroupId group, bool adds_further_keys = false);
   struct FurtherKey {
@@ -357,8 +358,8 @@ class BlockPool {
   void MovePartialKey(BlockId from, BlockId to);
 
   // Reports blocks that hold the first num_tokens of a content as stored events, as if they were
-  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the last
-  // block and it is cached as such. With one_event_per_registration one for all positions, as
+  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the
+  // last block and it is cached as such. With one_event_per_registration one for all positions, as
   // CacheFullBlocks. Nothing else changes. REQUIRES: real blocks are cached under the content's
   // hashes.
   void ReportStored(const PrefixContent& content, absl::Span<const BlockId> blocks,
@@ -372,8 +373,8 @@ class BlockPool {
   // --- Retention: see class Retention, and KvCacheManager::Retain ---
 
   // Asks to keep the cached ones of these blocks, which hold a prefix from its start, until others
-  // are used up or `expires_at`. REQUIRES: max_retained_blocks > 0; ids of the pool; a priority of 1
-  // to kHighestPriority; an end in the future.
+  // are used up or `expires_at`. REQUIRES: max_retained_blocks > 0; ids of the pool; a priority of
+  // 1 to kHighestPriority; an end in the future.
   RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority, int64_t expires_at);
   // Ends the retentions that end by now. REQUIRES: max_retained_blocks > 0; never goes back.
   void AdvanceTime(int64_t now);
@@ -423,7 +424,7 @@ class BlockPool {
   // Cached blocks lost to reuse since construction.
   int64_t num_evictions() const { return num_evictions_; }
 
-  // Blocks handed out since construction: the clock that the age of an eviction is told by.
+  // Blocks handed out since construction: the clock by which the age of an eviction is measured.
   int64_t num_blocks_taken() const { return num_blocks_taken_; }
   // Null unless Options::history_keys asks for it.
   const LookupHistory* history() const { return history_.get(); }

@@ -11,15 +11,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// Configuration files: read with a bound, parsed from protobuf text format or JSON, and refused with
-// the place of the error, "FILE:LINE:COLUMN: error: FIELD: got VALUE, expected WHAT (HINT)".
+// Configuration files: read with a bound, parsed from protobuf text format or JSON, and refused
+// with the place of the error, "FILE:LINE:COLUMN: error: FIELD: got VALUE, expected WHAT (HINT)".
 //
 //   config::v1::KvCacheConfig message;
 //   auto source = ConfigSource::Parse(text, "pool.txtpb", ConfigSyntax::kDetect, message);
 //   if (!source.ok()) return source.status();
 //   if (auto config = FromProto(message); !config.ok()) return source->Locate(config.status());
 //
-// Lines and columns count from 1, columns in bytes. Only the first error is told.
+// Lines and columns count from 1, columns in bytes. Only the first error is reported.
 
 namespace google::protobuf {
 class Message;

@@ -208,8 +208,8 @@ std::string EvictionPolicyNames(bool with_retention = true);
 // Time is the caller's, in its unit, and never goes back. Cost: O(log n) per block; 84 bytes per
 // block of the pool, taken at construction, and nothing after it. Single-threaded (see BlockPool).
 
-// The priority of a block that nobody retains, where retained ones compete with it (eviction policy
-// "priority").
+// The priority of a block that is not retained, where retained ones compete with it (eviction
+// policy "priority").
 inline constexpr int32_t kUnretainedPriority = 35;
 
 struct BlockRetention {

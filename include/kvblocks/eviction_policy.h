@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/block.h"
 
-// EvictionPolicy: which cached block that nobody references is reused next.
+// EvictionPolicy: which cached block without references is reused next.
 //
 // The pool's default is its free queue, least recently released first, tails before heads, and has
 // no policy object unless blocks can be retained. Any other policy is one of these, brought by the
@@ -24,8 +24,9 @@
 // use or that cached blocks build upon.
 //
 // Order of the calls for a block: Insert; then Enter when it becomes a candidate and Leave when it
-// stops being one, in turn; Hit each time a look-up found it; Remove at the end, never while it is
-// a candidate. Cost: one virtual call each, and only in pools that have a policy. Not thread-safe.
+// stops being one, any number of times; Hit each time a look-up found it; Remove at the end, never
+// while it is a candidate. Cost: one virtual call each, and only in pools that have a policy. Not
+// thread-safe.
 
 namespace kvblocks {
 
@@ -43,8 +44,8 @@ class EvictionPolicy {
   virtual void Release(absl::Span<const BlockId> deepest_first) = 0;
   virtual void Enter(BlockId id) = 0;
   virtual void Leave(BlockId id) = 0;
-  // The candidate that should go; it stays a candidate. kNullBlockId when there is none, or to leave
-  // the choice to the pool's queue, where the least recently released block stands in front.
+  // The candidate that should go; it stays a candidate. kNullBlockId when there is none, or to
+  // leave the choice to the pool's queue, where the least recently released block stands in front.
   virtual BlockId Victim() = 0;
   // The block lost its content, to make room if `was_evicted`.
   virtual void Remove(BlockId id, bool was_evicted) = 0;

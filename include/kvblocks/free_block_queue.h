@@ -11,7 +11,7 @@
 #include "kvblocks/block.h"
 #include "kvblocks/check.h"
 
-// FreeBlockQueue: the blocks nobody references, in the order in which they will be reused.
+// FreeBlockQueue: the blocks without references, in the order in which they will be reused.
 //
 // A circular doubly linked list threaded through the block records by int32 index, so that a block
 // hit by a prefix look-up leaves the middle of the queue in O(1) and nothing is allocated after

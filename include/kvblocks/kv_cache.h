@@ -8,7 +8,7 @@
 //   manager    KvCacheManager: prefix look-up, allocation, freeing, statistics, invariants
 //   request    Request: a sequence of tokens and its block tables
 //   events     KvEvent: what entered and left the prefix cache, for routers
-//   pool       BlockPool: the blocks alone, for those who bring their own rules
+//   pool       BlockPool: the blocks alone, for programs with rules of their own
 //   eviction   EvictionPolicy: which cached block goes next; some by name, or one of your own
 //
 //   #include "kvblocks/kv_cache.h"

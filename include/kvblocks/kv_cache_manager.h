@@ -35,8 +35,8 @@ enum class MissReason {
   kEvicted,        // its block was taken for other content
   kRemoved,        // EvictBlocks or ResetPrefixCache took it out
   kSaltOrAdapter,  // the same tokens are or were cached, but under another salt, adapter or image
-  kNotCached,      // any of these, and kNotKept: without lookup_history_blocks nobody can tell
-  // The same, told by who sees all requests of a run: the simulator.
+  kNotCached,      // any of these, and kNotKept: without lookup_history_blocks the cause is unknown
+  // The same, for observers that see all requests of a run: the simulator.
   kNotYetComputed,  // a live request has the same content, but has not come so far
   kShort,           // the prompt shares less than one block with earlier ones
   // The block is there, but cannot be used.
@@ -61,10 +61,10 @@ using MissCounts = std::array<int64_t, kNumMissReasons>;
 // PrefixLookup: the longest prefix that all groups of a model can serve together.
 //
 // One group (vLLM's unitary coordinator): its own look-up. Several (the hybrid one): groups with
-// equal specs are looked up together, and the hit is a fixed point: each kind is asked in turn for
-// its longest hit within the shortest so far, and the round is repeated until nobody shortens it.
+// equal specs are looked up together, and the hit is a fixed point: each kind is asked for its
+// longest hit within the shortest so far, and the round is repeated until none shortens it.
 // Lengths never grow, so this ends; kinds of full type, of whose hits every prefix is a hit, are
-// asked once. Without prefix caching nobody asks.
+// asked once. Without prefix caching there are no look-ups.
 
 class PrefixLookup {
  public:
@@ -135,12 +135,13 @@ struct KvCacheManagerOptions {
   // Drop the last matched block of draft groups, so that the draft head sees hidden states.
   bool use_eagle = false;
   // A block's hash also covers so many tokens behind it, which a drafter's cache depends on, and
-  // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM 0.33
-  // has 1 for EAGLE and MTP, without external KV. V-10.
+  // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM
+  // 0.33 has 1 for EAGLE and MTP, without external KV. V-10.
   int64_t num_hash_lookahead_tokens = 0;
-  // Tokens that the drafter reads ahead of a prefill: 0 without one, 1 for EAGLE, K for multi-module
-  // MTP. All but one of them may be computed again, so they are not registered before they are final.
-  // Window specs say themselves what they keep for it (extra_retained_tokens). V-14, V-100.
+  // Tokens after a prefill's part that the drafter reads: 0 without one, 1 for EAGLE, K for
+  // multi-module MTP. All but one of them may be computed again, so they are not registered before
+  // they are final. Window specs say themselves what they keep for it (extra_retained_tokens).
+  // V-14, V-100.
   int64_t prefill_lookahead_tokens = 0;
   bool enable_events = false;
   bool log_stats = true;
@@ -148,21 +149,21 @@ struct KvCacheManagerOptions {
   // share of the chunks that admissions leave idle or unassigned.
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
-  // Which cached block that nobody references is reused next. Any but the default, lru, needs
+  // Which cached block without references is reused next. Any but the default, lru, needs
   // caching and free_order kUnhashedFirst, and no native layout. ParseEvictionPolicy knows some by
   // name; docs/policies.md says when which helps, and how to bring another one.
   EvictionPolicyFactory eviction_policy = {};
-  // Share of the pool that Retain may keep at most, 0 to 1; 0: nothing can be retained, and it costs
-  // nothing. The conditions are those of eviction_policy, which ParseEvictionPolicy must have given:
-  // what retains blocks comes with it, also for "lru".
+  // Share of the pool that Retain may keep at most, 0 to 1; 0: nothing can be retained, and it
+  // costs nothing. The conditions are those of eviction_policy, which ParseEvictionPolicy must have
+  // given: what retains blocks comes with it, also for "lru".
   double max_retained_share = 0.0;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
   // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
   // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
-  // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4
-  // bytes per token slot of the pool; requests must be made from tokens.
+  // that share a hash do not hit each other: for kXxh3_128 where prompts come from strangers. Takes
+  // 4 bytes per token slot of the pool; requests must be made from tokens.
   bool compare_tokens_on_hit = false;
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
@@ -175,23 +176,23 @@ struct KvCacheManagerOptions {
   // Prompts that end inside a block are registered there, and hits may end inside blocks, at
   // multiples of the hash block size. For models with a Mamba group in align mode whose block is
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
-  // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
+  // have blocks of that size. The caller must then run the copies of TakeBlockCopies.
   bool partial_hits = false;
-  // Ranks over which the tokens of a block are spread in turn, so that a block of one rank covers so
-  // many times its tokens: with decode context parallelism in all groups but those of Mamba and
-  // rings, whose blocks each rank has as a whole; with prefill context parallelism in the only
-  // group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
+  // Ranks over which the tokens of a block are spread round robin, so that a block of one rank
+  // covers so many times its tokens: with decode context parallelism in all groups but those of
+  // Mamba and rings, whose blocks each rank has as a whole; with prefill context parallelism in the
+  // only group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
   int64_t decode_context_parallel = 1;
   int64_t prefill_context_parallel = 1;
-  // For Mamba groups with checkpoint blocks (MambaSpec num_checkpoint_blocks): the backend can export
-  // a state so many tokens, or a multiple, behind the start of a chunk. V-45.
+  // For Mamba groups with checkpoint blocks (MambaSpec num_checkpoint_blocks): the backend can
+  // export a state so many tokens, or a multiple, behind the start of a chunk. V-45.
   int64_t checkpoint_alignment = 1;
-  // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
-  // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
-  // hash their tokens twice.
+  // How many removals from the prefix cache ExplainLookup remembers, to distinguish evicted blocks
+  // from content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra
+  // keys hash their tokens twice.
   int64_t lookup_history_blocks = 0;
   // Collect the ids of the blocks that attention groups take, for workers that must zero fresh
-  // blocks. Whoever sets it must call TakeNewBlockIds once per step. BM-115.
+  // blocks. The caller must then call TakeNewBlockIds once per step. BM-115.
   bool report_new_blocks = false;
 };
 
@@ -214,8 +215,8 @@ struct AllocateSlotsParams {
 struct RetainParams {
   // The first so many tokens; default: all that the request knows. Blocks count that lie within.
   std::optional<int64_t> num_tokens = std::nullopt;
-  // Only blocks that at least so many requests used since they are cached, and before the first that
-  // fewer did.
+  // Only blocks that at least so many requests used since they are cached, and before the first
+  // that fewer did.
   int64_t min_uses = 1;
   // 1 to 100. The lowest gives way first where the cap is reached, or nothing else can be reused.
   int32_t priority = 50;
@@ -258,9 +259,9 @@ struct PrefixCacheStats {
   friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
 };
 
-// Whether vLLM would let hits end inside blocks (KvCacheManagerOptions::partial_hits): some Mamba group
-// in align mode has blocks larger than the hash block, and every other group has rows that are kept to
-// the end, or blocks of one hash block. V-109.
+// Whether vLLM would let hits end inside blocks (KvCacheManagerOptions::partial_hits): some Mamba
+// group in align mode has blocks larger than the hash block, and every other group has rows that
+// are kept to the end, or blocks of one hash block. V-109.
 bool SupportsPartialHits(const KvCacheConfig& config, const KvCacheManagerOptions& options);
 
 class KvCacheManager {
@@ -269,8 +270,8 @@ class KvCacheManager {
     std::string id = {};
     PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
-    // Registers nothing, as with delay_cache_blocks in every step; CacheBlocks refuses. For keys and
-    // values that other requests must not hit, as those of a blend (attention/blend).
+    // Registers nothing, as with delay_cache_blocks in every step; CacheBlocks refuses. For keys
+    // and values that other requests must not hit, as those of a blend (attention/blend).
     bool skip_writing_prefix_cache = false;
     // Each look-up with a hit emits BlockStored for the blocks of the hit, as if they were
     // registered now: for consumers that see one engine's answers to one request only, since those
@@ -307,8 +308,8 @@ class KvCacheManager {
 
   // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
   // computed; and at most max_tokens. With windows that are computed again
-  // (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a request
-  // without tokens.
+  // (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a
+  // request without tokens.
   absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out,
                                  int64_t max_tokens = kMaxTokens) const;
   absl::StatusOr<ComputedBlocks> GetComputedBlocks(const Request& request) const;
@@ -324,14 +325,14 @@ class KvCacheManager {
   absl::Status Free(Request& request);
 
   // With partial_hits: the copies to be made, in this order (by group, then by call of
-  // AllocateSlots), before the next step computes anything. Returns and clears; always empty otherwise. Both blocks of a copy stay referenced
-  // until ReleaseBlockCopies.
+  // AllocateSlots), before the next step computes anything. Returns and clears; always empty
+  // otherwise. Both blocks of a copy stay referenced until ReleaseBlockCopies.
   std::vector<BlockCopy> TakeBlockCopies();
   // Whether there are any to be taken.
   bool has_block_copies() const { return !copies_.empty(); }
-  // The copies have been made: frees their blocks in the order of the list, the source of each before
-  // its target. InvalidArgument, and nothing changed, for copies that TakeBlockCopies did not return or
-  // that were released already.
+  // The copies have been made: frees their blocks in the order of the list, the source of each
+  // before its target. InvalidArgument, and nothing changed, for copies that TakeBlockCopies did
+  // not return or that were released already.
   absl::Status ReleaseBlockCopies(absl::Span<const BlockCopy> copies);
 
   // --- Around the step ---
@@ -355,10 +356,10 @@ class KvCacheManager {
 
   // Asks to keep what is cached of a request's content: as long as other cached blocks can be
   // reused, those go, whatever the eviction policy. It is a wish: retained blocks count as free, an
-  // allocation never fails for them, and they go when nothing else is left. What was retained before
-  // keeps the higher priority and the later end. At the cap (max_retained_share), retentions of lower
-  // priority, and older ones of the same, give way; where there are none, the rest of the prefix is
-  // refused. The request need not hold blocks; best called before it frees them.
+  // allocation never fails for them, and they go when nothing else is left. What was retained
+  // before keeps the higher priority and the later end. At the cap (max_retained_share), retentions
+  // of lower priority, and older ones of the same, give way; where there are none, the rest of the
+  // prefix is refused. The request need not hold blocks; best called before it frees them.
   // InvalidArgument, and nothing changed, for parameters outside their range or without a cap.
   // O(blocks of the prefix x log(blocks of the pool)).
   absl::StatusOr<RetainOutcome> Retain(const Request& request, const RetainParams& params);
@@ -375,8 +376,8 @@ class KvCacheManager {
   // next change.
   absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
   // Gives the request other memory for a block table, with the same entries, and returns the memory
-  // it had: whoever showed that to others (see GetBlocks) can keep it for them. Empty for a request
-  // that holds none. O(entries).
+  // it had: a caller that showed it to others (see GetBlocks) can keep it for them. Empty for a
+  // request that holds none. O(entries).
   std::vector<BlockId> MoveBlockTable(Request& request, GroupId group);
   // Copies for all groups, clipped to the blocks that cover num_tokens.
   std::vector<std::vector<BlockId>> GetBlockIds(const Request& request,
@@ -385,7 +386,8 @@ class KvCacheManager {
   std::optional<std::vector<std::vector<BlockId>>> GetBlockIdsIfAny(const Request& request) const;
   // Real blocks without a key, per group.
   std::vector<std::vector<BlockId>> GetUnhashedBlockIds(const Request& request) const;
-  // Tokens up to the end of the group's last block that has a key; 0: none has. O(blocks behind it).
+  // Tokens up to the end of the group's last block that has a key; 0: none has. O(blocks behind
+  // it).
   int64_t GetNumRegisteredTokens(const Request& request, GroupId group) const;
   // Leading blocks that all requests holding blocks share, per group; 0 for windowed groups.
   std::vector<int64_t> GetNumCommonPrefixBlocks(const Request& request) const;
@@ -420,8 +422,8 @@ class KvCacheManager {
   // Events since the last call, with group kinds filled in.
   std::vector<KvEvent> TakeEvents();
 
-  // Called on admission with the tokens hit; counted in tokens, resumed requests apart. With the
-  // tokens that were not hit by reason (see ExplainLookup), those are counted, too.
+  // Called on admission with the tokens hit. Counted in tokens, separately for resumed requests.
+  // With the tokens that were not hit by reason (see ExplainLookup), those are counted, too.
   void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
                               const MissCounts* missed = nullptr);
   // Returns and zeroes.

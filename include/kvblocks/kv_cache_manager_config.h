@@ -16,8 +16,8 @@
 //   cache { num_blocks: 1024 groups { ... } }
 //   options { max_model_len: 8192 }
 //
-// Options that are left out have the defaults of KvCacheManagerOptions. What is checked here is that
-// the file can be read; KvCacheManager::Create checks what the options mean together.
+// Options that are left out have the defaults of KvCacheManagerOptions. What is checked here is
+// that the file can be read; KvCacheManager::Create checks what the options mean together.
 
 namespace kvblocks {
 

@@ -112,7 +112,7 @@ enum class KvCacheSpecKind {
   // The encoder's view of itself: a page can be computed, but nothing is stored between steps, and
   // no group of a pool may have this kind.
   kEncoderOnlyAttention,
-  // Hidden states of some layers, one vector per token, kept for who trains a drafter on them.
+  // Hidden states of some layers, one vector per token, kept for training a drafter on them.
   // Nothing attends to them; blocks are managed as those of full attention.
   kHiddenState,
   // A circular buffer of block_size rows: one block per request for its whole life, in which a new
@@ -192,10 +192,10 @@ struct KvCacheSpecOptions {
   // computed again, and shorter hits are no use.
   bool bounded_replay = false;
   // Tokens below the window that are kept as well, because a drafter may compute what needs them
-  // again: all but one of those that it reads ahead of a prefill. Of windows only.
+  // again: all but one of those that it reads after a prefill's part. Of windows only.
   int64_t extra_retained_tokens = 0;
-  // Tokens of the request's output that stay visible, the latest ones, while all of its prompt does;
-  // default: all.
+  // Tokens of the request's output that stay visible, the latest ones, while all of its prompt
+  // does; default: all.
   std::optional<int64_t> output_window = std::nullopt;
 
   friend bool operator==(const KvCacheSpecOptions&, const KvCacheSpecOptions&) = default;
@@ -254,9 +254,9 @@ class KvCacheSpec {
   int64_t sink_length() const { return options_.sink_length; }
   // One vector per stored row instead of K and V of heads: the MLA kinds, hidden states and rings.
   bool has_one_vector_per_row() const;
-  // Whether blocks can serve another request with the same prefix: not those of an encoder's tokens,
-  // of rings, and of windows that are computed again. Groups of such specs are left out of look-ups,
-  // and of what hash and scheduler block sizes are derived from.
+  // Whether blocks can serve another request with the same prefix: not those of an encoder's
+  // tokens, of rings, and of windows that are computed again. Groups of such specs are left out of
+  // look-ups, and of what hash and scheduler block sizes are derived from.
   bool is_prefix_cacheable() const {
     return kind_ != KvCacheSpecKind::kRing && kind_ != KvCacheSpecKind::kCrossAttention &&
            !options_.bounded_replay;
@@ -285,8 +285,8 @@ class KvCacheSpec {
     return kind_ == T::kKind ? this : nullptr;
   }
 
-  // "sliding_window(block_size=16, num_kv_heads=8, ..., page_bytes=65536)"; optional fields at their
-  // default are left out.
+  // "sliding_window(block_size=16, num_kv_heads=8, ..., page_bytes=65536)"; optional fields at
+  // their default are left out.
   std::string ToString() const;
 
   friend bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
@@ -345,7 +345,7 @@ using RingSpec = SpecOfKind<KvCacheSpecKind::kRing>;
 //       {.name = "dilated_attention", .managed_like = KvCacheSpecKind::kSlidingWindow});
 //   const auto spec = KvCacheSpec::Create(**dilated, {..., .sliding_window = taps * dilation});
 //
-// How many tokens back a query looks is the spec's sliding_window (or attention_chunk_size). Pool,
+// How many tokens back a query sees is the spec's sliding_window (or attention_chunk_size). Pool,
 // planner, simulator and configuration files (spec { custom_kind: "dilated_attention"
 // sliding_window { ... } }) then take specs of the kind. A rule that none of them has takes a
 // manager of its own: SingleTypeManager::RegisterFactory.
@@ -372,8 +372,8 @@ std::string RegisteredKinds();
 
 // BlockCountFormula: which formula counts the blocks of windowed kinds (see request_footprint.h).
 
-// kExact is the true worst case; kUpstream repeats vLLM's formulas for comparisons, which are at most
-// one block higher.
+// kExact is the true worst case; kUpstream repeats vLLM's formulas for comparisons, which are at
+// most one block higher.
 enum class BlockCountFormula { kExact, kUpstream };
 
 }  // namespace kvblocks

@@ -25,7 +25,7 @@
 #include "kvblocks/kv_cache_view.h"
 
 // TokenValues: what a token's key, value and query are in a verified run: numbers that follow from
-// the tokens up to it, its layer and a seed, so that whoever computes the same prefix writes the
+// the tokens up to it, its layer and a seed, so that all requests with the same prefix write the
 // same rows, and a prefix that was mistaken for another shows.
 //
 // A prefix is named by a 64-bit digest that each further token is chained to. Values are multiples
@@ -77,29 +77,29 @@ void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> 
 // PagedMemory: the blocks of a verified run as real memory, which knows what was done to each block
 // last and can make its content unusable.
 //
-// Pages lie where a plan puts them (PagePlace), in the caller's tensors; or, if there is no plan, as on
-// a device with one page size: plane i holds layer i of every group, and a block is one page of each
-// plane, large enough for the largest group. Within a page come the keys of all its rows, then the
-// values; latent rows and states as they are. Rows are found here by the rule of the layout, and by
-// operations through the views, so that each checks the other.
+// Pages lie where a plan puts them (PagePlace), in the caller's tensors; or, if there is no plan,
+// as on a device with one page size: plane i holds layer i of every group, and a block is one page
+// of each plane, large enough for the largest group. Within a page come the keys of all its rows,
+// then the values; latent rows and states as they are. Rows are found here by the rule of the
+// layout, and by operations through the views, so that each checks the other.
 //
-// What a block's content is depends on the layout: in planes and slabs, all bytes that its id stands
-// for, in every group; in chunks, the page of the group that took it last, since ids of one chunk
-// stand for other bytes in other groups. Poisoned floats are one particular NaN. Own memory is taken
-// when it is first touched.
+// What a block's content is depends on the layout: in planes and slabs, all bytes that its id
+// stands for, in every group; in chunks, the page of the group that took it last, since ids of one
+// chunk stand for other bytes in other groups. Poisoned floats are one particular NaN. Own memory
+// is taken when it is first touched.
 
 inline constexpr int32_t kNullBlock = 0;  // of the engine: never written to
 
 enum class BlockEvent : uint8_t {
   kNone,
   kHandedOut,  // taken anew by a request: what was in it is void
-  kLost,       // nobody holds it, and nobody may find it
+  kLost,       // no request holds it, and no look-up may find it
   kDropped,    // the engine said so
 };
 
 struct BlockHistory {
   int64_t step = -1;     // of the event
-  uint64_t request = 0;  // kHandedOut: who took it
+  uint64_t request = 0;  // kHandedOut: the request that took it
   BlockEvent event = BlockEvent::kNone;
 };
 
@@ -149,7 +149,8 @@ class PagedMemory {
   void SetGroup(int32_t block, size_t group) {
     group_of_block_[static_cast<size_t>(block)] = static_cast<int32_t>(group);
   }
-  // The event happened to a block; with `poison` its content is void. The null block: in all groups.
+  // The event happened to a block; with `poison` its content is void. The null block: in all
+  // groups.
   void Record(int32_t block, const BlockHistory& history, bool poison);
 
   const BlockHistory& history(int32_t block) const { return history_[static_cast<size_t>(block)]; }
@@ -208,7 +209,7 @@ class PagedMemory {
 // writes depends on all tokens before it, so a prefix hit must read exactly what another request
 // with that prefix wrote; all rows that a request finds computed are read back bit by bit once.
 //
-// Content that nobody may read any more is overwritten with NaN at once:
+// Content that may not be read any more is overwritten with NaN at once:
 //   - a block that a request gets anew: what was in it went when it was handed out;
 //   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
 //   - blocks named by Drop, and the rows of tokens taken back by Rollback.
@@ -237,14 +238,15 @@ struct VerifiedGroup {
   std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
   int64_t num_layers = 1;  // 0: left out; others may not read its blocks
   // A block holds the state of a recurrent layer (Mamba) behind the last token that was computed of
-  // those it covers, block_size of them. A step begins with the state behind the computed tokens and
-  // writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
+  // those it covers, block_size of them. A step begins with the state behind the computed tokens
+  // and writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
   // window, chunk, compression or sinks.
   bool is_state = false;
   bool at_boundaries = false;
-  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all written
-  // in the first step of the request, all seen by every query, and all read back bit by bit in each
-  // later step. The table has the blocks that they take and no more. As above, nothing else of these.
+  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all
+  // written in the first step of the request, all seen by every query, and all read back bit by bit
+  // in each later step. The table has the blocks that they take and no more. As above, nothing else
+  // of these.
   bool is_cross = false;
 };
 
@@ -258,7 +260,7 @@ struct VerifiedJoint {
 
 // What the engine's books say of a block.
 enum class BlockUse : uint8_t {
-  kFree,    // nobody may read it
+  kFree,    // may not be read
   kCached,  // free, but a look-up may give it out
   kHeld,    // referenced
 };
@@ -271,8 +273,8 @@ struct VerifierOptions {
   // MlaDecode, SparseMlaDecode.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
-  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows, keys
-  // before values. Without layers: planes of the verifier's own.
+  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows,
+  // keys before values. Without layers: planes of the verifier's own.
   VerifiedMemory memory = {};
   // Called with each piece of the memory of all blocks: backends of other devices map it.
   std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
@@ -368,7 +370,7 @@ class KvCacheVerifier {
   absl::Status Rollback(uint64_t request, int64_t num_tokens);
   // The request gave its blocks back. Unknown requests are ignored.
   absl::Status Release(uint64_t request);
-  // The content of these blocks is void, whoever holds them.
+  // The content of these blocks is void, even if requests hold them.
   absl::Status Drop(absl::Span<const int32_t> blocks);
 
   const std::vector<VerifiedGroup>& groups() const { return options_.groups; }

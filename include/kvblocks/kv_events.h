@@ -2,7 +2,8 @@
 // vLLM sends them, and what a router makes of them.
 //
 // This header offers:
-//   codec   EncodeEvents, DecodeEvents: KvEvents as MessagePack, byte for byte as vLLM 0.33 has them
+//   codec   EncodeEvents, DecodeEvents: KvEvents as MessagePack, byte for byte as vLLM 0.33 has
+//           them
 //   index   BlockIndex: which cache holds which block, and how much of a prompt each could reuse
 //   check   StreamCheck: whether a stream is one that a cache can have sent, and what it could hit
 //   log     EventLogReader, AppendToLog: recorded streams
@@ -107,7 +108,7 @@ absl::StatusOr<EventBatch> DecodeEvents(std::string_view payload);
 //   "kvblocks-events-1"                        first value
 //   [source, topic, sequence, payload]         each message: text, text, integer, bytes
 //
-// A sequence of -1 with an empty payload says that the source was found to have started anew; -2,
+// A sequence of -1 with an empty payload says that the source was found to have restarted; -2,
 // that messages before the next one were lost for good.
 
 struct LoggedMessage {
@@ -132,7 +133,8 @@ class EventLogReader {
   static constexpr size_t kMaxMessageBytes = size_t{1} << 28;
 
   void Feed(std::string_view bytes);
-  // The next message; none until more bytes come. InvalidArgument: what is wrong, and at which byte.
+  // The next message; none until more bytes come. InvalidArgument: what is wrong, and at which
+  // byte.
   absl::StatusOr<std::optional<LoggedMessage>> Next();
   // Whether every byte belonged to a message; else the log is cut off.
   bool is_complete() const { return has_head_ && begin_ == bytes_.size(); }
@@ -159,8 +161,8 @@ class EventLogReader {
 // zero (BM-50). What is not known to be stored cannot be removed: such removals are counted and
 // otherwise passed over, as they follow a loss of messages.
 //
-// Cost: 75 to 150 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n blocks
-// n look-ups. Dropping a holder walks all keys. Single-threaded.
+// Cost: 75 to 150 bytes per key held by one holder; Apply about 100 ns per hash; a prefix of n
+// blocks n look-ups. Dropping a holder walks all keys. Single-threaded.
 
 using HolderId = int32_t;
 
@@ -248,7 +250,7 @@ class BlockIndex {
 //
 // What a cache cannot have sent are problems: a removal of what was not stored, a hash with two
 // parents, lists of unequal length. After messages were lost (or before the first one that was
-// seen) removals of what is not known prove nothing, and are counted apart. Parents are compared
+// seen) removals of unknown blocks prove nothing, and are counted separately. Parents are compared
 // where an event has the tokens of all its hashes and no others.
 //
 // The hit potential splits what was stored by what would have saved the work: a hash that this very
@@ -304,7 +306,7 @@ class StreamCheck {
   void Apply(HolderId stream, const EventBatch& batch);
   // Messages are missing, from the first one on or from here on.
   void OnLoss(HolderId stream);
-  // The cache started anew, and is empty.
+  // The cache restarted, and is empty.
   void OnRestart(HolderId stream);
 
   const Totals& totals(HolderId stream) const { return streams_[Place(stream)].totals; }

@@ -8,8 +8,8 @@
 //                                                    .replay_endpoint = "tcp://*:5558"});
 //   (*publisher)->Publish(manager->TakeEvents());
 //
-// The only part of the library that needs ZeroMQ; the header itself does not. docs/events.md has the
-// rules of the wire.
+// The only part of the library that needs ZeroMQ; the header itself does not. docs/events.md has
+// the rules of the wire.
 
 #ifndef KVBLOCKS_KV_EVENTS_ZMQ_H_
 #define KVBLOCKS_KV_EVENTS_ZMQ_H_
@@ -24,8 +24,8 @@
 #include "absl/status/statusor.h"
 #include "kvblocks/kv_events.h"
 
-// EventPublisher: sends the KV events of an engine to routers, as vLLM's ZeroMQ publisher does (V-64,
-// V-65).
+// EventPublisher: sends the KV events of an engine to routers, as vLLM's ZeroMQ publisher does
+// (V-64, V-65).
 //
 //   auto publisher = EventPublisher::Create({.endpoint = "tcp://*:5557",
 //                                            .replay_endpoint = "tcp://*:5558"});
@@ -44,7 +44,7 @@
 // The replay socket answers [empty, first number] with the batches from there on that are still
 // buffered, each [empty, topic, number, payload], and an end mark with number -1. It is sent in
 // parts of 256 batches, between those that are published meanwhile, and ends with the last batch
-// that was buffered when it was asked for. 64 clients are served in turn; further ones wait.
+// that was buffered when it was asked for. 64 clients are served round robin; further ones wait.
 //
 // Always: the messages of one publisher are numbered from 0 in the order of Publish.
 // Threads: Publish from one thread at a time; the other functions from any.
@@ -56,22 +56,23 @@ class EventPublisher {
   enum class WhenFull { kDrop, kWait };
 
   struct Options {
-    // Bound if it has a "*" or "::", or is ipc or inproc; else connected to. A port of 0 is chosen by
-    // the system; endpoint() tells it.
+    // Bound if it has a "*" or "::", or is ipc or inproc; else connected to. A port of 0 is chosen
+    // by the system; endpoint() returns it.
     std::string endpoint = "tcp://*:5557";
     std::string replay_endpoint = {};  // always bound; empty: no replay
     std::string topic = {};
     // Added to the ports of tcp endpoints; sent in each batch.
     int64_t data_parallel_rank = 0;
     int64_t buffer_batches = 10'000;    // for replay; 0 to 10,000,000
-    // Bytes of payloads that are kept for replay; the oldest go first. The latest batch always stays.
+    // Bytes of payloads that are kept for replay; the oldest go first. The latest batch always
+    // stays.
     int64_t buffer_bytes = int64_t{64} << 20;  // 0 to 2^40
     int64_t high_water_mark = 100'000;  // messages per subscriber; 1 to 10,000,000
     int64_t queue_batches = 100'000;    // 40 bytes each; 1 to 10,000,000
     WhenFull when_full = WhenFull::kDrop;
     HashForm hash_form = {};
     bool join_removals = false;  // see EncodeOptions
-    // How often the thread looks for work when it has none; also the longest that a batch waits.
+    // How often the thread polls when it has no work; also the longest that a batch waits.
     std::chrono::milliseconds poll_interval{1};  // 1 to 1,000
     // How long the destructor waits for messages that are not sent yet.
     std::chrono::milliseconds linger{1000};
@@ -118,8 +119,8 @@ class EventPublisher {
   std::unique_ptr<Impl> impl_;
 };
 
-// EventSubscriber: receives KV events of one or many publishers, vLLM's or ours, in order and without
-// gaps as far as they can be filled, and keeps the index that a router asks (V-64, V-65).
+// EventSubscriber: receives KV events of one or many publishers, vLLM's or ours, in order and
+// without gaps as far as they can be filled, and keeps the index that a router asks (V-64, V-65).
 //
 //   auto subscriber = EventSubscriber::Create({.sources = {
 //       {.endpoint = "tcp://a:5557", .replay_endpoint = "tcp://a:5558", .name = "replica-a"}}});
@@ -129,14 +130,15 @@ class EventPublisher {
 //     (*subscriber)->index().FindLongestPrefix(hashes)
 //   }
 //
-// A source is an endpoint; a stream is what comes from it under one topic, since many publishers may
-// connect to one endpoint. Per stream, numbers are followed:
+// A source is an endpoint; a stream is what comes from it under one topic, since many publishers
+// may connect to one endpoint. Per stream, numbers are followed:
 //   - A gap starts a replay from the first missing message on. Meanwhile ZeroMQ keeps what comes
 //     live; afterwards both meet, and what comes twice is left out.
 //   - What no replay gives (the publisher's buffer moved on or dropped it, there is no replay
-//     endpoint, nobody answers in time) is a loss. The index then forgets this stream's cache, since
-//     it may name blocks that are gone, and learns it anew from there on.
-//   - A publisher that was restarted counts from 0 again: a restart, after which the cache is empty.
+//     endpoint, no answer in time) is a loss. The index then forgets this stream's cache,
+//     since it may name blocks that are gone, and learns it anew from there on.
+//   - A publisher that was restarted counts from 0 again: a restart, after which the cache is
+//     empty.
 // A subscriber that comes late asks for everything that is still buffered when it is made.
 //
 // Single-threaded; all work is done inside Receive. Messages that are no batches are counted and
@@ -153,11 +155,13 @@ class EventSubscriber {
   struct Options {
     std::vector<Source> sources = {};
     std::string topic = {};             // topics that begin with it
-    // What may wait per source; further messages wait at the publisher, which has a limit of its own.
-    // ZeroMQ counts messages, not bytes, so each counts as one of max_message_bytes, and at least
-    // one waits. Of a replay 20,000 wait: a publisher drops replies for which there is no room.
+    // What may wait per source; further messages wait at the publisher, which has a limit of its
+    // own. ZeroMQ counts messages, not bytes, so each counts as one of max_message_bytes, and at
+    // least one waits. Of a replay 20,000 wait: a publisher drops replies for which there is no
+    // room.
     int64_t max_queue_bytes = int64_t{1} << 30;    // 1 KiB to 1 TiB
-    int64_t max_message_bytes = int64_t{16} << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
+    int64_t max_message_bytes = int64_t{16} << 20;  // who sends more is disconnected; 1 KiB to 1
+                                                    // GiB
     // How long a replay may bring nothing new before what is missing is given up. It may take 12
     // times as long in all, or longer as long as its replies wait here.
     std::chrono::milliseconds replay_timeout{5000};

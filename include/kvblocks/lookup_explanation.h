@@ -62,7 +62,7 @@ constexpr std::string_view MissReasonMeaning(MissReason reason) {
 // and each token has one reason.
 //
 // A plain value: copy it, keep it. It describes the cache at the moment of the call, and it is for
-// whoever runs the server: it says whether somebody else's tokens are or were in the cache.
+// whoever runs the server: it says whether another sender's tokens are or were in the cache.
 
 // Why one block of one group is not in the cache: kFirstUse, kEvicted, kRemoved, kSaltOrAdapter,
 // kNotKept or kNotCached. With partial hits: why not as far as the hit needs it.
@@ -112,8 +112,8 @@ struct LookupExplanation {
   bool has_history = false;             // lookup_history_blocks is set
   // Removals are forgotten, so kFirstUse and kNotKept mean: not within the last so many removals.
   std::optional<int64_t> num_removals_remembered = std::nullopt;
-  // No group keeps whole prefixes, and with a retention interval not all that is computed is kept: so
-  // kFirstUse may mean that.
+  // No group keeps whole prefixes, and with a retention interval not all that is computed is kept:
+  // so kFirstUse may mean that.
   bool may_not_be_kept = false;
 
   MissCounts TokensByReason() const;

@@ -252,9 +252,9 @@ absl::Status Validate(const ModelFacts& model);
 
 // LayerCaches: what each layer of a model stores, as layer caches in order of registration.
 //
-// The bridge from a model's facts to planning: the layer caches of one worker, or of one per pipeline
-// stage, layer by layer, and within a layer in the order window, main, indexer, compressor state,
-// indexer's compressor state.
+// The bridge from a model's facts to planning: the layer caches of one worker, or of one per
+// pipeline stage, layer by layer, and within a layer in the order window, main, indexer, compressor
+// state, indexer's compressor state.
 //
 //   LayerCaches(*Catalogue::BuiltIn().FindModel("llama-3.1-8b"), {})   // 32 full caches
 //
@@ -274,8 +274,8 @@ struct LayerCacheOptions {
   // Ranks divide the KV heads; where there are fewer heads than ranks each rank holds one. Latent
   // rows, indexers and compressed rows are on every rank.
   int64_t tensor_parallel = 1;
-  // Stages that divide the layers (see PipelineStages): LayerCache::worker is the stage. Draft layers are
-  // on the last one.
+  // Stages that divide the layers (see PipelineStages): LayerCache::worker is the stage. Draft
+  // layers are on the last one.
   int64_t pipeline_parallel = 1;
   // Of the states of linear layers.
   MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
@@ -378,21 +378,24 @@ struct SchedulerLimits {
 
 SchedulerLimits DefaultSchedulerLimits(const ServerDevice& server);
 
-// CacheBytesInMemory: how much of a device's memory the weights and the reserves leave for the cache.
+// CacheBytesInMemory: how much of a device's memory the weights and the reserves leave for the
+// cache.
 //
 //   CacheBytesInMemory({.device = *catalogue.FindDevice("h200"), .model = *model})
 //
-// What activations take is the engine's to know: measured values of one version and device stand in,
-// or the caller's.
+// What activations take is the engine's to know: measured values of one version and device stand
+// in, or the caller's.
 
 struct PoolMemory {
   DeviceFacts device;
   ModelFacts model;
   int64_t tensor_parallel = 1;
-  // Such groups of ranks, each with all of the weights but for the experts, which all of them divide.
+  // Such groups of ranks, each with all of the weights but for the experts, which all of them
+  // divide.
   int64_t data_parallel = 1;
   double utilization = 0.9;  // share of the device memory that may be used
-  // Memory that is neither weights nor cache. Estimates, unless those of MeasuredReservesOf are set.
+  // Memory that is neither weights nor cache. Estimates, unless those of MeasuredReservesOf are
+  // set.
   double activation_gb = 2.0;
   double graph_gb = 1.0;
   double draft_weights_gb = 0;  // of a drafter, over all ranks

@@ -66,8 +66,8 @@ constexpr std::string_view TierLocalityName(TierLocality locality) {
 
 // How the bytes of a tier are cut up. With one group all are the same.
 enum class SlotLayout : uint8_t {
-  // A chunk takes the bytes of its group. Nothing is lost, and slots have no fixed place: whoever
-  // keeps the bytes places them.
+  // A chunk takes the bytes of its group. Nothing is lost, and slots have no fixed place: the
+  // connector places the bytes.
   kPacked,
   // Fixed slots, each as large as the largest group's chunk.
   kLargestGroup,
@@ -114,7 +114,7 @@ struct TierOptions {
 // A tier cannot have more chunks than this: 2^27, which take about 25 GB of memory in the index.
 inline constexpr int64_t kMostSlots = int64_t{1} << 27;
 
-// What the capacity comes to for chunks of these bytes (one number per group, 0: not stored).
+// The capacity for chunks of these bytes (one number per group, 0: not stored).
 struct TierCapacity {
   int64_t num_slots = 0;
   int64_t bytes = 0;                      // 0: only slots count
@@ -198,8 +198,8 @@ class Tier final : private CachedPrefixes {
 
   // Whether the chunk shall be stored now that it is offered; counts the offer.
   bool WantsOffered(const ChunkKey& key);
-  // A slot to be written. Evicts for it, and appends what went; kNoSlot, and nothing changed, if too
-  // much else is in use.
+  // A slot to be written. Evicts for it, and appends what went; kNoSlot, and nothing changed, if
+  // too much else is in use.
   // REQUIRES: the chunk is not there.
   SlotId StartWrite(const Chunk& chunk, std::vector<Evicted>* evicted);
   // Deepest last. A doomed one is freed. Returns how many became readable, and appends them.
@@ -262,7 +262,7 @@ class Tier final : private CachedPrefixes {
     return num_used_ - num_candidates_ < capacity_.num_slots &&
            (capacity_.bytes == 0 || bytes_taken_ - candidate_bytes_ + bytes <= capacity_.bytes);
   }
-  // What the policies are told alike.
+  // Makes the same call to all policies.
   template <typename Call>
   void Tell(const Call& call) {
     call(*policy_);
@@ -296,7 +296,7 @@ class Tier final : private CachedPrefixes {
 // OffloadManager: which KV lies in which tier behind the device, and what of it a request can load.
 //
 // The index of an engine's connector, in the manner of vLLM's OffloadingManager: it moves no bytes.
-// It says which slots to read or write; whoever moves the bytes says when that is done.
+// It says which slots to read or write; the connector that moves the bytes says when that is done.
 //
 //   auto offload = OffloadManager::Create(*manager, {.tiers = {{.capacity_bytes = 64LL << 30}}});
 //   const auto match = (*offload)->Lookup(content, num_hit_tokens, content.num_tokens() - 1);
@@ -304,21 +304,23 @@ class Tier final : private CachedPrefixes {
 //   ... AllocateSlots with num_external_computed_tokens, copy what load->reads names ...
 //   (*offload)->CompleteLoad(load->ticket);
 //
-// What a prefix needs is what the managers of the groups say (SingleTypeManager::NumUnneededTokens):
-// all blocks for full attention, the last ones for windows, one state for Mamba; a draft group also
-// the block behind. Blocks that the device has need not be in a tier. A block is read from the
-// fastest tier that has it, so a look-up goes on in the next tier where a faster one ends.
+// What a prefix needs is what the managers of the groups say
+// (SingleTypeManager::NumUnneededTokens): all blocks for full attention, the last ones for windows,
+// one state for Mamba; a draft group also the block behind. Blocks that the device has need not be
+// in a tier. A block is read from the fastest tier that has it, so a look-up goes on in the next
+// tier where a faster one ends.
 //
 // Always: a chunk that is being written is not found readable; a slot that is read is not evicted;
 // every reader and every slot being written belongs to an open ticket. So a request that is aborted
 // or preempted leaves its tickets open until the transfers end: Complete or Fail them, or Abandon
-// the owner when it is known that nobody will. Device blocks of an open ticket must be kept as well.
+// the owner when it is known that nobody will. Device blocks of an open ticket must be kept as
+// well.
 //
-// Several managers, of several devices, may share a tier: what one of them stored, all find. They need
-// models of equal blocks, and run in one thread.
+// Several managers, of several devices, may share a tier: what one of them stored, all find. They
+// need models of equal blocks, and run in one thread.
 //
-// Threads: one at a time. Cost: Lookup O(blocks behind the device's hit) hash look-ups per tier that
-// is asked; a transfer O(its chunks).
+// Threads: one at a time. Cost: Lookup O(blocks behind the device's hit) hash look-ups per tier
+// that is asked; a transfer O(its chunks).
 
 using TierId = int32_t;    // index into OffloadOptions::tiers
 using OwnerId = int64_t;   // whom a transfer belongs to: a request, or a user of a shared tier
@@ -332,8 +334,8 @@ struct OffloadOptions {
   // rank. Groups that cannot be hit are not stored.
   std::vector<int64_t> group_block_bytes = {};
   bool enable_events = false;
-  // In place of entries of `tiers`, by number: tiers that another manager made (shared_tier) and both
-  // use. The tickets of each are its own. None, or null: the tier is made anew.
+  // In place of entries of `tiers`, by number: tiers that another manager made (shared_tier) and
+  // both use. The tickets of each are its own. None, or null: the tier is made anew.
   std::vector<std::shared_ptr<Tier>> shared = {};
 };
 
@@ -351,8 +353,8 @@ struct ChunkRead {
 };
 
 // One chunk to be written into one slot. From the device: the blocks of a request's table from
-// first_block on, or the one block that was evicted. From another tier: its slot, which must be read
-// before anything of the same plan is written into that slot.
+// first_block on, or the one block that was evicted. From another tier: its slot, which must be
+// read before anything of the same plan is written into that slot.
 struct ChunkWrite {
   TierId tier = 0;
   SlotId slot = kNoSlot;
@@ -399,8 +401,8 @@ class OffloadManager {
     int64_t begin = 0;
     int64_t end = 0;
     int64_t num_prompt_tokens = 0;
-    // The request's block tables, per group: chunks without all their blocks are left out, as windows
-    // and states have them. Empty: all blocks are there.
+    // The request's block tables, per group: chunks without all their blocks are left out, as
+    // windows and states have them. Empty: all blocks are there.
     std::vector<absl::Span<const BlockId>> tables = {};
   };
   // A block that the device is about to reuse.
@@ -416,8 +418,8 @@ class OffloadManager {
   static absl::StatusOr<std::unique_ptr<OffloadManager>> Create(const KvCacheManager& model,
                                                                 OffloadOptions options);
 
-  // The longest prefix of at most `max_tokens` that the device's first `num_computed_tokens` and the
-  // tiers hold together, a multiple of the model's scheduler block size; num_computed_tokens if
+  // The longest prefix of at most `max_tokens` that the device's first `num_computed_tokens` and
+  // the tiers hold together, a multiple of the model's scheduler block size; num_computed_tokens if
   // nothing is to be gained, or if these end inside a block. Changes nothing.
   Match Lookup(const PrefixContent& content, int64_t num_computed_tokens, int64_t max_tokens) const;
 
@@ -441,8 +443,8 @@ class OffloadManager {
 
   // A request uses these tokens, wherever they are: chunks of them become the latest.
   void Touch(const PrefixContent& content, int64_t num_tokens);
-  // A request ended, by itself or aborted: its chunks become the latest, the first ones last of all,
-  // as the pool orders blocks that are given back. Its tickets stay open.
+  // A request ended, by itself or aborted: its chunks become the latest, the first ones last of
+  // all, as the pool orders blocks that are given back. Its tickets stay open.
   void RequestFinished(const PrefixContent& content, int64_t num_tokens);
   // Ends all tickets of an owner as failed: its transfers are known to be over, or dead. What its
   // loads read stays. Returns how many there were.
@@ -462,8 +464,8 @@ class OffloadManager {
   std::shared_ptr<Tier> shared_tier(TierId id) const { return tiers_[static_cast<size_t>(id)]; }
   int64_t num_open_tickets() const { return static_cast<int64_t>(tickets_.size()); }
   int64_t NumOpenTickets(OwnerId owner) const;
-  // What a load of these tokens would read: bytes per tier, and whether another load of this manager
-  // reads some of it now, so that waiting for that one may save the transfer.
+  // What a load of these tokens would read: bytes per tier, and whether another load of this
+  // manager reads some of it now, so that waiting for that one may save the transfer.
   struct LoadCost {
     std::vector<int64_t> bytes = {};
     bool is_being_read = false;
@@ -506,8 +508,8 @@ class OffloadManager {
   };
   OffloadManager(const KvCacheManager& model, OffloadOptions options);
 
-  // Where block `position` of a group is: in the fastest tier that has it readable, else in one that
-  // is getting it.
+  // Where block `position` of a group is: in the fastest tier that has it readable, else in one
+  // that is getting it.
   Place Locate(const Group& group, const PrefixContent& content, int64_t position) const;
   bool HasKey(const Group& group, const PrefixContent& content, int64_t chunk,
               int64_t blocks_per_chunk) const;

@@ -212,7 +212,7 @@ class PoolCapacity {
   std::vector<GroupDemand> groups = {};
   // Pages in a unit, per page class. One entry of 1 where every block id serves every group.
   std::vector<int64_t> pages_per_unit = {1};
-  int64_t units = 0;             // in the pool, what nobody can have taken out
+  int64_t units = 0;             // in the pool that requests can use
   bool shared_transient = true;  // false: every request reserves its own, as upstream does
 
   // For one request of `length`, per group and in all.

@@ -29,8 +29,8 @@
 // together with the L tokens after it, for caches of drafters whose KV of a position depends on the
 // tokens that follow.
 //
-// Three ways in. With token ids, hashes are computed here, each token once. Without them, whoever
-// knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
+// Three ways in. With token ids, hashes are computed here, each token once. Without them, a caller
+// that knows the content (a simulator, a gateway that hashed already) gives one hash per block;
 // such a content has no token ids to report. And with both, for an engine that hashes by itself and
 // wants its tokens reported.
 //
@@ -106,8 +106,8 @@ class PrefixContent {
     std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
     // Reported in events, no part of the content.
     std::optional<std::string> session_id = std::nullopt;
-    // Of the tokens' blocks, as for FromHashes, computed by the caller: then nothing is hashed here,
-    // now or later (AppendTokens).
+    // Of the tokens' blocks, as for FromHashes, computed by the caller: then nothing is hashed
+    // here, now or later (AppendTokens).
     std::optional<std::vector<BlockHash>> hashes = std::nullopt;
   };
 
@@ -117,7 +117,8 @@ class PrefixContent {
                                                   std::shared_ptr<const PrefixHashing> hashing);
 
   // A content of `num_tokens` whose block hashes the caller computed: floor((num_tokens - L) /
-  // hash_block_size) of them, none below L tokens, else InvalidArgument. `session_id` as in Options.
+  // hash_block_size) of them, none below L tokens, else InvalidArgument. `session_id` as in
+  // Options.
   static absl::StatusOr<PrefixContent> FromHashes(
       int64_t num_tokens, std::vector<BlockHash> hashes,
       std::shared_ptr<const PrefixHashing> hashing,

@@ -21,8 +21,8 @@
 // touches two cache lines. A full bucket passes a key on to the next one and counts that it did
 // (as in Meta's F14 tables), so a search knows when to stop, and erasing moves nothing and leaves
 // no tombstone. The table is sized for the whole pool at construction (load at most 1/2) and
-// neither grows nor rehashes. Bucket and tag place in a secret of this table, so nobody can choose
-// contents that cluster.
+// neither grows nor rehashes. Bucket and tag place in a secret of this table, so an attacker cannot
+// choose contents that cluster.
 //
 // Several blocks may carry one key (a block that becomes full is registered even if its content is
 // known already): the bucket holds the earliest, a ring beside the table the others in order of
@@ -57,8 +57,8 @@ class PrefixHashTable {
   size_t FindRun(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
                  absl::Span<BlockId> out) const;
 
-  // A key's place in this table. Whoever deals with many keys computes it once, has the place
-  // loaded, and comes back for the rest.
+  // A key's place in this table. A caller with many keys computes each place once, prefetches it,
+  // and uses it later.
   uint64_t Place(const BlockHash& hash, GroupId group) const {
     const auto product = absl::uint128(hash.words[0] ^ secret_[0] ^
                                        (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *

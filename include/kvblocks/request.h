@@ -15,8 +15,8 @@
 #include "kvblocks/prefix_content.h"
 
 // Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters;
-// the manager keeps the block tables inside it, private to itself, so that no step looks anything
-// up in a map.
+// the manager keeps the block tables inside it, private to itself, so that no step needs a look-up
+// in a map.
 //
 //   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}});
 //   ... GetComputedBlocks, AllocateSlots, run the step ...
@@ -46,8 +46,8 @@ struct GroupBlocks {
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
   int64_t checkpoint_tokens = 0;    // inside that step, where a state is exported; 0: nowhere
   bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
-  // Mamba: the tokens of the state that is registered inside its block, which the request's next step
-  // leaves to others; 0: none is.
+  // Mamba: the tokens of the state that is registered inside its block, which the request's next
+  // step leaves to others; 0: none is.
   int64_t registered_state_tokens = 0;
 };
 
@@ -77,10 +77,10 @@ class Request {
     return content_.AppendHashedTokens(num_tokens, hashes);
   }
 
-  // Another content in place of this one, of which the first num_prompt_tokens are the prompt: for a
-  // request that is taken up again with its output, or a session that drops its last output and goes
-  // on with more input. What is registered stays. The contents must agree up to num_computed_tokens,
-  // and be hashed alike.
+  // Another content in place of this one, of which the first num_prompt_tokens are the prompt: for
+  // a request that is taken up again with its output, or a session that drops its last output and
+  // goes on with more input. What is registered stays. The contents must agree up to
+  // num_computed_tokens, and be hashed alike.
   void SetContent(PrefixContent content, int64_t num_prompt_tokens) {
     content_ = std::move(content);
     num_prompt_tokens_ = num_prompt_tokens;

@@ -17,8 +17,9 @@
 // The same functions size the pool at start-up and bound a request at admission. Using one function
 // for both is what keeps a request that start-up promised to serve from waiting for ever.
 //
-// How many blocks a request holds is a staircase in its length (DemandOf), the one formula behind the
-// other answers, the planner's among them. All are closed forms, O(1), and refuse limits for which a result would not fit 63 bits.
+// How many blocks a request holds is a staircase in its length (DemandOf), the one formula behind
+// the other answers, the planner's among them. All are closed forms, O(1), and refuse limits for
+// which a result would not fit 63 bits.
 
 namespace kvblocks {
 
@@ -49,17 +50,17 @@ struct GroupDemand {
   // The most that one request holds when all tokens in flight are its own.
   BlockStaircase alone = {};
   BlockStaircase steady = {};    // the most of one of several requests, in-flight tokens aside
-  int64_t transient_blocks = 0;  // all in-flight tokens, once per pool whoever owns them
+  int64_t transient_blocks = 0;  // all in-flight tokens of all requests, once per pool
   int64_t permanent_blocks = 0;  // attention sinks, taken for good
   int32_t page_class = 0;
 
   friend bool operator==(const GroupDemand&, const GroupDemand&) = default;
 };
 
-// What one request asks of one group, as staircases in its length. limits.max_model_len is not used.
-// A `billed_window` bills a spec that keeps every token as if it kept this window. The upstream
-// formula knows neither shared in-flight tokens nor sinks. REQUIRES: limits.max_in_flight_tokens >=
-// 1, limits.decode_context_parallel >= 1.
+// What one request asks of one group, as staircases in its length. limits.max_model_len is not
+// used. A `billed_window` bills a spec that keeps every token as if it kept this window. The
+// upstream formula knows neither shared in-flight tokens nor sinks. REQUIRES:
+// limits.max_in_flight_tokens >= 1, limits.decode_context_parallel >= 1.
 GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
                      BlockCountFormula formula,
                      std::optional<int64_t> billed_window = std::nullopt);

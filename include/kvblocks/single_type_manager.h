@@ -42,12 +42,12 @@ struct Semantics {
   std::string_view name = "vllm-0.33";
 
   // As before 0.33. Registration is dense. The block that a draft group drops ends before the last
-  // token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags act without
-  // use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its last hash
-  // boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token to compute
-  // beside hits (V-40). A window of one token keeps a block, a window's hit is aligned once (V-36),
-  // tokens beyond max_model_len are refused (V-41), and the admission gate subtracts what a hit
-  // covers before it caps a window's need (V-42).
+  // token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags act
+  // without use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its last
+  // hash boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token to
+  // compute beside hits (V-40). A window of one token keeps a block, a window's hit is aligned once
+  // (V-36), tokens beyond max_model_len are refused (V-41), and the admission gate subtracts what a
+  // hit covers before it caps a window's need (V-42).
   bool is_025 = false;
 
   // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens
@@ -56,16 +56,17 @@ struct Semantics {
   // can use. Without such groups 0 changes nothing. V-1.
   std::optional<int64_t> retention_interval = 0;
 
-  // Tails of prompts are registered also where no look-up can use them: in full-attention groups, and
-  // inside a block of states where a step ends there and groups drop. V-20, V-115.
+  // Tails of prompts are registered also where no look-up can use them: in full-attention groups,
+  // and inside a block of states where a step ends there and groups drop. V-20, V-115.
   bool registers_unusable_tails = false;
-  // A state is registered whenever its block is there, also where the step that ended at it is not the
-  // latest: with steps in flight, states behind outputs. Otherwise only what the latest step left is.
-  // And of a boundary inside a block, sparse registration keeps the last state before it. V-6.
+  // A state is registered whenever its block is there, also where the step that ended at it is not
+  // the latest: with steps in flight, states behind outputs. Otherwise only what the latest step
+  // left is. And of a boundary inside a block, sparse registration keeps the last state before it.
+  // V-6.
   bool registers_earlier_states = false;
-  // Hits are used as the look-up gave them: also where a block was evicted since (V-36), and where a
-  // hit ends inside a block that the same step computes, so that the copy comes before what the step
-  // writes (BM-121). Otherwise the former are refused, and the latter wait.
+  // Hits are used as the look-up gave them: also where a block was evicted since (V-36), and where
+  // a hit ends inside a block that the same step computes, so that the copy comes before what the
+  // step writes (BM-121). Otherwise the former are refused, and the latter wait.
   bool trusts_hits = false;
 
   // One BlockStored per registration, also where nothing of it is kept, with the tokens of all its
@@ -161,7 +162,8 @@ class ComputedBlocks {
   // a prefix that other requests share but a sparsely kept group does not hold.
   int64_t shared_prefix_boundary() const { return shared_prefix_boundary_; }
 
-  // Tokens behind the hit that were hit, too, but are computed again, for windows that are not cached.
+  // Tokens behind the hit that were hit, too, but are computed again, for windows that are not
+  // cached.
   int64_t num_replayed_tokens() const { return num_replayed_tokens_; }
 
   // REQUIRES: 0 <= group < num_groups().
@@ -279,9 +281,9 @@ class SingleTypeManager {
   static absl::StatusOr<std::unique_ptr<SingleTypeManager>> Create(const KvCacheSpec& spec,
                                                                    const Options& options,
                                                                    BlockPool* pool);
-  // Makes the managers of specs of a registered kind (kvblocks/kv_cache_spec.h), which otherwise have
-  // the manager of the kind that they are managed like. InvalidArgument if the kind has one. Call it
-  // before managers of the kind are made; any thread may.
+  // Makes the managers of specs of a registered kind (kvblocks/kv_cache_spec.h), which otherwise
+  // have the manager of the kind that they are managed like. InvalidArgument if the kind has one.
+  // Call it before managers of the kind are made; any thread may.
   using Factory = std::function<absl::StatusOr<std::unique_ptr<SingleTypeManager>>(
       const KvCacheSpec&, const Options&, BlockPool*)>;
   static absl::Status RegisterFactory(const KvCacheKind& kind, Factory factory);
@@ -325,8 +327,8 @@ class SingleTypeManager {
   // Changes nothing else.
   virtual int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const = 0;
 
-  // Whether these hits, of so many tokens, may be used in this step. What is used before layers write
-  // must not be what this step computes: a state, and a block of which a copy is made.
+  // Whether these hits, of so many tokens, may be used in this step. What is used before layers
+  // write must not be what this step computes: a state, and a block of which a copy is made.
   virtual bool MayUseHits(absl::Span<const BlockId>, int64_t /*num_tokens*/) const { return true; }
   void NewStepStarts() {
     registered_in_step_.clear();
@@ -418,12 +420,12 @@ class SingleTypeManager {
   // Frees the table back to front and leaves `held` empty.
   void Free(GroupBlocks& held);
 
-  // With partial hits: the end of the last part of a prompt after which a state is found again, if a
-  // step ends there; 0: states are found at the ends of blocks only.
+  // With partial hits: the end of the last part of a prompt after which a state is found again, if
+  // a step ends there; 0: states are found at the ends of blocks only.
   virtual int64_t StateTail(int64_t /*num_prompt_tokens*/) const { return 0; }
 
-  // Of states: the tokens after which a step that computes [begin, end) has its state exported on the
-  // way, or 0. REQUIRES: `begin` tokens are computed, or hit.
+  // Of states: the tokens after which a step that computes [begin, end) has its state exported on
+  // the way, or 0. REQUIRES: `begin` tokens are computed, or hit.
   virtual int64_t CheckpointIn(int64_t /*begin*/, int64_t /*end*/,
                                int64_t /*num_prompt_tokens*/) const {
     return 0;
@@ -457,8 +459,8 @@ class SingleTypeManager {
                     const Traits& traits);
 
   virtual int64_t NumUnneededTokensImpl(int64_t n) const = 0;
-  // Positions before a hit's end that the hit needs; what the reachable mask is made of. Negative for
-  // kinds that have no such mask.
+  // Positions before a hit's end that the hit needs; what the reachable mask is made of. Negative
+  // for kinds that have no such mask.
   virtual int64_t NumTailBlocksNeeded() const { return -1; }
   // Blocks that AllocateExternal and AllocateNew take; `size` entries are in the table after
   // AdoptHits. Only for kinds with a layout of their own, as is the next.

@@ -22,7 +22,7 @@
 //
 // Always: the ranges of a plan cover every request's tiles exactly once, in order; splits are at
 // most requests + parts; a part's load is at most the payload, so loads differ by at most that.
-// Fixed, Count and None make one part per range; Fixed looks at no other request, so that results
+// Fixed, Count and None make one part per range; Fixed depends on no other request, so that results
 // do not depend on the batch.
 //
 // With a window, keys count from the block that the window of the newest token begins in: tile 0

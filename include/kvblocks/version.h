@@ -1,7 +1,8 @@
 /* The version of kvblocks: the one place that states it.
  *
- * CMake, the packages, kvsim --version and kvb_version() take it from here; MODULE.bazel repeats it, and
- * tests/packaging/check_version.sh compares. What a new version may change: CHANGELOG.md. Plain C. */
+ * CMake, the packages, kvsim --version and kvb_version() take it from here; MODULE.bazel repeats
+ * it, and tests/packaging/check_version.sh compares. What a new version may change: CHANGELOG.md.
+ * Plain C. */
 
 #ifndef KVBLOCKS_VERSION_H_
 #define KVBLOCKS_VERSION_H_

@@ -84,9 +84,10 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
     status.Update(Take(ParseHashAlgorithm(m.hash_algorithm()), o.hash_algorithm));
   }
   if (m.has_block_count_formula()) {
-    status.Update(Take(ParseWord("block_count_formula", m.block_count_formula(), "exact",
-                                 BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream),
-                       o.block_count_formula));
+    status.Update(
+        Take(ParseWord("block_count_formula", m.block_count_formula(), "exact",
+                       BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream),
+             o.block_count_formula));
   }
   return status;
 }

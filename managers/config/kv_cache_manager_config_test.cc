@@ -113,12 +113,14 @@ TEST(KvCacheManagerConfigTest, KnowsEveryHashAlgorithm) {
 }
 
 TEST(KvCacheManagerConfigTest, EverySwitchOfTheSemanticsHasAField) {
-  EXPECT_EQ(config::v1::SemanticsSwitches::descriptor()->field_count(), std::size(kSemanticsSwitches));
+  EXPECT_EQ(config::v1::SemanticsSwitches::descriptor()->field_count(),
+            std::size(kSemanticsSwitches));
   for (const auto& [name, member] : kSemanticsSwitches) {
     for (const bool value : {false, true}) {
       const auto config = ReadKvCacheManagerConfig(
-          absl::StrCat(std::string(kCache), "options { max_model_len: 1 semantics_switches { ", name, ": ", value,
-                       " } }"), "f");
+          absl::StrCat(std::string(kCache), "options { max_model_len: 1 semantics_switches { ",
+                       name, ": ", value, " } }"),
+          "f");
       ASSERT_TRUE(config.ok()) << config.status();
       Semantics expected;
       expected.*member = value;
@@ -135,9 +137,10 @@ TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
   EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n hash_algorithm: \"md5\" }"),
             "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256, "
             "xxh3_128, sha256_cbor or xxhash_cbor");
-  EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n eviction_policy: \"sieve\" }"),
-            "manager.txtpb:4:2: error: options.eviction_policy: got \"sieve\", expected "
-            "arc|hazard|lru|priority|ttl");
+  EXPECT_EQ(
+      ErrorOf(std::string(kCache) + "options { max_model_len: 1\n eviction_policy: \"sieve\" }"),
+      "manager.txtpb:4:2: error: options.eviction_policy: got \"sieve\", expected "
+      "arc|hazard|lru|priority|ttl");
   EXPECT_EQ(ErrorOf("cache { num_blocks: 0 }"),
             "manager.txtpb:1:9: error: cache.num_blocks: got 0, expected a number from 1 to "
             "2147483646");

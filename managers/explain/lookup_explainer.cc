@@ -13,13 +13,13 @@
 //   to the last full block                                       look-ahead
 //   the rest                                                     partial block
 //
-// With partial hits, blocks of hit_alignment are hash blocks. A full group holds one if its block is
-// cached, or an end of a prompt in it that has these tokens; a hit ends inside its block only where
-// such an end is, and where a longer hit was cut. A Mamba group holds a state behind a hash block or
-// not.
+// With partial hits, blocks of hit_alignment are hash blocks. A full group holds one if its block
+// is cached, or an end of a prompt in it that has these tokens; a hit ends inside its block only
+// where such an end is, and where a longer hit was cut. A Mamba group holds a state behind a hash
+// block or not.
 //
-// A block that a windowed group lacks although all groups that keep whole prefixes have its tokens was
-// computed and not kept, unless its removal is remembered.
+// A block that a windowed group lacks although all groups that keep whole prefixes have its tokens
+// was computed and not kept, unless its removal is remembered.
 //
 // A cached block behind an absent one counts like the absent one. In a model of windowed groups
 // only, each block is absent, or cached and vetoed by a gap before it.
@@ -220,8 +220,8 @@ int64_t LookupExplainer::ReachOfFullGroups(int64_t most) const {
   return reach;
 }
 
-// That of the groups with this one's spec, which are looked up together: whole blocks, then the last
-// end of a prompt in the block behind them that all have.
+// That of the groups with this one's spec, which are looked up together: whole blocks, then the
+// last end of a prompt in the block behind them that all have.
 int64_t LookupExplainer::ReachInside(GroupId first, int64_t most) const {
   std::vector<GroupId> groups;
   int64_t run = most / BlockTokens(first);
@@ -242,7 +242,8 @@ int64_t LookupExplainer::ReachInside(GroupId first, int64_t most) const {
 
 int64_t LookupExplainer::HitWithoutDrops(int64_t num_hit_tokens) const {
   int64_t most = std::min(num_tokens_ - 1, num_hashed_full_);
-  if (has_full_groups_) most = std::min(most, ReachOfFullGroups(is_partial_ ? most : num_hashed_full_));
+  if (has_full_groups_)
+    most = std::min(most, ReachOfFullGroups(is_partial_ ? most : num_hashed_full_));
   for (int64_t end = most - most % alignment_; end > num_hit_tokens; end -= alignment_) {
     if (!FindWindowGap(end)) return end;
   }

@@ -64,7 +64,9 @@ std::string LookupExplanation::ToString() const {
         return run.absence && run.absence->reason == MissReason::kNotKept;
       });
   if (num_removals_remembered && (has_first_use || has_not_kept)) {
-    const char* what = !has_not_kept ? "first use" : !has_first_use ? "not kept" : "first use, not kept";
+    const char* what = !has_not_kept    ? "first use"
+                       : !has_first_use ? "not kept"
+                                        : "first use, not kept";
     absl::StrAppend(&text, "\n  ", what, ": or removed before the last ", *num_removals_remembered,
                     " removals, which are all that is remembered");
   }

@@ -1,5 +1,5 @@
-// NaiveOffload: the rules of OffloadManager written down plainly, for tests: lists that are searched
-// from end to end, the oldest stamp goes first, and a look-up that tries every length.
+// NaiveOffload: the rules of OffloadManager written down plainly, for tests: lists that are
+// searched from end to end, the oldest stamp goes first, and a look-up that tries every length.
 //
 // Only LRU tiers. What a prefix needs is written out per kind of group, not asked of the managers.
 

@@ -64,7 +64,7 @@ class KVCache:
       "hnd"          k and v [NB, Hkv, BS, D]
       "paged_x"      k [NB, Hkv, D/x, BS, x] with x = 16 bytes / element size, v [NB, Hkv, Dv, BS]
       "mla_latent"   k [NB, BS, R_kv + R_pe], of which the first `latent_rank` = R_kv columns are also V
-      "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe] apart
+      "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe], separate
       "mla_fp8_656"  k uint8 [NB, BS, 656]: DeepSeek V3.2's rows
       "mla_fp8_584"  k uint8 [NB, bytes of a block], with `block_size` tokens: DeepSeek V4's blocks
 
@@ -467,7 +467,7 @@ def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, s
 
     q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request, or
     any number by query_start_loc int32 [R + 1], then causal. Keys by block_table and seq_lens, or from one block
-    whose rows kv_start_loc int32 [R + 1] deals to requests. scale: of scores; that of the head before absorption.
+    whose rows kv_start_loc int32 [R + 1] divides among requests. scale: of scores; that of the head before absorption.
     k_scale: of an 8-bit mla_latent or mla_split cache. The other arguments are those of paged_prefill.
     Returns out [T, H, R_kv], or (out, lse [T, H]).
     """

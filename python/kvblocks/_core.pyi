@@ -182,7 +182,7 @@ class KVCacheManager:
     """
     What a scheduler calls: prefix look-up, slots, freeing, over all KV-cache groups of a model.
 
-    Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us let go of the interpreter lock, and another thread's call then raises ConcurrentUseError.
+    Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us release the interpreter lock, and another thread's call then raises ConcurrentUseError.
     """
 
     def __init__(self, config: KVCacheConfig, *, max_model_len: int, semantics: Semantics | str = 'vllm-0.33', max_in_flight_tokens: int | None = None, enable_caching: bool = True, use_eagle: bool = False, num_hash_lookahead_tokens: int = 0, prefill_lookahead_tokens: int = 0, enable_events: bool = False, log_stats: bool = True, watermark: float = 0.0, free_order: str = 'unhashed_first', eviction_policy: str = 'lru', hash_algorithm: str = 'sha256', hash_seed: str | None = None, compare_tokens_on_hit: bool = False, block_count_formula: str = 'exact', max_encoder_tokens: int | None = None, register_unreachable_blocks: bool = False, partial_hits: bool = False, decode_context_parallel: int = 1, prefill_context_parallel: int = 1, checkpoint_alignment: int = 1, lookup_history_blocks: int = 0, report_new_blocks: bool = False) -> None:
@@ -191,7 +191,7 @@ class KVCacheManager:
 
         max_in_flight_tokens: most tokens scheduled but not settled, of all requests (default: max_model_len).
         use_eagle: draft groups drop the last matched block. num_hash_lookahead_tokens: tokens behind a block
-        that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads ahead of a prefill.
+        that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads after a prefill's part.
         watermark: share of the pool, 0 to 1, that admissions leave free. free_order: "unhashed_first" or
         "append_all". eviction_policy: "lru" or another of docs/policies.md. hash_algorithm: "sha256",
         "xxh3_128" (faster, not for prompts of strangers), "sha256_cbor" or "xxhash_cbor"; hash_seed: equal in
@@ -684,8 +684,8 @@ class BlockPool:
     """
     Blocks: who references them, which are free, which are cached.
 
-    BlockPool(1000) is one by itself, for who keeps block tables in Python. KVCacheManager.pool is the manager's,
-    to look at: what would change it raises. One thread at a time.
+    BlockPool(1000) is one by itself, for programs that keep block tables in Python. KVCacheManager.pool
+    is the manager's, read-only: what would change it raises. One thread at a time.
     """
 
     def __init__(self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False, free_order: str = 'unhashed_first', eviction_policy: str = 'lru') -> None:
@@ -1104,7 +1104,7 @@ class BlockIndex:
     Which cache holds which block, kept by KV events: what a router asks.
 
     A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
-    thread at a time; long calls let go of the interpreter lock.
+    thread at a time; long calls release the interpreter lock.
     """
 
     def __init__(self, *, medium: str = 'GPU') -> None:
@@ -1237,7 +1237,7 @@ class StreamCheck:
     Whether streams of KV events are ones that caches can have sent, and what they could hit.
 
     What `kvsim events` counts. Each stream is one cache's. 40 bytes per hash ever seen beside an index; about 150 ns
-    per hash. One thread at a time; long calls let go of the interpreter lock.
+    per hash. One thread at a time; long calls release the interpreter lock.
     """
 
     def __init__(self, *, medium: str = 'GPU') -> None:
@@ -1255,7 +1255,7 @@ class StreamCheck:
         """
 
     def on_restart(self, stream: int) -> None:
-        """The cache started anew, and is empty."""
+        """The cache restarted, and is empty."""
 
     def totals(self, stream: int) -> StreamTotals:
         """Raises NotFoundError for no such stream."""

@@ -1,4 +1,4 @@
-"""KV events on the wire: what engines tell routers about their caches, as vLLM 0.33 does.
+"""KV events on the wire: what engines report to routers about their caches, as vLLM 0.33 does.
 
     with events.EventPublisher("tcp://*:5557", replay_endpoint="tcp://*:5558") as publisher:
         publisher.publish_from(manager)             # after each step

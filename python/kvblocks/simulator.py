@@ -89,7 +89,7 @@ def plan(model: str | None = None, device: str | None = None, *, page: bool = Tr
 
 def explain(trace: TraceLike = None, *, progress: Progress | bool | None = None,
             **options: Any) -> ExplainResult:
-    """Why prompts missed the cache; request="ID" tells one request's whole story."""
+    """Why prompts missed the cache; request="ID" shows one request step by step."""
     return _run("explain", _trace(trace), ExplainResult, progress, options)
 
 

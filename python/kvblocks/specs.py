@@ -109,7 +109,7 @@ def EncoderOnlyAttentionSpec(*, block_size: int, num_kv_heads: int, head_size: i
 
 def HiddenStateSpec(*, block_size: int, head_size: int, dtype: str = "bf16",
                     page_size_padded: int | None = None) -> KVCacheSpec:
-    """Hidden states of some layers, kept for who trains a drafter on them."""
+    """Hidden states of some layers, kept for training a drafter on them."""
     return _make("hidden_state", locals())
 
 

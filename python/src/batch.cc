@@ -1,13 +1,14 @@
 // DecodeBatch: all running requests of a scheduler, one call per step.
 //
-// Row r of a batch is a request. Per group the batch has one array of max_requests x blocks, which is what
-// attention kernels read: a step copies into it only what has changed, as a rule nothing.
+// Row r of a batch is a request. Per group the batch has one array of max_requests x blocks, which
+// is what attention kernels read: a step copies into it only what has changed, as a rule nothing.
 //
-// Always: row r of a group's array is the block table of request r, then zeros, as of the latest call of
-// the batch. A row whose request has given its blocks back is refused until it is removed.
+// Always: row r of a group's array is the block table of request r, then zeros, as of the latest
+// call of the batch. A row whose request has given its blocks back is refused until it is removed.
 //
-// Most rows of a step stay inside their block, and nothing is to be done for them (Request::quiet_slots). How
-// many more slots that holds for stands in the row; of the request only the count of its changes is read.
+// Most rows of a step stay inside their block, and nothing is to be done for them
+// (Request::quiet_slots). How many more slots that holds for stands in the row; of the request only
+// the count of its changes is read.
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -120,8 +121,8 @@ class DecodeBatch {
           absl::StrCat("DecodeBatch.remove: request ", request.core->id(), " is not in the batch"));
   }
 
-  // Slots for rows from `first` on, until one does not fit: the row that did not, or size(). Without
-  // the interpreter lock.
+  // Slots for rows from `first` on, until one does not fit: the row that did not, or size().
+  // Without the interpreter lock.
   absl::StatusOr<size_t> Allocate(size_t first, const AllocateSlotsParams& params) {
     new_blocks_.clear();
     KvCacheManager& core = *manager_.core;
@@ -190,8 +191,9 @@ class DecodeBatch {
     return asked <= row.quiet_left && row.num_changes == row.request->num_changes;
   }
 
-  // Has the memory loaded that the rows need for which something is to be done: of all at once, as each
-  // depends on what was loaded before, and an engine has had other things in its caches since the last step.
+  // Has the memory loaded that the rows need for which something is to be done: of all at once, as
+  // each depends on what was loaded before, and an engine has had other things in its caches since
+  // the last step.
   void FetchBusyRows(size_t first, int64_t asked) {
     constexpr size_t kAhead = 16;  // rows
     constexpr size_t kMost = 256;  // what a cache holds

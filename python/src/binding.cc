@@ -46,7 +46,8 @@ Int32Argument::Int32Argument(nb::handle object, const char* what) {
     values_ = copy_;
     return;
   }
-  if (!PyObject_CheckBuffer(object.ptr()) && PySequence_Check(object.ptr()) != 0) {  // a range, for one
+  // a range, for one
+  if (!PyObject_CheckBuffer(object.ptr()) && PySequence_Check(object.ptr()) != 0) {
     const auto list = nb::steal<nb::list>(PySequence_List(object.ptr()));
     if (!list.is_valid()) nb::raise_python_error();
     const Int32Argument items(list, what);

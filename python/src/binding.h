@@ -1,7 +1,7 @@
 // What the binding's files share: the Python objects behind Manager and Request, and conversions of
 // arguments.
 //
-// Threads: Python serialises calls, but calls that take long let go of the interpreter lock.
+// Threads: Python serialises calls, but calls that take long release the interpreter lock.
 // ManagerUse then keeps others out: a second thread gets an exception, not a data race.
 
 #ifndef KVBLOCKS_PYTHON_SRC_BINDING_H_
@@ -46,8 +46,8 @@ class Int32Argument {
   absl::Span<const int32_t> values_;
 };
 
-// Block hashes: a sequence of bytes objects of 1 to 32 bytes each, or one bytes-like object of 32 bytes
-// per hash. From the entry number `first` on.
+// Block hashes: a sequence of bytes objects of 1 to 32 bytes each, or one bytes-like object of 32
+// bytes per hash. From the entry number `first` on.
 std::vector<BlockHash> HashesFrom(nb::handle object, size_t first = 0);
 BlockHash HashFrom(nb::handle bytes);
 nb::bytes ToBytes(const BlockHash& hash, size_t size);
@@ -107,7 +107,8 @@ struct PyRequest {
   void MoveShownTables();
 };
 
-// A read-only numpy array over numbers that `owner` keeps: of one dimension, or with `columns` of two.
+// A read-only numpy array over numbers that `owner` keeps: of one dimension, or with `columns` of
+// two.
 nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns = 0);
 
 // Lists of block ids, one per group: a value.
@@ -144,7 +145,8 @@ class ManagerUse {
   PyManager& manager_;
   std::optional<nb::gil_scoped_release> released_;
 };
-// From so many tokens on a call may take 10 us: hashing does 100 million tokens/s, look-ups are faster.
+// From so many tokens on a call may take 10 us: hashing does 100 million tokens/s, look-ups are
+// faster.
 inline constexpr int64_t kManyTokens = 1024;
 
 // --- Parts of the module ---

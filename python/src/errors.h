@@ -1,4 +1,4 @@
-// How a status becomes a Python exception, and who lets go of the interpreter lock: what both
+// How a status becomes a Python exception, and which calls release the interpreter lock: what both
 // extension modules share.
 
 #ifndef KVBLOCKS_PYTHON_SRC_ERRORS_H_

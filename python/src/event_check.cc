@@ -77,7 +77,7 @@ void BindEventCheck(nb::module_& module) {
                             R"(Whether streams of KV events are ones that caches can have sent, and what they could hit.
 
 What `kvsim events` counts. Each stream is one cache's. 40 bytes per hash ever seen beside an index; about 150 ns
-per hash. One thread at a time; long calls let go of the interpreter lock.)")
+per hash. One thread at a time; long calls release the interpreter lock.)")
       .def("__init__",
            [](PyStreamCheck* self, std::string medium) { new (self) PyStreamCheck{StreamCheck(std::move(medium))}; },
            nb::kw_only(), nb::arg("medium") = "GPU", "Events of other media are passed over; \"\": all count.")
@@ -91,7 +91,7 @@ per hash. One thread at a time; long calls let go of the interpreter lock.)")
            nb::arg("stream"),
            "Batches are missing, from the first one on or from here on: removals of what is not known prove nothing then.")
       .def("on_restart", [](PyStreamCheck& self, int64_t stream) { self.core.OnRestart(self.Stream(stream)); },
-           nb::arg("stream"), "The cache started anew, and is empty.")
+           nb::arg("stream"), "The cache restarted, and is empty.")
       .def("totals", [](PyStreamCheck& self, int64_t stream) { return self.core.totals(self.Stream(stream)); },
            nb::arg("stream"), "Raises NotFoundError for no such stream.")
       .def("holder", [](PyStreamCheck& self, int64_t stream) { return self.core.index().holder(self.Stream(stream)); },

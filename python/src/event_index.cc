@@ -102,7 +102,7 @@ void BindEventIndex(nb::module_& module) {
                            R"(Which cache holds which block, kept by KV events: what a router asks.
 
 A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
-thread at a time; long calls let go of the interpreter lock.)")
+thread at a time; long calls release the interpreter lock.)")
       .def("__init__",
            [](PyBlockIndex* self, std::string medium) {
              auto own = std::make_unique<BlockIndex>(BlockIndex::Options{.medium = std::move(medium)});

@@ -1,6 +1,7 @@
 // EventPublisher and EventSubscriber: KV events over ZeroMQ. In a build without it there are none.
 //
-// Calls that may wait let go of the interpreter lock and come back ten times a second, so that Ctrl-C acts.
+// Calls that may wait release the interpreter lock and take it again ten times a second, so that
+// Ctrl-C acts.
 
 #include "python/src/events.h"
 
@@ -27,8 +28,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// Calls `step(milliseconds)` without the interpreter lock until it answers true or the time is over.
-// Negative: for ever. Raises what a signal's handler raised.
+// Calls `step(milliseconds)` without the interpreter lock until it answers true or the time is
+// over. Negative: for ever. Raises what a signal's handler raised.
 template <typename Step>
 bool Wait(int64_t total, Step&& step) {
   using Clock = std::chrono::steady_clock;
@@ -108,7 +109,7 @@ class PyPublisher {
     Raise("InvalidArgumentError", absl::StrCat("EventPublisher.publish: hashes have ", got, " bytes, expected ",
                                                hash_bytes_, ", the publisher's digest_size"));
   }
-  // Another thread encodes the events, when nobody holds what their texts point to any more.
+  // Another thread encodes the events later, when the memory of their texts may be gone.
   void KeepTexts(KvEvent& event) {
     if (auto* stored = std::get_if<BlockStored>(&event)) {
       stored->medium = Kept(stored->medium);

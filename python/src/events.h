@@ -1,6 +1,6 @@
 // KV events as Python holds them, and lists of them as arguments.
 //
-// An event object shares what it shows: with the batch that it came from, or with nobody. Nothing in it
+// An event object shares its content with the batch that it came from, if any. Nothing in it
 // changes, so calls may read it without the interpreter lock.
 
 #ifndef KVBLOCKS_PYTHON_SRC_EVENTS_H_
@@ -15,7 +15,8 @@
 
 namespace kvblocks::python {
 
-// An event, and how many bytes of its hashes count. What its texts point to lives as long as it does.
+// An event, and how many bytes of its hashes count. What its texts point to lives as long as it
+// does.
 template <typename Event>
 struct PyEvent {
   std::shared_ptr<const Event> event;
@@ -33,7 +34,8 @@ struct PyEventBatch {
   std::shared_ptr<const events::EventBatch> batch;
 };
 
-// One event as an object. REQUIRES: what its texts point to lives for ever, as in a manager's events.
+// One event as an object. REQUIRES: what its texts point to lives for ever, as in a manager's
+// events.
 nb::object ToPython(KvEvent event, size_t hash_bytes);
 nb::object ToPython(std::shared_ptr<const events::EventBatch> batch);
 
@@ -77,11 +79,12 @@ class Inside {
   int& count_;
 };
 
-// An index as Python sees it: its own, or the one that a subscriber keeps, which nobody else changes.
+// An index as Python sees it: its own, or the one that a subscriber keeps, which nothing else
+// changes.
 struct PyBlockIndex {
   struct Use {
     const events::BlockIndex& index;
-    int& num_inside;  // for a call that lets go of the interpreter lock
+    int& num_inside;  // for a call that releases the interpreter lock
   };
 
   std::unique_ptr<events::BlockIndex> own;
@@ -95,7 +98,8 @@ struct PyBlockIndex {
   events::BlockIndex& ToChange();
 };
 
-// Milliseconds of a time in seconds, rounded up. Raises for what is below zero, no number, or more than a day.
+// Milliseconds of a time in seconds, rounded up. Raises for what is below zero, no number, or more
+// than a day.
 int64_t Milliseconds(double seconds, const char* what);
 
 }  // namespace kvblocks::python

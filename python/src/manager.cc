@@ -222,7 +222,7 @@ void BindConstruction(nb::class_<PyManager>& c) {
 
 max_in_flight_tokens: most tokens scheduled but not settled, of all requests (default: max_model_len).
 use_eagle: draft groups drop the last matched block. num_hash_lookahead_tokens: tokens behind a block
-that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads ahead of a prefill.
+that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads after a prefill's part.
 watermark: share of the pool, 0 to 1, that admissions leave free. free_order: "unhashed_first" or
 "append_all". eviction_policy: "lru" or another of docs/policies.md. hash_algorithm: "sha256",
 "xxh3_128" (faster, not for prompts of strangers), "sha256_cbor" or "xxhash_cbor"; hash_seed: equal in
@@ -438,7 +438,7 @@ void BindManager(nb::module_& module) {
   nb::class_<PyManager> manager(
       module, "KVCacheManager",
       "What a scheduler calls: prefix look-up, slots, freeing, over all KV-cache groups of a model.\n\n"
-      "Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us let go of the "
+      "Semantics are those of vLLM V1. One thread at a time; calls of more than 10 us release the "
       "interpreter lock, and another thread's call then raises ConcurrentUseError.");
   BindConstruction(manager);
   BindStep(manager);

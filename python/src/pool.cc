@@ -1,7 +1,8 @@
-// BlockPool: a manager's, to look at, or one by itself, for who writes a manager in Python.
+// BlockPool: a manager's, read-only, or one by itself, for managers written in Python.
 //
-// The core's pool trusts its managers. What comes from Python is checked here first: that blocks are of the
-// pool, referenced as often as they are freed, and fit the content that they are registered for.
+// The core's pool trusts its managers. What comes from Python is checked here first: that blocks
+// are of the pool, referenced as often as they are freed, and fit the content that they are
+// registered for.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -72,7 +73,7 @@ void CheckNumber(const char* call, int64_t k) {
   if (k < 0) Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": ", k, " blocks, expected 0 or more"));
 }
 
-// A block of the pool that somebody references; not the null block.
+// A block of the pool that is referenced; not the null block.
 void CheckReferenced(const BlockPool& pool, const char* call, BlockId id) {
   if (id < 0 || id >= pool.num_blocks()) {
     Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": block ", id, ", expected 0 to ",
@@ -274,8 +275,8 @@ void BindPool(nb::module_& module) {
   nb::class_<PyPool> pool(module, "BlockPool",
                           R"(Blocks: who references them, which are free, which are cached.
 
-BlockPool(1000) is one by itself, for who keeps block tables in Python. KVCacheManager.pool is the manager's,
-to look at: what would change it raises. One thread at a time.)");
+BlockPool(1000) is one by itself, for programs that keep block tables in Python. KVCacheManager.pool
+is the manager's, read-only: what would change it raises. One thread at a time.)");
   BindOwnPool(pool);
   BindQueries(pool);
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))

@@ -64,7 +64,7 @@ void AppendHashedTokens(PyRequest& self, int64_t num_tokens, nb::handle hashes) 
   Check(self.core->AppendHashedTokens(num_tokens, HashesFrom(hashes)));
 }
 
-// One call for what an engine that keeps its own requests has to tell.
+// One call for all that an engine with requests of its own has to set.
 void Sync(PyRequest& self, int64_t num_tokens, nb::handle block_hashes, int64_t num_computed_tokens,
           int64_t num_inflight_tokens) {
   CheckUse(*self.manager);

@@ -1,7 +1,7 @@
 // KVCacheSpec, KVCacheGroup, KVCacheConfig, Semantics.
 //
-// A spec's fields come from the table that the core has (specs/spec_fields.h): a new field needs a line in
-// kvblocks/specs.py, for its type and its words, and none here.
+// A spec's fields come from the table that the core has (specs/spec_fields.h): a new field needs a
+// line in kvblocks/specs.py, for its type and its words, and none here.
 
 #include <nanobind/operators.h>
 #include <nanobind/stl/optional.h>

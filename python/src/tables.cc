@@ -1,10 +1,10 @@
-// BlockTable: a request's live block table as Python sees it; Blocks and ComputedBlocks: lists of ids
-// that are values.
+// BlockTable: a request's live block table as Python sees it; Blocks and ComputedBlocks: lists of
+// ids that are values.
 //
-// A BlockTable copies nothing. An array made from it shows the table's own memory and stays readable:
-// before the table changes, the request gets other memory (PyRequest::LetGoOfTables), so an array is a
-// picture of its moment and never shows another request's blocks. The BlockTable itself goes on with the
-// request, and raises once the request has given its blocks back.
+// A BlockTable copies nothing. An array made from it shows the table's own memory and stays
+// readable: before the table changes, the request gets other memory (PyRequest::LetGoOfTables), so
+// an array is a picture of its moment and never shows another request's blocks. The BlockTable
+// itself goes on with the request, and raises once the request has given its blocks back.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -16,7 +16,7 @@
 namespace kvblocks::python {
 namespace {
 
-// REQUIRES of all: the request is alive, which `owner` sees to.
+// REQUIRES of all: the request is alive; `owner` keeps it so.
 struct PyBlockTable {
   nb::object owner;
   PyRequest* request;
@@ -225,7 +225,8 @@ stay as the table was at that moment and readable for ever.)")
            nb::arg("index"))
       .def("numpy", &TableArray, nb::sig("def numpy(self) -> NDArray[numpy.int32]"),
            "numpy.asarray(self).")
-      // numpy takes the buffer; it comes here where there is none, and would make an array of one object.
+      // numpy takes the buffer; it comes here where there is none, and would make an array of one
+      // object.
       .def("__array__",
            [](nb::handle_t<PyBlockTable> self, nb::object dtype, nb::object) {
              return TableArray(self).attr("astype")(dtype.is_none() ? nb::cast("int32") : dtype);

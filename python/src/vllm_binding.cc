@@ -107,7 +107,8 @@ nb::object KeyOf(const VllmBlock& block) {
 }
 
 // One group: kind, tokens per block, a number that groups with equal specs share, window or chunk,
-// tokens kept below a window, Mamba mode, speculative blocks, checkpoint blocks, and whether it holds draft layers.
+// tokens kept below a window, Mamba mode, speculative blocks, checkpoint blocks, and whether it
+// holds draft layers.
 using GroupArguments = std::tuple<std::string, int64_t, int64_t, std::optional<int64_t>,
                                   int64_t, std::string, int64_t, int64_t, bool>;
 
@@ -301,9 +302,9 @@ namespace {
 
 // --- Decode steps ---
 
-// allocate_slots as vLLM calls it for a running request: (request, n, num_lookahead_tokens=k). Most of
-// these calls are quiet steps, and Python's own calling convention costs them less than the general
-// one; everything else goes on to _allocate_slots.
+// allocate_slots as vLLM calls it for a running request: (request, n, num_lookahead_tokens=k). Most
+// of these calls are quiet steps, and Python's own calling convention costs them less than the
+// general one; everything else goes on to _allocate_slots.
 PyObject* AllocateSlots(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
                         PyObject* names) {
   static PyObject* const lookahead = PyUnicode_InternFromString("num_lookahead_tokens");

@@ -1,10 +1,10 @@
 // What kvblocks.vllm is made of: a KvCacheManager that answers to vLLM's own request objects.
 //
-// A vLLM scheduler hands its Python requests over. Each has a counterpart here, found by its id, that
-// is brought up to date at the beginning of a call: tokens known, block hashes (vLLM computes them),
-// tokens computed and in flight. Nothing is written to the Python object. Counterparts are made at a
-// request's first call and end when its blocks are given back, so there is one for each request that
-// waits with a look-up behind it or runs.
+// A vLLM scheduler hands its Python requests over. Each has a counterpart here, found by its id,
+// that is brought up to date at the beginning of a call: tokens known, block hashes (vLLM computes
+// them), tokens computed and in flight. Nothing is written to the Python object. Counterparts are
+// made at a request's first call and end when its blocks are given back, so there is one for each
+// request that waits with a look-up behind it or runs.
 //
 // The interpreter lock is held: a call takes a microsecond, and vLLM's scheduler is one thread.
 
@@ -126,8 +126,8 @@ class VllmManager {
   // `request` is the object that the counterpart belongs to from now on.
   void Bind(Counterpart& known, nb::handle request);
   void Forget(Counterparts::iterator known);
-  // The counterpart, up to date with what is known of the request. `from_scratch`: whatever was known
-  // of a session before.
+  // The counterpart, up to date with what is known of the request. `from_scratch`: whatever was
+  // known of a session before.
   Request& Sync(nb::handle request, bool from_scratch = false);
   int64_t NumTokens(nb::handle request) const;
   int64_t NumHashes(int64_t num_tokens) const;

@@ -101,7 +101,7 @@ def test_prefill_is_dense_attention(seed: int) -> None:
     case = Paged(rng, lengths, layout="hnd" if seed % 2 else "nhd")
     counts = [int(rng.integers(0, n + 1)) for n in lengths]
     starts = [0, *np.cumsum(counts).tolist()]
-    # A slice of a fused projection: rows lie apart.
+    # A slice of a fused projection: rows are not adjacent.
     q = rng.standard_normal((starts[-1], 3, 4, 8), np.float32)[:, 1]
     causal = seed % 3 != 0
     with attention_pool(seed) as threads:

@@ -29,7 +29,7 @@ def stored(number: int, **fields: Any) -> events.BlockStored:
 
 
 def await_subscribers(publisher: events.EventPublisher, count: int = 1) -> None:
-    """ZeroMQ sends nothing to who has not subscribed yet."""
+    """ZeroMQ sends nothing to sockets that have not subscribed yet."""
     end = time.monotonic() + PATIENCE
     while publisher.stats.num_subscribers < count:
         assert time.monotonic() < end

@@ -179,7 +179,7 @@ void ReadQwenLinear(ConfigFields& fields, HfModel& model) {
   if (fields.Has("num_experts")) ReadQwenExperts(fields, facts);
 }
 
-// Local and global layers in turn.
+// Local and global layers alternate.
 void ReadGemma(ConfigFields& fields, int64_t period, int64_t default_window, ModelFacts& facts) {
   RefuseLatentFields(fields);
   const int64_t n = ReadNumLayers(fields);

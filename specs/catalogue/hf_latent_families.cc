@@ -172,7 +172,7 @@ void ReadDeepseek41(ConfigFields& fields, HfModel& model) {
   if (facts.CountLayers(kSharedRowLetters) > 0) {
     compressed.rows_per_block = 64;
   } else {
-    compressed.main_block_size = compressed.sliding_block_size;  // nobody has one
+    compressed.main_block_size = compressed.sliding_block_size;  // no layer has one
   }
   // A row has a key and a score part.
   if (facts.has(LayerKind::kSharedRows2)) compressed.ring2 = {8, 2 * facts.head_size};

@@ -357,7 +357,8 @@ TEST(PipelineStagesTest, LayersLeftOverGoBeforeTheLastStage) {
 }
 
 TEST(PipelineStagesTest, StagesTogetherAreTheModel) {
-  for (const char* name : {"llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "qwen3.5", "gemma-3-27b"}) {
+  for (const char* name :
+       {"llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "qwen3.5", "gemma-3-27b"}) {
     SCOPED_TRACE(name);
     const ModelFacts model = Model(name);
     for (const int64_t num_stages : {2, 3, 4}) {

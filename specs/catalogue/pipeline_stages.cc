@@ -20,8 +20,9 @@ std::vector<int64_t> PipelineStages(int64_t num_layers, int64_t num_stages) {
 absl::Status CheckPipelineStages(const ModelFacts& model, int64_t num_stages) {
   const std::string got = std::to_string(num_stages);
   if (num_stages < 1 || num_stages > model.num_layers()) {
-    return FieldError("pipeline_parallel", got,
-                      "1 to " + std::to_string(model.num_layers()) + ", the layers of " + model.name);
+    return FieldError(
+        "pipeline_parallel", got,
+        "1 to " + std::to_string(model.num_layers()) + ", the layers of " + model.name);
   }
   if (num_stages > 1 &&
       (model.num_kv_shared_layers > 0 || model.CountLayers(kSharedRowLetters) > 0)) {
@@ -68,8 +69,8 @@ ModelFacts StageFacts(const ModelFacts& model, int64_t num_stages, int64_t stage
   part.params_b = without(model.params_b, routed) + stage_routed;
   part.active_params_b = std::min(
       without(model.active_params_b, active_routed) + stage_active_routed, part.params_b);
-  // What is said of the head and of embeddings follows from the vocabulary: only the last stage has one.
-  // The table of the first one is memory, and no work.
+  // What is said of the head and of embeddings follows from the vocabulary: only the last stage has
+  // one. The table of the first one is memory, and no work.
   part.tied_embeddings = true;
   if (stage == 0) part.params_b += table;
   if (stage == num_stages - 1) {

@@ -16,9 +16,9 @@ struct ActivationRow {
   double gib;
 };
 
-// llm-d-planner 0.3.3, Copyright 2025 The authors of Planner, Apache-2.0: vllm_memory_constants.json
-// and its accuracy report for vLLM 0.19.0 on H100 80 GB; modified: layout, families as the catalogue
-// names them. GiB per device.
+// llm-d-planner 0.3.3, Copyright 2025 The authors of Planner, Apache-2.0:
+// vllm_memory_constants.json and its accuracy report for vLLM 0.19.0 on H100 80 GB; modified:
+// layout, families as the catalogue names them. GiB per device.
 constexpr ActivationRow kActivations[] = {
     {"llama", 1.89},     {"llama4", 3.19},    {"qwen2", 2.25},       {"qwen3", 2.21},
     {"mistral3", 2.1},   {"deepseek_v2", 1.93}, {"granite", 0.85},   {"mixtral", 1.21},
@@ -37,7 +37,8 @@ MeasuredReserves MeasuredReservesOf(const ModelFacts& model, int64_t num_ranks) 
   MeasuredReserves reserves{
       .activation_gb = (model.experts ? kExpertActivation : kDenseActivation) * kGbPerGib,
       .other_gb = (num_ranks > 1 ? kOtherRanks : kOtherAlone) * kGbPerGib,
-      .source = absl::StrCat("vLLM 0.19 on H100, ", model.experts ? "any with experts" : "any dense")};
+      .source =
+          absl::StrCat("vLLM 0.19 on H100, ", model.experts ? "any with experts" : "any dense")};
   for (const ActivationRow& row : kActivations) {
     if (model.family != row.family) continue;
     reserves.activation_gb = row.gib * kGbPerGib;

@@ -118,7 +118,7 @@ std::string SyntaxError(std::string_view text, std::string complaint, const Desc
   const std::string_view field = FieldBefore(text, *offset);
   if (!field.empty()) {
     if (const auto got = Between(complaint, "Integer out of range (", ")")) {
-      // The parser reads a minus sign and its number apart.
+      // The parser reads a minus sign and its number as two tokens.
       const bool negative = text[text.substr(0, *offset).find_last_not_of(" \t")] == '-';
       complaint = MessageOf(
           FieldError(field, (negative ? "-" : "") + std::string(*got), "a 64-bit integer"));

@@ -417,7 +417,8 @@ std::vector<std::vector<int>> PackGroups(std::span<const LayerCache> caches) {
 
 namespace {
 
-// Deals the layers of each page size in turn, the largest first, so that groups differ by little.
+// Distributes the layers of each page size over the groups, the largest first, so that groups
+// differ by little.
 std::vector<std::vector<size_t>> DealByPage(const SlabBucket& bucket, int64_t num_groups) {
   std::map<int64_t, std::vector<size_t>, std::greater<>> by_page;
   for (size_t i = 0; i < bucket.layers.size(); ++i) by_page[bucket.page_bytes[i]].push_back(i);

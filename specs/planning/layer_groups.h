@@ -23,7 +23,7 @@ struct LayerBucket {
   KvCacheSpec spec;              // merged
 };
 
-// What the window and chunk labels of full specs say about who shares a table.
+// Which full specs share a table, by their window and chunk labels.
 enum class LabelRule {
   kApart,   // layers with and without a label do not
   kAgree,   // all labels that are set must agree

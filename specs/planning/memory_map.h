@@ -21,7 +21,7 @@ namespace kvblocks {
 void MapMemory(const Grouping& grouping, const ProjectedGroups& projected, PoolLayout layout,
                PoolSize* pool);
 
-// RowsOf: what a page of a layer cache looks like inside, for those who address it from outside.
+// RowsOf: the rows inside a page of a layer cache, for callers that address it directly.
 
 struct RowLayout {
   int64_t rows = 0;  // stored per page

@@ -207,8 +207,8 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
       worker.check_bytes_per_block = TupleProductBytes(grouping.stored, projected[w]);
     }
   }
-  // The null block is in the pool but nobody's. Upstream counts it in what it reports, and from
-  // 0.29 on leaves it out of its checks.
+  // The null block is in the pool but of no request. Upstream counts it in what it reports, and
+  // from 0.29 on leaves it out of its checks.
   pool->capacity.units = exact ? pool->num_blocks - 1 : pool->num_blocks;
 }
 

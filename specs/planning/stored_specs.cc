@@ -165,7 +165,7 @@ bool IsState(const KvCacheSpec& spec) {
 }
 
 // The spec with a block `ratio` times as large and a page of exactly `page_bytes`. Padding is a
-// function of the page, not of the block, so it is computed anew.
+// function of the page, not of the block, so it is computed again.
 absl::StatusOr<KvCacheSpec> WithLargerBlock(const KvCacheSpec& spec, int64_t ratio,
                                             int64_t page_bytes) {
   const auto block_size = (CheckedInt64(spec.block_size()) * ratio).value();

@@ -1,6 +1,7 @@
 // Counts calls of operator new, for tests that something allocates nothing.
 //
-// Linking this replaces all forms of operator new and delete of the test's program. Single-threaded.
+// Linking this replaces all forms of operator new and delete of the test's program.
+// Single-threaded.
 
 #ifndef KVBLOCKS_TESTS_ALLOCATION_COUNTER_ALLOCATION_COUNTER_H_
 #define KVBLOCKS_TESTS_ALLOCATION_COUNTER_ALLOCATION_COUNTER_H_

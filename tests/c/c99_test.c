@@ -1,5 +1,6 @@
-/* The C interface from C99, compiled with -std=c99 -pedantic -Wall -Wextra -Werror: what a caller sees of
- * every function, the rules of growing structs, and hostile arguments. Prints the failed lines. */
+/* The C interface from C99, compiled with -std=c99 -pedantic -Wall -Wextra -Werror: what a caller
+ * sees of every function, the rules of growing structs, and hostile arguments. Prints the failed
+ * lines. */
 
 #include <stdio.h>
 #include <stdlib.h>

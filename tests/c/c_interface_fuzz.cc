@@ -38,8 +38,8 @@ kvb_status Checked(kvb_status status) {
   return status;
 }
 
-// Pools of millions of blocks are valid, and slow to make. Exponents and hexadecimal digits say large
-// numbers in few characters.
+// Pools of millions of blocks are valid, and slow to make. Exponents and hexadecimal digits say
+// large numbers in few characters.
 bool AsksForMuch(std::string_view text) {
   size_t digits = 0;
   for (const char c : text) {

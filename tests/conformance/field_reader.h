@@ -1,4 +1,5 @@
-// FieldReader: typed fields of one JSON object, for files that anybody may have written; and their lines.
+// FieldReader: typed fields of one JSON object, for files that anybody may have written; and their
+// lines.
 //
 // The first problem is kept in status() and later reads give defaults, so a caller reads all fields
 // and looks once. A number outside its range, a list that is none and a missing field are problems;
@@ -83,7 +84,7 @@ class FieldReader {
   // [[document, start, count], ...], of at most 2^24 tokens in all.
   std::vector<TokenSegment> Segments(const std::vector<Element>& list, const char* name);
 
-  // A problem if the object has a field that nobody asked for: its writer meant something by it.
+  // A problem if the object has a field that was not read: its writer meant something by it.
   void RefuseOthers();
   void Fail(const char* name, const char* expected);
   // Keeps a problem found by a reader of an object inside this one.

@@ -40,7 +40,8 @@ int main(int argc, char** argv) {
   }
   int exit_status = 0;
   for (int i = first; i < argc; ++i) {
-    const auto result = ReplayFile(argv[i], in_c ? MakeCInterfaceCache : MakeLibraryCache, recorder);
+    const auto result =
+        ReplayFile(argv[i], in_c ? MakeCInterfaceCache : MakeLibraryCache, recorder);
     if (!result.ok()) {
       std::cerr << result.status().message() << "\n";
       exit_status = 2;

@@ -1,5 +1,5 @@
-// Replayer: makes the calls of a transcript on a KV-cache manager and compares every answer with the
-// recorded one.
+// Replayer: makes the calls of a transcript on a KV-cache manager and compares every answer with
+// the recorded one.
 
 #ifndef KVBLOCKS_TESTS_CONFORMANCE_REPLAYER_H_
 #define KVBLOCKS_TESTS_CONFORMANCE_REPLAYER_H_

@@ -330,7 +330,7 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
         CheckDerived(*schedule->derived, *config, (*simulation)->manager());
     if (!status.ok()) return AtLine(name, 1, status);
   }
-  // Whoever does more than the recording differs from it already.
+  // A simulator that does more than the recording differs from it already.
   (*simulation)->set_progress([&](const sim::SimulationProgress&) {
     return writer.lines().size() <= recorded.size();
   });

@@ -1,6 +1,6 @@
 // ScheduleReplayer: runs the requests of a recorded schedule through the simulator - the scheduler
-// and the engine loop of `kvsim replay`, with steps of fixed length - and compares every call of the
-// scheduler and everything that came out of it with the recording.
+// and the engine loop of `kvsim replay`, with steps of fixed length - and compares every call of
+// the scheduler and everything that came out of it with the recording.
 
 #ifndef KVBLOCKS_TESTS_CONFORMANCE_SCHEDULE_REPLAYER_H_
 #define KVBLOCKS_TESTS_CONFORMANCE_SCHEDULE_REPLAYER_H_

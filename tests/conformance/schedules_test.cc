@@ -62,7 +62,7 @@ TEST(SchedulesTest, AllSchedulesAgree) {
 
 // --- Changes are found ---
 
-// Two requests; the second shares four tokens, is preempted by nobody and aborted in its last step.
+// Two requests; the second shares four tokens, is not preempted, and is aborted in its last step.
 const char kHead[] =
     R"({"format":"kvsched 1","name":"t","config":{"mode":"sync","num_blocks":10,"block_size":4,)"
     R"("groups":null,"max_num_seqs":8,"max_num_batched_tokens":64,"max_model_len":100,)"
@@ -207,7 +207,7 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
                "field \"block_size\" is 4");
   expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");
-  // What the engine derived, and what nobody knows here.
+  // Values that the engine derived, and values that are unknown here.
   expect_error({With(R"("lookahead_slots":0)", R"("lookahead_slots":1)"), kFirst},
                "lookahead_slots is 1, but the simulator derives 0");
   for (const char* name : {"prefill_lookahead_tokens", "watermark_blocks", "scheduler_block_size",

@@ -215,7 +215,8 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
     });
   } else if (op == "app") {
     ParsePairs(in, "add", [&](std::string id, element value) {
-      out.appended.emplace_back(std::move(id), TokensOf(in.Segments(in.ItemsOf(value, "add"), "add")));
+      out.appended.emplace_back(std::move(id),
+                                TokensOf(in.Segments(in.ItemsOf(value, "add"), "add")));
     });
   } else if (op == "cache" || op == "trim") {
     out.n = in.Int("n");

@@ -48,7 +48,7 @@ class Checker:
         self.file_set = set(self.files)
         self.folders = {"/".join(f.split("/")[:n]) for f in self.files for n in range(1, f.count("/") + 1)}
         self.top = {f.split("/")[0] for f in self.files}
-        # A file of ours that a comment or message names; generated ones (.pb.h) are not files of the tree.
+        # A file of ours that a comment or message names; generated ones (.pb.h) are not in the tree.
         ours = "|".join(re.escape(folder) for folder in sorted({f.split("/")[0] for f in self.files if "/" in f}))
         self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:(?:{ours})/[\w/]+|kvblocks/(?:c/)?\w+)\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.\w)")
         self.texts = {}

@@ -4,6 +4,7 @@
 Each test writes a small tree, checks that it is clean, plants one lie and checks that the line with it is named.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -212,6 +213,28 @@ class DrawHouseTest(unittest.TestCase):
         self.assertEqual(draw_house.reduced(graph)["sim"], {"managers"})
         picture = draw_house.draw(graph)
         self.assertEqual(len(re.findall("<path d=.M.*marker-end", picture)), 2)
+
+    def test_columns_have_at_most_six_rooms(self):
+        for title, _, rooms in draw_house.COLUMNS:
+            self.assertLessEqual(len(rooms), 6, title)
+
+    def test_a_folder_belongs_to_the_nearest_room(self):
+        self.assertEqual(draw_house.home_of("specs/planning"), draw_house.home_of("specs"))
+        self.assertNotEqual(draw_house.home_of("attention/cuda/kernels"), draw_house.home_of("attention/layers"))
+        self.assertEqual(draw_house.rooms_of({"specs/planning": {"specs", "checks"}, "specs": set(), "checks": set()}),
+                         {draw_house.home_of("specs"): {draw_house.home_of("checks")}, draw_house.home_of("checks"): set()})
+
+    def test_a_room_stands_alone_above_what_it_includes(self):
+        rooms = draw_house.rooms_of({"checks": set(), "specs": {"checks"}, "block_pool": {"checks"}, "sim": {"specs"}})
+        rows = draw_house.rows_of(rooms)
+        library = [row for room, row in rows.items() if room[0] == draw_house.home_of("specs")[0]]
+        self.assertEqual(sorted(library), [0, 1, 2])
+        self.assertGreater(rows[draw_house.home_of("sim")], rows[draw_house.home_of("specs")])
+
+    def test_a_folder_without_a_room_is_refused(self):
+        with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stderr(nothing):
+            with self.assertRaises(SystemExit):
+                draw_house.draw({"attic": set()})
 
     def test_a_circle_has_no_floor(self):
         stderr, sys.stderr = sys.stderr, open(os.devnull, "w", encoding="utf-8")

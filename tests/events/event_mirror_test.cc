@@ -1,4 +1,5 @@
-// What EventMirror is there for, which the manager's fuzzer asks it: streams that no cache sends are refused.
+// What EventMirror is there for, which the manager's fuzzer asks it: streams that no cache sends
+// are refused.
 
 #include "tests/events/event_mirror.h"
 

@@ -107,7 +107,7 @@ def ours_to_theirs():
 
 
 class Listener(subprocess.Popen):
-  """kvsim events; its output goes to a file, since nobody reads while it runs."""
+  """kvsim events; its output goes to a file, since nothing reads it during the run."""
 
   def __init__(self, endpoint, replay, *options):
     self.path = os.path.join(work, f"{time.monotonic_ns()}.out")

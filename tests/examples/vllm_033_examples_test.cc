@@ -103,7 +103,8 @@ TEST(Vllm033Examples, VE3_StepsDoNotMatterToRetention) {
 
 // V-5: the next turn of a conversation hits what the previous prompt left.
 TEST(Vllm033Examples, VE4_OutputsAreNotKept) {
-  for (const std::optional<int64_t> interval : {std::optional<int64_t>(0), std::optional<int64_t>()}) {
+  for (const std::optional<int64_t> interval :
+       {std::optional<int64_t>(0), std::optional<int64_t>()}) {
     Model m(100, {Full(16), Window(16, 16)}, With(interval));
     Request& a = Compute(m, 40, 40);
     const Tokens outputs = Fresh(80);
@@ -157,7 +158,8 @@ TEST(Vllm033Examples, VE6_RetentionOfStates) {
       const auto* run = std::get_if<BlockStored>(&event);
       if (run == nullptr || run->group_idx != 1) continue;
       const int first = run->token_ids.front() / 16;
-      for (size_t i = 0; i < run->block_hashes.size(); ++i) stored.push_back(first + static_cast<int>(i));
+      for (size_t i = 0; i < run->block_hashes.size(); ++i)
+        stored.push_back(first + static_cast<int>(i));
     }
     EXPECT_EQ(stored, registered);
     m.manager->NewStepStarts();
@@ -193,7 +195,8 @@ TEST(Vllm033Examples, VE10_LookaheadOfOneAndThree) {
 }
 
 TEST(Vllm033Examples, VE11_LookaheadBesideAWindow) {
-  for (const auto& [length, same] : {std::pair{16, 12}, {17, 12}, {18, 12}, {19, 16}, {20, 16}, {33, 28}}) {
+  for (const auto& [length, same] :
+       {std::pair{16, 12}, {17, 12}, {18, 12}, {19, 16}, {20, 16}, {33, 28}}) {
     Model m(60, {Full(4), Window(4, 8)}, Lookahead(3));
     Compute(m, length, length);
     EXPECT_EQ(HitsOfFirst(m, length), same) << length;

@@ -27,7 +27,7 @@ struct Exploration {
   int length = 0;
   bool complete = false;   // no longer sequence reaches another state
   int64_t num_steals = 0;  // most chunks taken from another class in one sequence
-  int64_t num_packed = 0;  // most pages taken out of turn to save a chunk
+  int64_t num_packed = 0;  // most pages taken out of order to save a chunk
   std::string failure;     // "", or the first difference and the actions that led to it
 };
 

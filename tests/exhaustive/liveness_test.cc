@@ -331,7 +331,7 @@ TEST_P(LivenessTest, EveryWaitingRequestIsAdmittedAndFinishes) {
   VisitAll([&](SchedulerModel& model) {
     ASSERT_TRUE(model.manager().CheckInvariants().ok()) << model.manager().CheckInvariants();
     num_stalls_possible += model.num_waiting() > 0 && model.num_running() == 0;
-    // From here on nobody else arrives. With nothing running all blocks are free, and every job
+    // From here on no request arrives. With nothing running all blocks are free, and every job
     // fits alone: a step must admit the head of the queue then. And the work must end.
     const size_t to_finish = model.num_waiting() + model.num_running();
     const size_t finished_before = model.num_finished();

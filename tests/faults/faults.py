@@ -759,5 +759,6 @@ FAULTS = [
           "  events_.emplace_back(std::move(removed));", "  if (!{F}) events_.emplace_back(std::move(removed));"),
 ]
 
-# Faults that no test notices yet, by name. Whoever writes the test takes the name out: a fault here that is noticed is an error.
+# Faults that no test notices yet, by name. When a test is written, remove the name: a fault here
+# that is noticed is an error.
 OPEN = set()

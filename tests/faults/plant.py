@@ -16,8 +16,8 @@ from faults import FAULTS
 
 NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
 
-# Run in this order, until one fails: short ones first. The first ones test parts that the others do not reach: full
-# tables, compared tokens.
+# Run in this order, until one fails: short ones first. The first ones test parts that the others
+# do not reach: full tables, compared tokens.
 TESTS = [
     "block_pool/block_tokens_test.cc",
     "block_pool/prefix_content_test.cc",

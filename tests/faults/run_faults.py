@@ -24,7 +24,7 @@ from faults import FAULTS, OPEN  # noqa: E402
 
 TIMEOUT_S = 60
 
-# Most faults are noticed by few cases of the quick tests. All tests, with all cases, are asked about the others.
+# A few cases of the quick tests notice most faults. All tests, with all cases, run for the others.
 QUICK = "--gtest_filter=-*LivenessTest*:*ExhaustiveTest*:*HitPatternTest*"
 QUICK_SCALE, SCALE = "0.05", "2"
 

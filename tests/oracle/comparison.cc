@@ -53,7 +53,8 @@ std::string Show(absl::Span<const BlockId> ids) {
   return absl::StrCat("[", absl::StrJoin(ids, ","), "]");
 }
 
-bool ContentNumbers::Add(absl::Span<const BlockHash> hashes, const std::vector<std::string>& names) {
+bool ContentNumbers::Add(absl::Span<const BlockHash> hashes,
+                         const std::vector<std::string>& names) {
   if (hashes.size() != names.size()) return false;
   for (size_t i = 0; i < names.size(); ++i) {
     const int next = static_cast<int>(by_name_.size());

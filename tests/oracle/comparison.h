@@ -35,7 +35,7 @@ class ContentNumbers {
 // Queue, references, keys with their blocks in order, classes of pages, counters.
 std::string PoolDifference(const BlockPool& pool, const Pool& model, const ContentNumbers& numbers);
 
-// Who holds blocks, and the tables.
+// The requests that hold blocks, and their tables.
 std::string TableDifference(const KvCacheManager& manager, const kvblocks::Request& real,
                             const Request& model);
 

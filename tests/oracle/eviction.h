@@ -13,7 +13,8 @@
 
 namespace kvblocks::oracle {
 
-// A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for none.
+// A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for
+// none.
 class EvictingPool {
  public:
   // At most so many blocks can be retained. Policies: arc, fifo, lru, priority, ttl; under another
@@ -25,7 +26,7 @@ class EvictingPool {
   void Touch(const std::vector<BlockId>& ids);
   // Nothing if they are not free.
   std::optional<std::vector<BlockId>> Take(int64_t k);
-  // The same for a block that somebody else chose among the free ones.
+  // The same for a block that the caller chose among the free ones.
   void TakeThis(BlockId id);
   void Register(BlockId id, const std::string& name, BlockId parent);
   void Free(const std::vector<BlockId>& ids);
@@ -37,7 +38,7 @@ class EvictingPool {
   void AdvanceTime(int64_t now);
   int64_t num_retained() const;
   bool is_retained(BlockId id) const { return At(id).priority > 0; }
-  // Whether a cached block that nobody retains could go.
+  // Whether a cached block that is not retained could be evicted.
   bool HasUnretainedCandidate() const;
 
   int32_t num_free() const;

@@ -18,7 +18,7 @@ int64_t GroupRules::UnneededTokens(int64_t n) const {
 }
 
 int64_t GroupRules::BlocksNotAdopted(int64_t total) const {
-  // V-46: of a window that nobody can hit, nothing that is computed has a block.
+  // V-46: of a window that no request can hit, nothing that is computed has a block.
   if (!is_looked_up && spec.sliding_window()) return total / block_size();
   return SkippedBlocks(total);
 }

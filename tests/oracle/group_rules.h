@@ -1,5 +1,5 @@
-// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78, BM-113, BM-116, V-46),
-// as plain formulas and brute force.
+// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78, BM-113, BM-116,
+// V-46), as plain formulas and brute force.
 
 #ifndef KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
 #define KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
@@ -30,7 +30,7 @@ using IsPrefixCached = std::function<bool(int64_t tokens)>;
 struct GroupRules {
   KvCacheSpec spec;
   bool is_draft = false;
-  int64_t num_ranks = 1;       // BM-113: a block's tokens lie on so many ranks in turn
+  int64_t num_ranks = 1;       // BM-113: a block's tokens lie on so many ranks, round robin
   bool is_looked_up = true;    // V-46: other requests can use the blocks
   std::optional<int64_t> admission_cap = std::nullopt;
   std::optional<int64_t> output_cap = std::nullopt;  // BM-116: the same behind the prompt

@@ -244,8 +244,8 @@ bool Manager::HoldsHit(const Request& request, const AllocateParams& params, siz
                       {request.prefix_names[static_cast<size_t>(last)], static_cast<GroupId>(g)});
 }
 
-// The most states that a request holds at once: its own, the one before it, those of drafts, one that
-// a step exports, and where hits may end inside blocks the one that gives way to the next.
+// The most states that a request holds at once: its own, the one before it, those of drafts, one
+// that a step exports, and where hits may end inside blocks the one that gives way to the next.
 int64_t Manager::MostStates(const GroupRules& rules) const {
   if (options_.max_model_len <= rules.block_size()) return 1 + rules.num_scratch();
   const bool exports =

@@ -121,7 +121,7 @@ class Pool {
   // -1: the id has no page. Without chunks all blocks are of class 0.
   int ClassOf(BlockId id) const;
   int ClassOfGroup(GroupId group) const;  // -1: none
-  // How often a chunk was taken from another class, and a page taken out of turn to save a chunk.
+  // How often a chunk was taken from another class, and a page taken out of order to save a chunk.
   int64_t num_steals() const { return num_steals_; }
   int64_t num_packed() const { return num_packed_; }
   // Blocks that lost their keys because they were handed out.

@@ -9,7 +9,7 @@
 namespace kvblocks::oracle {
 namespace {
 
-// Whether `left` chunks can be dealt out so that every class from k on has what it needs.
+// Whether `left` chunks can be divided so that every class from k on has what it needs.
 bool CanDeal(const std::vector<int64_t>& needed, const std::vector<int64_t>& loose,
              const std::vector<int64_t>& pages_per_chunk, int64_t left, size_t k) {
   if (left < 0) return false;

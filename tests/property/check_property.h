@@ -27,9 +27,9 @@ inline double PropertyScale() {
   return scale == nullptr ? 1.0 : std::strtod(scale, nullptr);
 }
 
-// That the cases of a test came to something, which all of them do about `usual` times or more. Fewer
-// or other cases are asked only if they can be expected to: since such things come in bursts, less
-// than some times may as well be none.
+// That the cases of a test came to something, which all of them do about `usual` times or more.
+// Fewer or other cases are asked only if they can be expected to: since such things come in bursts,
+// less than some times may as well be none.
 inline void ExpectOccurred(std::string_view what, int64_t count, int64_t usual) {
   constexpr double kSome = 20;
   const double scale = PropertyScale();

@@ -151,7 +151,7 @@ class PoolPair {
     tables_.push_back(std::move(table));
   }
 
-  // Nobody builds upon a victim, or it is the front of the queue.
+  // No cached block builds upon a victim, or it is the front of the queue.
   bool TakeUnmodelled(int64_t k, std::vector<BlockId>& table) {
     if (!real_->Fits(k, 0)) return false;
     for (int64_t i = 0; i < k; ++i) {

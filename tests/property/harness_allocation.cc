@@ -168,7 +168,7 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
     Expect(!cap || span > *scenario_.options.max_in_flight_tokens || real <= *cap,
            absl::StrCat("INV-24: ", real, " real blocks in group ", g));
   }
-  // INV-22: without a trim, and apart from adopted hits, blocks come off the front of the queue.
+  // INV-22: without a trim, and except for adopted hits, blocks come off the front of the queue.
   // (Pages in chunks do not always: the oracle says which.)
   if (trimmed > 0 || params.num_external > 0 || !before.page_classes.empty()) return;
   std::vector<BlockId> taken;

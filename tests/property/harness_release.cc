@@ -89,7 +89,7 @@ void Harness::Pin(LiveRequest& request, Numbers numbers) {
   for (const auto& table : manager_->GetBlockIds(*request.real)) {
     ids.insert(ids.end(), table.begin(), table.end());
   }
-  // Also blocks that nobody references, cached or not.
+  // Also blocks without references, cached or not.
   const int64_t extra = numbers.Below(3);
   for (int64_t i = 0; i < extra; ++i) {
     const BlockId id = static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks));

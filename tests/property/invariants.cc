@@ -111,7 +111,8 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   const auto at = [&](int64_t i) { return table[static_cast<size_t>(i)]; };
   int64_t nulls = 0;
   while (nulls < size && at(nulls) == kNullBlockId) ++nulls;
-  if (group.is_full_type() && nulls > 0 && !group.spec().output_window()) return Broken(19, "null in a full table of group ", g);
+  if (group.is_full_type() && nulls > 0 && !group.spec().output_window())
+    return Broken(19, "null in a full table of group ", g);
   const auto output_window = group.spec().output_window();
   for (int64_t i = output_window ? 0 : nulls; i < size; ++i) {
     const BlockId id = at(i);
@@ -157,8 +158,8 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   return "";
 }
 
-// Whether a block has a key for all that a hit of `tokens` needs of its position: where the hit ends
-// inside it, up to there or further, but a state is that of its last token.
+// Whether a block has a key for all that a hit of `tokens` needs of its position: where the hit
+// ends inside it, up to there or further, but a state is that of its last token.
 bool HoldsPosition(const KvCacheManager& manager, const Request& request, GroupId g, BlockId id,
                    int64_t position, int64_t tokens) {
   const int64_t block_end = (position + 1) * manager.group(g).block_size();

@@ -1,6 +1,6 @@
-// What a run of the property tests looks at: requests on both sides, snapshots of all observable state,
-// and the invariants of the block manager that hold after every operation (INV-1 to INV-28), checked on
-// the library's state alone.
+// What a run of the property tests looks at: requests on both sides, snapshots of all observable
+// state, and the invariants of the block manager that hold after every operation (INV-1 to INV-28),
+// checked on the library's state alone.
 
 #ifndef KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
 #define KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
@@ -108,8 +108,8 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
 std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
                                const ComputedBlocks& hits);
 
-// INV-20: real ids of a table do not change, except where scratch blocks of states give way; INV-19:
-// what became null stays null. For a request that held blocks before and still does.
+// INV-20: real ids of a table do not change, except where scratch blocks of states give way;
+// INV-19: what became null stays null. For a request that held blocks before and still does.
 std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& before,
                                  const Tables& after);
 

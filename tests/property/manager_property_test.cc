@@ -117,9 +117,9 @@ TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
   EXPECT_TRUE(shape.has_checkpoints() || sum.checkpoints == 0);
 }
 
-// The shapes above are picked, and so were the families of the engine's recordings: neither had states
-// behind unequal block sizes, windows of one token that drop a block, or look-ahead without drafts, so
-// faults there went unseen. What nobody thought of is drawn.
+// The shapes above are picked, and so were the families of the engine's recordings: neither had
+// states behind unequal block sizes, windows of one token that drop a block, or look-ahead without
+// drafts, so faults there went unseen. Such cases are drawn.
 TEST(DrawnManagerPropertyTest, AgreesWithTheOracle) {
   int64_t ran = 0, refused = 0;
   std::map<std::string, int64_t> seen;

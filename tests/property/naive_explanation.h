@@ -1,5 +1,6 @@
 // NaiveHistory and Expectation: a naive model of the explanations of look-ups. It keeps a list of
-// everything that was ever registered and removed, and states the rules of each group token by token.
+// everything that was ever registered and removed, and states the rules of each group token by
+// token.
 
 #ifndef KVBLOCKS_TESTS_PROPERTY_NAIVE_EXPLANATION_H_
 #define KVBLOCKS_TESTS_PROPERTY_NAIVE_EXPLANATION_H_
@@ -224,7 +225,7 @@ class Expectation {
     }
   }
   bool IsHashed(int64_t end) const { return end <= hashed_; }
-  // V-46: of others nobody can use the blocks.
+  // V-46: no request can use the blocks of others.
   bool IsLookedUp(GroupId g) const {
     const KvCacheSpec& spec = manager_.group(g).spec();
     return spec.kind() != KvCacheSpecKind::kRing && !spec.options().bounded_replay;
@@ -239,7 +240,7 @@ class Expectation {
   bool HasToken(GroupId g, int64_t token) const { return HasBlock(g, token / Size(g)); }
   Absence Why(GroupId g, int64_t block) const {
     Absence absence = history_.WhyAbsent(known_, *plain_, g, block);
-    // Whoever made the blocks of the full groups computed these tokens.
+    // The request that made the blocks of the full groups computed these tokens.
     if (absence.reason == MissReason::kFirstUse && !IsFull(g) &&
         FullGroupsKnow((block + 1) * Size(g))) {
       absence.reason = MissReason::kNotKept;
@@ -250,7 +251,8 @@ class Expectation {
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       if (!IsFull(g)) continue;
       for (int64_t t = 0; t < end; ++t) {
-        if ((t / Size(g) + 1) * Size(g) > known_.request->content().num_hashed_tokens()) return false;
+        if ((t / Size(g) + 1) * Size(g) > known_.request->content().num_hashed_tokens())
+          return false;
         if (!HasToken(g, t)) return false;
       }
     }

@@ -59,10 +59,10 @@ struct Shape {
 // Every kind of spec alone, and mixes of two to four groups; some with page classes in chunks.
 const std::vector<Shape>& Shapes();
 
-// A shape drawn as widely as configurations allow: one to eight groups of any kind in any order, with
-// equal and unequal block sizes, windows from one token on, finer hash blocks, drafts, ranks, chunks.
-// Managers refuse some of them. `stores` are random: the first for the whole, the others for a group
-// each.
+// A shape drawn as widely as configurations allow: one to eight groups of any kind in any order,
+// with equal and unequal block sizes, windows from one token on, finer hash blocks, drafts, ranks,
+// chunks. Managers refuse some of them. `stores` are random: the first for the whole, the others
+// for a group each.
 inline constexpr size_t kStoresPerShape = 9;
 Shape DrawShape(const std::vector<uint64_t>& stores);
 

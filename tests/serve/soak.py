@@ -36,7 +36,8 @@ SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 REPLICAS, CLIENTS = 3, 60
 WRITE_TIMEOUT = 2
 CRASH_SECONDS = 0.5
-# Steps that a build with sanitizers can keep up with, checks included: an engine that is late is late for ever more.
+# Steps long enough for a build with sanitizers, checks included: an engine that is late never
+# catches up.
 OPTIONS = [f"--replicas={REPLICAS}", "--num-blocks=400", "--max-model-len=4096", "--time=fixed", "--step-time=20ms",
            "--check-invariants", "--policy=priority", "--output-tokens=5-30", "--fault-errors=0.01", "--fault-cuts=0.01",
            f"--fault-seed={SEED}", "--lora=sql=/adapters/sql", "--lora=chat=/adapters/chat", "--tier=host:4GiB:read=20GB/s",

@@ -263,7 +263,7 @@ def with_aiperf():
 
         def mean(name):
             return 1e3 * server.value(name + "_sum") / server.value(name + "_count")
-        # The client's times have its own and HTTP's in them, and a machine's that does other things, too.
+        # The client's times include its own, HTTP's, and those of other programs on the machine.
         ttft, itl = average("time_to_first_token"), average("inter_token_latency")
         here_ttft, here_itl = mean("vllm:time_to_first_token_seconds"), mean("vllm:inter_token_latency_seconds")
         print(f"   AIPerf: TTFT {ttft:.2f} ms, ITL {itl:.2f} ms; the server: {here_ttft:.2f} ms, {here_itl:.2f} ms")
@@ -391,7 +391,8 @@ def route(policy, users, turns):
 
 def with_router():
     """vLLM's router in front of four servers: with their events, prompts go where their prefix is."""
-    # Fewer users, or fewer turns, and what the router moves to even out loads decides: 69 to 90 % with 8 users and 5 turns.
+    # With fewer users or turns, the requests that the router moves to even out loads decide: 69 to
+    # 90 % with 8 users and 5 turns.
     failures, tokens, hits, possible = route("kv_aware", users=16, turns=8)
     check("router: every request is answered", failures == 0)
     check("router: several servers work", sum(count > 500 for count in tokens) > 1, tokens)

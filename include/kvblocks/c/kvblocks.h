@@ -1,7 +1,7 @@
 /* kvblocks/c/kvblocks.h: the KV-cache block manager for programs that are not C++.
  *
- * C99, and valid C++. Link with -lkvblocks_c. A manager is made from a configuration text, a request
- * from tokens or block hashes; a step is look-up, allocate, read the block table:
+ * C99, and valid C++. Link with -lkvblocks_c. A manager is made from a configuration text, a
+ * request from tokens or block hashes; a step is look-up, allocate, read the block table:
  *
  *   kvb_manager* manager;
  *   if (kvb_manager_create(text, strlen(text), KVB_FORMAT_TEXT, &manager) != KVB_OK)
@@ -29,14 +29,14 @@
  * copied. Pointers that a *_get call hands out belong to the library; each call says for how long
  * they are valid. A manager lives until its last request is destroyed.
  *
- * Threads: one thread at a time for a manager and all its requests. Event batches and strings may go
- * to any thread. kvb_last_error() is per thread. Managers are independent of each other.
+ * Threads: one thread at a time for a manager and all its requests. Event batches and strings may
+ * go to any thread. kvb_last_error() is per thread. Managers are independent of each other.
  *
  * Growth: every struct with a field struct_size may get further fields at its end. KVB_INIT sets
  * the field and zeroes the rest, and zero is the default everywhere. The library takes fields that
- * an older caller does not have as zero, and writes none that the caller has no room for. It refuses
- * a newer caller's input fields that it does not know unless they are zero, and zeroes such output
- * fields. New names of enumerations may be added at their ends.
+ * an older caller does not have as zero, and writes none that the caller has no room for. It
+ * refuses a newer caller's input fields that it does not know unless they are zero, and zeroes such
+ * output fields. New names of enumerations may be added at their ends.
  *
  * NULL for a handle or for an out parameter is KVB_INVALID_ARGUMENT. A handle that was destroyed
  * must not be used again.
@@ -138,8 +138,9 @@ KVB_API void kvb_string_free(char* text);
 
 /* --- Manager --- */
 
-/* The configuration is a KvCacheManagerConfig of specs/config/kv_cache_config.proto, in a kvb_format. It
- * need not end with a zero byte. A refusal names line, column, field, value and limit. */
+/* The configuration is a KvCacheManagerConfig of specs/config/kv_cache_config.proto, in a
+ * kvb_format. It need not end with a zero byte. A refusal names line, column, field, value and
+ * limit. */
 KVB_API kvb_status kvb_manager_create(const char* config, size_t config_size, int32_t format,
                                       kvb_manager** manager);
 KVB_API void kvb_manager_destroy(kvb_manager* manager);
@@ -278,8 +279,9 @@ typedef struct kvb_request_options {
   int32_t skip_reading_prefix_cache; /* look-ups give nothing: the prompt must be computed */
   const char* lora_path;  /* of the adapter: under another path lora_name is another content */
   const char* session_id; /* reported in events; NULL: none */
-  /* Each look-up with a hit reports the blocks of the hit as KVB_EVENT_STORED. For who wants to know
-   * what this request could use; who counts blocks would count them twice. Needs enable_events. */
+  /* Each look-up with a hit reports the blocks of the hit as KVB_EVENT_STORED. For consumers that
+   * want to know what this request could use; one that counts blocks would count them twice. Needs
+   * enable_events. */
   int32_t report_reused_blocks;
   int32_t reserved; /* 0 */
 } kvb_request_options;
@@ -380,8 +382,8 @@ KVB_API kvb_status kvb_request_remove_skipped_blocks(kvb_request* request, int64
  * num_groups values. */
 KVB_API kvb_status kvb_request_get_num_common_prefix_blocks(const kvb_request* request,
                                                             int64_t* counts, size_t num_groups);
-/* The hash of block `block` of a group's table: what events and connectors name it by. With group -1
- * that of hash block `block` of the content: what ends of prompts inside a block are named by.
+/* The hash of block `block` of a group's table: what events and connectors name it by. With group
+ * -1 that of hash block `block` of the content: what ends of prompts inside a block are named by.
  * KVB_NOT_FOUND if its tokens are not all known, or nothing is hashed. */
 KVB_API kvb_status kvb_request_get_block_hash(const kvb_request* request, int32_t group,
                                               int64_t block, kvb_hash* hash);
@@ -487,9 +489,10 @@ KVB_API kvb_status kvb_block_index_find_prefix(const kvb_block_index* index,
 /* --- Planning --- */
 
 /* How much cache a model has on a device, and the configuration for kvb_manager_create, as JSON.
- * `options` is a PlanRequest of c/plan_request.proto as JSON. `hf_config` is the text of a Hugging Face
- * config.json, or NULL if the options name a model of the catalogue. That the model does not fit is
- * KVB_INVALID_ARGUMENT, and the text says what is missing. Free the JSON with kvb_string_free. */
+ * `options` is a PlanRequest of c/plan_request.proto as JSON. `hf_config` is the text of a Hugging
+ * Face config.json, or NULL if the options name a model of the catalogue. That the model does not
+ * fit is KVB_INVALID_ARGUMENT, and the text says what is missing. Free the JSON with
+ * kvb_string_free. */
 KVB_API kvb_status kvb_plan_json(const char* options, size_t options_size, const char* hf_config,
                                  size_t hf_config_size, char** json);
 

@@ -22,7 +22,8 @@ namespace kvblocks::python {
 
 namespace nb = nanobind;
 
-// What keeps a description valid; Release gives it back. Trivial, so that a call may have many unused.
+// What keeps a description valid; Release gives it back. Trivial, so that a call may have many
+// unused.
 struct Held {
   enum class Kind : uint8_t { kNothing, kBuffer, kManaged, kManagedVersioned };
   Kind kind;
@@ -49,7 +50,8 @@ void* CurrentStream(nb::handle array, attention::DeviceId device);
 attention::DType DTypeFrom(const char* op, nb::handle dtype);
 const char* DTypeName(attention::DType dtype);
 
-// Python's Tensor: an array that was described once, perhaps with another element type of the same size.
+// Python's Tensor: an array that was described once, perhaps with another element type of the same
+// size.
 struct PyTensor {
   nb::object array;
   ImportedArray imported;

@@ -1,5 +1,5 @@
-// What arguments of attention are made of in Python: masks with a form of their own, the block-sparse
-// rule, plans of the host.
+// What arguments of attention are made of in Python: masks with a form of their own, the
+// block-sparse rule, plans of the host.
 
 #ifndef KVBLOCKS_PYTHON_SRC_ATTENTION_ATTENTION_RULES_H_
 #define KVBLOCKS_PYTHON_SRC_ATTENTION_ATTENTION_RULES_H_

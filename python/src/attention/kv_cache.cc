@@ -135,7 +135,7 @@ With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one o
   "hnd"          k and v [NB, Hkv, BS, D]
   "paged_x"      k [NB, Hkv, D/x, BS, x] with x = 16 bytes / element size, v [NB, Hkv, Dv, BS]
   "mla_latent"   k [NB, BS, R_kv + R_pe], of which the first `latent_rank` = R_kv columns are also V
-  "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe] apart
+  "mla_split"    k [NB, BS, R_kv] and v [NB, BS, R_pe], separate
   "mla_fp8_656"  k uint8 [NB, BS, 656]: DeepSeek V3.2's rows
   "mla_fp8_584"  k uint8 [NB, bytes of a block], with `block_size` tokens: DeepSeek V4's blocks
 

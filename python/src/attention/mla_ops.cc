@@ -50,7 +50,7 @@ void BindMlaOps(nb::module_& module) {
 
 q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request, or
 any number by query_start_loc int32 [R + 1], then causal. Keys by block_table and seq_lens, or from one block
-whose rows kv_start_loc int32 [R + 1] deals to requests. scale: of scores; that of the head before absorption.
+whose rows kv_start_loc int32 [R + 1] divides among requests. scale: of scores; that of the head before absorption.
 k_scale: of an 8-bit mla_latent or mla_split cache. The other arguments are those of paged_prefill.
 Returns out [T, H, R_kv], or (out, lse [T, H]).)",
               RunMlaDecode,

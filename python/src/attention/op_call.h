@@ -1,4 +1,5 @@
-// OpCall: one call of an operation from Python: its arrays as views, where it runs, and what comes back.
+// OpCall: one call of an operation from Python: its arrays as views, where it runs, and what comes
+// back.
 //
 //   OpCall call("paged_decode", options);
 //   args.q = call.In("q", q);                          // the first array says the device
@@ -111,8 +112,8 @@ class OpCall {
 
   const attention::AttentionOps& ops() const;
   attention::ExecContext Context();
-  // Raises what the operation refuses. `work`: multiplications, roughly; above 10 us the interpreter
-  // lock is let go.
+  // Raises what the operation refuses. `work`: multiplications, roughly; above 10 us the
+  // interpreter lock is released.
   template <typename Args>
   void Run(const Args& args, double work) {
     const attention::ExecContext context = Context();
@@ -125,9 +126,9 @@ class OpCall {
     if (!status.ok()) [[unlikely]]
       Refuse(status);
   }
-  // The same for operations whose outputs may be left out: `of` has out, of `shape`, and lse, of all
-  // but its last extent. New ones are of the library and type of the call's first array. Returns
-  // out, or (out, lse).
+  // The same for operations whose outputs may be left out: `of` has out, of `shape`, and lse, of
+  // all but its last extent. New ones are of the library and type of the call's first array.
+  // Returns out, or (out, lse).
   template <typename Args, typename Of>
   nb::object RunInto(const Args& args, Of* of, absl::Span<const int64_t> shape, double work) {
     nb::object out = Out("out", given.out, first_, shape, &of->out);
