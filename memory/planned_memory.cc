@@ -145,8 +145,8 @@ std::optional<KvRowFormat> HeadFormatOf(QuantMode mode) {
   return std::nullopt;
 }
 
-// DeepSeek's own rows as a layout of u8 and, of kMlaLatent, a format of records; empty for rows that are
-// none: a window of another model has plain bytes.
+// DeepSeek's own rows as a layout of u8 and, of kMlaLatent, a format of records; empty for rows
+// that are none: a window of another model has plain bytes.
 std::optional<std::pair<KvLayout, KvRowFormat>> LatentFormatOf(const KvCacheSpec& spec) {
   const bool window = spec.kind() != KvCacheSpecKind::kMlaAttention;
   const bool nvfp4 = spec.quant_mode() == QuantMode::kNvfp4DsMla;

@@ -91,7 +91,8 @@ PlanResult AnyPlan() {
   for (int64_t i = 0, n = Number(1, 8); i < n; ++i) {
     caches.push_back(
         {.name = "layer" + std::to_string(i),
-         .spec = palette[static_cast<size_t>(Number(0, static_cast<int64_t>(palette.size()) - 1))]});
+         .spec =
+             palette[static_cast<size_t>(Number(0, static_cast<int64_t>(palette.size()) - 1))]});
   }
   PlanOptions options = {.policy = Number(0, 3) == 0 ? PlanPolicy::kUpstream : PlanPolicy::kExact,
                          .limits = {.max_in_flight_tokens = 4},
@@ -162,7 +163,9 @@ void AddNaive(const Plan& plan, const LayerDescriptor& d, int64_t block, int64_t
       }
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t i = hnd ? h * rows + t : t * heads + h;
-        const auto add = [&](int64_t at, int64_t bytes) { out->push_back({d.tensor, base + at, bytes}); };
+        const auto add = [&](int64_t at, int64_t bytes) {
+          out->push_back({d.tensor, base + at, bytes});
+        };
         if (HasPerTokenHeadScales(mode)) {
           const int64_t at = i * (codes_k + 4 + codes_v + 4);
           add(at, codes_k), add(at + codes_k, 4);

@@ -73,15 +73,15 @@ std::string DebugString(const KvGroupKey& key);
 // those are >= 0, and j >= chunk * (p / chunk) if chunk > 0, and the block-sparse rule, and not
 // hidden by an explicit mask. A window of W tokens, the query included, is window_left = W - 1.
 //
-// out = sum of e^(s_j - lse') v_j with lse' = log(sum e^(s_j) + e^sink); the returned lse leaves the
-// sink out. Nothing visible: out = 0, lse = -infinity.
+// out = sum of e^(s_j - lse') v_j with lse' = log(sum e^(s_j) + e^sink); the returned lse leaves
+// the sink out. Nothing visible: out = 0, lse = -infinity.
 
 // Scales of quantised caches: value = code * scale. Float32; absent means 1.
 struct KvScales {
   // One element, or [Hkv], or (on reading) [R, Hkv], R being requests; expanded views are fine.
   ConstTensorView k, v;
-  // Of queries that are e4m3, where operations attend to K/V heads: one element, or [Hkv], all heads of
-  // a group sharing a scale.
+  // Of queries that are e4m3, where operations attend to K/V heads: one element, or [Hkv], all
+  // heads of a group sharing a scale.
   ConstTensorView q = {};
 };
 
@@ -101,7 +101,8 @@ struct SplitPolicy {
 
 // Block-sparse visibility (Phi-3-small's): with q block Q = p / block_size (decode: p = L - 1) and
 // key block B = j / block_size, visible iff B > Q - local_blocks or (B + off) % vert_stride == 0,
-// where off = (tp_rank * H + h) * step + 1 for step >= 0, else (tp_rank * Hkv + kv head) * -step + 1.
+// where off = (tp_rank * H + h) * step + 1 for step >= 0, else (tp_rank * Hkv + kv head) * -step +
+// 1.
 struct BlockSparse {
   int32_t local_blocks = 0;
   int32_t vert_stride = 0;  // at most 1: off
@@ -123,8 +124,9 @@ enum class MaskForm : uint8_t {
   kShared,      // [S1, S2] for all
   kPerRequest,  // [B, S1, S2]
   kPerHead,     // [B or 1, H or 1, S1, S2]
-  kRaggedBits,  // u8 [bytes]: requests one after another, row-major q x k bits, little-endian; 1 hides
-  kTemplate,    // [N, N] causal, read as a Toeplitz mask for any length
+  // u8 [bytes]: requests one after another, row-major q x k bits, little-endian; 1 hides.
+  kRaggedBits,
+  kTemplate,  // [N, N] causal, read as a Toeplitz mask for any length
 };
 
 inline constexpr int64_t kUnlimitedTokens = (int64_t{1} << 31) - 1;
@@ -219,16 +221,17 @@ struct ConcatAndCacheMlaArgs {
   ConstTensorView scale;
 };
 
-// amax / divisor of each tensor into float32 outputs: one element (per tensor) or [Hkv] (per head, k
-// and v only). An amax of 0 gives scale 1. Non-finite inputs are left out and flagged.
+// amax / divisor of each tensor into float32 outputs: one element (per tensor) or [Hkv] (per head,
+// k and v only). An amax of 0 gives scale 1. Non-finite inputs are left out and flagged.
 struct ComputeKvScalesArgs {
   ConstTensorView q, k, v;  // [T, H, D], [T, Hkv, D], [T, Hkv, Dv]; q may be absent
   float q_divisor = 200, k_divisor = 200, v_divisor = 100;  // int8 caches use 127
   TensorView q_scale, k_scale, v_scale;
 };
 
-// ComputeKvScales, then ReshapeAndCache of its k and v by its k_scale and v_scale, in one operation: bit for
-// bit what both give one after the other. For caches that are given scales. Without tokens nothing changes.
+// ComputeKvScales, then ReshapeAndCache of its k and v by its k_scale and v_scale, in one
+// operation: bit for bit what both give one after the other. For caches that are given scales.
+// Without tokens nothing changes.
 struct ScaleAndCacheArgs {
   ComputeKvScalesArgs scales;
   ConstTensorView slot_mapping;
@@ -250,12 +253,12 @@ struct QuantizeQueriesArgs {
 
 // --- Dense attention -----------------------------------------------------------------------------
 
-// Row offsets of a plan that cuts decode work into parts of equal size; see metadata/split_planner.h.
+// Row offsets of a plan that cuts decode work into parts of equal size; see split_planner.h.
 struct SplitPlan;
 
 // A split plan in device memory, made there by the backend's planner for one batch: it serves every
-// layer with the same shapes until lengths change, on one stream at a time. `memory` is the caller's;
-// what the plan was made for is filled in by the planner and compared by who uses it.
+// layer with the same shapes until lengths change, on one stream at a time. `memory` is the
+// caller's; what the plan was made for is filled in by the planner and compared by who uses it.
 struct DeviceDecodePlan {
   TensorView memory;  // contiguous, aligned to 16 bytes
   int64_t num_requests = 0, num_heads = 0, num_kv_heads = 0, key_dim = 0, value_dim = 0;
@@ -263,8 +266,8 @@ struct DeviceDecodePlan {
   SplitPolicy split;
 };
 
-// q may be of a float type or e4m3 codes with params.scales.q, whatever the keys are; results are floats
-// then, too.
+// q may be of a float type or e4m3 codes with params.scales.q, whatever the keys are; results are
+// floats then, too.
 
 // One new token per request: q [R, H, D], block_table i32 [R, columns], seq_lens i32 [R] ->
 // out [R, H, Dv], lse [R, H] optional. A row of length 0 gives 0 and -infinity.
@@ -280,9 +283,9 @@ struct PagedDecodeArgs {
   TensorView out, lse;
 };
 
-// The same keys cut into partitions of `partition_tokens` (a multiple of BS), P = ceil(max_seq_len /
-// partition_tokens): max_logits and exp_sums f32 [R, H, P], tmp_out f32 [R, H, P, Dv] divided by its
-// exp_sum. A partition with nothing visible has -infinity, 0, 0. Sinks are for ReduceSplits.
+// The same keys cut into partitions of `partition_tokens` (a multiple of BS), P = ceil(max_seq_len
+// / partition_tokens): max_logits and exp_sums f32 [R, H, P], tmp_out f32 [R, H, P, Dv] divided by
+// its exp_sum. A partition with nothing visible has -infinity, 0, 0. Sinks are for ReduceSplits.
 struct PagedDecodePartialArgs {
   ConstTensorView q;
   ConstKvCacheView cache;
@@ -299,10 +302,10 @@ struct ReduceSplitsArgs {
   TensorView out, lse;  // [R, H, Dv], [R, H]
 };
 
-// Any number of new tokens per request, already stored in the cache: q [T, H, D], query_start_loc i32
-// [R + 1], seq_lens i32 [R], block_table i32 [R, columns] -> out [T, H, Dv], lse [T, H] optional.
-// Requests with no query are skipped. Row i of request b stands at p = L - q_len + i, or at
-// query_positions[row].
+// Any number of new tokens per request, already stored in the cache: q [T, H, D], query_start_loc
+// i32 [R + 1], seq_lens i32 [R], block_table i32 [R, columns] -> out [T, H, Dv], lse [T, H]
+// optional. Requests with no query are skipped. Row i of request b stands at p = L - q_len + i, or
+// at query_positions[row].
 struct PagedPrefillArgs {
   ConstTensorView q;
   ConstKvCacheView cache;
@@ -315,8 +318,8 @@ struct PagedPrefillArgs {
 };
 
 // Keys and values from contiguous tensors: q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv], block-
-// diagonal by query_start_loc and kv_start_loc (absent: the same), or, where only lengths of keys are
-// known, kv_seq_lens i32 [R], whose keys lie one after another. Row i of request b stands at
+// diagonal by query_start_loc and kv_start_loc (absent: the same), or, where only lengths of keys
+// are known, kv_seq_lens i32 [R], whose keys lie one after another. Row i of request b stands at
 // p = kv_len - q_len + i. k and v may be e4m3, both of them, with params.scales as of a cache.
 struct VarlenSelfAttentionArgs {
   ConstTensorView q, k, v;
@@ -337,10 +340,10 @@ struct CascadeArgs {
 // --- MLA -----------------------------------------------------------------------------------------
 
 // Absorbed MLA over a latent cache (any MLA layout): q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or
-// q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request unless query_start_loc is given, then
-// causal. out [T, H, R_kv], lse [T, H].
-// Keys by block_table and seq_lens; or, without a table, contiguous: the cache is one block, of which
-// request b has rows [kv_start_loc[b], kv_start_loc[b + 1]).
+// q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request unless query_start_loc is given,
+// then causal. out [T, H, R_kv], lse [T, H].
+// Keys by block_table and seq_lens; or, without a table, contiguous: the cache is one block, of
+// which request b has rows [kv_start_loc[b], kv_start_loc[b + 1]).
 struct MlaDecodeArgs {
   ConstTensorView q_lat, q_pe;
   ConstKvCacheView cache;
@@ -379,7 +382,8 @@ struct SparseMlaPrefillArgs {
   TensorView out, max_logits, lse;
 };
 
-// --- Choosing and compressing rows ----------------------------------------------------------------
+// --- Choosing and compressing rows
+// ----------------------------------------------------------------
 
 // Stores k [T, Di] as rows of an indexer's cache at slot_mapping i64 [n], n <= T; slots < 0 are
 // skipped, distinct tokens need distinct slots. Planar rows get a scale each, by default rounded up
@@ -392,11 +396,11 @@ struct CacheIndexKeysArgs {
 };
 
 // The rows of an indexer's cache that each token reads: of the rows [0, (p + 1) / ratio) of its
-// request the K with the largest sum over heads h of w_h * max(0, q_h . k), ascending; ties go to the
-// lower row, a NaN counts as -infinity. q [T, Hi, Di] (codes: scales are folded into the weights),
-// weights f32 [T, Hi]; batch as in PagedPrefill, the block table in blocks of rows -> indices i32
-// [T, K], -1 behind the chosen ones, lens i32 [T]. Indices are slots, also of any other cache with
-// this block table and block size; or row numbers.
+// request the K with the largest sum over heads h of w_h * max(0, q_h . k), ascending; ties go to
+// the lower row, a NaN counts as -infinity. q [T, Hi, Di] (codes: scales are folded into the
+// weights), weights f32 [T, Hi]; batch as in PagedPrefill, the block table in blocks of rows ->
+// indices i32 [T, K], -1 behind the chosen ones, lens i32 [T]. Indices are slots, also of any other
+// cache with this block table and block size; or row numbers.
 struct IndexTopkArgs {
   ConstTensorView q, weights;
   ConstIndexCacheView cache;
@@ -408,14 +412,15 @@ struct IndexTopkArgs {
 };
 
 // DeepSeek V4's compressor. First the states of the step's tokens are stored: kv | score + bias[p %
-// ratio], each [T, C * D], as rows f32 [NB, BS, 2 * C * D] at slot_mapping i64 [n], n <= T. Then each
-// token that completes a row, (p + 1) % ratio == 0, combines the last C * ratio states through the
-// block table: per column the softmax of the scores over tokens weights kv. C is 2 with overlap: the
-// older `ratio` tokens contribute their first D columns, the newest their last; else 1. Positions
-// below 0 are left out. RMS norm with norm_weight f32 [D], if given, then rotation of the last R
-// columns by the row's first position p + 1 - ratio: pairs of neighbours, cos_sin f32 [P, R] holding
-// R / 2 cosines, then as many sines, per position, if given. Rows of out [T, D] are written for tokens
-// that complete one only.
+// ratio], each [T, C * D], as rows f32 [NB, BS, 2 * C * D] at slot_mapping i64 [n], n <= T. Then
+// each token that completes a row, (p + 1) % ratio == 0, combines the last C * ratio states through
+// the block table: per column the softmax of the scores over tokens weights kv. C is 2 with
+// overlap: the older `ratio` tokens contribute their first D columns, the newest their last; else
+// 1. Positions below 0 are left out. RMS norm with norm_weight f32 [D], if given, then rotation of
+//    the last R
+// columns by the row's first position p + 1 - ratio: pairs of neighbours, cos_sin f32 [P, R]
+// holding R / 2 cosines, then as many sines, per position, if given. Rows of out [T, D] are written
+// for tokens that complete one only.
 struct CompressTokensArgs {
   ConstTensorView kv, score;
   ConstTensorView bias;  // f32 [ratio, C * D] or absent
@@ -433,8 +438,8 @@ struct CompressTokensArgs {
 // --- States --------------------------------------------------------------------------------------
 
 // n-ary merge of attention states: outs [n, T, H, Dv], lses f32 [n, T, H] -> out, lse. Rows at or
-// past tokens_with_context (if >= 0) copy the last state. Sinks are applied after the merge. out may
-// be one of the states.
+// past tokens_with_context (if >= 0) copy the last state. Sinks are applied after the merge. out
+// may be one of the states.
 struct MergeStatesArgs {
   ConstTensorView outs, lses;
   int64_t tokens_with_context = -1;
@@ -458,9 +463,9 @@ struct GatherCacheArgs {
 
 // --- CacheBlend ----------------------------------------------------------------------------------
 
-// The tokens whose values deviate most: diff_t = sum of (v_new - v_old)^2 for t < n - suffix_len; the
-// k = floor(ratio * (n - suffix_len) + 1e-6) largest, ties to the lower index, NaN first; ascending,
-// then the suffix. v_new, v_old [n, Hkv, D]; imp i32 [at least k + suffix_len].
+// The tokens whose values deviate most: diff_t = sum of (v_new - v_old)^2 for t < n - suffix_len;
+// the k = floor(ratio * (n - suffix_len) + 1e-6) largest, ties to the lower index, NaN first;
+// ascending, then the suffix. v_new, v_old [n, Hkv, D]; imp i32 [at least k + suffix_len].
 struct SelectHkvdArgs {
   ConstTensorView v_new, v_old;
   double ratio = 0.16;
@@ -476,8 +481,9 @@ struct FuseKvArgs {
   TensorView k_old, v_old;
 };
 
-// out[r] = in[index[r]], bit by bit: rows of any type and of rank 0 to 2, which go on as queries or are
-// compared. in [n, ...], index i32 [M], out [M, ...] of the same type; a row may be taken repeatedly.
+// out[r] = in[index[r]], bit by bit: rows of any type and of rank 0 to 2, which go on as queries or
+// are compared. in [n, ...], index i32 [M], out [M, ...] of the same type; a row may be taken
+// repeatedly.
 struct GatherRowsArgs {
   ConstTensorView in, index;
   TensorView out;

@@ -124,8 +124,8 @@ struct BackendConfig {
   DType q_dtype = DType::kBF16;
   DType cache_dtype = DType::kBF16;
   std::optional<KvLayout> layout = {};  // absent: whichever the backend likes
-  // What the cache's vectors are; of formats with scales cache_dtype is that of the codes, of packed ones
-  // and of latent records kU8.
+  // What the cache's vectors are; of formats with scales cache_dtype is that of the codes, of
+  // packed ones and of latent records kU8.
   KvRowFormat row_format = KvRowFormat::kElements;
   int64_t head_size = 128;
   int64_t value_head_size = 0;              // 0: as head_size
@@ -140,9 +140,9 @@ struct BackendConfig {
   friend bool operator==(const BackendConfig&, const BackendConfig&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const BackendConfig& c) {
-    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.row_format, c.head_size,
-                      c.value_head_size, c.num_heads, c.num_kv_heads, c.block_size, c.type,
-                      c.features, c.graph_level, c.device.kind, c.device.ordinal,
+    return H::combine(std::move(h), c.op, c.q_dtype, c.cache_dtype, c.layout, c.row_format,
+                      c.head_size, c.value_head_size, c.num_heads, c.num_kv_heads, c.block_size,
+                      c.type, c.features, c.graph_level, c.device.kind, c.device.ordinal,
                       c.compute_capability);
   }
 };
@@ -182,7 +182,8 @@ class KvScaleState {
       : q_scale_(q_scale), k_scale_(k_scale), v_scale_(v_scale) {}
 
   // The first call with tokens runs ComputeKvScales of `ops` on args.q, k, v and the divisors, with
-  // this state's buffers as outputs; if it fails, the state stays as it was. Later calls do nothing.
+  // this state's buffers as outputs; if it fails, the state stays as it was. Later calls do
+  // nothing.
   absl::Status ComputeOnce(const AttentionOps& ops, const ExecContext& context,
                            ComputeKvScalesArgs args);
 
@@ -211,8 +212,8 @@ enum class CascadeChoice : uint8_t {
   kAlways,
 };
 
-// A sparse layer has more caches than its own, which other groups may manage. Empty: it has none of these,
-// or nobody asks for it by name.
+// A sparse layer has more caches than its own, which other groups may manage. Empty: it has none of
+// these, or nobody asks for it by name.
 struct SparseCacheNames {
   std::string compressed = {}, index = {};    // V4's compressed rows, the indexer's keys
   std::string states = {}, index_states = {};  // of the compressors of both
@@ -240,7 +241,8 @@ struct SparseConfig {
   bool compresses() const { return compress_ratio > 1; }
   int64_t parts() const { return overlap ? 2 : 1; }
 
-  // As LayerConfig::row_format, of the compressed rows: V4.1's are of 4 bits where its window has 8.
+  // As LayerConfig::row_format, of the compressed rows: V4.1's are of 4 bits where its window has
+  // 8.
   std::optional<KvRowFormat> compressed_row_format = {};
   // The layer's other caches as metadata and KV connectors know them, see SparseCacheNames.
   SparseCacheNames names = {};
@@ -269,13 +271,13 @@ struct LayerConfig {
   // and gives the default scale. 0: no MLA.
   int64_t latent_rank = 0, rotary_dim = 0;
 
-  // If enabled, an MLA layer of backends/sparse_mla_layer.h. V4's latent_rank and rotary_dim (448 and
-  // 64 of kMlaFp8_584; the whole row and 0 of plain rows) make up its rows, whose value_head_size is
-  // all of them; `window` is required there.
+  // If enabled, an MLA layer of backends/sparse_mla_layer.h. V4's latent_rank and rotary_dim (448
+  // and 64 of kMlaFp8_584; the whole row and 0 of plain rows) make up its rows, whose
+  // value_head_size is all of them; `window` is required there.
   SparseConfig sparse = {};
 
-  // What the vectors of its cache are. Set: made only if the backend has it and the head sizes fit, and
-  // caches of another format are refused. Absent: whatever a call's cache says.
+  // What the vectors of its cache are. Set: made only if the backend has it and the head sizes fit,
+  // and caches of another format are refused. Absent: whatever a call's cache says.
   std::optional<KvRowFormat> row_format = {};
 
   // The layer whose cache this one reads; it then stores nothing itself. Empty: its own.
@@ -285,8 +287,9 @@ struct LayerConfig {
   KvScales scales = {};
   KvScaleState* scale_state = nullptr;
   ComputeKvScalesArgs scale_divisors = {};  // only its divisors are read
-  // Over an e4m3 cache, and where the backend takes them, queries become e4m3 codes of scales.q, or of
-  // the state's, one element, in LayerTensors::q_codes. Queries that come in codes have that scale, too.
+  // Over an e4m3 cache, and where the backend takes them, queries become e4m3 codes of scales.q, or
+  // of the state's, one element, in LayerTensors::q_codes. Queries that come in codes have that
+  // scale, too.
   bool quantize_queries = false;
 
   // Batches whose metadata has a common prefix are computed as a cascade, if the layer's features
@@ -303,11 +306,12 @@ struct LayerConfig {
 // LayerHooks: what a KV connector hangs around the attention of each layer.
 //
 // Called by layers, per layer and step: WaitForLayer before the first access to the layer's cache,
-// SaveLayer after its stores and attention are done or enqueued, and only if they succeeded. Sparse layers
-// have several caches (SparseCacheNames): each is waited for by its name before the first access to any,
-// and saved, index keys and states of compressors by SaveBlocks, with the metadata of its own group.
-// None is called without batch metadata (profiling) or without connector metadata. A wait that fails
-// ends the layer with its status before anything runs, a save that fails before the next.
+// SaveLayer after its stores and attention are done or enqueued, and only if they succeeded. Sparse
+// layers have several caches (SparseCacheNames): each is waited for by its name before the first
+// access to any, and saved, index keys and states of compressors by SaveBlocks, with the metadata
+// of its own group. None is called without batch metadata (profiling) or without connector
+// metadata. A wait that fails ends the layer with its status before anything runs, a save that
+// fails before the next.
 
 class LayerHooks {
  public:
@@ -360,8 +364,8 @@ struct BackendSupport {
   int32_t end_compute_capability = INT32_MAX;  // below it
 };
 
-// The reasons against the row format of a configuration: that it is not built, or does not go with the
-// cache's type, layout or head sizes. Layers that declare a format are refused for them, too.
+// The reasons against the row format of a configuration: that it is not built, or does not go with
+// the cache's type, layout or head sizes. Layers that declare a format are refused for them, too.
 std::vector<Reason> CheckRowFormat(const BackendSupport& support, const BackendConfig& config);
 
 // All reasons against a configuration, in the order of the members; none if it can be done.
@@ -395,8 +399,8 @@ class AttentionImpl {
   virtual ~AttentionImpl() = default;
   virtual const LayerConfig& config() const = 0;
   // Waits for the layer's load, stores the step's keys and values, attends, and hands the layer's
-  // blocks on to be saved. `metadata` null: a profiling run, which fills out with zeros and calls no
-  // hook.
+  // blocks on to be saved. `metadata` null: a profiling run, which fills out with zeros and calls
+  // no hook.
   virtual absl::Status Forward(const ExecContext& context, const LayerTensors& tensors,
                                const CommonAttentionMetadata* metadata) const = 0;
 };

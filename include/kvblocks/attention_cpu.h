@@ -65,18 +65,18 @@ inline int NumThreads(const ThreadPool* pool) { return pool == nullptr ? 1 : poo
 // per thread; copies allocate nothing.
 //
 // SelectHkvd ranks a NaN among the differences as +infinity and sets kNonFiniteInput; a prefix that
-// is selected at some ratio is selected at every larger one. Cost: O(n * Hkv * D), and O(n) expected
-// for the selection plus its sort. RotateKeys copies columns past rotary_dim, and rows that are
-// rotated by nothing; in place every call rotates once more.
+// is selected at some ratio is selected at every larger one. Cost: O(n * Hkv * D), and O(n)
+// expected for the selection plus its sort. RotateKeys copies columns past rotary_dim, and rows
+// that are rotated by nothing; in place every call rotates once more.
 
 class HostOps : public AttentionOps {
  public:
   KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_RUN)
 
  protected:
-#define KVBLOCKS_REFUSE_ON_HOST(Op)                                                      \
-  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const final {   \
-    return context.device.on_host() ? attention::Check(context, args) : NotOnHost(context.device);  \
+#define KVBLOCKS_REFUSE_ON_HOST(Op)                                                                \
+  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const final {              \
+    return context.device.on_host() ? attention::Check(context, args) : NotOnHost(context.device); \
   }
   KVBLOCKS_ATTENTION_OPS(KVBLOCKS_REFUSE_ON_HOST)
 #undef KVBLOCKS_REFUSE_ON_HOST
@@ -118,8 +118,8 @@ const AttentionOps& Cpu();
 // Inputs are converted exactly, 8-bit caches are code * scale. Per (token, head): the exact maximum
 // of the scores, then exponentials and the value sum in key order; one rounding to the output type,
 // to nearest even. Any head size, group, block size and cache layout. Results depend neither on the
-// threads nor on the batch. Cost: about a nanosecond per multiplication, and memory for the scores of
-// up to 64 rows per thread.
+// threads nor on the batch. Cost: about a nanosecond per multiplication, and memory for the scores
+// of up to 64 rows per thread.
 
 class CpuReferenceOps : public HostOps {
  public:

@@ -75,25 +75,28 @@ class AttentionLayer : public AttentionImpl {
 // SparseMlaLayer: MLA over lists of rows: DeepSeek V3.2 and V4, made by MakeImpl from a LayerConfig
 // whose `sparse` is enabled.
 //
-//   V3.2  an indexer with a cache of its own, in the blocks of the latent cache, chooses `topk` rows.
+//   V3.2  an indexer with a cache of its own, in the blocks of the latent cache, chooses `topk`
+//   rows.
 //   V4    a window cache (LayerTensors::cache, the metadata given to Forward) is read whole, and by
 //         compress_ratio: 1 nothing else; with an indexer (ratio 4) the compressed rows that it
 //         chooses; without (ratio 128) all that are complete. Sinks are those of the config.
 //
 // Forward, in order: the step's rows into the cache; states of the tokens, and the rows that they
-// complete, into the compressed caches; the indexer's choice; attention. What a step needs of earlier
-// ones lies in the caches and the states, so chunks may end anywhere, prefixes may be found computed,
-// and decodes are chunks of one. All operations are checked before the first runs.
+// complete, into the compressed caches; the indexer's choice; attention. What a step needs of
+// earlier ones lies in the caches and the states, so chunks may end anywhere, prefixes may be found
+// computed, and decodes are chunks of one. All operations are checked before the first runs.
 //
-// A KV connector's hooks are called for each of the layer's caches by SparseCacheNames (layer_hooks.h);
-// with hooks all that it has must be named. Caches may have latent records as rows, the window and the
-// compressed rows of different formats: V4.1's kMlaV41 and kMlaV41Fp4, V3.2's kMlaNvfp4.
+// A KV connector's hooks are called for each of the layer's caches by SparseCacheNames
+// (layer_hooks.h); with hooks all that it has must be named. Caches may have latent records as
+// rows, the window and the compressed rows of different formats: V4.1's kMlaV41 and kMlaV41Fp4,
+// V3.2's kMlaNvfp4.
 //
 // Queries are rotated by who calls, as keys are; V4's output is to be turned back there, too.
-// Masks, quantised outputs, and what else other layers can and this one cannot is refused. Thread-compatible; nothing is allocated per step.
+// Masks, quantised outputs, and what else other layers can and this one cannot is refused.
+// Thread-compatible; nothing is allocated per step.
 
-// Memory that sparse layers work in, on the tensors' device; one for all layers of a stream. The lists
-// are the same for all layers of a step that agree in what they are made from.
+// Memory that sparse layers work in, on the tensors' device; one for all layers of a stream. The
+// lists are the same for all layers of a step that agree in what they are made from.
 struct SparseWork {
   TensorView window_slots, window_lens;  // V4: i32 [T, window], [T]
   TensorView all_slots, all_lens;        // V4 without indexer: i32 [T, rows], [T]
@@ -132,9 +135,9 @@ struct SparseTensors {
   const CommonAttentionMetadata* states = nullptr;  // of the group of both states
 };
 
-// Fills the lists of a step, once for all layers alike: those of windows and of all compressed rows.
-// `window` and `compressed` (with positions) are the metadata of their groups, the latter null for
-// layers with a window only. Nothing to do for V3.2.
+// Fills the lists of a step, once for all layers alike: those of windows and of all compressed
+// rows. `window` and `compressed` (with positions) are the metadata of their groups, the latter
+// null for layers with a window only. Nothing to do for V3.2.
 absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext& context,
                               const LayerConfig& layer, const CommonAttentionMetadata& window,
                               const CommonAttentionMetadata* compressed, const SparseWork& work);
@@ -167,9 +170,9 @@ class SparseMlaLayer : public AttentionImpl {
 // UnifiedAttention: attention of a layer by its name, the one call that model code makes.
 //
 // A ForwardContext holds the layers with their caches, and the metadata of the step. A layer that
-// shares the cache of another reads that one's. The layer calls the connector's hooks. Sparse layers
-// have further caches, which AddLayer takes as well, and whose metadata is found by their names
-// (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build.
+// shares the cache of another reads that one's. The layer calls the connector's hooks. Sparse
+// layers have further caches, which AddLayer takes as well, and whose metadata is found by their
+// names (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build.
 // Writes `out` and the cache, never q, k or v: see kUnifiedAttentionMutates. Cost: a look-up per
 // name. Thread-compatible.
 
@@ -182,8 +185,8 @@ class ForwardContext {
   using Metadata =
       std::variant<const CommonAttentionMetadata*, MetadataByLayer, std::vector<MetadataByLayer>>;
 
-  // AlreadyExists if the name is taken. `sparse`, of sparse layers only: its work, caches and states;
-  // the rest is a call's.
+  // AlreadyExists if the name is taken. `sparse`, of sparse layers only: its work, caches and
+  // states; the rest is a call's.
   absl::Status AddLayer(std::unique_ptr<AttentionImpl> layer, KvCacheView cache,
                         const SparseTensors& sparse = {});
   // Metadata must stay alive during calls.
@@ -217,8 +220,8 @@ class ForwardContext {
   LayerHooks* hooks_ = nullptr;
 };
 
-// What model code hands to a sparse layer besides q, k and v: SparseTensors has the shapes. What the
-// layer has no use for is absent.
+// What model code hands to a sparse layer besides q, k and v: SparseTensors has the shapes. What
+// the layer has no use for is absent.
 struct SparseInputs {
   ConstTensorView index_q = {}, index_weights = {}, index_k = {};
   ConstTensorView compress_kv = {}, compress_score = {};              // of the rows' compressor

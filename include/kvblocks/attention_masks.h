@@ -61,8 +61,8 @@ struct WindowMaskSpec {
   int64_t pre_tokens = kUnlimitedTokens;
 };
 
-// What a rank holds of a prompt of num_tokens that is cut as ShardRows (metadata/context_parallel.h)
-// says.
+// What a rank holds of a prompt of num_tokens that is cut as ShardRows
+// (metadata/context_parallel.h) says.
 struct ContextParallelShard {
   int64_t num_tokens = 0;
   int32_t num_ranks = 1;
@@ -239,8 +239,8 @@ class MaskCaptureScope {
 // that asks for explicit masks, AttachMasks fills the metadata's MaskRefs once per step: generation
 // gets the split-fuse template, pooling a causal bool mask as a template, windowed layers a window
 // template besides; a non-causal step gets none, because a causal template would hide what it must
-// see. A configured custom mask is attached for every backend, and so is one that shows the sink rows
-// of a group with a window, which no window would. ChooseMask then picks per layer:
+// see. A configured custom mask is attached for every backend, and so is one that shows the sink
+// rows of a group with a window, which no window would. ChooseMask then picks per layer:
 // custom before window before standard.
 //
 // Cost of a custom mask: while all requests fit in kLongestWholeMask positions, the whole mask is

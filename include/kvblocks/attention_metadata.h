@@ -49,13 +49,14 @@ struct BatchInput {
 //
 // Rank (p / I) % N keeps the token at position p, I being the interleave and N the number of ranks,
 // as row p / (N * I) * I + p % I of the request in its cache. So a request's rows on a rank have no
-// gaps, and a block id of the manager, which covers N * B tokens, is a block of B rows on each rank.
-// This is how vLLM 0.33 spreads tokens (cp_kv_cache_interleave_size).
+// gaps, and a block id of the manager, which covers N * B tokens, is a block of B rows on each
+// rank. This is how vLLM 0.33 spreads tokens (cp_kv_cache_interleave_size).
 //
 // A step on rank r, with metadata of its own builder (KvGroupConfig::context_parallel):
 //   gather   the queries of all heads that the ranks have between them
 //   store    new keys and values by slot_mapping, which is -1 for tokens of other ranks
-//   attend   to the rows that were there before the step, local_context_lens of them: all are before
+//   attend   to the rows that were there before the step, local_context_lens of them: all are
+//   before
 //            every query, so there is no causal rule -> a state (out, lse) per rank
 //   attend   causally to the step's own keys and values, without a cache -> one more state
 //   merge    the N + 1 states (MergeStates), then sinks, once
@@ -109,8 +110,9 @@ struct ShardRows {
 
 // The rows of a batch that each rank of prefill context parallelism computes.
 //
-// The new tokens of a request are cut as ShardRows says, and decodes go to the ranks in turn. All ranks' rows are padded to the same number, num_rows, as a gather
-// wants them: row i of rank r lands in row r * num_rows + i of what was gathered.
+// The new tokens of a request are cut as ShardRows says, and decodes go to the ranks in turn. All
+// ranks' rows are padded to the same number, num_rows, as a gather wants them: row i of rank r
+// lands in row r * num_rows + i of what was gathered.
 //
 //   shard.Build(meta, num_ranks, rank);
 //   mine = gather(x, shard.rows());                  // -1: padding
@@ -120,8 +122,8 @@ struct ShardRows {
 // Host memory; O(R * N + T). Views are good until the next Build; one that fails changes nothing.
 class PrefillShard {
  public:
-  // InvalidArgument for ranks that there are not, ResourceExhausted if rows of all ranks together do
-  // not fit in int32.
+  // InvalidArgument for ranks that there are not, ResourceExhausted if rows of all ranks together
+  // do not fit in int32.
   absl::Status Build(const CommonAttentionMetadata& meta, int32_t num_ranks, int32_t rank);
 
   int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
@@ -194,8 +196,8 @@ absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int
 void FillSinkSlots(const KvGroupConfig& config, int64_t* slots);
 
 // The slots of a request's new tokens: -1 in the null block, for tokens that complete no row of
-// a compressed cache, and for those of other ranks. REQUIRES: a checked config, ids that cover the request, one slot per new
-// token.
+// a compressed cache, and for those of other ranks. REQUIRES: a checked config, ids that cover the
+// request, one slot per new token.
 void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
                const RequestInput& request, int64_t* slots);
 
@@ -333,7 +335,8 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
 // Padding tokens get length 0 and -1 throughout, so that nothing stale is left. Cost: O(T * W).
 
 // Host tensors: query_start_loc i32 [R + 1], seq_lens i32 [R], block_table i32 [R or more, columns]
-// -> indices i32 [T or more, sink_rows + W], lens i32 [T or more]. Lengths and tables count sink rows.
+// -> indices i32 [T or more, sink_rows + W], lens i32 [T or more]. Lengths and tables count sink
+// rows.
 struct WindowIndicesArgs {
   int64_t window = 0;
   int64_t sink_rows = 0;
@@ -566,8 +569,8 @@ class AttentionMetadataBuilder {
 //
 // A set's metadata never changes: it describes the size filled to the brim, every length at its
 // bound. Update rewrites what its views point to: the step's rows, and behind them padding, which
-// has slot -1, length 0 and the last query_start_loc again, so that kernels store nothing and attend
-// to nothing. Views of all sets begin at the same addresses.
+// has slot -1, length 0 and the last query_start_loc again, so that kernels store nothing and
+// attend to nothing. Views of all sets begin at the same addresses.
 //
 // Sets are for backends whose kernels read lengths on the device. A graph of one query length
 // (uniform_query_len > 0) serves decodes, all of that many tokens; with 0 any step fits, and layers
@@ -629,8 +632,8 @@ class GraphParameters {
 
 // The tokens that a step feeds to the model, and the rows whose logits it samples from.
 //
-// An engine keeps a row of token ids per request, prompt and output. With asynchronous scheduling it
-// launches a step before it has seen what the last one sampled: those ids, and draft tokens of
+// An engine keeps a row of token ids per request, prompt and output. With asynchronous scheduling
+// it launches a step before it has seen what the last one sampled: those ids, and draft tokens of
 // speculation, are on the device only, and are put in there. So the next token of a request that
 // took part in the last step is read from `sampled`, its drafts from `drafts`.
 //
@@ -646,9 +649,9 @@ class GraphParameters {
 // without logits_start_loc n_b is 1, and requests without tokens come last.
 //
 // last_rows[b] >= 0 is the request's row in the last step, whose results are on the device only:
-// token q_b - n_b is sampled[last_rows[b]][0], and the k-th draft behind it drafts[last_rows[b]][k],
-// if there are drafts. All other tokens, those of drafts that the host knows included, are
-// token_ids[request_rows[b]][position].
+// token q_b - n_b is sampled[last_rows[b]][0], and the k-th draft behind it
+// drafts[last_rows[b]][k], if there are drafts. All other tokens, those of drafts that the host
+// knows included, are token_ids[request_rows[b]][position].
 //
 // Padding behind the last token has id 0 and position 0; logits_indices behind the last row repeat
 // it, so that whatever they select can be read.

@@ -12,8 +12,8 @@
 // Checked<Args>: arguments of one operation that a backend has looked at and accepted, with the
 // context to run it in.
 //
-// Only AttentionOps::Check makes one, so what takes a Checked need not look again. It refers to both
-// and copies neither: they must outlive it and stay as they are.
+// Only AttentionOps::Check makes one, so what takes a Checked need not look again. It refers to
+// both and copies neither: they must outlive it and stay as they are.
 
 namespace kvblocks::attention {
 
@@ -140,7 +140,8 @@ class AttentionOps {
   }
 
  protected:
-  // Why the backend does not take the arguments, OK if it does: checks.h, and what it has of its own.
+  // Why the backend does not take the arguments, OK if it does: checks.h, and what it has of its
+  // own.
 #define KVBLOCKS_DECLARE_REFUSE(Op)                                                     \
   virtual absl::Status Refuse(const ExecContext& context, const Op##Args& args) const { \
     return attention::Check(context, args);                                             \

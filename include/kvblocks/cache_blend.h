@@ -22,19 +22,20 @@
 //
 // A session says, layer by layer, what of the prompt exists already: the first
 // `num_computed_tokens` tokens, a prefix-cache hit, are in the paged cache and only looked at; then
-// come rows of chunks, whose K and V were made when each chunk was prefilled alone; then the suffix,
-// which is always computed. RunBlend (blend_run.h) prefills what is not computed, recomputing of the
-// chunks only the tokens that deviate most.
+// come rows of chunks, whose K and V were made when each chunk was prefilled alone; then the
+// suffix, which is always computed. RunBlend (blend_run.h) prefills what is not computed,
+// recomputing of the chunks only the tokens that deviate most.
 //
 // Layers go through states (StateOf): kFullPrefill before the first check layer, where all rows are
-// computed; kCheck at a check layer, where the rows that came so far are projected, their new K and V
-// replace the old ones, and those that deviate most, with the suffix, go on as queries; kReuse at all
-// others, where only rows that went on are projected and the rest keep the K and V of their chunks.
-// Each check selects among the rows that the one before left, so its ratio must not be larger.
+// computed; kCheck at a check layer, where the rows that came so far are projected, their new K and
+// V replace the old ones, and those that deviate most, with the suffix, go on as queries; kReuse at
+// all others, where only rows that went on are projected and the rest keep the K and V of their
+// chunks. Each check selects among the rows that the one before left, so its ratio must not be
+// larger.
 //
 // A session keeps views, not copies: memory of K and V, on the host or a device, must outlive its
-// runs. It is only read by them, so runs can be repeated, and sessions of a batch share nothing. Not
-// thread-safe while chunks are added. Cost: O(tokens + chunks * layers) bytes of its own.
+// runs. It is only read by them, so runs can be repeated, and sessions of a batch share nothing.
+// Not thread-safe while chunks are added. Cost: O(tokens + chunks * layers) bytes of its own.
 
 namespace kvblocks::attention {
 
@@ -56,7 +57,8 @@ enum class BlendMask : uint8_t {
 
 // What a run stores in layers that reuse chunks.
 enum class BlendStore : uint8_t {
-  kAllRows,  // the rows of the chunks, rotated to their positions, and the recomputed ones over them
+  // The rows of the chunks, rotated to their positions, and the recomputed ones over them.
+  kAllRows,
   // The recomputed ones. The cache holds those of the chunks already, rotated to their positions.
   kNewRows,
 };
@@ -105,8 +107,8 @@ struct BlendPiece {
 
 class BlendSession {
  public:
-  // The first `num_computed_tokens` of the prompt are in the cache: hits of the block manager. A hit
-  // may end inside a chunk.
+  // The first `num_computed_tokens` of the prompt are in the cache: hits of the block manager. A
+  // hit may end inside a chunk.
   static absl::StatusOr<BlendSession> Create(const BlendConfig& config,
                                              int64_t num_computed_tokens = 0);
 
@@ -149,18 +151,19 @@ absl::Status CheckBlendModel(const BlendConfig& config);
 
 // BlendWork: the memory that a blended prefill works in, on the device that it runs on.
 //
-// One stretch of bytes from the caller holds everything; nothing else is allocated on a device. What
-// depends on which rows are selected (their hidden rows, queries, positions, slots) has two places
-// each: a selection gathers from one into the other. The integers are made on the host and copied
-// once per run: how many rows go on in each layer follows from the ratios, so nothing is read back.
+// One stretch of bytes from the caller holds everything; nothing else is allocated on a device.
+// What depends on which rows are selected (their hidden rows, queries, positions, slots) has two
+// places each: a selection gathers from one into the other. The integers are made on the host and
+// copied once per run: how many rows go on in each layer follows from the ratios, so nothing is
+// read back.
 
 // The largest batch: its requests, their new tokens, and the longest of them.
 struct BlendBounds {
   int64_t max_num_reqs = 0, max_num_tokens = 0, max_seq_len = 0;
 };
 
-// Bytes to provide for a batch within the bounds. InvalidArgument for negative ones, or more than 2^63
-// bytes.
+// Bytes to provide for a batch within the bounds. InvalidArgument for negative ones, or more than
+// 2^63 bytes.
 absl::StatusOr<int64_t> BlendWorkBytes(const BlendConfig& config, const BlendBounds& bounds);
 
 // What travels with a row from layer to layer.
@@ -183,32 +186,33 @@ struct BlendWork {
   TensorView integers;  // i32, copied from the host
 };
 
-// `memory`: dense u8[n], aligned to 16 bytes, at least BlendWorkBytes. ResourceExhausted if it is less.
+// `memory`: dense u8[n], aligned to 16 bytes, at least BlendWorkBytes. ResourceExhausted if it is
+// less.
 absl::StatusOr<BlendWork> MakeBlendWork(const BlendConfig& config, const BlendBounds& bounds,
                                         const TensorView& memory);
 
 // RunBlend: one step of a batch in which some requests prefill prompts of chunks (BlendSession) and
-// the others are as ever: decodes, whole prompts, chunks of prompts. One call per layer and operation
-// serves all of them, over the paged cache of the block manager.
+// the others are as ever: decodes, whole prompts, chunks of prompts. One call per layer and
+// operation serves all of them, over the paged cache of the block manager.
 //
 // Per layer: the rows that are still there are projected; K of the reused chunk rows is rotated by
 // the difference between where it stands and what it was rotated for, from the chunk's memory into
-// the work memory, never in place, so nothing is rotated twice; the cache takes old rows first and new
-// ones over them; at a check layer rows are selected and taken along; then all rows attend through
-// the block table, each to the keys up to its own position (BlendMask::kByPosition), those of a
-// prefix-cache hit among them. Blocks of the hit are read only.
+// the work memory, never in place, so nothing is rotated twice; the cache takes old rows first and
+// new ones over them; at a check layer rows are selected and taken along; then all rows attend
+// through the block table, each to the keys up to its own position (BlendMask::kByPosition), those
+// of a prefix-cache hit among them. Blocks of the hit are read only.
 //
 // With ratio 1 the result is the full prefill, bit for bit where the model and the operations treat
 // rows one by one; with ratio 0 only the suffix is computed behind the check layer. Results of a
 // request do not depend on the others. What a blend leaves in the cache is not what a full prefill
 // would: no other request may hit blocks with such rows. Make the request with
-// skip_writing_prefix_cache, which holds for all of its steps, decodes included; a run is refused if
-// the prefix cache has a block that the session writes (BlendStep::num_registered_tokens).
+// skip_writing_prefix_cache, which holds for all of its steps, decodes included; a run is refused
+// if the prefix cache has a block that the session writes (BlendStep::num_registered_tokens).
 //
-// On a device everything stays there: nothing is read back, and one copy of integers goes to it before
-// the first layer. The run itself enqueues operations and calls the model; BlendStep says whose the
-// memory is. All layers are of one KV group. Bad input is refused before the first call of the model;
-// an error of the model or an operation leaves the step's own slots unspecified.
+// On a device everything stays there: nothing is read back, and one copy of integers goes to it
+// before the first layer. The run itself enqueues operations and calls the model; BlendStep says
+// whose the memory is. All layers are of one KV group. Bad input is refused before the first call
+// of the model; an error of the model or an operation leaves the step's own slots unspecified.
 
 // What a run tells who measures it. On a device these are moments of the stream: record an event.
 enum class BlendMoment : uint8_t {
@@ -216,7 +220,8 @@ enum class BlendMoment : uint8_t {
   kSelectionBegins,  // of all sessions that check in the layer
   kSelectionEnds,
   kLayerEnds,
-  kHiddenRowsAreThere,  // behind the last layer: what remains of the time to first token is the head
+  // Behind the last layer: what remains of the time to first token is the head.
+  kHiddenRowsAreThere,
 };
 
 // The model, a layer at a time. Rows of all requests follow each other.
@@ -225,8 +230,8 @@ struct BlendModel {
   std::function<absl::Status(int layer, const ConstTensorView& hidden, const TensorView& q,
                              const TensorView& k, const TensorView& v)>
       project;
-  // PagedPrefill of rotated queries; args come with scale D^-1/2, causal, the scales of the cache, and
-  // the position of every row.
+  // PagedPrefill of rotated queries; args come with scale D^-1/2, causal, the scales of the cache,
+  // and the position of every row.
   std::function<absl::Status(int layer, const PagedPrefillArgs& args)> attend;
   // Adds to hidden [rows, E] what the layer makes of attention [rows, H, D].
   std::function<absl::Status(int layer, const ConstTensorView& attention, const TensorView& hidden)>
@@ -247,17 +252,17 @@ struct BlendStep {
   // By row of the metadata; null: a request whose rows are all computed in every layer. A session's
   // request has all tokens behind its computed ones in this step.
   absl::Span<const BlendSession* const> sessions;
-  // By row of the metadata, if there is a session: so many first tokens of the request have blocks that
-  // others may hit (KvCacheManager::GetNumRegisteredTokens; 0 without a prefix cache). Of a session's
-  // request they may not reach behind its computed tokens; other rows are not looked at.
+  // By row of the metadata, if there is a session: so many first tokens of the request have blocks
+  // that others may hit (KvCacheManager::GetNumRegisteredTokens; 0 without a prefix cache). Of a
+  // session's request they may not reach behind its computed tokens; other rows are not looked at.
   absl::Span<const int64_t> num_registered_tokens;
   absl::Span<const BlendLayer> layers;
   ConstTensorView hidden;  // [T, E]: embeddings of the step's tokens; not changed
-  // u8, BlendWorkBytes of it, aligned to 16 bytes. May be absent on the host: the result then owns what
-  // the run allocates.
+  // u8, BlendWorkBytes of it, aligned to 16 bytes. May be absent on the host: the result then owns
+  // what the run allocates.
   TensorView work;
-  // Copies to the device in the order of the stream, and returns when `from` may be reused. Needed on
-  // devices only.
+  // Copies to the device in the order of the stream, and returns when `from` may be reused. Needed
+  // on devices only.
   std::function<absl::Status(std::byte* to, absl::Span<const std::byte> from)> upload = {};
 };
 

@@ -116,7 +116,8 @@ constexpr int ValuesPerElement(KvRowFormat format) {
 }
 
 constexpr bool IsMla(KvLayout layout) { return layout >= KvLayout::kMlaLatent; }
-// Whether strides say all: a row's elements follow each other, blocks, tokens and heads lie anywhere.
+// Whether strides say all: a row's elements follow each other, blocks, tokens and heads lie
+// anywhere.
 constexpr bool IsStrided(KvLayout layout) {
   return layout == KvLayout::kNhd || layout == KvLayout::kHnd;
 }

@@ -77,16 +77,16 @@ void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> 
 // PagedMemory: the blocks of a verified run as real memory, which knows what was done to each block
 // last and can make its content unusable.
 //
-// Pages lie where a plan puts them (PagePlace), in the caller's tensors; or, if there is no plan, as on
-// a device with one page size: plane i holds layer i of every group, and a block is one page of each
-// plane, large enough for the largest group. Within a page come the keys of all its rows, then the
-// values; latent rows and states as they are. Rows are found here by the rule of the layout, and by
-// operations through the views, so that each checks the other.
+// Pages lie where a plan puts them (PagePlace), in the caller's tensors; or, if there is no plan,
+// as on a device with one page size: plane i holds layer i of every group, and a block is one page
+// of each plane, large enough for the largest group. Within a page come the keys of all its rows,
+// then the values; latent rows and states as they are. Rows are found here by the rule of the
+// layout, and by operations through the views, so that each checks the other.
 //
-// What a block's content is depends on the layout: in planes and slabs, all bytes that its id stands
-// for, in every group; in chunks, the page of the group that took it last, since ids of one chunk
-// stand for other bytes in other groups. Poisoned floats are one particular NaN. Own memory is taken
-// when it is first touched.
+// What a block's content is depends on the layout: in planes and slabs, all bytes that its id
+// stands for, in every group; in chunks, the page of the group that took it last, since ids of one
+// chunk stand for other bytes in other groups. Poisoned floats are one particular NaN. Own memory
+// is taken when it is first touched.
 
 inline constexpr int32_t kNullBlock = 0;  // of the engine: never written to
 
@@ -149,7 +149,8 @@ class PagedMemory {
   void SetGroup(int32_t block, size_t group) {
     group_of_block_[static_cast<size_t>(block)] = static_cast<int32_t>(group);
   }
-  // The event happened to a block; with `poison` its content is void. The null block: in all groups.
+  // The event happened to a block; with `poison` its content is void. The null block: in all
+  // groups.
   void Record(int32_t block, const BlockHistory& history, bool poison);
 
   const BlockHistory& history(int32_t block) const { return history_[static_cast<size_t>(block)]; }
@@ -237,14 +238,15 @@ struct VerifiedGroup {
   std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
   int64_t num_layers = 1;  // 0: left out; others may not read its blocks
   // A block holds the state of a recurrent layer (Mamba) behind the last token that was computed of
-  // those it covers, block_size of them. A step begins with the state behind the computed tokens and
-  // writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
+  // those it covers, block_size of them. A step begins with the state behind the computed tokens
+  // and writes the one at its end; `at_boundaries`: also that at each end of a block on its way. No
   // window, chunk, compression or sinks.
   bool is_state = false;
   bool at_boundaries = false;
-  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all written
-  // in the first step of the request, all seen by every query, and all read back bit by bit in each
-  // later step. The table has the blocks that they take and no more. As above, nothing else of these.
+  // Rows of an encoder's input (cross attention): one per VerifiedRequest::encoder_tokens, all
+  // written in the first step of the request, all seen by every query, and all read back bit by bit
+  // in each later step. The table has the blocks that they take and no more. As above, nothing else
+  // of these.
   bool is_cross = false;
 };
 
@@ -271,8 +273,8 @@ struct VerifierOptions {
   // MlaDecode, SparseMlaDecode.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
-  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows, keys
-  // before values. Without layers: planes of the verifier's own.
+  // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows,
+  // keys before values. Without layers: planes of the verifier's own.
   VerifiedMemory memory = {};
   // Called with each piece of the memory of all blocks: backends of other devices map it.
   std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;

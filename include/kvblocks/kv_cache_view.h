@@ -19,21 +19,23 @@
 //   kNhd          K and V [NB, BS, Hkv, D]
 //   kHnd          K and V [NB, Hkv, BS, D]
 //   kMlaLatent    k [NB, BS, R_kv + R_pe]: R_kv compressed values, then R_pe rotary ones. K is the
-//                 whole row, V its first R_kv columns; there is one head. v holds the V columns as a
-//                 view [NB, BS, R_kv] of the same memory.
+//                 whole row, V its first R_kv columns; there is one head. v holds the V columns as
+//                 a view [NB, BS, R_kv] of the same memory.
 //   kMlaSplit     k [NB, BS, R_kv] and v [NB, BS, R_pe] apart (ckv and kpe of some engines).
 //   kMlaFp8_656   k u8 [NB, BS, 656]: 512 e4m3, 4 float32 scales (one per 128 values), 64 bf16.
-//   kMlaFp8_584   k u8 [NB, block bytes], block-planar: all tokens' 576-byte records (448 e4m3, then
+//   kMlaFp8_584   k u8 [NB, block bytes], block-planar: all tokens' 576-byte records (448 e4m3,
+//   then
 //                 64 bf16), then all tokens' 8 scale bytes (7 E8M0, one per 64 values, and a zero),
 //                 then padding to a multiple of 576. K and V are both all 512 values.
 //
 // Block, token and head strides are free in kNhd and kHnd, so K and V may be interleaved in one
 // allocation. A slot is physical block * BS + offset in the block.
 //
-// In kNhd and kHnd vectors may be quantised with scales of their own (KvRowFormat). k and v then are
-// codes, D / 2 bytes of two each in the packed formats, and k_scales and v_scales have the scales:
-// float32 of k's first three dimensions, or, of kNvfp4, e4m3 with a fourth of D / 16. The latent records
-// among the formats are for kMlaLatent: k u8 [NB, BS, bytes of a record], and nothing else.
+// In kNhd and kHnd vectors may be quantised with scales of their own (KvRowFormat). k and v then
+// are codes, D / 2 bytes of two each in the packed formats, and k_scales and v_scales have the
+// scales:
+// float32 of k's first three dimensions, or, of kNvfp4, e4m3 with a fourth of D / 16. The latent
+// records among the formats are for kMlaLatent: k u8 [NB, BS, bytes of a record], and nothing else.
 
 namespace kvblocks::attention {
 
@@ -43,8 +45,8 @@ struct BasicKvCacheView {
   View k, v;
   // For kMlaFp8_584 only, whose view does not tell it.
   int64_t planar_block_size = 0;
-  // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close share
-  // memory. Who gives numbers out sees to it that those in use do not.
+  // Block numbers count steps shorter than a block (PagePlace): blocks whose numbers are close
+  // share memory. Who gives numbers out sees to it that those in use do not.
   bool overlapping_blocks = false;
   KvRowFormat format = KvRowFormat::kElements;
   View k_scales, v_scales;  // absent for kElements and latent records
@@ -139,7 +141,8 @@ struct BasicKvCacheView {
 using KvCacheView = BasicKvCacheView<TensorView>;
 using ConstKvCacheView = BasicKvCacheView<ConstTensorView>;
 
-// The values of a latent row before its rotary ones. Where the whole row is V, these are part of it.
+// The values of a latent row before its rotary ones. Where the whole row is V, these are part of
+// it.
 template <typename View>
 int64_t CompressedValues(const BasicKvCacheView<View>& cache) {
   if (IsMlaRecord(cache.format)) return ShapeOf(cache.format).compressed;
@@ -173,7 +176,8 @@ constexpr int64_t MlaFp8_584BlockBytes(int64_t block_size) {
 // Formats with scales of their own are for kNhd and kHnd, interleaved, and are seen as several
 // tensors of one allocation, too. Their bytes, where engines have them:
 //
-//   kPerTokenHead      per token and head (in the order of the layout): D codes, a float32, Dv codes,
+//   kPerTokenHead      per token and head (in the order of the layout): D codes, a float32, Dv
+//   codes,
 //                      a float32
 //   kInt4PerTokenHead  the same with D / 2 and Dv / 2 bytes of codes
 //   kNvfp4             per block: all codes of K, all scales of K, all codes of V, all scales of V,
@@ -199,8 +203,8 @@ struct KvCacheGeometry {
   int64_t block_padding_bytes = 0;
 };
 
-// The logical shape. InvalidArgument where no single tensor has it: D != Dv, kMlaSplit, formats with
-// scales of their own.
+// The logical shape. InvalidArgument where no single tensor has it: D != Dv, kMlaSplit, formats
+// with scales of their own.
 absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& geometry);
 // Memory dimension i is logical dimension order[i]; with a layer dimension, that one is logical
 // dimension 0 and the others move up by one.
@@ -236,10 +240,10 @@ absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t la
 //
 // A view has one distance between blocks, and chunks are no multiple of a page. So the view counts
 // in steps: the largest distance that divides all of them. Its block number n begins n steps behind
-// `offset`, and a BlockMap says which number a block id has. In chunks of 100 bytes with pages of 24
-// bytes a step is 4 bytes; with 5 ids per chunk block id 7 is page 1 of chunk 1, which begins at
-// 100 + 24 bytes and so is block number 31 of the view. Where pages are evenly spaced the step is the
-// distance between them, and numbers are ids.
+// `offset`, and a BlockMap says which number a block id has. In chunks of 100 bytes with pages of
+// 24 bytes a step is 4 bytes; with 5 ids per chunk block id 7 is page 1 of chunk 1, which begins at
+// 100 + 24 bytes and so is block number 31 of the view. Where pages are evenly spaced the step is
+// the distance between them, and numbers are ids.
 //
 // A page may be several blocks of a kernel (`split`), which lie end to end from its beginning.
 //
@@ -307,9 +311,10 @@ absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_block
                                        const TensorView& memory);
 
 // Keys and values in such pages; geometry.num_blocks is not read, block_size is the kernel's, each
-// kernel block holds its K, then its V (kInterleaved), formats with scales as MakeKvCacheView places them.
-// `kv_in_one_row`: K and V of a head follow each other, for kNhd with D != Dv. InvalidArgument if a kernel
-// block does not fit, or if the step or an address is no multiple of the element, or of a float32 scale.
+// kernel block holds its K, then its V (kInterleaved), formats with scales as MakeKvCacheView
+// places them. `kv_in_one_row`: K and V of a head follow each other, for kNhd with D != Dv.
+// InvalidArgument if a kernel block does not fit, or if the step or an address is no multiple of
+// the element, or of a float32 scale.
 absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeometry geometry,
                                           bool kv_in_one_row = false);
 
@@ -318,11 +323,12 @@ absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeom
 absl::StatusOr<TensorView> PlacedTensor(const PlacedPages& placed, int64_t offset, DType dtype,
                                         absl::Span<const int64_t> extents);
 
-// IndexCacheView: the paged cache of a sparse-attention indexer: one key of Di values per row, which
-// index queries are scored against to choose the rows that attention reads.
+// IndexCacheView: the paged cache of a sparse-attention indexer: one key of Di values per row,
+// which index queries are scored against to choose the rows that attention reads.
 //
 //   plain   rows [NB, BS, Di] of f64, f32, f16 or bf16
-//   planar  rows u8 [NB, block bytes]: the e4m3 codes of all rows of a block, then a float32 scale of
+//   planar  rows u8 [NB, block bytes]: the e4m3 codes of all rows of a block, then a float32 scale
+//   of
 //           each, then padding: what engines store. A row is code * scale.
 //
 // A slot is block * BS + row in the block.

@@ -41,22 +41,23 @@
 //   auto builder = backend->MakeMetadataBuilder({.groups = {memory->KvGroupOf(layer)}, ...});
 //   attention_layer->Forward(context, {..., .cache = layer.cache, ...}, &builder->metadata());
 //
-// Who allocates: the caller, one tensor per WorkerPlan::tensors entry and of its bytes (device memory
-// for one); or, with no tensors given, PlannedMemory itself, zeroed host memory.
+// Who allocates: the caller, one tensor per WorkerPlan::tensors entry and of its bytes (device
+// memory for one); or, with no tensors given, PlannedMemory itself, zeroed host memory.
 //
 // Where a block lies, by the plan's layout, in bytes of the layer's tensor (LayerDescriptor):
 //   uniform, slab   offset + id * block_stride
 //   native          offset + chunk * chunk_bytes + page * block_stride, where
 //                   chunk, page = divmod(id - 1, ids_per_chunk); the null block, 0: null_offset
-// An example with 2 groups, pages of 96 and 40 bytes: in a slab both begin at id * 96. In native chunks
-// of 200 bytes, 2 and 5 pages fit, ids_per_chunk is 5, and id 7 (chunk 1, page 1) begins at 296 in
-// the first group and at 240 in the second. Block tables and slots of the native layout hold numbers of
-// the view (kvblocks/kv_cache_view.h): KvGroupOf tells the metadata builder how to make them.
+// An example with 2 groups, pages of 96 and 40 bytes: in a slab both begin at id * 96. In native
+// chunks of 200 bytes, 2 and 5 pages fit, ids_per_chunk is 5, and id 7 (chunk 1, page 1) begins at
+// 296 in the first group and at 240 in the second. Block tables and slots of the native layout hold
+// numbers of the view (kvblocks/kv_cache_view.h): KvGroupOf tells the metadata builder how to make
+// them.
 //
 // Inside a page: K of all tokens, then V (kNhd or kHnd); K and V of a head in one row where they
-// differ in size; vectors with scales of their own as their format has them (kv_cache_layout.h); latent
-// and other vectors row by row; DeepSeek's fp8 rows and records as their layouts say; states of Mamba
-// layers one after another.
+// differ in size; vectors with scales of their own as their format has them (kv_cache_layout.h);
+// latent and other vectors row by row; DeepSeek's fp8 rows and records as their layouts say; states
+// of Mamba layers one after another.
 //
 // Always: a view reaches no byte outside its tensor; layers of one group share no byte. Layers of
 // different groups may share memory, since a block id belongs to one group at a time.
@@ -101,7 +102,8 @@ class PlannedMemory {
  public:
   // InvalidArgument names the option, the layer or the tensor; OutOfRange for tensors that are too
   // small; ResourceExhausted if the host has not that much memory.
-  static absl::StatusOr<PlannedMemory> Create(const Plan& plan, const PlannedMemoryOptions& options);
+  static absl::StatusOr<PlannedMemory> Create(const Plan& plan,
+                                              const PlannedMemoryOptions& options);
 
   // The worker's layers in the order of the plan.
   const std::vector<LayerMemory>& layers() const { return layers_; }

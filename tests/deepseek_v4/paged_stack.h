@@ -1,8 +1,8 @@
 // PagedStack: a StackModel's layers over paged caches: what an engine's model runner does with a
 // step's block tables, by UnifiedAttention. Knows block ids, not managers.
 //
-// All memory begins as NaN. A group of the block manager is a Table; layers that read through one of
-// them share its metadata.
+// All memory begins as NaN. A group of the block manager is a Table; layers that read through one
+// of them share its metadata.
 
 #ifndef KVBLOCKS_TESTS_DEEPSEEK_V4_PAGED_STACK_H_
 #define KVBLOCKS_TESTS_DEEPSEEK_V4_PAGED_STACK_H_
@@ -23,8 +23,8 @@
 
 namespace kvblocks::attention {
 
-// Groups of the block manager, in tokens per block: V4's rows, windows and states of both ratios; and
-// V3.2's rows.
+// Groups of the block manager, in tokens per block: V4's rows, windows and states of both ratios;
+// and V3.2's rows.
 enum Table { kRowsTable, kWindowTable, kC4StatesTable, kC128StatesTable, kNumTables };
 inline constexpr int64_t kTableBlocks[kNumTables] = {256, 64, 4, 8};
 inline constexpr int64_t kC4StateWindow = 8, kC128StateWindow = 128;

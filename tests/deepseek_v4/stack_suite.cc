@@ -1,6 +1,6 @@
-// AT-65, AT-66: DeepSeek V4's and V3.2's layers through the real block manager - prefix hits, chunks,
-// decodes, preemption, blocks used again - against a dense float64 model, token by token. Against
-// OpsUnderTest() of attention/testing/ops_suite.h, whatever the backend.
+// AT-65, AT-66: DeepSeek V4's and V3.2's layers through the real block manager - prefix hits,
+// chunks, decodes, preemption, blocks used again - against a dense float64 model, token by token.
+// Against OpsUnderTest() of attention/testing/ops_suite.h, whatever the backend.
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,8 @@ class BackendOfOps final : public AttentionBackend {
   const BackendSupport& support() const override { return CpuReferenceBackend().support(); }
 };
 
-// A KV connector that takes every cache away after each layer and brings it back before the next call:
+// A KV connector that takes every cache away after each layer and brings it back before the next
+// call:
 // what is not waited for, or not saved, is lost.
 class SwappingHooks final : public LayerHooks {
  public:
@@ -315,7 +316,8 @@ TEST(DeepseekStackSuite, V32IsTheDenseModelTokenByToken) {
   EXPECT_EQ(counts.hit_tokens, 256);
 }
 
-// Five caches of ratio 4, three of ratio 128, one of a window, each through the hooks of a connector.
+// Five caches of ratio 4, three of ratio 128, one of a window, each through the hooks of a
+// connector.
 TEST(DeepseekStackSuite, ConnectorsHooksGoAroundEveryCache) {
   std::mt19937_64 random(10);
   const std::vector<Conversation> talks = {Talk(random, {}, 0, 150, 3), Talk(random, {}, 0, 21, 4)};
@@ -338,8 +340,8 @@ TEST(DeepseekStackSuite, ConnectorsHooksGoAroundEveryCache) {
   }
 }
 
-// Rows as engines store them. A value that float32 rounds to another code than float64 shows, so the
-// limit is that of a few of them.
+// Rows as engines store them. A value that float32 rounds to another code than float64 shows, so
+// the limit is that of a few of them.
 constexpr double kCodeLimit = 2e-3;
 
 StackConfig OfCodes(StackConfig config, int64_t latent, StoredAs as = StoredAs::kFp8) {
