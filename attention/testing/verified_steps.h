@@ -1,5 +1,5 @@
-// VerifiedSteps: a KvCacheVerifier and steps of requests A, B, ..., whose tokens are 0, 1, 2, ... and
-// whose blocks are given by hand. Testonly.
+// VerifiedSteps: a KvCacheVerifier and steps of requests A, B, ..., whose tokens are 0, 1, 2, ...
+// and whose blocks are given by hand. Testonly.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_VERIFIED_STEPS_H_
 #define KVBLOCKS_ATTENTION_TESTING_VERIFIED_STEPS_H_
