@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/cpu/block_ops.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,9 +17,9 @@ namespace kvblocks {
 namespace {
 
 using attention::KvLayout;
+using attention::Says;
 using attention::TensorView;
 using attention::ViewOf;
-using ::testing::HasSubstr;
 
 // The example of the header.
 TEST(PagePlaceTest, TheExampleOfTheHeader) {
@@ -46,32 +47,32 @@ TEST(PagePlaceTest, TheExampleOfTheHeader) {
 
 TEST(PagePlaceTest, WhatContradictsItselfIsRefused) {
   std::vector<std::byte> bytes(1000);
-  const auto message = [&](attention::PagePlace place, int64_t num_blocks = 11, int64_t split = 1) {
-    const auto placed = PlacePages(place, num_blocks, split, ViewOf(absl::MakeSpan(bytes)));
-    return std::string(placed.status().message());
+  const auto status_of = [&](attention::PagePlace place, int64_t num_blocks = 11,
+                             int64_t split = 1) {
+    return PlacePages(place, num_blocks, split, ViewOf(absl::MakeSpan(bytes))).status();
   };
   const attention::PagePlace even = {.page_bytes = 90, .block_stride = 90};
-  EXPECT_EQ(message(even), "");
-  EXPECT_THAT(message(even, 0), HasSubstr("num_blocks is 0"));
-  EXPECT_THAT(message(even, 12), HasSubstr("end at byte 1080 of the memory, which has 1000"));
-  EXPECT_THAT(message(even, 11, 4), HasSubstr("split is 4; it must divide the 90"));
-  EXPECT_THAT(message({.page_bytes = 90, .block_stride = 89}), HasSubstr("89 bytes apart"));
-  EXPECT_THAT(message({.offset = INT64_MAX, .page_bytes = 1, .block_stride = 1}),
-              HasSubstr("beyond 2^63"));
+  EXPECT_EQ(status_of(even), absl::OkStatus());
+  EXPECT_THAT(status_of(even, 0), Says("num_blocks is 0"));
+  EXPECT_THAT(status_of(even, 12), Says("end at byte 1080 of the memory, which has 1000"));
+  EXPECT_THAT(status_of(even, 11, 4), Says("split is 4; it must divide the 90"));
+  EXPECT_THAT(status_of({.page_bytes = 90, .block_stride = 89}), Says("89 bytes apart"));
+  EXPECT_THAT(status_of({.offset = INT64_MAX, .page_bytes = 1, .block_stride = 1}),
+              Says("beyond 2^63"));
   const attention::PagePlace chunks = {.page_bytes = 40,
                                        .block_stride = 40,
                                        .ids_per_chunk = 5,
                                        .pages_per_chunk = 4,
                                        .chunk_bytes = 170,
                                        .null_offset = 340};
-  EXPECT_EQ(message(chunks), "");
-  EXPECT_THAT(message(chunks, 12), HasSubstr("ids_per_chunk is 5; the 11 ids"));
+  EXPECT_EQ(status_of(chunks), absl::OkStatus());
+  EXPECT_THAT(status_of(chunks, 12), Says("ids_per_chunk is 5; the 11 ids"));
   attention::PagePlace bad = chunks;
   bad.pages_per_chunk = 5;
-  EXPECT_THAT(message(bad), HasSubstr("pages_per_chunk is 5"));
+  EXPECT_THAT(status_of(bad), Says("pages_per_chunk is 5"));
   bad = chunks;
   bad.null_offset = 970;
-  EXPECT_THAT(message(bad), HasSubstr("end at byte 1010"));
+  EXPECT_THAT(status_of(bad), Says("end at byte 1010"));
 }
 
 // In the example of the header ids 6 and 7 are block numbers 25 and 37, and numbers between them
@@ -99,14 +100,13 @@ TEST(PagePlaceTest, ViewsWhoseBlocksShareMemoryConvertByPairsOnly) {
   const attention::KvCacheView hnd = *MakeKvCacheView(geometry, ViewOf(absl::MakeSpan(dense)));
   const auto number = [&](int32_t id) { return static_cast<int32_t>(placed->blocks.First(id)); };
 
-  EXPECT_THAT(std::string(attention::ConvertLayout({}, *native, hnd).message()),
-              HasSubstr("src has blocks that share memory, so not all of them are there"));
+  EXPECT_THAT(attention::ConvertLayout({}, *native, hnd),
+              Says("src has blocks that share memory, so not all of them are there"));
   const attention::BlockPair neighbours[] = {{0, number(7)}, {1, number(7) + 11}};
   const std::vector<float> before = bytes;
   const absl::Status refused = attention::ConvertLayout({}, hnd, *native, neighbours);
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("of dst share memory: a block has 96 bytes"));
+  EXPECT_THAT(refused, Says("of dst share memory: a block has 96 bytes"));
   EXPECT_EQ(bytes, before);
   const attention::BlockPair pairs[] = {{0, number(7)}, {1, number(6)}, {2, number(1)}};
   ASSERT_EQ(attention::ConvertLayout({}, hnd, *native, pairs), absl::OkStatus());

@@ -12,6 +12,7 @@
 #include "attention/cache/quantised_rows.h"
 #include "attention/cpu/block_ops.h"
 #include "attention/testing/dense_oracle.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_backend.h"
@@ -23,6 +24,7 @@ namespace {
 using attention::CommonAttentionMetadata;
 using attention::KvLayout;
 using attention::RequestInput;
+using attention::Says;
 using attention::TensorView;
 using attention::ViewOf;
 using ::testing::HasSubstr;
@@ -124,38 +126,36 @@ TEST(PlannedMemoryTest, CallersMemoryIsUsedAndChecked) {
   EXPECT_EQ(used->Find("full.1")->cache.k.data, data + 2 * 8 * 2 * kDim * 4);
   EXPECT_EQ(used->Find("window.0")->cache.k.data, data);
   EXPECT_EQ(used->Find("nobody"), nullptr);
-  EXPECT_THAT(std::string(made({view(0, bytes - 1)}).status().message()),
-              HasSubstr("tensors[0]: it has"));
-  EXPECT_THAT(std::string(made({view(0, bytes), view(0, bytes)}).status().message()),
-              HasSubstr("tensors has 2 entries; the plan has 1"));
-  EXPECT_THAT(std::string(made({view(2, bytes)}).status().message()),
-              HasSubstr("align the memory"));
+  EXPECT_THAT(made({view(0, bytes - 1)}).status(), Says("tensors[0]: it has"));
+  EXPECT_THAT(made({view(0, bytes), view(0, bytes)}).status(),
+              Says("tensors has 2 entries; the plan has 1"));
+  EXPECT_THAT(made({view(2, bytes)}).status(), Says("align the memory"));
 }
 
 TEST(PlannedMemoryTest, BadPlansAndOptionsAreRefused) {
   const Plan plan = PlanIn(PoolLayout::kSlab, Model());
-  const auto message = [](const Plan& p, const PlannedMemoryOptions& options) {
-    return std::string(PlannedMemory::Create(p, options).status().message());
+  const auto refuse = [](const Plan& p, const PlannedMemoryOptions& options, const char* words) {
+    EXPECT_THAT(PlannedMemory::Create(p, options).status(), Says(words));
   };
-  EXPECT_THAT(message(plan, {.worker = 1}), HasSubstr("worker is 1; the plan has 1"));
-  EXPECT_THAT(message(plan, {.kernel_blocks = {1}}), HasSubstr("kernel_blocks has 1"));
-  EXPECT_THAT(message(plan, {.kernel_blocks = {3, 1}}), HasSubstr("kernel_blocks[0] is 3"));
-  EXPECT_THAT(message(plan, {.layout = KvLayout::kPagedX}), HasSubstr("layout is"));
+  refuse(plan, {.worker = 1}, "worker is 1; the plan has 1");
+  refuse(plan, {.kernel_blocks = {1}}, "kernel_blocks has 1");
+  refuse(plan, {.kernel_blocks = {3, 1}}, "kernel_blocks[0] is 3");
+  refuse(plan, {.layout = KvLayout::kPagedX}, "layout is");
   Plan bad = plan;
   bad.workers[0].descriptors[2].offset -= 4;  // full.1 over the end of full.0
-  EXPECT_THAT(message(bad, {}), HasSubstr("full.0 and full.1 of group 0 share bytes"));
+  refuse(bad, {}, "full.0 and full.1 of group 0 share bytes");
   bad = plan;
   bad.workers[0].descriptors[2].offset += 4;
-  EXPECT_THAT(message(bad, {}), HasSubstr("reaches into the next block's"));
+  refuse(bad, {}, "reaches into the next block's");
   bad = plan;
   bad.workers[0].descriptors[0].tensor = 1;
-  EXPECT_THAT(message(bad, {}), HasSubstr("tensor 1"));
-  // Uniform tensors must not overlap.
+  refuse(bad, {}, "tensor 1");
+  // Uniform tensors must be apart.
   const Plan uniform = PlanIn(PoolLayout::kUniform, Model());
   std::vector<float> memory(1 << 18);
   const TensorView whole = ViewOf(absl::MakeSpan(memory));
-  EXPECT_THAT(message(uniform, {.tensors = {uniform.workers[0].tensors.size(), whole}}),
-              HasSubstr("tensors[1]: it shares memory with tensors[0]"));
+  refuse(uniform, {.tensors = {uniform.workers[0].tensors.size(), whole}},
+         "tensors[1]: it shares memory with tensors[0]");
 }
 
 // --- Attending ---
@@ -484,7 +484,7 @@ TEST(PlannedMemoryTest, IdsBehindTheLastPageOfAChunkAreRefused) {
   };
   const int64_t last = largest->place.pages_per_chunk;
   EXPECT_TRUE(build(last).ok());
-  EXPECT_THAT(std::string(build(last + 1).message()), HasSubstr("of its chunk; pages of this"));
+  EXPECT_THAT(build(last + 1), Says("of its chunk; pages of this"));
 }
 
 }  // namespace

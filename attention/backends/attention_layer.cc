@@ -123,7 +123,9 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
   }
   if (config.is_mla() && (config.quantize_queries || !config.scales.q.absent())) {
-    return refuse("quantised queries with MLA, whose operations take none; clear quantize_queries and scales.q");
+    return refuse(
+        "quantised queries with MLA, whose operations take none; clear quantize_queries and "
+        "scales.q");
   }
   if (config.is_mla() && config.type != AttentionType::kDecoder) {
     return refuse("MLA of type ", Name(config.type), "; decoders only");
@@ -152,10 +154,12 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   const int64_t out_dim = config_.value_head_size;
   const int64_t heads = config_.num_heads, kv_heads = config_.num_kv_heads;
   KVBLOCKS_ASSIGN_OR_RETURN(call.q, TakeRows(config_, "q", tensors.q, heads, query_dim, tokens));
-  KVBLOCKS_ASSIGN_OR_RETURN(call.out, TakeRows(config_, "out", tensors.out, heads, out_dim, tokens));
+  KVBLOCKS_ASSIGN_OR_RETURN(call.out,
+                            TakeRows(config_, "out", tensors.out, heads, out_dim, tokens));
   if (QuantizesQueries(tensors)) {
     if (tensors.q_codes.absent()) {
-      return RefusedBy(config_, "queries are to be quantised and q_codes is absent; give it, e4m3 [T, ",
+      return RefusedBy(config_,
+                       "queries are to be quantised and q_codes is absent; give it, e4m3 [T, ",
                        heads, ", ", config_.head_size, "]");
     }
     KVBLOCKS_ASSIGN_OR_RETURN(
@@ -333,8 +337,10 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->out = Rows(call.out, 0, singles);
     if (!call.lse.absent()) decode->lse = Rows(call.lse, 0, singles);
     decode->cache = call.cache;
-    KVBLOCKS_ASSIGN_OR_RETURN(decode->block_table, FirstRows(config_, "block_table", metadata.block_table, singles));
-    KVBLOCKS_ASSIGN_OR_RETURN(decode->seq_lens, FirstRows(config_, "seq_lens", metadata.seq_lens, singles));
+    KVBLOCKS_ASSIGN_OR_RETURN(decode->block_table,
+                              FirstRows(config_, "block_table", metadata.block_table, singles));
+    KVBLOCKS_ASSIGN_OR_RETURN(decode->seq_lens,
+                              FirstRows(config_, "seq_lens", metadata.seq_lens, singles));
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
     decode->params.split = DecodeSplit(config_, metadata, singles);

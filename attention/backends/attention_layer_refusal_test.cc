@@ -9,6 +9,7 @@
 
 #include "attention/testing/layer_fixture.h"
 #include "attention/testing/layer_suite.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_backend.h"
@@ -18,7 +19,6 @@ namespace kvblocks::attention {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(AttentionLayerRefusalTest, RefusedCallsChangeNothing) {
   RecordingBackend backend;
@@ -29,7 +29,7 @@ TEST(AttentionLayerRefusalTest, RefusedCallsChangeNothing) {
                                   const char* text) {
     const absl::Status status = fixture.layer().Forward({}, tensors, &meta);
     EXPECT_FALSE(status.ok());
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    EXPECT_THAT(status, Says(text));
     EXPECT_EQ(fixture.k_cache.bytes, before);
     for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
     EXPECT_TRUE(backend.calls().empty());
@@ -59,30 +59,30 @@ TEST(AttentionLayerRefusalTest, CountsOfTheMetadataAreNotTrusted) {
   ASSERT_EQ(good.num_decodes, 1);
   ASSERT_EQ(good.num_prefills, 1);
   const auto forward = [&](const CommonAttentionMetadata& metadata) {
-    return std::string(fixture.layer().Forward({}, fixture.tensors(), &metadata).message());
+    return fixture.layer().Forward({}, fixture.tensors(), &metadata);
   };
   CommonAttentionMetadata metadata = good;
   metadata.num_decodes = 3;
-  EXPECT_THAT(forward(metadata), HasSubstr("layer layer: Forward: num_decodes is 3; 0 to 2"));
+  EXPECT_THAT(forward(metadata), Says("layer layer: Forward: num_decodes is 3; 0 to 2"));
   metadata = good, metadata.num_decode_tokens = 6;
-  EXPECT_THAT(forward(metadata), HasSubstr("num_decode_tokens is 6; 0 to 5"));
+  EXPECT_THAT(forward(metadata), Says("num_decode_tokens is 6; 0 to 5"));
   metadata = good, metadata.num_reqs = -1;
-  EXPECT_THAT(forward(metadata), HasSubstr("num_reqs is -1"));
+  EXPECT_THAT(forward(metadata), Says("num_reqs is -1"));
   metadata = good, metadata.num_actual_tokens = -5;
-  EXPECT_THAT(forward(metadata), HasSubstr("num_decode_tokens is 1; 0 to -5"));
+  EXPECT_THAT(forward(metadata), Says("num_decode_tokens is 1; 0 to -5"));
   metadata = good, metadata.host_query_start_loc = {};
-  EXPECT_THAT(forward(metadata), HasSubstr("host_query_start_loc has 0 elements"));
+  EXPECT_THAT(forward(metadata), Says("host_query_start_loc has 0 elements"));
   metadata = good, metadata.host_seq_lens = metadata.host_seq_lens.first(1);
-  EXPECT_NE(forward(metadata), "");
+  EXPECT_FALSE(forward(metadata).ok());
   metadata = good, metadata.block_table = *metadata.block_table.Slice(0, 0, 0);
   metadata.block_table.extent[0] = 1, metadata.num_prefills = 0;
-  EXPECT_NE(forward(metadata), "");
+  EXPECT_FALSE(forward(metadata).ok());
   metadata = good, metadata.block_table.rank = 9;
-  EXPECT_THAT(forward(metadata), HasSubstr("block_table has rank 9"));
+  EXPECT_THAT(forward(metadata), Says("block_table has rank 9"));
   for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
   // No prefills counted, yet there are some.
   metadata = good, metadata.num_prefills = 0;
-  EXPECT_EQ(forward(metadata), "");
+  EXPECT_EQ(forward(metadata), absl::OkStatus());
   fixture.Commit();
   EXPECT_EQ(fixture.Mismatch(), "");
 }
@@ -94,15 +94,14 @@ TEST(AttentionLayerRefusalTest, ViewsThatAreNoTensorsAreRefused) {
   tensors.out.data = nullptr;
   for (const CommonAttentionMetadata* metadata :
        {&fixture.metadata(), static_cast<const CommonAttentionMetadata*>(nullptr)}) {
-    EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, metadata).message()),
-                HasSubstr("out is f32[5, 32] with null data"));
+    EXPECT_THAT(fixture.layer().Forward({}, tensors, metadata),
+                Says("out is f32[5, 32] with null data"));
   }
   tensors = fixture.tensors(), tensors.q.rank = 100;
-  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message()),
-              HasSubstr("q has rank 100"));
+  EXPECT_THAT(fixture.layer().Forward({}, tensors, &fixture.metadata()), Says("q has rank 100"));
   tensors = fixture.tensors(), tensors.cache.k.extent[0] = -1;
-  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message()),
-              HasSubstr("cache.k has extent -1"));
+  EXPECT_THAT(fixture.layer().Forward({}, tensors, &fixture.metadata()),
+              Says("cache.k has extent -1"));
 }
 
 TEST(AttentionLayerRefusalTest, EncoderLengthsBeyondTheirKeysAreRefused) {
@@ -113,8 +112,8 @@ TEST(AttentionLayerRefusalTest, EncoderLengthsBeyondTheirKeysAreRefused) {
   CommonAttentionMetadata metadata = fixture.metadata();
   const std::vector<int32_t> lengths = {INT32_MAX, INT32_MAX};
   metadata.host_seq_lens = lengths;
-  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &metadata).message()),
-              HasSubstr("seq_lens of the encoder add up to 2147483647 keys or more; k has 5"));
+  EXPECT_THAT(fixture.layer().Forward({}, tensors, &metadata),
+              Says("seq_lens of the encoder add up to 2147483647 keys or more; k has 5"));
 }
 
 // A layer that reads another's codes must not make scales of keys that nobody stores.
@@ -136,14 +135,14 @@ TEST(AttentionLayerRefusalTest, QuantisedQueriesNeedRoomForCodes) {
   fixture.Prepare({{0, 5}});
   LayerTensors tensors = fixture.tensors();
   const auto forward = [&] {
-    return std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message());
+    return fixture.layer().Forward({}, tensors, &fixture.metadata());
   };
-  EXPECT_THAT(forward(), HasSubstr("q_codes is absent; give it, e4m3 [T, 4, 8]"));
+  EXPECT_THAT(forward(), Says("q_codes is absent; give it, e4m3 [T, 4, 8]"));
   Tensor few(DType::kF8E4M3, {4, 32}), floats(DType::kF32, {5, 32});
   tensors.q_codes = few.view;
-  EXPECT_THAT(forward(), HasSubstr("q_codes is f8e4m3[4, 4, 8]; the batch has 5 tokens"));
+  EXPECT_THAT(forward(), Says("q_codes is f8e4m3[4, 4, 8]; the batch has 5 tokens"));
   tensors.q_codes = floats.view;
-  EXPECT_THAT(forward(), HasSubstr("codes is f32"));
+  EXPECT_THAT(forward(), Says("codes is f32"));
   for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
   const absl::Status mla = CpuReferenceBackend()
                                .MakeImpl({.name = "a",
@@ -153,70 +152,35 @@ TEST(AttentionLayerRefusalTest, QuantisedQueriesNeedRoomForCodes) {
                                           .rotary_dim = 2,
                                           .quantize_queries = true})
                                .status();
-  EXPECT_THAT(std::string(mla.message()), HasSubstr("quantised queries with MLA"));
+  EXPECT_THAT(mla, Says("quantised queries with MLA"));
 }
 
 TEST(AttentionLayerRefusalTest, BadLayersAreNamed) {
-  const auto message = [](const LayerConfig& layer) {
-    return std::string(CpuReferenceBackend().MakeImpl(layer).status().message());
+  const auto status_of = [](const LayerConfig& layer) {
+    return CpuReferenceBackend().MakeImpl(layer).status();
   };
   LayerConfig good{.name = "a", .num_heads = 4, .num_kv_heads = 2, .head_size = 8};
-  EXPECT_EQ(message(good), "");
+  EXPECT_EQ(status_of(good), absl::OkStatus());
   LayerConfig bad = good;
   bad.num_kv_heads = 3;
-  EXPECT_THAT(message(bad), HasSubstr("layer a: 4 heads, no multiple of 3"));
+  EXPECT_THAT(status_of(bad), Says("layer a: 4 heads, no multiple of 3"));
   bad = good, bad.head_size = 0;
-  EXPECT_THAT(message(bad), HasSubstr("heads of size 0"));
+  EXPECT_THAT(status_of(bad), Says("heads of size 0"));
   bad = good, bad.head_size = int64_t{1} << 40;
-  EXPECT_THAT(message(bad), HasSubstr("a number of heads or values is 1099511627776"));
+  EXPECT_THAT(status_of(bad), Says("a number of heads or values is 1099511627776"));
   bad = good, bad.latent_rank = -1;
-  EXPECT_THAT(message(bad), HasSubstr("a number of heads or values is -1"));
+  EXPECT_THAT(status_of(bad), Says("a number of heads or values is -1"));
   bad = good, bad.window = -1;
-  EXPECT_THAT(message(bad), HasSubstr("window -1"));
+  EXPECT_THAT(status_of(bad), Says("window -1"));
   bad = good, bad.scale = NAN;
-  EXPECT_THAT(message(bad), HasSubstr("scale nan"));
+  EXPECT_THAT(status_of(bad), Says("scale nan"));
 }
 
-using ::testing::ElementsAre;
-
-class LoggingBackend final : public AttentionBackend {
- public:
-  const char* name() const override { return "LOGGING"; }
-  const AttentionOps& ops() const override { return ops_; }
-  const BackendSupport& support() const override { return CpuReferenceBackend().support(); }
-
-  std::vector<std::string>& log() const { return ops_.log; }
-
- private:
-  class Ops final : public AttentionOps {
-   public:
-    const char* name() const override { return "LOGGING"; }
-#define KVBLOCKS_LOGGED_RUN(Op)                                      \
-  absl::Status Run(const Checked<Op##Args>& call) const override {   \
-    log.push_back("run " #Op);                                       \
-    return CpuReferenceBackend().ops().Run(call);                    \
-  }
-    KVBLOCKS_ATTENTION_OPS(KVBLOCKS_LOGGED_RUN)
-#undef KVBLOCKS_LOGGED_RUN
-    mutable std::vector<std::string> log;
-
-   protected:
-#define KVBLOCKS_LOGGED_REFUSE(Op)                                                       \
-  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const override { \
-    log.push_back("check " #Op);                                                         \
-    return AttentionOps::Refuse(context, args);                                          \
-  }
-    KVBLOCKS_ATTENTION_OPS(KVBLOCKS_LOGGED_REFUSE)
-#undef KVBLOCKS_LOGGED_REFUSE
-  };
-  Ops ops_;
-};
-
 TEST(LayerChecksTest, OncePerOperationAndAllBeforeTheFirstRuns) {
-  LoggingBackend backend;
+  RecordingBackend backend;
   LayerFixture fixture({}, &backend);
   ASSERT_EQ(fixture.Step({{0, 7}, {1, 9}}), absl::OkStatus());
-  backend.log().clear();
+  backend.ClearCalls();
   ASSERT_EQ(fixture.Step({{0, 1}, {1, 4}}), absl::OkStatus());
   EXPECT_THAT(backend.log(), ElementsAre("check ReshapeAndCache", "check PagedDecode",
                                          "check PagedPrefill", "run ReshapeAndCache",

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "attention/backends/layer_params.h"
-#include "attention/testing/batch_suite.h"
 #include "attention/testing/layer_fixture.h"
 #include "attention/testing/layer_suite.h"
 #include "gmock/gmock.h"
@@ -18,7 +17,6 @@ namespace kvblocks::attention {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // Prefills, extends, decodes and mixtures of them; each step reads what itself stored.
 void ExpectStepsMatch(LayerFixture& fixture) {

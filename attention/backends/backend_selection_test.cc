@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/backends/layer_params.h"
 #include "attention/backends/workspace.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -113,8 +115,8 @@ TEST(BackendSelectionTest, EverySingleUnsupportedAttributeIsNamed) {
     EXPECT_THAT(reasons[0].text, HasSubstr(row.text));
     const absl::Status status = SelectBackend(registry, config).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(row.text));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(row.in_config));
+    EXPECT_THAT(status, Says(row.text));
+    EXPECT_THAT(status, Says(row.in_config));
   }
   for (int i = 0; i < kNumFeatures; ++i) {
     const auto feature = static_cast<Feature>(i);
@@ -125,8 +127,8 @@ TEST(BackendSelectionTest, EverySingleUnsupportedAttributeIsNamed) {
     } else {
       EXPECT_THAT(Texts(backend.Check(config)),
                   ElementsAre(std::string(Name(feature)) + " not supported"));
-      EXPECT_THAT(std::string(SelectBackend(registry, config).status().message()),
-                  HasSubstr(std::string("BS=16, ") + Name(feature) + ", sm_90}"));
+      EXPECT_THAT(SelectBackend(registry, config).status(),
+                  Says(std::string("BS=16, ") + Name(feature) + ", sm_90}"));
     }
   }
   // Rows of 16 bytes.
@@ -201,8 +203,8 @@ TEST(BackendSelectionTest, RowFormatsAreAskedFor) {
   BackendConfig config;
   config.cache_dtype = DType::kU8;
   config.row_format = KvRowFormat::kNvfp4;
-  EXPECT_THAT(std::string(SelectBackend(registry, config).status().message()),
-              HasSubstr("rows=nvfp4, host}: FAKE: [rows of nvfp4 not in {elements}]"));
+  EXPECT_THAT(SelectBackend(registry, config).status(),
+              Says("rows=nvfp4, host}: FAKE: [rows of nvfp4 not in {elements}]"));
   ASSERT_TRUE(registry.Register(&cpu, kCpuPriority).ok());
   EXPECT_EQ(*SelectBackend(registry, config), &cpu);
 }
@@ -327,7 +329,6 @@ TEST(AttentionBackendTest, CacheShapesAreThoseOfTheLayout) {
   EXPECT_EQ(backend.CacheStrideOrder(geometry, false)->size(), 5u);
 }
 
-
 // 256 sequences of 32 heads on 132 multiprocessors: O((R + parts) * H * Dv), whatever the lengths.
 TEST(WorkspaceTest, DecodeNeedsPartialsOfRequestsAndParts) {
   const auto size =
@@ -371,14 +372,13 @@ TEST(WorkspaceTest, EveryOperationHasASizeThatGrowsWithTheBounds) {
 }
 
 TEST(WorkspaceTest, BadBoundsAreRefused) {
-  EXPECT_THAT(
-      std::string(WorkspaceBytes(OpKind::kPagedDecode, {.max_reqs = -1}).status().message()),
-      HasSubstr("WorkspaceBytes(decode): a bound is -1"));
+  EXPECT_THAT(WorkspaceBytes(OpKind::kPagedDecode, {.max_reqs = -1}).status(),
+              Says("WorkspaceBytes(decode): a bound is -1"));
   const auto huge = WorkspaceBytes(
       OpKind::kCascade,
       {.max_tokens = int64_t{1} << 50, .num_heads = 1 << 10, .value_head_size = 1 << 10});
   EXPECT_EQ(huge.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(huge.status().message()), HasSubstr("more than 2^63 bytes"));
+  EXPECT_THAT(huge.status(), Says("more than 2^63 bytes"));
 }
 
 TEST(WorkspaceArenaTest, PiecesAreApartAndAligned) {
@@ -400,8 +400,8 @@ TEST(WorkspaceArenaTest, TooSmallNamesTheBytesNeeded) {
   ASSERT_TRUE(arena.Take(1000).ok());
   const absl::Status status = arena.Take(500).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("needs a workspace of 1524 bytes"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("the arena has 1024"));
+  EXPECT_THAT(status, Says("needs a workspace of 1524 bytes"));
+  EXPECT_THAT(status, Says("the arena has 1024"));
   EXPECT_EQ(arena.most_needed(), 1524);
   EXPECT_EQ(arena.Take(-1).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arena.Take(INT64_MAX).status().code(), absl::StatusCode::kInvalidArgument);
@@ -417,6 +417,72 @@ TEST(WorkspaceArenaTest, WhatIsNeededSuffices) {
   WorkspaceArena arena(absl::MakeSpan(memory));
   EXPECT_TRUE(arena.Take(300).ok());
   EXPECT_TRUE(arena.Take(50).ok());
+}
+
+// --- Published rules ---
+
+TEST(SplitRulesTest, Ex05DecodeVersion) {
+  constexpr auto kV1 = DecodeVersion::kV1, kV2 = DecodeVersion::kV2;
+  EXPECT_EQ(SelectDecodeVersion(2048, 8, 32), kV2);
+  EXPECT_EQ(SelectDecodeVersion(16384, 4, 32), kV2);
+  EXPECT_EQ(SelectDecodeVersion(4096, 16, 32), kV2);
+  EXPECT_EQ(SelectDecodeVersion(4096, 17, 32), kV1);
+  EXPECT_EQ(SelectDecodeVersion(32768, 2, 32), kV2);
+  EXPECT_EQ(SelectDecodeVersion(512, 1, 1), kV1);
+  EXPECT_EQ(SelectDecodeVersion(513, 1, 1), kV2);
+  EXPECT_EQ(SelectDecodeVersion(8192, 64, 64), kV1);
+  EXPECT_EQ(SelectDecodeVersion(8193, 64, 64), kV2);
+}
+
+TEST(UseCascadeTest, Ex18Heuristic) {
+  const auto choice = [](int64_t prefix, int64_t num_reqs) {
+    return CascadeShape{.common_prefix_len = prefix,
+                        .num_reqs = num_reqs,
+                        .num_heads = 32,
+                        .num_kv_heads = 8,
+                        .num_multiprocessors = 132};
+  };
+  const auto expect = [&](int64_t prefix, int64_t num_reqs, int64_t cascade, int64_t per_request) {
+    const CascadeCost cost = ModelCascade(choice(prefix, num_reqs));
+    EXPECT_EQ(cost.cascade, cascade);
+    EXPECT_EQ(cost.per_request, per_request);
+    EXPECT_EQ(UseCascade(choice(prefix, num_reqs)), cascade < per_request);
+  };
+  expect(2048, 64, 16, 63);
+  expect(256, 8, 2, 1);
+  expect(8192, 8, 64, 32);
+  expect(8192, 256, 64, 993);
+}
+
+TEST(UseCascadeTest, NeedsALongPrefixOfManyRequestsAndPlainKeys) {
+  CascadeShape choice = {.common_prefix_len = 256,
+                         .num_reqs = 8,
+                         .num_heads = 32,
+                         .num_kv_heads = 8,
+                         .num_multiprocessors = 132};
+  EXPECT_FALSE(UseCascade(choice));  // the model says no
+  const CascadeShape tie = {.common_prefix_len = 256,
+                            .num_reqs = 8,
+                            .num_heads = 2,
+                            .num_kv_heads = 1,
+                            .num_multiprocessors = 8};
+  EXPECT_EQ(ModelCascade(tie).cascade, ModelCascade(tie).per_request);
+  EXPECT_FALSE(UseCascade(tie));
+  choice.max_query_len = 2;
+  EXPECT_TRUE(UseCascade(choice));
+  choice.max_query_len = 1;
+  choice.num_kv_heads = 32;
+  EXPECT_TRUE(UseCascade(choice));
+  const auto without = [&](auto change) {
+    CascadeShape changed = choice;
+    change(changed);
+    return UseCascade(changed);
+  };
+  EXPECT_FALSE(without([](auto& c) { c.common_prefix_len = 255; }));
+  EXPECT_FALSE(without([](auto& c) { c.num_reqs = 7; }));
+  EXPECT_FALSE(without([](auto& c) { c.has_alibi = true; }));
+  EXPECT_FALSE(without([](auto& c) { c.has_window = true; }));
+  EXPECT_FALSE(without([](auto& c) { c.has_chunk = true; }));
 }
 
 }  // namespace

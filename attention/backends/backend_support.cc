@@ -214,7 +214,8 @@ const char* Name(AttentionType type) {
 }
 
 const char* Name(GraphLevel level) {
-  static constexpr const char* kNames[] = {"never", "uniform_single_token_decode", "uniform_batch", "always"};
+  static constexpr const char* kNames[] = {"never", "uniform_single_token_decode", "uniform_batch",
+                                           "always"};
   const auto index = static_cast<size_t>(level);
   return index < std::size(kNames) ? kNames[index] : "?";
 }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/split_rules.h"
 #include "attention/ops/arg_checker.h"
+#include "checks/ceil_div.h"
 #include "checks/status_macros.h"
 #include "kvblocks/attention_backend.h"
 #include "kvblocks/attention_masks.h"
@@ -61,7 +61,8 @@ absl::Status CheckDeclaredRows(const LayerConfig& layer, const BackendSupport& s
 }
 
 absl::Status CheckCacheRows(const LayerConfig& layer, const char* name,
-                            const std::optional<KvRowFormat>& row_format, const KvCacheView& cache) {
+                            const std::optional<KvRowFormat>& row_format,
+                            const KvCacheView& cache) {
   if (!row_format.has_value() || cache.absent() || cache.format == *row_format) {
     return absl::OkStatus();
   }
@@ -226,6 +227,41 @@ absl::Status KvScaleState::ComputeAndStoreOnce(const AttentionOps& ops, const Ex
   absl::Status status = ops.ScaleAndCache(context, args);
   frozen_ = status.ok();
   return status;
+}
+
+DecodeVersion SelectDecodeVersion(int64_t max_seq_len, int64_t num_reqs, int64_t num_heads) {
+  const int64_t partitions = CeilDiv(max_seq_len, kDecodePartitionTokens);
+  const bool enough_work = num_reqs * num_heads > 512;
+  return max_seq_len <= kMaxSinglePassTokens && (partitions <= 1 || enough_work)
+             ? DecodeVersion::kV1
+             : DecodeVersion::kV2;
+}
+
+namespace {
+
+constexpr int64_t kCascadeTileRows = 128, kCascadeTileKeys = 128;
+
+}  // namespace
+
+CascadeCost ModelCascade(const CascadeShape& choice) {
+  const int64_t key_tiles = CeilDiv(choice.common_prefix_len, kCascadeTileKeys);
+  const int64_t group = choice.num_heads / choice.num_kv_heads;
+  CascadeCost cost;
+  cost.cascade = CeilDiv(choice.num_heads * CeilDiv(choice.num_reqs, kCascadeTileRows),
+                         choice.num_multiprocessors) *
+                 key_tiles;
+  cost.per_request =
+      CeilDiv(choice.num_reqs * choice.num_kv_heads * CeilDiv(group, kCascadeTileRows) * key_tiles,
+              choice.num_multiprocessors);
+  return cost;
+}
+
+bool UseCascade(const CascadeShape& choice) {
+  if (choice.common_prefix_len < 256 || choice.num_reqs < 8) return false;
+  if (choice.has_alibi || choice.has_window || choice.has_chunk) return false;
+  if (choice.max_query_len > 1 || choice.num_heads == choice.num_kv_heads) return true;
+  const CascadeCost cost = ModelCascade(choice);
+  return cost.cascade < cost.per_request;
 }
 
 }  // namespace kvblocks::attention

@@ -3,6 +3,7 @@
 #include "kvblocks/attention_layer.h"
 
 #include "attention/testing/layer_fixture.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_backend.h"
@@ -11,7 +12,6 @@ namespace kvblocks::attention {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Writes down when it was called relative to the operations.
@@ -122,7 +122,7 @@ TEST_F(UnifiedAttentionTest, MetadataPerLayerAndPerModel) {
   forward_.SetMetadata(by_layer);
   EXPECT_EQ(Attend("layer0"), absl::OkStatus());
   EXPECT_EQ(Attend("layer1").code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(Attend("layer1").message()), HasSubstr("layer1"));
+  EXPECT_THAT(Attend("layer1"), Says("layer1"));
   // Element 0 is the base model's.
   const ForwardContext::MetadataByLayer draft = {{"layer1", nullptr}};
   forward_.SetMetadata(std::vector<ForwardContext::MetadataByLayer>{by_layer, draft});
@@ -134,12 +134,12 @@ TEST_F(UnifiedAttentionTest, MetadataPerLayerAndPerModel) {
 
 TEST_F(UnifiedAttentionTest, UnknownAndDoubleLayersAreNamed) {
   EXPECT_EQ(Attend("layer9").code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(Attend("layer9").message()), HasSubstr("layer9"));
+  EXPECT_THAT(Attend("layer9"), Says("layer9"));
   AddLayer("orphan", "nobody");
-  EXPECT_THAT(std::string(Attend("orphan").message()), HasSubstr("shares the cache of nobody"));
+  EXPECT_THAT(Attend("orphan"), Says("shares the cache of nobody"));
   AddLayer("grandchild", "layer1");
   EXPECT_EQ(Attend("grandchild").code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(Attend("grandchild").message()), HasSubstr("shares that of layer0"));
+  EXPECT_THAT(Attend("grandchild"), Says("shares that of layer0"));
   AddLayer("narcissus", "narcissus");
   EXPECT_EQ(Attend("narcissus").code(), absl::StatusCode::kFailedPrecondition);
   auto again =
@@ -153,17 +153,15 @@ TEST_F(UnifiedAttentionTest, SparseLayersAreFoundWithTheMetadataOfTheirGroups) {
   ASSERT_EQ(forward_.AddLayer(*backend_.MakeImpl(config), fixture_.cache()), absl::OkStatus());
   config.name = "nameless", config.sparse.names = {};
   ASSERT_EQ(forward_.AddLayer(*backend_.MakeImpl(config), fixture_.cache()), absl::OkStatus());
-  const auto message = [&](const char* name) {
-    return std::string(forward_.Find(name).status().message());
-  };
-  EXPECT_THAT(message("c4"), HasSubstr("layer c4 has caches of several groups"));
+  const auto status_of = [&](const char* name) { return forward_.Find(name).status(); };
+  EXPECT_THAT(status_of("c4"), Says("layer c4 has caches of several groups"));
   CommonAttentionMetadata rows, states;
   ForwardContext::MetadataByLayer by_name = {{"c4", &fixture_.metadata()},
                                              {"nameless", &fixture_.metadata()},
                                              {"c4.rows", &rows}};
   forward_.SetMetadata(by_name);
-  EXPECT_THAT(message("c4"), HasSubstr("no metadata for layer c4.states"));
-  EXPECT_THAT(message("nameless"), HasSubstr("layer nameless has no sparse.names.compressed"));
+  EXPECT_THAT(status_of("c4"), Says("no metadata for layer c4.states"));
+  EXPECT_THAT(status_of("nameless"), Says("layer nameless has no sparse.names.compressed"));
   by_name["c4.states"] = &states;
   forward_.SetMetadata(by_name);
   const auto found = forward_.Find("c4");
@@ -171,13 +169,12 @@ TEST_F(UnifiedAttentionTest, SparseLayersAreFoundWithTheMetadataOfTheirGroups) {
   EXPECT_EQ(found->metadata, &fixture_.metadata());
   EXPECT_EQ(found->sparse.compressed, &rows);
   EXPECT_EQ(found->sparse.states, &states);
-  EXPECT_THAT(std::string(Attend("c4").message()), HasSubstr("layer c4 is sparse; give"));
+  EXPECT_THAT(Attend("c4"), Says("layer c4 is sparse; give"));
   const SparseInputs none;
   const LayerTensors t = fixture_.tensors();
   forward_.SetMetadata(&fixture_.metadata());
-  EXPECT_THAT(std::string(UnifiedAttention({}, forward_, "layer0", t.q, t.k, t.v, t.out, 0, &none)
-                              .message()),
-              HasSubstr("layer layer0 is not sparse; give"));
+  EXPECT_THAT(UnifiedAttention({}, forward_, "layer0", t.q, t.k, t.v, t.out, 0, &none),
+              Says("layer layer0 is not sparse; give"));
 }
 
 TEST_F(UnifiedAttentionTest, InputsAreNotMutated) {
@@ -198,8 +195,7 @@ TEST(InferOutputTest, IsTheShapeOfQWithTheValueHeadSize) {
   EXPECT_THAT(flat->extents, ElementsAre(7, 24));
   EXPECT_EQ(flat->dtype, DType::kBF16);
   EXPECT_THAT(InferOutput(layer, {7, 4, 8}, DType::kF16)->extents, ElementsAre(7, 4, 6));
-  EXPECT_THAT(std::string(InferOutput(layer, {7, 31}, DType::kF16).status().message()),
-              HasSubstr("q of layer a is [7, 31]"));
+  EXPECT_THAT(InferOutput(layer, {7, 31}, DType::kF16).status(), Says("q of layer a is [7, 31]"));
 }
 
 TEST(InferOutputTest, OfAnMlaLayerIsWhatForwardTakes) {

@@ -16,8 +16,8 @@ constexpr int64_t kPlanEntryBytes = 32;
 constexpr int64_t kTokensPerPartial = 64;
 // Query rows that a thread block attends with at a time.
 constexpr int64_t kRowsPerTile = 128;
-// Rows of queries that states of decode are kept of, where heads are fewer: both ends of a part have
-// a tile of up to 16.
+// Rows of queries that states of decode are kept of, where heads are fewer: both ends of a part
+// have a tile of up to 16.
 constexpr int64_t kLeastDecodeRows = 2 * 16;
 
 // Sum of pieces that Take hands out; -1 beyond int64.

@@ -251,8 +251,8 @@ void VisitWork(const BlendConfig& config, const BlendBounds& bounds, BlendWork& 
   visit(work.attention, dtype, {tokens, config.num_heads, config.head_dim});
   visit(work.selected, DType::kI32, {tokens});
   visit(work.limits, DType::kI32, {tokens});
-  // Numbers from 0, positions, origins and what chunks are rotated for; where requests begin, before
-  // any selection and behind that of every layer.
+  // Numbers from 0, positions, origins and what chunks are rotated for; where requests begin,
+  // before any selection and behind that of every layer.
   visit(work.integers, DType::kI32,
         {std::max(tokens, bounds.max_seq_len) + 3 * tokens +
          (int64_t{config.num_layers} + 1) * (bounds.max_num_reqs + 1)});

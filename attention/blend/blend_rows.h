@@ -1,5 +1,5 @@
-// BlendRows: how many rows each request of a batch has in each layer, which follows from lengths and
-// ratios alone, and the integers that a run needs on its device. For RunBlend.
+// BlendRows: how many rows each request of a batch has in each layer, which follows from lengths
+// and ratios alone, and the integers that a run needs on its device. For RunBlend.
 //
 // Rows of a request stay ascending by position. A layer projects the rows that attended in the one
 // before. Cost: O(T + layers * R).
@@ -34,8 +34,8 @@ class BlendRows {
   const BlendSession* session(int64_t b) const { return sessions_[b]; }
   BlendBounds bounds() const { return bounds_; }
 
-  // Row at which a request begins, among those that a layer projects, or of those that attend in it;
-  // b = num_requests: how many there are.
+  // Row at which a request begins, among those that a layer projects, or of those that attend in
+  // it; b = num_requests: how many there are.
   int32_t projected(int layer, int64_t b) const {
     return layer == 0 ? first(b) : attends(layer - 1, b);
   }
@@ -93,8 +93,9 @@ View RowsOfView(View view, int64_t begin, int64_t end) {
   return view;
 }
 
-// --- What RunBlend refuses of a step before anything runs: what does not fit together in sessions, metadata
-// and caches. What single operations refuse, they say themselves. Cost: O(requests + chunks * layers).
+// --- What RunBlend refuses of a step before anything runs: what does not fit together in sessions,
+// metadata and caches. What single operations refuse, they say themselves. Cost: O(requests +
+// chunks * layers).
 
 absl::Status CheckBlendStep(const ExecContext& context, const BlendConfig& config,
                             const BlendStep& step, const BlendModel& model);

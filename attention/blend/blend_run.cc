@@ -39,7 +39,8 @@ class Run {
   };
 
   absl::Status Layer(int layer, BlendLayerReport* report);
-  // Old rows of chunks: K rotated into the work memory, both into the cache, V also to compare with.
+  // Old rows of chunks: K rotated into the work memory, both into the cache, V also to compare
+  // with.
   absl::Status TakeOldKeys(int64_t b, int layer);
   absl::Status StoreOldRows(int64_t b, int layer, BlendLayerReport* report);
   absl::Status Select(int64_t b, int layer, BlendLayerReport* report);

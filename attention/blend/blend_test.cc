@@ -10,6 +10,7 @@
 
 #include "attention/blend/testing/blend_fixture.h"
 #include "attention/blend/testing/paged_model.h"
+#include "attention/testing/says.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/cache_blend.h"
 
@@ -281,7 +282,7 @@ TEST_P(BlendTest, WorkMemoryMayBeTheCallers) {
   const absl::Status small =
       RunBlend(ops, context, transformer.blend_config(), step, model).status();
   EXPECT_EQ(small.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(small.message().find("the memory has 1000"), std::string::npos) << small;
+  EXPECT_THAT(small, Says("the memory has 1000"));
   for (const BlendBounds& bad : {BlendBounds{-1, 1, 1}, BlendBounds{1, int64_t{1} << 40, 1}}) {
     EXPECT_EQ(BlendWorkBytes(transformer.blend_config(), bad).status().code(),
               absl::StatusCode::kInvalidArgument);
@@ -289,7 +290,7 @@ TEST_P(BlendTest, WorkMemoryMayBeTheCallers) {
   BlendConfig huge = transformer.blend_config();
   huge.num_heads = huge.head_dim = int64_t{1} << 28;
   const absl::Status beyond = BlendWorkBytes(huge, {1, 1 << 30, 1}).status();
-  EXPECT_NE(beyond.message().find("more than 2^63 bytes"), std::string::npos) << beyond;
+  EXPECT_THAT(beyond, Says("more than 2^63 bytes"));
 }
 
 TEST_P(BlendTest, FailingCallbackEndsTheRunWithItsStatus) {

@@ -23,8 +23,8 @@ void LoadElements(DType dtype, const std::byte* from, int64_t stride, int64_t co
 // those of DoubleToInt8Code: -128 is never written.
 void StoreElements(DType dtype, const double* values, int64_t count, std::byte* to);
 
-// The largest magnitude of the finite values, or 0: one infinity must not turn what shares its scale
-// into zeros.
+// The largest magnitude of the finite values, or 0: one infinity must not turn what shares its
+// scale into zeros.
 double FiniteAmax(const double* values, int64_t count);
 
 // --- RowLayout: where the key or value rows of a cache lie, as strides in bytes.

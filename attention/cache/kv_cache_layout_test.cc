@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/testing/random_cache.h"
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 
 namespace kvblocks::attention {
@@ -33,7 +34,7 @@ KvCacheGeometry Geometry(KvLayout layout, KvPlacement placement = KvPlacement::k
 
 void ExpectRefused(const absl::Status& status, const char* text) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_NE(std::string(status.message()).find(text), std::string::npos) << status;
+  EXPECT_THAT(status, Says(text));
 }
 
 // EX-4: [2, 1000, 16 * 32 * 128] of 16 bits, and blocks of kMlaFp8_584.

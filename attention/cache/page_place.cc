@@ -128,7 +128,8 @@ absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_block
 absl::StatusOr<KvCacheView> PlacedKvCache(const PlacedPages& placed, KvCacheGeometry geometry,
                                           bool kv_in_one_row) {
   const TensorView& pages = placed.pages;
-  const bool own_scales = geometry.format != KvRowFormat::kElements && !IsMlaRecord(geometry.format);
+  const bool own_scales =
+      geometry.format != KvRowFormat::kElements && !IsMlaRecord(geometry.format);
   geometry.num_blocks = 1;
   // The same for one block, but formats with scales know one of the two.
   geometry.placement = own_scales ? KvPlacement::kInterleaved : KvPlacement::kKThenV;

@@ -1,19 +1,21 @@
 // Single vectors of caches that keep scales of their own (KvRowFormat): encoding and decoding.
 //
-//   kPerTokenHead      D codes, int8 or e4m3. The scale is the largest finite magnitude over 127 or 448.
+//   kPerTokenHead      D codes, int8 or e4m3. The scale is the largest finite magnitude over 127 or
+//   448.
 //                      value = code * scale.
-//   kInt4PerTokenHead  D / 2 bytes, value 2i in the lower half of byte i. The scale is the width of the
-//                      finite values, 0 always among them, over 15; the last four bits of its float32
-//                      are the code that stands for 0 (the zero point z) instead of its own.
-//                      value = (code - z) * the scale with those bits cleared.
+//   kInt4PerTokenHead  D / 2 bytes, value 2i in the lower half of byte i. The scale is the width of
+//   the
+//                      finite values, 0 always among them, over 15; the last four bits of its
+//                      float32 are the code that stands for 0 (the zero point z) instead of its
+//                      own. value = (code - z) * the scale with those bits cleared.
 //   kNvfp4             D / 2 bytes of e2m1 codes in the same order and D / 16 e4m3 scales, each the
 //                      largest finite magnitude of 16 values over 6 and the outer scale.
 //                      value = code * scale * outer scale.
 //
 // Float32 scales are at least 1e-6. Codes are round-to-nearest-even of value / scale (int4: + z),
-// saturating, infinities too; a NaN stays one in e4m3 and becomes 0 elsewhere. A group whose e4m3 scale rounds to 0
-// has codes of 0. Engines turn K, V and queries by a random Hadamard matrix before they quantise to
-// int4; that is the caller's to do.
+// saturating, infinities too; a NaN stays one in e4m3 and becomes 0 elsewhere. A group whose e4m3
+// scale rounds to 0 has codes of 0. Engines turn K, V and queries by a random Hadamard matrix
+// before they quantise to int4; that is the caller's to do.
 //
 // Cost: O(D), no allocation; no alignment needed.
 
@@ -94,19 +96,22 @@ void EncodeMla584(const double* values, const uint16_t* rotary, std::byte* block
 // `row` takes 512 values: 448 of code * scale, then the rotary ones.
 void DecodeMla584(const std::byte* block, int64_t block_size, int64_t offset, double* row);
 
-// --- Latent records of kMlaLatent caches (KvRowFormat) in byte-exact encoding and exact decoding: those of
-// DeepSeek V4.1 and the NVFP4 one of V3.2's geometry, as vLLM 0.33 and its FlashMLA have them.
+// --- Latent records of kMlaLatent caches (KvRowFormat) in byte-exact encoding and exact decoding:
+// those of DeepSeek V4.1 and the NVFP4 one of V3.2's geometry, as vLLM 0.33 and its FlashMLA have
+// them.
 //
-//   kMlaV41     528 bytes: 512 e4m3, the last 64 of them rotary, then 16 E8M0 scales (one per 32 values)
-//   kMlaV41Fp4  288 bytes: 512 e2m1 in 256 bytes, the last 64 of them rotary, then 32 e4m3 scales (one
+//   kMlaV41     528 bytes: 512 e4m3, the last 64 of them rotary, then 16 E8M0 scales (one per 32
+//   values)
+//   kMlaV41Fp4  288 bytes: 512 e2m1 in 256 bytes, the last 64 of them rotary, then 32 e4m3 scales
+//   (one
 //               per 16 values)
 //   kMlaNvfp4   352 bytes: 512 e2m1 in 256 bytes, then 64 rotary e4m3 without a scale, then 32 e4m3
 //               scales of the 512; that of values 16 s to 16 s + 15 is byte 8 (s mod 4) + s / 4
 //
 // Of two e2m1 codes in a byte the first is in the lower half. E8M0 scales are those of
-// MlaTileScaleE8M0, e4m3 ones the largest finite magnitude / 6 within 2^-9 to 448. Codes round to nearest
-// even and saturate; a NaN stays one in e4m3 and becomes 0 in e2m1. A record lies in one piece: its
-// scales follow its own values. Cost: O(record), no allocation; no alignment needed.
+// MlaTileScaleE8M0, e4m3 ones the largest finite magnitude / 6 within 2^-9 to 448. Codes round to
+// nearest even and saturate; a NaN stays one in e4m3 and becomes 0 in e2m1. A record lies in one
+// piece: its scales follow its own values. Cost: O(record), no allocation; no alignment needed.
 
 // `values` are all MlaRecordShape::key_dim ones, compressed, then rotary.
 void EncodeMlaRecord(KvRowFormat format, const double* values, std::byte* record);

@@ -86,10 +86,6 @@ TEST(SelectHkvdTest, NanRanksAsInfinityAndIsFlagged) {
   EXPECT_EQ(flags, 0);
 }
 
-TEST(SelectHkvdTest, SuffixMayBeEverything) {
-  EXPECT_EQ(Select({1, 2, 3}, 1.0, 3), (Indices{0, 1, 2}));
-}
-
 TEST(SelectHkvdTest, LongerOutputKeepsItsRest) {
   const std::vector<float> v(4);
   std::vector<int32_t> imp(4, -7);

@@ -31,9 +31,10 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
 // and kMlaSplit do, the FP8 MLA layouts into themselves.
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst);
-// The same of block pair.first of src into pair.second of dst, which may have another number of blocks:
-// for caches in use, and the only way for views whose blocks may share memory (native layouts), of which
-// no two destinations may.
+// The same of block pair.first of src into pair.second of dst, which may have another number of
+// blocks:
+// for caches in use, and the only way for views whose blocks may share memory (native layouts), of
+// which no two destinations may.
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst, absl::Span<const BlockPair> pairs);
 

@@ -26,8 +26,8 @@ class RowGatherer {
     const DType dtype = keys ? cache.k.dtype : cache.v.dtype;
     count_ = keys ? cache.key_dim() : cache.value_dim();
     scaled_ = cache.format == KvRowFormat::kElements ? IsQuantizedCode(dtype) : cache.takes_scale();
-    copies_bits_ = dtype == out.dtype && !scaled_ && cache.format == KvRowFormat::kElements && !HasScalesInside(cache.layout) &&
-                   cache.layout != KvLayout::kMlaSplit;
+    copies_bits_ = dtype == out.dtype && !scaled_ && cache.format == KvRowFormat::kElements &&
+                   !HasScalesInside(cache.layout) && cache.layout != KvLayout::kMlaSplit;
     if (copies_bits_) {
       rows_ = keys ? RowsOfKeys(cache) : RowsOfValues(cache);
     } else {

@@ -1,7 +1,6 @@
 #include "kvblocks/attention_cpu.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -68,23 +67,6 @@ TEST(ReshapeAndCacheTest, Ex27E5M2AndInt8Codes) {
   EXPECT_EQ(
       Store(DType::kI8, {0.3125f, 0.4375f, -16, 20, kNaN, -kInfinity}, 0.125f),
       (std::vector<uint8_t>{2, 4, static_cast<uint8_t>(-127), 127, 0, static_cast<uint8_t>(-127)}));
-}
-
-TEST(ReshapeAndCacheTest, SameTypeKeepsPayloads) {
-  const std::vector<float> k = {1, kNaN};
-  uint32_t payload = 0xFFA12345;
-  std::vector<float> with_payload = k;
-  std::memcpy(&with_payload[1], &payload, sizeof(payload));
-  std::vector<float> cache(4);
-  const std::vector<int64_t> slots = {0};
-  ReshapeAndCacheArgs args;
-  args.k = args.v = In(with_payload, {1, 1, 2});
-  args.slot_mapping = In(slots, {1});
-  auto* data = reinterpret_cast<std::byte*>(cache.data());
-  args.cache = KvCacheView(KvLayout::kHnd, TensorView::Contiguous(data, DType::kF32, {1, 1, 1, 2}),
-                           TensorView::Contiguous(data + 8, DType::kF32, {1, 1, 1, 2}));
-  ASSERT_EQ(CpuReference().ReshapeAndCache({}, args), absl::OkStatus());
-  EXPECT_EQ(std::memcmp(&cache[1], &payload, sizeof(payload)), 0);
 }
 
 // Batches large enough for tables of codes: every 16-bit word, with a scale for all or one per

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "attention/cache/element_rows.h"
-#include "attention/cpu/error_flags.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/tensor/small_floats.h"
 #include "checks/ceil_div.h"

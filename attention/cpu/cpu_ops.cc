@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/cpu/host_scalars.h"
-#include "attention/cpu/reference_cuts.h"
+#include "attention/cpu/reference_engine.h"
 #include "attention/cpu/simd_dense.h"
 #include "attention/cpu/simd_states.h"
 

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cpu/error_flags.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/cpu/simd_dense.h"
 #include "attention/cpu/simd_states.h"

@@ -42,8 +42,7 @@ void RunPrefill(PagedCase& paged, ThreadPool* threads = nullptr) {
   paged.ClearOutputs();
   ExecContext context;
   context.threads = threads;
-  const absl::Status status = Cpu().PagedPrefill(context, paged.PrefillArgs());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(Cpu().PagedPrefill(context, paged.PrefillArgs()), absl::OkStatus());
 }
 
 TEST(SimdKernelsTest, RowsWidenExactlyOnEveryTarget) {
@@ -162,8 +161,6 @@ TEST(CpuOpsTest, ThreadsDoNotChangeABit) {
   }
 }
 
-// AT-56, AT-99: a NaN or an infinity in a value row reaches the rows that see the key and no other,
-// although they share tiles.
 TEST(CpuOpsTest, NoHeadsAreNothingToDo) {
   Tensor k(DType::kF32, {6, 4, 2, 8}), v(DType::kF32, {6, 4, 2, 8}), rows(DType::kF32, {6, 4, 8});
   Tensor none(DType::kF32, {2, 0, 8}), none_latent(DType::kF32, {2, 0, 6});
@@ -198,6 +195,8 @@ TEST(CpuOpsTest, NoHeadsAreNothingToDo) {
   EXPECT_EQ(Cpu().MlaDecode({}, mla), absl::OkStatus());
 }
 
+// AT-56, AT-99: a NaN or an infinity in a value row reaches the rows that see the key and no other,
+// although they share tiles.
 TEST(CpuOpsTest, ValuesReachOnlyRowsThatSeeThem) {
   PagedCaseOptions options;
   options.lengths = {100};

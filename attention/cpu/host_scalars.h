@@ -1,8 +1,9 @@
-// Indices and scales out of views in host memory.
+// Indices and scales out of views in host memory, and flags of what is wrong with them.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
 #define KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -50,6 +51,14 @@ inline float ScaleAt(const ConstTensorView& scales, int64_t request, int64_t kv_
   float scale;
   std::memcpy(&scale, scales.data + offset * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
   return scale;
+}
+
+// What operations on the host find wrong with single values or indices, for those who ask. Any
+// thread of the operation may flag.
+// Nothing if the context has no flags.
+inline void Flag(const ExecContext& context, DeviceErrorBit bit) {
+  if (context.error_flags == nullptr || context.error_flags->bits == nullptr) return;
+  std::atomic_ref<uint32_t>(*context.error_flags->bits).fetch_or(bit, std::memory_order_relaxed);
 }
 
 }  // namespace kvblocks::attention

@@ -1,5 +1,5 @@
-// What the host's backends do to the rows of sparse attention: keys of an indexer, and DeepSeek V4's
-// compressor. In float64, rounded where it is stored.
+// What the host's backends do to the rows of sparse attention: keys of an indexer, and DeepSeek
+// V4's compressor. In float64, rounded where it is stored.
 
 #include <algorithm>
 #include <cmath>

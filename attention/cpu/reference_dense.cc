@@ -6,7 +6,6 @@
 
 #include "attention/cache/element_rows.h"
 #include "attention/cpu/host_scalars.h"
-#include "attention/cpu/reference_cuts.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_rows.h"
 #include "attention/tensor/small_floats.h"
@@ -57,7 +56,7 @@ void LoadQuery(const AttendBatch& batch, const ConstTensorView& q, int64_t row, 
 }
 
 void AttendAndWrite(const ExecContext& context, const AttendBatch& batch, const ConstTensorView& q,
-                    const RowWriter& writer) {
+                    const ReferenceWriter& writer) {
   Attend(
       context, batch,
       [&](int64_t row, int64_t head, double* out) { LoadQuery(batch, q, row, head, out); },

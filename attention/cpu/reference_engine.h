@@ -1,10 +1,10 @@
 // The float64 attention engine behind every operation of CPU_REFERENCE.
 //
-// An AttendBatch says which query rows there are, where their keys come from (KeyRows) and how scores
-// are made; Attend computes each (row, head) in two passes, the exact maximum first, then exponentials
-// and the value sum in key order, piece by piece if the keys are cut, and hands the states of the
-// pieces to the caller. Rows share nothing but the loaded keys, so results depend neither on the
-// number of threads nor on what else is in the batch.
+// An AttendBatch says which query rows there are, where their keys come from (KeyRows) and how
+// scores are made; Attend computes each (row, head) in two passes, the exact maximum first, then
+// exponentials and the value sum in key order, piece by piece if the keys are cut, and hands the
+// states of the pieces to the caller. Rows share nothing but the loaded keys, so results depend
+// neither on the number of threads nor on what else is in the batch.
 //
 // Never touched: keys that no row of the batch sees, and so their block-table entries.
 
@@ -18,6 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention_args.h"
+#include "kvblocks/split_planner.h"
 #include "kvblocks/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -55,22 +56,30 @@ struct PieceState {
 
 // Calls load_query(row, head, key_dim values) and finish(row, head, states of its pieces, in order)
 // once for each row and head, from any of the context's threads.
-void Attend(const ExecContext& context, const AttendBatch& batch,
-            absl::FunctionRef<void(int64_t row, int64_t head, double* out)> load_query,
-            absl::FunctionRef<void(int64_t row, int64_t head, absl::Span<PieceState> pieces)> finish);
+void Attend(
+    const ExecContext& context, const AttendBatch& batch,
+    absl::FunctionRef<void(int64_t row, int64_t head, double* out)> load_query,
+    absl::FunctionRef<void(int64_t row, int64_t head, absl::Span<PieceState> pieces)> finish);
 
-// Merges the states into one whose values are divided by its sum; returns the log-sum-exp. The result
-// is in pieces[0].values. A single piece is only divided.
+// Merges the states into one whose values are divided by its sum; returns the log-sum-exp. The
+// result is in pieces[0].values. A single piece is only divided.
 double MergePieces(absl::Span<PieceState> pieces);
 
 // Writes finished rows: applies the head's sink, divides by out_scale if it is set, rounds once.
-struct RowWriter {
+struct ReferenceWriter {
   ConstTensorView sinks;
   float out_scale = 0;
   TensorView out, lse;  // lse may be absent
 
   void Write(int64_t row, int64_t head, absl::Span<double> values, double row_lse) const;
 };
+
+// Where a split policy or a plan cuts the keys of a request.
+// Ascending, in (0, kv_len). Auto without a plan is one piece.
+std::vector<int64_t> CutsOf(const SplitPolicy& policy, int64_t kv_len, int64_t block_size);
+std::vector<int64_t> CutsOf(const SplitPlan& plan, int64_t request, int64_t kv_len);
+// One cut, or none if it is at or past the end.
+std::vector<int64_t> CutsAt(int64_t position, int64_t kv_len);
 
 }  // namespace kvblocks::attention
 

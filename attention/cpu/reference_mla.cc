@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "attention/cache/element_rows.h"
-#include "attention/cpu/error_flags.h"
 #include "attention/cpu/host_scalars.h"
-#include "attention/cpu/reference_cuts.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_rows.h"
 #include "attention/tensor/small_floats.h"
@@ -73,7 +71,7 @@ absl::Status CpuReferenceOps::Run(const Checked<MlaDecodeArgs>& call) const {
     request.cuts = CutsOf(args.params.split, request.kv_len, args.cache.block_size());
     batch.requests.push_back(std::move(request));
   }
-  const RowWriter writer = {args.params.sinks, 0, args.out, args.lse};
+  const ReferenceWriter writer = {args.params.sinks, 0, args.out, args.lse};
   Attend(
       context, batch,
       [&](int64_t row, int64_t head, double* out) {
@@ -121,7 +119,7 @@ absl::Status CpuReferenceOps::Run(const Checked<SparseMlaDecodeArgs>& call) cons
                      args.q.extent[3], out);
       },
       [&](int64_t row, int64_t head, absl::Span<PieceState> pieces) {
-        RowWriter writer = {args.sinks, 0, args.out, args.lse};
+        ReferenceWriter writer = {args.sinks, 0, args.out, args.lse};
         // The rows of this request as tensors of their own: [s_q, H, Dv] and [s_q, H].
         writer.out = args.out.Select(0, row / q_len).value();
         if (!args.lse.absent()) writer.lse = args.lse.Select(0, row / q_len).value();
@@ -166,7 +164,7 @@ absl::Status CpuReferenceOps::Run(const Checked<SparseMlaPrefillArgs>& call) con
   batch.params = &params;
   const ListedRows keys(cache, {}, 1, std::move(lists));
   batch.keys = &keys;
-  const RowWriter writer = {args.sinks, 0, args.out, args.lse};
+  const ReferenceWriter writer = {args.sinks, 0, args.out, args.lse};
   Attend(
       context, batch,
       [&](int64_t row, int64_t head, double* out) {

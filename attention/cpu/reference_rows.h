@@ -39,7 +39,8 @@ class PagedRows final : public KeyRows {
   const int64_t shared_prefix_, block_size_, key_dim_, value_dim_;
 };
 
-// k [rows, Hkv, D] and v [rows, Hkv, Dv], which may be codes; request b has rows from first_row[b] on.
+// k [rows, Hkv, D] and v [rows, Hkv, Dv], which may be codes; request b has rows from first_row[b]
+// on.
 class TensorRows final : public KeyRows {
  public:
   TensorRows(const ConstTensorView& k, const ConstTensorView& v, const KvScales& scales,

@@ -18,7 +18,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Finished outputs to be merged, state n weighing sum_n * e^(max_n).
 class WeightedStates {
  public:
-  WeightedStates(int64_t count, int64_t value_dim) : values_(std::max<int64_t>(1, count) * value_dim) {
+  WeightedStates(int64_t count, int64_t value_dim)
+      : values_(std::max<int64_t>(1, count) * value_dim) {
     free_ = absl::MakeSpan(values_);
     value_dim_ = value_dim;
     states_.reserve(count);
@@ -56,7 +57,7 @@ absl::Status CpuReferenceOps::Run(const Checked<ReduceSplitsArgs>& call) const {
   const ReduceSplitsArgs& args = call.args();
   const int64_t num_heads = args.out.extent[1], num_parts = args.max_logits.extent[2];
   const int64_t value_dim = args.out.extent[2];
-  const RowWriter writer = {args.sinks, 0, args.out, args.lse};
+  const ReferenceWriter writer = {args.sinks, 0, args.out, args.lse};
   ParallelFor(context.threads, args.out.extent[0] * num_heads, [&](int64_t item, int) {
     const int64_t row = item / num_heads, head = item % num_heads;
     WeightedStates states(num_parts, value_dim);
@@ -76,7 +77,7 @@ absl::Status CpuReferenceOps::Run(const Checked<MergeStatesArgs>& call) const {
   const MergeStatesArgs& args = call.args();
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t value_dim = args.out.extent[2];
-  const RowWriter writer = {args.sinks, args.out_scale, args.out, args.lse};
+  const ReferenceWriter writer = {args.sinks, args.out_scale, args.out, args.lse};
   ParallelFor(context.threads, args.out.extent[0] * num_heads, [&](int64_t item, int) {
     const int64_t row = item / num_heads, head = item % num_heads;
     const bool has_context = args.tokens_with_context < 0 || row < args.tokens_with_context;

@@ -3,8 +3,8 @@
 // at the first call.
 //
 // A tile is 64 pointers to key rows and 64 to value rows, of f32, f16, bf16 or 8-bit codes (without
-// their scale), wherever those are: rows of a cache are used in place where the cache allows it. Rows are
-// padded to a multiple of kRowPad elements, or have such a size.
+// their scale), wherever those are: rows of a cache are used in place where the cache allows it.
+// Rows are padded to a multiple of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
 // operations, however many rows or keys are computed together; keys that a row does not see are

@@ -1,17 +1,17 @@
-// Visibility: which keys a query row of a CPU backend has to look at, and what an explicit mask adds
-// to their scores.
+// Visibility: which keys a query row of a CPU backend has to look at, and what an explicit mask
+// adds to their scores.
 //
 // Rules that are intervals (length, causal, window, chunk, the band of an explicit mask) are folded
-// into [lo, hi); block-sparse rules and mask tensors remain a test per key. Keys outside the interval
-// and keys that fail the test are hidden: neither their rows nor, for whole blocks outside, their
-// block-table entries may be touched. Mask entries that hide (markers, bits, -infinity) fail the
-// test; other additive entries are biases.
+// into [lo, hi); block-sparse rules and mask tensors remain a test per key. Keys outside the
+// interval and keys that fail the test are hidden: neither their rows nor, for whole blocks
+// outside, their block-table entries may be touched. Mask entries that hide (markers, bits,
+// -infinity) fail the test; other additive entries are biases.
 //
-// Explicit masks: full masks are asked at row i, or at p if rows_are_absolute, from where the band of
-// mode 0 counts, too. A template is read at t = j - (i + o): entry [max(0, -t)][max(0, t)], either
-// index clamped to the template; o is 0 for mode 2, kv_len - q_len for modes 3 and 4. Mode 4 hides
-// what the template hides and what lies outside the band. Bits of kRaggedBits follow each other
-// without padding between requests, rows being i always.
+// Explicit masks: full masks are asked at row i, or at p if rows_are_absolute, from where the band
+// of mode 0 counts, too. A template is read at t = j - (i + o): entry [max(0, -t)][max(0, t)],
+// either index clamped to the template; o is 0 for mode 2, kv_len - q_len for modes 3 and 4. Mode 4
+// hides what the template hides and what lies outside the band. Bits of kRaggedBits follow each
+// other without padding between requests, rows being i always.
 //
 // Immutable; a row costs O(1), a test O(1). Views of the params must outlive it.
 

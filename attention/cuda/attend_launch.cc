@@ -76,8 +76,9 @@ absl::StatusOr<Pieces> PiecesOf(const CudaCall& call, const SplitPolicy& split,
     }
   }
   if (count > kMaxPieces) {
-    return absl::UnimplementedError(absl::StrCat(
-        call.op(), ": params.split makes ", count, " pieces; CUDA is built for at most ", kMaxPieces));
+    return absl::UnimplementedError(absl::StrCat(call.op(), ": params.split makes ", count,
+                                                 " pieces; CUDA is built for at most ",
+                                                 kMaxPieces));
   }
   pieces.count = static_cast<int32_t>(std::max<int64_t>(1, count));
   pieces.step = static_cast<int32_t>(step);

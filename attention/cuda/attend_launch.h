@@ -56,8 +56,8 @@ absl::Status AttendInPieces(CudaCall& call, const AttendRowsParams& params,
 // Cuts keys as far as the workspace has room. REQUIRES: TakesPrefill(params).
 absl::Status RunPrefill(CudaCall& call, const SplitPolicy& split, PrefillParams params);
 
-// Gives params `count` pieces of the workspace, fewer if there is no room for their states; false if
-// there is not even room for one. REQUIRES: count >= 1.
+// Gives params `count` pieces of the workspace, fewer if there is no room for their states; false
+// if there is not even room for one. REQUIRES: count >= 1.
 bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params);
 
 // Cascade on tensor cores: the shared prefix once for all queries, the rest per request, merged.
@@ -68,9 +68,9 @@ bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params);
 // of the part behind the prefix, and what decode needs for its own plan. How many pieces follows
 // from bounds and the workspace.
 
-// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are not
-// built for (float32, ALiBi, positions, scales per request) nor where the workspace is too small.
-// REQUIRES: checked arguments.
+// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are
+// not built for (float32, ALiBi, positions, scales per request) nor where the workspace is too
+// small. REQUIRES: checked arguments.
 absl::StatusOr<bool> RunCascadeInParts(const CudaCall& call, const CascadeArgs& args);
 
 }  // namespace kvblocks::attention::cuda

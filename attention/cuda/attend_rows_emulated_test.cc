@@ -328,27 +328,6 @@ TEST(AttendRowsTest, GarbageInDeviceArraysIsHarmless) {
 
 // --- Merging ---
 
-TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
-  const std::vector<float> outs = {NAN, 5, 7}, lses = {kInfinity, 0, -kInfinity};
-  float out = NAN, lse = NAN;
-  MergeStatesParams params;
-  params.outs = {outs.data(), 1, 1, Element::kF32};
-  params.out_state_stride = 1;
-  params.lses = {lses.data(), 1, 1, 1};
-  params.num_states = 3;
-  params.num_rows = params.value_dim = 1;
-  params.infinity_is_empty = true;
-  params.out = {&out, 1, 1, Element::kF32};
-  params.lse = &lse;
-  uint32_t bits = 0;
-  LaunchContext context;
-  context.error_flags = &bits;
-  ASSERT_EQ(LaunchMergeStates(context, params), 0);
-  EXPECT_EQ(bits, static_cast<uint32_t>(kMergeOfInfinity));
-  EXPECT_EQ(out, 5);
-  EXPECT_EQ(lse, 0);
-}
-
 TEST(MergeStatesTest, NaNsAreNotHidden) {
   const std::vector<float> outs = {1, 5, 7};
   for (const std::vector<float>& lses :

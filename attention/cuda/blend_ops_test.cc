@@ -11,6 +11,7 @@
 #include "attention/cuda/testing/on_device.h"
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/attention_ops.h"
@@ -30,8 +31,7 @@ void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& di
   const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
   FillWithPoison(imp);
   FillWithPoison(diffs);
-  const absl::Status status = RowsOnDevice().SelectHkvd(cuda.context, args);
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(RowsOnDevice().SelectHkvd(cuda.context, args), absl::OkStatus());
   EXPECT_EQ(imp.Get(), imp_expected);
   const std::vector<double> diffs_actual = diffs.Get();
   for (size_t i = 0; i < diffs_actual.size(); ++i) {
@@ -140,9 +140,8 @@ TEST(CudaBlendOpsTest, GatheredRowsAreThoseOfTheCpuAndBadIndicesAreSkipped) {
       const GatherRowsArgs args{in.view, index.view, expected.view};
       ASSERT_TRUE(CpuReference().GatherRows({}, args).ok());
       Flagged cuda;
-      const absl::Status status =
-          RowsOnDevice().GatherRows(cuda.context, {in.view, index.view, actual.view});
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(RowsOnDevice().GatherRows(cuda.context, {in.view, index.view, actual.view}),
+                absl::OkStatus());
       EXPECT_EQ(actual.bytes, expected.bytes);
       EXPECT_EQ(cuda.bits, 0u);
       rows[3] = 50, rows[20] = -1;
@@ -165,8 +164,7 @@ TEST(CudaBlendOpsTest, RowsThatAreNotDenseAreRefused) {
   const absl::Status status =
       RowsOnDevice().GatherRows({}, {*in.view.Select(2, 0), index.view, out.view});
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("the elements of a row follow each other"), std::string::npos)
-      << status;
+  EXPECT_THAT(status, Says("the elements of a row follow each other"));
 }
 
 TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
@@ -186,9 +184,9 @@ TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
       for (int64_t i = 0; i < 32; ++i) v_expected[token * 32 + i] = v_from[row * 32 + i];
     }
     Flagged cuda;
-    const absl::Status status =
-        RowsOnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(RowsOnDevice().FuseKv(cuda.context,
+                                    {imp.view, k_new.view, v_new.view, k_old.view, v_old.view}),
+              absl::OkStatus());
     EXPECT_EQ(k_old.Get(), k_expected);
     EXPECT_EQ(v_old.Get(), v_expected);
     EXPECT_EQ(cuda.bits, kBadIndex);
@@ -218,8 +216,7 @@ TEST(CudaBlendOpsTest, RotationIsThatOfTheCpu) {
           const std::vector<double> expected = out.Get();
           FillWithPoison(out);
           if (in_place) args.out = in.view;
-          const absl::Status status = RowsOnDevice().RotateKeys({}, args);
-          ASSERT_TRUE(status.ok()) << status;
+          ASSERT_EQ(RowsOnDevice().RotateKeys({}, args), absl::OkStatus());
           const std::vector<double> actual = in_place ? in.Get() : out.Get();
           const double unit = dtype == DType::kF32 ? 2e-7 : 8e-3;
           for (size_t i = 0; i < expected.size(); ++i) {
@@ -255,17 +252,9 @@ TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
       args.out_v = out_v.view;
       FillWithPoison(out);
       FillWithPoison(out_v);
-      const absl::Status on_cpu = CpuReference().GatherCache({}, args);
-      ASSERT_TRUE(on_cpu.ok()) << on_cpu;
-      const std::vector<std::byte> k_expected = out.bytes, v_expected = out_v.bytes;
-      FillWithPoison(out);
-      FillWithPoison(out_v);
-      Flagged cuda;
-      const absl::Status status = RowsOnDevice().GatherCache(cuda.context, args);
-      ASSERT_TRUE(status.ok()) << status;
-      EXPECT_EQ(out.bytes, k_expected);
-      EXPECT_EQ(out_v.bytes, v_expected);
-      EXPECT_EQ(cuda.bits, 0u);
+      ExpectBytesOfTheCpu({&out, &out_v}, [&](const auto& ops, const auto& context) {
+        return ops.GatherCache(context, args);
+      });
     }
   }
 }

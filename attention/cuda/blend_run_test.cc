@@ -14,6 +14,7 @@
 #include "attention/cuda/device_metadata.h"
 #include "attention/cuda/testing/device_mirror.h"
 #include "attention/tensor/small_floats.h"
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cuda.h"
 
@@ -126,12 +127,11 @@ class CudaBlendRunTest : public ::testing::TestWithParam<Precision> {
       for (int layer = 0; layer < kLayers; ++layer) {
         k.push_back(place(chunk.k[layer])), v.push_back(place(chunk.v[layer]));
       }
-      const absl::Status added =
-          session->AddChunk({.ids = chunk.ids, .k = k, .v = v, .rotated_for = chunk.rotated_for});
-      EXPECT_TRUE(added.ok()) << added;
+      EXPECT_EQ(
+          session->AddChunk({.ids = chunk.ids, .k = k, .v = v, .rotated_for = chunk.rotated_for}),
+          absl::OkStatus());
     }
-    const absl::Status planned = session->Plan(suffix);
-    EXPECT_TRUE(planned.ok()) << planned;
+    EXPECT_EQ(session->Plan(suffix), absl::OkStatus());
     return *std::move(session);
   }
   Tensor Hidden(const PagedModel& paged) {
@@ -280,7 +280,7 @@ TEST_P(CudaBlendRunTest, IsThatOfTheCpu) {
   const auto refused = [&](const BlendStep& bad, const std::string& names) {
     const absl::Status status = RunBlend(Cuda(), on.context, config, bad, cuda).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find(names), std::string::npos) << status;
+    EXPECT_THAT(status, Says(names));
   };
   BlendStep bad = device_step;
   bad.upload = nullptr;

@@ -8,13 +8,12 @@
 #include "attention/cpu/block_ops.h"
 #include "attention/cuda/block_ops.h"
 #include "attention/testing/random_cache.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-using testing::HasSubstr;
 
 TEST(CudaBlockOpsTest, BytesOfAllLayoutsGoWhereTheHostPutsThem) {
   std::mt19937_64 random(1);
@@ -121,7 +120,7 @@ TEST(CudaBlockOpsTest, WhatTheHostRefusesIsRefused) {
   const auto refused = [&](const absl::Status& status, absl::StatusCode code,
                            const std::string& words) {
     EXPECT_EQ(status.code(), code) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_THAT(status, Says(words));
     EXPECT_EQ(cache.memory, before);
   };
   const auto invalid = absl::StatusCode::kInvalidArgument;

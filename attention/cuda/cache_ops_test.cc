@@ -1,7 +1,6 @@
 // The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the
 // types and the slots (T-4), and what kernels do about slots that only they see.
 
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -16,6 +15,7 @@
 #include "attention/cuda/testing/on_device.h"
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/attention_ops.h"
@@ -100,15 +100,10 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         args.slot_mapping = slots.view;
         args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
         if (IsQuantizedCode(types.to)) args.scales = {scale.view, scale.view};
-        const std::vector<std::byte> k_before = k_cache.bytes, v_before = v_cache.bytes;
-        ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
-        const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
-        std::copy(k_before.begin(), k_before.end(), k_cache.bytes.begin());
-        std::copy(v_before.begin(), v_before.end(), v_cache.bytes.begin());
-        const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
-        ASSERT_TRUE(status.ok()) << status;
-        ASSERT_EQ(k_cache.bytes, k_expected);
-        ASSERT_EQ(v_cache.bytes, v_expected);
+        ExpectBytesOfTheCpu({&k_cache, &v_cache}, [&](const auto& ops, const auto& context) {
+          return ops.ReshapeAndCache(context, args);
+        });
+        if (HasFailure()) return;
         ++cases;
       }
     }
@@ -135,14 +130,11 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
     args.scales = {scale.view, scale.view};
-    ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
-    const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
     FillWithPoison(k_cache);
     FillWithPoison(v_cache);
-    const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
-    ASSERT_TRUE(status.ok()) << status;
-    ASSERT_TRUE(k_cache.bytes == k_expected);
-    ASSERT_TRUE(v_cache.bytes == v_expected);
+    ExpectBytesOfTheCpu({&k_cache, &v_cache}, [&](const auto& ops, const auto& context) {
+      return ops.ReshapeAndCache(context, args);
+    });
   }
 }
 
@@ -262,16 +254,10 @@ TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
       args.slot_mapping = slots.view;
       args.cache = cache;
       if (IsQuantizedCode(to)) args.scale = scale.view;
-      const std::vector<std::byte> before = rows.bytes, rotary_before = rotary_rows.bytes;
-      const absl::Status on_cpu = CpuReference().ConcatAndCacheMla({}, args);
-      ASSERT_TRUE(on_cpu.ok()) << on_cpu;
-      const std::vector<std::byte> expected = rows.bytes, rotary_expected = rotary_rows.bytes;
-      std::copy(before.begin(), before.end(), rows.bytes.begin());
-      std::copy(rotary_before.begin(), rotary_before.end(), rotary_rows.bytes.begin());
-      const absl::Status status = RowsOnDevice().ConcatAndCacheMla({}, args);
-      ASSERT_TRUE(status.ok()) << status;
-      ASSERT_EQ(rows.bytes, expected);
-      ASSERT_EQ(rotary_rows.bytes, rotary_expected);
+      ExpectBytesOfTheCpu({&rows, &rotary_rows}, [&](const auto& ops, const auto& context) {
+        return ops.ConcatAndCacheMla(context, args);
+      });
+      if (HasFailure()) return;
     }
   }
 }
@@ -297,18 +283,12 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         args.q_scale = q_scale.view;
         args.k_scale = k_scale.view;
         args.v_scale = v_scale.view;
-        Flagged on_cpu, on_cuda;
-        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu.context, args).ok());
-        const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
-        FillWithPoison(q_scale);
-        FillWithPoison(k_scale);
-        FillWithPoison(v_scale);
-        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda.context, args);
-        ASSERT_TRUE(status.ok()) << status;
-        EXPECT_EQ(q_scale.Get(), q_expected);
-        EXPECT_EQ(k_scale.Get(), k_expected);
+        for (Tensor* scale : {&q_scale, &k_scale, &v_scale}) FillWithPoison(*scale);
+        ExpectBytesOfTheCpu({&q_scale, &k_scale, &v_scale},
+                            [&](const auto& ops, const auto& context) {
+                              return ops.ComputeKvScales(context, args);
+                            });
         EXPECT_EQ(v_scale.Get(), std::vector<double>{1});
-        EXPECT_EQ(on_cuda.bits, on_cpu.bits);
       }
     }
   }
@@ -337,7 +317,8 @@ TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
     constexpr int64_t kBlockSize = 16;
     const int64_t blocks = one.tokens / kBlockSize + 2;
     Tensor q(one.from, {one.tokens, 2 * one.heads, one.dim}),
-        k(one.from, {one.tokens, one.heads, one.dim}), v(one.from, {one.tokens, one.heads, one.dim});
+        k(one.from, {one.tokens, one.heads, one.dim}),
+        v(one.from, {one.tokens, one.heads, one.dim});
     for (Tensor* tensor : {&q, &k, &v}) FillRandom(*tensor, false, random);
     const auto cache_of = [&](bool key) {
       return Tensor(one.code, CacheExtents(key, one.layout, one.code, blocks, kBlockSize, one.heads,
@@ -396,8 +377,7 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
     Flagged flagged;
-    const absl::Status status = RowsOnDevice().ReshapeAndCache(flagged.context, args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(RowsOnDevice().ReshapeAndCache(flagged.context, args), absl::OkStatus());
     EXPECT_EQ(flagged.bits, kBadSlot);
     double k_sum = 0, v_sum = 0;
     for (const double value : k_cache.Get()) k_sum += value;
@@ -420,8 +400,7 @@ TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
   args.v_scale = other.view;
   const absl::Status status = small->ComputeKvScales({}, args);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(std::string(status.message()).find("256 bytes; needs 6336"), std::string::npos)
-      << status;
+  EXPECT_THAT(status, Says("256 bytes; needs 6336"));
 }
 
 TEST(CudaCacheOpsTest, F64IsNotBuilt) {

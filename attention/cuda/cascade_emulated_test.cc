@@ -76,7 +76,8 @@ TEST_F(CascadeTest, NewTokensSeeTheSuffixCausally) {
 
 TEST_F(CascadeTest, QueriesMayBeCodes) {
   for (const bool decodes : {true, false}) {
-    PagedCaseOptions options = decodes ? Options({1100, 1041}, {1, 1}) : Options({1100, 1041}, {40, 3});
+    PagedCaseOptions options =
+        decodes ? Options({1100, 1041}, {1, 1}) : Options({1100, 1041}, {40, 3});
     options.q_dtype = options.cache_dtype = DType::kF8E4M3;
     options.out_dtype = decodes ? DType::kBF16 : DType::kF16;
     options.scales = PagedCaseOptions::Scales::kPerHead;

@@ -42,7 +42,8 @@ DeviceMetadata::~DeviceMetadata() {
 absl::Status DeviceMetadata::Upload(const ExecContext& context) {
   const int i = next_;
   if (used_[i]) {
-    if (const Error error = WaitForEvent(copied_[i]); error != 0) return StatusOf("metadata", error);
+    if (const Error error = WaitForEvent(copied_[i]); error != 0)
+      return StatusOf("metadata", error);
   }
   const absl::Span<const std::byte> storage = builder_->storage();
   std::memcpy(pinned_[i], storage.data(), storage.size());

@@ -1,9 +1,9 @@
 // DeviceMetadata: a step's metadata in device memory, by one asynchronous copy.
 //
 // The builder keeps all arrays of all groups in one stretch of memory; Upload copies it into pinned
-// memory and enqueues its copy to a buffer of the same size, whose addresses stay the same from step
-// to step: what a captured graph reads. Nothing else is enqueued and nothing waits, but for the copy
-// of the upload before the last, whose pinned memory it takes.
+// memory and enqueues its copy to a buffer of the same size, whose addresses stay the same from
+// step to step: what a captured graph reads. Nothing else is enqueued and nothing waits, but for
+// the copy of the upload before the last, whose pinned memory it takes.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
@@ -31,8 +31,8 @@ class DeviceMetadata {
   // The builder's arrays as they are now. Internal for CUDA errors.
   absl::Status Upload(const ExecContext& context);
 
-  // The builder's metadata of a group with views of device memory; host arrays stay the host's. Good
-  // on the stream behind Upload.
+  // The builder's metadata of a group with views of device memory; host arrays stay the host's.
+  // Good on the stream behind Upload.
   CommonAttentionMetadata metadata(int group = 0) const {
     return OnDevice(builder_->metadata(group));
   }

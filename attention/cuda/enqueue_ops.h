@@ -1,18 +1,18 @@
-// CUDA's operations: each takes the fastest kernel that was built for its arguments and enqueues it.
-// None allocates, synchronises or reads device memory.
+// CUDA's operations: each takes the fastest kernel that was built for its arguments and enqueues
+// it. None allocates, synchronises or reads device memory.
 //
 // Dense decode with pieces needs a workspace: Fixed and Count always; Auto cuts no finer than what
 // there is. PagedPrefill and VarlenSelfAttention take a row's keys in one piece unless the split is
-// Auto. Cascade's two parts (attend_launch.h) need a workspace; without, or where tensor cores do not
-// serve, one pass looks the shared keys up in row 0 of the table. Sparse decode cuts lists as Auto
-// cuts keys. SelectHkvd needs 8 bytes of workspace per token, ComputeKvScales and ScaleAndCache
-// 3 * 528 * 4 per scale of the tensor with most of them, VarlenSelfAttention with kv_seq_lens 4 bytes
-// per request.
+// Auto. Cascade's two parts (attend_launch.h) need a workspace; without, or where tensor cores do
+// not serve, one pass looks the shared keys up in row 0 of the table. Sparse decode cuts lists as
+// Auto cuts keys. SelectHkvd needs 8 bytes of workspace per token, ComputeKvScales and
+// ScaleAndCache 3 * 528 * 4 per scale of the tensor with most of them, VarlenSelfAttention with
+// kv_seq_lens 4 bytes per request.
 //
 // A plan of the host (PagedDecodeArgs::plan) says where pieces begin and end. It travels with the
 // call, in parameters of kernels, 240 pieces to a launch; a captured graph keeps it. Which block of
-// threads does which piece is up to the kernel. General attention (attend_rows.h), which serves what
-// the fast decode is not built for, takes only the number of pieces from a plan.
+// threads does which piece is up to the kernel. General attention (attend_rows.h), which serves
+// what the fast decode is not built for, takes only the number of pieces from a plan.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_ENQUEUE_OPS_H_
 #define KVBLOCKS_ATTENTION_CUDA_ENQUEUE_OPS_H_

@@ -46,8 +46,7 @@ class Replay {
   }
   void Run() const {
     if (IsEmulation()) {
-      const absl::Status status = call_();
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(call_(), absl::OkStatus());
     } else {
       ASSERT_EQ(LaunchGraph(graph_, stream_), 0);
     }
@@ -159,7 +158,8 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
     const auto set = graphs->Update({.requests = requests, .block_ids = tables});
     ASSERT_TRUE(set.ok()) << set.status();
     const auto index = static_cast<size_t>(*set - graphs->sets().data());
-    for (Tensor* tensor : {&q, &k, &v}) tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+    for (Tensor* tensor : {&q, &k, &v})
+      tensor->Set(NormalDraws(random, tensor->view.num_elements()));
     FillWithPoison(out);
     for (const auto& [mirror, tensor] :
          {std::pair<const Mirror&, const Tensor&>(q_copy, q), {k_copy, k}, {v_copy, v},
@@ -190,8 +190,8 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
       ASSERT_NEAR(got[i], wanted[i], limit) << i;
     }
     // Rows of padding, which have no keys, are zeros where a decode writes them.
-    for (int64_t i = tokens * kHeads * kDim; query_len == 1 && i < (*set)->num_tokens * kHeads * kDim;
-         ++i) {
+    for (int64_t i = tokens * kHeads * kDim;
+         query_len == 1 && i < (*set)->num_tokens * kHeads * kDim; ++i) {
       ASSERT_EQ(got[i], 0) << i;
     }
     for (int64_t* length : computed) *length += query_len;

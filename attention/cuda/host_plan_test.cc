@@ -11,6 +11,7 @@
 #include "attention/cuda/testing/decode_runner.h"
 #include "attention/cuda/testing/on_device.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/says.h"
 #include "attention/testing/tolerance.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -109,7 +110,8 @@ TEST_F(HostPlanTest, WhatTheFastDecodeCannotFollowIsRefused) {
   };
   SplitPlanInput input = InputOf(paged);
   input.tile = 12;
-  EXPECT_THAT(message(input), HasSubstr("plan: it has tiles of 12 keys; CUDA takes multiples of 8"));
+  EXPECT_THAT(message(input),
+              HasSubstr("plan: it has tiles of 12 keys; CUDA takes multiples of 8"));
   input = InputOf(paged);
   input.policy = SplitPolicy::Fixed(512);
   const std::vector<int32_t> longer = {2000, 90};
@@ -121,8 +123,7 @@ TEST_F(HostPlanTest, WhatTheFastDecodeCannotFollowIsRefused) {
   DeviceDecodePlan device_plan;
   args.plan = &planner_.plan();
   args.device_plan = &device_plan;
-  EXPECT_THAT(std::string(OnDevice().PagedDecode({}, args).message()),
-              HasSubstr("plan and device_plan are given; give one"));
+  EXPECT_THAT(OnDevice().PagedDecode({}, args), Says("plan and device_plan are given; give one"));
 }
 
 }  // namespace

@@ -83,7 +83,8 @@ absl::Status HostTensorOps::Share(absl::Span<std::byte> memory) {
   void* device = nullptr;
   const Error error = RegisterHost(memory.data(), memory.size(), &device);
   if (error != 0) return StatusOf("Share", error);
-  shared_.push_back({memory.data(), memory.data() + memory.size(), static_cast<std::byte*>(device)});
+  shared_.push_back(
+      {memory.data(), memory.data() + memory.size(), static_cast<std::byte*>(device)});
   return absl::OkStatus();
 }
 
@@ -158,11 +159,13 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
   });
   MustSucceed(FillAsync(flags_, 0, sizeof(uint32_t), stream_), "flags");
   // What an operation leaves in its workspace must not matter to the next.
-  MustSucceed(FillAsync(workspace_, 0xff,
-                        static_cast<size_t>(std::min<int64_t>(options_.workspace_bytes, 4 << 20)), stream_),
-              "the workspace");
+  MustSucceed(
+      FillAsync(workspace_, 0xff,
+                static_cast<size_t>(std::min<int64_t>(options_.workspace_bytes, 4 << 20)), stream_),
+      "the workspace");
 
-  Workspace workspace{absl::MakeSpan(workspace_, static_cast<size_t>(options_.workspace_bytes)), {}};
+  Workspace workspace{absl::MakeSpan(workspace_, static_cast<size_t>(options_.workspace_bytes)),
+                      {}};
   DeviceErrorFlags flags{flags_};
   ExecContext on_device;
   on_device.device = device;

@@ -4,13 +4,15 @@
 // workspace and error flags of its own, waits, and copies back what may have been written. Tensors
 // that overlap in host memory (K and V in one allocation, outputs in place) overlap in the same way
 // there, and keep their alignment. Memory named by Share is not copied: the device reads and writes
-// it where it is, over the bus; so caches that host code looks into between calls stay in one place.
+// it where it is, over the bus; so caches that host code looks into between calls stay in one
+// place.
 //
 // For checks: the suites that hold the CPU backends to their behaviour hold a device to it through
 // this, and so does kvsim verify. Engines hand tensors in device memory to the backend itself.
 //
-// Copies lie in one arena, between them 0xFF bytes, NaN in every floating type. With emulated kernels
-// each has an allocation just as long as its tensors, for sanitizers to watch. Not thread-safe.
+// Copies lie in one arena, between them 0xFF bytes, NaN in every floating type. With emulated
+// kernels each has an allocation just as long as its tensors, for sanitizers to watch. Not
+// thread-safe.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_HOST_TENSOR_OPS_H_
 #define KVBLOCKS_ATTENTION_CUDA_HOST_TENSOR_OPS_H_
@@ -34,8 +36,8 @@ class HostTensorOps final : public AttentionOps {
     int64_t arena_bytes = int64_t{1} << 30;
   };
 
-  // `ops` run on device 0 and must outlive this. Unavailable, with the reason, if there is no device;
-  // ResourceExhausted if it has no memory for arena and workspace.
+  // `ops` run on device 0 and must outlive this. Unavailable, with the reason, if there is no
+  // device; ResourceExhausted if it has no memory for arena and workspace.
   static absl::StatusOr<std::unique_ptr<HostTensorOps>> Create(const AttentionOps* ops,
                                                                const Options& options);
   ~HostTensorOps() override;

@@ -1,6 +1,6 @@
 // Slots and lists of slots on a GPU: what attention/metadata computes on the host, from tensors in
-// device memory, so that a captured step needs no host; and the tokens of a step, some of which only
-// the device knows.
+// device memory, so that a captured step needs no host; and the tokens of a step, some of which
+// only the device knows.
 //
 // Arguments mean what they mean there. One launch each; nothing is read back, so that T is not
 // known: every tensor may have more rows, and all rows of outputs behind the last token are

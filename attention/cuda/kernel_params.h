@@ -16,8 +16,8 @@
 
 namespace kvblocks::attention::cuda {
 
-// The type itself if kernels know it. Else kF32: fp8 rows are bytes whose layout says what they hold,
-// and masks of bytes are marked so.
+// The type itself if kernels know it. Else kF32: fp8 rows are bytes whose layout says what they
+// hold, and masks of bytes are marked so.
 Element ElementOf(DType dtype);
 
 ConstRows ConstRowsOf(const ConstTensorView& view);  // [rows, heads, dim], or [rows, dim]

@@ -1,5 +1,5 @@
-// Multi-head latent attention: dense decode through block tables, sparse decode and prefill by lists of
-// slots.
+// Multi-head latent attention: dense decode through block tables, sparse decode and prefill by
+// lists of slots.
 
 #include <algorithm>
 #include <cstdint>

@@ -45,8 +45,7 @@ struct DecodeCase : LatentCase {
   }
 
   void ExpectExact(const MlaDecodeArgs& args) {
-    const absl::Status status = OnDevice().MlaDecode({}, args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(OnDevice().MlaDecode({}, args), absl::OkStatus());
     EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, CudaTolerance(out.view.dtype)), "");
   }
 };
@@ -220,8 +219,7 @@ SparseCaseOptions OptionsOf(const ListOptions& list) {
 
 void ExpectExact(SparseCase& sparse) {
   Flagged flagged;
-  const absl::Status status = OnDevice().SparseMlaDecode(flagged.context, sparse.args);
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(OnDevice().SparseMlaDecode(flagged.context, sparse.args), absl::OkStatus());
   EXPECT_EQ(flagged.bits & ~static_cast<uint32_t>(kBadIndex), 0u);
   EXPECT_EQ(sparse.MismatchNow(ToleranceOf(sparse.options.cache.layout, sparse.options.q_dtype)),
             "");
@@ -291,8 +289,7 @@ TEST(CudaMlaTest, T3SparsePrefill) {
                               .sink = true,
                               .scale = 0.0625f,
                               .seed = static_cast<uint64_t>(heads)});
-    const absl::Status status = OnDevice().SparseMlaPrefill({}, sparse.args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(OnDevice().SparseMlaPrefill({}, sparse.args), absl::OkStatus());
     EXPECT_EQ(Mismatch(sparse.expected, sparse.out.view, sparse.lse.view, CudaTolerance(type)), "");
     const std::vector<double> max = sparse.max_logits.Get(), &largest = sparse.largest;
     for (size_t i = 0; i < max.size(); ++i) {

@@ -10,6 +10,7 @@
 #include "attention/cuda/paged_decode_ops.h"
 #include "attention/cuda/testing/decode_runner.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/says.h"
 #include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cuda.h"
@@ -300,23 +301,26 @@ TEST(PagedDecodeTest, TakesOnlyOffsetsThatFit) {
 // --- Bad indices ---
 
 TEST(PagedDecodeTest, BadBlocksAreInvisibleAndFlagged) {
-  PagedCaseOptions options = DecodeOptions();
-  PagedCase paged(options);
-  const int64_t columns = paged.block_table.view.extent[1];
-  int32_t* table = paged.block_table.view.as<int32_t>();
-  table[5 * columns + 2] = -7;
-  table[3 * columns + 0] = 1 << 30;
-  paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) {
-    return (b == 5 && j / 16 == 2) || (b == 3 && j / 16 == 0);
-  };
-  // Around the host's check of the table: as if it were on a device.
-  Runner runner;
-  paged.ClearOutputs();
-  const PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
-  ASSERT_TRUE(TakesPagedDecode(params));
-  ASSERT_TRUE(runner.Run(params).ok());
-  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-  EXPECT_EQ(runner.flags(), uint32_t{kBadBlock});
+  for (const KvLayout layout : {kNhd, KvLayout::kPagedX}) {
+    PagedCaseOptions options = DecodeOptions();
+    options.layout = layout;
+    PagedCase paged(options);
+    const int64_t columns = paged.block_table.view.extent[1];
+    int32_t* table = paged.block_table.view.as<int32_t>();
+    table[5 * columns + 2] = -7;
+    table[3 * columns + 0] = 1 << 30;
+    paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) {
+      return (b == 5 && j / 16 == 2) || (b == 3 && j / 16 == 0);
+    };
+    // Around the host's check of the table: as if it were on a device.
+    Runner runner;
+    paged.ClearOutputs();
+    const PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
+    ASSERT_TRUE(TakesPagedDecode(params));
+    ASSERT_TRUE(runner.Run(params).ok());
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+    EXPECT_EQ(runner.flags(), uint32_t{kBadBlock});
+  }
 }
 
 TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
@@ -360,7 +364,7 @@ TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
   Runner small(needed - 16);
   const absl::Status status = small.Decode(paged);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(std::string(status.message()).find(std::to_string(needed)), std::string::npos);
+  EXPECT_THAT(status, Says(std::to_string(needed)));
   // Exactly as much is enough: sanitizers see what is behind it.
   Runner(needed).ExpectDecode(paged);
 }

@@ -1,5 +1,5 @@
-// Decode on tensor cores with chunks, kPagedX, masks and block-sparse visibility, its kernels run on
-// the host, against the dense oracle.
+// Decode on tensor cores with chunks, kPagedX, masks and block-sparse visibility, its kernels run
+// on the host, against the dense oracle.
 
 #include <cstdint>
 #include <functional>
@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/testing/decode_runner.h"
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 #include "kvblocks/device_types.h"
 #include "kvblocks/split_planner.h"
@@ -113,8 +114,7 @@ TEST(DecodeChunkTest, PlansAreForOneChunk) {
   const std::vector<std::byte> untouched = OutputBytes(paged);
   const absl::Status status = Cuda().PagedDecode(runner.context(), args);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(std::string(status.message()).find("chunk = 256, this call has 128"),
-            std::string::npos);
+  EXPECT_THAT(status, Says("chunk = 256, this call has 128"));
   EXPECT_EQ(OutputBytes(paged), untouched);
 
   // Pieces of the host know of no chunk.
@@ -196,19 +196,6 @@ TEST(DecodePagedXTest, SeveralTokensClustersAndNan) {
   DecodeRunner runner;
   ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
   EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
-}
-
-TEST(DecodePagedXTest, BadBlocksAreInvisibleAndFlagged) {
-  PagedCaseOptions options = DecodeOptions();
-  options.layout = KvLayout::kPagedX;
-  PagedCase paged(options);
-  paged.block_table.view.as<int32_t>()[5 * paged.block_table.view.extent[1] + 2] = -7;
-  paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) { return b == 5 && j / 16 == 2; };
-  DecodeRunner runner;
-  paged.ClearOutputs();
-  ASSERT_TRUE(runner.Run(PagedDecodeParamsOf(paged.DecodeArgs())).ok());
-  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-  EXPECT_EQ(runner.flags(), uint32_t{kBadBlock});
 }
 
 // --- Masks ---

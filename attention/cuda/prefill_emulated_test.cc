@@ -78,7 +78,8 @@ TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
   }
 }
 
-// Boxes of 8, 16 and 32 keys, whole blocks and parts of them, and blocks that cannot be made of boxes.
+// Boxes of 8, 16 and 32 keys, whole blocks and parts of them, and blocks that cannot be made of
+// boxes.
 TEST_P(PrefillTest, T1BlockSizes) {
   for (const int64_t block_size : {8, 16, 20, 32, 40, 48, 64, 256}) {
     for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
@@ -250,8 +251,8 @@ TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
   }
 }
 
-// Windows that begin within boxes: the rest of these is read, as are the rows behind a length, and all
-// of them hold NaN.
+// Windows that begin within boxes: the rest of these is read, as are the rows behind a length, and
+// all of them hold NaN.
 TEST_P(PrefillTest, T5HiddenKeysOfPagesThatAreReadDoNotCount) {
   for (const int64_t block_size : {32, 64}) {
     for (const int32_t window : {77, 150}) {
@@ -309,32 +310,25 @@ TEST_P(PrefillTest, NonFiniteKeysReachRowsThatSeeThemAlone) {
 }
 
 TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
-  for (const int32_t bad : {-1, 2147480000}) {
-    PagedCaseOptions options = Options();
-    if (bad == -1) options.cache_dtype = DType::kF8E4M3;
-    options.num_heads = options.num_kv_heads = 1;
-    options.lengths = {150, 20};
-    options.q_lens = {20, 20};
-    PagedCase paged(options);
-    // Keys 48 to 63 of the first request.
-    paged.block_table.view.as<int32_t>()[3] = bad;
-    paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) { return b == 0 && j / 16 == 3; };
-    ExpectPrefillIsExact(paged, kBadBlock);
-  }
-}
-
-TEST_P(PrefillTest, BadBlocksOfAllSizesAreInvisible) {
-  for (const int64_t block_size : {8, 16, 24, 64, 128}) {
-    SCOPED_TRACE(block_size);
+  struct Case {
+    int64_t block_size;
+    int32_t id;
+    DType cache = DType::kBF16;
+  };
+  for (const Case& one : {Case{8, -7}, Case{16, 2147480000}, Case{16, -1, DType::kF8E4M3},
+                          Case{24, -7}, Case{64, -7}, Case{128, -7}}) {
+    SCOPED_TRACE(absl::StrCat(one.block_size, " of ", Name(one.cache)));
     PagedCaseOptions options = Options({400, 20}, {140, 20});
-    options.block_size = block_size;
+    options.block_size = one.block_size;
+    options.cache_dtype = one.cache;
     options.num_heads = 2, options.num_kv_heads = 1;
     PagedCase paged(options);
     // Keys that all rows see, some see, and the next row tiles see, too.
-    const int64_t bad[] = {0, 130 / block_size, 399 / block_size};
-    for (const int64_t column : bad) paged.block_table.view.as<int32_t>()[column] = -7;
+    const int64_t bad[] = {0, 130 / one.block_size, 399 / one.block_size};
+    for (const int64_t column : bad) paged.block_table.view.as<int32_t>()[column] = one.id;
     paged.hide = [&](int64_t b, int64_t, int64_t j, int64_t) {
-      return b == 0 && std::find(std::begin(bad), std::end(bad), j / block_size) != std::end(bad);
+      return b == 0 &&
+             std::find(std::begin(bad), std::end(bad), j / one.block_size) != std::end(bad);
     };
     ExpectPrefillIsExact(paged, kBadBlock);
   }
@@ -378,29 +372,6 @@ TEST_P(PrefillTest, OutputsInEightBits) {
     for (double& value : expected.value_range) value /= 0.5;
     EXPECT_EQ(Mismatch(expected, out.view, paged.lse.view, CudaTolerance(code)), "");
   }
-}
-
-TEST_P(PrefillTest, T14OneTokenAtATimeIsTheSame) {
-  PagedCaseOptions options = Options();
-  options.num_heads = 4, options.num_kv_heads = 2;
-  options.lengths = {20};
-  options.q_lens = {20};
-  PagedCase paged(options);
-  for (int64_t i = 0; i < 20; ++i) {
-    PagedPrefillArgs args = paged.PrefillArgs();
-    const Tensor starts = [] {
-      Tensor tensor(DType::kI32, {2});
-      tensor.Set({0, 1});
-      return tensor;
-    }();
-    args.q = args.q.Slice(0, i, i + 1).value();
-    args.out = args.out.Slice(0, i, i + 1).value();
-    args.lse = args.lse.Slice(0, i, i + 1).value();
-    args.query_start_loc = starts.view;
-    paged.seq_lens.view.as<int32_t>()[0] = static_cast<int32_t>(i + 1);
-    Launch(args);
-  }
-  ExpectExact(paged);
 }
 
 TEST_P(PrefillTest, NoLseAndNoRequests) {

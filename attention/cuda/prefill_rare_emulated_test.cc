@@ -1,5 +1,5 @@
-// Prefill on tensor cores with explicit masks, block-sparse visibility and kPagedX, emulated, against
-// the dense oracle.
+// Prefill on tensor cores with explicit masks, block-sparse visibility and kPagedX, emulated,
+// against the dense oracle.
 
 #include <algorithm>
 #include <cstddef>
@@ -46,8 +46,7 @@ class PrefillRareTest : public PrefillFixture {
     ExecContext context;
     context.workspace = &workspace;
     context.error_flags = &flags;
-    const absl::Status status = (Cuda().*op)(context, args);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ((Cuda().*op)(context, args), absl::OkStatus());
     return bits;
   }
   void ExpectExact(PagedCase& paged) {

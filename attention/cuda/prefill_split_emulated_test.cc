@@ -285,9 +285,8 @@ class RunPrefillTest : public PrefillSplitTest {
     uint32_t flags = 0;
     CudaCall call = CallWith(&flags, bytes);
     paged.ClearOutputs();
-    const absl::Status status =
-        RunPrefill(call, split, PrefillParams{DenseAttentionOf(paged.PrefillArgs())});
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(RunPrefill(call, split, PrefillParams{DenseAttentionOf(paged.PrefillArgs())}),
+              absl::OkStatus());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
     return paged.out.bytes;
   }

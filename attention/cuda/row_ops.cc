@@ -1,5 +1,5 @@
-// The operations that move, quantise, choose or turn rows: caches, CacheBlend, the indexer's keys and
-// the compressor.
+// The operations that move, quantise, choose or turn rows: caches, CacheBlend, the indexer's keys
+// and the compressor.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A layer of DeepSeek V4 with tensors in device memory, fed by uploaded metadata, against the CPU's.
-// Runs emulated and on GPUs.
+// A layer of DeepSeek V4 with tensors in device memory, fed by uploaded metadata, against the
+// CPU's. Runs emulated and on GPUs.
 
 #include <cmath>
 #include <deque>

@@ -99,7 +99,7 @@ MaskRule SinkWindowRule(int64_t num_sinks, int64_t window) {
   const auto hides = [num_sinks, window](int64_t i, int64_t j, std::string_view) {
     return j > i || (j >= num_sinks && HidesOutOfWindow(window, i, j));
   };
-  const auto bounds = [num_sinks, window](int64_t i, std::string_view) {
+  const auto bounds = [window](int64_t i, std::string_view) {
     return MaskRowBounds{0, i + 1, std::max<int64_t>(0, i - window + 1), i + 1};
   };
   return {hides, bounds, ""};

@@ -3,14 +3,13 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {
-
-using testing::HasSubstr;
 
 TEST(SinkMaskTest, TheRuleIsAWindowAndTheFirstKeys) {
   for (const int64_t sinks : {0, 1, 4, 9}) {
@@ -50,8 +49,8 @@ TEST(SinkMaskTest, AGroupWithSinksAndAWindowGetsIt) {
 
   MaskNeeds strided{.window = 2};
   strided.custom = {.enabled = true, .type = CustomMaskConfig::Type::kWindow, .parameter = 2};
-  EXPECT_THAT(std::string(AttachMasks(masks, strided, &meta).message()),
-              HasSubstr("4 sink rows, which window and sparse masks hide"));
+  EXPECT_THAT(AttachMasks(masks, strided, &meta),
+              Says("4 sink rows, which window and sparse masks hide"));
   EXPECT_EQ(meta.custom_mask.form, MaskForm::kRaggedBits);
 }
 

@@ -177,7 +177,8 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
 }
 
 const char* Name(AttentionState state) {
-  static constexpr const char* kNames[] = {"prefill_no_cache", "prefill_cache_hit", "decode_only", "spec_decoding", "chunked_prefill"};
+  static constexpr const char* kNames[] = {"prefill_no_cache", "prefill_cache_hit", "decode_only",
+                                           "spec_decoding", "chunked_prefill"};
   const auto index = static_cast<size_t>(state);
   return index < std::size(kNames) ? kNames[index] : "?";
 }

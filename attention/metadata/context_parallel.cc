@@ -15,17 +15,19 @@ absl::Status CheckRank(const char* what, int32_t num_ranks, int32_t rank) {
   if (num_ranks >= 1 && num_ranks <= kMaxRanks && rank >= 0 && rank < num_ranks) {
     return absl::OkStatus();
   }
-  return InvalidArgument(what, ": rank is ", rank, " of ", num_ranks, "; from 0 to below a number of ",
-                         "ranks of 1 to ", kMaxRanks);
+  return InvalidArgument(what, ": rank is ", rank, " of ", num_ranks,
+                         "; from 0 to below a number of ", "ranks of 1 to ", kMaxRanks);
 }
 
 }  // namespace
 
 absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_per_block) {
   KVBLOCKS_RETURN_IF_ERROR(CheckRank("context_parallel", parallel.num_ranks, parallel.rank));
-  if (parallel.interleave >= 1 && rows_per_block % parallel.interleave == 0) return absl::OkStatus();
+  if (parallel.interleave >= 1 && rows_per_block % parallel.interleave == 0)
+    return absl::OkStatus();
   return InvalidArgument("context_parallel.interleave is ", parallel.interleave,
-                         "; it must divide the ", rows_per_block, " rows that a block has on a rank");
+                         "; it must divide the ", rows_per_block,
+                         " rows that a block has on a rank");
 }
 
 ShardRows ShardRows::Of(int64_t num_tokens, int32_t num_ranks, int32_t rank) {
@@ -69,7 +71,8 @@ absl::Status PrefillShard::Build(const CommonAttentionMetadata& meta, int32_t nu
 
   std::vector<int64_t> used(static_cast<size_t>(num_ranks));
   for (int64_t b = 0; b < num_reqs; ++b) {
-    for_each_stretch(b, [&](int32_t owner, int64_t first, int64_t end) { used[owner] += end - first; });
+    for_each_stretch(
+        b, [&](int32_t owner, int64_t first, int64_t end) { used[owner] += end - first; });
   }
   const int64_t num_rows = *std::max_element(used.begin(), used.end());
   if (num_rows > std::numeric_limits<int32_t>::max() / num_ranks) {

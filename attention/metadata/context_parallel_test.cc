@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/metadata/slot_mapping.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -13,14 +14,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::ElementsAreArray;
-using testing::HasSubstr;
-
-std::string Refusal(const absl::Status& status) { return std::string(status.message()); }
-
-template <typename T>
-std::vector<T> All(const ConstTensorView& view) {
-  return {view.as<T>(), view.as<T>() + view.num_elements()};
-}
 
 // Every rank's rows counted one token at a time, as vLLM 0.33's slot mapping places them: by blocks
 // of so many tokens on all ranks together.
@@ -57,86 +50,58 @@ MetadataBuilderOptions OfRank(int32_t rank) {
           .max_seq_len = 24};
 }
 
-// Blocks of 8 tokens on two ranks, two by two: 4 rows, two kernel blocks, on each.
-TEST(ContextParallelTest, ABuilderPerRankHasItsSlotsAndContext) {
+// Blocks of 8 tokens on two ranks, two by two. Lengths, slots and tables of a rank:
+// MetadataBuilderPropertyTest.
+TEST(ContextParallelTest, ViewsHaveTheContextOfTheirRank) {
   const std::vector<RequestInput> requests = {{5, 6}, {9, 1}};
   const std::vector<int32_t> first = {3, 4}, second = {5, 6};
   const std::vector<absl::Span<const int32_t>> tables = {first, second};
+  const std::vector<int64_t> common = {1};
   for (int32_t rank = 0; rank < 2; ++rank) {
     auto builder = AttentionMetadataBuilder::Create(OfRank(rank));
     ASSERT_TRUE(builder.ok()) << builder.status();
-    ASSERT_TRUE(builder->Build({.requests = requests,
-                                .block_ids = tables,
-                                .num_common_prefix_blocks = {{1}},
-                                .padded_num_reqs = 3,
-                                .padded_num_tokens = 8})
-                    .ok());
+    ASSERT_EQ(builder->Build({.requests = requests,
+                              .block_ids = tables,
+                              .num_common_prefix_blocks = common,
+                              .padded_num_reqs = 3,
+                              .padded_num_tokens = 8}),
+              absl::OkStatus());
     const CommonAttentionMetadata& meta = builder->metadata();
     EXPECT_EQ(meta.context_parallel.rank, rank);
-    EXPECT_THAT(All<int32_t>(meta.seq_lens), ElementsAre(10, 11, 0));
-    EXPECT_THAT(All<int32_t>(meta.positions), ElementsAre(9, 5, 6, 7, 8, 9, 10, 0));
-    // Decode at 9; 5 .. 10 of the other, of which 4, 5, 8, 9 go to rank 0.
-    if (rank == 0) {
-      EXPECT_THAT(All<int32_t>(meta.local_context_lens), ElementsAre(5, 3, 0));
-      EXPECT_THAT(All<int64_t>(meta.slot_mapping), ElementsAre(25, 15, -1, -1, 16, 17, -1, -1));
-      EXPECT_EQ(meta.max_local_context_len, 5);
-    } else {
-      EXPECT_THAT(All<int32_t>(meta.local_context_lens), ElementsAre(4, 2, 0));
-      EXPECT_THAT(All<int64_t>(meta.slot_mapping), ElementsAre(-1, -1, 14, 15, -1, -1, 16, -1));
-      EXPECT_EQ(meta.max_local_context_len, 4);
-    }
-    EXPECT_EQ(meta.block_table.extent[1], 6);
-    EXPECT_THAT(std::vector<int32_t>(meta.block_table.as<int32_t>(),
-                                     meta.block_table.as<int32_t>() + 6),
-                ElementsAre(10, 11, 12, 13, 0, 0));
+    EXPECT_EQ(meta.max_local_context_len, rank == 0 ? 5 : 4);
     EXPECT_EQ(meta.common_prefix_len, 0);  // a cascade would count the context twice
-    EXPECT_THAT(All<int32_t>(builder->decode_view().local_context_lens),
-                ElementsAre(rank == 0 ? 5 : 4));
+    EXPECT_THAT(builder->decode_view().host_local_context_lens, ElementsAre(rank == 0 ? 5 : 4));
     EXPECT_THAT(builder->prefill_view().host_local_context_lens,
                 ElementsAre(rank == 0 ? 3 : 2, 0));
-    // From the table on the fly, as a device does.
-    std::vector<int64_t> slots(8, 77);
-    ASSERT_TRUE(ComputeSlotMapping({.query_start_loc = meta.query_start_loc,
-                                    .positions = meta.positions,
-                                    .block_table = meta.block_table,
-                                    .block_size = 2,
-                                    .num_blocks = 20,
-                                    .null_blocks = {0, 2},
-                                    .context_parallel = {2, rank, 2},
-                                    .slot_mapping = ViewOf(absl::MakeSpan(slots))})
-                    .ok());
-    EXPECT_EQ(slots, All<int64_t>(meta.slot_mapping));
-    EXPECT_THAT(Refusal(VirtualBatches().Build(meta, 8)), HasSubstr("2 ranks"));
-    EXPECT_THAT(Refusal(WithBlockTable(meta, meta.block_table, meta.slot_mapping, 2).status()),
-                HasSubstr("2 ranks"));
+    EXPECT_THAT(VirtualBatches().Build(meta, 8), Says("2 ranks"));
+    EXPECT_THAT(WithBlockTable(meta, meta.block_table, meta.slot_mapping, 2).status(),
+                Says("2 ranks"));
   }
 }
 
 TEST(ContextParallelTest, WhatCannotBeSpreadIsRefused) {
-  const auto refusal = [](auto change) {
+  const auto refuse = [](auto change, const char* words) {
     MetadataBuilderOptions options = OfRank(0);
     change(options.groups[0]);
-    return Refusal(AttentionMetadataBuilder::Create(options).status());
+    EXPECT_THAT(AttentionMetadataBuilder::Create(options).status(), Says(words));
   };
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel = {2, 2, 1}; }),
-              HasSubstr("rank is 2 of 2"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel = {0, 0, 1}; }),
-              HasSubstr("rank is 0 of 0"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel = {2, -1, 1}; }),
-              HasSubstr("rank is -1 of 2"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel = {5000, 0, 1}; }),
-              HasSubstr("1 to 4096"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel.interleave = 3; }),
-              HasSubstr("interleave is 3; it must divide the 4 rows"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.context_parallel = {3, 0, 1}; }),
-              HasSubstr("manager_block_size is 8; over 3 ranks it must be a multiple"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.window = 4; }),
-              HasSubstr("2 ranks and the group a window, which cannot be spread"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.compression_ratio = 2; }),
-              HasSubstr("compressed rows"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.sink_blocks = {1}; }), HasSubstr("sink blocks"));
-  EXPECT_THAT(refusal([](KvGroupConfig& g) { g.kernel_block_size = 8; }),
-              HasSubstr("block size of the manager is 4, of the kernel 8"));
+  refuse([](KvGroupConfig& g) { g.context_parallel = {2, 2, 1}; }, "rank is 2 of 2");
+  refuse([](KvGroupConfig& g) { g.context_parallel = {0, 0, 1}; }, "rank is 0 of 0");
+  refuse([](KvGroupConfig& g) { g.context_parallel = {2, -1, 1}; }, "rank is -1 of 2");
+  refuse([](KvGroupConfig& g) { g.context_parallel = {5000, 0, 1}; }, "1 to 4096");
+  refuse([](KvGroupConfig& g) { g.context_parallel.interleave = 3; },
+         "interleave is 3; it must divide the 4 rows");
+  refuse(
+      [](KvGroupConfig& g) {
+        g.context_parallel = {3, 0, 1};
+      },
+      "manager_block_size is 8; over 3 ranks it must be a multiple");
+  refuse([](KvGroupConfig& g) { g.window = 4; },
+         "2 ranks and the group a window, which cannot be spread");
+  refuse([](KvGroupConfig& g) { g.compression_ratio = 2; }, "compressed rows");
+  refuse([](KvGroupConfig& g) { g.sink_blocks = {1}; }, "sink blocks");
+  refuse([](KvGroupConfig& g) { g.kernel_block_size = 8; },
+         "block size of the manager is 4, of the kernel 8");
   std::vector<int32_t> starts = {0}, table;
   std::vector<int64_t> slots;
   SlotMappingArgs args = {.query_start_loc = ViewOf(absl::MakeConstSpan(starts)),
@@ -145,10 +110,10 @@ TEST(ContextParallelTest, WhatCannotBeSpreadIsRefused) {
                           .block_size = 4,
                           .slot_mapping = ViewOf(absl::MakeSpan(slots))};
   args.context_parallel = {2, 0, 3};
-  EXPECT_THAT(Refusal(ComputeSlotMapping(args)), HasSubstr("ComputeSlotMapping: context_parallel"));
+  EXPECT_THAT(ComputeSlotMapping(args), Says("ComputeSlotMapping: context_parallel"));
   args.context_parallel = {2, 0, 1};
   args.sink_rows = 4;
-  EXPECT_THAT(Refusal(ComputeSlotMapping(args)), HasSubstr("sink_rows is 4 with 2 ranks"));
+  EXPECT_THAT(ComputeSlotMapping(args), Says("sink_rows is 4 with 2 ranks"));
 }
 
 CommonAttentionMetadata BatchOf(const std::vector<int32_t>& starts, int32_t num_decodes) {
@@ -175,14 +140,14 @@ TEST(PrefillShardTest, HeadsAndTailsOfPromptsGoTogether) {
   EXPECT_THAT(second.restore(), ElementsAreArray(first.restore()));
 
   // Refusals change nothing.
-  EXPECT_THAT(Refusal(first.Build(BatchOf(starts, 2), 2, 2)), HasSubstr("rank is 2 of 2"));
-  EXPECT_THAT(Refusal(first.Build(BatchOf(starts, 5), 2, 0)), HasSubstr("5 of them decodes"));
-  EXPECT_THAT(Refusal(first.Build(BatchOf({0, 3, 2}, 0), 2, 0)),
-              HasSubstr("host_query_start_loc[2] is 2, after 3"));
+  EXPECT_THAT(first.Build(BatchOf(starts, 2), 2, 2), Says("rank is 2 of 2"));
+  EXPECT_THAT(first.Build(BatchOf(starts, 5), 2, 0), Says("5 of them decodes"));
+  EXPECT_THAT(first.Build(BatchOf({0, 3, 2}, 0), 2, 0),
+              Says("host_query_start_loc[2] is 2, after 3"));
   CommonAttentionMetadata meta = BatchOf(starts, 2);
   meta.num_reqs = 9;
-  EXPECT_THAT(Refusal(first.Build(meta, 2, 0)), HasSubstr("has 5 entries; 9 requests"));
-  EXPECT_THAT(Refusal(first.Build(BatchOf({0, INT32_MAX}, 1), 2, 0)), HasSubstr("must fit"));
+  EXPECT_THAT(first.Build(meta, 2, 0), Says("has 5 entries; 9 requests"));
+  EXPECT_THAT(first.Build(BatchOf({0, INT32_MAX}, 1), 2, 0), Says("must fit"));
   EXPECT_THAT(first.rows(), ElementsAre(0, 3, 4, 9, 10, -1));
   ASSERT_TRUE(first.Build(BatchOf({0}, 0), 3, 2).ok());
   EXPECT_EQ(first.num_rows(), 0);

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/check.h"
@@ -12,7 +13,6 @@ namespace kvblocks::attention {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 template <typename T>
 std::vector<T> Contents(const ConstTensorView& view) {
@@ -131,10 +131,10 @@ TEST(GraphParametersTest, TheSmallestSetThatFitsIsFound) {
   EXPECT_EQ(tokens_of(decodes, DecodeStep({})), 2);
   EXPECT_EQ(tokens_of(decodes, DecodeStep({1, 1})), 2);
   EXPECT_EQ(tokens_of(decodes, DecodeStep({1, 1, 1})), 4);
-  EXPECT_THAT(std::string(decodes.Find(DecodeStep({1, 1, 1, 1, 1}).Input()).status().message()),
-              HasSubstr("5 requests and 5 tokens; the largest graph is of 4 and 4; run the step"));
-  EXPECT_THAT(std::string(decodes.Find(DecodeStep({1}, 2).Input()).status().message()),
-              HasSubstr("request 0 has 2 tokens; graphs were captured for 1 per request"));
+  EXPECT_THAT(decodes.Find(DecodeStep({1, 1, 1, 1, 1}).Input()).status(),
+              Says("5 requests and 5 tokens; the largest graph is of 4 and 4; run the step"));
+  EXPECT_THAT(decodes.Find(DecodeStep({1}, 2).Input()).status(),
+              Says("request 0 has 2 tokens; graphs were captured for 1 per request"));
 
   GraphParameters speculating = Made({.sizes = {2, 6}, .uniform_query_len = 2});
   EXPECT_EQ(tokens_of(speculating, DecodeStep({1, 1}, 2)), 6);
@@ -161,36 +161,30 @@ TEST(GraphParametersTest, RefusalsChangeNothing) {
   const DecodeStep one({1});
   padded = one.Input();
   padded.padded_num_reqs = 2;
-  EXPECT_THAT(std::string(graphs.Update(beyond.Input()).status().message()),
-              HasSubstr("block tables cover max_seq_len 12"));
-  EXPECT_THAT(std::string(graphs.Update(padded).status().message()), HasSubstr("leave 0"));
+  EXPECT_THAT(graphs.Update(beyond.Input()).status(), Says("block tables cover max_seq_len 12"));
+  EXPECT_THAT(graphs.Update(padded).status(), Says("leave 0"));
   EXPECT_FALSE(graphs.Update(DecodeStep({1, 1, 1, 1, 1}).Input()).ok());
   EXPECT_EQ(before, std::vector<std::byte>(graphs.builder().storage().begin(),
                                            graphs.builder().storage().end()));
 
-  const auto refusal = [](GraphParameterOptions graph_options, auto change) {
+  const auto refuse = [](GraphParameterOptions given, auto change, const char* words) {
     MetadataBuilderOptions options = BuilderOptions();
     change(options);
-    return std::string(GraphParameters::Create(options, graph_options).status().message());
+    EXPECT_THAT(GraphParameters::Create(options, given).status(), Says(words));
   };
   const auto as_is = [](auto&) {};
-  EXPECT_THAT(refusal({}, as_is), HasSubstr("0 sizes and uniform_query_len 1"));
-  EXPECT_THAT(refusal({.sizes = {1}, .uniform_query_len = -1}, as_is), HasSubstr("uniform_query_len -1"));
-  EXPECT_THAT(refusal({.sizes = {3}, .uniform_query_len = 3}, as_is),
-              HasSubstr("at most decode_threshold 2"));
-  EXPECT_THAT(refusal({.sizes = {2, 2}}, as_is), HasSubstr("sizes[1] is 2"));
-  EXPECT_THAT(refusal({.sizes = {0}}, as_is), HasSubstr("sizes[0] is 0"));
-  EXPECT_THAT(refusal({.sizes = {3}, .uniform_query_len = 2}, as_is), HasSubstr("multiples"));
-  EXPECT_THAT(refusal({.sizes = {17}, .uniform_query_len = 0}, as_is),
-              HasSubstr("max_num_tokens 16"));
-  EXPECT_THAT(refusal({.sizes = {9}}, as_is), HasSubstr("max_num_reqs 8"));
-  EXPECT_THAT(refusal({.sizes = {1}}, [](auto& o) { o.max_num_reqs = 0; }),
-              HasSubstr("max_num_reqs is 0"));
-  EXPECT_THAT(refusal({.sizes = {1}},
-                      [](auto& o) {
-                        o.attach_masks = [](auto&&...) { return absl::OkStatus(); };
-                      }),
-              HasSubstr("put masks of fixed addresses"));
+  refuse({}, as_is, "0 sizes and uniform_query_len 1");
+  refuse({.sizes = {1}, .uniform_query_len = -1}, as_is, "uniform_query_len -1");
+  refuse({.sizes = {3}, .uniform_query_len = 3}, as_is, "at most decode_threshold 2");
+  refuse({.sizes = {2, 2}}, as_is, "sizes[1] is 2");
+  refuse({.sizes = {0}}, as_is, "sizes[0] is 0");
+  refuse({.sizes = {3}, .uniform_query_len = 2}, as_is, "multiples");
+  refuse({.sizes = {17}, .uniform_query_len = 0}, as_is, "max_num_tokens 16");
+  refuse({.sizes = {9}}, as_is, "max_num_reqs 8");
+  refuse({.sizes = {1}}, [](auto& o) { o.max_num_reqs = 0; }, "max_num_reqs is 0");
+  refuse(
+      {.sizes = {1}}, [](auto& o) { o.attach_masks = [](auto&&...) { return absl::OkStatus(); }; },
+      "put masks of fixed addresses");
 }
 
 TEST(GraphParametersTest, TheLargestWorkspaceOfAllLayersIsKept) {

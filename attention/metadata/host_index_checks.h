@@ -18,8 +18,8 @@
 
 namespace kvblocks::attention {
 
-// The integer tensors of one operation, one after another; the first finding counts. Finish() refuses
-// tensors that are written and share memory with others.
+// The integer tensors of one operation, one after another; the first finding counts. Finish()
+// refuses tensors that are written and share memory with others.
 class IndexChecker : public ArgChecker {
  public:
   IndexChecker(const ExecContext& context, const char* operation)
@@ -38,7 +38,8 @@ class IndexChecker : public ArgChecker {
              int64_t columns = -1, DType dtype = DType::kI32) {
     if (Dense(name, tensor, rank, least_rows, columns, dtype)) Writes(name, tensor);
   }
-  // That tokens per row of a compressed cache, or tokens of a window, the query included, are at least 1.
+  // That tokens per row of a compressed cache, or tokens of a window, the query included, are at
+  // least 1.
   void Ratio(int64_t ratio) {
     if (ratio < 1) Invalid("ratio is ", ratio, "; it must be at least 1");
   }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "attention/metadata/slot_mapping.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_metadata.h"
@@ -16,7 +17,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::ElementsAreArray;
-using testing::HasSubstr;
 
 // A tensor with its memory.
 template <typename T>
@@ -37,15 +37,11 @@ struct Tensor {
 using Ints = Tensor<int32_t>;
 using Longs = Tensor<int64_t>;
 
-#define EXPECT_OK(expression)           \
-  do {                                  \
-    const absl::Status ok = expression; \
-    EXPECT_TRUE(ok.ok()) << ok;         \
-  } while (false)
+void ExpectOk(const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); }
 
 void ExpectRefused(const absl::Status& status, absl::StatusCode code, const std::string& words) {
   EXPECT_EQ(status.code(), code) << status;
-  EXPECT_THAT(status.ToString(), HasSubstr(words));
+  EXPECT_THAT(status, Says(words));
 }
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kOutOfRange = absl::StatusCode::kOutOfRange;
@@ -57,7 +53,7 @@ std::vector<int64_t> SlotsOf(std::vector<int32_t> starts, std::vector<int32_t> p
   const int64_t num_reqs = static_cast<int64_t>(starts.size()) - 1;
   Ints s(std::move(starts)), p(std::move(positions)), t(std::move(table), num_reqs);
   Longs slots(std::vector<int64_t>(static_cast<size_t>(num_padded), 77));
-  EXPECT_OK(ComputeSlotMapping({.query_start_loc = s.view(),
+  ExpectOk(ComputeSlotMapping({.query_start_loc = s.view(),
                                 .positions = p.view(),
                                 .block_table = t.view(),
                                 .block_size = 16,
@@ -111,7 +107,7 @@ TEST(SlotMappingTest, BadInputChangesNothing) {
                             .num_blocks = 8,
                             .null_blocks = {},
                             .slot_mapping = slots.view()};
-    EXPECT_OK(ComputeSlotMapping(args));
+    ExpectOk(ComputeSlotMapping(args));
     EXPECT_THAT(slots.values, ElementsAre(84, 96, 97));
     slots.values.assign(3, 77);
     change(args, starts.values, positions.values, table.values);
@@ -162,11 +158,11 @@ struct WindowCase {
 
 TEST(WindowIndicesTest, Ex12WindowIndices) {
   WindowCase longer({9, 4, 7, 1}, 7, 2, 2);
-  EXPECT_OK(BuildSwaIndices(longer.args()));
+  ExpectOk(BuildSwaIndices(longer.args()));
   EXPECT_THAT(longer.indices.values, ElementsAre(8, 9, 14, 15, 9, 14, 15, 2));
   EXPECT_THAT(longer.counts.values, ElementsAre(4, 4));
   WindowCase shorter({9, 4}, 3, 3, 5);  // and two padding tokens
-  EXPECT_OK(BuildSwaIndices(shorter.args()));
+  ExpectOk(BuildSwaIndices(shorter.args()));
   EXPECT_THAT(shorter.indices.values, ElementsAre(18, -1, -1, -1, 18, 19, -1, -1, 18, 19, 8, -1,  //
                                                   -1, -1, -1, -1, -1, -1, -1, -1));
   EXPECT_THAT(shorter.counts.values, ElementsAre(1, 2, 3, 0, 0));
@@ -174,7 +170,7 @@ TEST(WindowIndicesTest, Ex12WindowIndices) {
 
 TEST(WindowIndicesTest, BlocksBeforeTheWindowAreNotRead) {
   WindowCase poisoned({-7, 4, 7, 1}, 7, 2, 2);  // first key is 2
-  EXPECT_OK(BuildSwaIndices(poisoned.args()));
+  ExpectOk(BuildSwaIndices(poisoned.args()));
   EXPECT_THAT(poisoned.indices.values, ElementsAre(8, 9, 14, 15, 9, 14, 15, 2));
 }
 
@@ -206,7 +202,7 @@ TEST(WindowIndicesTest, BadInputChangesNothing) {
 TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
   Ints starts({0, 6}), positions({3, 4, 5, 6, 7, 8}), table({5}, 1);
   Longs slots(std::vector<int64_t>(8, 77));
-  EXPECT_OK(BuildCompressedSlots({.ratio = 4,
+  ExpectOk(BuildCompressedSlots({.ratio = 4,
                                   .query_start_loc = starts.view(),
                                   .positions = positions.view(),
                                   .block_table = table.view(),
@@ -224,7 +220,7 @@ TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
                               .num_blocks = 9,
                               .slots = out.view(),
                               .counts = counts.view()};
-  EXPECT_OK(BuildTopkSlots(args));
+  ExpectOk(BuildTopkSlots(args));
   EXPECT_THAT(out.values, ElementsAre(192, 513, -1, 66, -1, -1, -1, -1));
   EXPECT_THAT(counts.values, ElementsAre(3, 0));
 
@@ -254,7 +250,7 @@ struct PrefillCase {
 TEST(CompressedIndicesTest, Ex14PrefillCombination) {
   EXPECT_EQ(WindowGatherLen(3, 9, 4), 6);
   PrefillCase c;
-  EXPECT_OK(CombinePrefillIndices(c.args()));
+  ExpectOk(CombinePrefillIndices(c.args()));
   EXPECT_THAT(c.indices.values, ElementsAre(32, 40, 41, 42, 43, -1,  //
                                             32, 33, 41, 42, 43, 44,  //
                                             32, 33, 42, 43, 44, 45,  //
@@ -271,7 +267,7 @@ TEST(CompressedIndicesTest, LayersWithAWindowOnlyHaveNoTopk) {
   ExpectRefused(CombinePrefillIndices(args), kInvalid, "topk is absent, but ratio is 4");
   args.ratio = 1;
   args.compressed_rows = 0;
-  EXPECT_OK(CombinePrefillIndices(args));
+  ExpectOk(CombinePrefillIndices(args));
   EXPECT_THAT(indices.values, ElementsAre(32, 33, 34, 35, 33, 34, 35, 36, 34, 35, 36, 37,  //
                                           -1, -1, -1, -1));
 }
@@ -348,7 +344,7 @@ TEST(IndexOpsTest, OutputsShareNoMemory) {
                               .block_size = 4,
                               .slots = at(ints.view(), 0, {2, 4}),
                               .counts = at(ints.view(), 8, {2})};
-  EXPECT_OK(BuildTopkSlots(topk));
+  ExpectOk(BuildTopkSlots(topk));
   TopkSlotsArgs shifted = topk;
   shifted.slots = at(ints.view(), 1, {2, 4});
   shifted.counts = at(ints.view(), 9, {2});
@@ -412,7 +408,7 @@ struct Ex11Batch {
 TEST(VirtualBatchesTest, Ex11VirtualBatches) {
   Ex11Batch batch;
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(batch.meta, 4));
+  ExpectOk(pieces.Build(batch.meta, 4));
   const CommonAttentionMetadata meta = pieces.metadata();
   EXPECT_EQ(meta.num_reqs, 8);
   EXPECT_THAT(meta.host_query_start_loc, ElementsAre(0, 2, 4, 5, 9, 13, 14, 18, 19));
@@ -430,13 +426,13 @@ TEST(VirtualBatchesTest, Ex11VirtualBatches) {
 TEST(VirtualBatchesTest, AnotherGroupReplacesTheRows) {
   Ex11Batch batch, other;
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(batch.meta, 4));
+  ExpectOk(pieces.Build(batch.meta, 4));
   // Blocks of 4: one per piece.
   other.table.values = {100, 101, 102, 103, 104, 110, 111, 112, 113, 114, 120, 121, 122, 123, 124};
   other.table.extents = {3, 5};
   other.meta.block_table = other.table.view();
   other.meta.block_size = 4;
-  EXPECT_OK(pieces.UpdateBlockTable(other.meta));
+  ExpectOk(pieces.UpdateBlockTable(other.meta));
   const CommonAttentionMetadata meta = pieces.metadata();
   EXPECT_EQ(meta.block_size, 4);
   EXPECT_EQ(meta.block_table.extent[1], 1);
@@ -457,7 +453,7 @@ TEST(VirtualBatchesTest, PiecesHavePhasesLikeAnyBatch) {
   const std::vector<int64_t> slots(16, 3);
   batch.meta.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(batch.meta, 4));
+  ExpectOk(pieces.Build(batch.meta, 4));
   const CommonAttentionMetadata meta = pieces.metadata();
   EXPECT_THAT(meta.host_query_start_loc, ElementsAre(0, 1, 2, 6, 10, 11, 15, 16));
   EXPECT_EQ(meta.num_decodes, 2);
@@ -473,18 +469,18 @@ TEST(VirtualBatchesTest, RequestsWithoutQueriesGiveNoPieces) {
   Ex11Batch batch;
   batch.starts = {0, 4, 4, 9};
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(batch.meta, 4));
+  ExpectOk(pieces.Build(batch.meta, 4));
   EXPECT_EQ(pieces.pieces().size(), 4u);
   EXPECT_EQ(pieces.pieces()[2].request, 2);
   batch.meta.num_reqs = 0;
-  EXPECT_OK(pieces.Build(batch.meta, 4));
+  ExpectOk(pieces.Build(batch.meta, 4));
   EXPECT_EQ(pieces.metadata().num_reqs, 0);
 }
 
 TEST(VirtualBatchesTest, AChunkBeyondTheTableLeavesRequestsWhole) {
   Ex11Batch batch;
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(batch.meta, int64_t{1} << 62));
+  ExpectOk(pieces.Build(batch.meta, int64_t{1} << 62));
   const CommonAttentionMetadata meta = pieces.metadata();
   EXPECT_THAT(meta.host_seq_lens, ElementsAre(6, 17, 9));
   EXPECT_EQ(meta.block_table.extent[1], 10);
@@ -496,7 +492,7 @@ TEST(VirtualBatchesTest, AChunkBeyondTheTableLeavesRequestsWhole) {
 TEST(VirtualBatchesTest, BadInputChangesNothing) {
   Ex11Batch good;
   VirtualBatches pieces;
-  EXPECT_OK(pieces.Build(good.meta, 4));
+  ExpectOk(pieces.Build(good.meta, 4));
   const auto refuse = [&](auto change, int64_t chunk, absl::StatusCode code,
                           const std::string& words) {
     Ex11Batch batch;

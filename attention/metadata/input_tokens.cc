@@ -121,7 +121,8 @@ absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& arg
   }
   ids("input_ids", args.input_ids);
   if (!args.positions.absent()) ids("positions", args.positions);
-  if (!args.logits_indices.absent()) check.Write("logits_indices", args.logits_indices, 1, num_logits);
+  if (!args.logits_indices.absent())
+    check.Write("logits_indices", args.logits_indices, 1, num_logits);
   return check.Finish();
 }
 
@@ -163,7 +164,8 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
       const int64_t p = row.computed + t - row.begin;
       const int64_t k = p - row.first_of_device;  // 0: sampled, then drafts
       int32_t id = args.token_ids.as<int32_t>()[row.table_row * args.token_ids.extent[1] + p];
-      if (row.last >= 0 && k == 0) id = args.sampled.as<int32_t>()[row.last * args.sampled.extent[1]];
+      if (row.last >= 0 && k == 0)
+        id = args.sampled.as<int32_t>()[row.last * args.sampled.extent[1]];
       if (row.last >= 0 && k > 0 && !args.drafts.absent()) {
         id = args.drafts.as<int32_t>()[row.last * args.drafts.extent[1] + k - 1];
       }

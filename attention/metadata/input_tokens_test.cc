@@ -11,7 +11,6 @@ namespace {
 
 using testing::Each;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 // Rows of eight tokens: 10 .. 17, 20 .. 27, ...; batch rows are the requests of rows 2, 0, 1.
 struct Fixture {
@@ -72,46 +71,45 @@ TEST(InputTokensTest, WithoutALastStepAllComesFromTheRows) {
 }
 
 TEST(InputTokensTest, WhatCannotBeReadIsRefused) {
-  const auto refusal = [](auto change) {
+  const auto refuse = [](auto change, const char* words) {
     Fixture f;
     change(f);
-    const absl::Status status = GatherInputTokens(f.args);
+    EXPECT_THAT(GatherInputTokens(f.args), Says(words));
     EXPECT_THAT(f.input, Each(77));
     EXPECT_THAT(f.logits, Each(77));
-    return std::string(status.message());
   };
-  EXPECT_THAT(refusal([](Fixture& f) { f.rows[1] = 3; }),
-              HasSubstr("request_rows[1] is 3; token_ids has 3 rows"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.computed[2] = 5; }),
-              HasSubstr("request 2: 4 tokens from position 5; rows of token_ids have 8"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.computed[0] = -1; }), HasSubstr("from position -1"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.last[0] = 2; }),
-              HasSubstr("last_rows[0] is 2; the last step had 2 rows"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.last[0] = -2; }), HasSubstr("last_rows[0] is -2"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.logits_starts = {0, 2, 2, 5, 5}; }),
-              HasSubstr("request 0 is sampled behind 2 rows of its 1"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.logits_starts = {0, 1, 1, 5, 5}; }),
-              HasSubstr("request 2 has 3 drafts; rows of drafts have 2"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.logits_starts = {0, 1, 0, 4, 4}; }),
-              HasSubstr("logits_start_loc[2] is 0"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.starts = {0, 0, 2, 6, 6}, f.args.logits_start_loc = {}; }),
-              HasSubstr("request 0 has no tokens and others behind it have"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.sampled = {}; }),
-              HasSubstr("the first two go together"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.last_rows = f.args.sampled = {}; }),
-              HasSubstr("the first two go together, and drafts with them"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.sampled.extent[1] = 0; }),
-              HasSubstr("it must have 1 column"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.input_ids.extent[0] = 6; }),
-              HasSubstr("input_ids is i64[6]"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.positions.extent[0] = 6; }),
-              HasSubstr("positions is i32[6]"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.logits_indices.extent[0] = 3; }),
-              HasSubstr("logits_indices is i32[3]"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.logits_indices = ViewOf(absl::MakeSpan(f.ids)); }),
-              HasSubstr("shares memory"));
-  EXPECT_THAT(refusal([](Fixture& f) { f.args.num_computed.extent[0] = 3; }),
-              HasSubstr("num_computed is i32[3]"));
+  refuse([](Fixture& f) { f.rows[1] = 3; }, "request_rows[1] is 3; token_ids has 3 rows");
+  refuse([](Fixture& f) { f.computed[2] = 5; },
+         "request 2: 4 tokens from position 5; rows of token_ids have 8");
+  refuse([](Fixture& f) { f.computed[0] = -1; }, "from position -1");
+  refuse([](Fixture& f) { f.last[0] = 2; }, "last_rows[0] is 2; the last step had 2 rows");
+  refuse([](Fixture& f) { f.last[0] = -2; }, "last_rows[0] is -2");
+  refuse(
+      [](Fixture& f) {
+        f.logits_starts = {0, 2, 2, 5, 5};
+      },
+      "request 0 is sampled behind 2 rows of its 1");
+  refuse(
+      [](Fixture& f) {
+        f.logits_starts = {0, 1, 1, 5, 5};
+      },
+      "request 2 has 3 drafts; rows of drafts have 2");
+  refuse([](Fixture& f) { f.logits_starts = {0, 1, 0, 4, 4}; }, "logits_start_loc[2] is 0");
+  refuse(
+      [](Fixture& f) {
+        f.starts = {0, 0, 2, 6, 6}, f.args.logits_start_loc = {};
+      },
+      "request 0 has no tokens and others behind it have");
+  refuse([](Fixture& f) { f.args.sampled = {}; }, "the first two go together");
+  refuse([](Fixture& f) { f.args.last_rows = f.args.sampled = {}; },
+         "the first two go together, and drafts with them");
+  refuse([](Fixture& f) { f.args.sampled.extent[1] = 0; }, "it must have 1 column");
+  refuse([](Fixture& f) { f.args.input_ids.extent[0] = 6; }, "input_ids is i64[6]");
+  refuse([](Fixture& f) { f.args.positions.extent[0] = 6; }, "positions is i32[6]");
+  refuse([](Fixture& f) { f.args.logits_indices.extent[0] = 3; }, "logits_indices is i32[3]");
+  refuse([](Fixture& f) { f.args.logits_indices = ViewOf(absl::MakeSpan(f.ids)); },
+         "shares memory");
+  refuse([](Fixture& f) { f.args.num_computed.extent[0] = 3; }, "num_computed is i32[3]");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // What a step's metadata costs on the host: batches of decodes, of prefills, and their split plans.
 //
-//   bazel run -c opt //attention/metadata:metadata_benchmark
+//   bazel run -c opt //attention:metadata_benchmark
 
 #include <cstdint>
 #include <vector>

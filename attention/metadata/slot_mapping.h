@@ -37,10 +37,11 @@ struct NullBlocks {
   bool contains(int32_t block) const { return block >= first && block - int64_t{first} < count; }
 };
 
-// slot_mapping[t] = block_table[b][r / BS] * BS + r % BS for the tokens t of request b, r the rows of
-// their positions p: p behind the sink rows that begin the table, or p's on a rank of context
-// parallelism; -1 for tokens of other ranks and behind the last token. Host tensors: query_start_loc i32 [R + 1], positions i32 [T
-// or more], block_table i32 [R or more, columns], slot_mapping i64 [T or more].
+// slot_mapping[t] = block_table[b][r / BS] * BS + r % BS for the tokens t of request b, r the rows
+// of their positions p: p behind the sink rows that begin the table, or p's on a rank of context
+// parallelism; -1 for tokens of other ranks and behind the last token. Host tensors:
+// query_start_loc i32 [R + 1], positions i32 [T or more], block_table i32 [R or more, columns],
+// slot_mapping i64 [T or more].
 struct SlotMappingArgs {
   ConstTensorView query_start_loc = {}, positions = {}, block_table = {};
   int64_t block_size = 0;

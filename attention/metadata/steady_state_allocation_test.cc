@@ -53,7 +53,9 @@ class SteadyStateTest : public testing::Test {
     bool all_ok = built.ok();
     for (int group = 0; group < 2; ++group) {
       all_ok &= planners_[group]
-                    .Plan({.type = builder_.key(group), .seq_lens = meta.host_seq_lens, .num_parts = kMaxParts})
+                    .Plan({.type = builder_.key(group),
+                           .seq_lens = meta.host_seq_lens,
+                           .num_parts = kMaxParts})
                     .ok();
     }
     all_ok &= pieces_.Build(meta, 256).ok();

@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "attention/testing/refusals.h"
+#include "attention/testing/says.h"
 #include "kvblocks/attention_ops.h"
 #include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(ChecksTest, PagedDecodeRefuses) {
   using Args = PagedDecodeArgs;
@@ -293,20 +292,17 @@ TEST(ChecksTest, CudaNeedsAlignedTensors) {
   args.max_seq_len = 1;  // lengths are on the device: nobody can tell
   const ExecContext context = {.device = cuda};
   EXPECT_EQ(Check(context, args), absl::OkStatus());
-  EXPECT_THAT(std::string(Check({}, args).message()), HasSubstr("the context is on host"));
+  EXPECT_THAT(Check({}, args), Says("the context is on host"));
 
   PagedDecodeArgs bad = args;
   bad.q.data += 4;
-  EXPECT_THAT(std::string(Check(context, bad).message()),
-              HasSubstr("q begins 4 bytes past a multiple of 16"));
+  EXPECT_THAT(Check(context, bad), Says("q begins 4 bytes past a multiple of 16"));
   bad = args;
   bad.q.stride[1] = 7;
-  EXPECT_THAT(std::string(Check(context, bad).message()),
-              HasSubstr("q has stride 7 in dimension 1"));
+  EXPECT_THAT(Check(context, bad), Says("q has stride 7 in dimension 1"));
   bad = args;
   bad.out.device.ordinal = 1;
-  EXPECT_THAT(std::string(Check(context, bad).message()),
-              HasSubstr("out is on cuda:1; the context is on cuda:0"));
+  EXPECT_THAT(Check(context, bad), Says("out is on cuda:1; the context is on cuda:0"));
 }
 
 TEST(PlanChecksTest, PlanOfAnotherBatchIsStale) {
@@ -351,7 +347,7 @@ TEST(PlanChecksTest, PlanOfAnotherBatchIsStale) {
       EXPECT_EQ(status, absl::OkStatus());
     } else {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(row.says));
+      EXPECT_THAT(status, Says(row.says));
     }
   }
 }
@@ -375,8 +371,7 @@ TEST(PlanChecksTest, PlansWithGapsAreRefused) {
     args.plan = &plan;
     const absl::Status status = Check({}, args);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(status.message()),
-                ::testing::HasSubstr("in split 1 of request 0, which begins at 1; plan again"));
+    EXPECT_THAT(status, Says("in split 1 of request 0, which begins at 1; plan again"));
   }
 }
 

@@ -68,8 +68,8 @@ bool CheckDims(ArgChecker& check, const char* name, const ConstKvCacheView& cach
     return check.Invalid(name, " has blocks of ", cache.block_size(), " tokens; at least 1");
   }
   if (cache.num_kv_heads() < 1 || cache.key_dim() < 1 || cache.value_dim() < 1) {
-    return check.Invalid(name, " has ", cache.num_kv_heads(), " KV heads of ", cache.key_dim(), " and ",
-                         cache.value_dim(), " values; at least 1 each");
+    return check.Invalid(name, " has ", cache.num_kv_heads(), " KV heads of ", cache.key_dim(),
+                         " and ", cache.value_dim(), " values; at least 1 each");
   }
   int64_t slots;
   if (__builtin_mul_overflow(cache.num_blocks(), cache.block_size(), &slots)) {
@@ -88,8 +88,8 @@ bool CheckRows(ArgChecker& check, const char* name, const ConstTensorView& k) {
   return true;
 }
 
-// The views of kNhd and kHnd, whose second and third dimensions are given, and how many values their
-// rows have.
+// The views of kNhd and kHnd, whose second and third dimensions are given, and how many values
+// their rows have.
 bool CheckHeads(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                 Dim* blocks, Dim* second, Dim* third, Dim* key, Dim* value) {
   const KvRowFormat format = cache.format;
@@ -171,7 +171,8 @@ bool CheckCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheVi
     case KvLayout::kPagedX: {
       if (!check.View(names.k, k, kCacheTypes)) return false;
       x = {"x", 16 / ElementBytes(k.dtype), "16 bytes / element size"};
-      if (!check.Shape(names.k, k, kCacheTypes, {&blocks, &heads, &pieces, &tokens, &x})) return false;
+      if (!check.Shape(names.k, k, kCacheTypes, {&blocks, &heads, &pieces, &tokens, &x}))
+        return false;
       if (!check.Shape(names.v, v, k.dtype, {&blocks, &heads, &value, &tokens})) return false;
       break;
     }
@@ -309,7 +310,8 @@ bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheVi
 bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheView& cache,
                  int64_t num_requests) {
   if (check.ok() && !scales.q.absent()) {
-    return check.Invalid("scales.q is given; the operation takes no queries in codes, leave it absent");
+    return check.Invalid(
+        "scales.q is given; the operation takes no queries in codes, leave it absent");
   }
   if (check.ok() && cache.format != KvRowFormat::kElements && !cache.takes_scale() &&
       !(scales.k.absent() && scales.v.absent())) {

@@ -127,8 +127,9 @@ absl::Status CheckTargetsApart(const char* op, const ConstKvCacheView& dst,
   for (size_t i = 1; i < targets.size(); ++i) {
     if ((int64_t{targets[i]} - targets[i - 1]) * step < bytes) {
       return InvalidArgument(op, ": destination blocks ", targets[i - 1], " and ", targets[i],
-                             " of dst share memory: a block has ", bytes, " bytes, and numbers are ",
-                             step, " apart; give blocks that are in use together");
+                             " of dst share memory: a block has ", bytes,
+                             " bytes, and numbers are ", step,
+                             " apart; give blocks that are in use together");
     }
   }
   return absl::OkStatus();
@@ -194,9 +195,10 @@ absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheVi
   KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "src", context, src, false));
   KVBLOCKS_RETURN_IF_ERROR(CheckBlockCache(kOp, "dst", context, dst, true));
   if (pairs == nullptr && (src.overlapping_blocks || dst.overlapping_blocks)) {
-    return InvalidArgument(kOp, ": ", src.overlapping_blocks ? "src" : "dst",
-                           " has blocks that share memory, so not all of them are there to convert; "
-                           "give pairs of the blocks in use");
+    return InvalidArgument(
+        kOp, ": ", src.overlapping_blocks ? "src" : "dst",
+        " has blocks that share memory, so not all of them are there to convert; "
+        "give pairs of the blocks in use");
   }
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;

@@ -6,6 +6,7 @@
 
 #include "attention/ops/block_checks.h"
 #include "attention/testing/refusals.h"
+#include "attention/testing/says.h"
 #include "attention/testing/valid_args.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -106,8 +107,8 @@ TEST(CacheFormatChecksTest, WritersRefuse) {
   });
 }
 
-// Codes and scales take turns within a token, tokens within a block, and blocks have gaps: that these
-// are apart is seen, and so is a single byte that two of them share.
+// Codes and scales take turns within a token, tokens within a block, and blocks have gaps: that
+// these are apart is seen, and so is a single byte that two of them share.
 TEST(CacheFormatChecksTest, InterleavedCodesAndScalesAreApart) {
   KvCacheGeometry geometry;
   geometry.format = KvRowFormat::kPerTokenHead;
@@ -130,7 +131,7 @@ TEST(CacheFormatChecksTest, InterleavedCodesAndScalesAreApart) {
     for (const int bytes_off : {-4, 4}) {
       const absl::Status status =
           check([&](KvCacheView& cache) { cache.k_scales.data += bytes_off; });
-      EXPECT_NE(status.message().find("shares memory"), std::string::npos) << status;
+      EXPECT_THAT(status, Says("shares memory"));
     }
   }
 }
@@ -144,20 +145,17 @@ TEST(CacheFormatChecksTest, BlocksMoveWithTheirScales) {
   EXPECT_TRUE(CheckSwapBlocks({}, from, {}, to, {{1, 2}}).ok());
   const absl::Status other =
       CheckSwapBlocks({}, from, {}, Cache(store, KvRowFormat::kInt4PerTokenHead, true), {{1, 2}});
-  EXPECT_NE(other.message().find("nvfp4, dst of int4_per_token_head"), std::string::npos) << other;
+  EXPECT_THAT(other, Says("nvfp4, dst of int4_per_token_head"));
   KvCacheView hnd = to;
   hnd.layout = KvLayout::kHnd;
   for (TensorView* view : {&hnd.k, &hnd.v, &hnd.k_scales, &hnd.v_scales}) {
     *view = *view->Permute({0, 2, 1, 3});
   }
   LayoutConversion conversion;
-  const absl::Status converted = CheckConvertLayout({}, from, hnd, nullptr, &conversion);
-  ASSERT_TRUE(converted.ok()) << converted;
+  ASSERT_EQ(CheckConvertLayout({}, from, hnd, nullptr, &conversion), absl::OkStatus());
   EXPECT_EQ(conversion.num_tensors, 4);
   EXPECT_EQ(conversion.to[3].DebugString(), to.v_scales.DebugString());
 }
-
-using ::testing::HasSubstr;
 
 static_assert(!std::is_constructible_v<Checked<FuseKvArgs>, ExecContext, FuseKvArgs>);
 static_assert(!std::is_default_constructible_v<Checked<FuseKvArgs>>);
@@ -226,8 +224,7 @@ TEST(CheckedTest, OperationsThatABackendHasNotAreNamed) {
   TensorStore store;
   const RotateKeysArgs args = Valid<RotateKeysArgs>(store);
   const AttentionOps& all = ops;
-  EXPECT_THAT(std::string(all.RotateKeys({}, args).message()),
-              HasSubstr("COUNTING has no RotateKeys"));
+  EXPECT_THAT(all.RotateKeys({}, args), Says("COUNTING has no RotateKeys"));
 }
 
 }  // namespace

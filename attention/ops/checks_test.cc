@@ -373,7 +373,8 @@ TEST(IndexChecksTest, CompressTokensRefuses) {
        KVBLOCKS_BAD(kRange, "block_table[0][1] is 6",
                     a.block_table = s.Values<int32_t>({1, 6, 3, 0}, {2, 2})),
        KVBLOCKS_BAD(kInvalid, "4 twice", a.slot_mapping = s.Slots({4, 4}))});
-  // Tokens 4 and 5 read positions from 2 on, in blocks 0 and 1; the other request completes nothing.
+  // Tokens 4 and 5 read positions from 2 on, in blocks 0 and 1; the other request completes
+  // nothing.
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {
     a.block_table = s.Values<int32_t>({1, 2, -5, -5}, {2, 2});
   });

@@ -21,9 +21,9 @@ struct Format {
   static double ToDouble(unsigned bits) {
     const int exponent = (bits >> kMantissaBits) & kExponentMask;
     const int mantissa = bits & kMantissaMask;
-    const double magnitude =
-        exponent == 0 ? std::ldexp(mantissa, 1 - kBias - kMantissaBits)
-                      : std::ldexp(mantissa + (1 << kMantissaBits), exponent - kBias - kMantissaBits);
+    const double magnitude = exponent == 0 ? std::ldexp(mantissa, 1 - kBias - kMantissaBits)
+                                           : std::ldexp(mantissa + (1 << kMantissaBits),
+                                                        exponent - kBias - kMantissaBits);
     return (bits >> kSignShift) & 1 ? -magnitude : magnitude;
   }
 

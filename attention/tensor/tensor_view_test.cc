@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention/testing/says.h"
 #include "gtest/gtest.h"
 
 namespace kvblocks::attention {
@@ -52,7 +53,7 @@ TEST_F(TensorViewTest, StridesOfSingleElementsAreCanonical) {
 TEST_F(TensorViewTest, MakeNamesWhatItRefuses) {
   const auto expect = [](const absl::Status& status, const char* text) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_NE(std::string(status.message()).find(text), std::string::npos) << status;
+    EXPECT_THAT(status, Says(text));
   };
   expect(MakeStatus({1, 1, 1, 1, 1, 1, 1}), "rank 7");
   expect(MakeStatus({2, -3}), "extent -3 of dimension 1");

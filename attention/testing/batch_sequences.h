@@ -1,6 +1,6 @@
 // BatchSequences: random requests that grow step by step, with the tensors and the metadata of each
 // step and, from their whole history, what dense attention gives. For suites whose batches are not
-// plain (batch_suite.h). Testonly.
+// plain (batch_suite.cc). Testonly.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_BATCH_SEQUENCES_H_
 #define KVBLOCKS_ATTENTION_TESTING_BATCH_SEQUENCES_H_

@@ -1,4 +1,4 @@
-#include "attention/testing/batch_suite.h"
+#include "attention/testing/layer_suite.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "attention/testing/batch_sequences.h"
 #include "attention/testing/dense_oracle.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_masks.h"
@@ -19,7 +20,6 @@
 namespace kvblocks::attention {
 namespace {
 
-using ::testing::HasSubstr;
 using batch::BuilderOf;
 using batch::Cache;
 using batch::Grow;
@@ -175,7 +175,8 @@ void ExpectShardsAreThePrompt(const AttentionBackend& backend, const ExecContext
     Tensor mine(DType::kF32, {shard.num_rows(), kHeads, 8});
     std::vector<double> rows;
     for (const int32_t row : shard.rows()) {
-      for (int64_t i = 0; i < kHeads * 8; ++i) rows.push_back(row < 0 ? 0 : q[row * kHeads * 8 + i]);
+      for (int64_t i = 0; i < kHeads * 8; ++i)
+        rows.push_back(row < 0 ? 0 : q[row * kHeads * 8 + i]);
       if (row >= 0) ++seen[static_cast<size_t>(row)];
     }
     mine.Set(rows);
@@ -402,37 +403,40 @@ void ExpectOtherRanksAndSinksAreRefused(const AttentionBackend& backend,
     const absl::Status status = (*layer)->Forward(context, tensors, &meta);
     EXPECT_EQ(cache.k.bytes, before);
     for (const double value : out.Get()) EXPECT_TRUE(std::isnan(value));
-    return std::string(status.message());
+    return status;
   };
   const auto as_is = [](auto&&...) {};
   const KvGroupConfig rank = {
       .manager_block_size = 8, .kernel_block_size = 4, .context_parallel = {2, 1, 2}};
   const auto of_rank = [&](auto change) { return refusal(rank, change, as_is); };
   const std::vector<float> slopes = {1, 1, 1, 1};
-  EXPECT_THAT(of_rank([](LayerConfig& c) { c.window = 3; }), HasSubstr("a rank of 2; a window cannot be spread over ranks; use one rank"));
-  EXPECT_THAT(of_rank([](LayerConfig& c) { c.chunk = 4; }), HasSubstr("chunks cannot be spread"));
-  EXPECT_THAT(of_rank([&](LayerConfig& c) { c.alibi_slopes = ViewOf(absl::MakeConstSpan(slopes)); }),
-              HasSubstr("ALiBi cannot be spread"));
+  EXPECT_THAT(of_rank([](LayerConfig& c) { c.window = 3; }),
+              Says("a rank of 2; a window cannot be spread over ranks; use one rank"));
+  EXPECT_THAT(of_rank([](LayerConfig& c) { c.chunk = 4; }), Says("chunks cannot be spread"));
+  EXPECT_THAT(
+      of_rank([&](LayerConfig& c) { c.alibi_slopes = ViewOf(absl::MakeConstSpan(slopes)); }),
+      Says("ALiBi cannot be spread"));
   EXPECT_THAT(of_rank([&](LayerConfig& c) { c.sinks = ViewOf(absl::MakeConstSpan(slopes)); }),
-              HasSubstr("a sink; give it to MergeStates"));
+              Says("a sink; give it to MergeStates"));
   EXPECT_THAT(of_rank([](LayerConfig& c) { c.type = AttentionType::kEncoder; }),
-              HasSubstr("other types than decoder cannot"));
+              Says("other types than decoder cannot"));
   EXPECT_THAT(refusal(rank, as_is, [](LayerTensors& t, auto&) { t.lse = {}; }),
-              HasSubstr("lse is absent; states of 2 ranks"));
-  EXPECT_THAT(refusal(rank, as_is, [](auto&, CommonAttentionMetadata& m) {
-                m.host_local_context_lens = {};
-              }),
-              HasSubstr("host_local_context_lens has 0"));
+              Says("lse is absent; states of 2 ranks"));
+  EXPECT_THAT(refusal(rank, as_is,
+                      [](auto&, CommonAttentionMetadata& m) { m.host_local_context_lens = {}; }),
+              Says("host_local_context_lens has 0"));
   EXPECT_THAT(refusal(rank, as_is, [](LayerTensors& t, auto&) { t.lse = *t.lse.Slice(0, 0, 0); }),
-              HasSubstr("lse is f32[0, 4]; the batch has"));
+              Says("lse is f32[0, 4]; the batch has"));
 
   KvGroupConfig sinks = {.manager_block_size = 8, .kernel_block_size = 4, .sink_blocks = {1}};
-  EXPECT_THAT(refusal(sinks, [](LayerConfig& c) { c.window = 3; }, as_is),
-              HasSubstr("8 sink rows, which a window of 3 hides; let AttachMasks"));
-  EXPECT_THAT(refusal(sinks, [](LayerConfig& c) { c.chunk = 4; }, as_is),
-              HasSubstr("8 sink rows, which chunks"));
+  EXPECT_THAT(refusal(
+                  sinks, [](LayerConfig& c) { c.window = 3; }, as_is),
+              Says("8 sink rows, which a window of 3 hides; let AttachMasks"));
+  EXPECT_THAT(refusal(
+                  sinks, [](LayerConfig& c) { c.chunk = 4; }, as_is),
+              Says("8 sink rows, which chunks"));
   EXPECT_THAT(refusal(sinks, as_is, [](LayerTensors& t, auto&) { t.cache = {}; }),
-              HasSubstr("8 sink rows, which are in the cache"));
+              Says("8 sink rows, which are in the cache"));
 }
 
 }  // namespace kvblocks::attention

@@ -5,9 +5,9 @@
 // dequantised. The whole score matrix of a head is materialised:
 //   s = scale * <q, k_j>; cap > 0: cap * tanh(s / cap); + slope_h * (j - p); + bias(i, j, h);
 //   -infinity where key j is not visible from position p.
-// out = sum of e^(s_j - lse') v_j, lse' = log(sum e^(s_j) + e^sink); lse leaves the sink out. Nothing
-// visible: out 0, lse -infinity. NaN and +infinity in what is visible make the row NaN; values of
-// hidden keys are never touched. Cost: O(q_len * L * H * (D + Dv)).
+// out = sum of e^(s_j - lse') v_j, lse' = log(sum e^(s_j) + e^sink); lse leaves the sink out.
+// Nothing visible: out 0, lse -infinity. NaN and +infinity in what is visible make the row NaN;
+// values of hidden keys are never touched. Cost: O(q_len * L * H * (D + Dv)).
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_DENSE_ORACLE_H_
 #define KVBLOCKS_ATTENTION_TESTING_DENSE_ORACLE_H_

@@ -3,9 +3,9 @@
 // SparsePrefillCase, new tokens over lists of rows.
 //
 // Some entries of lists are -1 or beyond the cache, and those behind a list's length point at NaN.
-// Rows of the cache that are no key's are NaN, and so are outputs before a call; entries of the block
-// table behind a request's last block are far out. Everything follows from the options' seed, the
-// lengths and the number of heads.
+// Rows of the cache that are no key's are NaN, and so are outputs before a call; entries of the
+// block table behind a request's last block are far out. Everything follows from the options' seed,
+// the lengths and the number of heads.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_LATENT_CASE_H_
 #define KVBLOCKS_ATTENTION_TESTING_LATENT_CASE_H_
@@ -22,10 +22,11 @@
 
 namespace kvblocks::attention {
 
-// LatentCache: an MLA cache of any layout, all slots filled at random, with its rows as plain float64.
+// LatentCache: an MLA cache of any layout, all slots filled at random, with its rows as plain
+// float64.
 //
-// The bytes are drawn and then read here, element by element, so nothing of the library's row code is
-// trusted. Everything follows from the seed.
+// The bytes are drawn and then read here, element by element, so nothing of the library's row code
+// is trusted. Everything follows from the seed.
 
 struct LatentCacheOptions {
   KvLayout layout = KvLayout::kMlaLatent;
@@ -37,7 +38,8 @@ struct LatentCacheOptions {
   uint64_t seed = 1;
 };
 
-// Small caches, one of each latent layout, element type and format of records that the operations read.
+// Small caches, one of each latent layout, element type and format of records that the operations
+// read.
 std::vector<LatentCacheOptions> EveryLatentLayout();
 
 class LatentCache {
@@ -71,7 +73,8 @@ DenseRequest RequestOverRows(const std::vector<const std::vector<double>*>& rows
                              int64_t value_dim);
 
 struct LatentCase {
-  // As many blocks as the lengths need, whatever the options say. Codes with a scale get it in params.
+  // As many blocks as the lengths need, whatever the options say. Codes with a scale get it in
+  // params.
   LatentCase(const LatentCacheOptions& options, std::vector<int64_t> lengths,
              std::vector<int64_t> q_lens, int64_t num_heads, DType q_dtype);
 

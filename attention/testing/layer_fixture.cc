@@ -13,28 +13,32 @@ namespace kvblocks::attention {
 class RecordingBackend::Ops : public AttentionOps {
  public:
   const char* name() const override { return "RECORDING"; }
-#define KVBLOCKS_RECORDED_OP(Op)                                     \
-  absl::Status Run(const Checked<Op##Args>& call) const override {   \
-    calls_.push_back(#Op);                                           \
-    return CpuReferenceBackend().ops().Run(call);                    \
+#define KVBLOCKS_RECORDED_OP(Op)                                                         \
+  absl::Status Run(const Checked<Op##Args>& call) const override {                       \
+    log_.push_back("run " #Op);                                                          \
+    return CpuReferenceBackend().ops().Run(call);                                        \
+  }                                                                                      \
+  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const override { \
+    log_.push_back("check " #Op);                                                        \
+    return AttentionOps::Refuse(context, args);                                          \
   }
-  KVBLOCKS_RECORDED_OP(ReshapeAndCache)
-  KVBLOCKS_RECORDED_OP(ComputeKvScales)
-  KVBLOCKS_RECORDED_OP(ScaleAndCache)
-  KVBLOCKS_RECORDED_OP(QuantizeQueries)
-  KVBLOCKS_RECORDED_OP(PagedDecode)
-  KVBLOCKS_RECORDED_OP(PagedPrefill)
-  KVBLOCKS_RECORDED_OP(VarlenSelfAttention)
-  KVBLOCKS_RECORDED_OP(Cascade)
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_RECORDED_OP)
 #undef KVBLOCKS_RECORDED_OP
-  mutable std::vector<std::string> calls_;
+  mutable std::vector<std::string> log_;
 };
 
 RecordingBackend::RecordingBackend() : ops_(std::make_shared<Ops>()) {}
 const AttentionOps& RecordingBackend::ops() const { return *ops_; }
 const BackendSupport& RecordingBackend::support() const { return CpuReferenceBackend().support(); }
-std::vector<std::string> RecordingBackend::calls() const { return ops_->calls_; }
-void RecordingBackend::ClearCalls() { ops_->calls_.clear(); }
+const std::vector<std::string>& RecordingBackend::log() const { return ops_->log_; }
+void RecordingBackend::ClearCalls() { ops_->log_.clear(); }
+std::vector<std::string> RecordingBackend::calls() const {
+  std::vector<std::string> calls;
+  for (const std::string& entry : log()) {
+    if (entry.starts_with("run ")) calls.push_back(entry.substr(4));
+  }
+  return calls;
+}
 
 LayerFixture::LayerFixture(LayerConfig layer, const AttentionBackend* backend, DType cache_dtype)
     : config_(std::move(layer)) {

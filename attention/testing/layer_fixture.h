@@ -25,7 +25,7 @@
 
 namespace kvblocks::attention {
 
-// CPU_REFERENCE that writes down which operations it was asked for.
+// CPU_REFERENCE that writes down which operations it checked and ran.
 class RecordingBackend : public AttentionBackend {
  public:
   RecordingBackend();
@@ -35,6 +35,8 @@ class RecordingBackend : public AttentionBackend {
   BackendFlags flags() const override { return flags_; }
 
   std::vector<std::string> calls() const;
+  // "check PagedDecode", "run PagedDecode".
+  const std::vector<std::string>& log() const;
   void ClearCalls();
   BackendFlags flags_;
 
@@ -48,8 +50,8 @@ class LayerFixture {
   static constexpr int64_t kBlockSize = 4, kNumBlocks = 64;
 
   // Makes the layer; `layer` with num_heads 4, num_kv_heads 2, head_size 8 unless it says
-  // otherwise. Of a row_format with scales cache_dtype is that of the codes; what the codes stand for
-  // then is what Mismatch compares with.
+  // otherwise. Of a row_format with scales cache_dtype is that of the codes; what the codes stand
+  // for then is what Mismatch compares with.
   LayerFixture(LayerConfig layer, const AttentionBackend* backend, DType cache_dtype = DType::kF32);
 
   // New tokens per request, in order; requests of none take no part. Returns the layer's status.

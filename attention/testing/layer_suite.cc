@@ -8,6 +8,7 @@
 
 #include "attention/cache/quantised_rows.h"
 #include "attention/testing/layer_fixture.h"
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_masks.h"
@@ -16,7 +17,6 @@
 namespace kvblocks::attention {
 namespace {
 
-using ::testing::HasSubstr;
 using Steps = std::vector<std::vector<std::pair<int, int64_t>>>;
 
 // Prefills, extends, decodes, and mixtures of them.
@@ -114,24 +114,24 @@ void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecConte
   const auto custom = masks.Custom({.name = "none", .rows = 32, .columns = 32});
   const auto causal = masks.SplitFuse();
   ASSERT_TRUE(custom.ok() && causal.ok());
-  const auto message = [&](LayerFixture& fixture, const CommonAttentionMetadata& metadata,
-                           bool with_cache) {
+  const auto status_of = [&](LayerFixture& fixture, const CommonAttentionMetadata& metadata,
+                             bool with_cache) {
     LayerTensors tensors = fixture.tensors();
     if (!with_cache) tensors.cache = {};
     const absl::Status status = fixture.layer().Forward(context, tensors, &metadata);
     for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
-    return std::string(status.message());
+    return status;
   };
   LayerFixture cross({.type = AttentionType::kEncoderDecoder}, &backend);
   cross.Prepare({{0, 5}});
   CommonAttentionMetadata metadata = cross.metadata();
   metadata.custom_mask = *custom;
-  EXPECT_THAT(message(cross, metadata, true), HasSubstr("of type encoder_decoder"));
+  EXPECT_THAT(status_of(cross, metadata, true), Says("of type encoder_decoder"));
   LayerFixture encoder({.type = AttentionType::kEncoder}, &backend);
   encoder.Prepare({{0, 5}});
   metadata = encoder.metadata();
   metadata.attn_mask = *causal;
-  EXPECT_THAT(message(encoder, metadata, true), HasSubstr("has a causal mask"));
+  EXPECT_THAT(status_of(encoder, metadata, true), Says("has a causal mask"));
 
   LayerFixture decoder({}, &backend);
   decoder.context = context;
@@ -139,10 +139,9 @@ void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecConte
   decoder.Prepare({{0, 2}});
   metadata = decoder.metadata();
   metadata.custom_mask = *custom;
-  EXPECT_THAT(message(decoder, metadata, false),
-              HasSubstr("request 0 has 7 tokens, 2 of them new"));
+  EXPECT_THAT(status_of(decoder, metadata, false), Says("request 0 has 7 tokens, 2 of them new"));
   metadata.custom_mask = *masks.Custom({.name = "none", .rows = 4, .columns = 4});
-  EXPECT_THAT(message(decoder, metadata, true), HasSubstr("its S1 must be at least 7"));
+  EXPECT_THAT(status_of(decoder, metadata, true), Says("its S1 must be at least 7"));
 }
 
 void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& context) {
@@ -233,7 +232,7 @@ void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& c
     ASSERT_EQ(pieces.Build(other.metadata(), 8), absl::OkStatus());
     const CommonAttentionMetadata metadata = pieces.metadata();
     const absl::Status status = other.layer().Forward(context, other.tensors(), &metadata);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("cut at multiples of 8"));
+    EXPECT_THAT(status, Says("cut at multiples of 8"));
     EXPECT_EQ(pieces.Build(metadata, 8).code(), absl::StatusCode::kInvalidArgument);
   }
 }
@@ -275,20 +274,20 @@ void ExpectRowFormatsAreHonoured(const AttentionBackend& backend, const ExecCont
     const std::vector<std::byte> before = other.k_cache.bytes;
     const absl::Status status = made.layer().Forward(context, tensors, &made.metadata());
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(std::string("the cache has rows of elements; the layer was made for ") +
-                          Name(format)));
+    EXPECT_THAT(status,
+                Says(std::string("the cache has rows of elements; the layer was made for ") +
+                     Name(format)));
     EXPECT_EQ(other.k_cache.bytes, before);
     for (double value : ValuesOf(made.tensors().out)) EXPECT_TRUE(std::isnan(value));
   }
   const auto refusal = [&](LayerConfig config) {
     config.name = "l", config.num_heads = config.num_kv_heads = 1;
-    return std::string(backend.MakeImpl(config).status().message());
+    return backend.MakeImpl(config).status();
   };
   EXPECT_THAT(refusal({.head_size = 24, .row_format = Format::kNvfp4}),
-              HasSubstr("layer l: head size 24 no multiple of 16 for rows of nvfp4"));
+              Says("layer l: head size 24 no multiple of 16 for rows of nvfp4"));
   EXPECT_THAT(refusal({.head_size = 16, .row_format = Format::kMlaV41}),
-              HasSubstr("rows of mla_v41_528 without mla"));
+              Says("rows of mla_v41_528 without mla"));
 }
 
 void ExpectLatentRecordsAreHonoured(const AttentionBackend& backend, const ExecContext& context) {

@@ -63,20 +63,17 @@ void ExpectExample(double actual, double expected) {
 
 void RunDecode(PagedCase& paged) {
   paged.ClearOutputs();
-  const absl::Status status = OpsUnderTest().PagedDecode({}, paged.DecodeArgs());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(OpsUnderTest().PagedDecode({}, paged.DecodeArgs()), absl::OkStatus());
 }
 
 void RunPrefill(PagedCase& paged) {
   paged.ClearOutputs();
-  const absl::Status status = OpsUnderTest().PagedPrefill({}, paged.PrefillArgs());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(OpsUnderTest().PagedPrefill({}, paged.PrefillArgs()), absl::OkStatus());
 }
 
 void RunVarlen(PagedCase& paged) {
   paged.ClearOutputs();
-  const absl::Status status = OpsUnderTest().VarlenSelfAttention({}, paged.VarlenArgs());
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(OpsUnderTest().VarlenSelfAttention({}, paged.VarlenArgs()), absl::OkStatus());
 }
 
 void ExpectDecodeIsExact(PagedCase& paged) {

@@ -1,8 +1,8 @@
 // What the suites in this folder (ops_suite_*.cc) need to know about the backend they run against.
 //
-// Each test binary links the suites it wants and defines these functions, so that one text holds all
-// backends to the same behaviour. Arguments are in host memory; a backend of another device is put
-// behind an AttentionOps that copies.
+// Each test binary links the suites it wants and defines these functions, so that one text holds
+// all backends to the same behaviour. Arguments are in host memory; a backend of another device is
+// put behind an AttentionOps that copies.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_OPS_SUITE_H_
 #define KVBLOCKS_ATTENTION_TESTING_OPS_SUITE_H_
@@ -39,11 +39,13 @@ SuiteTraits TraitsUnderTest();
 
 // --- For the suites ---
 
-// Attention of one query over given scores and values, as the worked examples have it: dimensions of
-// 32, the query and each key on the first axis, values the same in all columns. Float32, scale 1.
+// Attention of one query over given scores and values, as the worked examples have it: dimensions
+// of 32, the query and each key on the first axis, values the same in all columns. Float32, scale
+// 1.
 class ScoresCase : public PagedCase {
  public:
-  // Requests' scores and values, one each per key; the last q_len keys of a request are its new tokens.
+  // Requests' scores and values, one each per key; the last q_len keys of a request are its new
+  // tokens.
   ScoresCase(std::vector<std::vector<double>> scores, std::vector<std::vector<double>> values,
              std::vector<int64_t> q_lens, int64_t block_size);
   // One request with one query.

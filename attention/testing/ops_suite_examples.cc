@@ -278,8 +278,8 @@ struct DrawnFeatures {
   Tensor alibi, sinks, mask;
 };
 
-// A few values can cancel almost to nothing, where an error relative to them says nothing about sums
-// in float32: the absolute limit holds alone there, as it does for rows of small norm.
+// A few values can cancel almost to nothing, where an error relative to them says nothing about
+// sums in float32: the absolute limit holds alone there, as it does for rows of small norm.
 std::string MismatchOf(const PagedCase& paged) {
   Tolerance tolerance = ToleranceUnderTest(paged.options().q_dtype);
   if (paged.options().value_dim < 16) tolerance.relative_l2 = 1;

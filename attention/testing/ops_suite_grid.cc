@@ -1,5 +1,5 @@
-// T-1: every pair of types, layouts, head sizes, groups, block sizes and lengths; T-2: every pair of
-// score features; T-21: quantised caches against caches of what their codes stand for.
+// T-1: every pair of types, layouts, head sizes, groups, block sizes and lengths; T-2: every pair
+// of score features; T-21: quantised caches against caches of what their codes stand for.
 
 #include <algorithm>
 #include <array>
@@ -38,7 +38,8 @@ std::vector<Choice> CoverPairs(const Choice& sizes, uint64_t seed) {
       for (int f = 0; f < kNumFactors; ++f) row[f] = IntegerDraw(random, 0, sizes[f] - 1);
       int gain = 0;
       for (int f = 0; f < kNumFactors; ++f) {
-        for (int g = f + 1; g < kNumFactors; ++g) gain += !covered[pair_index(f, row[f], g, row[g])];
+        for (int g = f + 1; g < kNumFactors; ++g)
+          gain += !covered[pair_index(f, row[f], g, row[g])];
       }
       if (gain > best_gain) best_gain = gain, best = row;
     }

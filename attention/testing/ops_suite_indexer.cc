@@ -125,6 +125,7 @@ struct TopkCase {
   DType q = DType::kF32, cache = DType::kF32;  // kU8: planar
   bool as_slots = true;
   int spread = 3;  // of values: the fewer, the more ties
+  std::vector<int64_t> lengths = {70, 1, 33}, q_lens = {5, 1, 33};
 };
 
 // Small integers, whose sums are exact: scores of all backends are the same.
@@ -132,8 +133,9 @@ void ExpectTopk(const TopkCase& c) {
   SCOPED_TRACE(testing::Message() << "ratio " << c.ratio << ", K " << c.width << ", q " << Name(c.q)
                                   << ", cache " << Name(c.cache) << ", spread " << c.spread);
   std::mt19937_64 random(7 + c.ratio);
-  const std::vector<int64_t> lengths = {70, 1, 33}, q_lens = {5, 1, 33};
-  const Batch batch(lengths, q_lens, c.block_size, 70 / c.ratio / c.block_size + 1);
+  const std::vector<int64_t>&lengths = c.lengths, &q_lens = c.q_lens;
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const Batch batch(lengths, q_lens, c.block_size, longest / c.ratio / c.block_size + 1);
   const int64_t slots = batch.num_blocks * c.block_size;
   const auto draw = [&](int64_t count) {
     std::vector<double> values;
@@ -169,7 +171,7 @@ void ExpectTopk(const TopkCase& c) {
   lens.Set(std::vector<double>(batch.num_tokens, 77));
   args.q = q.view, args.weights = w.view;
   batch.Fill(args);
-  args.max_seq_len = 72, args.ratio = c.ratio, args.as_slots = c.as_slots;
+  args.max_seq_len = longest + 2, args.ratio = c.ratio, args.as_slots = c.as_slots;
   args.indices = indices.view, args.lens = lens.view;
   ExpectOk(OpsUnderTest().IndexTopk({}, args));
 
@@ -228,63 +230,15 @@ TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
   v4.ratio = 4, v4.width = 6, v4.as_slots = false;
   ExpectTopk(v4);
   ExpectTopk({.width = 20, .heads = 11, .dim = 128, .q = DType::kBF16, .cache = DType::kBF16});
-}
-
-// More rows than a block of threads takes at a time.
-TEST(IndexerSuite, RowsOfALongRequestAreChosen) {
-  constexpr int64_t kRows = 700;
-  const Batch batch({kRows}, {1}, 16, 44);
-  Tensor q(DType::kF32, {1, 1, 4}), w(DType::kF32, {1, 1});
-  Tensor rows(DType::kF32, {batch.num_blocks, 16, 4});
-  std::vector<double> keys(batch.num_blocks * 64, 0.0);
-  std::vector<double> expected;
-  for (int64_t row = 0; row < kRows; ++row) {
-    // 100 rows of score 5, the others below; then as many as fit of the equal ones at 4.
-    const double score = row % 7 == 3 ? 5 : row % 2 == 0 ? 4 : -2;
-    keys[batch.SlotOf(0, row) * 4] = score;
+  // More rows than a block of threads takes at a time.
+  for (const bool as_slots : {true, false}) {
+    TopkCase one = {.width = 130, .block_size = 16, .heads = 1, .dim = 4, .as_slots = as_slots};
+    one.lengths = {700}, one.q_lens = {2};
+    ExpectTopk(one);
   }
-  int64_t ties = 130 - 100;
-  for (int64_t row = 0; row < kRows; ++row) {
-    if (row % 7 == 3 || (row % 2 == 0 && ties-- > 0)) {
-      expected.push_back(static_cast<double>(row));
-    }
-  }
-  ASSERT_EQ(expected.size(), 130u);
-  q.Set({1, 0, 0, 0}), w.Set({1}), rows.Set(keys);
-  Tensor indices(DType::kI32, {1, 130}), lens(DType::kI32, {1});
-  IndexTopkArgs args;
-  args.q = q.view, args.weights = w.view, args.cache = IndexCacheView(rows.view);
-  batch.Fill(args);
-  args.max_seq_len = kRows, args.as_slots = false;
-  args.indices = indices.view, args.lens = lens.view;
-  ExpectOk(OpsUnderTest().IndexTopk({}, args));
-  EXPECT_EQ(indices.Get(), expected);
 }
 
 // --- Compressing ---
-
-TEST(IndexerSuite, CompressorExample) {  // EX-19
-  const Batch batch({8}, {8}, 4, 2);
-  Tensor kv(DType::kF32, {8, 2}), score(DType::kF32, {8, 2});
-  std::vector<double> halves, slots;
-  for (int64_t t = 0; t < 8; ++t) {
-    halves.push_back(static_cast<double>(t + 1)),
-        halves.push_back(static_cast<double>(10 * (t + 1)));
-    slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
-  }
-  kv.Set(halves), score.Set(std::vector<double>(16, 0.0));
-  Tensor states(DType::kF32, {batch.num_blocks, 4, 4}), out(DType::kF32, {8, 1});
-  FillWithPoison(states);
-  out.Set(std::vector<double>(8, -7));
-  Tensor mapping = SlotTensor(slots);
-  CompressTokensArgs args;
-  args.kv = kv.view, args.score = score.view, args.states = states.view;
-  args.slot_mapping = mapping.view;
-  batch.Fill(args);
-  args.out = out.view;
-  ExpectOk(OpsUnderTest().CompressTokens({}, args));
-  EXPECT_EQ(out.Get(), (std::vector<double>{-7, -7, -7, 25, -7, -7, -7, 33.75}));
-}
 
 // Two requests, a few tokens at a time; what is not stored by the operation is NaN.
 TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
@@ -388,24 +342,35 @@ TEST(IndexerSuite, RowsAreCompressedAcrossStepsAndBlocks) {
   }
 }
 
-// Outputs [tokens, dim] of a request of so many tokens that all become one row: where the last is.
+// Outputs [tokens, columns] of a request whose tokens become rows of `ratio` each, by default one.
 std::vector<double> Compressed(int64_t tokens, const std::vector<double>& values,
-                               const std::vector<double>& scores) {
+                               const std::vector<double>& scores, int64_t ratio = 0,
+                               bool overlap = false) {
   const int64_t dim = static_cast<int64_t>(values.size()) / tokens;
   const Batch batch({tokens}, {tokens}, 7, tokens / 7 + 1);
   std::vector<double> slots;
   for (int64_t t = 0; t < tokens; ++t) slots.push_back(static_cast<double>(batch.SlotOf(0, t)));
   Tensor kv(DType::kF32, {tokens, dim}), score(DType::kF32, {tokens, dim});
-  Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * dim}), out(DType::kF32, {tokens, dim});
+  Tensor states(DType::kF32, {batch.num_blocks, 7, 2 * dim});
+  Tensor out(DType::kF32, {tokens, overlap ? dim / 2 : dim});
   kv.Set(values), score.Set(scores), FillWithPoison(states), FillWithPoison(out);
   Tensor mapping = SlotTensor(slots);
   CompressTokensArgs args;
   args.kv = kv.view, args.score = score.view, args.states = states.view;
   args.slot_mapping = mapping.view;
   batch.Fill(args);
-  args.ratio = tokens, args.overlap = false, args.out = out.view;
+  args.ratio = ratio == 0 ? tokens : ratio, args.overlap = overlap, args.out = out.view;
   ExpectOk(OpsUnderTest().CompressTokens({}, args));
   return out.Get();
+}
+
+TEST(IndexerSuite, CompressorExample) {  // EX-19
+  std::vector<double> halves;
+  for (int t = 1; t <= 8; ++t) halves.insert(halves.end(), {1.0 * t, 10.0 * t});
+  const std::vector<double> out = Compressed(8, halves, std::vector<double>(16), 4, true);
+  for (const int t : {0, 1, 2, 4, 5, 6}) EXPECT_TRUE(std::isnan(out[t])) << t;
+  EXPECT_EQ(out[3], 25);
+  EXPECT_EQ(out[7], 33.75);
 }
 
 // One row of all of a request's tokens, scores growing or shrinking by `slope`.

@@ -22,8 +22,7 @@ struct DenseCase : LatentCase {
   using LatentCase::LatentCase;
 
   void ExpectExact(const MlaDecodeArgs& args) {
-    const absl::Status status = OpsUnderTest().MlaDecode({}, args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(OpsUnderTest().MlaDecode({}, args), absl::OkStatus());
     EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, ToleranceUnderTest(out.view.dtype)), "");
   }
 };
@@ -250,8 +249,7 @@ LatentCacheOptions ExtraOptions(LatentCacheOptions options) {
 // Runs it; returns what it flags.
 uint32_t ExpectExact(SparseCase& sparse) {
   Flagged flagged;
-  const absl::Status status = OpsUnderTest().SparseMlaDecode(flagged.context, sparse.args);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(OpsUnderTest().SparseMlaDecode(flagged.context, sparse.args), absl::OkStatus());
   const DType type = sparse.out.view.dtype;
   EXPECT_EQ(sparse.MismatchNow(sparse.options.cache.layout == KvLayout::kMlaFp8_656
                                    ? TileScaledToleranceUnderTest(type)
@@ -329,8 +327,7 @@ TEST(OpsMlaTest, T3SparsePrefill) {
           options.used.push_back(static_cast<double>(IntegerDraw(random, 0, options.entries)));
         }
         SparsePrefillCase sparse(options);
-        const absl::Status status = OpsUnderTest().SparseMlaPrefill({}, sparse.args);
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(OpsUnderTest().SparseMlaPrefill({}, sparse.args), absl::OkStatus());
         EXPECT_EQ(
             Mismatch(sparse.expected, sparse.out.view, sparse.lse.view, ToleranceUnderTest(type)),
             "");

@@ -102,8 +102,8 @@ TEST(QuantisedRowsTest, PlacesOfBlocksDoNotCount) {
   });
 }
 
-// That the comparison with the oracle sees what readers get wrong: another vector's scale, halves of
-// bytes the wrong way round, exponents off by one.
+// That the comparison with the oracle sees what readers get wrong: another vector's scale, halves
+// of bytes the wrong way round, exponents off by one.
 TEST(QuantisedRowsTest, FaultsAreNoticed) {
   ForEachCache(DecodeOptions(), [](const PagedCaseOptions& options) {
     const auto notices = [&](const char* fault, auto change) {
@@ -163,8 +163,7 @@ TEST(QuantisedRowsTest, GatherMakesValues) {
     args.seq_lens = args.lengths = paged.seq_lens.view;
     args.scales = paged.params.scales;
     args.out = k.view, args.out_v = v.view;
-    const absl::Status status = OpsUnderTest().GatherCache({}, args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(OpsUnderTest().GatherCache({}, args), absl::OkStatus());
     for (int64_t b = 0; b < requests; ++b) {
       for (const bool key : {true, false}) {
         const std::vector<double>& plain = key ? paged.request(b).k : paged.request(b).v;
@@ -336,7 +335,8 @@ TEST(QuantisedRowsTest, WritersStoreWhatANaiveQuantiserDoes) {
       args.cache = MakeKvCacheView(geometry, memory.view).value();
       if (args.cache.takes_scale()) args.scales = {k_scale.view, v_scale.view};
       const auto store = [&](const ConstTensorView& from, const TensorView& codes,
-                             const TensorView& scales, const std::function<double(int64_t)>& outer) {
+                             const TensorView& scales,
+                             const std::function<double(int64_t)>& outer) {
         for (int64_t t = 0; t < kTokens; ++t) {
           const auto slot = static_cast<int64_t>(places[t]);
           if (slot < 0) continue;
@@ -356,8 +356,7 @@ TEST(QuantisedRowsTest, WritersStoreWhatANaiveQuantiserDoes) {
             [&](int64_t h) { return k_scale.Get()[h]; });
       store(v.view, args.cache.v, args.cache.v_scales, [&](int64_t) { return v_scale.Get()[0]; });
 
-      const absl::Status status = OpsUnderTest().ReshapeAndCache({}, args);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(OpsUnderTest().ReshapeAndCache({}, args), absl::OkStatus());
       for (size_t i = 0; i < expected.size(); ++i) {
         ASSERT_EQ(memory.bytes[i], expected[i]) << Name(source) << ", byte " << i;
       }
@@ -385,15 +384,15 @@ TEST(QuantisedRowsTest, LatentRecordsAreWrittenAndGathered) {
     kv_c.Set(EdgesAndDraws(random, kTokens, shape.compressed));
     k_pe.Set(EdgesAndDraws(random, kTokens, 64));
     Tensor slots(DType::kI64, {kTokens});
-    const std::vector<double> places = {4, 5, 6, 7, -1, 1, 0, 13, 15};  // positions 0 to 3, then 5 and 4
+    const std::vector<double> places = {4, 5, 6,  7, -1,
+                                        1, 0, 13, 15};  // positions 0 to 3, then 5 and 4
     slots.Set(places);
     ConcatAndCacheMlaArgs args;
     args.kv_c = kv_c.view, args.k_pe = k_pe.view;
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(KvLayout::kMlaLatent, memory.view);
     args.cache.format = format;
-    const absl::Status status = OpsUnderTest().ConcatAndCacheMla({}, args);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(OpsUnderTest().ConcatAndCacheMla({}, args), absl::OkStatus());
     std::vector<double> rows(16 * shape.key_dim);
     for (int64_t t = 0; t < kTokens; ++t) {
       const auto slot = static_cast<int64_t>(places[t]);

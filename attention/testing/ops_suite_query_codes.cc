@@ -102,8 +102,7 @@ TEST(QueryCodesTest, CascadeIsExact) {
       paged.SharePrefix(2);
       CascadeArgs args{paged.PrefillArgs(), 2 * options.block_size};
       paged.ClearOutputs();
-      const absl::Status status = OpsUnderTest().Cascade({}, args);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(OpsUnderTest().Cascade({}, args), absl::OkStatus());
       EXPECT_EQ(paged.Mismatch(PrefillTolerance(paged)), "");
     }
   }
@@ -136,8 +135,7 @@ TEST(QueryCodesTest, QuantizedQueriesAreExactQuotients) {
       const Tensor one = FloatTensor({scale});
       QuantizeQueriesArgs args{q.view, one.view, codes.view.Slice(1, 0, 3).value()};
       if (scale == 1) args.scale = {};
-      const absl::Status status = OpsUnderTest().QuantizeQueries({}, args);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(OpsUnderTest().QuantizeQueries({}, args), absl::OkStatus());
       const std::vector<double> values = q.Get(), got = ValuesOf(args.codes);
       const double by = one.Get()[0];
       for (size_t i = 0; i < values.size(); ++i) {

@@ -39,11 +39,14 @@ void ForEachElement(const ConstTensorView& view, const Visit& visit) {
 
 }  // namespace
 
-double UniformDraw(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
+double UniformDraw(std::mt19937_64& random) {
+  return static_cast<double>(random() >> 11) * 0x1p-53;
+}
 
 double NormalDraw(std::mt19937_64& random) {
   const uint64_t bits = random();
-  const int64_t sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+  const int64_t sum =
+      (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
   return static_cast<double>(sum - 2 * 0xFFFF) / 0xFFFF * 1.7320508075688772;
 }
 
@@ -198,7 +201,8 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
   std::vector<double> table(R * columns, kTableGarbage);
   size_t next = 0;
   for (int64_t b = 0; b < R; ++b) {
-    for (int64_t c = 0; c < CeilDiv(options.lengths[b], BS); ++c) table[b * columns + c] = ids[next++];
+    for (int64_t c = 0; c < CeilDiv(options.lengths[b], BS); ++c)
+      table[b * columns + c] = ids[next++];
   }
   block_table = IntTensor(table, {R, columns});
   seq_lens = IntTensor({options.lengths.begin(), options.lengths.end()}, {R});

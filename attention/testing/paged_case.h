@@ -1,5 +1,5 @@
-// PagedCase: a random batch over a paged cache, ready for an operation, with its answer by the dense
-// oracle.
+// PagedCase: a random batch over a paged cache, ready for an operation, with its answer by the
+// dense oracle.
 //
 // Requests of given lengths get blocks with shuffled ids in a cache of any dense layout and element
 // type; keys and values are about normal, rounded (or quantised with random scales) to that type,
@@ -7,9 +7,9 @@
 // length and blocks nobody owns hold NaN (int8: -128), table entries past a length 2147480000. The
 // queries come as a slice of a wider, fused tensor. Everything follows from the seed.
 //
-// Vectors with scales of their own (KvRowFormat) lie as MakeKvCacheView places them. Their codes are
-// made here, from scales that differ from vector to vector and are no quantiser's choice; poison is
-// bytes of 0xff, which makes every such scale a NaN.
+// Vectors with scales of their own (KvRowFormat) lie as MakeKvCacheView places them. Their codes
+// are made here, from scales that differ from vector to vector and are no quantiser's choice;
+// poison is bytes of 0xff, which makes every such scale a NaN.
 
 #ifndef KVBLOCKS_ATTENTION_TESTING_PAGED_CASE_H_
 #define KVBLOCKS_ATTENTION_TESTING_PAGED_CASE_H_
@@ -102,8 +102,8 @@ class PagedCase {
   // Arguments that write to out and lse. Decode needs q_lens of 1.
   PagedDecodeArgs DecodeArgs();
   PagedPrefillArgs PrefillArgs();
-  // The new tokens against all keys of their requests, from contiguous tensors; for caches of floats
-  // and of e4m3.
+  // The new tokens against all keys of their requests, from contiguous tensors; for caches of
+  // floats and of e4m3.
   VarlenSelfAttentionArgs VarlenArgs();
 
   // The dense oracle on every request, rows one after another.

@@ -62,8 +62,8 @@ Tolerance CudaTolerance(DType out) {
 }
 
 Tolerance CudaCodeProductsTolerance(DType out) {
-  // Sums that are cut at 2^-13 of their largest part: of scores up to 8, 1e-3 at most, and so much of
-  // each weight.
+  // Sums that are cut at 2^-13 of their largest part: of scores up to 8, 1e-3 at most, and so much
+  // of each weight.
   Tolerance tolerance = CudaTolerance(out);
   tolerance.relative_l2 += 1e-3;
   tolerance.absolute += 1e-3;

@@ -258,18 +258,20 @@ absl::Status KvCacheVerifier::CheckTables() {
       const int64_t last = CeilDiv(num_tokens, group.block_size) - 1;
       const auto size = static_cast<int64_t>(part.held->tables[layers_[layer].group].size());
       if (group.is_cross && size > last + 1) {
-        return Fail({.request = part.held->name,
-                     .layer = static_cast<int64_t>(layer),
-                     .block = part.held->tables[layers_[layer].group][static_cast<size_t>(last + 1)],
-                     .text = absl::StrCat("the block table has ", size, " entries, but the ", num_tokens,
-                                          " rows of the encoder take ", last + 1,
-                                          ": blocks were taken more than once")});
+        return Fail(
+            {.request = part.held->name,
+             .layer = static_cast<int64_t>(layer),
+             .block = part.held->tables[layers_[layer].group][static_cast<size_t>(last + 1)],
+             .text = absl::StrCat("the block table has ", size, " entries, but the ", num_tokens,
+                                  " rows of the encoder take ", last + 1,
+                                  ": blocks were taken more than once")});
       }
       const int64_t first_visible = FirstVisible(group, part.num_computed);
       for (int64_t i = first_visible / group.block_size; i <= last; ++i) {
         const int64_t token = std::max(i * group.block_size, first_visible);
         if (group.is_state) {
-          const bool is_read = part.num_computed > 0 && i == (part.num_computed - 1) / group.block_size;
+          const bool is_read =
+              part.num_computed > 0 && i == (part.num_computed - 1) / group.block_size;
           const bool is_written =
               i == last || (group.at_boundaries && (i + 1) * group.block_size > part.num_computed);
           if (!is_read && !is_written) continue;
@@ -281,7 +283,8 @@ absl::Status KvCacheVerifier::CheckTables() {
   return absl::OkStatus();
 }
 
-// That an entry of the layer's table, in which a token lies, names a block that the request may use.
+// That an entry of the layer's table, in which a token lies, names a block that the request may
+// use.
 absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t i, int64_t token) {
   const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
   const bool is_there = i < static_cast<int64_t>(table.size());

@@ -5,14 +5,15 @@
 
 #include <cmath>
 #include <cstddef>
-#include <functional>
-#include <memory>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "attention/testing/dense_oracle.h"
+#include "attention/testing/says.h"
+#include "attention/testing/verified_steps.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
@@ -95,69 +96,53 @@ TEST(PlainAttentionTest, EqualsTheDenseOracle) {
 // --- Sampling ---
 
 // Five requests that decode side by side, each with blocks of its own; one row is checked per step.
-class Decodes {
+class Decodes : public VerifiedSteps {
  public:
-  static constexpr int64_t kRequests = 5;
+  static constexpr uint64_t kRequests = 5;
 
   // The tables of the first `num_growing` requests change in every step.
-  explicit Decodes(int64_t max_rows = 1, int64_t num_growing = 0) : num_growing_(num_growing) {
-    for (int64_t i = 0; i < 200; ++i) tokens_.push_back(i);
+  explicit Decodes(int64_t max_rows = 1, uint64_t num_growing = 0)
+      : VerifiedSteps(Options(max_rows)), num_growing_(num_growing) {}
+
+  absl::Status Step(int64_t position) {
+    std::vector<VerifiedPart> parts;
+    for (uint64_t id = 1; id <= kRequests; ++id) {
+      std::vector<int32_t> blocks(id <= num_growing_ ? position + 1 : position / 16 + 1);
+      std::iota(blocks.begin(), blocks.end(), FirstBlock(id));
+      parts.push_back({.id = id, .num_computed = position, .tables = {blocks}, .salt = id});
+    }
+    return Run(parts);
+  }
+  static int32_t FirstBlock(uint64_t id) { return 1 + 50 * static_cast<int32_t>(id - 1); }
+
+ private:
+  static VerifierOptions Options(int64_t max_rows) {
     VerifierOptions options;
     options.num_blocks = 300;
     options.groups = {{.name = "full", .block_size = 16}};
     options.ops = &CpuReference();
     options.max_rows_per_step = max_rows;
-    verifier_ = KvCacheVerifier::Create(options).value();
+    return options;
   }
 
-  absl::Status Step(int64_t position) {
-    std::vector<std::vector<int32_t>> blocks(kRequests);
-    std::vector<absl::Span<const int32_t>> tables(kRequests);
-    std::vector<VerifiedRequest> step;
-    for (int64_t r = 0; r < kRequests; ++r) {
-      const size_t i = static_cast<size_t>(r);
-      const int64_t num_blocks = r < num_growing_ ? position + 1 : position / 16 + 1;
-      for (int64_t b = 0; b < num_blocks; ++b) {
-        blocks[i].push_back(FirstBlock(i) + static_cast<int32_t>(b));
-      }
-      tables[i] = blocks[i];
-      step.push_back({.id = static_cast<uint64_t>(r),
-                      .name = names_[i],
-                      .salt = static_cast<uint64_t>(r),
-                      .num_computed = position,
-                      .num_scheduled = 1,
-                      .tokens = tokens_,
-                      .block_tables = absl::MakeConstSpan(&tables[i], 1)});
-    }
-    return verifier_->OnStep(step);
-  }
-
-  static int32_t FirstBlock(size_t request) { return 1 + 50 * static_cast<int32_t>(request); }
-  KvCacheVerifier& verifier() { return *verifier_; }
-  const std::string& name(size_t request) const { return names_[request]; }
-
- private:
-  const int64_t num_growing_;
-  const std::vector<std::string> names_ = {"A", "B", "C", "D", "E"};
-  std::vector<int64_t> tokens_;
-  std::unique_ptr<KvCacheVerifier> verifier_;
+  const uint64_t num_growing_;
 };
 
 TEST(SamplingTest, EveryRequestHasItsTurn) {
   // Also where more tables change in each step than rows are attended.
-  for (const int64_t num_growing : {0, 3}) {
-    for (size_t victim = 0; victim < Decodes::kRequests; ++victim) {
+  for (const uint64_t num_growing : {0, 3}) {
+    for (uint64_t victim = 1; victim <= Decodes::kRequests; ++victim) {
       Decodes decodes(num_growing == 0 ? 1 : 2, num_growing);
       int64_t position = 0;
       for (; position < 3; ++position) ASSERT_TRUE(decodes.Step(position).ok());
-      ASSERT_TRUE(decodes.verifier().Drop({Decodes::FirstBlock(victim)}).ok());
+      ASSERT_TRUE(decodes.verifier->Drop({Decodes::FirstBlock(victim)}).ok());
       absl::Status status;
-      for (int64_t i = 0; i < Decodes::kRequests && status.ok(); ++i) {
+      for (uint64_t i = 0; i < Decodes::kRequests && status.ok(); ++i) {
         status = decodes.Step(position++);
       }
       ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << num_growing << " " << victim;
-      EXPECT_EQ(decodes.verifier().failure()->request, decodes.name(victim));
-      EXPECT_THAT(decodes.verifier().failure()->text, HasSubstr("the engine dropped the block's"));
+      EXPECT_EQ(decodes.verifier->failure()->request, Decodes::NameOf(victim));
+      EXPECT_THAT(decodes.verifier->failure()->text, HasSubstr("the engine dropped the block's"));
     }
   }
 }
@@ -165,7 +150,7 @@ TEST(SamplingTest, EveryRequestHasItsTurn) {
 TEST(SamplingTest, RowsAreLimitedPerStep) {
   Decodes decodes;
   for (int64_t position = 0; position < 20; ++position) ASSERT_TRUE(decodes.Step(position).ok());
-  const VerifierStats& stats = decodes.verifier().stats();
+  const VerifierStats& stats = decodes.verifier->stats();
   EXPECT_EQ(stats.num_rows_attended, 20);
   EXPECT_EQ(stats.num_tokens, 20 * Decodes::kRequests);
   EXPECT_EQ(stats.num_blocks_poisoned, 1 + 2 * Decodes::kRequests);  // the null block, too
@@ -174,10 +159,17 @@ TEST(SamplingTest, RowsAreLimitedPerStep) {
 // --- States ---
 
 // One group of states, a block for 4 tokens.
-class States {
+class States : public VerifiedSteps {
  public:
-  explicit States(bool at_boundaries = false) {
-    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
+  explicit States(bool at_boundaries = false) : VerifiedSteps(Options(at_boundaries)) {}
+  absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
+                    const std::vector<int32_t>& table,
+                    const std::vector<VerifiedCheckpoint>& checkpoints = {}) {
+    return Run({{id, num_computed, num_scheduled, {table}, {}, checkpoints}});
+  }
+
+ private:
+  static VerifierOptions Options(bool at_boundaries) {
     VerifierOptions options;
     options.num_blocks = 20;
     options.groups = {{.name = "states",
@@ -186,24 +178,8 @@ class States {
                        .is_state = true,
                        .at_boundaries = at_boundaries}};
     options.ops = &CpuReference();
-    verifier = KvCacheVerifier::Create(options).value();
+    return options;
   }
-  absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
-                    const std::vector<int32_t>& table,
-                    const std::vector<VerifiedCheckpoint>& checkpoints = {}) {
-    const absl::Span<const int32_t> span = table;
-    return verifier->OnStep({{.id = id,
-                              .name = id == 1 ? "A" : "B",
-                              .num_computed = num_computed,
-                              .num_scheduled = num_scheduled,
-                              .tokens = tokens_,
-                              .block_tables = {&span, 1},
-                              .checkpoints = checkpoints}});
-  }
-  std::unique_ptr<KvCacheVerifier> verifier;
-
- private:
-  std::vector<int64_t> tokens_;
 };
 
 TEST(StatesTest, AHitFindsTheStateBehindItsTokens) {
@@ -225,8 +201,8 @@ TEST(StatesTest, AnotherStateIsAWrongNumber) {
   EXPECT_EQ(s.verifier->failure()->request, "B");
   EXPECT_EQ(s.verifier->failure()->key_position, 7);
   EXPECT_EQ(s.verifier->failure()->block, 5);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("the state behind token 7, with which"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("holds other numbers"));
+  EXPECT_THAT(status, Says("the state behind token 7, with which"));
+  EXPECT_THAT(status, Says("holds other numbers"));
 }
 
 TEST(StatesTest, OnlyStatesAtBoundariesAreLeftOnTheWay) {
@@ -246,9 +222,9 @@ TEST(StatesTest, AStateThatIsGoneIsFoundAsPoison) {
   ASSERT_TRUE(s.Step(1, 0, 8, {0, 5}).ok());
   ASSERT_TRUE(s.verifier->Release(1).ok());  // not cached
   const absl::Status status = s.Step(2, 8, 2, {0, 5, 6});
-  EXPECT_THAT(std::string(status.message()), HasSubstr("holds poison; the block was left by"));
+  EXPECT_THAT(status, Says("holds poison; the block was left by"));
   States t;
-  EXPECT_THAT(std::string(t.Step(1, 0, 8, {0, 0}).message()), HasSubstr("is the null block"));
+  EXPECT_THAT(t.Step(1, 0, 8, {0, 0}), Says("is the null block"));
 }
 
 TEST(StatesTest, RejectedDraftsGoBackToTheStateOfTheLastAccepted) {
@@ -265,14 +241,13 @@ TEST(StatesTest, CheckpointsAndOptionsAreChecked) {
        std::vector<VerifiedCheckpoint>{{1, 8, 4}, {0, 0, 4}, {0, 10, 4}, {0, 8, 0}, {0, 8, 20}}) {
     const absl::Status status = s.Step(1, 0, 9, {0, 4, 5}, {bad});
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("got a checkpoint of group"));
+    EXPECT_THAT(status, Says("got a checkpoint of group"));
   }
   VerifierOptions options;
   options.num_blocks = 20;
   options.groups = {{.name = "states", .block_size = 4, .window = 3, .is_state = true}};
   options.ops = &CpuReference();
-  EXPECT_THAT(std::string(KvCacheVerifier::Create(options).status().message()),
-              HasSubstr("groups[0].is_state"));
+  EXPECT_THAT(KvCacheVerifier::Create(options).status(), Says("groups[0].is_state"));
 }
 
 // --- Windows and compressed rows at once ---
@@ -307,15 +282,17 @@ class HalfBlindOps final : public AttentionOps {
   mutable int num_calls_ = 0;
 };
 
-absl::Status AttendJointly(const AttentionOps& ops, std::unique_ptr<KvCacheVerifier>* verifier) {
+VerifierOptions JointOptions(const AttentionOps& ops) {
   VerifierOptions options;
   options.num_blocks = 40;
   options.groups = {{.name = "window", .is_mla = true, .block_size = 4, .window = 6},
                     {.name = "rows", .is_mla = true, .block_size = 8, .compress_ratio = 4}};
   options.joints = {{.window_group = 0, .rows_group = 1, .sinks = {0.5f, -INFINITY}}};
   options.ops = &ops;
-  *verifier = KvCacheVerifier::Create(options).value();
-  std::vector<int64_t> tokens(64, 3);
+  return options;
+}
+
+absl::Status AttendJointly(VerifiedSteps& steps) {
   absl::Status status;
   for (int64_t computed = 0, n = 13; status.ok() && computed < 20; computed += n, n = 1) {
     std::vector<int32_t> window, rows;
@@ -323,94 +300,76 @@ absl::Status AttendJointly(const AttentionOps& ops, std::unique_ptr<KvCacheVerif
       window.push_back((i + 1) * 4 <= computed - 5 ? 0 : 1 + i);
     }
     for (int32_t i = 0; i * 8 < computed + n; ++i) rows.push_back(30 + i);
-    const std::vector<absl::Span<const int32_t>> tables = {window, rows};
-    status = (*verifier)->OnStep({{.id = 1,
-                                   .name = "A",
-                                   .num_computed = computed,
-                                   .num_scheduled = n,
-                                   .tokens = tokens,
-                                   .block_tables = tables}});
+    status = steps.Run({{1, computed, n, {window, rows}}});
   }
   return status;
 }
 
 TEST(JointTest, WindowAndRowsAreOneSetOfKeys) {
-  std::unique_ptr<KvCacheVerifier> verifier;
-  const absl::Status status = AttendJointly(CpuReference(), &verifier);
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(verifier->num_joint_layers(), 1);
-  EXPECT_EQ(verifier->stats().num_joint_rows_attended, 20);
+  VerifiedSteps steps(JointOptions(CpuReference()));
+  EXPECT_EQ(AttendJointly(steps), absl::OkStatus());
+  EXPECT_EQ(steps.verifier->num_joint_layers(), 1);
+  EXPECT_EQ(steps.verifier->stats().num_joint_rows_attended, 20);
 }
 
 TEST(JointTest, WhatIsLeftOutIsAWrongNumber) {
   for (const bool forgets_rows : {false, true}) {
     const HalfBlindOps ops(forgets_rows);
-    std::unique_ptr<KvCacheVerifier> verifier;
-    const absl::Status status = AttendJointly(ops, &verifier);
+    VerifiedSteps steps((JointOptions(ops)));
+    const absl::Status status = AttendJointly(steps);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_EQ(verifier->failure()->position, 14);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("jointly with layer 1 (rows)"));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("6 tokens of the window and 3 rows; all"));
+    EXPECT_EQ(steps.verifier->failure()->position, 14);
+    EXPECT_THAT(status, Says("jointly with layer 1 (rows)"));
+    EXPECT_THAT(status, Says("6 tokens of the window and 3 rows; all"));
   }
 }
 
 TEST(JointTest, GroupsAreChecked) {
-  VerifierOptions options;
-  options.num_blocks = 40;
-  options.groups = {{.name = "window", .is_mla = true, .block_size = 4, .window = 6},
-                    {.name = "rows", .is_mla = true, .block_size = 8, .compress_ratio = 4}};
-  options.ops = &CpuReference();
-  const auto message = [&](VerifiedJoint joint) {
+  const auto refuse = [&](VerifiedJoint joint, const char* words) {
+    VerifierOptions options = JointOptions(CpuReference());
     options.joints = {joint};
-    return std::string(KvCacheVerifier::Create(options).status().message());
+    EXPECT_THAT(KvCacheVerifier::Create(options).status(), Says(words));
   };
-  EXPECT_THAT(message({1, 0}), HasSubstr("joints[0]: got groups 1 and 0"));
-  EXPECT_THAT(message({0, 2}), HasSubstr("joints[0]: got groups 0 and 2"));
-  EXPECT_THAT(message({0, 1, {1.0f}}), HasSubstr("joints[0].sinks: got 1"));
+  refuse({1, 0}, "joints[0]: got groups 1 and 0");
+  refuse({0, 2}, "joints[0]: got groups 0 and 2");
+  refuse({0, 1, {1.0f}}, "joints[0].sinks: got 1");
 }
 
 // --- Places ---
 
-// Two groups of one layer in chunks of 512 bytes, which hold 1 page of blocks of 8 tokens or 2 of 4;
-// ids_per_chunk is 2, so ids 1 and 2 are chunk 0. A row has 64 bytes.
-class InChunks {
- public:
-  InChunks() : bytes_(4 * 512 / sizeof(float)) {
-    for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
-    options_.num_blocks = 7;
-    options_.groups = {{.name = "large", .block_size = 8}, {.name = "small", .block_size = 4}};
-    options_.head_size = 8;
-    options_.ops = &CpuReference();
-    options_.memory.tensors = {ViewOf(absl::MakeSpan(bytes_))};
+// Two groups of one layer in chunks of 512 bytes, which hold 1 page of blocks of 8 tokens or 2 of
+// 4; ids_per_chunk is 2, so ids 1 and 2 are chunk 0. A row has 64 bytes.
+struct InChunks {
+  InChunks() : bytes(4 * 512 / sizeof(float)) {
+    options.num_blocks = 7;
+    options.groups = {{.name = "large", .block_size = 8}, {.name = "small", .block_size = 4}};
+    options.head_size = 8;
+    options.ops = &CpuReference();
+    options.memory.tensors = {ViewOf(absl::MakeSpan(bytes))};
     PagePlace place = {.page_bytes = 512,
                        .block_stride = 512,
                        .ids_per_chunk = 2,
                        .pages_per_chunk = 1,
                        .chunk_bytes = 512,
                        .null_offset = 3 * 512};
-    options_.memory.layers.push_back({.place = place});
+    options.memory.layers.push_back({.place = place});
     place.page_bytes = place.block_stride = 256;
     place.pages_per_chunk = 2;
-    options_.memory.layers.push_back({.place = place});
+    options.memory.layers.push_back({.place = place});
   }
   absl::Status Step(uint64_t id, int64_t num_computed, int64_t num_scheduled,
                     const std::vector<int32_t>& large, const std::vector<int32_t>& small) {
-    if (verifier == nullptr) verifier = KvCacheVerifier::Create(options_).value();
-    const std::vector<absl::Span<const int32_t>> tables = {large, small};
-    return verifier->OnStep({{.id = id,
-                              .name = id == 1 ? "A" : "B",
-                              .salt = id,
-                              .num_computed = num_computed,
-                              .num_scheduled = num_scheduled,
-                              .tokens = tokens_,
-                              .block_tables = tables}});
+    if (!steps.has_value()) steps.emplace(options);
+    return steps->Run({{.id = id,
+                        .num_computed = num_computed,
+                        .num_scheduled = num_scheduled,
+                        .tables = {large, small},
+                        .salt = id}});
   }
-  VerifierOptions options_;
-  std::unique_ptr<KvCacheVerifier> verifier;
 
- private:
-  std::vector<int64_t> tokens_;
-  std::vector<float> bytes_;
+  std::vector<float> bytes;
+  VerifierOptions options;
+  std::optional<VerifiedSteps> steps;
 };
 
 TEST(PlacesTest, IdsOfChunksAreAttendedTo) {
@@ -427,63 +386,61 @@ TEST(PlacesTest, AChunkLentTwiceIsAWrongNumber) {
   ASSERT_TRUE(c.Step(2, 0, 3, {5}, {2}).ok());
   const absl::Status status = c.Step(1, 6, 1, {1}, {4, 3});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(c.verifier->failure()->block, 1);
-  EXPECT_EQ(c.verifier->failure()->key_position, 0) << status;
+  EXPECT_EQ(c.steps->verifier->failure()->block, 1);
+  EXPECT_EQ(c.steps->verifier->failure()->key_position, 0) << status;
 }
 
 TEST(PlacesTest, AnIdBehindTheLastPageIsNamed) {
   InChunks c;
   const absl::Status status = c.Step(1, 0, 6, {2}, {4, 3});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("is 2, which is no page of this group's"));
+  EXPECT_THAT(status, Says("is 2, which is no page of this group's"));
 }
 
 TEST(PlacesTest, PlacesAreChecked) {
-  const auto message = [](auto change) {
+  EXPECT_TRUE(KvCacheVerifier::Create(InChunks().options).ok());
+  const auto refuse = [](auto change, const char* words) {
     InChunks c;
-    change(c.options_);
-    return std::string(KvCacheVerifier::Create(c.options_).status().message());
+    change(c.options);
+    EXPECT_THAT(KvCacheVerifier::Create(c.options).status(), Says(words));
   };
   using O = VerifierOptions;
-  EXPECT_EQ(message([](O&) {}), "");
-  EXPECT_THAT(message([](O& o) { o.memory.layers.pop_back(); }), HasSubstr("got 1, expected 2"));
-  EXPECT_THAT(message([](O& o) { o.memory.layers[1].tensor = 1; }), HasSubstr("tensor 1 of 1"));
-  EXPECT_THAT(message([](O& o) { o.memory.layers[0].place.page_bytes = 508; }),
-              HasSubstr("pages have 508 bytes; 8 rows need 512"));
-  EXPECT_THAT(message([](O& o) { o.memory.layers[1].place.ids_per_chunk = 0; }),
-              HasSubstr("some layers lie in chunks"));
+  refuse([](O& o) { o.memory.layers.pop_back(); }, "got 1, expected 2");
+  refuse([](O& o) { o.memory.layers[1].tensor = 1; }, "tensor 1 of 1");
+  refuse([](O& o) { o.memory.layers[0].place.page_bytes = 508; },
+         "pages have 508 bytes; 8 rows need 512");
+  refuse([](O& o) { o.memory.layers[1].place.ids_per_chunk = 0; }, "some layers lie in chunks");
 }
 
 TEST(KvCacheVerifierTest, OptionsAreChecked) {
-  const auto message = [&](auto change) {
+  const auto refuse = [&](auto change, const char* words) {
     VerifierOptions options;
     options.num_blocks = 10;
     options.groups = {{.name = "full", .block_size = 16}};
     options.ops = &CpuReference();
     change(options);
-    const auto verifier = KvCacheVerifier::Create(options);
-    EXPECT_EQ(verifier.status().code(), absl::StatusCode::kInvalidArgument);
-    return std::string(verifier.status().message());
+    const absl::Status status = KvCacheVerifier::Create(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status, Says(words));
   };
   using O = VerifierOptions;
-  EXPECT_THAT(message([](O& o) { o.ops = nullptr; }), HasSubstr("ops is null"));
-  EXPECT_THAT(message([](O& o) { o.num_blocks = 0; }), HasSubstr("num_blocks: got 0"));
-  EXPECT_THAT(message([](O& o) { o.num_blocks = int64_t{1} << 40; }), HasSubstr("2^31 - 1"));
+  refuse([](O& o) { o.ops = nullptr; }, "ops is null");
+  refuse([](O& o) { o.num_blocks = 0; }, "num_blocks: got 0");
+  refuse([](O& o) { o.num_blocks = int64_t{1} << 40; }, "2^31 - 1");
   // With these no difference would ever be too large.
-  EXPECT_THAT(message([](O& o) { o.tolerance = NAN; }), HasSubstr("tolerance: got nan"));
-  EXPECT_THAT(message([](O& o) { o.tolerance = INFINITY; }), HasSubstr("tolerance: got inf"));
-  EXPECT_THAT(message([](O& o) { o.tolerance = -1; }), HasSubstr("tolerance: got -1"));
-  EXPECT_THAT(message([](O& o) { o.head_size = int64_t{1} << 62; }), HasSubstr("at most 2^20"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].block_size = INT64_MAX; }), HasSubstr("1 to 2^20"));
-  EXPECT_THAT(message([](O& o) { o.groups.clear(); }), HasSubstr("groups: got 0"));
-  EXPECT_THAT(message([](O& o) { o.num_heads = 3, o.num_kv_heads = 2; }), HasSubstr("num_heads"));
-  EXPECT_THAT(message([](O& o) { o.head_size = 7; }), HasSubstr("head_size: got 7"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].block_size = 0; }),
-              HasSubstr("groups[0].block_size: got 0"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].chunk = 24; }), HasSubstr("groups[0].chunk: got 24"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].compress_ratio = 3; }), HasSubstr("compress_ratio"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].sinks = {1}; }), HasSubstr("one per head"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].sink_blocks = {10}; }), HasSubstr("sink_blocks"));
+  refuse([](O& o) { o.tolerance = NAN; }, "tolerance: got nan");
+  refuse([](O& o) { o.tolerance = INFINITY; }, "tolerance: got inf");
+  refuse([](O& o) { o.tolerance = -1; }, "tolerance: got -1");
+  refuse([](O& o) { o.head_size = int64_t{1} << 62; }, "at most 2^20");
+  refuse([](O& o) { o.groups[0].block_size = INT64_MAX; }, "1 to 2^20");
+  refuse([](O& o) { o.groups.clear(); }, "groups: got 0");
+  refuse([](O& o) { o.num_heads = 3, o.num_kv_heads = 2; }, "num_heads");
+  refuse([](O& o) { o.head_size = 7; }, "head_size: got 7");
+  refuse([](O& o) { o.groups[0].block_size = 0; }, "groups[0].block_size: got 0");
+  refuse([](O& o) { o.groups[0].chunk = 24; }, "groups[0].chunk: got 24");
+  refuse([](O& o) { o.groups[0].compress_ratio = 3; }, "compress_ratio");
+  refuse([](O& o) { o.groups[0].sinks = {1}; }, "one per head");
+  refuse([](O& o) { o.groups[0].sink_blocks = {10}; }, "sink_blocks");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// KvCacheVerifier: steps of layers whose queries see a window and the rows of a compressed cache as one
-// set of keys, and of layers that keep states: the one a step begins with read, those it leaves written.
+// KvCacheVerifier: steps of layers whose queries see a window and the rows of a compressed cache as
+// one set of keys, and of layers that keep states: the one a step begins with read, those it leaves
+// written.
 
 #include <algorithm>
 #include <cmath>

@@ -139,7 +139,8 @@ class Engine {
     Running next;
     const int64_t length = Draw(1, 50), shared = Draw(0, length);
     for (int64_t t = 0; t < length; ++t) {
-      next.tokens.push_back(t < shared ? static_cast<int32_t>(t) : static_cast<int32_t>(Draw(100, 999)));
+      next.tokens.push_back(t < shared ? static_cast<int32_t>(t)
+                                       : static_cast<int32_t>(Draw(100, 999)));
     }
     next.max_tokens = std::min<int64_t>(kMaxLen, length + Draw(1, 12));
     auto kv = manager_->NewRequest(

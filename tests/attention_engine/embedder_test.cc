@@ -106,8 +106,8 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
   EXPECT_FALSE(verifier->failure().has_value());
 }
 
-// Two requests with encoders of their own, one after the other in a pool that holds one: what the first
-// left in the encoder's blocks is void for the second.
+// Two requests with encoders of their own, one after the other in a pool that holds one: what the
+// first left in the encoder's blocks is void for the second.
 TEST(EmbedderTest, CrossAttentionReadsTheBlocksOfItsOwnEncoder) {
   const KvCacheConfig config{
       .num_blocks = 8,
@@ -142,14 +142,14 @@ TEST(EmbedderTest, CrossAttentionReadsTheBlocksOfItsOwnEncoder) {
       ASSERT_TRUE(slots.ok() && slots->has_value()) << slots.status();
       const std::vector<absl::Span<const int32_t>> tables = {manager->GetBlocks(*request, 0),
                                                              manager->GetBlocks(*request, 1)};
-      const absl::Status status = verifier->OnStep({{.id = id,
-                                                     .name = "r",
-                                                     .num_computed = computed,
-                                                     .num_scheduled = n,
-                                                     .tokens = tokens,
-                                                     .block_tables = tables,
-                                                     .encoder_tokens = encoder}});
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(verifier->OnStep({{.id = id,
+                                   .name = "r",
+                                   .num_computed = computed,
+                                   .num_scheduled = n,
+                                   .tokens = tokens,
+                                   .block_tables = tables,
+                                   .encoder_tokens = encoder}}),
+                absl::OkStatus());
       request->set_num_computed_tokens(computed + n);
     }
     ASSERT_TRUE(manager->Free(*request).ok());

@@ -1,5 +1,5 @@
-// Whatever the catalogue plans has views that operations take: every model, in every format of rows that
-// it has, in all pool layouts.
+// Whatever the catalogue plans has views that operations take: every model, in every format of rows
+// that it has, in all pool layouts.
 
 #include <cstdint>
 #include <set>

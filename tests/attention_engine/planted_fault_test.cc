@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
@@ -15,6 +16,7 @@
 namespace kvblocks::testing {
 namespace {
 
+using attention::Says;
 using ::testing::HasSubstr;
 
 // A backend with one fault.
@@ -289,11 +291,10 @@ TEST_F(PlantedFaultTest, WhatCannotBeAStepIsRefusedAndNotAFailure) {
   ASSERT_TRUE(SoundStep(0, 9).ok());
   const absl::Status status = SoundStep(10, 1);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("got 10 computed tokens"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("call Rollback or Release"));
+  EXPECT_THAT(status, Says("got 10 computed tokens"));
+  EXPECT_THAT(status, Says("call Rollback or Release"));
   EXPECT_FALSE(verifier_->failure().has_value());
-  EXPECT_THAT(std::string(Step("B", INT64_MAX, INT64_MAX, {}, {}).message()),
-              HasSubstr("got 64 token ids"));
+  EXPECT_THAT(Step("B", INT64_MAX, INT64_MAX, {}, {}), Says("got 64 token ids"));
   EXPECT_TRUE(SoundStep(9, 1).ok());
 }
 

@@ -7,6 +7,8 @@
 
 #include "attention/cache/quantised_rows.h"
 #include "attention/tensor/small_floats.h"
+#include "attention/testing/dense_oracle.h"
+#include "attention/testing/latent_case.h"
 #include "kvblocks/kv_cache_view.h"
 
 namespace kvblocks::attention {
@@ -277,35 +279,28 @@ std::vector<std::vector<double>> DenseForward(const StackModel& model,
     for (std::vector<double>& key : keys) key = StoredKey(config, std::move(key));
     for (TokenInputs& in : inputs) in.kv = StoredRow(config, kind, false, std::move(in.kv));
     for (int64_t t = 0; t < n; ++t) {
-      std::vector<const double*> seen;
+      std::vector<const std::vector<double>*> seen;
       if (kind != LayerKind::kV32) {
         const int64_t window = config.window + faults.window_edge;
         for (int64_t j = std::max<int64_t>(0, t - window + 1); j <= t; ++j) {
-          seen.push_back(inputs[j].kv.data());
+          seen.push_back(&inputs[j].kv);
         }
       }
       const int64_t visible =
           rows.empty() ? 0 : (t + (faults.early_rows && ratio > 1 ? 0 : 1)) / ratio;
       if (StackConfig::HasIndexer(kind)) {
         for (const int64_t row : Choose(config, inputs[t], keys, visible, faults.ties_to_higher)) {
-          seen.push_back(rows[row].data());
+          seen.push_back(&rows[row]);
         }
       } else {
-        for (int64_t row = 0; row < visible; ++row) seen.push_back(rows[row].data());
+        for (int64_t row = 0; row < visible; ++row) seen.push_back(&rows[row]);
       }
-      std::vector<double> attended(config.heads * value);
-      for (int64_t h = 0; h < config.heads; ++h) {
-        double sum =
-            kind == LayerKind::kV32 || faults.ignore_sinks ? 0 : std::exp(model.sinks(l)[h]);
-        for (const double* key : seen) {
-          const double weight =
-              std::exp(Dot(&inputs[t].q[h * d], key, d) / std::sqrt(static_cast<double>(d)));
-          sum += weight;
-          for (int64_t i = 0; i < value; ++i) attended[h * value + i] += weight * key[i];
-        }
-        for (int64_t i = 0; i < value; ++i) attended[h * value + i] /= sum;
-      }
-      model.Finish(l, attended, t, hidden[t]);
+      DenseParams params;
+      params.scale = 1 / std::sqrt(static_cast<double>(d));
+      params.causal = false;
+      if (kind != LayerKind::kV32 && !faults.ignore_sinks) params.sinks = model.sinks(l);
+      const DenseRequest request = RequestOverRows(seen, inputs[t].q, 1, config.heads, value);
+      model.Finish(l, DenseAttention(request, params).out, t, hidden[t]);
     }
   }
   return hidden;

@@ -1,9 +1,10 @@
 // StackModel: a small decoder with DeepSeek's kinds of attention and random weights, and the same
 // model without caches: DenseForward, in float64, which knows no blocks, steps or slots.
 //
-// Both share what a token's own hidden state decides (projections, norms, rotations). What each
-// token reads (windows, compressed rows, the indexer's choice, sinks) is written here once more
-// from the rules.
+// Both share what a token's own hidden state decides (projections, norms, rotations). How tokens
+// meet
+// - windows, compressed rows, the indexer's choice, sinks - is written here once more from the
+//   rules.
 
 #ifndef KVBLOCKS_TESTS_DEEPSEEK_V4_STACK_MODEL_H_
 #define KVBLOCKS_TESTS_DEEPSEEK_V4_STACK_MODEL_H_
@@ -27,9 +28,9 @@ enum class LayerKind {
 // scale, too.
 enum class StoredAs {
   kFloat32,
-  kFp8,      // 584 bytes of V4 (latent 448), 656 of V3.2 (512)
-  kRecords,  // V4.1: windows of 528 bytes, compressed rows of 288 (latent 448); V3.2: nvfp4 of 352
-             // (512)
+  kFp8,  // 584 bytes of V4 (latent 448), 656 of V3.2 (512)
+  // V4.1: windows of 528 bytes, compressed rows of 288 (latent 448); V3.2: nvfp4 of 352 (512).
+  kRecords,
 };
 
 struct StackConfig {

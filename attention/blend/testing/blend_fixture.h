@@ -1,5 +1,5 @@
-// What tests of blending share: a small model, sessions of chunks prefilled apart, and runs of them.
-// Testonly.
+// What tests of blending share: a small model, sessions of chunks prefilled apart, and runs of
+// them. Testonly.
 
 #ifndef KVBLOCKS_ATTENTION_BLEND_TESTING_BLEND_FIXTURE_H_
 #define KVBLOCKS_ATTENTION_BLEND_TESTING_BLEND_FIXTURE_H_
@@ -58,11 +58,10 @@ class BlendFixture : public ::testing::TestWithParam<const AttentionOps*> {
     EXPECT_TRUE(session.ok()) << session.status();
     for (const auto& chunk : chunks) {
       const PrefilledPrompt& prompt = prefilled.emplace_back(Prefill(Join({kBos}, chunk)));
-      const absl::Status added = session->AddChunk(ViewsOf(prompt, transformer.config(), 1).chunk);
-      EXPECT_TRUE(added.ok()) << added;
+      EXPECT_EQ(session->AddChunk(ViewsOf(prompt, transformer.config(), 1).chunk),
+                absl::OkStatus());
     }
-    const absl::Status planned = session->Plan(tail);
-    EXPECT_TRUE(planned.ok()) << planned;
+    EXPECT_EQ(session->Plan(tail), absl::OkStatus());
     return *std::move(session);
   }
   // A request of the session, whose first tokens are in the cache if it says so.

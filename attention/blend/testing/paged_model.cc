@@ -61,8 +61,7 @@ void PagedModel::Build(const std::vector<StepRequest>& requests) {
                           static_cast<int64_t>(ids_of(request).size()) - request.num_computed});
     tables.push_back(request.blocks);
   }
-  const absl::Status built = builder.Build({.requests = inputs, .block_ids = tables});
-  ASSERT_TRUE(built.ok()) << built;
+  ASSERT_EQ(builder.Build({.requests = inputs, .block_ids = tables}), absl::OkStatus());
   sessions.clear();
   num_registered_tokens.assign(requests.size(), 0);
   hidden.clear();

@@ -1,8 +1,8 @@
-// PagedModel: a SmallTransformer with a paged cache per layer, and steps of batches over it, for tests
-// of blending. Testonly.
+// PagedModel: a SmallTransformer with a paged cache per layer, and steps of batches over it, for
+// tests of blending. Testonly.
 //
-// Blocks are handed out in shuffled order; whatever nobody stored is NaN. Everything follows from the
-// seed.
+// Blocks are handed out in shuffled order; whatever nobody stored is NaN. Everything follows from
+// the seed.
 
 #ifndef KVBLOCKS_ATTENTION_BLEND_TESTING_PAGED_MODEL_H_
 #define KVBLOCKS_ATTENTION_BLEND_TESTING_PAGED_MODEL_H_

@@ -80,7 +80,8 @@ Error Fill(const LaunchContext& context, void* to, int64_t count, uint32_t seed,
   config.grid = dim3(static_cast<unsigned>(context.num_multiprocessors * 8));
   config.block = dim3(256);
   config.stream = context.stream;
-  return Launch(config, FillNormalKernel<T>, static_cast<typename T::Bits*>(to), count, seed, factor);
+  return Launch(config, FillNormalKernel<T>, static_cast<typename T::Bits*>(to), count, seed,
+                factor);
 }
 
 __global__ void MatrixLoopKernel(int rounds, float* sink) {
@@ -102,7 +103,8 @@ __global__ void MatrixLoopKernel(int rounds, float* sink) {
     }
   }
   float sum = 0;
-  for (int chain = 0; chain < kChains; ++chain) sum += c[chain][0] + c[chain][1] + c[chain][2] + c[chain][3];
+  for (int chain = 0; chain < kChains; ++chain)
+    sum += c[chain][0] + c[chain][1] + c[chain][2] + c[chain][3];
   if (sum == 0.123f) *sink = sum;
 }
 

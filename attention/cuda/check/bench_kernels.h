@@ -1,4 +1,5 @@
-// Kernels that measure the machine and make data: what benchmarks of a GPU need beside their subject.
+// Kernels that measure the machine and make data: what benchmarks of a GPU need beside their
+// subject.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_BENCH_KERNELS_H_
 #define KVBLOCKS_ATTENTION_CUDA_CHECK_BENCH_KERNELS_H_
@@ -10,7 +11,8 @@
 
 namespace kvblocks::attention::cuda {
 
-// Reads `bytes` (a multiple of 16) once; adds up to something that keeps the reads. `sink`: 4 bytes.
+// Reads `bytes` (a multiple of 16) once; adds up to something that keeps the reads. `sink`: 4
+// bytes.
 Error LaunchReadAll(const LaunchContext& context, const void* from, int64_t bytes, uint32_t* sink);
 
 // Copies `bytes` (a multiple of 16), 16 at a time, as kernels that move rows do.

@@ -59,7 +59,8 @@ void BenchStep(GpuBench& bench) {
   }
   const CommonAttentionMetadata metadata = (*device)->metadata();
 
-  // Layers take turns at a few caches: more memory than the second-level cache, less than they need.
+  // Layers take turns at a few caches: more memory than the second-level cache, less than they
+  // need.
   constexpr int64_t kCaches = 4;
   std::vector<DeviceTensor> caches;
   for (int64_t i = 0; i < kCaches; ++i) {
@@ -79,7 +80,8 @@ void BenchStep(GpuBench& bench) {
     absl::Status status;
     for (int64_t layer = 0; layer < kLayers && status.ok(); ++layer) {
       const TensorView& cache = caches[layer % kCaches].view;
-      const KvCacheView view(KvLayout::kNhd, cache.Select(1, 0).value(), cache.Select(1, 1).value());
+      const KvCacheView view(KvLayout::kNhd, cache.Select(1, 0).value(),
+                             cache.Select(1, 1).value());
       ReshapeAndCacheArgs write;
       write.k = k.view;
       write.v = v.view;
@@ -103,8 +105,8 @@ void BenchStep(GpuBench& bench) {
   const double gpu_ms = bench.MedianMs(enqueue);
   if (gpu_ms < 0) return;
 
-  // The host's part of a step that replays: metadata, its transfer, the launch. The GPU is idle when it
-  // begins, so that the launch does not wait.
+  // The host's part of a step that replays: metadata, its transfer, the launch. The GPU is idle
+  // when it begins, so that the launch does not wait.
   void* graph = nullptr;
   if (BeginCapture(context.stream) != 0 || !enqueue(context).ok() ||
       EndCapture(context.stream, &graph) != 0) {
@@ -130,11 +132,12 @@ void BenchStep(GpuBench& bench) {
   }
   (void)DestroyGraph(graph);
   const double bytes = kLayers * 2.0 * kRequests * kLength * kKvHeads * kDim * 2;
-  std::printf("%s\n  GPU %.1f us (%.2f TB/s, %.1f %%); host %.1f us: metadata %.1f, transfer %.1f, "
-              "launch of the graph %.1f\n",
-              kName, gpu_ms * 1e3, bytes / gpu_ms * 1e-9, 100 * bytes / gpu_ms * 1e-9 / bench.read_tbs(),
-              Median(build_us) + Median(upload_us) + Median(launch_us), Median(build_us),
-              Median(upload_us), Median(launch_us));
+  std::printf(
+      "%s\n  GPU %.1f us (%.2f TB/s, %.1f %%); host %.1f us: metadata %.1f, transfer %.1f, "
+      "launch of the graph %.1f\n",
+      kName, gpu_ms * 1e3, bytes / gpu_ms * 1e-9, 100 * bytes / gpu_ms * 1e-9 / bench.read_tbs(),
+      Median(build_us) + Median(upload_us) + Median(launch_us), Median(build_us), Median(upload_us),
+      Median(launch_us));
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -35,8 +35,8 @@ void DeviceTensor::FillNormal(uint32_t seed, float factor) {
   context.device = view.device;
   const auto call = CudaCall::Begin("FillNormal", context);
   if (!call.ok()) std::abort();
-  MustSucceed(LaunchFillNormal(call->launch(), view.data, view.num_elements(), ElementOf(view.dtype), seed,
-                               factor),
+  MustSucceed(LaunchFillNormal(call->launch(), view.data, view.num_elements(),
+                               ElementOf(view.dtype), seed, factor),
               "FillNormal");
 }
 

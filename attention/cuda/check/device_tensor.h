@@ -1,4 +1,5 @@
-// DeviceTensor: memory of a device with a row-major view on it. Testonly; aborts when memory is short.
+// DeviceTensor: memory of a device with a row-major view on it. Testonly; aborts when memory is
+// short.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_
 #define KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_

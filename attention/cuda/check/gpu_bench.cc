@@ -110,7 +110,8 @@ void GpuBench::MeasurePeaks() {
     });
     const double copy_ms = MedianMs([&](const ExecContext& context) {
       const auto call = CudaCall::Begin("CopyAll", context);
-      return StatusOf(call->op(), LaunchCopyAll(call->launch(), to.view.data, from.view.data, kBytes));
+      return StatusOf(call->op(),
+                      LaunchCopyAll(call->launch(), to.view.data, from.view.data, kBytes));
     });
     constexpr int kLaunches = 40;
     const double empty_ms = MedianMs([&](const ExecContext& context) {

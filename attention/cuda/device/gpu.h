@@ -5,10 +5,10 @@
 // is a fiber (emulation/emulation.h). The second build is what tests without a GPU run, under
 // sanitizers, too; it is slow and knows no time.
 //
-// Kernels are ordinary CUDA C++ with these rules, so that both builds take them: launches go through
-// Launch(), dynamic shared memory is got by DynamicSharedMemory(), instructions that C++ has no
-// function for come from device/ptx.h, and threads that wait for memory written by others call
-// something that waits (a barrier, a shuffle), never spin on plain loads.
+// Kernels are ordinary CUDA C++ with these rules, so that both builds take them: launches go
+// through Launch(), dynamic shared memory is got by DynamicSharedMemory(), instructions that C++
+// has no function for come from device/ptx.h, and threads that wait for memory written by others
+// call something that waits (a barrier, a shuffle), never spin on plain loads.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_GPU_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_GPU_H_
@@ -43,7 +43,8 @@ struct LaunchConfig {
   size_t shared_bytes = 0;  // dynamic
   void* stream = nullptr;   // a cudaStream_t
   // Start while the kernel before it on the stream still runs: the kernel must call
-  // WaitForPreviousKernel() (ptx.h) before it reads what that one writes. Needs compute capability 9.
+  // WaitForPreviousKernel() (ptx.h) before it reads what that one writes. Needs compute capability
+  // 9.
   bool overlap_previous = false;
   // Blocks of a cluster, neighbours along x; divides grid.x. Up to 16, on compute capability 9.
   unsigned cluster = 1;

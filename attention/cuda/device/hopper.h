@@ -148,7 +148,8 @@ KVB_DEVICE uint32_t MultiplyBf16Pairs(uint32_t a, uint32_t b) {
 // --- Products of a warpgroup ---
 
 // Matrices in shared memory are made of columns of 64 16-bit elements, or 128 codes: rows of 128
-// bytes, the 16-byte pieces of row r permuted by piece ^ r % 8, columns from multiples of 1024 bytes.
+// bytes, the 16-byte pieces of row r permuted by piece ^ r % 8, columns from multiples of 1024
+// bytes.
 //
 // A matrix whose rows are contiguous along k: `at` is the first row at the first of 32 bytes.
 KVB_DEVICE uint64_t RowsAlongK(uint32_t at) {

@@ -1,9 +1,9 @@
 // Element types inside kernels: bits in, float out, and back.
 //
-// A tag type per element type: Bits (what memory holds), ToFloat (exact), FromFloat (round to nearest
-// even; the 16-bit types overflow to infinity, codes saturate and keep NaN). Pairs of 16-bit values
-// travel in a uint32_t, the lower one in the lower half. The codes' conversions are plain bit
-// arithmetic, the same on every architecture and on the host.
+// A tag type per element type: Bits (what memory holds), ToFloat (exact), FromFloat (round to
+// nearest even; the 16-bit types overflow to infinity, codes saturate and keep NaN). Pairs of
+// 16-bit values travel in a uint32_t, the lower one in the lower half. The codes' conversions are
+// plain bit arithmetic, the same on every architecture and on the host.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_NUMBERS_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_NUMBERS_H_
@@ -132,7 +132,8 @@ struct E4m3 {
   using Bits = uint8_t;
   static KVB_DEVICE float ToFloat(Bits bits) {
     const uint32_t magnitude = bits & 0x7fu;
-    // Exponent and mantissa put where a float has them; the factor mends the bias, also of subnormals.
+    // Exponent and mantissa put where a float has them; the factor mends the bias, also of
+    // subnormals.
     const float value = __uint_as_float(magnitude << 20) * 0x1p120f;
     const uint32_t sign = uint32_t{bits & 0x80u} << 24;
     return __uint_as_float((magnitude == 0x7fu ? 0x7fc00000u : __float_as_uint(value)) | sign);
@@ -154,7 +155,9 @@ struct E5m2 {
 
 struct Int8 {
   using Bits = uint8_t;
-  static KVB_DEVICE float ToFloat(Bits bits) { return static_cast<float>(static_cast<int8_t>(bits)); }
+  static KVB_DEVICE float ToFloat(Bits bits) {
+    return static_cast<float>(static_cast<int8_t>(bits));
+  }
   static KVB_DEVICE Bits FromFloat(float value) {
     if (!(value == value)) return 0;
     const float clamped = value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
@@ -206,8 +209,8 @@ KVB_DEVICE float E2m1ToFloat(uint32_t code) {
   const float magnitude = __uint_as_float((code & 7u) << 22) * 0x1p126f;
   return __uint_as_float(__float_as_uint(magnitude) | (code & 8u) << 28);
 }
-// The code nearest to value / scale, ties to even, at most 6; of NaN and of a scale of 0 code 0. `Real` is
-// a type in which five times the scale is exact: then so are the middles between codes.
+// The code nearest to value / scale, ties to even, at most 6; of NaN and of a scale of 0 code 0.
+// `Real` is a type in which five times the scale is exact: then so are the middles between codes.
 template <typename Real>
 KVB_DEVICE uint32_t E2m1FromQuotient(float value, Real scale) {
   if (!(value == value) || scale == 0) return 0;

@@ -298,7 +298,8 @@ KVB_DEVICE uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
 
 // --- Bytes and codes ---
 
-// Byte i of the result is byte (selector >> 4 i & 7) of the eight that a (0 to 3) and b (4 to 7) are.
+// Byte i of the result is byte (selector >> 4 i & 7) of the eight that a (0 to 3) and b (4 to 7)
+// are.
 KVB_DEVICE uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef KVBLOCKS_CUDA_EMULATION
   const uint64_t bytes = a | uint64_t{b} << 32;
@@ -393,7 +394,8 @@ KVB_DEVICE void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
 #endif
 }
 
-// An 8 x 8 matrix of 16-bit elements as LoadMatrices gives it, as LoadMatricesTransposed would have.
+// An 8 x 8 matrix of 16-bit elements as LoadMatrices gives it, as LoadMatricesTransposed would
+// have.
 KVB_DEVICE uint32_t TransposeMatrix(uint32_t matrix) {
 #ifdef KVBLOCKS_CUDA_EMULATION
   const auto all = emulation::Exchange(kFullWarp, "TransposeMatrix", matrix);

@@ -32,8 +32,8 @@ namespace context = boost::context;
 
 inline constexpr unsigned kMaxThreads = 1024;  // of a block
 
-// Threads that meet: a set of lanes of a warp, or a warpgroup. A lane can be one meeting ahead of the
-// others at most, so two buffers in turn suffice.
+// Threads that meet: a set of lanes of a warp, or a warpgroup. A lane can be one meeting ahead of
+// the others at most, so two buffers in turn suffice.
 struct Meeting {
   unsigned mask = 0;  // of a warp
   const char* operation = nullptr;

@@ -227,7 +227,8 @@ void FinishCopies(unsigned pending) {
     std::memset(copy.to + copy.copied, 0, copy.zeroed);
   }
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<ptrdiff_t>(end));
-  thread.groups.erase(thread.groups.begin(), thread.groups.begin() + static_cast<ptrdiff_t>(groups));
+  thread.groups.erase(thread.groups.begin(),
+                      thread.groups.begin() + static_cast<ptrdiff_t>(groups));
   for (size_t& group : thread.groups) group -= end;
 }
 

@@ -1,20 +1,22 @@
 // A GPU on the host: runs kernels written for CUDA, one block after another, each thread a fiber.
 //
 // What it is for: every kernel's logic is tested where there is no GPU, under AddressSanitizer, and
-// deterministically. What it finds beyond wrong results: reads and writes outside of allocations and
-// of dynamic shared memory, asynchronous copies and products that are used before they were waited
-// for (they happen at the wait), boxes whose bytes are not what their barrier expects, lanes that meet in
-// different operations, deadlocks (reported with where each warp waits), and, with
-// KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then run in random order. Dynamic
-// shared memory starts as 0xFF bytes, NaN in every floating type.
+// deterministically. What it finds beyond wrong results: reads and writes outside of allocations
+// and of dynamic shared memory, asynchronous copies and products that are used before they were
+// waited for (they happen at the wait), boxes whose bytes are not what their barrier expects, lanes
+// that meet in different operations, deadlocks (reported with where each warp waits), and, with
+// KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then run in random order.
+// Dynamic shared memory starts as 0xFF bytes, NaN in every floating type.
 //
-// Races: under ThreadSanitizer (--config=tsan) each thread of a cluster is a thread to it, ordered with
-// others by barriers, __syncwarp and barriers in shared memory alone, so that it reports two threads that use
-// the same memory, one of them writing, with nothing of these between, in whatever order they ran. Other
-// operations of warps order nothing, as PTX has it. Clusters of a grid count as ordered, and so do kernels.
+// Races: under ThreadSanitizer (--config=tsan) each thread of a cluster is a thread to it, ordered
+// with others by barriers, __syncwarp and barriers in shared memory alone, so that it reports two
+// threads that use the same memory, one of them writing, with nothing of these between, in whatever
+// order they ran. Other operations of warps order nothing, as PTX has it. Clusters of a grid count
+// as ordered, and so do kernels.
 //
-// What it does not know: time, occupancy, bank conflicts, order between proxies (generic and asynchronous),
-// alignment beyond what the host checks, rounding inside a matrix instruction (here: float32 sums).
+// What it does not know: time, occupancy, bank conflicts, order between proxies (generic and
+// asynchronous), alignment beyond what the host checks, rounding inside a matrix instruction (here:
+// float32 sums).
 //
 // A fiber runs until it waits. Threads of a warp are not in lockstep between warp operations. One
 // cluster at a time per host thread, its blocks in turn; clusters must not wait for each other.
@@ -93,9 +95,9 @@ inline unsigned Lane() { return LinearThread() % 32; }
 // --- Meeting other threads ---
 
 inline constexpr size_t kMaxPayload = 256;
-// Leaves `bytes` of this lane and waits until all lanes of `mask` that still run have left theirs, for
-// the same operation. Returns an array of 32 payloads, kMaxPayload apart, valid until this lane's
-// next meeting but one.
+// Leaves `bytes` of this lane and waits until all lanes of `mask` that still run have left theirs,
+// for the same operation. Returns an array of 32 payloads, kMaxPayload apart, valid until this
+// lane's next meeting but one.
 const unsigned char* MeetWarp(unsigned mask, const char* operation, const void* payload,
                               size_t bytes);
 // The same among the 128 threads of a warpgroup (4 warps from a multiple of 4): 128 payloads.
@@ -129,8 +131,8 @@ void ClusterSync();
 // Dynamic shared memory of block `rank` of the cluster, which must not have ended.
 const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes);
 
-// A barrier in 8 bytes of shared memory: phases of a fixed number of arrivals, each of which may let
-// its phase last until so many more bytes of boxes have come.
+// A barrier in 8 bytes of shared memory: phases of a fixed number of arrivals, each of which may
+// let its phase last until so many more bytes of boxes have come.
 struct Phases {
   uint16_t expected, pending;
   uint32_t phase;
@@ -244,7 +246,9 @@ T __ldcs(const T* from) {
   return *from;
 }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }
+inline int __clz(int value) {
+  return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value));
+}
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline float __uint_as_float(unsigned bits) {
   float value;
@@ -268,7 +272,8 @@ inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-// Fibers of one host thread run one at a time; these are atomic for ThreadSanitizer's sake. Integers.
+// Fibers of one host thread run one at a time; these are atomic for ThreadSanitizer's sake.
+// Integers.
 template <typename T>
 T atomicAdd(T* at, std::type_identity_t<T> value) {
   return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);

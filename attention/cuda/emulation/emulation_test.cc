@@ -131,7 +131,8 @@ __global__ void UnwaitedCopyKernel(const float4* from, float* before, float* aft
 TEST(EmulationTest, CopiesArriveWhenTheyAreWaitedFor) {
   const float4 from = make_float4(7, 8, 9, 10);
   float before[2], after[1];
-  ASSERT_EQ(Launch({.block = dim3(1), .shared_bytes = 32}, UnwaitedCopyKernel, &from, &before[0], &after[0]),
+  ASSERT_EQ(Launch({.block = dim3(1), .shared_bytes = 32}, UnwaitedCopyKernel, &from, &before[0],
+                   &after[0]),
             cudaSuccess);
   EXPECT_EQ(before[0], 7);
   EXPECT_TRUE(std::isnan(before[1]));  // not waited for: still what shared memory starts with

@@ -3,8 +3,8 @@
 //
 // Nothing in a program that is not built with it. Files that use this are compiled without
 // instrumentation (BUILD.bazel), so that it does not see the emulation's own state, which threads
-// share without being ordered; but it sees their copies through memcpy, on behalf of the thread that
-// runs.
+// share without being ordered; but it sees their copies through memcpy, on behalf of the thread
+// that runs.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_EMULATION_RACES_H_
 #define KVBLOCKS_ATTENTION_CUDA_EMULATION_RACES_H_
@@ -42,7 +42,8 @@ inline void SwitchTo(void* thread) {
   if (Watched()) __tsan_switch_to_fiber(thread, __tsan_switch_to_fiber_no_sync);
 }
 
-// --- Order: what was before a release is before what comes after a later acquire of the address ---
+// --- Order: what was before a release is before what comes after a later acquire of the address
+// ---
 
 inline void Release(const void* at) {
   if (Watched()) __tsan_release(const_cast<void*>(at));

@@ -145,8 +145,8 @@ Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params)
 // that is alone keeps its bits. Sinks are applied after the merge and do not show in the lse. `out`
 // and `lse` may be one of the states. Sums in float32, in order of n.
 //
-// Cost: one warp per (row, head), or, of up to four states, a thread per eight values; each value is
-// read once.
+// Cost: one warp per (row, head), or, of up to four states, a thread per eight values; each value
+// is read once.
 
 // Float32, one per (state, row, head).
 struct StateStatistic {

@@ -1,5 +1,5 @@
-// Kernels of CacheBlend: choosing the tokens to recompute, taking their rows along, putting these in
-// place, turning keys to other positions.
+// Kernels of CacheBlend: choosing the tokens to recompute, taking their rows along, putting these
+// in place, turning keys to other positions.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_BLEND_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_BLEND_H_
@@ -22,9 +22,9 @@ struct SelectParams {
   float* diffs = nullptr;  // or null
   int64_t diffs_stride = 1;
 };
-// Float64 sums of squares, in the workspace, then a radix selection over their bits by one block, and
-// an ordered compaction: the largest, ties to the lower index, NaN as infinity and flagged. Differences
-// of 16-bit values are rounded to float32 before they are squared.
+// Float64 sums of squares, in the workspace, then a radix selection over their bits by one block,
+// and an ordered compaction: the largest, ties to the lower index, NaN as infinity and flagged.
+// Differences of 16-bit values are rounded to float32 before they are squared.
 int64_t SelectWorkspaceBytes(int64_t num_tokens);
 Error LaunchSelect(const LaunchContext& context, const SelectParams& params);
 
@@ -48,8 +48,8 @@ struct GatherRowsParams {
   void* to = nullptr;
   int64_t from_stride = 0, to_stride = 0;
 };
-// Dense rows of any type, by 16 bytes at a time where all is aligned to them, else by 4 or 1. Indices
-// outside of [0, num_sources) are skipped and flagged.
+// Dense rows of any type, by 16 bytes at a time where all is aligned to them, else by 4 or 1.
+// Indices outside of [0, num_sources) are skipped and flagged.
 Error LaunchGatherRows(const LaunchContext& context, const GatherRowsParams& params);
 
 struct RotateParams {

@@ -44,8 +44,8 @@ struct CacheWriteParams {
 };
 
 // Slots < 0 are skipped, slots beyond the cache flagged and skipped. Same type: bits are copied;
-// floats round to nearest even, codes hold x / scale exactly rounded. One launch, but two where K and
-// V are converted differently or values of kPagedX are float32 or odd.
+// floats round to nearest even, codes hold x / scale exactly rounded. One launch, but two where K
+// and V are converted differently or values of kPagedX are float32 or odd.
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
 
 // Rows [tokens, heads, dim] whose codes and scales go to rows of a cache, strides as in Cache.
@@ -75,7 +75,8 @@ struct MlaFp8WriteParams {
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
 
-// The same as records of a format, as cache/quantised_rows.h has them, bit for bit. No alignment needed.
+// The same as records of a format, as cache/quantised_rows.h has them, bit for bit. No alignment
+// needed.
 struct MlaRecordWriteParams {
   ConstRows kv_c, k_pe;  // [T, compressed], [T, 64]
   int32_t compressed = 0;
@@ -88,8 +89,8 @@ Error LaunchMlaRecordWrite(const LaunchContext& context, const MlaRecordWritePar
 
 // Scales of quantised caches: the largest magnitudes of up to three tensors, divided.
 //
-// Values that are not finite are left out and flagged; a tensor of zeros has scale 1. Every value is
-// read once, by a first launch that leaves maxima of its blocks in the workspace for a second.
+// Values that are not finite are left out and flagged; a tensor of zeros has scale 1. Every value
+// is read once, by a first launch that leaves maxima of its blocks in the workspace for a second.
 
 struct ScaleTask {
   ConstRows from;  // null data: none
@@ -124,8 +125,8 @@ struct GatherParams {
   int64_t row_offset = 0, rows = 0;  // M
   GatherOutput out, out_v;           // latent caches: out alone, key_dim wide
 };
-// Lengths that the cache, the table or `out` do not hold are cut and flagged; blocks outside the cache
-// leave their rows as they are, and are flagged.
+// Lengths that the cache, the table or `out` do not hold are cut and flagged; blocks outside the
+// cache leave their rows as they are, and are flagged.
 Error LaunchGather(const LaunchContext& context, const GatherParams& params);
 
 }  // namespace kvblocks::attention::cuda

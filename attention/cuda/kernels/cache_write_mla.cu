@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kWarps = 8;
 
-// Of a largest magnitude: the exponent byte of 2^ceil(log2(max(amax, 1e-4) / 448)). 448 = 1.75 * 2^8, so
-// mantissas up to 1.75 stay below.
+// Of a largest magnitude: the exponent byte of 2^ceil(log2(max(amax, 1e-4) / 448)). 448 = 1.75 *
+// 2^8, so mantissas up to 1.75 stay below.
 KVB_DEVICE uint8_t ScaleExponent(float amax) {
   const uint32_t bits = __float_as_uint(amax < 1e-4f ? 1e-4f : amax);
   return static_cast<uint8_t>(static_cast<int>(bits >> 23) - 8 + ((bits & 0x7fffffu) > 0x600000u));

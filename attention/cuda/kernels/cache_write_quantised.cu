@@ -76,8 +76,8 @@ KVB_DEVICE void WriteInt4(const Vector& vector, int lane, uint8_t* row, uint32_t
   if (lane == 0) *scale_at = bits | zero;
 }
 
-// A finite quotient as a float, rounded to odd: rounding it further gives what rounding the quotient
-// itself would.
+// A finite quotient as a float, rounded to odd: rounding it further gives what rounding the
+// quotient itself would.
 KVB_DEVICE float RoundedToOdd(double value) {
   const auto nearest = static_cast<float>(value);
   const uint32_t bits = __float_as_uint(nearest);

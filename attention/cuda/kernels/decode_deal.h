@@ -45,8 +45,8 @@ KVB_DEVICE DealAt SkipParts(int num_requests, int num_parts, int last, const int
   int before = 0, next = sums[1], whole = 0;  // requests of the part before, if it had no others
   while (at.part < last && at.request < num_requests) {
     if (whole > 0) {
-      // Parts of as many whole requests, 32 at a look: less room than an overhead is left in them, so
-      // that no other request begins there.
+      // Parts of as many whole requests, 32 at a look: less room than an overhead is left in them,
+      // so that no other request begins there.
       const int b = at.request + lane * whole;
       const int first = sums[Min(b, num_requests)], end = sums[Min(b + whole, num_requests)];
       const int room = payload - (end - first);
@@ -240,8 +240,8 @@ KVB_DEVICE int ClampLength(int seq_len, int max_keys) {
   return seq_len < 0 ? 0 : seq_len > max_keys ? max_keys : seq_len;
 }
 
-// The keys that a query sees at most: a window's, of which it is the last, and those of its chunk up
-// to itself. 0: no such limit.
+// The keys that a query sees at most: a window's, of which it is the last, and those of its chunk
+// up to itself. 0: no such limit.
 struct KeyLimits {
   int window = 0, chunk = 0;
 };

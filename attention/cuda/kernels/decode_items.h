@@ -17,9 +17,10 @@ namespace kvblocks::attention::cuda {
 
 // Which row of counters in device memory belongs to a workspace.
 //
-// Blocks that count each other's arrivals need words that are zero before the launch. Such words are kept
-// in arrays of kArrivalRows rows and left as they were found; no two launches use a workspace at a time,
-// so none use a row at a time. Thread-safe, O(1) as long as workspaces are few.
+// Blocks that count each other's arrivals need words that are zero before the launch. Such words
+// are kept in arrays of kArrivalRows rows and left as they were found; no two launches use a
+// workspace at a time, so none use a row at a time. Thread-safe, O(1) as long as workspaces are
+// few.
 
 inline constexpr int kArrivalRows = 256;
 
@@ -79,8 +80,8 @@ struct DecodeKernelParams {
   // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
   // of request n / kDecodeCluster's. Only without a plan.
   bool in_clusters;
-  // Of local attention; 0: none. Whole blocks of keys, and at most one chunk ends among the queries of a
-  // block.
+  // Of local attention; 0: none. Whole blocks of keys, and at most one chunk ends among the queries
+  // of a block.
   int32_t chunk;
   // For instances of rare shapes alone. Of kPagedX the units of tokens are those of eight.
   bool is_paged_x;

@@ -226,8 +226,8 @@ class DecodeLoader {
     return missing;
   }
 
-  // Whether the block-sparse rule hides the octet of keys that begins here from all queries: from the
-  // earliest, which sees most of it, in every head.
+  // Whether the block-sparse rule hides the octet of keys that begins here from all queries: from
+  // the earliest, which sees most of it, in every head.
   KVB_DEVICE bool IsHiddenFromAll(int key) const {
     const BlockSparseRule& sparse = p_.scoring.block_sparse;
     if (sparse.vert_stride <= 1 || sparse.block_size % 8 != 0) return false;

@@ -95,10 +95,10 @@ Error LaunchGivenPieces(const LaunchContext& context, const GivenPieces& given);
 // request leave float32 states, and whoever finishes last merges them in order: results do not
 // depend on timing. One launch, and one more if it has to plan for itself.
 //
-// Takes strided caches whose rows begin at multiples of 16 bytes, and kPagedX; blocks of multiples of 8
-// keys, head sizes of multiples of 8 up to 256, 16-bit queries (over e4m3 caches also e4m3 ones) and
-// outputs; causal, windows, chunks, sinks, soft caps, ALiBi, masks, block-sparse rules; no
-// query_positions, no out_scale. Anything else is for the general kernels. Instances for masks,
+// Takes strided caches whose rows begin at multiples of 16 bytes, and kPagedX; blocks of multiples
+// of 8 keys, head sizes of multiples of 8 up to 256, 16-bit queries (over e4m3 caches also e4m3
+// ones) and outputs; causal, windows, chunks, sinks, soft caps, ALiBi, masks, block-sparse rules;
+// no query_positions, no out_scale. Anything else is for the general kernels. Instances for masks,
 // block-sparse rules and kPagedX take 8 queries at a time.
 
 struct PagedDecodeParams : DenseAttention {

@@ -2,13 +2,13 @@
 // of their own take them, so that others keep their registers. Device code: included by .cu files
 // only.
 //
-// Every key of every query is tested (row_visibility.h). 16 keys that nobody sees are not multiplied,
-// octets that the block-sparse rule hides from all are not even read. A key that only some queries
-// see stays away from the others: its value is multiplied by a weight of 0, or, where that is an
-// infinity or NaN, each query is added alone.
+// Every key of every query is tested (row_visibility.h). 16 keys that nobody sees are not
+// multiplied, octets that the block-sparse rule hides from all are not even read. A key that only
+// some queries see stays away from the others: its value is multiplied by a weight of 0, or, where
+// that is an infinity or NaN, each query is added alone.
 //
-// Values of kPagedX lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per octet,
-// that change places with every fourth dimension (16-bit elements), or one of 16 codes.
+// Values of kPagedX lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
+// octet, that change places with every fourth dimension (16-bit elements), or one of 16 codes.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_

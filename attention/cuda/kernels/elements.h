@@ -1,4 +1,5 @@
-// Pieces of rows inside kernels: loaded as floats from any element type, stored as any. Device code.
+// Pieces of rows inside kernels: loaded as floats from any element type, stored as any. Device
+// code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ELEMENTS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ELEMENTS_H_
@@ -76,8 +77,8 @@ KVB_DEVICE void LoadFloats(Element element, const void* from, float (&values)[kC
   }
 }
 
-// Quotients by a positive scale, rounded to odd: rounding the result to fewer bits gives what rounding
-// the quotient itself would.
+// Quotients by a positive scale, rounded to odd: rounding the result to fewer bits gives what
+// rounding the quotient itself would.
 class Divider {
  public:
   explicit KVB_DEVICE Divider(float scale) {
@@ -89,7 +90,8 @@ class Divider {
   KVB_DEVICE float operator()(float x) const {
     if (scale_ == 1.0f) return x;
     const float magnitude = fabsf(x);
-    // Where nothing under- or overflows, two steps give what a division would, in a few instructions.
+    // Where nothing under- or overflows, two steps give what a division would, in a few
+    // instructions.
     float quotient;
     if (ordinary_ && magnitude > 1e-24f && magnitude < 1e8f * fmaxf(scale_, 1.0f)) {
       const float guess = x * inverse_;
@@ -100,8 +102,8 @@ class Divider {
     const uint32_t bits = __float_as_uint(quotient);
     if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) == 0) return quotient;
     const float rest = fmaf(-quotient, scale_, x);  // exact
-    // x = quotient * scale + rest; scales are positive, so a rest of the other sign than x means that
-    // the quotient was rounded away from zero.
+    // x = quotient * scale + rest; scales are positive, so a rest of the other sign than x means
+    // that the quotient was rounded away from zero.
     const bool away = (rest < 0) != (x < 0);
     return rest == 0 ? quotient : __uint_as_float((away ? bits - 1 : bits) | 1u);
   }

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Compressing ---
 
-// As many warps per token as `warps`; with all of a block a token's loads are under way at once, with
-// one a multiprocessor has many tokens under way, and looks for all of them at the same time.
+// As many warps per token as `warps`; with all of a block a token's loads are under way at once,
+// with one a multiprocessor has many tokens under way, and looks for all of them at the same time.
 __global__ void __launch_bounds__(kThreads)
     StoreStatesKernel(const __grid_constant__ CompressParams params, SlotDivision slots, int warps,
                       bool by_fours, uint32_t* flags) {
@@ -134,7 +134,8 @@ KVB_DEVICE Unit<kUnit> LoadUnit(const float* from) {
   }
 }
 
-// Weights of scores, and of values by them, of states taken together: relative to the largest score.
+// Weights of scores, and of values by them, of states taken together: relative to the largest
+// score.
 struct WeightedSum {
   float most = -INFINITY, sum = 0, weighted = 0;
 

@@ -57,9 +57,9 @@ struct IndexTopkParams {
 // Two launches, scores and a selection, for as many tokens at a time as the workspace has room for
 // the scores of. Tensor cores score keys of 128 values, in planar blocks or of 16 bits, for up to
 // 64 heads of queries in codes or in the keys' 16-bit type (over planar keys in either) if all rows
-// begin at multiples of 16 bytes, the cache within 64 GiB; a thread per row scores the rest. Rows of blocks outside the
-// cache are flagged and score -infinity; lengths beyond most_rows are flagged and cut. REQUIRES: at
-// most 512 values per key.
+// begin at multiples of 16 bytes, the cache within 64 GiB; a thread per row scores the rest. Rows
+// of blocks outside the cache are flagged and score -infinity; lengths beyond most_rows are flagged
+// and cut. REQUIRES: at most 512 values per key.
 int64_t IndexTopkWorkspaceBytes(int64_t num_tokens, int64_t most_rows);  // the least
 Error LaunchIndexTopk(const LaunchContext& context, const IndexTopkParams& params);
 

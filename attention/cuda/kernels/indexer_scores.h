@@ -53,8 +53,8 @@ KVB_DEVICE float* ScaleOf(const IndexRows& rows, int64_t block, int32_t row) {
 }
 
 // Tokens [first_token, first_token + num_tokens) of a call; row r of token first_token + i has its
-// key at keys[i * key_stride + r]. What is there of rows that a token does not see means nothing, and
-// nor does anything of a token that sees no more rows than it may choose.
+// key at keys[i * key_stride + r]. What is there of rows that a token does not see means nothing,
+// and nor does anything of a token that sees no more rows than it may choose.
 struct IndexScoreParams {
   IndexTopkParams topk;
   FastDivisor block_size;

@@ -13,11 +13,12 @@ namespace {
 
 // --- Selection ---
 //
-// A token's keys are dealt to the blocks of a cluster, a run of rows each, and those to warps. Three
-// passes over the keys find the least that is chosen, 11, 11 and 10 bits at a time: each counts the
-// keys that begin with the bits found so far by their next ones. A last pass writes what is chosen
-// in the order of rows: what is above the least, and the first of what equals it. Up to 1024 keys
-// per warp stay in registers from the first pass to the last; more are loaded again in each.
+// A token's keys are dealt to the blocks of a cluster, a run of rows each, and those to warps.
+// Three passes over the keys find the least that is chosen, 11, 11 and 10 bits at a time: each
+// counts the keys that begin with the bits found so far by their next ones. A last pass writes what
+// is chosen in the order of rows: what is above the least, and the first of what equals it. Up to
+// 1024 keys per warp stay in registers from the first pass to the last; more are loaded again in
+// each.
 
 constexpr int kBins = 2048, kPasses = 3;
 constexpr int kMostRanks = 8;
@@ -25,8 +26,8 @@ constexpr int32_t kRowsPerRank = 8192;  // fewer do not make up for a meeting of
 // Keys that a warp holds: so many times 4 neighbours of each lane.
 constexpr int kLoads = 8;
 constexpr int32_t kRowsPerLoad = 4 * 32, kHeldRows = kLoads * kRowsPerLoad;
-// Blocks of fewer threads: where there are enough of them for several on a multiprocessor, which wait
-// for memory and barriers in turn.
+// Blocks of fewer threads: where there are enough of them for several on a multiprocessor, which
+// wait for memory and barriers in turn.
 constexpr int kManyThreads = 1024, kFewThreads = 256;
 
 template <int kThreads>
@@ -83,8 +84,8 @@ class WarpKeys {
   }
   KVB_DEVICE int32_t end() const { return end_; }
 
-  // Calls function(row, keys of it and the next three) for each lane, in the order of rows; rows may
-  // lie at or behind end(). All lanes together.
+  // Calls function(row, keys of it and the next three) for each lane, in the order of rows; rows
+  // may lie at or behind end(). All lanes together.
   template <typename Function>
   KVB_DEVICE void ForEach(const Function& function) {
     for (int32_t base = begin_; base < end_; base += kHeldRows) {

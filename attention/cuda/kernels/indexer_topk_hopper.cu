@@ -35,9 +35,9 @@ struct Shape {
 template <bool kCodes>
 constexpr int kMostTokens = kCodes ? 8 : 4;
 
-// Queries and weights of token `slot` of the block. By all threads, each having 16 values of a head.
-// Values go where the order along k of indexer_tile.h wants them: pair i of lane t's 16 values, which
-// are of column `half`, to pair t of piece i.
+// Queries and weights of token `slot` of the block. By all threads, each having 16 values of a
+// head. Values go where the order along k of indexer_tile.h wants them: pair i of lane t's 16
+// values, which are of column `half`, to pair t of piece i.
 template <typename T>
 KVB_DEVICE void StageToken(const IndexTopkParams& params, const Shape& shape, int64_t token,
                            int slot) {

@@ -1,5 +1,5 @@
-// What kernel sources share: the configuration of an ordinary launch, and error flags as kernels set
-// them.
+// What kernel sources share: the configuration of an ordinary launch, and error flags as kernels
+// set them.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_LAUNCH_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_LAUNCH_H_

@@ -126,9 +126,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   if (infinite && error_flags != nullptr) atomicOr(error_flags, kMergeOfInfinity);
 }
 
-// Few states of many rows, at the speed of memory: a thread takes eight values of each of a few (row,
-// head), loads them of all states before it looks at any, and has the weights to itself. The same
-// arithmetic as above, but that 16-bit states are multiplied by the inverse of the denominator.
+// Few states of many rows, at the speed of memory: a thread takes eight values of each of a few
+// (row, head), loads them of all states before it looks at any, and has the weights to itself. The
+// same arithmetic as above, but that 16-bit states are multiplied by the inverse of the
+// denominator.
 constexpr int kFew = 4;
 constexpr int kFewThreads = 256;
 

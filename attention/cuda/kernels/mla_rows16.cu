@@ -6,8 +6,8 @@
 // in registers for good; halves meet in shared memory, from where every warp reads all scores as
 // the fragments it multiplies by its 64 columns of the values: probabilities never leave registers.
 //
-// fp8 rows and rows of codes go through a ring of their bytes and are decoded into one tile. Codes become
-// the queries' type, exactly; their scale goes into the factors of scores and outputs.
+// fp8 rows and rows of codes go through a ring of their bytes and are decoded into one tile. Codes
+// become the queries' type, exactly; their scale goes into the factors of scores and outputs.
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/kernels/cache_codes.h"
@@ -34,7 +34,8 @@ enum class Row16 { kElements, kFp8, kCodes };
 
 template <Row16 kRow>
 constexpr int SharedBytes() {
-  return kScoreBytes + (kRow != Row16::kElements ? kTileBytes + kStages * kRawBytes : kStages * kTileBytes);
+  return kScoreBytes +
+         (kRow != Row16::kElements ? kTileBytes + kStages * kRawBytes : kStages * kTileBytes);
 }
 
 // What is not worth registers.

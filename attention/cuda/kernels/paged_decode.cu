@@ -23,8 +23,8 @@ bool Is16Bit(Element element) { return element == Element::kF16 || element == El
 
 int MaxOf(int a, int b) { return a > b ? a : b; }
 
-// Strides of blocks and tokens (of kPagedX: of eight tokens) as multiples of a power of two, so that the
-// offset of any key's octet fits 32 bits and is not the largest, which means none.
+// Strides of blocks and tokens (of kPagedX: of eight tokens) as multiples of a power of two, so
+// that the offset of any key's octet fits 32 bits and is not the largest, which means none.
 struct Units {
   uint32_t unit = 0, block = 0, token = 0;
 };
@@ -103,7 +103,8 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       params.out_scale > 0) {
     return false;
   }
-  // More queries per request are for prefill. Of rare shapes each eight queries read the keys again.
+  // More queries per request are for prefill. Of rare shapes each eight queries read the keys
+  // again.
   const int group = params.num_heads / MaxOf(1, params.num_kv_heads);
   const int most = params.is_rare() ? 16 : 64;
   if (params.query_start_loc != nullptr && int64_t{params.max_query_len} * group > most) {

@@ -53,8 +53,8 @@ struct Scales {
   int64_t request_stride = 0, head_stride = 0;
 };
 
-// Strided layouts are kNhd, kHnd and contiguous keys: element d of offset o of block b and head h is
-// at b * block_stride + o * token_stride + h * head_stride + d.
+// Strided layouts are kNhd, kHnd and contiguous keys: element d of offset o of block b and head h
+// is at b * block_stride + o * token_stride + h * head_stride + d.
 using Layout = KvLayout;
 
 struct CacheTensor {
@@ -65,9 +65,9 @@ struct CacheTensor {
 // A paged cache. kPagedX is dense: K [NB, Hkv, D/x, BS, x], V [NB, Hkv, Dv, BS], and only the block
 // strides may differ from that. MLA layouts: k holds the rows (kMlaSplit: compressed values in k,
 // rotary ones in v), token_stride in elements, of bytes for the fp8 rows and for latent records
-// (`format`). Rows of the strided layouts may have scales of their own in the cache (`format`), next to or
-// instead of k_scale and v_scale; strides of packed codes count bytes, those of scales float32 or, of
-// kNvfp4, bytes.
+// (`format`). Rows of the strided layouts may have scales of their own in the cache (`format`),
+// next to or instead of k_scale and v_scale; strides of packed codes count bytes, those of scales
+// float32 or, of kNvfp4, bytes.
 struct Cache {
   Layout layout = Layout::kNhd;
   KvRowFormat format = KvRowFormat::kElements;

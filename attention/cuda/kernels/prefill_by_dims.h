@@ -1,7 +1,7 @@
-// Values of kPagedX in prefill by mma.sync: they lie by dimensions, and so does their tile in shared
-// memory: a row of 64 keys per dimension, permuted as rows of 64 elements are in other tiles. A thread
-// copies eight keys of a dimension at once, if one of them is there, and products take the tile as
-// they take keys. Device code.
+// Values of kPagedX in prefill by mma.sync: they lie by dimensions, and so does their tile in
+// shared memory: a row of 64 keys per dimension, permuted as rows of 64 elements are in other
+// tiles. A thread copies eight keys of a dimension at once, if one of them is there, and products
+// take the tile as they take keys. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_BY_DIMS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_BY_DIMS_H_

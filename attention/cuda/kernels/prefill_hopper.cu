@@ -1,4 +1,5 @@
-// Prefill with wgmma over 16-bit caches, for compute capability 9.0; and what of prefill wgmma takes.
+// Prefill with wgmma over 16-bit caches, for compute capability 9.0; and what of prefill wgmma
+// takes.
 
 #include <cstdint>
 

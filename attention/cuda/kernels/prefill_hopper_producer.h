@@ -3,10 +3,10 @@
 //
 // The producer finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
 // copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V ahead of the
-// consumers (prefill_hopper_kernel.h); completion arrives at barriers in shared memory. K and V come
-// as boxes of tensors: keys of one block, 128 bytes of each. Codes are made into 16-bit elements by
-// the producing warp that copied them, where they are: a row's codes are the last 128 bytes of what
-// becomes of it. Only K that codes are multiplied with stays as it is. Device code.
+// consumers (prefill_hopper_kernel.h); completion arrives at barriers in shared memory. K and V
+// come as boxes of tensors: keys of one block, 128 bytes of each. Codes are made into 16-bit
+// elements by the producing warp that copied them, where they are: a row's codes are the last 128
+// bytes of what becomes of it. Only K that codes are multiplied with stays as it is. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
@@ -124,8 +124,8 @@ struct Barriers {
   KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 96 + 8 * stage; }
   KVB_DEVICE uint32_t QueriesFull() const { return base + 120; }
   KVB_DEVICE uint32_t QueriesEmpty() const { return base + 128; }
-  // Of a producing warp: its boxes are there, and it is to look at them first. Those of two tiles may
-  // be under way.
+  // Of a producing warp: its boxes are there, and it is to look at them first. Those of two tiles
+  // may be under way.
   KVB_DEVICE uint32_t ValuesLanded(int warp, uint32_t n) const {
     return base + 136 + 16 * warp + 8 * (n & 1);
   }

@@ -1,9 +1,9 @@
-// What prefill by mma.sync does of rare shapes: explicit masks and block-sparse visibility, and with
-// them kPagedX, whose values prefill_by_dims.h has. Instances of the kernel of their own take them.
-// Device code.
+// What prefill by mma.sync does of rare shapes: explicit masks and block-sparse visibility, and
+// with them kPagedX, whose values prefill_by_dims.h has. Instances of the kernel of their own take
+// them. Device code.
 //
-// A tile has a word of 64 bits per row in shared memory, a bit per key that the row sees; whoever needs
-// to know reads it there.
+// A tile has a word of 64 bits per row in shared memory, a bit per key that the row sees; whoever
+// needs to know reads it there.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
@@ -119,8 +119,8 @@ KVB_DEVICE uint64_t VisibleBits(const PrefillParams& params, const RowTile& tile
   return bits;
 }
 
-// Whether the block-sparse rule hides keys [key0, key0 + count) from all rows of the tile, of which the
-// earliest sees most. False where positions are in any order.
+// Whether the block-sparse rule hides keys [key0, key0 + count) from all rows of the tile, of which
+// the earliest sees most. False where positions are in any order.
 KVB_DEVICE bool SparseHidesAll(const PrefillParams& params, const RowTile& tile, int32_t key0,
                                int32_t count) {
   const BlockSparseRule& sparse = params.scoring.block_sparse;
@@ -138,8 +138,8 @@ KVB_DEVICE bool SparseHidesAll(const PrefillParams& params, const RowTile& tile,
   return true;
 }
 
-// The words of two tiles, which steps use in turn, and the tiles that a row sees. Shared: the kernel's
-// layout of shared memory, with kVisible and kAnyVisible.
+// The words of two tiles, which steps use in turn, and the tiles that a row sees. Shared: the
+// kernel's layout of shared memory, with kVisible and kAnyVisible.
 template <typename Shared, int kWarps>
 class VisibleTiles {
  public:
@@ -150,8 +150,8 @@ class VisibleTiles {
     return reinterpret_cast<uint64_t*>(shared_ + Shared::kVisible) + n % 2 * kPrefillRows;
   }
 
-  // The next of num_tiles tiles of 64 keys, from the m-th on, that a row sees, its words being written
-  // for step n; or num_tiles. By all threads.
+  // The next of num_tiles tiles of 64 keys, from the m-th on, that a row sees, its words being
+  // written for step n; or num_tiles. By all threads.
   KVB_DEVICE int Find(const PrefillParams& params, const RowTile& tile, int32_t first_key,
                       int num_tiles, int m, int n, uint32_t* error_flags) const {
     const int thread = static_cast<int>(threadIdx.x);

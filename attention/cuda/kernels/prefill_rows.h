@@ -96,10 +96,10 @@ KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
 // to 2^8 are as exact, and what was accumulated seldom has to shrink.
 inline constexpr float kHeadroom = 8;
 
-// Scores become weights; by the whole warp. Maxima of the lane's two rows follow their scores if one
-// in the warp is so far above: only then do the four lanes of a row, which keep the same maximum,
-// tell each other what they have, and true comes back. shrink: then what values so far are to be
-// multiplied by. Sums are those of this lane alone.
+// Scores become weights; by the whole warp. Maxima of the lane's two rows follow their scores if
+// one in the warp is so far above: only then do the four lanes of a row, which keep the same
+// maximum, tell each other what they have, and true comes back. shrink: then what values so far are
+// to be multiplied by. Sums are those of this lane alone.
 template <int kTiles>
 KVB_DEVICE bool ExponentiateRows(float (&scores)[kTiles][4], float log2_scale, float (&maximum)[2],
                                  float (&sums)[2], float (&shrink)[2]) {
@@ -381,10 +381,10 @@ KVB_DEVICE void StoreStagedRows(const PrefillParams& params, const RowTile& tile
 
 // Codes of 8 bits in a tile for wgmma, made into 16-bit elements where they are. Device code.
 //
-// A tile is columns of 64 elements of kTileRows rows: 128 bytes a row, its 16-byte pieces permuted by
-// piece ^ row % 8. Codes of a row come permuted alike, in the last column: at most 128 bytes, which
-// what becomes of them covers. So a tile of codes needs no memory of its own, and rows nobody but
-// the warp that expands them.
+// A tile is columns of 64 elements of kTileRows rows: 128 bytes a row, its 16-byte pieces permuted
+// by piece ^ row % 8. Codes of a row come permuted alike, in the last column: at most 128 bytes,
+// which what becomes of them covers. So a tile of codes needs no memory of its own, and rows nobody
+// but the warp that expands them.
 
 // Where codes of rows of kDim elements lie in their tile.
 template <int kDim, int kTileRows>

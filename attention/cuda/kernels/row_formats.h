@@ -1,8 +1,9 @@
-// Vectors with scales of their own, and latent records (KvRowFormat), inside kernels: single values, and
-// products with queries. cache/quantised_rows.h says what the bytes are.
+// Vectors with scales of their own, and latent records (KvRowFormat), inside kernels: single
+// values, and products with queries. cache/quantised_rows.h says what the bytes are.
 //
-// Rows may lie at any byte, float32 scales at multiples of 4; packed codes at multiples of 8 are read 16 at a time. What one
-// scale serves all of a row is left out of values here and is RowFactor. Device code.
+// Rows may lie at any byte, float32 scales at multiples of 4; packed codes at multiples of 8 are
+// read 16 at a time. What one scale serves all of a row is left out of values here and is
+// RowFactor. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_FORMATS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_FORMATS_H_

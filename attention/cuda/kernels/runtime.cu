@@ -105,9 +105,9 @@ Error DestroyGraph(void*) { return kNotSupported; }
 
 namespace {
 std::atomic<int> most_capability = INT_MAX;
-// Whether this program has machine code for compute capability 9.0 (KVBLOCKS_CUDA_ARCHS). Without it such
-// a device runs what was compiled for an older one, which neither waits for the kernel before it nor
-// knows clusters, and so must not be launched as if it did.
+// Whether this program has machine code for compute capability 9.0 (KVBLOCKS_CUDA_ARCHS). Without
+// it such a device runs what was compiled for an older one, which neither waits for the kernel
+// before it nor knows clusters, and so must not be launched as if it did.
 constexpr bool HasCodeFor90() {
   for (const int arch : {__CUDA_ARCH_LIST__}) {
     if (arch == 900) return true;

@@ -22,7 +22,8 @@ bool IsEmulation();
 struct DeviceProperties {
   char name[256] = "";
   int num_multiprocessors = 0;
-  int compute_capability = 0;  // 10 * major + minor; 80 for 90 in a program built without code for it
+  // 10 * major + minor; 80 for 90 in a program built without code for it.
+  int compute_capability = 0;
   int64_t total_bytes = 0;
   int64_t l2_bytes = 0;
 };
@@ -30,8 +31,8 @@ struct DeviceProperties {
 Error CountDevices(int* count);
 // Of a device; thread-safe, O(1) after the first call.
 Error PropertiesOf(int ordinal, DeviceProperties* properties);
-// From now on PropertiesOf reports at most this compute capability, so that kernels for older devices
-// run on newer ones: for tests.
+// From now on PropertiesOf reports at most this compute capability, so that kernels for older
+// devices run on newer ones: for tests.
 void LimitComputeCapability(int most);
 Error SetDevice(int ordinal);
 
@@ -49,8 +50,8 @@ Error RegisterHost(void* memory, size_t bytes, void** device);
 Error UnregisterHost(void* memory);
 Error Synchronize(void* stream);
 
-// What a kernel gets of a tensor to copy boxes of it (device/bulk.h): zeros for what is outside, rows
-// permuted for wgmma. REQUIRES: FitsTensorMap(tensor). Host work of about a microsecond.
+// What a kernel gets of a tensor to copy boxes of it (device/bulk.h): zeros for what is outside,
+// rows permuted for wgmma. REQUIRES: FitsTensorMap(tensor). Host work of about a microsecond.
 Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map);
 
 // Non-blocking streams, events, graphs.

@@ -1,4 +1,5 @@
-// Sums, maxima and bits over a warp: every lane gets the same, always by the same tree. Device code.
+// Sums, maxima and bits over a warp: every lane gets the same, always by the same tree. Device
+// code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_

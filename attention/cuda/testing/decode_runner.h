@@ -1,5 +1,5 @@
-// What tests of the emulated decode share: memory of exactly so many bytes, and a runner that expects
-// the fast decode.
+// What tests of the emulated decode share: memory of exactly so many bytes, and a runner that
+// expects the fast decode.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_DECODE_RUNNER_H_
 #define KVBLOCKS_ATTENTION_CUDA_TESTING_DECODE_RUNNER_H_
@@ -83,13 +83,11 @@ class DecodeRunner {
     return LaunchPagedDecode(launch, PagedDecodeParamsOf(paged.DecodeArgs()));
   }
   void ExpectDecode(PagedCase& paged) {
-    const absl::Status status = Decode(paged);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(Decode(paged), absl::OkStatus());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
   }
   void ExpectPrefill(PagedCase& paged) {
-    const absl::Status status = Prefill(paged);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(Prefill(paged), absl::OkStatus());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
   }
 

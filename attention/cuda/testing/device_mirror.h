@@ -1,5 +1,5 @@
-// Tensors in device memory for tests, emulated and on GPUs: mirrors of host memory, a context of the
-// device, and the reference to compare with.
+// Tensors in device memory for tests, emulated and on GPUs: mirrors of host memory, a context of
+// the device, and the reference to compare with.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_DEVICE_MIRROR_H_
 #define KVBLOCKS_ATTENTION_CUDA_TESTING_DEVICE_MIRROR_H_
@@ -98,8 +98,8 @@ class DeviceContext {
   DeviceErrorFlags flags_;
 };
 
-// CPU_REFERENCE. The library of the host's backends would bring SIMD's shared library into a program
-// that is to need none.
+// CPU_REFERENCE. The library of the host's backends would bring SIMD's shared library into a
+// program that is to need none.
 class Reference final : public AttentionBackend {
  public:
   const char* name() const override { return ops().name(); }

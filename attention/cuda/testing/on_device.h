@@ -3,7 +3,14 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_ON_DEVICE_H_
 #define KVBLOCKS_ATTENTION_CUDA_TESTING_ON_DEVICE_H_
 
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
 #include "attention/cuda/host_tensor_ops.h"
+#include "attention/testing/paged_case.h"
+#include "gtest/gtest.h"
+#include "kvblocks/attention_cpu.h"
 #include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
@@ -19,6 +26,23 @@ inline const AttentionOps& RowsOnDevice() {
   static const auto on_device =
       HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
   return **on_device;
+}
+
+// That `run`, an operation that moves rows, leaves the same bytes and flags as CPU_REFERENCE does.
+template <typename Run>
+void ExpectBytesOfTheCpu(const std::vector<Tensor*>& outputs, const Run& run) {
+  Flagged cpu, cuda;
+  std::vector<std::vector<std::byte>> before, expected;
+  for (const Tensor* output : outputs) before.push_back(output->bytes);
+  ASSERT_EQ(run(CpuReference(), cpu.context), absl::OkStatus());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    expected.push_back(outputs[i]->bytes);
+    std::copy(before[i].begin(), before[i].end(), outputs[i]->bytes.begin());
+  }
+  ASSERT_EQ(run(RowsOnDevice(), cuda.context), absl::OkStatus());
+  // Not by EXPECT_EQ, which would print megabytes.
+  for (size_t i = 0; i < outputs.size(); ++i) EXPECT_TRUE(outputs[i]->bytes == expected[i]) << i;
+  EXPECT_EQ(cuda.bits, cpu.bits);
 }
 
 }  // namespace kvblocks::attention::cuda
