@@ -1,11 +1,9 @@
 // Single vectors of caches that keep scales of their own (KvRowFormat): encoding and decoding.
 //
 //   kPerTokenHead      D codes, int8 or e4m3. The scale is the largest finite magnitude over 127 or
-//   448.
-//                      value = code * scale.
+//                      448. value = code * scale.
 //   kInt4PerTokenHead  D / 2 bytes, value 2i in the lower half of byte i. The scale is the width of
-//   the
-//                      finite values, 0 always among them, over 15; the last four bits of its
+//                      the finite values, 0 always among them, over 15; the last four bits of its
 //                      float32 are the code that stands for 0 (the zero point z) instead of its
 //                      own. value = (code - z) * the scale with those bits cleared.
 //   kNvfp4             D / 2 bytes of e2m1 codes in the same order and D / 16 e4m3 scales, each the
@@ -101,10 +99,9 @@ void DecodeMla584(const std::byte* block, int64_t block_size, int64_t offset, do
 // them.
 //
 //   kMlaV41     528 bytes: 512 e4m3, the last 64 of them rotary, then 16 E8M0 scales (one per 32
-//   values)
+//               values)
 //   kMlaV41Fp4  288 bytes: 512 e2m1 in 256 bytes, the last 64 of them rotary, then 32 e4m3 scales
-//   (one
-//               per 16 values)
+//               (one per 16 values)
 //   kMlaNvfp4   352 bytes: 512 e2m1 in 256 bytes, then 64 rotary e4m3 without a scale, then 32 e4m3
 //               scales of the 512; that of values 16 s to 16 s + 15 is byte 8 (s mod 4) + s / 4
 //

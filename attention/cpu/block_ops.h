@@ -32,9 +32,8 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst);
 // The same of block pair.first of src into pair.second of dst, which may have another number of
-// blocks:
-// for caches in use, and the only way for views whose blocks may share memory (native layouts), of
-// which no two destinations may.
+// blocks: for caches in use, and the only way for views whose blocks may share memory (native
+// layouts), of which no two destinations may.
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst, absl::Span<const BlockPair> pairs);
 

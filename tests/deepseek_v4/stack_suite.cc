@@ -31,8 +31,7 @@ class BackendOfOps final : public AttentionBackend {
 };
 
 // A KV connector that takes every cache away after each layer and brings it back before the next
-// call:
-// what is not waited for, or not saved, is lost.
+// call: what is not waited for, or not saved, is lost.
 class SwappingHooks final : public LayerHooks {
  public:
   explicit SwappingHooks(std::string forgets = "none") : forgets_(std::move(forgets)) {}
