@@ -42,7 +42,7 @@
 #include "kvblocks/kv_event.h"
 #include "sim/cost/sim_time.h"
 #include "sim/engine/sim_request.h"
-#include "sim/replica_load.h"
+#include "sim/replica.h"
 
 namespace kvblocks::sim {
 
