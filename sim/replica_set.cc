@@ -38,7 +38,7 @@ ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owne
       reads_at_boundaries_(reading == Reading::kAtBoundaries),
       arrivals_(reader, &store_, config.concurrency,
                 {.jitter = config.start_jitter, .delay = config.start_delay}) {
-  if (reads_at_boundaries_) due_ = {0};
+  if (reads_at_boundaries_) due_ = {0};  // for good
 }
 
 ReplicaSet::~ReplicaSet() = default;
@@ -211,6 +211,7 @@ absl::Status ReplicaSet::ReadNextArrival() {
 
 // Of replicas, and of what else happens at `events`.
 SimTime ReplicaSet::NextInstant(SimTime events) {
+  if (reads_at_boundaries_) return std::min(events, next_.front());
   SimTime next = events;
   due_.clear();
   for (size_t r = 0; r < next_.size(); ++r) {
@@ -219,7 +220,6 @@ SimTime ReplicaSet::NextInstant(SimTime events) {
     next = next_[r];
     due_.push_back(static_cast<int32_t>(r));
   }
-  if (reads_at_boundaries_) due_ = {0};
   return next;
 }
 
