@@ -42,7 +42,6 @@
 #include "sim/cost/link.h"
 #include "sim/fleet/prompt_contents.h"
 #include "sim/fleet/router.h"
-#include "sim/fleet/router_queue.h"
 #include "sim/fleet/scaling.h"
 #include "sim/replica_set.h"
 
