@@ -80,6 +80,13 @@ struct SimulationResult {
   friend bool operator==(const SimulationResult&, const SimulationResult&) = default;
 };
 
+// What a router knows of a replica's work.
+struct ReplicaLoad {
+  int64_t num_requests = 0;        // sent there and not over
+  int64_t num_tokens = 0;          // prompt and output tokens of these so far
+  int64_t num_waiting_tokens = 0;  // prompt tokens of those that were not admitted yet
+};
+
 class Replica {
  public:
   // Whoever submits requests, and owns them.

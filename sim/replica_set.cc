@@ -30,19 +30,25 @@ class ReplicaSet::Watcher final : public EngineObserver {
   const int32_t replica_;
 };
 
-ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner)
+ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner,
+                       Reading reading)
     : config_(config),
       reader_(reader),
       owner_(owner),
+      reads_at_boundaries_(reading == Reading::kAtBoundaries),
       arrivals_(reader, &store_, config.concurrency,
-                {.jitter = config.start_jitter, .delay = config.start_delay}) {}
+                {.jitter = config.start_jitter, .delay = config.start_delay}) {
+  if (reads_at_boundaries_) due_ = {0};  // for good
+}
 
 ReplicaSet::~ReplicaSet() = default;
 
 absl::Status ReplicaSet::Add(ReplicaSetup setup) {
   const auto index = static_cast<int32_t>(replicas_.size());
-  watchers_.push_back(std::make_unique<Watcher>(this, index));
-  setup.observers.push_back(watchers_.back().get());
+  if (!reads_at_boundaries_) {
+    watchers_.push_back(std::make_unique<Watcher>(this, index));
+    setup.observers.push_back(watchers_.back().get());
+  }
   auto replica =
       Replica::Create(setup.config, reader_->info(), setup.step_time, setup.observers, this);
   if (!replica.ok()) return OfReplica(index, replica.status());
@@ -81,7 +87,9 @@ absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOption
 }
 
 absl::Status ReplicaSet::OfReplica(int32_t replica, const absl::Status& status) const {
-  return absl::Status(status.code(), absl::StrCat(NameOf(replica), ": ", status.message()));
+  const std::string name = NameOf(replica);
+  if (status.ok() || name.empty()) return status;
+  return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
 }
 
 absl::Status ReplicaSet::Run() {
@@ -99,7 +107,6 @@ absl::Status ReplicaSet::RunLoop() {
     if (absl::Status status = TakeArrivals(); !status.ok()) return status;
     if (absl::Status status = owner_->AfterArrivals(); !status.ok()) return status;
     ++num_instants_;
-    if (absl::Status status = ReportProgress(); !status.ok()) return status;
     if (absl::Status status = Iterate(); !status.ok()) return status;
 
     if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
@@ -161,7 +168,11 @@ absl::Status ReplicaSet::Iterate() {
   for (at_ = 0; at_ < due_.size(); ++at_) {
     const auto r = static_cast<size_t>(due_[at_]);
     absl::Status status = replicas_[r]->DeliverAborts(now_);
-    if (status.ok() && !is_coupled_[r] && replicas_[r]->wants_schedule()) {
+    if (status.ok() && at_ == 0) {
+      if (absl::Status stop = ReportProgress(); !stop.ok()) return stop;
+    }
+    if (status.ok() && !is_coupled_[r] &&
+        (reads_at_boundaries_ || replicas_[r]->wants_schedule())) {
       status = replicas_[r]->Schedule(now_);
     }
     if (!status.ok()) return OfReplica(static_cast<int32_t>(r), status);
@@ -189,15 +200,18 @@ absl::Status ReplicaSet::IterateGroups() {
 
 absl::Status ReplicaSet::ReadNextArrival() {
   if (is_arrival_known_) return absl::OkStatus();
+  next_arrival_ = kNever;
+  if (reads_at_boundaries_ && replicas_.front()->is_busy()) return absl::OkStatus();
   const auto arrival = arrivals_.NextTime(now_);
   if (!arrival.ok()) return arrival.status();
   next_arrival_ = arrival->value_or(kNever);
-  is_arrival_known_ = true;
+  is_arrival_known_ = !reads_at_boundaries_;
   return absl::OkStatus();
 }
 
 // Of replicas, and of what else happens at `events`.
 SimTime ReplicaSet::NextInstant(SimTime events) {
+  if (reads_at_boundaries_) return std::min(events, next_.front());
   SimTime next = events;
   due_.clear();
   for (size_t r = 0; r < next_.size(); ++r) {
@@ -264,6 +278,7 @@ void ReplicaSet::CallNow(int32_t replica) {
   SimTime& next = next_[static_cast<size_t>(replica)];
   if (next <= now_) return;
   next = now_;
+  if (reads_at_boundaries_) return;  // it is called in any case
   // One before the place that a pass over them has reached is called in the next round.
   const auto place = due_.insert(std::upper_bound(due_.begin(), due_.end(), replica), replica);
   if (static_cast<size_t>(place - due_.begin()) <= at_) ++at_;

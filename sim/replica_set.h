@@ -12,6 +12,9 @@
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.
 //
+// One engine alone can take requests at its iteration boundaries instead (Reading::kAtBoundaries): the trace
+// is read no further than the engine is, and an instant is one iteration of it.
+//
 // Always: deterministic; a request has one slot among all live ones and those read before their
 // time, and ends exactly once. Single-threaded. Cost: that of the replicas, 20 ns per instant, and
 // 1 ns per replica in it.
@@ -32,10 +35,18 @@
 #include "sim/arrivals.h"
 #include "sim/lockstep_group.h"
 #include "sim/replica.h"
-#include "sim/replica_load.h"
-#include "sim/simulation.h"
 
 namespace kvblocks::sim {
+
+struct SimulationProgress {
+  SimTime now = 0;
+  int64_t num_arrived = 0;
+  int64_t num_done = 0;  // finished, rejected, aborted or skipped
+  int64_t num_output_tokens = 0;
+  int64_t num_running = 0;
+  int64_t num_waiting = 0;
+  ReadProgress read;
+};
 
 struct ReplicaSetup {
   SimulationConfig config;
@@ -74,13 +85,18 @@ class ReplicaSet final : private Replica::Owner {
       (void)replica, (void)request, (void)num_hit_tokens, (void)now;
     }
 
-    // For messages: "replica 3".
+    // For messages: "replica 3"; empty: they name none.
     virtual std::string NameOf(int32_t replica) const;
   };
 
+  // When requests are taken from the trace: at their own times, or at iteration boundaries of the only
+  // replica, which is then called at every instant and tells its owner of no admission.
+  enum class Reading { kAtAnyTime, kAtBoundaries };
+
   // `config` is for what concerns the trace (concurrency, zero_output, progress_interval). Nothing is
   // owned.
-  ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner);
+  ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner,
+             Reading reading = Reading::kAtAnyTime);
   ~ReplicaSet() override;
   ReplicaSet(const ReplicaSet&) = delete;
   ReplicaSet& operator=(const ReplicaSet&) = delete;
@@ -94,7 +110,9 @@ class ReplicaSet final : private Replica::Owner {
     progress_ = std::move(progress);
   }
 
-  // As Simulation::Run; messages name the replica. Once.
+  // Replays the whole trace, once. Errors: the trace's own; OutOfRange if the clock overflows; and
+  // FailedPrecondition if nothing can ever move again, with the request, the blocks it needs and what
+  // would help. Messages name the replica.
   absl::Status Run();
 
   // --- For the owner, while it runs ---
@@ -133,6 +151,8 @@ class ReplicaSet final : private Replica::Owner {
   const LockstepGroup& group(size_t index) const { return *groups_[index]; }
 
   int64_t num_skipped() const { return num_skipped_; }
+  int64_t num_instants() const { return num_instants_; }
+  int64_t peak_live_requests() const { return store_.peak_live(); }
   std::string NameOf(int32_t replica) const { return owner_->NameOf(replica); }
   // With the name of the replica before the message.
   absl::Status OfReplica(int32_t replica, const absl::Status& status) const;
@@ -163,6 +183,7 @@ class ReplicaSet final : private Replica::Owner {
   const SimulationConfig config_;
   TraceReader* const reader_;
   ReplicaSet::Owner* const owner_;
+  const bool reads_at_boundaries_;
   std::function<bool(const SimulationProgress&)> progress_;
 
   std::vector<std::unique_ptr<Watcher>> watchers_;

@@ -1,13 +1,14 @@
-// Simulation: a trace replayed through one engine (a Replica) on a simulated clock.
+// Simulation: a trace replayed through one engine: a ReplicaSet of one, which reads the trace at the
+// engine's iteration boundaries.
 //
 //   auto simulation = Simulation::Create(config, reader.get(), step_time.get(), observers);
 //   if (!simulation.ok()) ...
 //   absl::Status status = (*simulation)->Run();
 //   (*simulation)->result() ...
 //
-// One iteration: deliver arrivals and aborts that are due, schedule, advance the clock to the end
-// of the oldest step under way, deliver aborts that came while it ran, process its outputs (see
-// Replica). Everything else that can be known goes to the observers.
+// One iteration, an instant of the set: deliver arrivals and aborts that are due, schedule, advance the
+// clock to the end of the oldest step under way, deliver aborts that came while it ran, process its
+// outputs (see Replica). Everything else that can be known goes to the observers.
 //
 // Always: deterministic - the same trace, configuration and seed give the same calls to the
 // observers, whatever the machine. Memory follows the live requests (see Arrivals).
@@ -25,27 +26,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/kv_cache_manager.h"
-#include "sim/arrivals.h"
 #include "sim/cost/step_time_model.h"
-#include "sim/engine/request_store.h"
 #include "sim/engine/scheduler.h"
-#include "sim/replica.h"
+#include "sim/replica_set.h"
 #include "sim/simulation_config.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 
-struct SimulationProgress {
-  SimTime now = 0;
-  int64_t num_arrived = 0;
-  int64_t num_done = 0;  // finished, rejected, aborted or skipped
-  int64_t num_output_tokens = 0;
-  int64_t num_running = 0;
-  int64_t num_waiting = 0;
-  ReadProgress read;
-};
-
-class Simulation final : private Replica::Owner {
+class Simulation final : private ReplicaSet::Owner {
  public:
   // InvalidArgument for a bad configuration. Reader, step times and observers are not owned and
   // must outlive the simulation.
@@ -61,37 +50,26 @@ class Simulation final : private Replica::Owner {
   absl::Status Run();
 
   // Where KV comes from that the pool does not hold; not owned. Before Run.
-  void set_connector(KvConnector* connector) { replica_->set_connector(connector); }
+  void set_connector(KvConnector* connector) { set_.replica(0).set_connector(connector); }
 
   // Called every progress_interval iterations; false ends the run with Cancelled.
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
-    progress_ = std::move(progress);
+    set_.set_progress(std::move(progress));
   }
 
   const SimulationResult& result() const { return result_; }
-  const KvCacheManager& manager() const { return replica_->manager(); }
-  const Scheduler& scheduler() const { return replica_->scheduler(); }
+  const KvCacheManager& manager() const { return set_.replica(0).manager(); }
+  const Scheduler& scheduler() const { return set_.replica(0).scheduler(); }
 
  private:
   Simulation(const SimulationConfig& config, TraceReader* reader);
 
-  absl::Status RunLoop();
-  absl::Status DeliverArrivals();
+  absl::Status OnArrived(SimRequest* request) override;
+  absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) override;
   absl::Status OnEnded(SimRequest* request, SimTime now) override;
-  absl::Status ReportProgress();
-  SimulationProgress Progress() const;
+  std::string NameOf(int32_t replica) const override;
 
-  const SimulationConfig config_;
-  TraceReader* const reader_;
-  std::function<bool(const SimulationProgress&)> progress_;
-
-  std::unique_ptr<Replica> replica_;
-  RequestStore store_;  // after the replica: its requests give blocks back when destroyed
-  Arrivals arrivals_;
-
-  SimTime now_ = 0;
-  int64_t num_iterations_ = 0;
-  int64_t num_skipped_ = 0;
+  ReplicaSet set_;
   SimulationResult result_;
 };
 

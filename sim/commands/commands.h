@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "sim/commands/exit_status.h"
 #include "sim/commands/option_parser.h"
+#include "sim/commands/output.h"
 
 namespace kvblocks::sim {
 

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/replica_kinds.h"
@@ -62,8 +63,7 @@ absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) 
 
 absl::Status SetQueue(const ReplayConfig& config, RouterQueueOptions* queue) {
   if (!config.router_queue().empty()) {
-    absl::Status status = SetQueueLimits(config.router_queue(), queue);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(SetQueueLimits(config.router_queue(), queue));
   }
   const std::string& order = config.router_queue_order();
   if (!order.empty() && order != "fcfs" && order != "priority") {
@@ -136,11 +136,9 @@ absl::StatusOr<ScalingOptions> MakeScalingOptions(const ReplayConfig& config) {
     scaling.schedule = *std::move(schedule);
   }
   if (!config.scale_rule().empty()) {
-    absl::Status status = SetRule(config, &scaling.rule.emplace());
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(SetRule(config, &scaling.rule.emplace()));
   }
-  absl::Status status = SetTime("start_time", config.start_time(), 0, &scaling.start_time);
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetTime("start_time", config.start_time(), 0, &scaling.start_time));
   const std::string& lost = config.lost_requests();
   if (!lost.empty() && lost != "retry" && lost != "fail") {
     return Refuse("lost_requests", lost, "retry or fail");
@@ -237,19 +235,20 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
         SetTime("event_delay", config.event_delay(), 0, &options.event_delay)}) {
     if (!status.ok()) return status;
   }
-  if (absl::Status status = SetQueue(config, &options.queue); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetQueue(config, &options.queue));
   auto scaling = MakeScalingOptions(config);
   if (!scaling.ok()) return scaling.status();
   options.scaling = *std::move(scaling);
   return options;
 }
 
-absl::StatusOr<SplitOptions> MakeSplitOptions(const ReplaySetup& setup) {
+absl::StatusOr<FleetOptions> MakeHandoverOptions(const ReplaySetup& setup) {
   const ReplayConfig& config = setup.config;
-  SplitOptions options;
+  FleetOptions fleet;
+  HandoverOptions options;
   options.num_prefill = static_cast<size_t>(config.prefill_replicas());
   for (const auto& [field, name, out] :
-       {std::tuple("prefill_router", config.prefill_router(), &options.prefill_router),
+       {std::tuple("prefill_router", config.prefill_router(), &fleet.router),
         std::tuple("decode_router", config.decode_router(), &options.decode_router)}) {
     const auto kind = ParseRouter(name);
     if (!kind.ok()) return OfOption(FlagName(field), field, kind.status());
@@ -280,7 +279,8 @@ absl::StatusOr<SplitOptions> MakeSplitOptions(const ReplaySetup& setup) {
         "what encoders made is not transferred");
   }
   options.bytes_per_token = setup.block_bytes / groups.front().spec.block_size();
-  return options;
+  fleet.handover = options;
+  return fleet;
 }
 
 }  // namespace kvblocks::sim

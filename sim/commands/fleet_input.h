@@ -9,7 +9,6 @@
 #include "sim/commands/replay_setup.h"
 #include "sim/config.pb.h"
 #include "sim/fleet/fleet.h"
-#include "sim/fleet/split_fleet.h"
 
 namespace kvblocks::sim {
 
@@ -30,7 +29,7 @@ absl::StatusOr<FleetOptions> MakeFleetOptions(const ::kvblocks::config::v1::Repl
 
 // Of prefill and decode replicas; `setup` is that of each. Also InvalidArgument for models whose KV
 // has no size per token.
-absl::StatusOr<SplitOptions> MakeSplitOptions(const ReplaySetup& setup);
+absl::StatusOr<FleetOptions> MakeHandoverOptions(const ReplaySetup& setup);
 
 // For commands of one replica: InvalidArgument if there are more, or a router.
 absl::Status RefuseFleet(const ::kvblocks::config::v1::ReplayConfig& config);

@@ -1,10 +1,12 @@
 #include "sim/commands/fleet_replay.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/replay_input.h"
@@ -31,30 +33,23 @@ class FleetReplay::Rows final : public RequestRowSink {
   CsvRequestSink* const out_;
 };
 
-// Rows of requests that ended at the router.
-class FleetReplay::RouterRows final : public FleetObserver {
- public:
-  explicit RouterRows(CsvRequestSink* out) : out_(out) {}
-  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
-    const RequestProgress progress;
-    out_->OnRow({.request = &request, .progress = &progress, .latency = {}, .end = now});
-  }
-
- private:
-  CsvRequestSink* const out_;
-};
-
-FleetReplay::FleetReplay(const ReplayConfig& config) : config_(config) {}
+FleetReplay::FleetReplay(const ReplayConfig& config)
+    : config_(config), is_fleet_(IsFleet(config)) {}
 FleetReplay::~FleetReplay() = default;
 
 absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayConfig& config) {
-  std::unique_ptr<FleetReplay> fleet(new FleetReplay(config));
-  const auto options = MakeFleetOptions(config);
-  if (!options.ok()) return options.status();
-  fleet->options_ = *options;
-  auto kinds = ReplicaKinds(config);
-  if (!kinds.ok()) return kinds.status();
-  for (ReplicaKind& kind : *kinds) {
+  std::unique_ptr<FleetReplay> replay(new FleetReplay(config));
+  if (replay->is_fleet_) {
+    KVBLOCKS_ASSIGN_OR_RETURN(replay->options_, MakeFleetOptions(config));
+  }
+  KVBLOCKS_RETURN_IF_ERROR(replay->MakeKinds());
+  if (replay->is_fleet_) KVBLOCKS_RETURN_IF_ERROR(replay->MakeFleet());
+  return replay;
+}
+
+absl::Status FleetReplay::MakeKinds() {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto kinds, ReplicaKinds(config_));
+  for (ReplicaKind& kind : kinds) {
     auto setup = MakeReplaySetup(kind.config, SeveralRanks::kTaken);
     if (!setup.ok()) {
       if (kind.options.empty()) return setup.status();
@@ -63,40 +58,42 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
     }
     const int64_t num_ranks = kind.config.data_parallel();
     for (int64_t i = 0; i < kind.count && num_ranks > 1; ++i) {
-      const int64_t first = static_cast<int64_t>(fleet->kind_of_.size()) + i * num_ranks;
-      fleet->options_.ranks.push_back({.first = static_cast<int32_t>(first),
-                                       .count = static_cast<int32_t>(num_ranks),
-                                       .is_lockstep = setup->is_lockstep});
+      const int64_t first = static_cast<int64_t>(kind_of_.size()) + i * num_ranks;
+      options_.ranks.push_back({.first = static_cast<int32_t>(first),
+                                .count = static_cast<int32_t>(num_ranks),
+                                .is_lockstep = setup->is_lockstep});
     }
     const auto count = static_cast<size_t>(kind.count * num_ranks);
-    fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
-    fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
+    kind_of_.insert(kind_of_.end(), count, kinds_.size());
+    kinds_.push_back({std::move(kind), *std::move(setup)});
   }
-  if (IsSplit(config)) {
-    if (config.prefill_replicas() == 0 || config.decode_replicas() == 0) {
-      return absl::InvalidArgumentError(config.prefill_replicas() == 0
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::MakeFleet() {
+  std::optional<FleetOptions> of_roles;
+  if (IsSplit(config_)) {
+    if (config_.prefill_replicas() == 0 || config_.decode_replicas() == 0) {
+      return absl::InvalidArgumentError(config_.prefill_replicas() == 0
                                             ? "--decode-replicas needs --prefill-replicas (got 0)"
                                             : "--prefill-replicas needs --decode-replicas (got 0)");
     }
-    if (config.replicas() > 1 || !config.replica().empty() || config.data_parallel() > 1 ||
-        AsksForScaling(config)) {
+    if (config_.replicas() > 1 || !config_.replica().empty() || config_.data_parallel() > 1 ||
+        AsksForScaling(config_)) {
       return absl::InvalidArgumentError(
           "--prefill-replicas and --decode-replicas: set next to --replicas, --replica, "
           "--data-parallel, --scale or --scale-rule, expected one or the other");
     }
-    auto split = MakeSplitOptions(fleet->setup());
-    if (!split.ok()) return split.status();
-    fleet->split_ = *std::move(split);
+    KVBLOCKS_ASSIGN_OR_RETURN(of_roles, MakeHandoverOptions(setup()));
   }
-  if (absl::Status status = fleet->CheckRanks(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckRanks());
+  if (of_roles) options_ = *std::move(of_roles);
   // Those that start later are made beforehand, like the last of the others.
-  fleet->options_.num_live = static_cast<int32_t>(fleet->kind_of_.size());
-  const auto needed = Scaler::NumReplicas(fleet->options_.scaling, fleet->options_.num_live);
+  options_.num_live = static_cast<int32_t>(kind_of_.size());
+  const auto needed = Scaler::NumReplicas(options_.scaling, options_.num_live);
   if (!needed.ok()) return InOptionWords(needed.status());
-  fleet->kind_of_.resize(static_cast<size_t>(*needed), fleet->kind_of_.back());
-  fleet->num_replicas_ = fleet->kind_of_.size();
-  if (absl::Status status = fleet->CheckSharedTiers(); !status.ok()) return status;
-  return fleet;
+  kind_of_.resize(static_cast<size_t>(*needed), kind_of_.back());
+  return CheckSharedTiers();
 }
 
 absl::Status FleetReplay::CheckRanks() {
@@ -120,7 +117,9 @@ absl::Status FleetReplay::CheckRanks() {
 
 // Who shares a tier must have the same tiers, with chunks of the same bytes.
 absl::Status FleetReplay::CheckSharedTiers() const {
-  const bool shares = SharesTiers();
+  const bool shares = std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
+    return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;
+  });
   const ReplaySetup& first = kinds_.front().setup;
   for (const Kind& kind : kinds_) {
     const ReplaySetup& own = kind.setup;
@@ -135,123 +134,115 @@ absl::Status FleetReplay::CheckSharedTiers() const {
   return absl::OkStatus();
 }
 
-bool FleetReplay::SharesTiers() const {
-  return std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
-    return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;
-  });
-}
-
-absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
-  const ReplaySetup& own = kinds_[kind_of_[replica]].setup;
-  const TierConnector* with = replica == 0 ? nullptr : tiers_.front().get();
-  auto made = MakeTiers(own, static_cast<int64_t>(replica), with);
-  if (!made.ok()) return made.status();
-  tiers_.push_back(*std::move(made));
-  if (tiers_.back() == nullptr) return absl::OkStatus();
-  setup->observers.insert(setup->observers.begin(), tiers_.back().get());
-  setup->connector = tiers_.back().get();
-  return absl::OkStatus();
+// Makes what measures and writes of a replica, and its tiers.
+absl::StatusOr<ReplicaSetup> FleetReplay::Attach(size_t r, const TraceReader& reader,
+                                                 const Listeners& listeners) {
+  const ReplaySetup& own = kinds_[kind_of_[r]].setup;
+  ReplayMetricsOptions measured = own.metrics;
+  measured.rows = listeners.rows;
+  if (options_.handover) measured.rows = nullptr;
+  if (is_fleet_ && measured.rows != nullptr) {
+    rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
+    measured.rows = rows_.back().get();
+  }
+  std::vector<EngineObserver*> exports;
+  if (listeners.exports != nullptr) listeners.exports->Attach(r, own, &measured, &exports);
+  of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
+  ReplicaSetup replica = {ConfigFor(own, reader), own.step_time.get(), {of_replicas_.back().get()}};
+  std::vector<EngineObserver*>& observers = replica.observers;
+  if (is_fleet_ && !options_.handover) observers.push_back(metrics_->of_replica(r));
+  observers.insert(observers.end(), listeners.of_the_only.begin(), listeners.of_the_only.end());
+  observers.insert(observers.end(), exports.begin(), exports.end());
+  KVBLOCKS_ASSIGN_OR_RETURN(auto tiers, MakeTiers(own, static_cast<int64_t>(r),
+                                                  r == 0 ? nullptr : tiers_.front().get()));
+  tiers_.push_back(std::move(tiers));
+  replica.connector = tiers_.back().get();
+  // First, so that the others can ask it what it found.
+  if (tiers_.back() != nullptr) observers.insert(observers.begin(), tiers_.back().get());
+  if (listeners.events == nullptr) return replica;
+  replica.config.manager.enable_events = true;
+  observers.push_back(listeners.events->of_replica(r));
+  return replica;
 }
 
 absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
-  const std::vector<Objective>& objectives = setup().metrics.objectives;
-  const SimTime client_rtt = setup().metrics.latency.client_rtt;
-  if (split_) {
-    split_metrics_ = std::make_unique<SplitMetrics>(objectives, client_rtt, listeners.rows);
-  } else {
-    metrics_ = std::make_unique<FleetMetrics>(num_replicas_, objectives, client_rtt);
-  }
-  std::vector<ReplicaSetup> replicas;
-  for (size_t r = 0; r < num_replicas_; ++r) {
-    const ReplaySetup& own = kinds_[kind_of_[r]].setup;
-    ReplayMetricsOptions measured = own.metrics;
-    if (listeners.rows != nullptr && !split_) {
-      rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
-      measured.rows = rows_.back().get();
-    }
-    std::vector<EngineObserver*> exports;
-    if (listeners.exports != nullptr) listeners.exports->Attach(r, own, &measured, &exports);
-    of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
-    ReplicaSetup& replica = replicas.emplace_back();
-    replica = {ConfigFor(own, *reader),
-               own.step_time.get(),
-               {of_replicas_.back().get()}};
-    if (metrics_ != nullptr) replica.observers.push_back(metrics_->of_replica(r));
-    replica.observers.insert(replica.observers.end(), exports.begin(), exports.end());
-    if (absl::Status status = AddTiersTo(r, &replica); !status.ok()) return status;
-    if (listeners.events == nullptr) continue;
-    replica.config.manager.enable_events = true;
-    replica.observers.push_back(listeners.events->of_replica(r));
-  }
-  return RunReplicas(reader, listeners, std::move(replicas));
+  KVBLOCKS_RETURN_IF_ERROR(is_fleet_ ? RunFleet(reader, listeners) : RunOne(reader, listeners));
+  return CheckEnd();
 }
 
-template <typename AnyFleet>
-absl::Status FleetReplay::RunShown(AnyFleet& fleet, ProgressLine* progress) {
+template <typename AnyRun>
+absl::Status FleetReplay::RunShown(AnyRun& run, ProgressLine* progress) {
   if (progress != nullptr && progress->is_shown()) {
-    fleet.set_progress([this, progress](const SimulationProgress& p) {
-      progress->Update(p, metrics_ == nullptr ? 0 : metrics_->num_hit_tokens(),
-                       metrics_ == nullptr ? 0 : metrics_->num_queried_tokens());
+    run.set_progress([this, progress](const SimulationProgress& p) {
+      const ReplayMetrics& only = *of_replicas_.front();
+      progress->Update(p, is_fleet_ ? metrics_->num_hit_tokens() : only.num_hit_tokens(),
+                       is_fleet_ ? metrics_->num_queried_tokens() : only.num_queried_tokens());
       return true;
     });
   }
-  if (absl::Status status = fleet.Run(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(run.Run());
   if (progress != nullptr) progress->Clear();
   return absl::OkStatus();
 }
 
-absl::Status FleetReplay::RunReplicas(TraceReader* reader, const Listeners& listeners,
-                                      std::vector<ReplicaSetup> replicas) {
-  SimulationResult all;  // of all together: nothing ran if no replica ran anything
-  if (split_) {
-    const auto fleet =
-        SplitFleet::Create(*split_, std::move(replicas), reader, split_metrics_.get());
-    if (!fleet.ok()) return InOptionWords(fleet.status());
-    if (absl::Status status = RunShown(**fleet, listeners.progress); !status.ok()) return status;
-    split_result_ = (*fleet)->result();
-    result_.replicas = split_result_.replicas;
-    all.num_arrived = split_result_.num_arrived;
-    all.num_rejected = split_result_.num_rejected;
-  } else {
-    std::vector<FleetObserver*> observers = listeners.observers;
-    observers.push_back(metrics_.get());
-    if (listeners.rows != nullptr) {
-      router_rows_ = std::make_unique<RouterRows>(listeners.rows);
-      observers.push_back(router_rows_.get());
-    }
-    const auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
-    if (!fleet.ok()) return InOptionWords(fleet.status());
-    for (size_t r = 0; r < num_replicas_; ++r) {
-      if (tiers_[r] == nullptr) continue;
-      if (absl::Status status = tiers_[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
-      }
-    }
-    if (absl::Status status = RunShown(**fleet, listeners.progress); !status.ok()) return status;
-    result_ = (*fleet)->result();
-    for (const auto& tiers : tiers_) {
-      if (tiers == nullptr || !config_.check_invariants()) continue;
-      if (absl::Status status = tiers->CheckInvariants(); !status.ok()) return status;
-    }
+absl::Status FleetReplay::RunOne(TraceReader* reader, const Listeners& listeners) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const ReplicaSetup replica, Attach(0, *reader, listeners));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto simulation,
+                            MakeSimulation(replica, reader, tiers_.front().get()));
+  KVBLOCKS_RETURN_IF_ERROR(RunShown(*simulation, listeners.progress));
+  result_.replicas = {simulation->result()};
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::RunFleet(TraceReader* reader, const Listeners& listeners) {
+  metrics_ = std::make_unique<FleetMetrics>(kind_of_.size(), setup().metrics.objectives,
+                                            setup().metrics.latency.client_rtt, listeners.rows);
+  std::vector<ReplicaSetup> replicas;
+  for (size_t r = 0; r < kind_of_.size(); ++r) {
+    KVBLOCKS_ASSIGN_OR_RETURN(auto replica, Attach(r, *reader, listeners));
+    replicas.push_back(std::move(replica));
   }
+  std::vector<FleetObserver*> observers = listeners.observers;
+  observers.push_back(metrics_.get());
+  const auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
+  if (!fleet.ok()) return InOptionWords(fleet.status());
+  for (size_t r = 0; r < tiers_.size(); ++r) {
+    if (tiers_[r] == nullptr) continue;
+    KVBLOCKS_RETURN_IF_ERROR(AttachTiers((*fleet)->replica(r).manager(), tiers_[r].get()));
+  }
+  KVBLOCKS_RETURN_IF_ERROR(RunShown(**fleet, listeners.progress));
+  result_ = (*fleet)->result();
+  return absl::OkStatus();
+}
+
+// Nothing ran if no replica ran anything.
+absl::Status FleetReplay::CheckEnd() const {
+  for (const auto& tiers : tiers_) {
+    if (tiers == nullptr || !config_.check_invariants()) continue;
+    KVBLOCKS_RETURN_IF_ERROR(tiers->CheckInvariants());
+  }
+  SimulationResult all;
   for (const SimulationResult& one : result_.replicas) {
-    if (!split_) {
-      all.num_arrived += one.num_arrived;
-      all.num_rejected += one.num_rejected;
-    }
+    all.num_arrived += one.num_arrived;
+    all.num_rejected += one.num_rejected;
     all.scheduler.num_too_big += one.scheduler.num_too_big;
     all.scheduler.num_blocks_for_too_big =
         std::max(all.scheduler.num_blocks_for_too_big, one.scheduler.num_blocks_for_too_big);
+  }
+  if (options_.handover) {  // of which a replica has but a part
+    all.num_arrived = result_.handover.num_arrived;
+    all.num_rejected = result_.handover.num_rejected;
   }
   return CheckSomethingRan(all, config_, setup());
 }
 
 std::vector<std::string> FleetReplay::Names() const {
   std::vector<std::string> names;
-  for (size_t r = 0; r < num_replicas_; ++r) {
-    const bool is_decode = split_ && r >= split_->num_prefill;
-    names.push_back(absl::StrCat(is_decode ? "decode " : split_ ? "prefill " : "",
-                                 is_decode ? r - split_->num_prefill : r));
+  for (size_t r = 0; r < kind_of_.size(); ++r) {
+    const size_t num_prefill = options_.handover ? options_.handover->num_prefill : 0;
+    const bool is_decode = options_.handover && r >= num_prefill;
+    names.push_back(absl::StrCat(is_decode ? "decode " : options_.handover ? "prefill " : "",
+                                 is_decode ? r - num_prefill : r));
   }
   return names;
 }
@@ -271,13 +262,21 @@ void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
   }
 }
 
+void FleetReplay::FillOne(size_t r, const TraceReader& reader,
+                          ::kvblocks::report::v1::Report* report) {
+  of_replicas_[r]->Fill(result_.replicas[r], report);
+  if (tiers_[r] != nullptr) FillTiers(*tiers_[r], report->mutable_tiers());
+  const Kind& kind = kinds_[kind_of_[r]];
+  DescribeReplay(kind.asked.config, kind.setup, reader, report);
+}
+
+void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report* report) {
+  FillOne(0, reader, report);
+}
+
 void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report) {
   report->set_outcome("complete");
-  if (split_) {
-    split_metrics_->Fill(*split_, split_result_, report);
-  } else {
-    metrics_->Fill(options_, result_, report);
-  }
+  metrics_->Fill(options_, result_, report);
   if (!config_.replica().empty()) FillKinds(report);
   std::vector<const TierConnector*> tiers;
   for (const auto& one : tiers_) {
@@ -286,10 +285,7 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetRe
   if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
   for (size_t r = 0; r < result_.replicas.size(); ++r) {
     auto* one = report->add_reports();
-    of_replicas_[r]->Fill(result_.replicas[r], one);
-    if (tiers_[r] != nullptr) FillTiers(*tiers_[r], one->mutable_tiers());
-    const Kind& kind = kinds_[kind_of_[r]];
-    DescribeReplay(kind.asked.config, kind.setup, reader, one);
+    FillOne(r, reader, one);
     if (config_.replica().empty()) {
       if (r == 0) *report->mutable_config() = one->config();
       one->clear_config();
@@ -371,17 +367,14 @@ absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& s
         "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
         "are handed over; leave them out");
   }
-  const auto fleet = FleetReplay::Create(config);
-  if (!fleet.ok()) return fleet.status();
-  const auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);
-  if (!reader.ok()) return reader.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto fleet, FleetReplay::Create(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet->setup().reader));
   RoutingLife life(selector, out);
   ProgressLine progress(quiet);
-  absl::Status status =
-      (*fleet)->Run(reader->get(), {.observers = {&life}, .progress = &progress});
-  if (!status.ok()) return status;
-  PrintWarnings(**reader);
-  out->set_router(std::string(RouterName((*fleet)->options().router.kind)));
+  KVBLOCKS_RETURN_IF_ERROR(
+      fleet->Run(reader.get(), {.observers = {&life}, .progress = &progress}));
+  PrintWarnings(*reader);
+  out->set_router(std::string(RouterName(fleet->options().router.kind)));
   if (life.is_found()) return absl::OkStatus();
   return absl::NotFoundError(
       "--request: no such request was sent to a replica; it needs an id of the trace, row:N or "

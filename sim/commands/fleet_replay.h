@@ -1,4 +1,4 @@
-// FleetReplay: a trace through several replicas behind a router, as a configuration asks for them.
+// FleetReplay: a trace through one replica, or several behind a router, as a configuration asks for them.
 //
 //   auto fleet = FleetReplay::Create(config);        // everything a user can get wrong
 //   auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);
@@ -9,7 +9,6 @@
 #define KVBLOCKS_SIM_COMMANDS_FLEET_REPLAY_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,7 @@
 #include "sim/commands/replica_kinds.h"
 #include "sim/fleet/fleet.pb.h"
 #include "sim/fleet/fleet_metrics.h"
-#include "sim/fleet/split_metrics.h"
+#include "sim/report/report.pb.h"
 #include "sim/report/request_life.h"
 #include "sim/report/request_rows.h"
 
@@ -33,15 +32,16 @@ class FleetReplay {
  public:
   // What listens to a run; nothing is owned.
   struct Listeners {
-    std::vector<FleetObserver*> observers = {};
+    std::vector<FleetObserver*> observers = {};       // of several replicas
+    std::vector<EngineObserver*> of_the_only = {};    // of one
     CsvRequestSink* rows = nullptr;
     EventExport* events = nullptr;
     ReplayExports* exports = nullptr;  // open, with a name per replica
     ProgressLine* progress = nullptr;
   };
 
-  // REQUIRES: an effective configuration. Fails as MakeReplaySetup, MakeFleetOptions and
-  // MakeSplitOptions do.
+  // REQUIRES: an effective configuration. Fails as MakeReplaySetup and, for several replicas,
+  // MakeFleetOptions and MakeHandoverOptions do.
   static absl::StatusOr<std::unique_ptr<FleetReplay>> Create(
       const ::kvblocks::config::v1::ReplayConfig& config);
   ~FleetReplay();
@@ -49,30 +49,37 @@ class FleetReplay {
   // Of the first replica. What concerns the trace is the same for all.
   const ReplaySetup& setup() const { return kinds_.front().setup; }
   const FleetOptions& options() const { return options_; }
-  size_t num_replicas() const { return num_replicas_; }
+  // Whether IsFleet: whose report it fills.
+  bool is_fleet() const { return is_fleet_; }
   // For exports: "0", "1", ..., or "prefill 0", ..., "decode 0", ...
   std::vector<std::string> Names() const;
   // Of rows of requests, behind the others.
-  std::string RowColumns() const { return split_ ? SplitMetrics::RowColumns() : "replica"; }
+  std::string RowColumns() const {
+    return !is_fleet_ ? "" : options_.handover ? FleetMetrics::HandoverColumns() : "replica";
+  }
 
-  // Once. Fails as a replay of one does.
+  // Once. Fails as Simulation::Run, and FailedPrecondition if every request was rejected.
   absl::Status Run(TraceReader* reader, const Listeners& listeners);
-  // After the run.
+  // After the run; the first is of one replica.
+  void Fill(const TraceReader& reader, ::kvblocks::report::v1::Report* report);
   void Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report);
 
  private:
   class Rows;
-  class RouterRows;
-  bool SharesTiers() const;
+  explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
+  absl::Status MakeKinds();
+  absl::Status MakeFleet();
   absl::Status CheckRanks();
   absl::Status CheckSharedTiers() const;
-  absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
+  absl::StatusOr<ReplicaSetup> Attach(size_t replica, const TraceReader& reader,
+                                      const Listeners& listeners);
+  absl::Status RunOne(TraceReader* reader, const Listeners& listeners);
+  absl::Status RunFleet(TraceReader* reader, const Listeners& listeners);
+  template <typename AnyRun>
+  absl::Status RunShown(AnyRun& run, ProgressLine* progress);
+  absl::Status CheckEnd() const;
+  void FillOne(size_t replica, const TraceReader& reader, ::kvblocks::report::v1::Report* report);
   void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
-  explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
-  absl::Status RunReplicas(TraceReader* reader, const Listeners& listeners,
-                           std::vector<ReplicaSetup> replicas);
-  template <typename AnyFleet>
-  absl::Status RunShown(AnyFleet& fleet, ProgressLine* progress);
 
   struct Kind {
     ReplicaKind asked;
@@ -80,20 +87,15 @@ class FleetReplay {
   };
 
   const ::kvblocks::config::v1::ReplayConfig config_;
+  const bool is_fleet_;
   FleetOptions options_;
-  std::optional<SplitOptions> split_;  // instead of a router
   std::vector<Kind> kinds_;
-  std::vector<size_t> kind_of_;  // by replica
-  size_t num_replicas_ = 0;
-  // One of the two.
-  std::unique_ptr<FleetMetrics> metrics_;
-  std::unique_ptr<SplitMetrics> split_metrics_;
+  std::vector<size_t> kind_of_;            // by replica
+  std::unique_ptr<FleetMetrics> metrics_;  // null: of one, or before the run
   std::vector<std::unique_ptr<Rows>> rows_;
-  std::unique_ptr<RouterRows> router_rows_;
   std::vector<std::unique_ptr<ReplayMetrics>> of_replicas_;
   std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
-  FleetResult result_;  // of a split only the replicas'
-  SplitResult split_result_;
+  FleetResult result_;                                 // of one only the replica's
 };
 
 // Why the request went where it went. NotFound if it was not sent anywhere.

@@ -9,10 +9,18 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "sim/commands/exit_status.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
+
+// How a command ended, as the exit status of the process.
+enum ExitStatus {
+  kDone = 0,
+  kMissed = 1,      // a comparison or a service level objective failed
+  kBadInput = 2,    // options, configuration, trace or output file
+  kNoProgress = 3,  // nothing could ever move again
+  kInternal = 4,    // an internal check failed
+};
 
 // False: it could not be written, and standard error says why.
 bool WriteStdout(const std::string& text);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
@@ -41,7 +42,7 @@ absl::Status SetTraceTime(std::string_view flag, const std::string& text,
                           std::optional<int64_t>* out) {
   if (text.empty()) return absl::OkStatus();
   SimTime time;
-  if (absl::Status status = SetDuration(flag, text, 0, &time); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(SetDuration(flag, text, 0, &time));
   if (time % kNanosecond != 0) return BadOption(flag, text, "whole nanoseconds");
   *out = time / kNanosecond;
   return absl::OkStatus();
@@ -155,9 +156,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
        &simulation->host_time_per_request},
   };
   for (const auto& time : times) {
-    if (absl::Status status = SetDuration(time.flag, time.text, 0, time.out); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(SetDuration(time.flag, time.text, 0, time.out));
   }
   return SetAcceptance(config, &scheduler);
 }
@@ -261,15 +260,9 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
 }
 
 absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metrics) {
-  if (absl::Status status = SetDuration("--tick", config.tick(), 1, &metrics->series_tick);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          SetDuration("--client-rtt", config.client_rtt(), 0, &metrics->latency.client_rtt);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(SetDuration("--tick", config.tick(), 1, &metrics->series_tick));
+  KVBLOCKS_RETURN_IF_ERROR(
+      SetDuration("--client-rtt", config.client_rtt(), 0, &metrics->latency.client_rtt));
   if (metrics->latency.client_rtt > 3600 * kSecond) {
     return BadOption("--client-rtt", config.client_rtt(), "at most 1h");
   }
@@ -317,26 +310,16 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   reader.link_turns = config.link_turns();
   reader.rebase = config.rebase();
   if (config.limit() > 0) reader.limit = config.limit();
-  if (absl::Status status = SetTraceTime("--start", config.start(), &reader.start_ns);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = SetTraceTime("--end", config.end(), &reader.end_ns); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(SetTraceTime("--start", config.start(), &reader.start_ns));
+  KVBLOCKS_RETURN_IF_ERROR(SetTraceTime("--end", config.end(), &reader.end_ns));
   if (reader.start_ns && reader.end_ns && *reader.start_ns >= *reader.end_ns) {
     return BadOption("--end", config.end(), absl::StrCat("more than --start, which is ", config.start()));
   }
-  if (absl::Status status = SetRatio("--sample", config.sample(), &reader.sample); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(SetRatio("--sample", config.sample(), &reader.sample));
   if (reader.sample.numerator > reader.sample.denominator) {
     return BadOption("--sample", config.sample(), "at most 1");
   }
-  if (absl::Status status = SetRatio("--speedup", config.speedup(), &reader.speedup);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(SetRatio("--speedup", config.speedup(), &reader.speedup));
   return reader;
 }
 
@@ -366,22 +349,32 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
   return tiers;
 }
 
+absl::Status AttachTiers(const KvCacheManager& manager, TierConnector* tiers) {
+  const absl::Status status = tiers->Attach(manager);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+}
+
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
-    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& given,
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers,
     TierConnector* tiers) {
   if (tiers == nullptr) {
-    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(RefuseTiers(setup));
   }
-  std::vector<EngineObserver*> observers = given;
+  ReplicaSetup replica = {ConfigFor(setup, *reader), setup.step_time.get(), observers};
   // First, so that the others can ask it what it found.
-  if (tiers != nullptr) observers.insert(observers.begin(), tiers);
-  const SimulationConfig config = ConfigFor(setup, *reader);
-  auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
+  if (tiers != nullptr) replica.observers.insert(replica.observers.begin(), tiers);
+  return MakeSimulation(replica, reader, tiers);
+}
+
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(const ReplicaSetup& replica,
+                                                           TraceReader* reader,
+                                                           TierConnector* tiers) {
+  auto simulation =
+      Simulation::Create(replica.config, reader, replica.step_time, replica.observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());
   if (tiers != nullptr) {
-    if (absl::Status status = tiers->Attach((*simulation)->manager()); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
-    }
+    KVBLOCKS_RETURN_IF_ERROR(AttachTiers((*simulation)->manager(), tiers));
     (*simulation)->set_connector(tiers);
   }
   return simulation;
@@ -402,22 +395,20 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRa
   setup.model = hardware->model.name;
   setup.device = hardware->device.name;
   setup.is_lockstep = IsInLockstep(config, hardware->model);
-  if (absl::Status status = ApplyEnginePreset(config.engine(), &setup.simulation); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckEngineHas(config); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(ApplyEnginePreset(config.engine(), &setup.simulation));
+  KVBLOCKS_RETURN_IF_ERROR(CheckEngineHas(config));
   if (IsInLockstep(config, hardware->model) && !config.tier().empty()) {
     return BadOption("--tier", config.tier(),
                      "nothing with --data-parallel of a model with experts: ranks in lockstep do not "
                      "load from tiers");
   }
-  if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
-  if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
-  if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
-  if (absl::Status status = SetEncoder(config, &setup.simulation); !status.ok()) return status;
-  if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
-  if (absl::Status status = SetTiers(config, &setup); !status.ok()) return status;
-  if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware->device, &config));
+  KVBLOCKS_RETURN_IF_ERROR(SetPool(config, *hardware, &setup));
+  KVBLOCKS_RETURN_IF_ERROR(SetScheduler(config, &setup.simulation));
+  KVBLOCKS_RETURN_IF_ERROR(SetEncoder(config, &setup.simulation));
+  KVBLOCKS_RETURN_IF_ERROR(SetStepTime(config, *hardware, &setup));
+  KVBLOCKS_RETURN_IF_ERROR(SetTiers(config, &setup));
+  KVBLOCKS_RETURN_IF_ERROR(SetMetrics(config, &setup.metrics));
   if (absl::Status status = Validate(setup.simulation); !status.ok()) return InOptionWords(status);
   return setup;
 }

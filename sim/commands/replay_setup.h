@@ -68,11 +68,18 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
                                                          int64_t replica = 0,
                                                          const TierConnector* with = nullptr);
 
+// Says to tiers whose blocks they take. InvalidArgument for what they cannot take.
+absl::Status AttachTiers(const KvCacheManager& manager, TierConnector* tiers);
+
 // A replay of `reader`, which like `setup`, the observers and the tiers must outlive it.
 // InvalidArgument if there are tiers and the caller does not follow them (null).
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
     const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers,
     TierConnector* tiers = nullptr);
+// The same of one replica that has all it needs; `tiers`: its connector.
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(const ReplicaSetup& replica,
+                                                           TraceReader* reader,
+                                                           TierConnector* tiers);
 
 // The reader's part alone.
 absl::StatusOr<TraceReaderOptions> MakeReaderOptions(

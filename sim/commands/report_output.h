@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
-#include "sim/commands/exit_status.h"
 #include "sim/commands/option_parser.h"
+#include "sim/commands/output.h"
 #include "sim/commands/run_files.h"
 #include "sim/report/report_json.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/check.h"
+#include "sim/fleet/handover.h"
 #include "sim/gen/philox.h"
 
 namespace kvblocks::sim {
@@ -23,13 +23,17 @@ std::optional<SimTime> AbortTimeOf(const SimRequest& request) {
 // What the fleet itself must see of a replica.
 class Fleet::Watcher final : public EngineObserver {
  public:
-  Watcher(Fleet* fleet, int32_t replica) : fleet_(fleet), replica_(replica) {}
+  Watcher(Fleet* fleet, int32_t replica)
+      : fleet_(fleet),
+        replica_(replica),
+        role_(fleet->RoleOf(static_cast<size_t>(replica))),
+        place_(replica - static_cast<int32_t>(role_.first)) {}
 
   bool NeedsEveryRecord() const override { return false; }
 
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
     const FleetOptions& options = fleet_->options_;
-    if (options.router.kind != RouterKind::kPrefix || !fleet_->scaler_->is_live(replica_)) return;
+    if (role_.options.kind != RouterKind::kPrefix || !fleet_->scaler_->is_live(replica_)) return;
     const int64_t number = num_batches_++;
     ++fleet_->result_.num_event_batches;
     if (options.event_loss > 0) {
@@ -41,7 +45,7 @@ class Fleet::Watcher final : public EngineObserver {
       }
     }
     // Nobody asks the router before this instant's steps have ended.
-    if (options.event_delay == 0) return fleet_->router_->OnKvEvents(replica_, events);
+    if (options.event_delay == 0) return role_.router->OnKvEvents(place_, events);
     const SimTime time = CheckedAdd(now, options.event_delay).value_or(ReplicaSet::kNever);
     batches_.push_back({time, {events.begin(), events.end()}});
   }
@@ -66,21 +70,21 @@ class Fleet::Watcher final : public EngineObserver {
   void DropEvents() { batches_.clear(); }
   void DeliverEvents(SimTime now) {
     for (; !batches_.empty() && batches_.front().time <= now; batches_.pop_front()) {
-      fleet_->router_->OnKvEvents(replica_, batches_.front().events);
+      role_.router->OnKvEvents(place_, batches_.front().events);
     }
   }
 
  private:
   void ReportCounts(SimTime now) {
-    if (!WantsCounts(fleet_->options_.router.kind)) return;
+    if (!WantsCounts(role_.options.kind)) return;
     const Replica& replica = fleet_->set_.replica(static_cast<size_t>(replica_));
     const BlockPool& pool = replica.manager().pool();
-    fleet_->router_->OnCounts(replica_,
-                              {.num_waiting = replica.scheduler().num_waiting(),
-                               .num_running = replica.scheduler().num_running(),
-                               .num_blocks_used = pool.num_blocks() - 1 - pool.num_free(),
-                               .num_blocks = pool.num_blocks() - 1},
-                              now);
+    role_.router->OnCounts(place_,
+                           {.num_waiting = replica.scheduler().num_waiting(),
+                            .num_running = replica.scheduler().num_running(),
+                            .num_blocks_used = pool.num_blocks() - 1 - pool.num_free(),
+                            .num_blocks = pool.num_blocks() - 1},
+                           now);
   }
 
   struct Batch {
@@ -90,6 +94,8 @@ class Fleet::Watcher final : public EngineObserver {
 
   Fleet* const fleet_;
   const int32_t replica_;
+  const Role& role_;
+  const int32_t place_;  // in it
   int64_t num_batches_ = 0;
   std::deque<Batch> batches_;  // on their way to the router
 };
@@ -102,73 +108,37 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
     return absl::InvalidArgumentError("observers holds a null, expected observers only");
   }
-  if (replicas.empty() || replicas.size() > kMostReplicas) {
-    return absl::InvalidArgumentError(absl::StrCat("replicas has ", replicas.size(),
-                                                   " entries, expected 1 to ", kMostReplicas));
-  }
-  if (absl::Status status = Validate(options.router); !status.ok()) return status;
-  if (absl::Status status = Validate(options.queue); !status.ok()) return status;
-  if (options.router_delay < 0 || options.event_delay < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
-                     std::min(options.router_delay, options.event_delay),
-                     " ps, expected at least 0"));
-  }
-  if (options.event_loss < 0 || options.event_loss > kMillion) {
-    return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
-                                                   " millionths, expected 0 to ", kMillion));
-  }
-  const auto num_live =
-      options.num_live > 0 ? options.num_live : static_cast<int32_t>(replicas.size());
-  const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
-  if (!num_needed.ok()) return num_needed.status();
-  if (num_live > static_cast<int32_t>(replicas.size()) ||
-      *num_needed > static_cast<int32_t>(replicas.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("replicas has ", replicas.size(), " entries, but ", num_live,
-                     " are live at the beginning and scaling may need ", *num_needed));
-  }
-
-  if (options.scaling.is_used() &&
-      std::any_of(replicas.begin(), replicas.end(),
-                  [](const ReplicaSetup& setup) { return setup.connector != nullptr; })) {
-    return absl::InvalidArgumentError(
-        "scaling of replicas that load KV from elsewhere: expected none with tiers behind them, whose "
-        "loads would go on when a replica is gone");
-  }
-
+  if (absl::Status status = Check(options, replicas); !status.ok()) return status;
   std::unique_ptr<Fleet> fleet(
       new Fleet(options, replicas.front().config, reader, std::move(observers)));
-  for (size_t r = 0; r < replicas.size(); ++r) {
-    ReplicaSetup& setup = replicas[r];
-    if (options.router.kind == RouterKind::kPrefix) setup.config.manager.enable_events = true;
-    fleet->watchers_.push_back(
-        std::make_unique<Watcher>(fleet.get(), static_cast<int32_t>(r)));
-    setup.observers.push_back(fleet->watchers_.back().get());
-    if (absl::Status status = fleet->set_.Add(setup); !status.ok()) return status;
-    const bool is_coupled =
-        std::any_of(options.ranks.begin(), options.ranks.end(), [&](const RankGroup& ranks) {
-          return ranks.is_lockstep && static_cast<int32_t>(r) >= ranks.first &&
-                 static_cast<int32_t>(r) < ranks.first + ranks.count;
-        });
-    if (is_coupled && setup.connector != nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their "
-          "steps would wait for its loads"));
-    }
+  fleet->MakeRoles(replicas.size());
+  for (ReplicaSetup& setup : replicas) {
+    if (absl::Status status = fleet->Add(std::move(setup)); !status.ok()) return status;
   }
-  const size_t count = replicas.size();
-  const KvCacheManager& manager = fleet->set_.replica(0).manager();
-  fleet->caches_ = manager.hashing() != nullptr;
-  fleet->group_ = PromptContents::GroupOf(manager);
-  const absl::Status contents =
-      CheckContents(fleet->set_, 0, count, options.router.kind, fleet->group_);
-  if (!contents.ok()) return contents;
+  if (absl::Status status = fleet->MakeRouters(); !status.ok()) return status;
   if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
-  fleet->scaler_.emplace(options.scaling, num_live, static_cast<int32_t>(count));
-  fleet->router_ =
-      MakeRouter(options.router, static_cast<int32_t>(count), fleet->group_, options.ranks);
+  const auto count = static_cast<int32_t>(replicas.size());
+  fleet->scaler_.emplace(options.scaling, options.num_live > 0 ? options.num_live : count, count);
   return fleet;
+}
+
+absl::Status Fleet::Add(ReplicaSetup setup) {
+  const size_t r = set_.size();
+  if (RoleOf(r).options.kind == RouterKind::kPrefix) setup.config.manager.enable_events = true;
+  watchers_.push_back(std::make_unique<Watcher>(this, static_cast<int32_t>(r)));
+  setup.observers.push_back(watchers_.back().get());
+  if (handover_ != nullptr) handover_->Join(r, &setup);
+  if (absl::Status status = set_.Add(setup); !status.ok()) return status;
+  if (handover_ != nullptr) return handover_->CheckReplica(r);
+  const bool is_coupled =
+      std::any_of(options_.ranks.begin(), options_.ranks.end(), [&](const RankGroup& ranks) {
+        return ranks.is_lockstep && static_cast<int32_t>(r) >= ranks.first &&
+               static_cast<int32_t>(r) < ranks.first + ranks.count;
+      });
+  if (!is_coupled || setup.connector == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their steps "
+      "would wait for its loads"));
 }
 
 Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
@@ -181,30 +151,6 @@ Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceR
       max_queue_time_(config.max_queue_time) {}
 
 Fleet::~Fleet() = default;
-
-absl::Status Fleet::CoupleRanks() {
-  int32_t behind = 0;  // the groups so far
-  for (const RankGroup& ranks : options_.ranks) {
-    if (ranks.first < behind || ranks.count < 2 ||
-        ranks.first + ranks.count > static_cast<int32_t>(set_.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "ranks has a group of ", ranks.count, " from replica ", ranks.first,
-          ", expected at least 2 of ", set_.size(), " replicas, behind the group before it"));
-    }
-    behind = ranks.first + ranks.count;
-    if (options_.scaling.is_used()) {
-      return absl::InvalidArgumentError("scaling of replicas that consist of data-parallel ranks: "
-                                        "expected none, since ranks start and stop together");
-    }
-    if (!ranks.is_lockstep) continue;
-    LockstepOptions lockstep = options_.lockstep;
-    const auto first = static_cast<size_t>(ranks.first);
-    lockstep.prefill_interval = set_.replica(first).scheduler().options().prefill_schedule_interval;
-    absl::Status status = set_.Couple(first, static_cast<size_t>(ranks.count), lockstep);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
 
 absl::Status Fleet::Run() {
   absl::Status status = set_.Run();
@@ -225,6 +171,7 @@ absl::Status Fleet::Run() {
     const std::vector<LockstepTotals>& totals = set_.group(coupled++).totals();
     std::copy(totals.begin(), totals.end(), result_.lockstep.begin() + options_.ranks[g].first);
   }
+  if (handover_ != nullptr) handover_->Close(&result_.handover);
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
   return status;
@@ -233,6 +180,7 @@ absl::Status Fleet::Run() {
 // --- Requests on their way ---
 
 absl::Status Fleet::OnArrived(SimRequest* request) {
+  if (handover_ != nullptr) return handover_->OnArrived(request);
   if (options_.router_delay == 0) return Reach(request);
   const auto time = CheckedAdd(request->arrival, options_.router_delay);
   if (!time) return absl::OutOfRangeError("the clock would pass its 106 days: router_delay");
@@ -252,10 +200,11 @@ absl::Status Fleet::AfterArrivals() {
     if (IsGone(next)) continue;
     if (absl::Status status = Reach(next.request); !status.ok()) return status;
   }
-  return Drain();
+  return handover_ != nullptr ? handover_->AfterArrivals() : Drain();
 }
 
 SimTime Fleet::NextTime() {
+  if (handover_ != nullptr) return handover_->NextTime();
   SimTime next = on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
   if (!queue_.empty()) {
     // Room that aborts of this instant made.
@@ -338,6 +287,7 @@ std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
 
 // Before anybody is sent on: as an engine, which admits nobody whose time is over.
 absl::Status Fleet::BeforeArrivals() {
+  if (handover_ != nullptr) handover_->EndTransfers();
   while (SimRequest* request = queue_.FirstExpired(set_.now())) {
     const std::optional<SimTime> abort = AbortTimeOf(*request);
     request->finish_reason = FinishReason::kAbort;
@@ -378,7 +328,7 @@ absl::Status Fleet::Scale() {
     switch (change.kind) {
       case ScaleRecord::Kind::kStop:
       case ScaleRecord::Kind::kCrash:
-        router_->OnGone(change.replica);
+        roles_.front().router->OnGone(change.replica);
         watchers_[static_cast<size_t>(change.replica)]->DropEvents();
         if (change.kind == ScaleRecord::Kind::kStop) break;
         [[fallthrough]];
@@ -412,20 +362,7 @@ absl::Status Fleet::SendAgain() {
 
 absl::Status Fleet::Send(SimRequest* request) {
   for (const auto& watcher : watchers_) watcher->DeliverEvents(set_.now());
-  set_.GetLoads(0, set_.size(), &loads_now_);
-  FindHeld(*request);
-  const bool shows_content = UsesContent(options_.router.kind);
-  const int64_t block_tokens = set_.replica(0).manager().group(group_).block_size();
-  RouteQuestion question = {.request = *request,
-                            .loads = loads_now_,
-                            .now = set_.now(),
-                            .has_room = has_room_,
-                            .live = scaler_->live(),
-                            .block_tokens = shows_content ? block_tokens : 1};
-  if (shows_content) question.blocks = contents_.blocks();
-  if (options_.router.kind == RouterKind::kOracle) question.tokens_held = held_;
-  const RouteAnswer answer = router_->Route(question);
-
+  const RouteAnswer answer = Choose(roles_.front(), *request);
   const auto chosen = static_cast<size_t>(answer.replica);
   const auto slot = static_cast<size_t>(request->slot);
   if (slot >= routed_.size()) routed_.resize(slot + 1);
@@ -443,12 +380,29 @@ absl::Status Fleet::Send(SimRequest* request) {
   return set_.Submit(request, answer.replica);
 }
 
+// The answer counts the replicas of the role.
+RouteAnswer Fleet::Choose(const Role& role, const SimRequest& request) {
+  set_.GetLoads(role.first, role.count, &loads_now_);
+  FindHeld(role, request);
+  RouteQuestion question = {
+      .request = request, .loads = loads_now_, .now = set_.now(), .has_room = has_room_};
+  if (handover_ == nullptr) question.live = scaler_->live();
+  if (UsesContent(role.options.kind)) {
+    question.block_tokens = set_.replica(role.first).manager().group(group_).block_size();
+    question.blocks = contents_.blocks();
+  }
+  if (role.options.kind == RouterKind::kOracle) question.tokens_held = held_;
+  return role.router->Route(question);
+}
+
 // What each pool holds of the prompt, and the blocks to compare. The last token is always computed.
-void Fleet::FindHeld(const SimRequest& request) {
+void Fleet::FindHeld(const Role& role, const SimRequest& request) {
   held_.clear();
-  if (!caches_) return;
-  contents_.Hash(reader_->info(), request, set_.replica(0).manager(), group_);
-  for (size_t r = 0; r < set_.size(); ++r) {
+  // Who is handed over has no record of it.
+  if (!caches_ || (handover_ != nullptr && !UsesContent(role.options.kind))) return;
+  contents_.Hash(reader_->info(), request, set_.replica(role.first).manager(), group_);
+  if (handover_ != nullptr && role.options.kind != RouterKind::kOracle) return;
+  for (size_t r = role.first; r < role.first + role.count; ++r) {
     held_.push_back(scaler_->is_live(static_cast<int32_t>(r))
                         ? contents_.HeldBy(set_.replica(r).manager())
                         : 0);
@@ -457,6 +411,7 @@ void Fleet::FindHeld(const SimRequest& request) {
 
 void Fleet::OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                         SimTime now) {
+  if (handover_ != nullptr) return;
   Routed& routed = routed_[static_cast<size_t>(request.slot)];
   routed.num_hits = num_hit_tokens;
   for (FleetObserver* observer : observers_) {
@@ -467,6 +422,7 @@ void Fleet::OnAdmission(int32_t replica, const SimRequest& request, int64_t num_
 // --- Requests that are over ---
 
 absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) {
+  if (handover_ != nullptr) return handover_->OnGivenUp(turn, now);
   const int32_t here = ended == nullptr ? 0 : std::max(set_.replica_of(*ended), 0);
   const int32_t there = set_.replica_of(*turn);
   const bool is_where_it_ended = ended != nullptr && set_.replica_of(*ended) == there;
@@ -480,6 +436,7 @@ absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime
 }
 
 absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
+  if (handover_ != nullptr) return handover_->OnEnded(request, now);
   const int32_t replica = set_.replica_of(*request);
   if (replica >= 0) scaler_->OnLeft(replica, now);
   if (request->abort_cause == AbortCause::kCrash) {

@@ -15,6 +15,8 @@
 // its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to
 // the observers of that replica. Requests wait at the router while no replica is live.
 //
+// Prefill and decode can run on replicas of their own, with the KV travelling between them: see Handover.
+//
 // Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
 // lockstep (see LockstepGroup).
 //
@@ -30,17 +32,18 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "sim/cost/link.h"
 #include "sim/fleet/prompt_contents.h"
 #include "sim/fleet/router.h"
-#include "sim/fleet/router_queue.h"
 #include "sim/fleet/scaling.h"
 #include "sim/replica_set.h"
-#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 
@@ -59,6 +62,22 @@ struct RoutingRecord {
   SimTime waited = 0;  // in the router's queue
 };
 
+// What became of a request that was or could be handed over, and when; -1: it did not come to that.
+struct HandoverLife {
+  int32_t prefill_replica = -1;  // of its role
+  int32_t decode_replica = -1;   // likewise
+  bool is_local = false;
+  SimTime prefill_start = -1;  // first step of the prompt scheduled, wherever
+  SimTime prefill_end = -1;    // on the prefill replica
+  SimTime load_start = -1;     // the decode replica has blocks for it
+  SimTime load_end = -1;
+  SimTime link_queue = 0;  // of the transfer: what others on the link cost it
+  int64_t num_loaded_tokens = 0;
+  int64_t num_bytes = 0;
+  SimTime first_token = -1;
+};
+
+// Of a fleet without hand-over, but for OnEnded.
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
@@ -72,10 +91,31 @@ class FleetObserver {
                        int64_t num_hit_tokens, SimTime now) {
     (void)request, (void)replica, (void)routed_claim, (void)num_hit_tokens, (void)now;
   }
+  // Of one with hand-over: finish_reason and abort_cause of the request say how.
+  virtual void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) {
+    (void)request, (void)life, (void)now;
+  }
+};
+
+enum class FirstToken { kPrefill, kDecode };
+enum class LinkScope { kShared, kPerDecodeReplica };
+
+struct HandoverOptions {
+  size_t num_prefill = 1;  // of the replicas, the first so many; the others decode
+  RouterOptions decode_router = {.kind = RouterKind::kLeastTokens};
+  LinkOptions link = {};
+  LinkScope scope = LinkScope::kShared;  // one for all transfers, or one into each decode replica
+  int64_t bytes_per_token = 0;           // of KV, as a link carries them
+  // Also the bytes travel that the decode replica has already.
+  bool charges_hits = false;
+  FirstToken first_token = FirstToken::kPrefill;
+  // A request of whose prompt the decode replica lacks at most so many tokens when it arrives is computed
+  // there as a whole; 0: none.
+  int64_t max_local_tokens = 0;
 };
 
 struct FleetOptions {
-  RouterOptions router;
+  RouterOptions router;  // of requests that arrive
   RouterQueueOptions queue = {};
   // From a request's arrival until the router sends it on; part of its latencies.
   SimTime router_delay = 0;
@@ -89,6 +129,20 @@ struct FleetOptions {
   // Replicas of the set that are data-parallel ranks of one, ascending; none scales.
   std::vector<RankGroup> ranks = {};
   LockstepOptions lockstep = {};  // of all groups
+  // Prefill and decode on replicas of their own; with no queue, delay, loss, scaling, ranks nor connector.
+  std::optional<HandoverOptions> handover = {};
+};
+
+// Of all requests of a fleet with hand-over.
+struct HandoverResult {
+  int64_t num_arrived = 0;  // those given up with their session before they could are among them
+  int64_t num_finished = 0;
+  int64_t num_aborted = 0;
+  int64_t num_rejected = 0;
+  int64_t num_local = 0;  // computed where they decode, of all that arrived
+  std::vector<LinkTotals> links = {};
+
+  friend bool operator==(const HandoverResult&, const HandoverResult&) = default;
 };
 
 struct FleetResult {
@@ -103,6 +157,7 @@ struct FleetResult {
   ScalingResult scaling = {};
   std::vector<SimulationResult> replicas = {};  // up to the last that was ever on
   std::vector<LockstepTotals> lockstep = {};    // by replica; empty: none is in lockstep
+  HandoverResult handover = {};
 
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
 };
@@ -113,7 +168,8 @@ class Fleet final : private ReplicaSet::Owner {
 
   // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector,
   // no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
-  // that hash contents differently or do not cache, with a router that compares contents. What
+  // that hash contents differently or do not cache, with a router that compares contents; with hand-over
+  // also for replicas that do not keep all blocks of a request. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
                                                        std::vector<ReplicaSetup> replicas,
@@ -135,7 +191,16 @@ class Fleet final : private ReplicaSet::Owner {
   size_t num_replicas() const { return set_.size(); }
 
  private:
+  class Handover;
   class Watcher;
+  // Replicas that do the same, and who chooses between them: all, or those that prefill and those that
+  // decode.
+  struct Role {
+    const char* name = "";
+    size_t first = 0, count = 0;
+    RouterOptions options = {};
+    std::unique_ptr<Router> router = nullptr;
+  };
   // Of a live request, by slot.
   struct Routed {
     int64_t claim = -1;    // of the router for the replica it chose; -1: none
@@ -149,6 +214,10 @@ class Fleet final : private ReplicaSet::Owner {
 
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
+  static absl::Status Check(const FleetOptions& options, const std::vector<ReplicaSetup>& replicas);
+  void MakeRoles(size_t num_replicas);
+  absl::Status Add(ReplicaSetup setup);
+  absl::Status MakeRouters();
   absl::Status CoupleRanks();
   absl::Status Scale();
   absl::Status SendAgain();
@@ -161,7 +230,9 @@ class Fleet final : private ReplicaSet::Owner {
   std::optional<SimTime> DeadlineOf(const SimRequest& request) const;
   SimTime WaitOf(const SimRequest& request) const;
   absl::Status Send(SimRequest* request);
-  void FindHeld(const SimRequest& request);
+  RouteAnswer Choose(const Role& role, const SimRequest& request);
+  void FindHeld(const Role& role, const SimRequest& request);
+  const Role& RoleOf(size_t replica) const;
 
   // Of a ReplicaSet.
   absl::Status OnArrived(SimRequest* request) override;
@@ -172,14 +243,16 @@ class Fleet final : private ReplicaSet::Owner {
   SimTime NextTime() override;
   void OnAdmission(int32_t replica, const SimRequest& request, int64_t num_hit_tokens,
                    SimTime now) override;
+  std::string NameOf(int32_t replica) const override;
 
   const FleetOptions options_;
   TraceReader* const reader_;
   const std::vector<FleetObserver*> observers_;
 
   std::vector<std::unique_ptr<Watcher>> watchers_;
+  std::unique_ptr<Handover> handover_;  // may be null
   ReplicaSet set_;
-  std::unique_ptr<Router> router_;
+  std::vector<Role> roles_;
   std::deque<OnItsWay> on_its_way_;
   RouterQueue queue_;              // also of those that find no live replica
   std::vector<SimTime> reached_;   // by slot: when it came to the router

@@ -10,6 +10,7 @@
 #include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/fleet/fleet.h"
+#include "sim/simulation.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {

@@ -168,7 +168,7 @@ void ClientMetrics::Fill(pb::FleetReport* out) {
   if (has_objectives_) goodput_.Fill(duration, out->mutable_goodput());
 }
 
-void FillRow(const SimulationResult& result, pb::ReplicaRow* row) {
+void FleetMetrics::FillRow(const SimulationResult& result, pb::ReplicaRow* row) {
   row->set_requests_finished(result.num_finished);
   row->set_requests_rejected(result.num_rejected);
   row->set_requests_aborted(NumAborted(result));
@@ -228,8 +228,9 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   std::vector<Times> times_;  // of live requests, by slot
 };
 
-FleetMetrics::FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt)
-    : clients_(std::move(objectives), client_rtt) {
+FleetMetrics::FleetMetrics(size_t num_replicas, std::vector<Objective> objectives,
+                           SimTime client_rtt, RequestRowSink* rows)
+    : clients_(std::move(objectives), client_rtt), rows_(rows) {
   for (size_t r = 0; r < num_replicas; ++r) {
     replicas_.push_back(std::make_unique<OfReplica>(this));
   }
@@ -270,6 +271,9 @@ void FleetMetrics::OnEndedAtRouter(const SimRequest& request, SimTime now) {
   clients_.OnArrival(request.arrival);
   clients_.OnEnd(now);
   clients_.OnFailure();
+  if (rows_ == nullptr) return;
+  const RequestProgress progress;
+  rows_->OnRow({.request = &request, .progress = &progress, .latency = {}, .end = now});
 }
 
 void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_claim,
@@ -293,6 +297,7 @@ void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_cl
 void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
                         pb::FleetReport* out) {
   out->set_schema_version(1);
+  if (options.handover) return FillHandover(*options.handover, options.router, result, out);
   pb::RouterSetup* router = out->mutable_router();
   router->set_router(std::string(RouterName(options.router.kind)));
   router->set_seed(options.router.seed);

@@ -1,5 +1,6 @@
 // FleetMetrics: what a fleet's report says beside its replicas' own - how evenly the router spread
-// requests, how good its knowledge was, and the latencies of all requests together.
+// requests, how good its knowledge was, and the latencies of all requests together; with hand-over what
+// requests waited for, phase by phase.
 //
 //   FleetMetrics metrics(num_replicas, objectives, client_rtt);
 //   setups[r].observers.push_back(metrics.of_replica(r)); ...
@@ -16,6 +17,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -78,16 +81,16 @@ class ClientMetrics {
   SimTime first_arrival_ = -1, last_end_ = 0;
 };
 
-// What a replica's own result says.
-void FillRow(const SimulationResult& result, ::kvblocks::fleet::v1::ReplicaRow* row);
-
 class FleetMetrics final : public FleetObserver {
  public:
-  // The others as of ClientMetrics.
-  FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt);
+  // The others as of ClientMetrics. `rows` takes a row of each request that ended at the router, or that
+  // a fleet with hand-over had, with HandoverColumns() behind the others; null: none. Not owned.
+  FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt,
+               RequestRowSink* rows = nullptr);
   ~FleetMetrics() override;
+  static std::string HandoverColumns();
 
-  // To be added to that replica's observers.
+  // To be added to that replica's observers, without hand-over.
   EngineObserver* of_replica(size_t replica);
 
   void OnRouted(const RoutingRecord& record, SimTime now) override;
@@ -95,6 +98,7 @@ class FleetMetrics final : public FleetObserver {
                int64_t num_hit_tokens, SimTime now) override;
 
   void OnEndedAtRouter(const SimRequest& request, SimTime now) override;
+  void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override;
 
   // All but outcome, configuration, notes and the replicas' own reports. After the run.
   void Fill(const FleetOptions& options, const FleetResult& result,
@@ -106,9 +110,22 @@ class FleetMetrics final : public FleetObserver {
 
  private:
   class OfReplica;
+  // Of requests that are handed over.
+  struct Phases {
+    Distribution prefill, handover, transfer, decode, link_queue;
+    int64_t num_outputs = 0, num_loaded = 0, num_bytes = 0;
+    __int128 prefill_hold = 0, decode_hold = 0;  // in picoseconds
+  };
+  void WriteRow(const SimRequest& request, const HandoverLife& life,
+                const std::optional<RequestLatency>& latency, SimTime now);
+  void FillHandover(const HandoverOptions& handover, const RouterOptions& prefill_router,
+                    const FleetResult& result, ::kvblocks::fleet::v1::FleetReport* out);
+  static void FillRow(const SimulationResult& result, ::kvblocks::fleet::v1::ReplicaRow* row);
 
   std::vector<std::unique_ptr<OfReplica>> replicas_;
   ClientMetrics clients_;
+  RequestRowSink* const rows_;
+  Phases phases_;
   Distribution router_queueing_;
   int64_t sum_hit_ = 0, num_queued_ = 0;
   ::kvblocks::fleet::v1::Decisions decisions_;

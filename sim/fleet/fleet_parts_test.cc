@@ -6,7 +6,6 @@
 #include "gtest/gtest.h"
 #include "sim/fleet/fleet_metrics.h"
 #include "sim/fleet/router.h"
-#include "sim/fleet/router_queue.h"
 #include "sim/fleet/scaling.h"
 
 namespace kvblocks::sim {

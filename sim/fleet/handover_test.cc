@@ -1,7 +1,7 @@
 // Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
 // and random ones in which every request ends once and every block comes back.
 
-#include "sim/fleet/split_fleet.h"
+#include "sim/fleet/fleet.h"
 
 #include <map>
 #include <set>
@@ -24,22 +24,22 @@ double InSeconds(SimTime time) {
 }
 
 // Steps of 1 s, blocks of 4, a byte per token and 4 bytes per second.
-struct SplitReplay : SplitObserver {
+struct HandoverReplay : FleetObserver {
   struct Ended {
-    SplitLife life;
+    HandoverLife life;
     std::string reason;
     double at = 0;
     int64_t num_outputs = 0;
   };
 
-  SplitReplay() {
+  HandoverReplay() {
     options.bytes_per_token = 1;
     options.link.bytes_per_second = 4;
     config = lines.config;
     config.kv_cache.num_blocks = 100;
   }
 
-  void OnEnded(const SimRequest& request, const SplitLife& life, SimTime now) override {
+  void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override {
     EXPECT_TRUE(ended.emplace(request.spec.id,
                               Ended{life, std::string(FinishReasonName(request.finish_reason)),
                                     InSeconds(now), request.num_outputs()})
@@ -52,13 +52,14 @@ struct SplitReplay : SplitObserver {
     EXPECT_TRUE(step_time.ok());
     reader = lines.MakeReader();
     options.num_prefill = num_prefill;
+    fleet_options.handover = options;
     std::vector<ReplicaSetup> replicas(num_prefill + num_decode,
                                        {.config = config, .step_time = step_time->get(), .observers = {}});
     replicas[num_prefill].observers = {&lines};
     for (size_t r = num_prefill; r < replicas.size() && decode_blocks > 0; ++r) {
       replicas[r].config.kv_cache.num_blocks = decode_blocks;
     }
-    auto fleet = SplitFleet::Create(options, replicas, reader.get(), this);
+    auto fleet = Fleet::Create(fleet_options, replicas, reader.get(), {this});
     if (!fleet.ok()) return fleet.status();
     const absl::Status status = (*fleet)->Run();
     result = (*fleet)->result();
@@ -69,20 +70,21 @@ struct SplitReplay : SplitObserver {
     return status;
   }
 
-  SplitOptions options;
+  FleetOptions fleet_options = {.router = {.kind = RouterKind::kLeastTokens}};
+  HandoverOptions options;
   SimulationConfig config;
   size_t num_prefill = 1, num_decode = 1;
   int64_t decode_blocks = 0;  // 0: as config
   Replay lines;               // of the first decode replica
   std::unique_ptr<VectorTraceReader> reader;
   std::map<std::string, Ended> ended;
-  SplitResult result;
+  FleetResult result;
   int64_t num_blocks_away = 0;
 };
 
 // The prompt takes the step [0,1], 8 bytes [1,3]; the client has the prefill's token at 1.
-TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {
-  SplitReplay replay;
+TEST(HandoverTest, ThePrefillsTokenCanBeTheFirst) {
+  HandoverReplay replay;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3]", "4: A:1 [] fin A"));
@@ -98,8 +100,8 @@ TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {
 }
 
 // The decode replica computes the last prompt token again.
-TEST(SplitFleetTest, OrTheDecodeReplicaMakesIt) {
-  SplitReplay replay;
+TEST(HandoverTest, OrTheDecodeReplicaMakesIt) {
+  HandoverReplay replay;
   replay.options.first_token = FirstToken::kDecode;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
   ASSERT_TRUE(replay.Run().ok());
@@ -110,9 +112,9 @@ TEST(SplitFleetTest, OrTheDecodeReplicaMakesIt) {
 }
 
 // Both are computed in one step; then 8 bytes each, of 4 per second.
-TEST(SplitFleetTest, TransfersShareTheLink) {
+TEST(HandoverTest, TransfersShareTheLink) {
   for (const bool fifo : {false, true}) {
-    SplitReplay replay;
+    HandoverReplay replay;
     if (fifo) replay.options.link.sharing = LinkSharing::kFifo;
     replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
     replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
@@ -124,21 +126,21 @@ TEST(SplitFleetTest, TransfersShareTheLink) {
   }
 }
 
-TEST(SplitFleetTest, EachDecodeReplicaCanHaveItsOwnLink) {
-  SplitReplay replay;
+TEST(HandoverTest, EachDecodeReplicaCanHaveItsOwnLink) {
+  HandoverReplay replay;
   replay.num_decode = 2;
   replay.options.scope = LinkScope::kPerDecodeReplica;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(InSeconds(replay.ended.at("B").life.load_end), 3);
-  EXPECT_EQ(replay.result.links.size(), 2u);
+  EXPECT_EQ(replay.result.handover.links.size(), 2u);
 }
 
 // B's first 8 tokens are in the decode replica's pool; only the ninth travels, or all of them.
-TEST(SplitFleetTest, WhatTheDestinationHasNeedNotTravel) {
+TEST(HandoverTest, WhatTheDestinationHasNeedNotTravel) {
   for (const bool charges : {false, true}) {
-    SplitReplay replay;
+    HandoverReplay replay;
     replay.options.charges_hits = charges;
     replay.lines.Add({.id = "A", .prompt = 9, .output = 2, .content = Document(9)});
     replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
@@ -151,8 +153,8 @@ TEST(SplitFleetTest, WhatTheDestinationHasNeedNotTravel) {
 }
 
 // C lacks 4 tokens, B 8.
-TEST(SplitFleetTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
-  SplitReplay replay;
+TEST(HandoverTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
+  HandoverReplay replay;
   replay.options.max_local_tokens = 4;
   replay.lines.Add({.id = "A", .prompt = 4, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2, .at = 1, .content = Document(8)});
@@ -161,24 +163,24 @@ TEST(SplitFleetTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
   EXPECT_TRUE(replay.ended.at("A").life.is_local);
   EXPECT_FALSE(replay.ended.at("B").life.is_local);
   EXPECT_TRUE(replay.ended.at("C").life.is_local);
-  EXPECT_EQ(replay.result.num_local, 2);
+  EXPECT_EQ(replay.result.handover.num_local, 2);
   EXPECT_EQ(InSeconds(replay.ended.at("C").life.first_token), 21);
   EXPECT_EQ(replay.ended.at("C").num_outputs, 2);
 }
 
 // One output token, and the prefill has it.
-TEST(SplitFleetTest, WhatIsOverAfterThePromptGoesNowhere) {
-  SplitReplay replay;
+TEST(HandoverTest, WhatIsOverAfterThePromptGoesNowhere) {
+  HandoverReplay replay;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 1});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.ended.at("A").at, 1);
   EXPECT_EQ(replay.ended.at("A").num_outputs, 1);
-  EXPECT_EQ(replay.result.links.front().num_started, 0);
+  EXPECT_EQ(replay.result.handover.links.front().num_started, 0);
 }
 
 // A's blocks stay on the prefill replica until 3, so B finds no room before.
-TEST(SplitFleetTest, BlocksAreHeldUntilTheyAreFetched) {
-  SplitReplay replay;
+TEST(HandoverTest, BlocksAreHeldUntilTheyAreFetched) {
+  HandoverReplay replay;
   replay.config.kv_cache.num_blocks = 4;
   replay.decode_blocks = 100;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
@@ -188,8 +190,8 @@ TEST(SplitFleetTest, BlocksAreHeldUntilTheyAreFetched) {
 }
 
 // The decode replica has room for one: B's blocks wait on the prefill replica until A is done at 4.
-TEST(SplitFleetTest, TheTransferWaitsForBlocksAtItsDestination) {
-  SplitReplay replay;
+TEST(HandoverTest, TheTransferWaitsForBlocksAtItsDestination) {
+  HandoverReplay replay;
   replay.decode_blocks = 4;
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
@@ -198,9 +200,9 @@ TEST(SplitFleetTest, TheTransferWaitsForBlocksAtItsDestination) {
                                               "6: B:1 [1] fin B"));
 }
 
-TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
+TEST(HandoverTest, AbortsAtAnyTimeLeaveNothingBehind) {
   for (double after = 0.25; after < 7; after += 0.5) {
-    SplitReplay replay;
+    HandoverReplay replay;
     replay.lines.Add({.id = "A", .prompt = 8, .output = 3, .abort_after = after});
     replay.lines.Add({.id = "B", .prompt = 8, .output = 3, .content = Document(8)});
     ASSERT_TRUE(replay.Run().ok());
@@ -212,11 +214,11 @@ TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
 
 // C has B's document and comes when nothing runs: of two idle replicas the first one is taken, unless the
 // router knows where the document is.
-TEST(SplitFleetTest, RoutersOfContentsFindTheirReplica) {
+TEST(HandoverTest, RoutersOfContentsFindTheirReplica) {
   const auto prefill_of_c = [](RouterKind kind) {
-    SplitReplay replay;
+    HandoverReplay replay;
     replay.num_prefill = 2;
-    replay.options.prefill_router.kind = kind;
+    replay.fleet_options.router.kind = kind;
     replay.lines.Add({.id = "A", .prompt = 9, .output = 2});
     replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .content = Document(9)});
     replay.lines.Add({.id = "C", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
@@ -231,8 +233,8 @@ TEST(SplitFleetTest, RoutersOfContentsFindTheirReplica) {
   EXPECT_EQ(prefill_of_c(RouterKind::kOracle), 1);
 }
 
-TEST(SplitFleetTest, RoutersOfContentsFindTheDecodeReplica) {
-  SplitReplay replay;
+TEST(HandoverTest, RoutersOfContentsFindTheDecodeReplica) {
+  HandoverReplay replay;
   replay.num_decode = 2;
   replay.options.decode_router.kind = RouterKind::kPrefix;
   replay.lines.Add({.id = "A", .prompt = 9, .output = 4});
@@ -244,21 +246,28 @@ TEST(SplitFleetTest, RoutersOfContentsFindTheDecodeReplica) {
   EXPECT_EQ(replay.ended.at("C").life.num_loaded_tokens, 1);
 }
 
-TEST(SplitFleetTest, BadOptionsAreRefused) {
-  SplitReplay replay;
-  replay.options.prefill_router.kind = RouterKind::kOracle;
+TEST(HandoverTest, BadOptionsAreRefused) {
+  HandoverReplay replay;
+  replay.fleet_options.router.kind = RouterKind::kOracle;
   replay.config.manager.enable_caching = false;
   EXPECT_THAT(std::string(replay.Run().message()), HasSubstr("router oracle compares cached blocks"));
-  SplitReplay windows;
+  HandoverReplay windows;
   windows.config.kv_cache.groups.push_back(WindowGroup(4, 8));
   EXPECT_THAT(std::string(windows.Run().message()),
               HasSubstr("prefill replica 0: KV-cache group 1 does not keep all blocks"));
-  SplitReplay bytes;
+  HandoverReplay bytes;
   bytes.options.bytes_per_token = 0;
   EXPECT_THAT(std::string(bytes.Run().message()), HasSubstr("bytes_per_token: got 0"));
+  HandoverReplay one_role;
+  one_role.num_prefill = 0;
+  EXPECT_THAT(std::string(one_role.Run().message()),
+              HasSubstr("handover.num_prefill: got 0 of 1 replicas"));
+  HandoverReplay queue;
+  queue.fleet_options.queue.max_requests = 1;
+  EXPECT_THAT(std::string(queue.Run().message()), HasSubstr("handover: set next to a router's queue"));
 }
 
-void Fill(SplitReplay& replay, uint64_t seed) {
+void Fill(HandoverReplay& replay, uint64_t seed) {
   Draw draw(seed);
   replay.num_prefill = static_cast<size_t>(draw(1, 3));
   replay.num_decode = static_cast<size_t>(draw(1, 3));
@@ -268,7 +277,7 @@ void Fill(SplitReplay& replay, uint64_t seed) {
   replay.config.scheduler.max_num_batched_tokens = draw(8, 40);
   replay.config.scheduler.max_num_seqs = draw(1, 6);
   if (draw.OneIn(3)) replay.config.max_queue_time = draw(3, 20) * kSecond;
-  SplitOptions& options = replay.options;
+  HandoverOptions& options = replay.options;
   if (draw.OneIn(2)) options.first_token = FirstToken::kDecode;
   if (draw.OneIn(2)) options.scope = LinkScope::kPerDecodeReplica;
   if (draw.OneIn(2)) options.link.sharing = LinkSharing::kFifo;
@@ -277,7 +286,7 @@ void Fill(SplitReplay& replay, uint64_t seed) {
   options.charges_hits = draw.OneIn(2);
   options.max_local_tokens = draw(0, 1) * draw(1, 8);
   options.decode_router.kind = static_cast<RouterKind>(draw(0, 8));
-  options.prefill_router.kind = static_cast<RouterKind>(draw(0, 8));
+  replay.fleet_options.router.kind = static_cast<RouterKind>(draw(0, 8));
   for (int64_t i = draw(1, 16); i > 0; --i) {
     const int64_t prompt = draw(1, 24);
     std::vector<int64_t> content;
@@ -292,16 +301,16 @@ void Fill(SplitReplay& replay, uint64_t seed) {
   }
 }
 
-TEST(SplitFleetTest, RandomRunsEndEachRequestOnceAndReturnAllBlocks) {
+TEST(HandoverTest, RandomRunsEndEachRequestOnceAndReturnAllBlocks) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
-    SplitReplay replay, again;
+    HandoverReplay replay, again;
     Fill(replay, seed);
     Fill(again, seed);
     const absl::Status status = replay.Run();
     ASSERT_TRUE(status.ok()) << seed << ": " << status;
     ASSERT_TRUE(again.Run().ok());
     EXPECT_EQ(replay.result, again.result) << seed;
-    const SplitResult& result = replay.result;
+    const HandoverResult& result = replay.result.handover;
     EXPECT_EQ(static_cast<int64_t>(replay.ended.size()), result.num_arrived) << seed;
     EXPECT_EQ(result.num_arrived, result.num_finished + result.num_aborted + result.num_rejected);
     EXPECT_EQ(replay.num_blocks_away, 0) << seed;
