@@ -55,6 +55,7 @@ HEADER_ONLY = {
     "attention_ops.h": "attention/ops",
     "c/kvblocks.h": "c",
     "check.h": "checks",
+    "device_types.h": "attention/tensor",
     "eviction_policy.h": "block_pool",
     "huge_page_allocator.h": "block_pool",
     "kv_event.h": "block_pool",
