@@ -30,10 +30,10 @@
 //   options.semantics = Semantics::Vllm025();                       // as vLLM 0.25
 //   options.semantics.retention_interval = 1024;                    // denser registration
 //
-// Four things that vLLM 0.33 does are left out by default, because a cache could then hold, or a
-// look-up find, what nothing can use or what was not computed yet, or because consumers of events
-// could not follow the cache. Each has a switch, and
-// Vllm033Exactly() has all of them set, to compare answers with the engine's one by one.
+// The default is what vLLM 0.33 does, to the letter, but for three things. Two could make a look-up
+// find what was not computed, and one could make a consumer of events believe in blocks that the
+// cache does not hold. Each has a switch, and Vllm033Exactly() has them set, to compare answers with
+// the engine's one by one.
 // Numbers like V-3 are rules of docs/semantics.md, which also says what each does to hit rates.
 
 namespace kvblocks {
@@ -57,8 +57,9 @@ struct Semantics {
   std::optional<int64_t> retention_interval = 0;
 
   // Tails of prompts are registered also where no look-up can use them: in full-attention groups,
-  // and inside a block of states where a step ends there and groups drop. V-20, V-115.
-  bool registers_unusable_tails = false;
+  // and inside a block of states where a step ends there and groups drop. Not before 0.33. V-20,
+  // V-115.
+  bool registers_unusable_tails = true;
   // A state is registered whenever its block is there, also where the step that ended at it is not
   // the latest: with steps in flight, states behind outputs. Otherwise only what the latest step
   // left is. And of a boundary inside a block, sparse registration keeps the last state before it.
@@ -75,11 +76,13 @@ struct Semantics {
 
   static Semantics Vllm033() { return {}; }
   static Semantics Vllm025() {
-    return {.name = "vllm-0.25", .is_025 = true, .retention_interval = std::nullopt};
+    return {.name = "vllm-0.25",
+            .is_025 = true,
+            .retention_interval = std::nullopt,
+            .registers_unusable_tails = false};
   }
   static Semantics Vllm033Exactly() {
     return {.name = "vllm-0.33-exactly",
-            .registers_unusable_tails = true,
             .registers_earlier_states = true,
             .trusts_hits = true,
             .one_event_per_registration = true};
