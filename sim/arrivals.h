@@ -8,8 +8,8 @@
 // read is unfinished; up to kReadAhead rows are read ahead to find a session's turns. A request
 // without a session is one of its own.
 //
-// Memory: live requests, bounded by CheckHeldBytes; 8 bytes per row read, and one entry per session if
-// sessions matter.
+// Memory: live requests, bounded by CheckHeldBytes; 8 bytes per row read, and one entry per session
+// if sessions matter.
 
 #ifndef KVBLOCKS_SIM_ARRIVALS_H_
 #define KVBLOCKS_SIM_ARRIVALS_H_
@@ -37,9 +37,9 @@ class Arrivals {
  public:
   static constexpr size_t kReadAhead = 1024;
 
-  // Of closed loops. The first sessions start one by one within `jitter`, drawn at random but always
-  // the same, so that sessions of equal length do not march in step; each later one starts `delay`
-  // after another ended.
+  // Of closed loops. The first sessions start one by one within `jitter`, drawn at random but
+  // always the same, so that sessions of equal length do not march in step; each later one starts
+  // `delay` after another ended.
   struct Starts {
     SimTime jitter = 0;
     SimTime delay = 0;

@@ -16,8 +16,8 @@ struct Traits {
   EngineVersion since;
   bool writes_ahead;         // look-ahead slots
   bool reads_hidden_states;  // of the tokens before those that it drafts
-  // What it caches depends on the next token, too, so that a hit must not end right before the first
-  // one that it reads, or hashes look ahead.
+  // What it caches depends on the next token, too, so that a hit must not end right before the
+  // first one that it reads, or hashes look ahead.
   bool depends_on_next_token;
 };
 
@@ -55,8 +55,8 @@ int64_t NumDraftSlots(const DraftOptions& drafts) {
   }
 }
 
-// What drafts add to what a request holds: tokens below each window, where a drafter may compute again
-// what reads them (V-100), and a further state per draft (V-108).
+// What drafts add to what a request holds: tokens below each window, where a drafter may compute
+// again what reads them (V-100), and a further state per draft (V-108).
 absl::Status ApplyToGroups(const DraftOptions& drafts, int64_t num_kept_tokens,
                            SimulationConfig* config) {
   for (KvCacheGroup& group : config->kv_cache.groups) {
@@ -121,8 +121,8 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
       !status.ok()) {
     return status;
   }
-  const bool hashes_ahead = reads_ahead > 0 && traits.depends_on_next_token && drafts.lookahead_hashes &&
-                            config->engine >= EngineVersion::kVllm033 &&
+  const bool hashes_ahead = reads_ahead > 0 && traits.depends_on_next_token &&
+                            drafts.lookahead_hashes && config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;
   config->manager.num_hash_lookahead_tokens = hashes_ahead ? reads_ahead : 0;
   config->manager.use_eagle = reads_ahead > 0 && traits.depends_on_next_token && !hashes_ahead;

@@ -15,11 +15,11 @@
 //   dflash                K+1          0       nothing                    1
 //   dspark                K            0       nothing                    1
 //
-// What the drafters in the middle cache depends on the token behind, too. From vllm-0.33 on the hash
-// of a block covers that many tokens behind it, and a hit ends where the drafter can go on; before,
-// and without look-ahead hashes, a look-up gives its last block back. Draft slots count against the
-// engine's second budget, since vllm-0.28 (V-10, V-71, V-80, V-111). Windows keep what a drafter may
-// compute again (V-100), and Mamba groups K further states for every drafter (V-108).
+// What the drafters in the middle cache depends on the token behind, too. From vllm-0.33 on the
+// hash of a block covers that many tokens behind it, and a hit ends where the drafter can go on;
+// before, and without look-ahead hashes, a look-up gives its last block back. Draft slots count
+// against the engine's second budget, since vllm-0.28 (V-10, V-71, V-80, V-111). Windows keep what
+// a drafter may compute again (V-100), and Mamba groups K further states for every drafter (V-108).
 
 #ifndef KVBLOCKS_SIM_DRAFTING_H_
 #define KVBLOCKS_SIM_DRAFTING_H_

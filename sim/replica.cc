@@ -242,7 +242,8 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
 
 absl::Status Replica::Crash(SimTime now) {
   if (connector_ != nullptr) {
-    return absl::FailedPreconditionError("an engine with a connector cannot crash: its loads go on");
+    return absl::FailedPreconditionError(
+        "an engine with a connector cannot crash: its loads go on");
   }
   clock_ = now;
   if (absl::Status status = TakeAborts(now); !status.ok()) return status;

@@ -14,13 +14,13 @@
 // depend on how the replicas are numbered.
 //
 // Iteration boundaries: between FinishStep and the Schedule that leaves the engine waiting for a
-// step's end, and as long as it has nothing to do. What is submitted elsewhere is kept and delivered
-// at the next boundary, and an abort takes effect there.
+// step's end, and as long as it has nothing to do. What is submitted elsewhere is kept and
+// delivered at the next boundary, and an abort takes effect there.
 //
 // Synchronously FinishStep ends the step just scheduled; with asynchronous scheduling it is the one
 // before, and the device takes the new one up when it is done with it. With pipeline stages a step
-// passes from one to the next when both are free, and begins when the tokens that it goes on from are
-// there.
+// passes from one to the next when both are free, and begins when the tokens that it goes on from
+// are there.
 //
 // Always: times passed in never go back. Deterministic: the same calls give the same calls to the
 // observers. Cost: about 0.2 us per step and 50 ns per record in it, observers included; requests
@@ -130,16 +130,17 @@ class Replica {
   // request was never submitted.
   absl::Status AbortNow(SimRequest* request, AbortCause cause, SimTime now);
 
-  // When it wants to be called next, at least the last time passed in: the end of the oldest step under way; when an empty step is
-  // tried again; the next abort; at once, if there is something to schedule. Empty: not before a request is submitted.
+  // When it wants to be called next, at least the last time passed in: the end of the oldest step
+  // under way; when an empty step is tried again; the next abort; at once, if there is something to
+  // schedule. Empty: not before a request is submitted.
   std::optional<SimTime> NextTime();
 
   // Whether a call of Schedule may find something to do that it did not before.
   bool wants_schedule() const { return wants_schedule_ && !in_step_; }
   // Whether the engine waits for a step that ends by then.
   bool is_step_over(SimTime now) const { return in_step_ && step_end_ <= now; }
-  // Ends the oldest step, at its own end. Who gives up while it runs gets no token of it, even if it
-  // was the last one (V-84). REQUIRES: is_step_over(its end). OutOfRange if the clock overflows.
+  // Ends the oldest step, at its own end. Who gives up while it runs gets no token of it, even if
+  // it was the last one (V-84). REQUIRES: is_step_over(its end). OutOfRange if the clock overflows.
   absl::Status FinishStep();
   // Those whose time has come. Nothing if the engine is not at a boundary.
   absl::Status DeliverAborts(SimTime now);
@@ -163,20 +164,23 @@ class Replica {
   absl::StatusOr<SimTime> TimeOpenStep(const StepPeers& peers);
   // It is on the device from `start` to `end`, of which `own` computing.
   void CloseStep(SimTime start, SimTime own, SimTime end);
-  // No boundary before `end`, when a step of the group ends, whether it has requests of this engine or not.
+  // No boundary before `end`, when a step of the group ends, whether it has requests of this engine
+  // or not.
   void HoldUntil(SimTime end);
   // There is room for one step more, at once.
   void CallAgain() { wants_schedule_ = true; }
   // It is at a boundary, though steps without requests are under way.
   void ReturnToBoundary() { in_step_ = false; }
-  // What the group asks: whether a request was left when the last step had ended, before others came.
+  // What the group asks: whether a request was left when the last step had ended, before others
+  // came.
   bool had_work() const { return had_work_; }
 
   // Its next call is due whatever arrives and whoever gives up.
   bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
-  // The engine is gone at once, with all it has: requests end by AbortCause::kCrash, steps under way are
-  // cut off, and the prefix cache is empty. Nothing is published of that. It may be used again, as new.
-  // Who had given up by now has. FailedPrecondition with a connector, which may have KV under way.
+  // The engine is gone at once, with all it has: requests end by AbortCause::kCrash, steps under
+  // way are cut off, and the prefix cache is empty. Nothing is published of that. It may be used
+  // again, as new. Who had given up by now has. FailedPrecondition with a connector, which may have
+  // KV under way.
   absl::Status Crash(SimTime now);
   // Empties the prefix cache and publishes that. False, and nothing changed, while blocks are held.
   bool ResetPrefixCache();
@@ -249,7 +253,8 @@ class Replica {
   SimTime send_time_ = 0;             // between two stages, likewise
   SimTime busy_until_ = 0;
   std::vector<SequenceWork> work_;  // scratch
-  std::vector<int64_t> block_bytes_;  // per group, on one device: what copying one of its blocks copies
+  std::vector<int64_t>
+      block_bytes_;  // per group, on one device: what copying one of its blocks copies
   SimulationResult result_;
 };
 

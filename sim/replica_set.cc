@@ -70,8 +70,8 @@ absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOption
   std::vector<Replica*> engines;
   for (size_t r = first; r < first + count; ++r) {
     const SchedulerOptions& scheduler = replicas_[r]->scheduler().options();
-    const char* why = is_coupled_[r]                      ? "is in a lockstep group already"
-                      : scheduler.pipeline_stages > 1     ? "has pipeline stages, which no group has"
+    const char* why = is_coupled_[r]                  ? "is in a lockstep group already"
+                      : scheduler.pipeline_stages > 1 ? "has pipeline stages, which no group has"
                       : scheduler.async != replicas_[first]->scheduler().options().async
                           ? "is not asynchronous as the first of its group is, or alone is"
                           : nullptr;

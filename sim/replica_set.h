@@ -1,7 +1,8 @@
 // ReplicaSet: several replicas, and the requests of one trace, on one simulated clock.
 //
-// It owns the replicas, the clock and the live requests. Its owner says where each request goes, and
-// may have events of its own: messages on their way, transfers, starts of replicas. At each instant
+// It owns the replicas, the clock and the live requests. Its owner says where each request goes,
+// and may have events of its own: messages on their way, transfers, starts of replicas. At each
+// instant
 //
 //   1. all steps that end, in replica order
 //   2. Owner::BeforeArrivals
@@ -12,8 +13,8 @@
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.
 //
-// One engine alone can take requests at its iteration boundaries instead (Reading::kAtBoundaries): the trace
-// is read no further than the engine is, and an instant is one iteration of it.
+// One engine alone can take requests at its iteration boundaries instead (Reading::kAtBoundaries):
+// the trace is read no further than the engine is, and an instant is one iteration of it.
 //
 // Always: deterministic; a request has one slot among all live ones and those read before their
 // time, and ends exactly once. Single-threaded. Cost: that of the replicas, 20 ns per instant, and
@@ -64,11 +65,12 @@ class ReplicaSet final : private Replica::Owner {
    public:
     virtual ~Owner() = default;
 
-    // A request of the trace, its zero_output settled: to be given to Submit, now or later, or to End.
+    // A request of the trace, its zero_output settled: to be given to Submit, now or later, or to
+    // End.
     virtual absl::Status OnArrived(SimRequest* request) = 0;
-    // A turn of a session that was given up, which has not begun to run; where it is, if anywhere, it is
-    // to be ended. `ended`: the request that took the session along, before it is gone; null if that
-    // was before this turn was read.
+    // A turn of a session that was given up, which has not begun to run; where it is, if anywhere,
+    // it is to be ended. `ended`: the request that took the session along, before it is gone; null
+    // if that was before this turn was read.
     virtual absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) = 0;
     // A replica is done with the request, whatever its end. To be given to End, or sent again.
     virtual absl::Status OnEnded(SimRequest* request, SimTime now) = 0;
@@ -89,12 +91,12 @@ class ReplicaSet final : private Replica::Owner {
     virtual std::string NameOf(int32_t replica) const;
   };
 
-  // When requests are taken from the trace: at their own times, or at iteration boundaries of the only
-  // replica, which is then called at every instant and tells its owner of no admission.
+  // When requests are taken from the trace: at their own times, or at iteration boundaries of the
+  // only replica, which is then called at every instant and tells its owner of no admission.
   enum class Reading { kAtAnyTime, kAtBoundaries };
 
-  // `config` is for what concerns the trace (concurrency, zero_output, progress_interval). Nothing is
-  // owned.
+  // `config` is for what concerns the trace (concurrency, zero_output, progress_interval). Nothing
+  // is owned.
   ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner,
              Reading reading = Reading::kAtAnyTime);
   ~ReplicaSet() override;
@@ -103,16 +105,17 @@ class ReplicaSet final : private Replica::Owner {
 
   // Before Run; numbers count up. Errors are Replica::Create's, with the name.
   absl::Status Add(ReplicaSetup setup);
-  // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a group or
-  // has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a connector.
+  // These replicas step together from now on. InvalidArgument for fewer than two, one that is in a
+  // group or has stages, or synchronous ones beside asynchronous ones. Before Run; none gets a
+  // connector.
   absl::Status Couple(size_t first, size_t count, const LockstepOptions& options);
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     progress_ = std::move(progress);
   }
 
   // Replays the whole trace, once. Errors: the trace's own; OutOfRange if the clock overflows; and
-  // FailedPrecondition if nothing can ever move again, with the request, the blocks it needs and what
-  // would help. Messages name the replica.
+  // FailedPrecondition if nothing can ever move again, with the request, the blocks it needs and
+  // what would help. Messages name the replica.
   absl::Status Run();
 
   // --- For the owner, while it runs ---
@@ -127,8 +130,8 @@ class ReplicaSet final : private Replica::Owner {
   absl::Status Crash(int32_t replica);
   // Makes a request that such an end left behind ready for Submit.
   void Restart(SimRequest* request);
-  // The client's request is over; finish_reason and abort_cause say how. Ends its session's turns if it
-  // was aborted, lets those arrive that waited for it, and forgets it.
+  // The client's request is over; finish_reason and abort_cause say how. Ends its session's turns
+  // if it was aborted, lets those arrive that waited for it, and forgets it.
   absl::Status End(SimRequest* request, SimTime now);
 
   // A request that is no client's own but a part of one; RemovePart instead of End.

@@ -389,8 +389,8 @@ TEST_F(SchedulerRulesTest, V87_TheSecondRequestKeepsWhatTheThirdShares) {
 // --- V-89: windows of older engines ---
 
 TEST_F(SchedulerRulesTest, V89_OlderEnginesTrimWindowsByWhatIsScheduled) {
-  // A's first block is behind the window of token 8, but not of token 7, whose step is under way when
-  // that of token 8 is scheduled.
+  // A's first block is behind the window of token 8, but not of token 7, whose step is under way
+  // when that of token 8 is scheduled.
   for (const bool is_old : {false, true}) {
     Replay replay;
     replay.config.kv_cache.groups = {WindowGroup(4, 5)};

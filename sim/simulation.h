@@ -1,14 +1,14 @@
-// Simulation: a trace replayed through one engine: a ReplicaSet of one, which reads the trace at the
-// engine's iteration boundaries.
+// Simulation: a trace replayed through one engine: a ReplicaSet of one, which reads the trace at
+// the engine's iteration boundaries.
 //
 //   auto simulation = Simulation::Create(config, reader.get(), step_time.get(), observers);
 //   if (!simulation.ok()) ...
 //   absl::Status status = (*simulation)->Run();
 //   (*simulation)->result() ...
 //
-// One iteration, an instant of the set: deliver arrivals and aborts that are due, schedule, advance the
-// clock to the end of the oldest step under way, deliver aborts that came while it ran, process its
-// outputs (see Replica). Everything else that can be known goes to the observers.
+// One iteration, an instant of the set: deliver arrivals and aborts that are due, schedule, advance
+// the clock to the end of the oldest step under way, deliver aborts that came while it ran, process
+// its outputs (see Replica). Everything else that can be known goes to the observers.
 //
 // Always: deterministic - the same trace, configuration and seed give the same calls to the
 // observers, whatever the machine. Memory follows the live requests (see Arrivals).

@@ -22,8 +22,8 @@ absl::Status CheckDelay(absl::string_view field, SimTime value) {
                                                  ", expected 0s to ", FormatDuration(kMaxDelay)));
 }
 
-// Of a request's encoder (BM-112). What of a decoder is cached depends on the encoder's input, and the
-// contents of traces do not name it.
+// Of a request's encoder (BM-112). What of a decoder is cached depends on the encoder's input, and
+// the contents of traces do not name it.
 absl::Status CheckEncoderOf(const SimulationConfig& config) {
   bool has_cross = false;
   for (const KvCacheGroup& group : config.kv_cache.groups) {

@@ -42,8 +42,9 @@ struct SimulationConfig {
   ZeroOutput zero_output = ZeroOutput::kOne;
   // Sessions active at once, whose arrival times are then ignored; 0: arrivals as in the trace.
   int64_t concurrency = 0;
-  // With a concurrency: the first sessions start within `start_jitter`, not all at once; a later one
-  // starts `start_delay` after another ended, the time that the news take to the client and back.
+  // With a concurrency: the first sessions start within `start_jitter`, not all at once; a later
+  // one starts `start_delay` after another ended, the time that the news take to the client and
+  // back.
   SimTime start_jitter = 0;
   SimTime start_delay = 0;
   // A request that waited this long without having run is aborted; 0: never.

@@ -117,9 +117,10 @@ TEST(SimulationEncoderTest, InputsThatCannotBeServedAreRejected) {
   EXPECT_EQ(replay.rejections.size(), 2u);
   EXPECT_EQ(replay.rejections["long"],
             "the encoder's input has 13 tokens, expected 0 to max_encoder_tokens, which is 12");
-  EXPECT_THAT(replay.rejections["big"],
-              HasSubstr("prompt 1 + output 1 tokens and 12 of the encoder's input need 4 blocks, but "
-                        "the pool has 3"));
+  EXPECT_THAT(
+      replay.rejections["big"],
+      HasSubstr("prompt 1 + output 1 tokens and 12 of the encoder's input need 4 blocks, but "
+                "the pool has 3"));
   EXPECT_EQ(replay.ends["good"], "length");
   EXPECT_EQ(replay.result.scheduler.num_blocks_for_too_big, 5);
 }

@@ -424,7 +424,8 @@ void AddForRetention(Replay& replay, std::optional<SimTime> ttl) {
   replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9), .session = 1});
   replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 5});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 10});
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Tokens(1, 9), .session = 2});
+  replay.Add(
+      {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Tokens(1, 9), .session = 2});
 }
 
 TEST_F(SimulatorExamples, ASessionsBlocksAreRetained) {

@@ -51,8 +51,9 @@ std::vector<std::string> WithoutBlocks(const std::vector<std::string>& lines) {
   return result;
 }
 
-// BM-116: of an output window a request never holds more than the prompt's blocks and those that the
-// window touches: cdiv(6 + 4 - 1, 4) + 1 = 4 with 4 tokens per step. So 6 blocks do for 48 tokens.
+// BM-116: of an output window a request never holds more than the prompt's blocks and those that
+// the window touches: cdiv(6 + 4 - 1, 4) + 1 = 4 with 4 tokens per step. So 6 blocks do for 48
+// tokens.
 TEST(SimulationLayoutsTest, AnOutputWindowBoundsWhatARequestNeeds) {
   for (const int64_t num_blocks : {7, 6}) {
     for (const bool keeps_output : {false, true}) {
@@ -76,8 +77,8 @@ TEST(SimulationLayoutsTest, AnOutputWindowBoundsWhatARequestNeeds) {
   }
 }
 
-// V-46, V-82: what outputs complete is registered beside a ring, whose one block covers few tokens. 31
-// tokens need 8 blocks and the ring.
+// V-46, V-82: what outputs complete is registered beside a ring, whose one block covers few tokens.
+// 31 tokens need 8 blocks and the ring.
 TEST(SimulationLayoutsTest, OutputsAreRegisteredBesideARing) {
   for (const bool async : {false, true}) {
     Replay replay;

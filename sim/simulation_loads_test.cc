@@ -1,5 +1,5 @@
-// Replays with KV from elsewhere (SM-4, SM-15, SM-17), worked out by hand, and what went wrong in the
-// field: vllm#45387, vllm#46283, vllm#57104.
+// Replays with KV from elsewhere (SM-4, SM-15, SM-17), worked out by hand, and what went wrong in
+// the field: vllm#45387, vllm#46283, vllm#57104.
 
 #include <string>
 #include <vector>
@@ -34,8 +34,8 @@ TEST(SimulationLoadsTest, AnAsynchronousLoadHoldsBlocksAndRegistersThemWhenItEnd
   EXPECT_THAT(replay.lines,
               ElementsAre("0: load A +8", "1: B:5 [3,4] fin B", "3: A:4 [4], C:1h12 [5] fin C",
                           "4: A:1 [5] fin A"));
-  EXPECT_THAT(replay.scripted.calls, ElementsAre("start A 0+8", "leave B finished", "leave C finished",
-                                                 "leave A finished"));
+  EXPECT_THAT(replay.scripted.calls, ElementsAre("start A 0+8", "leave B finished",
+                                                 "leave C finished", "leave A finished"));
   EXPECT_EQ(replay.result.scheduler.num_external, 8);
   EXPECT_EQ(replay.result.scheduler.num_first_time, 4 + 1 + 5 + 1);
 }
@@ -81,7 +81,8 @@ TEST(SimulationLoadsTest, AFailedLoadCanEndItsRequest) {
   replay.Add({.id = "C", .prompt = 13, .output = 1, .session = 1, .waits_for = {0}});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, ElementsAre("0: load A +12", HasSubstr("2: B:13 [")));
-  EXPECT_THAT(replay.scripted.calls, ElementsAre("start A 0+12", "leave A aborted", "leave B finished"));
+  EXPECT_THAT(replay.scripted.calls,
+              ElementsAre("start A 0+12", "leave A aborted", "leave B finished"));
   EXPECT_EQ(replay.ends["A"], "error");
   EXPECT_EQ(replay.ends["C"], "abort");  // the rest of its session
   EXPECT_EQ(replay.result.num_failed, 1);
@@ -151,8 +152,8 @@ TEST(SimulationLoadsTest, APreemptedRequestCanLoadWhatItLost) {
 
 // --- Aborts ---
 
-// vllm#46283: the load still writes into the blocks, so nobody may have them before it ends; then all
-// are there again.
+// vllm#46283: the load still writes into the blocks, so nobody may have them before it ends; then
+// all are there again.
 TEST(SimulationLoadsTest, BlocksOfAnAbortedLoadComeBackWhenItEnds) {
   LoadReplay replay({{0, {.loads = {{.prefix = 8, .seconds = 5}}}}}, 4);
   replay.Add({.id = "A", .prompt = 8, .output = 1, .abort_after = 2});
@@ -173,8 +174,8 @@ TEST(SimulationLoadsTest, ALoadThatNeverEndsIsNamed) {
               HasSubstr("no progress: 1 loads are under way and 0 holds of blocks last"));
 }
 
-// An abort between the load's end and the next step frees at once; one by queue time also reaches who
-// loads.
+// An abort between the load's end and the next step frees at once; one by queue time also reaches
+// who loads.
 TEST(SimulationLoadsTest, LoadedRequestsCanBeGivenUp) {
   LoadReplay replay({{1, {.loads = {{.prefix = 4, .seconds = 1}}}}}, 4);
   replay.config.scheduler.max_num_seqs = 2;
@@ -190,8 +191,8 @@ TEST(SimulationLoadsTest, LoadedRequestsCanBeGivenUp) {
 
 // --- Who holds blocks for whom ---
 
-// vllm#57104: seven blocks; A needs four and one for its drafts, B three and one. Were both loaded at
-// once, neither would find its last block.
+// vllm#57104: seven blocks; A needs four and one for its drafts, B three and one. Were both loaded
+// at once, neither would find its last block.
 TEST(SimulationLoadsTest, ALoadLeavesWhatAnotherNeedsForItsDrafts) {
   LoadReplay replay({{0, {.loads = {{.prefix = 16, .seconds = 2}}}},
                      {1, {.loads = {{.prefix = 12, .seconds = 2}}}}},
@@ -216,8 +217,8 @@ TEST(SimulationLoadsTest, WhoHoldsBlocksGoesBeforeAHeadThatDoesNotFit) {
                                         "4: H:20 [5,6,7,4,3] fin H"));
 }
 
-// Without the gate on whole sequences the last one let in, more urgent, cannot go on before the others
-// have.
+// Without the gate on whole sequences the last one let in, more urgent, cannot go on before the
+// others have.
 TEST(SimulationLoadsTest, OneThatDoesNotFitDoesNotStandInTheWayOfTheOthers) {
   LoadReplay replay({{0, {.loads = {{.prefix = 8, .seconds = 4}}}},
                      {1, {.loads = {{.prefix = 4, .seconds = 1}}}}},

@@ -1,5 +1,5 @@
-// Replays with hits that end inside blocks: a worked example, and random workloads on a naive device
-// that holds what was written into each block.
+// Replays with hits that end inside blocks: a worked example, and random workloads on a naive
+// device that holds what was written into each block.
 
 #include <algorithm>
 #include <map>
@@ -22,8 +22,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What the blocks hold, by the tokens up to which they were computed: a row per token, or one state.
-// Steps are done when they are scheduled, whose order a device keeps: copies, writes, reads.
+// What the blocks hold, by the tokens up to which they were computed: a row per token, or one
+// state. Steps are done when they are scheduled, whose order a device keeps: copies, writes, reads.
 class NaiveDevice final : public EngineObserver {
  public:
   std::vector<std::string> errors;
@@ -150,10 +150,10 @@ TEST(PartialHitsTest, AHitInsideABlockGoesOnInCopies) {
   ReplayMetrics metrics({});
   replay.further_observers = {&device, &metrics};
   ASSERT_TRUE(replay.Run().ok());
-  // A's prompt is cut at the block's end and at six tokens, the last place where its resend can hit;
-  // the state there moves before the seventh token overwrites it, to block 2, where the state behind
-  // four tokens was, which nobody keeps. B hits six tokens, and has copies of A's block 3 and of the
-  // state in block 2.
+  // A's prompt is cut at the block's end and at six tokens, the last place where its resend can
+  // hit; the state there moves before the seventh token overwrites it, to block 2, where the state
+  // behind four tokens was, which nobody keeps. B hits six tokens, and has copies of A's block 3
+  // and of the state in block 2.
   EXPECT_THAT(replay.lines, ElementsAre("0: A:4 [1,2]", "1: A:2 [3,4]", "2: A:1 []",
                                         "3: A:1 [] fin A", "10: B:2h6 [4,5] fin B"));
   EXPECT_THAT(device.copies, ElementsAre("1: 4>2", "0: 3>4", "1: 2>5"));
@@ -197,7 +197,8 @@ TEST(PartialHitsTest, CopiesTakeTheTimeOfReadingAndWriting) {
   const auto roofline = MakeRoofline(options);
   ASSERT_TRUE(roofline.ok());
   const double bytes_per_s = options.device.memory_gb_per_s * 1e9 * 0.5;
-  EXPECT_NEAR(static_cast<double>((*roofline)->CopyTime(1 << 20)), 2e12 * (1 << 20) / bytes_per_s, 1);
+  EXPECT_NEAR(static_cast<double>((*roofline)->CopyTime(1 << 20)), 2e12 * (1 << 20) / bytes_per_s,
+              1);
   EXPECT_EQ((*roofline)->CopyTime(3 << 20), 3 * (*roofline)->CopyTime(1 << 20));
   // Further ranks copy their own part at the same time.
   options.tensor_parallel = 4;
@@ -216,8 +217,8 @@ TEST(PartialHitsTest, CopiesTakeTheTimeOfReadingAndWriting) {
   EXPECT_GE(with.result.copy_time, 0);
 }
 
-// The pool holds B's three blocks of rows and three states. While its first step is under way, the blocks
-// that it copied are held as well: five of six blocks, and the second step needs two.
+// The pool holds B's three blocks of rows and three states. While its first step is under way, the
+// blocks that it copied are held as well: five of six blocks, and the second step needs two.
 TEST(PartialHitsTest, WhoRunsAloneWaitsForItsCopies) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
@@ -395,8 +396,8 @@ TEST(PartialHitsTest, LookingAtEveryStepChangesNothing) {
   }
 }
 
-// Where nothing is evicted, a resend hits all that hashes and its last token allow. (Other requests may
-// hit less than without: states are where steps ended, and those end elsewhere.)
+// Where nothing is evicted, a resend hits all that hashes and its last token allow. (Other requests
+// may hit less than without: states are where steps ended, and those end elsewhere.)
 TEST(PartialHitsTest, ResendsHitUpToTheLastHashBlock) {
   int64_t more = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -39,7 +39,8 @@ void DrawGroups(Draw& draw, KvCacheConfig& kv_cache) {
     const KvCacheSpec spec = kind == 0   ? kvblocks::testing::Mla(block_size)
                              : kind <= 2 ? kvblocks::testing::Window(block_size, draw(1, 9))
                              : kind == 3 ? kvblocks::testing::WindowMla(block_size, draw(1, 9))
-                             : kind == 4 ? kvblocks::testing::Chunked(block_size, block_size * draw(1, 3))
+                             : kind == 4
+                                 ? kvblocks::testing::Chunked(block_size, block_size * draw(1, 3))
                              : kind <= 6 ? kvblocks::testing::Mamba(states, MambaCacheMode::kAlign)
                                          : kvblocks::testing::Full(block_size);
     kv_cache.groups.push_back({.spec = spec, .is_draft = draw.OneIn(8)});
@@ -64,8 +65,8 @@ void DrawSemantics(Draw& draw, SimulationConfig& config) {
   }
 }
 
-// A part of a prompt gives tokens up for a drafter of several modules (V-80). Something must be left, and
-// where there are states it must reach the next one, or the prompt is never computed.
+// A part of a prompt gives tokens up for a drafter of several modules (V-80). Something must be
+// left, and where there are states it must reach the next one, or the prompt is never computed.
 void LeaveRoomForModules(SimulationConfig& config) {
   if (config.manager.prefill_lookahead_tokens <= 1) return;
   SchedulerOptions& scheduler = config.scheduler;
@@ -111,9 +112,10 @@ void FillOnce(Replay& replay, uint64_t seed, const Case& which) {
   DrawRules(draw, scheduler);
   DrawSemantics(draw, config);
   if (draw.OneIn(2)) {
-    // Look-ahead hashes, drops, draft slots and prefill look-ahead come with the drafter. Modules must be
-    // drawn without look-ahead hashes, too, and semantics as the engine's: otherwise nothing that outputs
-    // settle may be computed again, and a quick path that forgets it goes unseen (V-110).
+    // Look-ahead hashes, drops, draft slots and prefill look-ahead come with the drafter. Modules
+    // must be drawn without look-ahead hashes, too, and semantics as the engine's: otherwise
+    // nothing that outputs settle may be computed again, and a quick path that forgets it goes
+    // unseen (V-110).
     RC_ASSERT(ApplyDrafts({.drafter = static_cast<Drafter>(
                                draw(0, static_cast<int64_t>(Drafter::kDSpark))),
                            .num_draft_tokens = draw(1, 3),
@@ -121,7 +123,8 @@ void FillOnce(Replay& replay, uint64_t seed, const Case& which) {
                           &config)
                   .ok());
     // Else the longest prompt never fits a step.
-    if (!scheduler.enable_chunked_prefill) scheduler.max_num_batched_tokens += scheduler.num_draft_slots;
+    if (!scheduler.enable_chunked_prefill)
+      scheduler.max_num_batched_tokens += scheduler.num_draft_slots;
     scheduler.acceptance = {
         .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
     LeaveRoomForModules(config);
@@ -171,7 +174,8 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
   for (int i = 0; i < 100; ++i) {
     Replay drawn;
     FillOnce(drawn, seed + static_cast<uint64_t>(i) * kOther, which);
-    if (!IsRefused(drawn.config)) return FillOnce(replay, seed + static_cast<uint64_t>(i) * kOther, which);
+    if (!IsRefused(drawn.config))
+      return FillOnce(replay, seed + static_cast<uint64_t>(i) * kOther, which);
   }
   RC_FAIL("every draw is refused");
 }

@@ -2,8 +2,8 @@
 //
 // A candidate is judged by a full replay: requests queue and share steps, so that no request can be
 // judged alone. Half of the requests are fitted on (those at even positions), the others are held
-// out; all of them are replayed. The fit minimises squared logarithms of replayed / measured: of the
-// means of TTFT, TPOT and E2E, of the whole duration, and with a tenth of the weight of single
+// out; all of them are replayed. The fit minimises squared logarithms of replayed / measured: of
+// the means of TTFT, TPOT and E2E, of the whole duration, and with a tenth of the weight of single
 // requests. Nelder-Mead from the clock's own constants: the same input gives the same result.
 //
 // Cost: at most 80 replays per constant.

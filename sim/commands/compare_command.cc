@@ -56,12 +56,13 @@ class CompareCommand final : public Command {
          .file = FileUse::kRead},
         &a_);
     options_->Add({.name = "B", .help = "report or step file", .file = FileUse::kRead}, &b_);
-    options_->Add({.name = "--measured",
-                   .unit = "FILE",
-                   .help = "a real run instead of B, to put the report A beside it: AIPerf's "
-                           "profile_export.jsonl, vllm bench serve --save-detailed, or a request log",
-                   .file = FileUse::kRead},
-                  &measured_);
+    options_->Add(
+        {.name = "--measured",
+         .unit = "FILE",
+         .help = "a real run instead of B, to put the report A beside it: AIPerf's "
+                 "profile_export.jsonl, vllm bench serve --save-detailed, or a request log",
+         .file = FileUse::kRead},
+        &measured_);
     options_->AddRepeated(
         {"--tolerance", "[NAME:]LIMIT", "how much metrics may change; may be given several times"},
         &tolerances_);
@@ -70,7 +71,9 @@ class CompareCommand final : public Command {
                    .help = "steps of A, to find where the schedules part",
                    .file = FileUse::kRead},
                   &steps_a_);
-    options_->Add({.name = "--steps-b", .unit = "FILE", .help = "steps of B", .file = FileUse::kRead}, &steps_b_);
+    options_->Add(
+        {.name = "--steps-b", .unit = "FILE", .help = "steps of B", .file = FileUse::kRead},
+        &steps_b_);
     options_->AddFlag({.name = "--same-schedule", .help = "the schedules may not differ"},
                       &same_schedule_);
     options_->AddFlag(

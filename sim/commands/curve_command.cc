@@ -45,8 +45,8 @@ Examples
 
 Exit status: 0 done, 2 bad input or options, 3 no request can run, 4 internal check failed.)";
 
-// Of the options about model, device and time: whether it says what the cache is made of or how much
-// memory it gets.
+// Of the options about model, device and time: whether it says what the cache is made of or how
+// much memory it gets.
 bool IsOfPoolSize(std::string_view field) {
   constexpr std::string_view kFields[] = {
       "model",  "device", "catalogue", "tensor_parallel", "decode_context_parallel",
@@ -179,10 +179,10 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
                      "kvsim replay takes one size at a time"));
   }
   if (!given.tier().empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tier: got ", given.tier(),
-                     ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
-                     "times"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tier: got ", given.tier(),
+        ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
+        "times"));
   }
   if (options.mode == "schedule") return absl::OkStatus();
   if (options.refine > 0) {

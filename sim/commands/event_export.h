@@ -1,6 +1,6 @@
 // EventExport: the KV events of a replay, published on a ZeroMQ endpoint as an engine would, or
-// recorded in a file. Several replicas publish as data-parallel ranks do, each on a port of its own;
-// in the file each is a source of its own.
+// recorded in a file. Several replicas publish as data-parallel ranks do, each on a port of its
+// own; in the file each is a source of its own.
 //
 //   export.AddOptions(options, "Output");
 //   export.Open(num_replicas);        // before the run, if it is asked for

@@ -51,8 +51,8 @@ absl::Status SetQueueLimits(const std::string& text, RouterQueueOptions* queue) 
                      : fields[0] == "tokens" ? &queue->max_tokens
                                              : nullptr;
     int64_t value;
-    if (fields.size() != 2 || limit == nullptr || *limit != 0 || !absl::SimpleAtoi(fields[1], &value) ||
-        value < 1) {
+    if (fields.size() != 2 || limit == nullptr || *limit != 0 ||
+        !absl::SimpleAtoi(fields[1], &value) || value < 1) {
       return BadOption(FlagName("router_queue"), text,
                             "requests:N, tokens:N or both with a comma between them, N at least 1");
     }

@@ -163,8 +163,9 @@ class GenCommand final : public Command {
     std::vector<const google::protobuf::FieldDescriptor*> of_trace;
     given_.GetReflection()->ListFields(given_, &of_trace);
     if (!of_trace.empty() && !like_) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          FlagName(std::string(of_trace.front()->name())), " needs --like, whose trace it is about"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(std::string(of_trace.front()->name())),
+                       " needs --like, whose trace it is about"));
     }
     for (const ChatOption& option : chat_options_) {
       if (!option.value->has_value() || (spec_.empty() && !like_)) continue;
@@ -281,7 +282,8 @@ class GenCommand final : public Command {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<ExitStatus> Check(const std::string& text, const TraceReaderOptions& reader_options) const {
+  absl::StatusOr<ExitStatus> Check(const std::string& text,
+                                   const TraceReaderOptions& reader_options) const {
     KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, RunTrace(reader_options));
     KVBLOCKS_ASSIGN_OR_RETURN(auto made, OpenTraceString(text, "the workload", {}));
     made = WithProgress(std::move(made), &progress_);

@@ -71,14 +71,16 @@ int64_t NumLinkedRanks(const ReplayConfig& config, const ModelOnDevice& hardware
 
 absl::Status CheckDataParallel(const ReplayConfig& config, const ModelFacts& model) {
   if (config.expert_parallel() && !model.experts) {
-    return BadOption("--expert-parallel", "true", absl::StrCat("none: ", model.name, " has no experts"));
+    return BadOption("--expert-parallel", "true",
+                     absl::StrCat("none: ", model.name, " has no experts"));
   }
   if (config.data_parallel() == 1) return absl::OkStatus();
   const std::string got = absl::StrCat(config.data_parallel());
   if (config.pipeline_parallel() > 1) {
-    return BadOption("--data-parallel", got,
-                     absl::StrCat("1 with --pipeline-parallel, which is ", config.pipeline_parallel(),
-                                  ": ranks with stages are not modelled; use --replicas"));
+    return BadOption(
+        "--data-parallel", got,
+        absl::StrCat("1 with --pipeline-parallel, which is ", config.pipeline_parallel(),
+                     ": ranks with stages are not modelled; use --replicas"));
   }
   if (config.has_engine() && *ParseEngineVersion(config.engine()) < EngineVersion::kVllm033) {
     return BadOption("--data-parallel", got,
@@ -156,10 +158,12 @@ PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware, i
                        .utilization = config.memory_utilization()};
   const MeasuredReserves measured =
       MeasuredReservesOf(hardware.model, NumLinkedRanks(config, hardware));
-  memory.activation_gb = config.activation_gb() >= 0 ? config.activation_gb() : measured.activation_gb;
+  memory.activation_gb =
+      config.activation_gb() >= 0 ? config.activation_gb() : measured.activation_gb;
   memory.graph_gb = config.graph_gb() >= 0 ? config.graph_gb() : measured.other_gb;
   const auto drafter = DrafterOf(config, hardware.model);
-  if (drafter.ok() && stage == num_stages - 1) memory.draft_weights_gb = drafter->weight_bytes / 1e9;
+  if (drafter.ok() && stage == num_stages - 1)
+    memory.draft_weights_gb = drafter->weight_bytes / 1e9;
   return memory;
 }
 

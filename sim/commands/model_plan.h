@@ -48,8 +48,8 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(
 // Memory of one device of a pipeline stage for the cache.
 PoolMemory MemoryOf(const ::kvblocks::config::v1::ReplayConfig& config,
                     const ModelOnDevice& hardware, int64_t stage = 0);
-// What the cache gets of it: --kv-memory, or what is left beside the model; of each stage. In words, of
-// the stage that has least: "given", or
+// What the cache gets of it: --kv-memory, or what is left beside the model; of each stage. In
+// words, of the stage that has least: "given", or
 // "h200-sxm: 141 GB x 0.9 - weights 27.4 GB - activations 2.03 GB - other 0.29 GB (SOURCE)".
 absl::StatusOr<std::vector<int64_t>> CacheBytes(const ::kvblocks::config::v1::ReplayConfig& config,
                                                 const ModelOnDevice& hardware);
@@ -73,8 +73,8 @@ int64_t MaxInFlightTokens(const ::kvblocks::config::v1::ReplayConfig& config);
 // "upstream" or "exact" of the configuration.
 PlanPolicy PolicyOf(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// The configuration's layout (of the exact policy) and sizes, for a cache of `bytes` on each stage; its
-// length is that of the configuration.
+// The configuration's layout (of the exact policy) and sizes, for a cache of `bytes` on each stage;
+// its length is that of the configuration.
 PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, PlanPolicy policy,
                             std::vector<int64_t> bytes);
 
@@ -111,8 +111,8 @@ absl::StatusOr<DrafterSetup> DrafterOf(const ::kvblocks::config::v1::ReplayConfi
 
 // The pool of a replay: its groups, its size and what its manager does, from a configuration.
 
-// Sets the pool's part of `setup`. InvalidArgument names the option, its value and what is expected.
-// REQUIRES: an effective configuration.
+// Sets the pool's part of `setup`. InvalidArgument names the option, its value and what is
+// expected. REQUIRES: an effective configuration.
 absl::Status SetPool(const ::kvblocks::config::v1::ReplayConfig& config,
                      const ModelOnDevice& hardware, ReplaySetup* setup);
 

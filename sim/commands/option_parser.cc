@@ -107,7 +107,8 @@ bool AsksForAll(int argc, char** argv) {
   return false;
 }
 
-// What the library would take without a word: "--csv= x" as the value x, "--csv --json" as the value
+// What the library would take without a word: "--csv= x" as the value x, "--csv --json" as the
+// value
 // --json, "--json=maybe" as an exception of another kind.
 std::string BadValue(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = &app;
@@ -138,8 +139,8 @@ std::string BadValue(const CLI::App& app, int argc, char** argv) {
     const std::string value = i + 1 < argc ? argv[++i] : "";
     if (i == argc) return absl::StrCat(name, ": got no value, expected ", expected);
     if (value.size() > 2 && value.substr(0, 2) == "--") {
-      return absl::StrCat(name, ": got no value before ", value, ", expected ", expected, " (", name,
-                          "=", value, " if that is meant)");
+      return absl::StrCat(name, ": got no value before ", value, ", expected ", expected, " (",
+                          name, "=", value, " if that is meant)");
     }
   }
   return "";
@@ -396,8 +397,8 @@ ParseOutcome OptionParser::Parse(int argc, char** argv, std::string* text) {
     return ParseOutcome::kHelp;
   }
   if (const std::string bad = BadValue(app, argc, argv); !bad.empty()) {
-    *text = WithHint(chosen == this ? app.get_name() : absl::StrCat(app.get_name(), " ", chosen->name()),
-                     bad);
+    *text = WithHint(
+        chosen == this ? app.get_name() : absl::StrCat(app.get_name(), " ", chosen->name()), bad);
     return ParseOutcome::kRefused;
   }
   try {

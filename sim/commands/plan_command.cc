@@ -266,8 +266,8 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
   }
 }
 
-// Windows keep room for the tokens in flight, for each request in upstream's plan: says what smaller
-// steps bring, where that is much.
+// Windows keep room for the tokens in flight, for each request in upstream's plan: says what
+// smaller steps bring, where that is much.
 void FillStepHint(const ReplayConfig& config, const std::vector<LayerCache>& caches,
                   const std::vector<int64_t>& bytes, pb::PlanReport* report) {
   constexpr double kMuch = 1.1;

@@ -109,7 +109,8 @@ absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_
   if (!config.partial_hits()) {
     return absl::OkStatus();
   }
-  if (!config.prefix_caching()) return BadOption("--partial-hits", "true", "prefix caching with it");
+  if (!config.prefix_caching())
+    return BadOption("--partial-hits", "true", "prefix caching with it");
   const bool has_states =
       std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
         return group.spec.kind() == KvCacheSpecKind::kMamba;
@@ -166,10 +167,11 @@ absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cac
     }
     return absl::OkStatus();
   }
-  const char* without = !manager->enable_caching                           ? "--no-prefix-caching"
-                        : manager->free_order != FreeOrder::kUnhashedFirst ? "--free-order=append_all"
-                        : kv_cache.native                                  ? "a native layout"
-                                                                           : nullptr;
+  const char* without = !manager->enable_caching ? "--no-prefix-caching"
+                        : manager->free_order != FreeOrder::kUnhashedFirst
+                            ? "--free-order=append_all"
+                        : kv_cache.native ? "a native layout"
+                                          : nullptr;
   if (without != nullptr) {
     return BadOption("--retain", config.retain(), absl::StrCat("nothing with ", without));
   }

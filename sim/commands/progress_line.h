@@ -2,8 +2,8 @@
 // a second, and nothing at all unless standard error is a terminal.
 //
 // Programs that start kvsim set KVSIM_PROGRESS=json in its environment, and get a line of JSON each
-// time instead: {"progress": "12 % read, ..."}. The environment, because it is about who listens and
-// must not change what a configuration says.
+// time instead: {"progress": "12 % read, ..."}. The environment, because it is about who listens
+// and must not change what a configuration says.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
 #define KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_

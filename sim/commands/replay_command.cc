@@ -29,7 +29,8 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-constexpr const char* kReplayFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
+constexpr const char* kReplayFooter =
+    R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
 .zst are compressed.
 
 Examples

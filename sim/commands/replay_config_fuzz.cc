@@ -1,5 +1,5 @@
-// Configuration files of kvsim replay: any text is either refused with its place or with the option,
-// or is one that reads back the same when it is printed, and is set up or refused in words.
+// Configuration files of kvsim replay: any text is either refused with its place or with the
+// option, or is one that reads back the same when it is printed, and is set up or refused in words.
 
 #include <string>
 

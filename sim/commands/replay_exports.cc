@@ -32,12 +32,13 @@ ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup) {
 }
 
 void ReplayExports::AddOptions(OptionParser* options, const std::string& group) {
-  options->Add({.name = "--steps",
-                .unit = "FILE",
-                .help = "one row per step, for kvsim compare; - is standard output, without a table",
-                .group = group,
-                .file = FileUse::kWritten},
-               &steps_);
+  options->Add(
+      {.name = "--steps",
+       .unit = "FILE",
+       .help = "one row per step, for kvsim compare; - is standard output, without a table",
+       .group = group,
+       .file = FileUse::kWritten},
+      &steps_);
   options->AddFlag(
       {.name = "--step-requests",
        .help = "with the tokens and new blocks of each request in the rows of --steps",
@@ -147,7 +148,8 @@ absl::Status ReplayExports::Close() {
     if (absl::Status status = UnlessReaderGone(step_file_->Close()); !status.ok()) return status;
   }
   if (timeline_file_ != nullptr) {
-    if (absl::Status status = UnlessReaderGone(timeline_file_->Close()); !status.ok()) return status;
+    if (absl::Status status = UnlessReaderGone(timeline_file_->Close()); !status.ok())
+      return status;
     if (const std::string left_out = timeline_file_->DescribeLeftOut(); !left_out.empty()) {
       std::fprintf(stderr, "--perfetto: %s; --perfetto-limit=MB takes more\n", left_out.c_str());
     }

@@ -15,7 +15,8 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 namespace {
 
-absl::StatusOr<ConfigSource> ReadMessage(const std::string& file, google::protobuf::Message& message) {
+absl::StatusOr<ConfigSource> ReadMessage(const std::string& file,
+                                         google::protobuf::Message& message) {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(file));
   return ConfigSource::Parse(text, file, ConfigSyntax::kDetect, message);
 }

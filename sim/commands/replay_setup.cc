@@ -88,12 +88,13 @@ absl::Status CheckEngineHas(const ReplayConfig& config) {
   const struct {
     const char* flag;
     bool is_set;
-  } newer[] = {{"--max-num-scheduled-tokens", config.max_num_scheduled_tokens() > 0},
-               {"--max-num-active-seqs", config.max_num_active_seqs() > 0},
-               {"--adaptive-prefill-threshold", config.adaptive_prefill_threshold()},
-               {"--prefill-schedule-interval", config.prefill_schedule_interval() > 1},
-               {"--lookahead-hashes", config.lookahead_hashes()},
-               {"--async with --pipeline-parallel", config.async() && config.pipeline_parallel() > 1}};
+  } newer[] = {
+      {"--max-num-scheduled-tokens", config.max_num_scheduled_tokens() > 0},
+      {"--max-num-active-seqs", config.max_num_active_seqs() > 0},
+      {"--adaptive-prefill-threshold", config.adaptive_prefill_threshold()},
+      {"--prefill-schedule-interval", config.prefill_schedule_interval() > 1},
+      {"--lookahead-hashes", config.lookahead_hashes()},
+      {"--async with --pipeline-parallel", config.async() && config.pipeline_parallel() > 1}};
   for (const auto& option : newer) {
     if (!option.is_set) continue;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -177,26 +178,30 @@ absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation
     return BadOption("--encoder-tokens", absl::StrCat(tokens), absl::StrCat("none", kNone));
   }
   if (config.prefix_caching()) {
-    return BadOption("--prefix-caching", "true",
-                     "--no-prefix-caching with cross attention: what is cached of a decoder depends on "
-                     "the encoder's input, which traces do not name");
+    return BadOption(
+        "--prefix-caching", "true",
+        "--no-prefix-caching with cross attention: what is cached of a decoder depends on "
+        "the encoder's input, which traces do not name");
   }
   if (config.chunked_prefill()) {
-    return BadOption("--chunked-prefill", "true",
-                     "--no-chunked-prefill with cross attention: engines compute such prompts whole");
+    return BadOption(
+        "--chunked-prefill", "true",
+        "--no-chunked-prefill with cross attention: engines compute such prompts whole");
   }
   if (config.long_prefill_threshold() > 0) {
     return BadOption("--long-prefill-threshold", absl::StrCat(config.long_prefill_threshold()),
                      "0 with cross attention: engines compute such prompts whole");
   }
   if (!config.tier().empty()) {
-    return BadOption("--tier", config.tier(),
-                     "nothing with cross attention: what encoders made is not loaded from elsewhere");
+    return BadOption(
+        "--tier", config.tier(),
+        "nothing with cross attention: what encoders made is not loaded from elsewhere");
   }
   if (most == 0) {
-    return BadOption("--max-encoder-tokens", "0",
-                     "the longest input of the encoder, as groups are of cross attention (Whisper's "
-                     "is 1500)");
+    return BadOption(
+        "--max-encoder-tokens", "0",
+        "the longest input of the encoder, as groups are of cross attention (Whisper's "
+        "is 1500)");
   }
   if (tokens > most) {
     return BadOption("--encoder-tokens", absl::StrCat(tokens),
@@ -313,7 +318,8 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   KVBLOCKS_RETURN_IF_ERROR(SetTraceTime("--start", config.start(), &reader.start_ns));
   KVBLOCKS_RETURN_IF_ERROR(SetTraceTime("--end", config.end(), &reader.end_ns));
   if (reader.start_ns && reader.end_ns && *reader.start_ns >= *reader.end_ns) {
-    return BadOption("--end", config.end(), absl::StrCat("more than --start, which is ", config.start()));
+    return BadOption("--end", config.end(),
+                     absl::StrCat("more than --start, which is ", config.start()));
   }
   KVBLOCKS_RETURN_IF_ERROR(SetRatio("--sample", config.sample(), &reader.sample));
   if (reader.sample.numerator > reader.sample.denominator) {
@@ -398,9 +404,10 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRa
   KVBLOCKS_RETURN_IF_ERROR(ApplyEnginePreset(config.engine(), &setup.simulation));
   KVBLOCKS_RETURN_IF_ERROR(CheckEngineHas(config));
   if (IsInLockstep(config, hardware->model) && !config.tier().empty()) {
-    return BadOption("--tier", config.tier(),
-                     "nothing with --data-parallel of a model with experts: ranks in lockstep do not "
-                     "load from tiers");
+    return BadOption(
+        "--tier", config.tier(),
+        "nothing with --data-parallel of a model with experts: ranks in lockstep do not "
+        "load from tiers");
   }
   KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware->device, &config));
   KVBLOCKS_RETURN_IF_ERROR(SetPool(config, *hardware, &setup));

@@ -51,8 +51,8 @@ struct ReplaySetup {
 // Whether the caller runs all data-parallel ranks of a replica, of which the setup is that of one.
 enum class SeveralRanks { kRefused, kTaken };
 
-// REQUIRES: an effective configuration, all fields set and in range. InvalidArgument for several ranks
-// unless they are taken.
+// REQUIRES: an effective configuration, all fields set and in range. InvalidArgument for several
+// ranks unless they are taken.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config,
                                             SeveralRanks ranks = SeveralRanks::kRefused);
 
@@ -62,8 +62,8 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
 // For commands that do not follow tiers: InvalidArgument if there are some.
 absl::Status RefuseTiers(const ReplaySetup& setup);
 
-// The tiers behind the device; null if there are none. Of a replica of a fleet, with what the first one
-// shares.
+// The tiers behind the device; null if there are none. Of a replica of a fleet, with what the first
+// one shares.
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup,
                                                          int64_t replica = 0,
                                                          const TierConnector* with = nullptr);

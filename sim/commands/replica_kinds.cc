@@ -27,12 +27,13 @@ bool IsOfOneReplica(const std::string& field) {
   return false;
 }
 
-// Where the settings of a part begin: behind a colon that an option's name and "=" follow. Values may
-// have colons themselves.
+// Where the settings of a part begin: behind a colon that an option's name and "=" follow. Values
+// may have colons themselves.
 std::vector<std::string> SplitSettings(const std::string& text) {
   std::vector<std::string> settings;
   size_t begin = 0;
-  for (size_t colon = text.find(':'); colon != std::string::npos; colon = text.find(':', colon + 1)) {
+  for (size_t colon = text.find(':'); colon != std::string::npos;
+       colon = text.find(':', colon + 1)) {
     const std::string rest = text.substr(colon + 1);
     const size_t equals = rest.find('=');
     if (equals == std::string::npos || !OptionField(rest.substr(0, equals)).ok()) continue;
@@ -51,8 +52,8 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
   if (first.find_first_not_of("0123456789") == std::string::npos) {
     const auto most = static_cast<int64_t>(Fleet::kMostReplicas);
     if (!absl::SimpleAtoi(first, &kind->count) || kind->count < 1 || kind->count > most) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got ", first.empty() ? "nothing" : first, " replicas, expected 1 to ", most));
+      return absl::InvalidArgumentError(absl::StrCat("got ", first.empty() ? "nothing" : first,
+                                                     " replicas, expected 1 to ", most));
     }
     settings = colon == std::string::npos ? "" : part.substr(colon + 1);
     if (settings.empty()) return absl::OkStatus();
@@ -68,12 +69,13 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
     if (!field.ok()) return field.status();
     if (!IsOfOneReplica(*field)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          FlagName(*field), ": got \"", value, "\", expected none here: all replicas have the same; "
+          FlagName(*field), ": got \"", value,
+          "\", expected none here: all replicas have the same; "
           "what may differ are options of pool, scheduler, drafts, model, device and time"));
     }
     if (absl::Status status = SetOption(*field, value, &kind->given); !status.ok()) return status;
-    absl::StrAppend(&kind->options, kind->options.empty() ? "" : " ", FlagName(*field).substr(2), "=",
-                    value);
+    absl::StrAppend(&kind->options, kind->options.empty() ? "" : " ", FlagName(*field).substr(2),
+                    "=", value);
   }
   kind->config.MergeFrom(kind->given);
   return CheckOptionRanges(kind->config);
@@ -100,12 +102,12 @@ absl::StatusOr<std::vector<ReplicaKind>> ReplicaKinds(const ReplayConfig& config
     kinds.push_back(std::move(kind));
   }
   if (sum > static_cast<int64_t>(Fleet::kMostReplicas)) {
-    return absl::InvalidArgumentError(absl::StrCat("--replica: got ", sum, " replicas, expected at most ",
-                                                   Fleet::kMostReplicas));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--replica: got ", sum, " replicas, expected at most ", Fleet::kMostReplicas));
   }
   if (config.replicas() > 1 && config.replicas() != sum) {
-    return absl::InvalidArgumentError(absl::StrCat("--replicas: got ", config.replicas(), ", expected ",
-                                                   sum, " as --replica lists, or none"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--replicas: got ", config.replicas(), ", expected ", sum, " as --replica lists, or none"));
   }
   return kinds;
 }

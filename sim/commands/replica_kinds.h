@@ -1,5 +1,6 @@
-// Replicas of several kinds, as --replica lists them: "2:device=h200:tensor-parallel=2;num-blocks=4000"
-// are two of the first kind and one of the second, with the options of the command for the rest.
+// Replicas of several kinds, as --replica lists them:
+// "2:device=h200:tensor-parallel=2;num-blocks=4000" are two of the first kind and one of the
+// second, with the options of the command for the rest.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLICA_KINDS_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLICA_KINDS_H_
@@ -20,9 +21,9 @@ struct ReplicaKind {
   ::kvblocks::config::v1::ReplayConfig config = {};  // effective
 };
 
-// In the order of the replicas; one kind without --replica. InvalidArgument names the part and what is
-// wrong with it: a bad count, an option that is none of an engine, a value out of range, or a sum that
-// is not --replicas. REQUIRES: an effective configuration.
+// In the order of the replicas; one kind without --replica. InvalidArgument names the part and what
+// is wrong with it: a bad count, an option that is none of an engine, a value out of range, or a
+// sum that is not --replicas. REQUIRES: an effective configuration.
 absl::StatusOr<std::vector<ReplicaKind>> ReplicaKinds(
     const ::kvblocks::config::v1::ReplayConfig& config);
 

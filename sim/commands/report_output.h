@@ -1,5 +1,5 @@
-// ReportOutput: the options of a command that makes one report, and where the report goes: a table or
-// JSON to standard output; JSON, rows and a page to files.
+// ReportOutput: the options of a command that makes one report, and where the report goes: a table
+// or JSON to standard output; JSON, rows and a page to files.
 //
 //   output.AddFiles(options, kOutput, {.rows_help = "one row per size", .has_page = true});
 //   output.AddTerminal(options, kOutput, "neither table nor progress");
@@ -7,8 +7,8 @@
 //   absl::Status status = output.Check(FilesOf(config));   // before anything runs
 //   return output.Print("curve", report, {.table = ..., .rows = ...});
 //
-// Always: nothing is written over what is read, no two outputs share a file, and the table gives way
-// to what else wants standard output.
+// Always: nothing is written over what is read, no two outputs share a file, and the table gives
+// way to what else wants standard output.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
@@ -51,8 +51,8 @@ class ReportOutput {
   // --quiet, which silences the table, too, where files can have the report; and --color.
   void AddTerminal(OptionParser* options, const std::string& group, const std::string& quiet_help);
 
-  // See CheckRunFiles; of the files that the command line names, and of `others`, which configurations
-  // name. REQUIRES: AddFiles, and the parse.
+  // See CheckRunFiles; of the files that the command line names, and of `others`, which
+  // configurations name. REQUIRES: AddFiles, and the parse.
   absl::Status Check(const std::vector<RunFile>& others);
 
   // Writes what is asked for; REQUIRES: checked, if there are files. Says on standard error what

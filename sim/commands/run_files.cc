@@ -23,7 +23,8 @@ bool Stat(const RunFile& file, struct stat* facts) {
   return fstat(file.use == FileUse::kRead ? STDIN_FILENO : STDOUT_FILENO, facts) == 0;
 }
 
-// Where a file that is not there would be made: links are followed, also those that lead to nothing.
+// Where a file that is not there would be made: links are followed, also those that lead to
+// nothing.
 std::filesystem::path WhereMade(const std::string& path) {
   constexpr int kMostLinks = 40;
   std::error_code error;
@@ -33,7 +34,8 @@ std::filesystem::path WhereMade(const std::string& path) {
     if (error) break;
     target = target.parent_path() / next;
   }
-  const auto whole = std::filesystem::weakly_canonical(std::filesystem::absolute(target, error), error);
+  const auto whole =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(target, error), error);
   return error ? target : whole;
 }
 
@@ -50,8 +52,9 @@ absl::Status Overwrites(const RunFile& out, const std::string& input) {
         "standard output: it is what ", input,
         " reads, and would be written over; send it to another file"));
   }
-  return absl::InvalidArgumentError(absl::StrCat(out.option, ": ", out.path, " is what ", input,
-                                                 " reads and would be overwritten; name another file"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(out.option, ": ", out.path, " is what ", input,
+                   " reads and would be overwritten; name another file"));
 }
 
 }  // namespace
@@ -61,7 +64,8 @@ absl::Status CheckRunFiles(const std::vector<RunFile>& files) {
   for (const RunFile& file : files) {
     struct stat facts;
     if (file.use != FileUse::kRead || !Stat(file, &facts)) continue;
-    if (S_ISREG(facts.st_mode) || S_ISDIR(facts.st_mode)) inputs.emplace(InodeOf(facts), file.option);
+    if (S_ISREG(facts.st_mode) || S_ISDIR(facts.st_mode))
+      inputs.emplace(InodeOf(facts), file.option);
   }
   std::vector<RunFile> outputs = {{.option = "", .path = "-", .use = FileUse::kWritten}};
   for (const RunFile& file : files) {
@@ -88,14 +92,15 @@ absl::Status CheckRunFiles(const std::vector<RunFile>& files) {
     if (is_new) continue;
     const RunFile& first = *other->second;
     if (IsStandardOutput(out.path)) {
-      return absl::InvalidArgumentError(absl::StrCat(first.option, " and ", out.option,
-                                                     " both want standard output; write one of them "
-                                                     "to a file"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(first.option, " and ", out.option,
+                       " both want standard output; write one of them "
+                       "to a file"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(first.option, " and ", out.option, " are both ", out.path,
-                     first.path == out.path ? "" : absl::StrCat(", as ", first.path, " is the same file"),
-                     "; name two files"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        first.option, " and ", out.option, " are both ", out.path,
+        first.path == out.path ? "" : absl::StrCat(", as ", first.path, " is the same file"),
+        "; name two files"));
   }
   return absl::OkStatus();
 }

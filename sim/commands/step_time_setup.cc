@@ -193,7 +193,8 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& co
   return maker.Make(model);
 }
 
-// Clocks that know layers have one per stage; the drafter runs behind the last one. Others are divided.
+// Clocks that know layers have one per stage; the drafter runs behind the last one. Others are
+// divided.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     const ReplayConfig& config, const ModelOnDevice& hardware, const Times& times,
     const ClockMaker& maker, const DraftWrapper& with_drafter) {

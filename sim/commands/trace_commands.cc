@@ -131,7 +131,8 @@ class StatsCommand final : public TraceCommand {
     reader = WithProgress(std::move(reader), &progress);
     KVBLOCKS_ASSIGN_OR_RETURN(
         const auto facts,
-        ComputeTraceFacts(*reader, block_sizes_.empty() ? DefaultEngineBlockSizes() : block_sizes_));
+        ComputeTraceFacts(*reader,
+                          block_sizes_.empty() ? DefaultEngineBlockSizes() : block_sizes_));
     PrintWarnings(*reader);
     return output_.Print("stats", FactsReport(facts),
                          {.table = [&](bool) { return FormatTraceFacts(facts); }});

@@ -215,7 +215,8 @@ RC_GTEST_PROP(LinkProperty, EndsAreThoseOfSteppingThroughTime, (uint64_t first_s
         projected = link.EndIfStarted(t, jobs[next_job].bytes);
         RC_ASSERT(link.Start(t, jobs[next_job].bytes) == static_cast<int64_t>(next_job));
       }
-      // Being advanced at other times, too, changes nothing, and ends come when they were announced.
+      // Being advanced at other times, too, changes nothing, and ends come when they were
+      // announced.
       if (draw(0, 3) != 0) continue;
       const auto announced = link.NextEnd();
       const size_t before = ended.size();
@@ -296,7 +297,8 @@ TEST(PipelineTest, SM28WholeStepsAreDividedByLayers) {
   EXPECT_EQ((*clock)->num_stages(), 3);
   std::vector<SimTime> stages(3);
   SimTime send = 7;
-  ASSERT_TRUE((*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
+  ASSERT_TRUE(
+      (*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
   EXPECT_EQ(stages, (std::vector<SimTime>{34, 34, 32}));  // of 34.375, 68.75 and 100
   EXPECT_EQ(send, 0);
   EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 100);

@@ -1,12 +1,12 @@
-// KernelTables: measured kernel times of some devices, from the file that tools/pack_kernel_tables.py
-// writes (kernel_tables.proto).
+// KernelTables: measured kernel times of some devices, from the file that
+// tools/pack_kernel_tables.py writes (kernel_tables.proto).
 //
 //   auto tables = LoadKernelTables(path, "h100-sxm");
 //   const KernelGrid* gemm = tables->Find("gemm", "bfloat16");
 //   gemm->At({n, k, m})
 //
-// Only the asked device is unpacked: 2 to 10 ms. A file that is no such file, is damaged or wants too
-// much memory is an error that says where; nothing in it is believed unchecked.
+// Only the asked device is unpacked: 2 to 10 ms. A file that is no such file, is damaged or wants
+// too much memory is an error that says where; nothing in it is believed unchecked.
 
 #ifndef KVBLOCKS_SIM_COST_KERNEL_TABLES_H_
 #define KVBLOCKS_SIM_COST_KERNEL_TABLES_H_
@@ -45,9 +45,10 @@ FixedLog OnLine(FixedLog x0, FixedLog y0, FixedLog x1, FixedLog y1, FixedLog x);
 
 // KernelGrid: measured times of one kernel over one to three counts, and what lies between them.
 //
-// Linear in the logarithms of the counts and of the time. Below the first value of an axis the first
-// value holds, because kernels have a floor; above the last one the line of the last two goes on,
-// and says so. Rows may be shorter than the axis: what did not fit into memory was not measured.
+// Linear in the logarithms of the counts and of the time. Below the first value of an axis the
+// first value holds, because kernels have a floor; above the last one the line of the last two goes
+// on, and says so. Rows may be shorter than the axis: what did not fit into memory was not
+// measured.
 //
 // Cost of At: about 0.2 us per row that it touches (one, two or four).
 class KernelGrid {
@@ -59,16 +60,17 @@ class KernelGrid {
   // At() goes no further, about 17 s, so that sums over layers stay small.
   static constexpr int64_t kMaxTime = int64_t{1} << 44;
 
-  // Ascending axes of values >= 1; times as stored, kHole where there is none, the last axis running
-  // fastest. REQUIRES: as many times as the axes have corners, at least one of them no hole.
+  // Ascending axes of values >= 1; times as stored, kHole where there is none, the last axis
+  // running fastest. REQUIRES: as many times as the axes have corners, at least one of them no
+  // hole.
   KernelGrid(std::vector<std::vector<int64_t>> axes, std::vector<int32_t> log_times);
 
   size_t num_axes() const { return axes_.size(); }
   // Of axis `i`.
   int64_t last(size_t i) const { return axes_[i].values.back(); }
 
-  // Picoseconds, from 1 to kMaxTime. `outside` is set, and never cleared, where a count lies above what was
-  // measured. REQUIRES: as many counts as axes, each >= 1.
+  // Picoseconds, from 1 to kMaxTime. `outside` is set, and never cleared, where a count lies above
+  // what was measured. REQUIRES: as many counts as axes, each >= 1.
   int64_t At(absl::Span<const int64_t> counts, bool* outside = nullptr) const;
 
  private:

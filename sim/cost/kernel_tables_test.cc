@@ -191,9 +191,9 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
     const auto tables = LoadKernelTables(FindKernelTablesFile(), c.device);
     ASSERT_TRUE(tables.ok()) << tables.status();
     const std::string file = absl::StrCat("/", c.folder, "/", c.operation, ".csv");
-    const auto text =
-        ReadTextFile(shared == nullptr ? absl::StrCat("sim/cost/testdata/kernels", file)
-                                       : absl::StrCat(shared, "/measurements/kernels", file, ".gz"));
+    const auto text = ReadTextFile(
+        shared == nullptr ? absl::StrCat("sim/cost/testdata/kernels", file)
+                          : absl::StrCat(shared, "/measurements/kernels", file, ".gz"));
     ASSERT_TRUE(text.ok()) << text.status();
     int64_t num_rows = 0;
     for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {

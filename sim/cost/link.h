@@ -1,10 +1,10 @@
-// Link: what bytes travel over - between host and device, to a disk, from replica to replica - with the
-// transfers that share it.
+// Link: what bytes travel over - between host and device, to a disk, from replica to replica - with
+// the transfers that share it.
 //
-// A transfer takes latency + bytes / bandwidth if it is alone (SM-104). The latency is its own; after it,
-// all transfers under way share the bandwidth in equal parts, and whenever one starts or ends the
-// parts of the others change (processor sharing). Or they are served one after the other, in the
-// order in which they started (FIFO).
+// A transfer takes latency + bytes / bandwidth if it is alone (SM-104). The latency is its own;
+// after it, all transfers under way share the bandwidth in equal parts, and whenever one starts or
+// ends the parts of the others change (processor sharing). Or they are served one after the other,
+// in the order in which they started (FIFO).
 //
 //   Link link = Link::Create({.bytes_per_second = 64'000'000'000}).value();
 //   const int64_t id = link.Start(now, bytes);
@@ -15,7 +15,8 @@
 // between. Ends are exact to the picosecond, rounded up: with sharing what each transfer got is
 // counted to 10^-12 bytes, and rounded up to that when a part changes.
 // Cost: Start, each join and each end O(log n) of n transfers under way,
-// NextEnd O(transfers in their latency). Times never go back from one call to the next (CHECKed). Copies are independent links.
+// NextEnd O(transfers in their latency). Times never go back from one call to the next (CHECKed).
+// Copies are independent links.
 
 #ifndef KVBLOCKS_SIM_COST_LINK_H_
 #define KVBLOCKS_SIM_COST_LINK_H_
@@ -46,8 +47,8 @@ struct LinkTotals {
   int64_t num_ended = 0;
   int64_t peak_under_way = 0;  // at once, latency included
   int64_t bytes = 0;           // of those that ended
-  // Of those that ended, start to end, and what of it is more than they take alone. kMaxSimTime if it
-  // is more than that.
+  // Of those that ended, start to end, and what of it is more than they take alone. kMaxSimTime if
+  // it is more than that.
   SimTime transfer_time = 0;
   SimTime queue_time = 0;
   SimTime busy_time = 0;  // while bytes moved, up to the last call
@@ -73,7 +74,8 @@ class Link {
   // A transfer's number, counted from 0. REQUIRES: 0 <= bytes <= kMaxBytes.
   int64_t Start(SimTime now, int64_t bytes);
 
-  // When the next one ends if nothing else starts; empty: none is under way, or not within the clock.
+  // When the next one ends if nothing else starts; empty: none is under way, or not within the
+  // clock.
   std::optional<SimTime> NextEnd() const;
   // Adds those that ended up to `now` and were not reported yet, by time, then number.
   void Advance(SimTime now, std::vector<Ended>* ended);
@@ -97,8 +99,8 @@ class Link {
     bool is_moving = false;
     Service end = 0;  // moving: Progress::service when it has all its bytes
   };
-  // What each of the moving transfers has got since nothing moved last; in FIFO order, what they got
-  // together.
+  // What each of the moving transfers has got since nothing moved last; in FIFO order, what they
+  // got together.
   struct Progress {
     SimTime time = 0;
     Service service = 0;

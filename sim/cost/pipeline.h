@@ -1,7 +1,8 @@
-// Pipeline: a step's time stage by stage, where each stage has a part of the model's layers (SM-28).
+// Pipeline: a step's time stage by stage, where each stage has a part of the model's layers
+// (SM-28).
 //
-// Each stage has a clock of its own. Between two stages the activations of all tokens travel over the link
-// of each rank, which sends its part; a stage computes meanwhile.
+// Each stage has a clock of its own. Between two stages the activations of all tokens travel over
+// the link of each rank, which sends its part; a stage computes meanwhile.
 
 #ifndef KVBLOCKS_SIM_COST_PIPELINE_H_
 #define KVBLOCKS_SIM_COST_PIPELINE_H_
@@ -22,8 +23,8 @@ struct SendTime {
   SimTime per_token = 0;
 };
 
-// Activations of 16 bit, two tensors of the hidden size per token: the sum so far and what the last layer
-// adds. InvalidArgument without a link.
+// Activations of 16 bit, two tensors of the hidden size per token: the sum so far and what the last
+// layer adds. InvalidArgument without a link.
 absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parallel,
                                       double link_gb_per_s, SimTime latency);
 

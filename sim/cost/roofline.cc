@@ -56,7 +56,8 @@ class Roofline final : public StepTimeModel {
   int64_t linear_per_token_, head_per_sample_;
   const CopyRate copy_rate_;
   int64_t comm_per_step_ = 0, comm_per_token_ = 0;
-  // With data parallelism, per token of all ranks: what the experts compute and what is sent to them.
+  // With data parallelism, per token of all ranks: what the experts compute and what is sent to
+  // them.
   const int64_t data_parallel_;
   int64_t routed_per_token_ = 0, dispatch_per_token_ = 0;
   int64_t fixed_time_, time_per_sequence_;

@@ -3,11 +3,11 @@
 // parallel ranks and fixed host costs.
 //
 // Counted: reading the weights (of a mixture of experts, the expected share that the step's tokens
-// route to; with data parallelism those of all ranks, which also send their tokens to the experts and
-// back), reading and writing the caches of each layer kind (see attention_cost.h), matrix
-// products, attention, the output head at sampled positions, and copies of blocks, which come before
-// the layers. Not counted: graph padding, kernel quantisation, imbalance of experts. The default
-// efficiencies are starting values for a calibration, not promises.
+// route to; with data parallelism those of all ranks, which also send their tokens to the experts
+// and back), reading and writing the caches of each layer kind (see attention_cost.h), matrix
+// products, attention, the output head at sampled positions, and copies of blocks, which come
+// before the layers. Not counted: graph padding, kernel quantisation, imbalance of experts. The
+// default efficiencies are starting values for a calibration, not promises.
 //
 // Coefficients are whole picoseconds per token, per context token and per attended pair, rounded
 // once; on fast devices with many ranks the rounding of the last can reach a few percent of the
@@ -34,8 +34,8 @@ struct RooflineOptions {
   DeviceFacts device;
   ModelFacts model;
   int64_t tensor_parallel = 1;
-  // Such groups of ranks, each with the whole attention, that share the experts. StepTime is that of a step
-  // in which each has as much to do as this one.
+  // Such groups of ranks, each with the whole attention, that share the experts. StepTime is that
+  // of a step in which each has as much to do as this one.
   int64_t data_parallel = 1;
   // Ranks that share the rows of a cache, each reading its part; what they exchange is not counted.
   int64_t decode_context_parallel = 1;

@@ -226,7 +226,8 @@ TEST(RooflineTest, DataParallelRanksShareTheExpertsAndNothingElse) {
   EXPECT_NEAR(Seconds(Time(one, decodes) - Time(eight, decodes)),
               (read - routed / 8) / bytes_per_s - 800 * sent_per_token, 1e-5);
 
-  // Alone with one token, a rank still reads what the others' tokens need, and waits until they are sent.
+  // Alone with one token, a rank still reads what the others' tokens need, and waits until they are
+  // sent.
   const auto clock = MakeRoofline(eight);
   ASSERT_TRUE(clock.ok()) << clock.status();
   const auto among = [&](const std::vector<SequenceWork>& work, const StepPeers& peers) {

@@ -33,8 +33,8 @@ struct Decodes {
   int64_t sum_context = 0;
 };
 
-// A step that data-parallel ranks compute together: each has attention and requests of its own, and all
-// share the experts, so that the experts' time follows from the tokens of all of them.
+// A step that data-parallel ranks compute together: each has attention and requests of its own, and
+// all share the experts, so that the experts' time follows from the tokens of all of them.
 struct StepPeers {
   int64_t num_tokens = 0;         // of all ranks, padding included; 0: a step of one rank alone
   int64_t num_decode_tokens = 0;  // of these, what is not of prompts
@@ -62,8 +62,8 @@ class StepTimeModel {
     return StepTime(work, Decodes());
   }
 
-  // One rank's part of a step that it computes together with others. The same as StepTime where a clock
-  // knows of no experts. REQUIRES: as StepTime; the step is counted in `peers`.
+  // One rank's part of a step that it computes together with others. The same as StepTime where a
+  // clock knows of no experts. REQUIRES: as StepTime; the step is counted in `peers`.
   virtual absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work,
                                                 const Decodes& decodes,
                                                 const StepPeers& peers) const {
@@ -74,13 +74,13 @@ class StepTimeModel {
   // Pipeline stages that a step passes through one after the other, each on devices of its own.
   virtual int64_t num_stages() const { return 1; }
 
-  // What each of them computes, and what it takes to send activations from one to the next. StepTime
-  // is then the sum, for a step that finds all stages free. REQUIRES: one entry per stage.
+  // What each of them computes, and what it takes to send activations from one to the next.
+  // StepTime is then the sum, for a step that finds all stages free. REQUIRES: one entry per stage.
   virtual absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                   absl::Span<SimTime> stages, SimTime* send) const;
 
-  // How long copying so many bytes of one device's memory takes, before a step's layers run. 0 where
-  // steps take the same time whatever they do.
+  // How long copying so many bytes of one device's memory takes, before a step's layers run. 0
+  // where steps take the same time whatever they do.
   virtual SimTime CopyTime(int64_t bytes) const {
     (void)bytes;
     return 0;

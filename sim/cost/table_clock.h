@@ -1,5 +1,5 @@
-// TableClock: a step's time from measured kernel times, summed over the layers of a model, with what
-// lies between the kernels added as a few constants.
+// TableClock: a step's time from measured kernel times, summed over the layers of a model, with
+// what lies between the kernels added as a few constants.
 //
 //   step = linear(decode tokens) + head(samples) + attention(decodes, their mean context)
 //        + F x [linear(all tokens) - linear(decode tokens) + prompts' attention], experts with their own F
@@ -8,9 +8,10 @@
 // A sequence all of whose new tokens are sampled is a decode, drafts included. The attention of a
 // chunk of a prompt is that of the whole prompt up to its end less that up to its beginning.
 //
-// The constants were fitted on measured serving runs of vLLM 0.11 to 0.19 (docs/time.md): they belong
-// to the engine more than to device or model. Tables are evaluated once, when the clock is made; a
-// step then costs about 20 ns, whole numbers only. Decodes add up by number and sum of contexts.
+// The constants were fitted on measured serving runs of vLLM 0.11 to 0.19 (docs/time.md): they
+// belong to the engine more than to device or model. Tables are evaluated once, when the clock is
+// made; a step then costs about 20 ns, whole numbers only. Decodes add up by number and sum of
+// contexts.
 
 #ifndef KVBLOCKS_SIM_COST_TABLE_CLOCK_H_
 #define KVBLOCKS_SIM_COST_TABLE_CLOCK_H_
@@ -38,9 +39,9 @@ namespace kvblocks::sim {
 // CountGrid, Curve, Surface: functions of one or two counts, tabulated once and read in a few
 // nanoseconds.
 //
-// Small counts are grid points themselves; above, each octave is cut into equal parts, between which
-// a value lies on a straight line. Whole numbers throughout. Beyond the last point the last part's
-// line goes on.
+// Small counts are grid points themselves; above, each octave is cut into equal parts, between
+// which a value lies on a straight line. Whole numbers throughout. Beyond the last point the last
+// part's line goes on.
 
 // Where a count lies: value = (1 - rest / 2^shift) x point `index` + rest / 2^shift x the next.
 struct Place {
@@ -145,8 +146,8 @@ class Surface {
 // machine. REQUIRES: options that pass Validate; the tables outlive it.
 
 struct LayerTimesOptions {
-  // Device, model, tensor parallel ranks of attention, groups of them that share the experts, each with as
-  // large a step as this one; efficiencies for what the tables lack.
+  // Device, model, tensor parallel ranks of attention, groups of them that share the experts, each
+  // with as large a step as this one; efficiencies for what the tables lack.
   RooflineOptions roofline;
   // How experts are divided; 0: by tensor, over all ranks.
   int64_t expert_tensor_parallel = 0;
@@ -175,7 +176,8 @@ class LayerTimes {
   int64_t Linear(int64_t num_tokens) const;
   // The routed experts' part of it.
   int64_t Experts(int64_t num_tokens) const;
-  // With it what sending the tokens of all groups to the experts and back takes; of as many tokens each.
+  // With it what sending the tokens of all groups to the experts and back takes; of as many tokens
+  // each.
   int64_t Shared(int64_t num_tokens) const;
   // The output head at so many positions.
   int64_t Head(int64_t num_samples) const;
@@ -292,7 +294,8 @@ struct TableClockOptions {
 
 absl::Status Validate(const TableClockOptions& options);
 
-// FailedPrecondition if the tables have nothing for the model. The tables are not needed afterwards.
+// FailedPrecondition if the tables have nothing for the model. The tables are not needed
+// afterwards.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTableClock(const KernelTables& tables,
                                                               const TableClockOptions& options);
 

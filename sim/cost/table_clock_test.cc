@@ -112,7 +112,8 @@ TEST(TableClockTest, DataParallelRanksShareTheExperts) {
   const std::vector<SequenceWork> one = {DecodeAt(1023)}, many(64, DecodeAt(1023));
   // What nobody says is that all have as much to do.
   EXPECT_EQ(among(many, {.num_tokens = 512, .num_decode_tokens = 512}), *clock->StepTime(many));
-  // A rank with one token computes as many of the experts as the others bring, and travels with them.
+  // A rank with one token computes as many of the experts as the others bring, and travels with
+  // them.
   const SimTime alone = among(one, {.num_tokens = 8, .num_decode_tokens = 8});
   EXPECT_EQ(among(one, {.num_tokens = 512, .num_decode_tokens = 512}) - alone,
             times.Shared(64) - times.Shared(1));
@@ -165,7 +166,8 @@ TEST(TableClockTest, MoreWorkTakesLonger) {
   }
 }
 
-// Several drafts are verified in one pass over weights and cache: no prompt, and far from four steps.
+// Several drafts are verified in one pass over weights and cache: no prompt, and far from four
+// steps.
 TEST(TableClockTest, VerifyingDraftsTakesAboutAsLongAsOneToken) {
   const auto clock = ClockOf(OptionsOf("llama-3.1-8b", "h100-sxm"));
   const SequenceWork verified{.num_context = 2000, .num_new = 4, .num_sampled = 4};

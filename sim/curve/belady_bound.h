@@ -74,11 +74,11 @@ class BeladyBound {
 //   bound.Hits(10'000)
 //
 // A kept block is computed once and hit by every later request that may hit it. Who uses a block
-// uses all blocks before it, so a block's uses are never more than those of its parent, and the most
-// used blocks, the shallowest first among equals, are closed under "parent of": no set of that size
-// hits more. Requests compute their other blocks in room that does not count, so this is no more
-// than Belady's bound with bypass. It says how much of the hits is due to blocks that are always
-// worth keeping, such as system prompts: what pinning could bring.
+// uses all blocks before it, so a block's uses are never more than those of its parent, and the
+// most used blocks, the shallowest first among equals, are closed under "parent of": no set of that
+// size hits more. Requests compute their other blocks in room that does not count, so this is no
+// more than Belady's bound with bypass. It says how much of the hits is due to blocks that are
+// always worth keeping, such as system prompts: what pinning could bring.
 //
 // Cost: O(1) per segment added, O(n log n) to prepare, O(log n) per size. Memory: 8 bytes per piece
 // of the paths and per segment that leaves a piece inside.

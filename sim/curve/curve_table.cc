@@ -129,8 +129,8 @@ void AddReplays(const pb::CurveReport& report, TextPage& page) {
   for (const pb::CurveReplay& replay : report.replays()) {
     std::string line =
         absl::StrFormat("%14s%12s%16s%11s", WithThousands(replay.num_blocks()),
-                        GroupThousands(absl::StrFormat("%.4g", replay.gib())), WithThousands(replay.hit_tokens()),
-                        Percent(replay.hit_rate()));
+                        GroupThousands(absl::StrFormat("%.4g", replay.gib())),
+                        WithThousands(replay.hit_tokens()), Percent(replay.hit_rate()));
     if (has_curve) {
       absl::StrAppend(&line, absl::StrFormat("%16s", WithThousands(replay.curve_hit_tokens())));
     }
@@ -152,14 +152,16 @@ void AddTiers(const pb::CurveReport& report, TextPage& page) {
   constexpr size_t kMostColumns = 7;
   std::vector<int64_t> seconds;
   for (const pb::CurveTiers& tiers : report.tiers()) {
-    if (tiers.first_blocks() == report.tiers(0).first_blocks()) seconds.push_back(tiers.second_blocks());
+    if (tiers.first_blocks() == report.tiers(0).first_blocks())
+      seconds.push_back(tiers.second_blocks());
   }
   const size_t num_columns = std::min(seconds.size(), kMostColumns);
   for (const bool is_inclusive : {true, false}) {
-    page.Text("two tiers",
-              absl::StrCat("hit rate of a pool (rows, in blocks) with a second tier (columns) ",
-                           is_inclusive ? "that everything is written through to"
-                                        : "of what the pool evicts, which leaves it when it is loaded"));
+    page.Text(
+        "two tiers",
+        absl::StrCat("hit rate of a pool (rows, in blocks) with a second tier (columns) ",
+                     is_inclusive ? "that everything is written through to"
+                                  : "of what the pool evicts, which leaves it when it is loaded"));
     std::string head = absl::StrFormat("%11s", "alone");
     std::string memory = absl::StrFormat("%11s", "");
     for (size_t c = 0; c < num_columns; ++c) {
@@ -176,11 +178,11 @@ void AddTiers(const pb::CurveReport& report, TextPage& page) {
       std::string line = absl::StrFormat("%11s", Percent(at(0).first_hit_rate()));
       for (size_t c = 0; c < num_columns; ++c) {
         const pb::CurveTiers& tiers = at(c);
-        absl::StrAppend(&line,
-                        absl::StrFormat("%11s", tiers.problem().empty()
-                                                    ? Percent(is_inclusive ? tiers.inclusive_hit_rate()
-                                                                           : tiers.exclusive_hit_rate())
-                                                    : "n/a"));
+        absl::StrAppend(
+            &line, absl::StrFormat("%11s", tiers.problem().empty()
+                                               ? Percent(is_inclusive ? tiers.inclusive_hit_rate()
+                                                                      : tiers.exclusive_hit_rate())
+                                               : "n/a"));
       }
       page.Line(absl::StrFormat("%14s", WithThousands(at(0).first_blocks())), line);
     }
@@ -327,11 +329,11 @@ std::string CurveCsv(const pb::CurveReport& report) {
       "num_blocks,tokens,gib,hits,hit_rate,share_of_possible,belady_hits,belady_bypass_hits,"
       "static_hits,too_small_for_some\n";
   for (const pb::CurvePoint& point : report.points()) {
-    absl::StrAppend(
-        &out, point.num_blocks(), ",", point.tokens(), ",",
-        absl::StrFormat("%.6g,%d,%.6g,%.6g,%d,%d,%d,%d\n", point.gib(), point.hits(), point.hit_rate(),
-                        point.share_of_possible(), point.belady_hits(), point.belady_bypass_hits(),
-                        point.static_hits(), point.too_small_for_some() ? 1 : 0));
+    absl::StrAppend(&out, point.num_blocks(), ",", point.tokens(), ",",
+                    absl::StrFormat("%.6g,%d,%.6g,%.6g,%d,%d,%d,%d\n", point.gib(), point.hits(),
+                                    point.hit_rate(), point.share_of_possible(),
+                                    point.belady_hits(), point.belady_bypass_hits(),
+                                    point.static_hits(), point.too_small_for_some() ? 1 : 0));
   }
   return out;
 }

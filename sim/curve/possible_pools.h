@@ -1,6 +1,6 @@
-// PossiblePoolsObserver: for which pools a replay's own requests would hit 50, 90 and 99 % of what is
-// possible. One pass of OrderCurve beside the replay, over the requests as they arrive, so that the
-// answers are those of `kvsim curve`.
+// PossiblePoolsObserver: for which pools a replay's own requests would hit 50, 90 and 99 % of what
+// is possible. One pass of OrderCurve beside the replay, over the requests as they arrive, so that
+// the answers are those of `kvsim curve`.
 //
 // Cost: 25 ns per full block of prompts and outputs, 8 bytes per distinct one. After kMaxReferences
 // blocks it gives up, says so, and frees what it has: at most half a second and 160 MB.

@@ -55,8 +55,8 @@ struct AdmissionRecord {
   int64_t num_hit_tokens = 0;
   // Behind them, from elsewhere (see KvConnector).
   int64_t num_external_tokens = 0;
-  // They come while the request holds its blocks and waits: it enters the running list later, without
-  // a further look-up, when OnLoadFinished has been called.
+  // They come while the request holds its blocks and waits: it enters the running list later,
+  // without a further look-up, when OnLoadFinished has been called.
   bool is_load = false;
   bool is_resume = false;  // after a preemption
   // An attempt that can only fail as the last one did; made with exact_steps only.
@@ -162,8 +162,8 @@ class EngineObserver {
   }
   // After the attempt succeeded: blocks are taken, and the full ones among them registered.
   virtual void OnAdmission(const AdmissionRecord& record, SimTime now) { (void)record, (void)now; }
-  // The same for a request whose load brought nothing, so that it had to give its blocks back and was
-  // looked up again: it was admitted before, and is not preempted.
+  // The same for a request whose load brought nothing, so that it had to give its blocks back and
+  // was looked up again: it was admitted before, and is not preempted.
   virtual void OnReadmission(const AdmissionRecord& record, SimTime now) {
     (void)record, (void)now;
   }

@@ -249,8 +249,10 @@ TEST(RetentionRulesTest, RulesAreReadInTheirOrder) {
   EXPECT_EQ((*rules)[0],
             (RetentionRule{.kind = RetentionRule::Kind::kFirst, .tokens = 1024, .priority = 80}));
   EXPECT_EQ((*rules)[1], (RetentionRule{.kind = RetentionRule::Kind::kShared, .uses = 3}));
-  EXPECT_EQ((*rules)[2], (RetentionRule{.kind = RetentionRule::Kind::kSession, .ttl = 300 * kSecond}));
-  EXPECT_EQ((*rules)[3], (RetentionRule{.kind = RetentionRule::Kind::kAll, .priority = 1, .ttl = kSecond}));
+  EXPECT_EQ((*rules)[2],
+            (RetentionRule{.kind = RetentionRule::Kind::kSession, .ttl = 300 * kSecond}));
+  EXPECT_EQ((*rules)[3],
+            (RetentionRule{.kind = RetentionRule::Kind::kAll, .priority = 1, .ttl = kSecond}));
   EXPECT_TRUE(ParseRetentionRules("")->empty());
 }
 

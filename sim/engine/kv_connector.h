@@ -1,5 +1,5 @@
-// KvConnector: where a scheduler gets KV from that its own pool does not hold - offload tiers, prefill
-// replicas - and who may read a request's blocks after its end.
+// KvConnector: where a scheduler gets KV from that its own pool does not hold - offload tiers,
+// prefill replicas - and who may read a request's blocks after its end.
 //
 // The calls are those of vLLM's connectors, on the scheduler's side. Nothing here is on the path of
 // decodes: a scheduler without a connector does what it does without this header.
@@ -12,14 +12,15 @@
 //   OnLeave      a request's blocks are about to be given back; they can be held for longer
 //
 // Three kinds of loads. Synchronous: the request runs at once, and its step is as much longer
-// as the load takes. Layerwise: layers are computed as they come in, so the step takes the longer of
-// the two. Asynchronous: the request holds its blocks in state LOADING (SM-4), nothing of it is
+// as the load takes. Layerwise: layers are computed as they come in, so the step takes the longer
+// of the two. Asynchronous: the request holds its blocks in state LOADING (SM-4), nothing of it is
 // computed or registered in the prefix table, and it goes on, before those that wait without
 // blocks, once TakeEvents says that the load ended.
 //
 // Always, of an asynchronous load: exactly one LoadEnd after its StartLoad, whatever becomes of the
-// request. One that is aborted meanwhile is gone, but its blocks stay until then: the transfer still
-// writes into them. A scheduler that would wait for a LoadEnd for ever says so (DescribeNoProgress).
+// request. One that is aborted meanwhile is gone, but its blocks stay until then: the transfer
+// still writes into them. A scheduler that would wait for a LoadEnd for ever says so
+// (DescribeNoProgress).
 //
 // Spans and requests are valid during the call. Deterministic: answers may depend on the calls made
 // so far, and on nothing else.
@@ -86,9 +87,9 @@ class KvConnector {
  public:
   virtual ~KvConnector() = default;
 
-  // For `request`, of which the first num_hit_tokens are in the pool. Asked at every attempt to admit
-  // it, also where blocks then run short; must promise what StartLoad can keep at the same instant.
-  // The tokens' hashes are in request.kv->content().
+  // For `request`, of which the first num_hit_tokens are in the pool. Asked at every attempt to
+  // admit it, also where blocks then run short; must promise what StartLoad can keep at the same
+  // instant. The tokens' hashes are in request.kv->content().
   virtual ExternalMatch Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) = 0;
 
   // The request holds blocks for hits and load: manager.GetBlocks(*request.kv, group).
@@ -106,9 +107,10 @@ class KvConnector {
   virtual void TakeEvents(SimTime now, ConnectorEvents* events) = 0;
 
   // The request still holds its blocks, of which request.num_settled tokens are computed or loaded
-  // (while it is LOADING: will be). True: they stay held, out of the request, under the number `hold`,
-  // until TakeEvents says that it is over. The answer does not matter for a preempted request, whose
-  // blocks are needed, nor while it is LOADING, whose blocks are held until its LoadEnd in any case.
+  // (while it is LOADING: will be). True: they stay held, out of the request, under the number
+  // `hold`, until TakeEvents says that it is over. The answer does not matter for a preempted
+  // request, whose blocks are needed, nor while it is LOADING, whose blocks are held until its
+  // LoadEnd in any case.
   virtual bool OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause cause,
                        int64_t hold, SimTime now) {
     (void)request, (void)manager, (void)cause, (void)hold, (void)now;

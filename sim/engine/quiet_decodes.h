@@ -1,5 +1,5 @@
-// QuietDecodes: running requests whose next steps are quiet (see Request::quiet_slots), kept so that
-// a step need not look at them.
+// QuietDecodes: running requests whose next steps are quiet (see Request::quiet_slots), kept so
+// that a step need not look at them.
 //
 // A member decodes one token in every step until it is due; nothing else of it changes. What a step
 // must know of all members together - how many they are, the sum of their computed tokens - is kept

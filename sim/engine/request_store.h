@@ -23,7 +23,8 @@ class RequestStore {
 
   // A fresh request with the lengths that `spec` asks for.
   SimRequest* Add(TraceRequest spec);
-  // Makes a live request what Add made of it, its arrival and lengths kept; it holds no blocks any more.
+  // Makes a live request what Add made of it, its arrival and lengths kept; it holds no blocks any
+  // more.
   void Restart(SimRequest* request);
   // Gives its blocks back if it holds any, and invalidates the pointer.
   void Remove(SimRequest* request);

@@ -37,7 +37,8 @@ absl::StatusOr<RetentionRule> ParseRule(const std::string& text) {
   const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
                                   [&](const auto& named) { return named.first == parts[0]; });
   if (kind == std::end(kKinds)) {
-    return Bad(text, "first:tokens=N, shared:uses=N, session or all, then :priority=P and :ttl=TIME");
+    return Bad(text,
+               "first:tokens=N, shared:uses=N, session or all, then :priority=P and :ttl=TIME");
   }
   RetentionRule rule{.kind = kind->second};
   bool has_amount = rule.kind != Kind::kFirst && rule.kind != Kind::kShared;

@@ -18,9 +18,9 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(const SchedulerOpti
                                                              EngineObserver* observer) {
   if (absl::Status status = Validate(options); !status.ok()) return status;
   if (OrdersByPrefix(options.policy) && manager->hashing() == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheduler.policy is ", std::string(SchedulingPolicyName(options.policy)),
-                     ", which orders requests by their cached prefixes, but prefix caching is off"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scheduler.policy is ", std::string(SchedulingPolicyName(options.policy)),
+        ", which orders requests by their cached prefixes, but prefix caching is off"));
   }
   return std::unique_ptr<Scheduler>(new Scheduler(options, manager, trace, observer));
 }
@@ -270,10 +270,11 @@ SimRequest* Scheduler::AnyRequest() {
 
 std::string Scheduler::DescribeNoProgress() const {
   if (num_connector_debts() > 0 && stuck_ == nullptr) {
-    return absl::StrCat("no progress: ", loads_.size() + orphans_.size(),
-                        " loads are under way and ", holds_.size(),
-                        " holds of blocks last, but the connector tells no time at which any of them "
-                        "ends; each must end once, also if its request is aborted");
+    return absl::StrCat(
+        "no progress: ", loads_.size() + orphans_.size(), " loads are under way and ",
+        holds_.size(),
+        " holds of blocks last, but the connector tells no time at which any of them "
+        "ends; each must end once, also if its request is aborted");
   }
   const SimRequest* request = stuck_;
   if (request == nullptr && !holding_.empty()) request = holding_.front();
@@ -287,23 +288,23 @@ std::string Scheduler::DescribeNoProgress() const {
   const int64_t step_tokens =
       std::min(token_budget_, options_.max_num_batched_tokens - options_.num_draft_slots);
   if (!options_.enable_chunked_prefill && request->num_known > step_tokens) {
-    absl::StrAppend(&text, "needs ", request->num_known,
-                    " tokens in one step, but a step has room for ", step_tokens,
-                    ": max_num_batched_tokens = ", options_.max_num_batched_tokens,
-                    options_.max_num_scheduled_tokens > 0
-                        ? absl::StrCat(", max_num_scheduled_tokens = ", options_.max_num_scheduled_tokens)
-                        : "",
-                    options_.num_draft_slots > 0
-                        ? absl::StrCat(", less ", options_.num_draft_slots, " slots for drafts")
-                        : "",
-                    "; raise --max-num-batched-tokens or turn chunked prefill on");
+    absl::StrAppend(
+        &text, "needs ", request->num_known, " tokens in one step, but a step has room for ",
+        step_tokens, ": max_num_batched_tokens = ", options_.max_num_batched_tokens,
+        options_.max_num_scheduled_tokens > 0
+            ? absl::StrCat(", max_num_scheduled_tokens = ", options_.max_num_scheduled_tokens)
+            : "",
+        options_.num_draft_slots > 0
+            ? absl::StrCat(", less ", options_.num_draft_slots, " slots for drafts")
+            : "",
+        "; raise --max-num-batched-tokens or turn chunked prefill on");
     return text;
   }
   const int64_t needed = NumBlocksFor(*request, std::min(request->num_known, max_model_len_));
   absl::StrAppend(&text, "needs ", needed, " ", unit_, " for its ", request->num_known,
-                  " known tokens and up to ", LongestNumBlocks(*request), " in all, but the pool has ",
-                  num_usable_blocks_, " usable ", unit_, "; raise --num-blocks to at least ",
-                  SmallestPoolFor(*request),
+                  " known tokens and up to ", LongestNumBlocks(*request),
+                  " in all, but the pool has ", num_usable_blocks_, " usable ", unit_,
+                  "; raise --num-blocks to at least ", SmallestPoolFor(*request),
                   ", or leave such requests out with --too-big=reject");
   return text;
 }

@@ -12,26 +12,27 @@
 // the prefix table. A request that ends while a later step of it is under way wastes that step's
 // tokens; one that is preempted keeps the token that arrives later, and waits for it.
 //
-// With p pipeline stages p steps are under way, and one more with options.async. Then a request whose
-// token is in the pipeline is passed over until that comes back: its tokens are p calls apart. Calls
-// that schedule nothing while steps are under way count, as they do in the engine (V-78).
+// With p pipeline stages p steps are under way, and one more with options.async. Then a request
+// whose token is in the pipeline is passed over until that comes back: its tokens are p calls
+// apart. Calls that schedule nothing while steps are under way count, as they do in the engine
+// (V-78).
 //
 // With partial hits a step begins with copies of blocks. They hold their blocks until the step's
-// outputs are processed. Who runs alone and finds no block because of that waits for it; where groups
-// have page classes in chunks, also for what other steps under way give back.
+// outputs are processed. Who runs alone and finds no block because of that waits for it; where
+// groups have page classes in chunks, also for what other steps under way give back.
 //
 // Nothing is asked for a quiet step (see Request::quiet_slots). Requests with several of them ahead
 // are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
 // and everything else is as if they had (see QuietDecodes).
 //
-// With cross attention a request takes the blocks of its encoder's input when it enters, again after a
-// preemption, and the admissions of a step have no more of such inputs than the encoder computes in one
-// (docs/simulator.md); who would exceed that lets others pass.
+// With cross attention a request takes the blocks of its encoder's input when it enters, again
+// after a preemption, and the admissions of a step have no more of such inputs than the encoder
+// computes in one (docs/simulator.md); who would exceed that lets others pass.
 //
 // With a connector (set_connector) admissions also take KV from elsewhere. A request whose KV comes
-// while it waits holds its blocks, in state LOADING; it and those whose load has ended go before the
-// waiting queue. Loads are started only where they leave the blocks that prompts under way and other
-// loads still need (V-43), so that no two of them wait for each other's blocks.
+// while it waits holds its blocks, in state LOADING; it and those whose load has ended go before
+// the waiting queue. Loads are started only where they leave the blocks that prompts under way and
+// other loads still need (V-43), so that no two of them wait for each other's blocks.
 //
 // Always, after ProcessOutputs (CheckInvariants): a request is in exactly one of waiting queue
 // and running list, or in neither when pending or finished; tokens of a step <=
@@ -83,8 +84,8 @@ struct SchedulerTotals {
   // Rejected because the pool is too small, and the smallest num_blocks that takes them all.
   int64_t num_too_big = 0;
   int64_t num_blocks_for_too_big = 0;
-  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole, or were of
-  // no use since their request failed.
+  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole, or were
+  // of no use since their request failed.
   int64_t num_loads = 0;
   int64_t num_external = 0;
   int64_t num_failed_loads = 0;
@@ -107,8 +108,8 @@ class Scheduler {
   // lookahead, and with full attention only; else nothing changes.
   void LeaveOutQuiet();
 
-  // Where KV comes from that the pool does not hold; not owned. Before the first Submit, and not with
-  // cross attention, whose rows do not come from elsewhere.
+  // Where KV comes from that the pool does not hold; not owned. Before the first Submit, and not
+  // with cross attention, whose rows do not come from elsewhere.
   void set_connector(KvConnector* connector) { connector_ = connector; }
 
   // Takes note of what the connector tells, before Schedule(now).
@@ -118,15 +119,15 @@ class Scheduler {
   // request is finished. REQUIRES: num_prompt, max_output and arrival are set.
   bool Submit(SimRequest& request);
 
-  // Ends a waiting, loading, preempted or running request between two iterations and frees its blocks;
-  // those that a load writes into when it has ended.
+  // Ends a waiting, loading, preempted or running request between two iterations and frees its
+  // blocks; those that a load writes into when it has ended.
   void Abort(SimRequest& request, AbortCause cause, SimTime now);
 
   // One of those that it has, to be aborted; null: none is left.
   SimRequest* AnyRequest();
 
-  // With a prefill_schedule_interval, whether the next step leaves prompts alone while something decodes;
-  // from the first call on, whoever calls counts the steps in place of the scheduler.
+  // With a prefill_schedule_interval, whether the next step leaves prompts alone while something
+  // decodes; from the first call on, whoever calls counts the steps in place of the scheduler.
   void HoldPrompts(bool holds) { told_to_hold_ = holds; }
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
@@ -296,8 +297,8 @@ class Scheduler {
   int64_t max_encoder_tokens_ = -1;
 
   WaitingQueue waiting_;
-  // Waiting requests that hold blocks because their KV is on its way or has just come, in the order in
-  // which they are looked at.
+  // Waiting requests that hold blocks because their KV is on its way or has just come, in the order
+  // in which they are looked at.
   std::vector<SimRequest*> holding_;
   std::vector<SimRequest*> set_aside_;  // in this step
   std::map<int64_t, SimRequest*> loads_;  // under way, by number
@@ -338,8 +339,8 @@ class Scheduler {
   bool waits_alone_ = false;
   const SimRequest* stuck_ = nullptr;
 
-  // With a prefill_schedule_interval: the last step that computed prompts, and whether requests were
-  // left waiting when they were last admitted.
+  // With a prefill_schedule_interval: the last step that computed prompts, and whether requests
+  // were left waiting when they were last admitted.
   int64_t last_prompt_step_ = std::numeric_limits<int64_t>::min() / 2;
   bool queue_was_left_ = false;
   std::optional<bool> told_to_hold_;

@@ -47,8 +47,8 @@ Scheduler::Sized Scheduler::SizeAdmission(const SimRequest& request,
   if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
   if (num_tokens > 0) return Sized::kEnters;
   // What a drafter of several modules needs behind a part keeps back this request only (V-80). vLLM
-  // takes it from the part that ends at a state. That can leave an end from which no step goes on, so
-  // ours takes it before; where only ours leaves nothing, the request waits.
+  // takes it from the part that ends at a state. That can leave an end from which no step goes on,
+  // so ours takes it before; where only ours leaves nothing, the request waits.
   const int64_t part =
       state_boundary_ == 0 ? most : PartUpToState(request, computed, most);
   const int64_t left = request.num_known - computed - part;
@@ -127,7 +127,8 @@ void Scheduler::AdmitWaiting(SimTime now) {
     if (admission.is_load) {
       if (StartLoading(request, admission, now)) continue;
       // With nobody who could make room, what does not fit beside its reserve is computed.
-      if (num_running() > 0 || !holding_.empty() || num_connector_debts() > 0 || manager_->has_block_copies()) {
+      if (num_running() > 0 || !holding_.empty() || num_connector_debts() > 0 ||
+          manager_->has_block_copies()) {
         return;
       }
       forgoes_load = true;

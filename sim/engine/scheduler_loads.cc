@@ -1,4 +1,5 @@
-// Scheduler: KV from elsewhere - loads, the blocks held for them, and what becomes of those that fail.
+// Scheduler: KV from elsewhere - loads, the blocks held for them, and what becomes of those that
+// fail.
 
 #include <algorithm>
 #include <utility>
@@ -50,9 +51,10 @@ bool Scheduler::StartLoading(SimRequest& request, const AdmissionRecord& admissi
   manager_->RecordPrefixCacheStats(*request.kv, admission.num_hit_tokens);
   waiting_.PopFront();
   Reserve(request);
-  const auto place = options_.policy == SchedulingPolicy::kPriority
-                         ? std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent())
-                         : holding_.end();
+  const auto place =
+      options_.policy == SchedulingPolicy::kPriority
+          ? std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent())
+          : holding_.end();
   holding_.insert(place, &request);
   request.state = RequestState::kLoading;
   request.is_deferred = true;
@@ -91,8 +93,8 @@ int64_t Scheduler::BlocksStillNeeded(const SimRequest& request) const {
   return manager_->NumBlocksNeeded(*request.kv, slots, /*apply_cap=*/true);
 }
 
-// Free blocks that a further load must leave: it would hold its own without getting on, and nobody could
-// preempt it.
+// Free blocks that a further load must leave: it would hold its own without getting on, and nobody
+// could preempt it.
 int64_t Scheduler::BlocksReservedForLoads() const {
   int64_t sum = 0;
   if (options_.num_draft_tokens > 0) {
@@ -103,8 +105,8 @@ int64_t Scheduler::BlocksReservedForLoads() const {
     }
   }
   for (const SimRequest* request : holding_) sum += BlocksStillNeeded(*request);
-  // Prompts under way: those that had not come to their end before this step, and those that it admits
-  // and does not finish, or that come from a load.
+  // Prompts under way: those that had not come to their end before this step, and those that it
+  // admits and does not finish, or that come from a load.
   for (size_t i = 0; i < first_admitted_; ++i) {
     if (awake_[i]->is_chunk) sum += BlocksStillNeeded(*awake_[i]);
   }
@@ -164,7 +166,8 @@ void Scheduler::TakeConnectorEvents(SimTime now) {
   }
   for (const int64_t hold : events_.holds) {
     const auto held = holds_.find(hold);
-    KVBLOCKS_CHECK(held != holds_.end(), absl::StrCat("hold ", hold, " is over, but there is none"));
+    KVBLOCKS_CHECK(held != holds_.end(),
+                   absl::StrCat("hold ", hold, " is over, but there is none"));
     FreeHeld(held->second);
     holds_.erase(held);
   }
@@ -190,12 +193,13 @@ void Scheduler::FreeHeld(const std::vector<BlockId>& blocks) {
   KVBLOCKS_CHECK(status.ok(), status.ToString());
 }
 
-// Takes note of how a load ended: registers what came. False: that is nothing, and the blocks are free.
+// Takes note of how a load ended: registers what came. False: that is nothing, and the blocks are
+// free.
 bool Scheduler::SettleLoad(SimRequest& request) {
   int64_t computed = request.num_load_hits + request.num_arrived;
   if (request.num_arrived < request.num_load_tokens) {
-    // Whole blocks up to the first bad one; what is missing of windows, states or one of several groups
-    // spoils all before it, too.
+    // Whole blocks up to the first bad one; what is missing of windows, states or one of several
+    // groups spoils all before it, too.
     const bool keeps = is_all_full_attention_ && manager_->num_groups() == 1;
     computed = keeps ? computed - computed % manager_->group(0).block_size() : 0;
     ++totals_.num_failed_loads;

@@ -31,8 +31,8 @@ enum class SchedulingPolicy {
   // goes, and the others last: they will hit what it fills. As SGLang's lpm. Cost per step: a
   // look-up per waiting request.
   kLongestPrefix,
-  // Along the tree of cached prefixes, depth first, where more requests wait first, and a node's own
-  // requests after those below it. As SGLang's dfs-weight. Cost per step: a look-up per waiting
+  // Along the tree of cached prefixes, depth first, where more requests wait first, and a node's
+  // own requests after those below it. As SGLang's dfs-weight. Cost per step: a look-up per waiting
   // request, and sorting them by the blocks that they hit.
   kPrefixTree,
   // FCFS, but a request is admitted only if the pool holds all running requests at their longest,

@@ -207,8 +207,8 @@ void Scheduler::Wake(SimRequest& request) {
   observer_->OnQuietDecodes(request, num_processed);
 }
 
-// An asynchronous step makes a slot for a token that is not known yet, so a block is registered a step
-// after its last slot was made: one more step is quiet where the blocks have a slot for it.
+// An asynchronous step makes a slot for a token that is not known yet, so a block is registered a
+// step after its last slot was made: one more step is quiet where the blocks have a slot for it.
 int64_t Scheduler::QuietSlotsAtRest(const SimRequest& request) const {
   const int64_t slots = request.quiet_slots + 1;
   if (!options_.async) return request.quiet_slots;

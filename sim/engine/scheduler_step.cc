@@ -103,8 +103,8 @@ SimTime Scheduler::InputsReady() {
 // --- Copies of blocks ---
 
 // Also those of requests that were preempted again in this very step: what they copied may be
-// somebody else's cache by now. Their blocks are free again at once (V-116): whoever takes one writes
-// into it in a later step than the one that begins with the copy.
+// somebody else's cache by now. Their blocks are free again at once (V-116): whoever takes one
+// writes into it in a later step than the one that begins with the copy.
 void Scheduler::TakeCopies() {
   step_->copies = manager_->TakeBlockCopies();
   step_->record.copies = step_->copies;
@@ -123,7 +123,8 @@ void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
   num_prefills_ += record.is_prefill;
 }
 
-// Long prompts come in parts of so many tokens, unless there is nobody whom they could keep waiting.
+// Long prompts come in parts of so many tokens, unless there is nobody whom they could keep
+// waiting.
 int64_t Scheduler::LongestPart() const {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   const int64_t threshold = options_.long_prefill_token_threshold;

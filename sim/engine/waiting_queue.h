@@ -1,7 +1,8 @@
 // WaitingQueue: requests that wait for admission, in the order in which the policy admits them.
 //
-// FCFS and kNoEvict: new ones at the back, preempted ones at the front. Others: by (queue_key, arrival,
-// submission index), wherever they come from. Cost: FCFS O(1), Remove O(length); others O(log length).
+// FCFS and kNoEvict: new ones at the back, preempted ones at the front. Others: by (queue_key,
+// arrival, submission index), wherever they come from. Cost: FCFS O(1), Remove O(length); others
+// O(log length).
 
 #ifndef KVBLOCKS_SIM_ENGINE_WAITING_QUEUE_H_
 #define KVBLOCKS_SIM_ENGINE_WAITING_QUEUE_H_

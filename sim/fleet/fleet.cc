@@ -37,7 +37,8 @@ class Fleet::Watcher final : public EngineObserver {
     const int64_t number = num_batches_++;
     ++fleet_->result_.num_event_batches;
     if (options.event_loss > 0) {
-      const uint64_t stream = MixBits(static_cast<uint64_t>(replica_)) + static_cast<uint64_t>(number);
+      const uint64_t stream =
+          MixBits(static_cast<uint64_t>(replica_)) + static_cast<uint64_t>(number);
       Draws draws(options.router.seed, "event loss", stream);
       if (draws.Below(kMillion) < options.event_loss) {
         ++fleet_->result_.num_lost_batches;
@@ -155,10 +156,10 @@ Fleet::~Fleet() = default;
 absl::Status Fleet::Run() {
   absl::Status status = set_.Run();
   if (status.ok() && !queue_.empty()) {
-    status = absl::FailedPreconditionError(
-        absl::StrCat("no progress: ", queue_.size(), " requests wait at the router, the first is ",
-                     queue_.first()->spec.id,
-                     ", but no replica is live nor will start; let one start behind the last that stops"));
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "no progress: ", queue_.size(), " requests wait at the router, the first is ",
+        queue_.first()->spec.id,
+        ", but no replica is live nor will start; let one start behind the last that stops"));
   }
   scaler_->Close(set_.now());
   result_.scaling = scaler_->result();

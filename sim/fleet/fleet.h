@@ -10,19 +10,21 @@
 // not begun to run are aborted at the next iteration boundary there; those that were not sent
 // anywhere yet end where the aborted one was.
 //
-// Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is sent
-// again at that instant, behind steps that end and before requests that arrive; its tokens are lost, and
-// its latencies count from its first arrival. Its end there is reported as AbortCause::kCrash to
-// the observers of that replica. Requests wait at the router while no replica is live.
+// Replicas may start, stop and crash (see Scaler). A request that a crash took from its replica is
+// sent again at that instant, behind steps that end and before requests that arrive; its tokens are
+// lost, and its latencies count from its first arrival. Its end there is reported as
+// AbortCause::kCrash to the observers of that replica. Requests wait at the router while no replica
+// is live.
 //
-// Prefill and decode can run on replicas of their own, with the KV travelling between them: see Handover.
+// Prefill and decode can run on replicas of their own, with the KV travelling between them: see
+// Handover.
 //
-// Data-parallel ranks are replicas of the set, each with its own number. Those that share experts run in
-// lockstep (see LockstepGroup).
+// Data-parallel ranks are replicas of the set, each with its own number. Those that share experts
+// run in lockstep (see LockstepGroup).
 //
 // Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
-// observers of one replica, but for those ends. Single-threaded. Cost: that of the ReplicaSet, and per
-// request what the router asks.
+// observers of one replica, but for those ends. Single-threaded. Cost: that of the ReplicaSet, and
+// per request what the router asks.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_H_
@@ -55,8 +57,8 @@ struct RoutingRecord {
   absl::Span<const ReplicaLoad> loads;
   absl::Span<const int64_t> claimed_tokens;  // as RouteAnswer
   absl::Span<const int64_t> scores;          // as RouteAnswer
-  // By replica: tokens of the prompt that a look-up would find at this instant; empty without prefix
-  // caching.
+  // By replica: tokens of the prompt that a look-up would find at this instant; empty without
+  // prefix caching.
   absl::Span<const int64_t> held_tokens;
   absl::Span<const uint8_t> has_room = {};  // as RouteQuestion
   SimTime waited = 0;  // in the router's queue
@@ -109,8 +111,8 @@ struct HandoverOptions {
   // Also the bytes travel that the decode replica has already.
   bool charges_hits = false;
   FirstToken first_token = FirstToken::kPrefill;
-  // A request of whose prompt the decode replica lacks at most so many tokens when it arrives is computed
-  // there as a whole; 0: none.
+  // A request of whose prompt the decode replica lacks at most so many tokens when it arrives is
+  // computed there as a whole; 0: none.
   int64_t max_local_tokens = 0;
 };
 
@@ -119,8 +121,8 @@ struct FleetOptions {
   RouterQueueOptions queue = {};
   // From a request's arrival until the router sends it on; part of its latencies.
   SimTime router_delay = 0;
-  // From the end of a step until the router knows of the blocks that it stored and removed. The step
-  // that stored them is over then, so it is at least one step behind the pool.
+  // From the end of a step until the router knows of the blocks that it stored and removed. The
+  // step that stored them is over then, so it is at least one step behind the pool.
   SimTime event_delay = 0;
   int64_t event_loss = 0;  // share of the batches that never reach it, in millionths
   // Of the replicas, the first so many are live at the beginning; 0: all.
@@ -129,7 +131,8 @@ struct FleetOptions {
   // Replicas of the set that are data-parallel ranks of one, ascending; none scales.
   std::vector<RankGroup> ranks = {};
   LockstepOptions lockstep = {};  // of all groups
-  // Prefill and decode on replicas of their own; with no queue, delay, loss, scaling, ranks nor connector.
+  // Prefill and decode on replicas of their own; with no queue, delay, loss, scaling, ranks nor
+  // connector.
   std::optional<HandoverOptions> handover = {};
 };
 
@@ -166,10 +169,10 @@ class Fleet final : private ReplicaSet::Owner {
  public:
   static constexpr size_t kMostReplicas = 4096;
 
-  // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a connector,
-  // no replica, too many or fewer than scaling may need at once, a bad configuration of one, or replicas
-  // that hash contents differently or do not cache, with a router that compares contents; with hand-over
-  // also for replicas that do not keep all blocks of a request. What
+  // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a
+  // connector, no replica, too many or fewer than scaling may need at once, a bad configuration of
+  // one, or replicas that hash contents differently or do not cache, with a router that compares
+  // contents; with hand-over also for replicas that do not keep all blocks of a request. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
                                                        std::vector<ReplicaSetup> replicas,
@@ -179,8 +182,8 @@ class Fleet final : private ReplicaSet::Owner {
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // As Simulation::Run; also FailedPrecondition if requests wait and no replica will be live. Call it
-  // once.
+  // As Simulation::Run; also FailedPrecondition if requests wait and no replica will be live. Call
+  // it once.
   absl::Status Run();
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     set_.set_progress(std::move(progress));
@@ -193,8 +196,8 @@ class Fleet final : private ReplicaSet::Owner {
  private:
   class Handover;
   class Watcher;
-  // Replicas that do the same, and who chooses between them: all, or those that prefill and those that
-  // decode.
+  // Replicas that do the same, and who chooses between them: all, or those that prefill and those
+  // that decode.
   struct Role {
     const char* name = "";
     size_t first = 0, count = 0;

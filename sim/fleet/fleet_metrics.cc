@@ -78,7 +78,8 @@ void FillScaling(const FleetOptions& options, const FleetResult& result,
   out->set_requests_failed(scaling.num_failed);
   out->set_lost_tokens(scaling.num_lost_tokens);
   out->set_requests_held(scaling.num_held);
-  auto num_live = options.num_live > 0 ? options.num_live : static_cast<int32_t>(result.replicas.size());
+  auto num_live =
+      options.num_live > 0 ? options.num_live : static_cast<int32_t>(result.replicas.size());
   std::vector<bool> is_live(result.replicas.size());
   for (int32_t r = 0; r < num_live; ++r) is_live[static_cast<size_t>(r)] = true;
   for (const ScaleRecord& record : scaling.timeline) {

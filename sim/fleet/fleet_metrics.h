@@ -1,6 +1,6 @@
 // FleetMetrics: what a fleet's report says beside its replicas' own - how evenly the router spread
-// requests, how good its knowledge was, and the latencies of all requests together; with hand-over what
-// requests waited for, phase by phase.
+// requests, how good its knowledge was, and the latencies of all requests together; with hand-over
+// what requests waited for, phase by phase.
 //
 //   FleetMetrics metrics(num_replicas, objectives, client_rtt);
 //   setups[r].observers.push_back(metrics.of_replica(r)); ...
@@ -9,7 +9,8 @@
 //   metrics.Fill(options, (*fleet)->result(), &report);
 //
 // Memory: that of five distributions, and per replica 16 bytes for
-// each request that was alive at once anywhere. Cost: some 10 ns per record of a step and 100 ns per request.
+// each request that was alive at once anywhere. Cost: some 10 ns per record of a step and 100 ns
+// per request.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
@@ -32,7 +33,8 @@
 namespace kvblocks::sim {
 
 // What a router's decisions were worth, over time, on a grid whose tick doubles when a run outgrows
-// it. Counts belong to the tick in which they happen; their sums stay exact. Cost: O(1) per decision.
+// it. Counts belong to the tick in which they happen; their sums stay exact. Cost: O(1) per
+// decision.
 class DecisionSeries {
  public:
   static constexpr size_t kMostPoints = 500;
@@ -83,8 +85,9 @@ class ClientMetrics {
 
 class FleetMetrics final : public FleetObserver {
  public:
-  // The others as of ClientMetrics. `rows` takes a row of each request that ended at the router, or that
-  // a fleet with hand-over had, with HandoverColumns() behind the others; null: none. Not owned.
+  // The others as of ClientMetrics. `rows` takes a row of each request that ended at the router, or
+  // that a fleet with hand-over had, with HandoverColumns() behind the others; null: none. Not
+  // owned.
   FleetMetrics(size_t num_replicas, std::vector<Objective> objectives, SimTime client_rtt,
                RequestRowSink* rows = nullptr);
   ~FleetMetrics() override;

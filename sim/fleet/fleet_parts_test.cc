@@ -44,7 +44,8 @@ TEST_F(RouterQueueTest, KeepsTheOrderOfArrival) {
   EXPECT_EQ(Drain(queue), "abc");
 }
 
-// SM-101: smaller numbers are more urgent, as in the engine; the last is the least urgent newest one.
+// SM-101: smaller numbers are more urgent, as in the engine; the last is the least urgent newest
+// one.
 TEST_F(RouterQueueTest, PutsClassesBeforeArrival) {
   RouterQueue queue({.max_requests = 1, .by_priority = true});
   queue.Push(Make("a", 1), std::nullopt);
@@ -107,7 +108,8 @@ TEST(HasRoomTest, BadLimitsAreNamed) {
 // SM-101: whoever has no room is passed over, and the turn goes on behind who was chosen.
 TEST_F(RouterQueueTest, RoutersChooseAmongThoseWithRoom) {
   const SimRequest& request = *Make("a");
-  const std::vector<ReplicaLoad> loads = {{.num_requests = 5}, {.num_requests = 1}, {.num_requests = 3}};
+  const std::vector<ReplicaLoad> loads = {
+      {.num_requests = 5}, {.num_requests = 1}, {.num_requests = 3}};
   const std::vector<uint8_t> room = {1, 0, 1};
   const auto route = [&](Router& router, absl::Span<const uint8_t> has_room) {
     return router.Route({.request = request, .loads = loads, .has_room = has_room}).replica;
@@ -157,19 +159,22 @@ std::string TimelineOf(Scaler& scaler) {
 // By count the lowest starts and the highest stops; a change that finds none is counted.
 TEST(ScalerTest, ReplicasAreChosenByNumber) {
   ScalingOptions options;
-  options.schedule = *ParseSchedule("4s:crash@1,1s:stop,2s:start=2,3s:stop@2,5s:start@0,5s:crash@3,6s:stop=3");
+  options.schedule =
+      *ParseSchedule("4s:crash@1,1s:stop,2s:start=2,3s:stop@2,5s:start@0,5s:crash@3,6s:stop=3");
   ASSERT_EQ(*Scaler::NumReplicas(options, 2), 4);
   Scaler scaler(options, 2, 4);
   scaler.OnSent(0);
   while (scaler.NextTime() != Scaler::kNever) scaler.Take(scaler.NextTime(), {});
-  EXPECT_EQ(TimelineOf(scaler),
-            "1 stop 1, 1 off 1, 2 start 1, 2 live 1, 2 start 2, 2 live 2, 3 stop 2, 3 off 2, 4 crash 1, "
-            "6 stop 0");
+  EXPECT_EQ(
+      TimelineOf(scaler),
+      "1 stop 1, 1 off 1, 2 start 1, 2 live 1, 2 start 2, 2 live 2, 3 stop 2, 3 off 2, 4 crash 1, "
+      "6 stop 0");
   EXPECT_EQ(scaler.result().most_live, 3);
   EXPECT_EQ(scaler.result().num_refused, 4);
   EXPECT_TRUE(scaler.live().empty());
   scaler.OnLeft(0, 9 * kSecond);
-  EXPECT_EQ(scaler.result().timeline.back(), (ScaleRecord{9 * kSecond, 0, ScaleRecord::Kind::kOff}));
+  EXPECT_EQ(scaler.result().timeline.back(),
+            (ScaleRecord{9 * kSecond, 0, ScaleRecord::Kind::kOff}));
   scaler.Close(10 * kSecond);
   EXPECT_EQ(scaler.result().on_time, (std::vector<SimTime>{9 * kSecond, 3 * kSecond, kSecond, 0}));
 }
@@ -194,7 +199,8 @@ TEST(ScaleTextTest, PlansAndRulesAreRead) {
                        {.time = 120 * kSecond, .action = ScaleAction::kCrash, .replica = 3}}));
   for (const char* bad : {"", "10s", "10:start", "10s:begin", "10s:start=0", "10s:start=", "10s:stop=-1",
                           "10s:crash@4096", "10s:stop,", "10s:start=1.5"}) {
-    EXPECT_NE(ParseSchedule(bad).status().message().find("expected TIME:ACTION"), std::string::npos) << bad;
+    EXPECT_NE(ParseSchedule(bad).status().message().find("expected TIME:ACTION"), std::string::npos)
+        << bad;
   }
   ScaleRule rule;
   ASSERT_TRUE(ParseRule("ttft:2s:0.9:0.99", &rule).ok());
@@ -203,14 +209,17 @@ TEST(ScaleTextTest, PlansAndRulesAreRead) {
   EXPECT_EQ(rule.limit, 2 * kSecond);
   for (const char* bad : {"", "queue", "queue:3:1", "queue:1:2:3", "ttft:2s:0.9", "ttft:0s:0:1",
                           "ttft:2s:0.5:1.5", "load:1:2"}) {
-    EXPECT_NE(ParseRule(bad, &rule).message().find("expected queue:LOW:HIGH"), std::string::npos) << bad;
+    EXPECT_NE(ParseRule(bad, &rule).message().find("expected queue:LOW:HIGH"), std::string::npos)
+        << bad;
   }
   ScalingOptions options;
   options.schedule = {{.count = 4096}};
-  EXPECT_NE(Scaler::NumReplicas(options, 1).status().message().find("scaling needs 4097"), std::string::npos);
+  EXPECT_NE(Scaler::NumReplicas(options, 1).status().message().find("scaling needs 4097"),
+            std::string::npos);
   options.schedule = {};
   options.rule.emplace().most = 3;
-  EXPECT_NE(Scaler::NumReplicas(options, 4).status().message().find("rule: from 1 to 3"), std::string::npos);
+  EXPECT_NE(Scaler::NumReplicas(options, 4).status().message().find("rule: from 1 to 3"),
+            std::string::npos);
 }
 
 }  // namespace

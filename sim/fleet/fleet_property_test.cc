@@ -149,7 +149,8 @@ std::vector<RankGroup> DrawRanks(Draw& draw, int32_t num_replicas) {
   std::vector<RankGroup> ranks;
   for (int32_t first = 0; first + 2 <= num_replicas;) {
     const auto count = static_cast<int32_t>(draw(1, num_replicas - first));
-    if (count >= 2) ranks.push_back({.first = first, .count = count, .is_lockstep = !draw.OneIn(4)});
+    if (count >= 2)
+      ranks.push_back({.first = first, .count = count, .is_lockstep = !draw.OneIn(4)});
     first += count;
   }
   return ranks;
@@ -251,10 +252,11 @@ void CompareWithNaive(uint64_t seed, Replicas replicas) {
   }
 }
 
-// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes
-// to and why, and every schedule to the last block id.
+// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each
+// request goes to and why, and every schedule to the last block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, Replicas::kStay);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed)
+    CompareWithNaive(seed, Replicas::kStay);
 }
 
 // D-6: the same with data-parallel ranks, of which those that share experts step together.
@@ -266,7 +268,8 @@ RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatStepTogether, (uint64_t f
 
 // SM-102: the same with replicas that start, stop and crash.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatComeAndGo, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, Replicas::kComeAndGo);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed)
+    CompareWithNaive(seed, Replicas::kComeAndGo);
 }
 
 // --- Workloads with sessions, dependencies and aborts ---
@@ -328,7 +331,8 @@ RC_GTEST_PROP(FleetProperty, OfOneIsASimulation, (uint64_t first_seed)) {
     single.config = DrawConfig(draw);
     single.config.concurrency = 0;  // voids times, too
     if (with_sessions) single.config.max_queue_time = 0;
-    if (single.config.zero_output == ZeroOutput::kSkip) single.config.zero_output = ZeroOutput::kOne;
+    if (single.config.zero_output == ZeroOutput::kSkip)
+      single.config.zero_output = ZeroOutput::kOne;
     const FleetOptions options{.router = DrawRouter(draw)};
     const auto reader = single.MakeReader();
     RealFleet fleet(1);

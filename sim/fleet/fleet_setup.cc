@@ -39,14 +39,17 @@ absl::Status Fleet::Check(const FleetOptions& options, const std::vector<Replica
                   [](const ReplicaSetup& setup) { return setup.connector != nullptr; });
   if (options.scaling.is_used() && is_any_connected) {
     return absl::InvalidArgumentError(
-        "scaling of replicas that load KV from elsewhere: expected none with tiers behind them, whose "
+        "scaling of replicas that load KV from elsewhere: expected none with tiers behind them, "
+        "whose "
         "loads would go on when a replica is gone");
   }
   if (!options.handover) return absl::OkStatus();
   if (is_any_connected || options.scaling.is_used() || num_live < count || options.queue.is_on() ||
-      !options.ranks.empty() || options.router_delay + options.event_delay + options.event_loss > 0) {
+      !options.ranks.empty() ||
+      options.router_delay + options.event_delay + options.event_loss > 0) {
     return absl::InvalidArgumentError(
-        "handover: set next to a router's queue, delay or loss, scaling, ranks or connectors, expected "
+        "handover: set next to a router's queue, delay or loss, scaling, ranks or connectors, "
+        "expected "
         "none of them");
   }
   return Handover::Check(*options.handover, replicas.size());

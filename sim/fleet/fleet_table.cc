@@ -70,9 +70,10 @@ std::string DescribeRouter(const pb::RouterSetup& router) {
 using Figures = std::vector<std::pair<std::string, std::string>>;
 
 void AddScaling(const pb::Scaling& scaling, Figures* figures) {
-  std::string text = absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
-                                     WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
-                                     scaling.mean_on(), scaling.most_live());
+  std::string text =
+      absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
+                      WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
+                      scaling.mean_on(), scaling.most_live());
   absl::StrAppend(&text, Plural(scaling.starts(), "start"), " (", scaling.restarts(), " again), ",
                   Plural(scaling.stops(), "stop"), ", ", scaling.crashes(),
                   scaling.crashes() == 1 ? " crash" : " crashes");
@@ -82,10 +83,11 @@ void AddScaling(const pb::Scaling& scaling, Figures* figures) {
   }
   figures->emplace_back("scaling", text);
   if (scaling.requests_lost() > 0) {
-    figures->emplace_back("lost", absl::StrCat(Plural(scaling.requests_lost(), "request"), " by crashes: ",
-                                   WithThousands(scaling.requests_retried()), " sent again, ",
-                                   WithThousands(scaling.requests_failed()), " failed; ",
-                                   WithThousands(scaling.lost_tokens()), " tokens computed in vain"));
+    figures->emplace_back(
+        "lost", absl::StrCat(Plural(scaling.requests_lost(), "request"),
+                             " by crashes: ", WithThousands(scaling.requests_retried()),
+                             " sent again, ", WithThousands(scaling.requests_failed()), " failed; ",
+                             WithThousands(scaling.lost_tokens()), " tokens computed in vain"));
   }
   if (scaling.requests_held() > 0) {
     figures->emplace_back("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
@@ -129,15 +131,16 @@ void AddPhases(const pb::FleetReport& report, Figures* figures) {
   figures->emplace_back("decode", LatencyOrNone(latency.decode()));
   figures->emplace_back(
       "transfers",
-      absl::StrCat(WithThousands(transfers.count()), " of ", WithThousands(transfers.loaded_tokens()),
-                   " tokens, ", absl::StrFormat("%.4g GB", static_cast<double>(transfers.bytes()) / 1e9),
+      absl::StrCat(WithThousands(transfers.count()), " of ",
+                   WithThousands(transfers.loaded_tokens()), " tokens, ",
+                   absl::StrFormat("%.4g GB", static_cast<double>(transfers.bytes()) / 1e9),
                    "; link busy ", Percent(transfers.busy_share()), ", at most ",
                    WithThousands(transfers.peak_under_way()), " at once, queueing mean ",
                    Span(transfers.queueing().mean_ms() / 1e3)));
-  figures->emplace_back("holds", absl::StrCat("blocks without work, time x requests: ",
-                                              Span(transfers.prefill_hold_s()),
-                                              " on prefill replicas, ",
-                                              Span(transfers.decode_hold_s()), " on decode replicas"));
+  figures->emplace_back("holds",
+                        absl::StrCat("blocks without work, time x requests: ",
+                                     Span(transfers.prefill_hold_s()), " on prefill replicas, ",
+                                     Span(transfers.decode_hold_s()), " on decode replicas"));
 }
 
 bool IsAnyInLockstep(const pb::FleetReport& report) {
@@ -170,8 +173,8 @@ std::string RanksText(const pb::FleetReport& report) {
       ++count;
       others -= group.ranks();
     }
-    absl::StrAppend(&text, text.empty() ? "" : ", ", Plural(count, "replica"), " of ", group.ranks(),
-                    " data-parallel ranks", group.lockstep() ? " in lockstep" : "");
+    absl::StrAppend(&text, text.empty() ? "" : ", ", Plural(count, "replica"), " of ",
+                    group.ranks(), " data-parallel ranks", group.lockstep() ? " in lockstep" : "");
   }
   if (others > 0) absl::StrAppend(&text, ", ", others, " of one");
   return text;
@@ -196,11 +199,12 @@ std::string ClaimsText(const pb::Decisions& d) {
 std::string RequestsText(const pb::FleetTotals& totals) {
   std::string requests = absl::StrCat(WithThousands(totals.requests_arrived()), " arrived, ",
                                       WithThousands(totals.requests_finished()), " finished");
-  for (const auto& [count, what] : {std::pair(totals.requests_rejected(), " rejected"),
-                                    std::pair(totals.requests_aborted(), " aborted"),
-                                    std::pair(totals.requests_failed(), " failed"),
-                                    std::pair(totals.requests_skipped(), " left out"),
-                                    std::pair(totals.requests_local(), " computed where they decode")}) {
+  for (const auto& [count, what] :
+       {std::pair(totals.requests_rejected(), " rejected"),
+        std::pair(totals.requests_aborted(), " aborted"),
+        std::pair(totals.requests_failed(), " failed"),
+        std::pair(totals.requests_skipped(), " left out"),
+        std::pair(totals.requests_local(), " computed where they decode")}) {
     if (count > 0) absl::StrAppend(&requests, ", ", WithThousands(count), what);
   }
   return absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
@@ -322,8 +326,9 @@ void SumWorkloads(const pb::FleetReport& fleet,
     const auto& workload = one.workload();
     if (workload.requests_arrived() == 0) continue;
     const bool is_first = sum->requests_arrived() == 0;
-    sum->set_first_arrival_s(is_first ? workload.first_arrival_s()
-                                      : std::min(sum->first_arrival_s(), workload.first_arrival_s()));
+    sum->set_first_arrival_s(is_first
+                                 ? workload.first_arrival_s()
+                                 : std::min(sum->first_arrival_s(), workload.first_arrival_s()));
     sum->set_last_arrival_s(is_first ? workload.last_arrival_s()
                                      : std::max(sum->last_arrival_s(), workload.last_arrival_s()));
     sum->set_requests_arrived(sum->requests_arrived() + workload.requests_arrived());
@@ -375,9 +380,10 @@ std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
                              ? absl::StrCat(", after ", Span(routing.waited_s()), " in its queue")
                              : ""));
   const std::vector<size_t> widths = {10, 14, 16, 14, 14, 12};
-  page.Cells("replica",
-             {"requests", "their tokens", "not yet admitted", "claimed hits", "would have hit", "score"},
-             widths);
+  page.Cells(
+      "replica",
+      {"requests", "their tokens", "not yet admitted", "claimed hits", "would have hit", "score"},
+      widths);
   int64_t most = 0, chosen = 0;
   for (const pb::Candidate& c : routing.candidates()) {
     most = std::max(most, c.held_tokens());

@@ -11,13 +11,13 @@
 
 namespace kvblocks::sim {
 
-// `color`: labels with terminal escapes. Ends with a line end. Of more than 16 replicas the first 16
-// have a row.
+// `color`: labels with terminal escapes. Ends with a line end. Of more than 16 replicas the first
+// 16 have a row.
 std::string FormatFleet(const ::kvblocks::fleet::v1::FleetReport& report, bool color);
 std::string FormatRouting(const ::kvblocks::fleet::v1::RoutingExplanation& routing, bool color);
 
-// Counts of all replicas, latencies and limits of all requests; configuration, pool and clock are the
-// first replica's. Sections that only one engine can have are absent.
+// Counts of all replicas, latencies and limits of all requests; configuration, pool and clock are
+// the first replica's. Sections that only one engine can have are absent.
 ::kvblocks::report::v1::Report FleetSummary(const ::kvblocks::fleet::v1::FleetReport& fleet);
 
 }  // namespace kvblocks::sim

@@ -308,7 +308,8 @@ TEST_F(FleetTest, RequestsGiveUpAtTheRouter) {
   EXPECT_EQ(result_.replicas[0].num_aborted_queue + result_.replicas[1].num_aborted_queue, 0);
 }
 
-// SM-101: a session whose turn gives up at the router ends everywhere, and one that waits there ends with it.
+// SM-101: a session whose turn gives up at the router ends everywhere, and one that waits there
+// ends with it.
 TEST_F(FleetTest, SessionsEndAtTheRouterToo) {
   options_.queue.max_requests = 2;
   workload_.config.scheduler.max_num_seqs = 1;
@@ -373,7 +374,8 @@ TEST_F(FleetTest, NoProgressNamesTheReplica) {
   Add("B", 0, 40, 1, 1, 0);
   const absl::Status status = Run();
   EXPECT_TRUE(IsNoProgress(status)) << status;
-  EXPECT_NE(status.message().find("replica 1: no progress: request B"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("replica 1: no progress: request B"), std::string::npos)
+      << status;
 }
 
 // --- Replicas that come and go ---
@@ -402,8 +404,8 @@ class ScalingTest : public FleetTest {
   }
 };
 
-// SM-102: two steps are over when replica 0 crashes, with 9 tokens of A computed. A starts again behind
-// the step that runs on replica 1.
+// SM-102: two steps are over when replica 0 crashes, with 9 tokens of A computed. A starts again
+// behind the step that runs on replica 1.
 TEST_F(ScalingTest, CrashSendsRequestsAgain) {
   Plan("2500ms:crash@0", 2);
   Add("A", 0, 8, 5, 1, 0);
@@ -423,7 +425,8 @@ TEST_F(ScalingTest, CrashSendsRequestsAgain) {
   EXPECT_EQ(result_.scaling.on_time, (std::vector<SimTime>{5 * kSecond / 2, 9 * kSecond}));
   EXPECT_EQ(result_.replicas[0].num_lost, 1);
   EXPECT_EQ(result_.replicas[0].busy_time, 5 * kSecond / 2);
-  // One that runs and one that waits for the end of a step are lost alike, and sent in order of arrival.
+  // One that runs and one that waits for the end of a step are lost alike, and sent in order of
+  // arrival.
   Add("C", 2, 8, 1, 3, 0);
   Add("D", 2.2, 8, 1, 3, 0);
   options_.router.kind = RouterKind::kTwoChoices;
@@ -470,8 +473,8 @@ TEST_F(ScalingTest, StartTakesItsTimeAndBeginsCold) {
   EXPECT_EQ(result_.scaling.on_time[0], 9 * kSecond);
 }
 
-// Who gave up before is not among those that a crash takes, and what the cache had is not lost. Patience
-// for the queue begins anew.
+// Who gave up before is not among those that a crash takes, and what the cache had is not lost.
+// Patience for the queue begins anew.
 TEST_F(ScalingTest, CrashTakesWhatIsThere) {
   Plan("8500ms:crash@0", 2);
   workload_.config.max_queue_time = 3 * kSecond;
@@ -506,7 +509,9 @@ TEST_F(ScalingTest, RunsEndWithTheirRequests) {
   Plan("1s:stop", 1);
   const absl::Status status = RunScaled();
   EXPECT_TRUE(IsNoProgress(status)) << status;
-  EXPECT_NE(status.message().find("1 requests wait at the router, the first is B"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("1 requests wait at the router, the first is B"),
+            std::string::npos)
+      << status;
 }
 
 // A session whose replica is gone draws again.
@@ -535,8 +540,9 @@ TEST_F(ScalingTest, QueuesStartAndStopReplicas) {
   Add("late", 80, 4, 1, 1, 0);
   ASSERT_TRUE(RunScaled().ok());
   // All go to replica 0, where 6 wait at 10, then 4, 3, 1 and none.
-  EXPECT_EQ(Timeline(),
-            "10 start 1, 10 live 1, 20 start 2, 20 live 2, 40 stop 2, 40 off 2, 50 stop 1, 50 off 1");
+  EXPECT_EQ(
+      Timeline(),
+      "10 start 1, 10 live 1, 20 start 2, 20 live 2, 40 stop 2, 40 off 2, 50 stop 1, 50 off 1");
   rule.cool_down = 25 * kSecond;
   ASSERT_TRUE(RunScaled().ok());
   EXPECT_EQ(Timeline(), "10 start 1, 10 live 1, 40 stop 1, 40 off 1");

@@ -74,9 +74,9 @@ TEST(FleetTiersTest, WhatOneReplicaStoredAnotherLoads) {
     FleetWithTiers run;
     run.workload.Add({.id = "A", .prompt = 9, .output = 1, .content = Document(9)});
     run.workload.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-    ASSERT_TRUE(run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s",
-                        2)
-                    .ok());
+    ASSERT_TRUE(
+        run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s", 2)
+            .ok());
     if (is_shared) {
       EXPECT_THAT(run.watches[1].lines, Contains("10: load B +8"));
       EXPECT_THAT(run.watches[1].lines, Contains(HasSubstr("12: B:1 ")));
@@ -90,8 +90,8 @@ TEST(FleetTiersTest, WhatOneReplicaStoredAnotherLoads) {
   }
 }
 
-// C and D load at the same time over one link of 128 bytes a second: both chunks of both take 4 s, and
-// neither waits for the other's load, which fills another device.
+// C and D load at the same time over one link of 128 bytes a second: both chunks of both take 4 s,
+// and neither waits for the other's load, which fills another device.
 TEST(FleetTiersTest, ReplicasShareTheLink) {
   for (const bool is_shared : {false, true}) {
     FleetWithTiers run;
@@ -99,15 +99,16 @@ TEST(FleetTiersTest, ReplicasShareTheLink) {
       run.workload.Add({.id = id, .prompt = 9, .output = 1, .content = Document(9)});
     }
     for (const char* id : {"E", "F"}) {  // takes the pool
-      run.workload.Add({.id = id, .prompt = 13, .output = 1, .at = 10, .content = Document(13, 100)});
+      run.workload.Add(
+          {.id = id, .prompt = 13, .output = 1, .at = 10, .content = Document(13, 100)});
     }
     for (const char* id : {"C", "D"}) {
       run.workload.Add({.id = id, .prompt = 9, .output = 1, .at = 40, .content = Document(9)});
     }
     run.workload.config.kv_cache.num_blocks = 5;
-    ASSERT_TRUE(run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s",
-                        2)
-                    .ok());
+    ASSERT_TRUE(
+        run.Run(is_shared ? "store:8chunks:read=128B/s:shared" : "store:8chunks:read=128B/s", 2)
+            .ok());
     const std::string at = is_shared ? "44: " : "42: ";
     EXPECT_THAT(run.watches[0].lines, Contains("40: load C +8"));
     EXPECT_THAT(run.watches[1].lines, Contains("40: load D +8"));
@@ -171,7 +172,8 @@ TEST(FleetTiersTest, OwnTiersKnowNothingOfEachOther) {
   EXPECT_GT(num_loads, 100);
 }
 
-// Whatever comes together, every request ends once, nothing stays behind, and a second run is the same.
+// Whatever comes together, every request ends once, nothing stays behind, and a second run is the
+// same.
 TEST(FleetTiersTest, RandomFleetsOverSharedTiersEndAndLeaveNothing) {
   constexpr const char* kTiers[] = {
       "store:12chunks:read=300B/s:shared",

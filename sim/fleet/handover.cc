@@ -7,8 +7,8 @@
 
 namespace kvblocks::sim {
 
-// What a replica asks of the fleet and reports to it. A prefill replica's blocks are held until they are
-// fetched; a decode replica fetches them.
+// What a replica asks of the fleet and reports to it. A prefill replica's blocks are held until
+// they are fetched; a decode replica fetches them.
 class Fleet::Handover::Side final : public KvConnector, public EngineObserver {
  public:
   Side(Handover* parent, size_t replica) : parent_(parent), replica_(replica) {}
@@ -82,7 +82,8 @@ absl::Status Fleet::Handover::Check(const HandoverOptions& options, size_t num_r
   }
   if (absl::Status status = Validate(options.decode_router); !status.ok()) return status;
   if (options.bytes_per_token < 1 || options.bytes_per_token > (int64_t{1} << 40)) {
-    return InvalidArgument("bytes_per_token: got ", options.bytes_per_token, ", expected 1 to 2^40");
+    return InvalidArgument("bytes_per_token: got ", options.bytes_per_token,
+                           ", expected 1 to 2^40");
   }
   if (options.max_local_tokens < 0) {
     return InvalidArgument("max_local_tokens: got ", options.max_local_tokens,

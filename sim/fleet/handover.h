@@ -1,19 +1,19 @@
-// Handover: the part of a Fleet whose replicas compute prompts or decode, with the KV travelling between them
-// (SM-103).
+// Handover: the part of a Fleet whose replicas compute prompts or decode, with the KV travelling
+// between them (SM-103).
 //
-// A request first runs on a prefill replica, for its prompt and one token. The blocks stay there when it is
-// done. It is then handed to a decode replica, whose scheduler takes blocks for what the prompt lacks in
-// its pool and starts the transfer: the request is LOADING there (SM-4) and obeys what holds for
-// asynchronous loads (SM-17). When the transfer ends, the prefill replica's blocks are free, and the
-// request decodes. The prefill's token can be the client's first one; else the last prompt token is
-// computed again and the decode replica makes the first. Requests of which the decode replica lacks
-// little can be computed there as a whole.
+// A request first runs on a prefill replica, for its prompt and one token. The blocks stay there
+// when it is done. It is then handed to a decode replica, whose scheduler takes blocks for what the
+// prompt lacks in its pool and starts the transfer: the request is LOADING there (SM-4) and obeys
+// what holds for asynchronous loads (SM-17). When the transfer ends, the prefill replica's blocks
+// are free, and the request decodes. The prefill's token can be the client's first one; else the
+// last prompt token is computed again and the decode replica makes the first. Requests of which the
+// decode replica lacks little can be computed there as a whole.
 //
-// Prefill replicas come first in the set. Before the arrivals of an instant transfers end, behind them
-// requests are handed over.
+// Prefill replicas come first in the set. Before the arrivals of an instant transfers end, behind
+// them requests are handed over.
 //
-// Always: each request that is not skipped ends once, in FleetObserver::OnEnded; blocks are held in two
-// places only during a transfer. Cost: per request one more hashing of its prompt.
+// Always: each request that is not skipped ends once, in FleetObserver::OnEnded; blocks are held in
+// two places only during a transfer. Cost: per request one more hashing of its prompt.
 
 #ifndef KVBLOCKS_SIM_FLEET_HANDOVER_H_
 #define KVBLOCKS_SIM_FLEET_HANDOVER_H_

@@ -12,7 +12,8 @@ namespace {
 
 namespace pb = ::kvblocks::fleet::v1;
 
-void FillAs(const char* definition, Distribution& values, ::kvblocks::report::v1::Distribution* out) {
+void FillAs(const char* definition, Distribution& values,
+            ::kvblocks::report::v1::Distribution* out) {
   FillDistribution(values, out);
   out->set_definition(definition);
 }
@@ -46,7 +47,8 @@ void FleetMetrics::OnEnded(const SimRequest& request, const HandoverLife& life, 
 }
 
 std::string FleetMetrics::HandoverColumns() {
-  return "prefill_replica,decode_replica,prompt_ms,handover_ms,transfer_ms,loaded_tokens,transfer_bytes";
+  return "prefill_replica,decode_replica,prompt_ms,handover_ms,transfer_ms,loaded_tokens,transfer_"
+         "bytes";
 }
 
 void FleetMetrics::WriteRow(const SimRequest& request, const HandoverLife& life,
@@ -73,8 +75,9 @@ void FleetMetrics::WriteRow(const SimRequest& request, const HandoverLife& life,
                     life.num_bytes)});
 }
 
-void FleetMetrics::FillHandover(const HandoverOptions& handover, const RouterOptions& prefill_router,
-                                const FleetResult& result, pb::FleetReport* out) {
+void FleetMetrics::FillHandover(const HandoverOptions& handover,
+                                const RouterOptions& prefill_router, const FleetResult& result,
+                                pb::FleetReport* out) {
   pb::SplitSetup* setup = out->mutable_split();
   setup->set_first_token(handover.first_token == FirstToken::kPrefill ? "prefill" : "decode");
   setup->set_prefill_router(std::string(RouterName(prefill_router.kind)));

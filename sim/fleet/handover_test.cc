@@ -53,8 +53,9 @@ struct HandoverReplay : FleetObserver {
     reader = lines.MakeReader();
     options.num_prefill = num_prefill;
     fleet_options.handover = options;
-    std::vector<ReplicaSetup> replicas(num_prefill + num_decode,
-                                       {.config = config, .step_time = step_time->get(), .observers = {}});
+    std::vector<ReplicaSetup> replicas(
+        num_prefill + num_decode,
+        {.config = config, .step_time = step_time->get(), .observers = {}});
     replicas[num_prefill].observers = {&lines};
     for (size_t r = num_prefill; r < replicas.size() && decode_blocks > 0; ++r) {
       replicas[r].config.kv_cache.num_blocks = decode_blocks;
@@ -212,8 +213,8 @@ TEST(HandoverTest, AbortsAtAnyTimeLeaveNothingBehind) {
   }
 }
 
-// C has B's document and comes when nothing runs: of two idle replicas the first one is taken, unless the
-// router knows where the document is.
+// C has B's document and comes when nothing runs: of two idle replicas the first one is taken,
+// unless the router knows where the document is.
 TEST(HandoverTest, RoutersOfContentsFindTheirReplica) {
   const auto prefill_of_c = [](RouterKind kind) {
     HandoverReplay replay;
@@ -250,7 +251,8 @@ TEST(HandoverTest, BadOptionsAreRefused) {
   HandoverReplay replay;
   replay.fleet_options.router.kind = RouterKind::kOracle;
   replay.config.manager.enable_caching = false;
-  EXPECT_THAT(std::string(replay.Run().message()), HasSubstr("router oracle compares cached blocks"));
+  EXPECT_THAT(std::string(replay.Run().message()),
+              HasSubstr("router oracle compares cached blocks"));
   HandoverReplay windows;
   windows.config.kv_cache.groups.push_back(WindowGroup(4, 8));
   EXPECT_THAT(std::string(windows.Run().message()),
@@ -264,7 +266,8 @@ TEST(HandoverTest, BadOptionsAreRefused) {
               HasSubstr("handover.num_prefill: got 0 of 1 replicas"));
   HandoverReplay queue;
   queue.fleet_options.queue.max_requests = 1;
-  EXPECT_THAT(std::string(queue.Run().message()), HasSubstr("handover: set next to a router's queue"));
+  EXPECT_THAT(std::string(queue.Run().message()),
+              HasSubstr("handover: set next to a router's queue"));
 }
 
 void Fill(HandoverReplay& replay, uint64_t seed) {

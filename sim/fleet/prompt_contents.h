@@ -1,7 +1,7 @@
 // PromptContents: a prompt's blocks, and what pools hold of them, for routers that compare them.
 //
-// One prompt at a time: Hash, then ask. Pools are asked what a look-up would find now, and nothing in them
-// changes. Cost: a hash per block, and per pool a look-up.
+// One prompt at a time: Hash, then ask. Pools are asked what a look-up would find now, and nothing
+// in them changes. Cost: a hash per block, and per pool a look-up.
 
 #ifndef KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
 #define KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
@@ -40,8 +40,8 @@ class PromptContents {
   ComputedBlocks found_;  // scratch
 };
 
-// InvalidArgument unless one prompt's hashes serve `count` replicas of the set from `first` on, and,
-// for a router that compares contents, there are any.
+// InvalidArgument unless one prompt's hashes serve `count` replicas of the set from `first` on,
+// and, for a router that compares contents, there are any.
 absl::Status CheckContents(const ReplicaSet& set, size_t first, size_t count, RouterKind kind,
                            GroupId group);
 

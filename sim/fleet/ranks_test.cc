@@ -129,7 +129,8 @@ TEST_F(RanksTest, RanksGoOnUntilTheyAsk) {
   EXPECT_THAT(TokensOf("c"), ElementsAre(14));
 }
 
-// D-6: prompts of more than a token are computed in every third step of all ranks while something decodes.
+// D-6: prompts of more than a token are computed in every third step of all ranks while something
+// decodes.
 TEST_F(RanksTest, PromptsComeInStepsOfAllRanks) {
   workload_.config.scheduler.prefill_schedule_interval = 3;
   workload_.Add({.id = "a", .prompt = 1, .output = 9, .at = 0});
@@ -194,7 +195,8 @@ TEST_F(RankRouterTest, TheBeginningMovesOnWithEveryRequest) {
 
 TEST_F(RankRouterTest, WaitingRequestsCountMoreWhereThePoolIsFull) {
   // 4 + 2 x 6 x (0.75 - 0.5) = 7 against 6 of running ones, and 8 with an empty pool.
-  router_->OnCounts(0, {.num_waiting = 2, .num_running = 2, .num_blocks_used = 75, .num_blocks = 100}, 0);
+  router_->OnCounts(
+      0, {.num_waiting = 2, .num_running = 2, .num_blocks_used = 75, .num_blocks = 100}, 0);
   router_->OnCounts(1, {.num_waiting = 8, .num_blocks_used = 50, .num_blocks = 100}, 0);
   router_->OnCounts(2, {.num_running = 6, .num_blocks_used = 100, .num_blocks = 100}, 0);
   EXPECT_EQ(Route(0), 2);

@@ -1,8 +1,8 @@
 // Router: which replica a request goes to; and RouterQueue, where requests wait until one has room.
 //
 // A router is asked once per request and may look at what RouteQuestion holds and at what it
-// learned before: KV events that reached it, and its own decisions. It draws at random only by seed and
-// submission index, so a request's luck depends on no other request.
+// learned before: KV events that reached it, and its own decisions. It draws at random only by seed
+// and submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
 //   round-robin         in turn; who has no room is passed over
@@ -20,8 +20,8 @@
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds
 // - w_load x known tokens of its requests / block size - w_queue x prompt tokens not admitted yet /
-// block size. Ties go to the replica with fewer tokens, then to the lower number. With a temperature
-// the replica is drawn, with odds e^(score / temperature).
+// block size. Ties go to the replica with fewer tokens, then to the lower number. With a
+// temperature the replica is drawn, with odds e^(score / temperature).
 //
 // Only live replicas are chosen; those that start, drain or are off count for nothing.
 //
@@ -116,7 +116,8 @@ struct RouteQuestion {
   // The rest is empty unless the router UsesContent.
   int64_t block_tokens = 1;
   absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
-  absl::Span<const int64_t> tokens_held = {};  // by replica: what a look-up finds now; of oracle only
+  absl::Span<const int64_t> tokens_held =
+      {};  // by replica: what a look-up finds now; of oracle only
 };
 
 inline bool MayHave(const RouteQuestion& question, size_t replica) {
@@ -153,8 +154,8 @@ class Router {
   virtual void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
     (void)replica, (void)counts, (void)now;
   }
-  // A replica takes no more requests, and if it does so again it is a new one: what it held, and who
-  // was at home there, is to be forgotten.
+  // A replica takes no more requests, and if it does so again it is a new one: what it held, and
+  // who was at home there, is to be forgotten.
   virtual void OnGone(int32_t replica) { (void)replica; }
 };
 
@@ -188,7 +189,8 @@ absl::Status Validate(const RouterQueueOptions& options);
 // Whether a replica may be sent such a prompt. One without requests has room for any.
 bool HasRoom(const RouterQueueOptions& options, const ReplicaLoad& load, int64_t num_prompt);
 
-// RouterQueue: the requests that wait at a router because no replica has room for the first of them.
+// RouterQueue: the requests that wait at a router because no replica has room for the first of
+// them.
 //
 //   RouterQueue queue(options);
 //   queue.Push(request, deadline);             // by arrival
@@ -196,8 +198,9 @@ bool HasRoom(const RouterQueueOptions& options, const ReplicaLoad& load, int64_t
 //   while (!queue.empty() && some replica HasRoom(options, load, queue.first()->num_prompt)) ...
 //   if (queue.is_too_long()) { reject queue.last(); queue.Remove(*queue.last()); }
 //
-// Order: as they came, or by the trace's priority and then as they came, smaller numbers first. Nobody
-// overtakes: while the first does not fit anywhere, all wait, so that a long prompt comes to its turn.
+// Order: as they came, or by the trace's priority and then as they came, smaller numbers first.
+// Nobody overtakes: while the first does not fit anywhere, all wait, so that a long prompt comes to
+// its turn.
 //
 // Always: a request is in it once. Cost: O(log n) for each operation. Nothing is owned.
 class RouterQueue {

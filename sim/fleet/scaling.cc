@@ -25,8 +25,8 @@ std::optional<int32_t> ParseCount(std::string_view text, int32_t least, int32_t 
 absl::StatusOr<ScaleEntry> ParseEntry(std::string_view text) {
   const absl::Status bad = InvalidArgument(
       "got \"", std::string(text),
-      "\", expected TIME:ACTION, with start, stop or crash as ACTION, then nothing, =COUNT (1 to ", kMostSlots,
-      ") or @REPLICA (0 to ", kMostSlots - 1, "), such as 10s:start=2 or 1min:crash@3");
+      "\", expected TIME:ACTION, with start, stop or crash as ACTION, then nothing, =COUNT (1 to ",
+      kMostSlots, ") or @REPLICA (0 to ", kMostSlots - 1, "), such as 10s:start=2 or 1min:crash@3");
   ScaleEntry entry;
   const size_t colon = text.find(':');
   if (colon == text.npos) return bad;
@@ -83,10 +83,11 @@ absl::StatusOr<std::vector<ScaleEntry>> ParseSchedule(std::string_view text) {
 }
 
 absl::Status ParseRule(std::string_view text, ScaleRule* rule) {
-  const absl::Status bad = InvalidArgument(
-      "got \"", std::string(text),
-      "\", expected queue:LOW:HIGH with waiting requests per replica, or ttft:LIMIT:LOW:HIGH with shares from "
-      "0 to 1, such as queue:1:8 or ttft:2s:0.9:0.99; LOW is at most HIGH");
+  const absl::Status bad =
+      InvalidArgument("got \"", std::string(text),
+                      "\", expected queue:LOW:HIGH with waiting requests per replica, or "
+                      "ttft:LIMIT:LOW:HIGH with shares from "
+                      "0 to 1, such as queue:1:8 or ttft:2s:0.9:0.99; LOW is at most HIGH");
   const std::vector<std::string> parts = absl::StrSplit(std::string(text), ':');
   const bool is_queue = parts.size() == 3 && parts[0] == "queue";
   if (!is_queue && (parts.size() != 4 || parts[0] != "ttft")) return bad;
@@ -110,10 +111,11 @@ absl::StatusOr<int32_t> Scaler::NumReplicas(const ScalingOptions& options, int32
   int64_t most = num_live;
   for (const ScaleEntry& entry : options.schedule) {
     if (entry.time < 0 || entry.count < 1 || entry.replica < -1 || entry.replica >= kMostSlots) {
-      return InvalidArgument("schedule: an entry at ", entry.time, " ps with count ", entry.count,
-                             " and replica ", entry.replica,
-                             ", expected a time of at least 0, a count of at least 1 and a replica below ",
-                             kMostSlots);
+      return InvalidArgument(
+          "schedule: an entry at ", entry.time, " ps with count ", entry.count, " and replica ",
+          entry.replica,
+          ", expected a time of at least 0, a count of at least 1 and a replica below ",
+          kMostSlots);
     }
     if (entry.action == ScaleAction::kStart && entry.replica < 0) most += entry.count;
   }
@@ -123,8 +125,10 @@ absl::StatusOr<int32_t> Scaler::NumReplicas(const ScalingOptions& options, int32
   if (options.rule) {
     const ScaleRule& rule = *options.rule;
     if (rule.least < 1 || rule.least > num_live || rule.most < num_live) {
-      return InvalidArgument("rule: from ", rule.least, " to ", rule.most, " replicas, expected limits of at "
-                             "least 1 with the ", num_live, " of the beginning between them");
+      return InvalidArgument("rule: from ", rule.least, " to ", rule.most,
+                             " replicas, expected limits of at "
+                             "least 1 with the ",
+                             num_live, " of the beginning between them");
     }
     if (rule.interval <= 0 || rule.cool_down < 0) {
       return InvalidArgument("rule: interval ", rule.interval, " ps and cool_down ", rule.cool_down,

@@ -1,12 +1,13 @@
 // Scaling: replicas that start, stop and crash during a run, by schedule and by rule (SM-102).
 //
-// A replica is off, starting, live or draining. A start takes start_time, with empty caches behind it. A
-// stop lets the replica finish what it has: it gets no more requests. A crash takes its requests away.
-// Where a count is given and no number, the lowest replica that is off starts, and the highest one that
-// is live or starting stops or crashes.
+// A replica is off, starting, live or draining. A start takes start_time, with empty caches behind
+// it. A stop lets the replica finish what it has: it gets no more requests. A crash takes its
+// requests away. Where a count is given and no number, the lowest replica that is off starts, and
+// the highest one that is live or starting stops or crashes.
 //
-// The Scaler keeps the books and decides; its owner moves requests and engines. Always: integers decide,
-// so the same calls give the same changes everywhere. Cost: O(replicas) per change. Single-threaded.
+// The Scaler keeps the books and decides; its owner moves requests and engines. Always: integers
+// decide, so the same calls give the same changes everywhere. Cost: O(replicas) per change.
+// Single-threaded.
 
 #ifndef KVBLOCKS_SIM_FLEET_SCALING_H_
 #define KVBLOCKS_SIM_FLEET_SCALING_H_
@@ -40,12 +41,13 @@ absl::StatusOr<std::vector<ScaleEntry>> ParseSchedule(std::string_view text);
 
 // Every `interval` one replica starts or stops, or none.
 struct ScaleRule {
-  // Of the interval that ends: requests that wait in engines, per live replica, in millionths; or of
-  // the requests that got their first token those who got it within `limit`, in millionths.
+  // Of the interval that ends: requests that wait in engines, per live replica, in millionths; or
+  // of the requests that got their first token those who got it within `limit`, in millionths.
   enum class Measure : uint8_t { kQueue, kTtft };
   Measure measure = Measure::kQueue;
   SimTime limit = 0;
-  // One starts when a queue is above `high` or a share below `low`, and one stops in the opposite case.
+  // One starts when a queue is above `high` or a share below `low`, and one stops in the opposite
+  // case.
   int64_t low = 0, high = 0;
   int32_t least = 1, most = 1;  // replicas; those that drain count for `most` only
   SimTime interval = 10 * kSecond;
@@ -77,7 +79,8 @@ struct ScaleRecord {
 std::string_view KindName(ScaleRecord::Kind kind);
 
 struct ScalingResult {
-  std::vector<ScaleRecord> timeline;  // in order of time; those live from the beginning are left out
+  std::vector<ScaleRecord>
+      timeline;  // in order of time; those live from the beginning are left out
   // Per replica: from start to the end of the drain, or the crash.
   std::vector<SimTime> on_time;
   int32_t most_live = 0;
@@ -118,8 +121,8 @@ class Scaler {
   // What changes by `now`, in order; good until the next call. kOff does not come this way.
   absl::Span<const Change> Take(SimTime now, const Measures& measures);
 
-  // A replica got a request, or one of its requests left it. The last to leave one that drains turns
-  // it off.
+  // A replica got a request, or one of its requests left it. The last to leave one that drains
+  // turns it off.
   void OnSent(int32_t replica) { ++slots_[static_cast<size_t>(replica)].num_requests; }
   void OnLeft(int32_t replica, SimTime now);
 

@@ -183,13 +183,13 @@ std::unique_ptr<Router> MakeScoreRouter(const RouterOptions& options, int32_t nu
 
 // RankRouter: the balancer of vLLM 0.33 between the data-parallel ranks of a replica.
 //
-// Replicas get requests one after the other. Of a replica's ranks the one with the lowest score gets
-// it:
+// Replicas get requests one after the other. Of a replica's ranks the one with the lowest score
+// gets it:
 //
 //   max(sent there and not over, waiting + running) + waiting x 6 x max(0, use of the pool - 1/2)
 //
-// The first number is the front-end's own and exact. The others are what ranks reported: they report
-// when a step is scheduled and when one ends, and the front-end learns of it at most once in
+// The first number is the front-end's own and exact. The others are what ranks reported: they
+// report when a step is scheduled and when one ends, and the front-end learns of it at most once in
 // `stats_interval`. In between it adds what it sent to the waiting ones. Of equal scores the first
 // counts, from a rank on that moves on by one with every request.
 //

@@ -59,8 +59,8 @@ int64_t HistogramTotal(const workload::v1::Histogram& histogram);
 
 // ArrivalProcess: when sessions begin, one after the other.
 //
-// Rates that change with time come from thinning: candidates at the highest rate, each kept with the
-// chance that its time has. Of a closed loop nothing is drawn here.
+// Rates that change with time come from thinning: candidates at the highest rate, each kept with
+// the chance that its time has. Of a closed loop nothing is drawn here.
 class ArrivalProcess {
  public:
   // `arrivals` must outlive this.

@@ -1,8 +1,8 @@
 // The generator of workloads that reuse prefixes as a trace did (Fit of workload.proto).
 //
 // Each request draws, from the tables of its phase, how deep it is found, how long ago the deepest
-// block it finds was used (in distinct blocks), and how much of that path others used since. It then
-// begins with the path of the block made so far that comes next to this, and goes on with new
+// block it finds was used (in distinct blocks), and how much of that path others used since. It
+// then begins with the path of the block made so far that comes next to this, and goes on with new
 // blocks. What could not be had exactly is carried over to the requests after it, so that the sums
 // agree. Tables are dealt out like cards: after a phase each row was drawn as often as it counts.
 //

@@ -3,7 +3,8 @@
 //
 // Draws hands out the numbers of one entity (a session, a request, a group) of one stream (what
 // they are for). They depend on the seed, the stream's name, the entity and how many were taken
-// before, and on nothing else: no entity changes because others were drawn or not. About 10 ns each.
+// before, and on nothing else: no entity changes because others were drawn or not. About 10 ns
+// each.
 
 #ifndef KVBLOCKS_SIM_GEN_PHILOX_H_
 #define KVBLOCKS_SIM_GEN_PHILOX_H_

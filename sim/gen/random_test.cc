@@ -106,7 +106,8 @@ Sample SampleOf(const Distribution& shape, int64_t least, int count = 40000) {
 // Their moments against formulas: mean and variance, then six standard errors of the mean.
 void ExpectMoments(const Distribution& shape, double mean, double variance) {
   const Sample sample = SampleOf(shape, 0);
-  EXPECT_NEAR(sample.mean, mean, 6 * std::sqrt(variance / 40000) + 1e-9) << shape.ShortDebugString();
+  EXPECT_NEAR(sample.mean, mean, 6 * std::sqrt(variance / 40000) + 1e-9)
+      << shape.ShortDebugString();
   EXPECT_NEAR(sample.variance, variance, 0.1 * variance + 1e-9) << shape.ShortDebugString();
   const Moments moments = WholeMoments(shape, 0);
   EXPECT_NEAR(moments.mean, mean, 0.002 * mean) << shape.ShortDebugString();

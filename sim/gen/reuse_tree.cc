@@ -50,7 +50,8 @@ void ReuseTree::Touch(int block) {
     ++num_used_;
   }
   if (searchable_) {
-    if (static_cast<int64_t>(levels_.size()) < b.depth) levels_.resize(static_cast<size_t>(b.depth));
+    if (static_cast<int64_t>(levels_.size()) < b.depth)
+      levels_.resize(static_cast<size_t>(b.depth));
     Level& level = levels_[static_cast<size_t>(b.depth) - 1];
     if (b.slot < 0) {
       level.emplace(next_use_, block);

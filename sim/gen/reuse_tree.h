@@ -1,4 +1,5 @@
-// ReuseTree: the blocks of all prompts so far as a tree of prefixes, in the order of their last use.
+// ReuseTree: the blocks of all prompts so far as a tree of prefixes, in the order of their last
+// use.
 //
 // It answers two questions. Of a trace that is read: how many distinct blocks were used since this
 // one (its LRU stack distance), and from which depth on its path has not been used since by others?

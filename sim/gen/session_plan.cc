@@ -271,9 +271,10 @@ std::vector<PlannedRequest> SessionPlanner::Plan(uint64_t number, int64_t start_
     for (int64_t sample = 1; sample < samples; ++sample) {
       Draws length(seed_, absl::StrCat("sample", k), MixBits(number) + index * 1024 +
                                                          static_cast<uint64_t>(sample));
-      session.Add(prompt, DrawWhole(kind.answer(), length, 1),
-                  PieceKey(seed_, k, kOutput, number, index + (static_cast<uint64_t>(sample) << 32)),
-                  waits_for, ToNs(wait), start_ns);
+      session.Add(
+          prompt, DrawWhole(kind.answer(), length, 1),
+          PieceKey(seed_, k, kOutput, number, index + (static_cast<uint64_t>(sample) << 32)),
+          waits_for, ToNs(wait), start_ns);
       session.plan.back().stream = session.num_streams++;
     }
     waits_for = {place};

@@ -159,7 +159,8 @@ TEST(SessionsTest, RepeatTheirHistoryAndTheAnswers) {  // SM-54
 }
 
 TEST(SessionsTest, ShareSystemPromptsByZipf) {  // SM-54
-  const std::string kind = "system { groups: 8 alpha: 1 tokens { uniform { low: 160 high: 800 } } }";
+  const std::string kind =
+      "system { groups: 8 alpha: 1 tokens { uniform { low: 160 high: 800 } } }";
   std::map<int64_t, int> count;
   for (const auto& request : Make(OneKind(kind, "sessions: 2000"))) ++count[request.content_ids[0]];
   ASSERT_EQ(count.size(), 8);
@@ -232,9 +233,9 @@ constexpr char kAgent[] =
 
 TEST(AgentsTest, CompactAtTheContextLimit) {  // SM-55
   int resets = 0;
-  for (const auto& [session, steps] :
-       BySession(OneKind(absl::StrCat(kAgent, "context_limit: 1500 summary_tokens { fixed: 100 } }"),
-                         "sessions: 10"))) {
+  for (const auto& [session, steps] : BySession(
+           OneKind(absl::StrCat(kAgent, "context_limit: 1500 summary_tokens { fixed: 100 } }"),
+                   "sessions: 10"))) {
     for (size_t i = 1; i < steps.size(); ++i) {
       EXPECT_LE(steps[i].input_length, 1500);
       if (steps[i].input_length > steps[i - 1].input_length) continue;
@@ -267,7 +268,8 @@ TEST(AgentsTest, WaitForTheirSubagents) {  // SM-55
 }
 
 TEST(GeneratorTest, RequestsDoNotDependOnWhatIsNotTheirs) {  // SM-51
-  const std::string kind = "system { groups: 5 alpha: 1 tokens { fixed: 64 } } turns { geometric: 3 }";
+  const std::string kind =
+      "system { groups: 5 alpha: 1 tokens { fixed: 64 } } turns { geometric: 3 }";
   const auto few = Make(OneKind(kind, "requests: 100"));
   const auto many = Make(OneKind(kind, "requests: 500"));
   ASSERT_EQ(few.size(), 100);

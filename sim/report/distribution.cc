@@ -73,7 +73,8 @@ std::vector<int64_t> Distribution::Percentiles() {
   const auto add = [&](int64_t value, int64_t count) {
     seen += count;
     for (int64_t next = static_cast<int64_t>(values.size()); next <= kLast; ++next) {
-      const auto rank = static_cast<int64_t>((static_cast<__int128>(count_) * next + kLast - 1) / kLast);
+      const auto rank =
+          static_cast<int64_t>((static_cast<__int128>(count_) * next + kLast - 1) / kLast);
       if (rank > seen) return;
       values.push_back(value);
     }

@@ -117,8 +117,8 @@ class HitRateMetrics final : public ReportSection {
   Histogram missing_at_ = {};
 };
 
-// HitGroups: the section `hit_groups` - who hits the prefix cache: tenants, latency classes, session
-// turns, and the prompts that start alike.
+// HitGroups: the section `hit_groups` - who hits the prefix cache: tenants, latency classes,
+// session turns, and the prompts that start alike.
 //
 // Counts first admissions, as HitRateMetrics does: the sums over tenants, over classes and over
 // turns are each those of the whole run. A prefix group is all prompts with the same first full
@@ -170,13 +170,13 @@ class HitGroups final : public ReportSection {
   absl::flat_hash_map<uint64_t, Prefix> prefixes_;
 };
 
-// HitReuseSection: the section `hit_reuse` - how near to their eviction hit blocks were, and how long
-// ago they were used.
+// HitReuseSection: the section `hit_reuse` - how near to their eviction hit blocks were, and how
+// long ago they were used.
 //
-// A free block's place in the queue is known by walking it. So admissions are sampled: one whenever as
-// many blocks as the pool has were handed out or hit since the last one. That costs one step of a
-// walk per block handed out or hit, a few nanoseconds. Which admissions are sampled depends on blocks
-// alone, not on what their look-ups find. One that fails is not made up for.
+// A free block's place in the queue is known by walking it. So admissions are sampled: one whenever
+// as many blocks as the pool has were handed out or hit since the last one. That costs one step of
+// a walk per block handed out or hit, a few nanoseconds. Which admissions are sampled depends on
+// blocks alone, not on what their look-ups find. One that fails is not made up for.
 class HitReuseSection final : public ReportSection {
  public:
   static constexpr int kNumPlaces = 20;

@@ -411,8 +411,8 @@ TEST(HitReuseTest, SaysPlaceAndDistanceOfFreeBlocks) {
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 15});
   replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 20, .content = content});
   const pb::Report report = ReportOf(replay);
-  // As many blocks as the pool has were handed out before A2. The queue is then: C's last block, A's
-  // second and first, two of B, two of C.
+  // As many blocks as the pool has were handed out before A2. The queue is then: C's last block,
+  // A's second and first, two of B, two of C.
   const pb::HitReuse& reuse = report.hit_reuse();
   EXPECT_FIELDS(reuse, "admissions 1, hit_blocks 2, in_use_blocks 0");
   ASSERT_EQ(reuse.blocks_by_place_size(), 20);

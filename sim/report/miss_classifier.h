@@ -1,8 +1,8 @@
 // MissClassifier: why the full blocks of admitted requests had to be computed.
 //
-// A block is what one hit position covers, over all groups: with partial hits a hash block. Every full block of known tokens that
-// an admission did not hit gets exactly one of the library's reasons. Here, where all requests are
-// known from their beginning, they mean:
+// A block is what one hit position covers, over all groups: with partial hits a hash block. Every
+// full block of known tokens that an admission did not hit gets exactly one of the library's
+// reasons. Here, where all requests are known from their beginning, they mean:
 //   first use         nobody computed this path before (or whoever began to was aborted)
 //   evicted           it was computed before and is gone, or the blocks before it are
 //   not kept          it was computed before, but was not there when its requests let go of it:

@@ -29,7 +29,8 @@ class OpenMetricsText {
   // `unit` is the end of the name, "seconds", or empty.
   void BeginFamily(std::string_view name, std::string_view type, std::string_view unit,
                    std::string_view help);
-  // `suffix` of the family's name: "_total", "_bucket"; `timestamp` in seconds as text, empty: none.
+  // `suffix` of the family's name: "_total", "_bucket"; `timestamp` in seconds as text, empty:
+  // none.
   void Sample(std::string_view suffix, const MetricLabels& labels, std::string_view value,
               std::string_view timestamp = "");
   // With the end mark. REQUIRES: called once.
@@ -43,8 +44,8 @@ class OpenMetricsText {
   std::string out_;
 };
 
-// The texts of several sources as one: families in the order in which they are met first, each with the
-// samples of all. REQUIRES: no two samples have the same labels.
+// The texts of several sources as one: families in the order in which they are met first, each with
+// the samples of all. REQUIRES: no two samples have the same labels.
 std::string MergeOpenMetrics(const std::vector<std::string>& texts);
 
 // A bucket's bound as Prometheus clients write it: "0.025", "1.0", "16384.0", "2e+06".

@@ -25,29 +25,32 @@ std::string Number(double value) {
 }
 
 void AddHead(const pb::PlanReport& report, TextPage& page) {
-  page.Text("model", absl::StrCat(report.model(), ": ", report.num_layers(), " layers, ",
-                                  report.kv_cache_dtype(), " cache, on ", report.tensor_parallel(),
-                                  " x ", report.device(),
-                                  report.pipeline_parallel() > 1
-                                      ? absl::StrCat(", ", report.pipeline_parallel(), " stages of them")
-                                  : report.data_parallel() > 1
-                                      ? absl::StrCat(", ", report.data_parallel(),
-                                                     " data-parallel ranks of them; the plan is of one rank")
-                                      : ""));
+  page.Text(
+      "model",
+      absl::StrCat(report.model(), ": ", report.num_layers(), " layers, ", report.kv_cache_dtype(),
+                   " cache, on ", report.tensor_parallel(), " x ", report.device(),
+                   report.pipeline_parallel() > 1
+                       ? absl::StrCat(", ", report.pipeline_parallel(), " stages of them")
+                   : report.data_parallel() > 1
+                       ? absl::StrCat(", ", report.data_parallel(),
+                                      " data-parallel ranks of them; the plan is of one rank")
+                       : ""));
   page.Text("memory", absl::StrCat(Gigabytes(static_cast<double>(report.available_bytes())),
                                    " per device = ", report.available_source()));
-  page.Text("limits",
-            absl::StrCat(WithThousands(report.max_model_len()), " tokens per request, ",
-                         WithThousands(report.max_in_flight_tokens()),
-                         report.steps_in_flight() > 2
-                             ? absl::StrCat(" tokens in flight (", report.steps_in_flight(), " steps)")
-                         : report.steps_in_flight() == 2
-                             ? " tokens in flight (a step is scheduled while the one before runs)"
-                             : " tokens in flight (one step)"));
-  page.Text("per token",
-            absl::StrCat(Number(report.bytes_per_recent_token()), " bytes inside all windows, ",
-                         Number(report.bytes_per_kept_token()), " for good, ",
-                         report.pipeline_parallel() > 1 ? "on the devices of all stages" : "per device"));
+  page.Text(
+      "limits",
+      absl::StrCat(WithThousands(report.max_model_len()), " tokens per request, ",
+                   WithThousands(report.max_in_flight_tokens()),
+                   report.steps_in_flight() > 2
+                       ? absl::StrCat(" tokens in flight (", report.steps_in_flight(), " steps)")
+                   : report.steps_in_flight() == 2
+                       ? " tokens in flight (a step is scheduled while the one before runs)"
+                       : " tokens in flight (one step)"));
+  page.Text(
+      "per token",
+      absl::StrCat(Number(report.bytes_per_recent_token()), " bytes inside all windows, ",
+                   Number(report.bytes_per_kept_token()), " for good, ",
+                   report.pipeline_parallel() > 1 ? "on the devices of all stages" : "per device"));
   page.Blank();
 }
 
@@ -89,7 +92,8 @@ std::string Groups(const pb::PolicyPlan& plan) {
 
 using Cell = std::function<std::string(const pb::PolicyPlan&)>;
 
-void AddRow(const pb::PlanReport& report, const std::string& label, const Cell& cell, TextPage& page) {
+void AddRow(const pb::PlanReport& report, const std::string& label, const Cell& cell,
+            TextPage& page) {
   std::string line = absl::StrFormat("%-*s", kRowLabelWidth, label);
   bool has_any = false;
   for (const pb::PolicyPlan& plan : report.plans()) {

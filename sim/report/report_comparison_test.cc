@@ -413,8 +413,8 @@ TEST(MetricListTest, FieldsCanBeLeftOut) {
   }
 }
 
-// Sets every field of a message, one element in each list and the first of fields that exclude each other, and counts
-// the leaves.
+// Sets every field of a message, one element in each list and the first of fields that exclude each
+// other, and counts the leaves.
 int64_t FillAll(google::protobuf::Message* message, int depth) {
   using google::protobuf::FieldDescriptor;
   const auto* r = message->GetReflection();

@@ -1,5 +1,5 @@
-// A report as JSON: protobuf's own mapping, with the fields' names as in report.proto, so that the same
-// report always gives the same bytes.
+// A report as JSON: protobuf's own mapping, with the fields' names as in report.proto, so that the
+// same report always gives the same bytes.
 
 #ifndef KVBLOCKS_SIM_REPORT_REPORT_JSON_H_
 #define KVBLOCKS_SIM_REPORT_REPORT_JSON_H_
@@ -23,9 +23,9 @@ absl::StatusOr<std::string> ToCompactJson(const google::protobuf::Message& messa
 //   HtmlPage(report)                                          any report of kvsim
 //   HtmlPage(comparison, {{"a", &report_a}, {"b", &report_b}})
 //
-// The file holds the report as JSON, and page/*.js, which draw everything from it: tables, charts and
-// the headline. Nothing here knows what a report says. Fields with default values are left out. Texts
-// of the report cannot end the element they are in, and the page may fetch nothing.
+// The file holds the report as JSON, and page/*.js, which draw everything from it: tables, charts
+// and the headline. Nothing here knows what a report says. Fields with default values are left out.
+// Texts of the report cannot end the element they are in, and the page may fetch nothing.
 
 // Messages beside the report, by their names in the page.
 using PageParts = std::vector<std::pair<std::string, const google::protobuf::Message*>>;

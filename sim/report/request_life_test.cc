@@ -153,7 +153,8 @@ TEST(RequestLifeTest, WithoutHistoryNobodyKnowsWhenBlocksLeft) {
   EXPECT_EQ(Runs(told.life().admissions(0)), "hit 0+8, evicted 8+4 | 1");
   EXPECT_FALSE(told.life().admissions(0).runs(1).has_gone());
   EXPECT_TRUE(told.life().admissions(0).runs(1).has_last_use());
-  EXPECT_THAT(told.Text(), testing::ContainsRegex("when[ \n]+it[ \n]+was[ \n]+removed[ \n]+is[ \n]+forgotten"));
+  EXPECT_THAT(told.Text(),
+              testing::ContainsRegex("when[ \n]+it[ \n]+was[ \n]+removed[ \n]+is[ \n]+forgotten"));
 }
 
 TEST(RequestLifeTest, SaysWhichGroupVetoed) {

@@ -145,8 +145,8 @@ class BufferedSink {
 
 class CsvRequestSink final : public RequestRowSink {
  public:
-  // `further_columns`: names of columns behind the others. "replica" says which replica had the request;
-  // empty: none. Else their fields are those of RequestRow::further.
+  // `further_columns`: names of columns behind the others. "replica" says which replica had the
+  // request; empty: none. Else their fields are those of RequestRow::further.
   explicit CsvRequestSink(std::unique_ptr<ByteSink> sink, std::string further_columns = "");
 
   void OnRow(const RequestRow& row) override;

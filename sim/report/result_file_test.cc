@@ -40,7 +40,8 @@ constexpr char kHeader[] = "step,tokens,digest\r\n";
 constexpr char kDigest[] = "00000000deadbeef";
 
 TEST(StepReaderTest, ReadsRowsByName) {
-  const auto reader = OpenSteps(std::string(kHeader) + "0,7," + kDigest + "\r\n3,,ffffffffffffffff\n");
+  const auto reader =
+      OpenSteps(std::string(kHeader) + "0,7," + kDigest + "\r\n3,,ffffffffffffffff\n");
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_THAT((*reader)->columns(), ElementsAre("step", "tokens", "digest"));
   StepRow row;
@@ -74,7 +75,8 @@ TEST(StepReaderTest, BadFilesNameLineAndValue) {
   EXPECT_THAT(StepErrorOf("step,,digest\n"), HasSubstr("header: got column \"\""));
   EXPECT_THAT(StepErrorOf("step,A\x1b,digest\n"), HasSubstr("got column \"A\\x1b\""));
   EXPECT_THAT(StepErrorOf("step," + std::string(200, ',') + "\n"), HasSubstr("202 columns"));
-  EXPECT_THAT(StepErrorOf(good + "1,8\n"), HasSubstr("s.csv:3: error: row: got 2 fields, expected 3"));
+  EXPECT_THAT(StepErrorOf(good + "1,8\n"),
+              HasSubstr("s.csv:3: error: row: got 2 fields, expected 3"));
   EXPECT_THAT(StepErrorOf(good + "1,8,9,9\n"), HasSubstr("row: got 4 fields"));
   EXPECT_THAT(StepErrorOf(good + "\n"), HasSubstr("s.csv:3: error: row: got 1 fields"));
   for (const char* step : {"0", "-1", "x", "", "1.5", "1e3", "99999999999999999999", " 1"}) {

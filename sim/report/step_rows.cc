@@ -357,7 +357,8 @@ struct KeptRow {
   StepRow row;
 };
 
-// Of each replica, in order: those that the other file has not come to. Replicas keep their own order only.
+// Of each replica, in order: those that the other file has not come to. Replicas keep their own
+// order only.
 using KeptRows = std::map<std::string, std::deque<std::unique_ptr<KeptRow>>>;
 
 // Compares what both files have of a replica. False: the schedules part.

@@ -18,8 +18,9 @@
 //                    order (group 0 is not named), after -ROW of each preempted one
 //   digest           64 bits of everything scheduled up to this step: rows, tokens, ids of new
 //                    blocks, preempted rows. Times play no part.
-// Two runs with equal digests at a step had equal schedules up to it. Rows of several replicas stand in
-// the order in which the run came to them; steps, their order and digests are those of each replica alone.
+// Two runs with equal digests at a step had equal schedules up to it. Rows of several replicas
+// stand in the order in which the run came to them; steps, their order and digests are those of
+// each replica alone.
 //
 // Cost: about 10 ns per scheduled request and 1 us per row, more if compressed. Memory: the
 // steps in flight and one buffer.

@@ -77,7 +77,8 @@ TEST(StepRowsTest, OneRowPerStepWithStateAndBlocks) {
 TEST(StepRowsTest, HitTokensAreThoseOfWhoEnters) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 9, .output = 1, .content = {1, 2, 3, 4, 5, 6, 7, 8, 9}});
-  replay.Add({.id = "B", .prompt = 9, .output = 2, .at = 2, .content = {1, 2, 3, 4, 5, 6, 7, 8, 9}});
+  replay.Add(
+      {.id = "B", .prompt = 9, .output = 2, .at = 2, .content = {1, 2, 3, 4, 5, 6, 7, 8, 9}});
   replay.Add({.id = "C", .prompt = 6, .output = 1, .at = 2, .content = {1, 2, 3, 4, 5, 6}});
   const std::vector<std::string> rows = Rows(replay, false);
   EXPECT_THAT(ColumnOf(rows, "hit_tokens"), ElementsAre("0", "12", "0"));

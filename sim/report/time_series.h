@@ -1,4 +1,5 @@
-// TimeSeries: the section `series` - a run on a fixed grid of simulated time, in a bounded number of points.
+// TimeSeries: the section `series` - a run on a fixed grid of simulated time, in a bounded number
+// of points.
 //
 // Gauges are averaged over a tick, weighted with time and added up in closed form, whatever number
 // of ticks an interval covers; counts belong to the tick in which their event happens. When the run
@@ -82,8 +83,8 @@ class SeriesSection final : public ReportSection {
  public:
   // `pool` is of the section called after this one, so that its gauges are still those of the time
   // before an event.
-  // `count_attempts` counts tokens of every attempt to admit, as HitRateMetrics' legacy counters do.
-  // RequestProgress::num_outputs is that of the section called before this one.
+  // `count_attempts` counts tokens of every attempt to admit, as HitRateMetrics' legacy counters
+  // do. RequestProgress::num_outputs is that of the section called before this one.
   SeriesSection(SimTime tick, size_t max_points, bool count_attempts, SimTime client_rtt,
                 const PoolMetrics* pool, SharedFacts* facts)
       : series_(tick, max_points),

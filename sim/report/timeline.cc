@@ -99,7 +99,8 @@ std::string TimelineFile::DescribeLeftOut() const {
 Timeline::Timeline(TimelineFile* file, int64_t replica, std::string_view name)
     : file_(*file), process_(kFirstProcess + replica), counter_spacing_(kFirstSpacing) {
   BeginEvent("M", process_, kDeviceLane, std::nullopt, &event_);
-  absl::StrAppend(&event_, ",\"name\":\"process_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
+  absl::StrAppend(&event_, ",\"name\":\"process_name\",\"args\":{\"name\":\"", TextView(name),
+                  "\"}}");
   file_.Keep(event_, TimelineFile::Kind::kName, 0);
   NameLane(kDeviceLane, "device");
 }
@@ -107,7 +108,8 @@ Timeline::Timeline(TimelineFile* file, int64_t replica, std::string_view name)
 void Timeline::NameLane(int64_t lane, std::string_view name) {
   event_.clear();
   BeginEvent("M", process_, lane, std::nullopt, &event_);
-  absl::StrAppend(&event_, ",\"name\":\"thread_name\",\"args\":{\"name\":\"", TextView(name), "\"}}");
+  absl::StrAppend(&event_, ",\"name\":\"thread_name\",\"args\":{\"name\":\"", TextView(name),
+                  "\"}}");
   BeginEvent("M", process_, lane, std::nullopt, &event_);
   absl::StrAppend(&event_, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":", lane, "}}");
   file_.Keep(event_, TimelineFile::Kind::kName, last_event_);

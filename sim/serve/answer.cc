@@ -93,7 +93,8 @@ std::string Answer::Json() const {
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Sequence& sequence = sequences_[i];
     absl::StrAppend(&out, i == 0 ? "" : ",", "{\"index\":", i);
-    const std::string text = absl::StrCat(sequence.echo == nullptr ? "" : *sequence.echo, Text(sequence));
+    const std::string text =
+        absl::StrCat(sequence.echo == nullptr ? "" : *sequence.echo, Text(sequence));
     if (is_chat_) {
       absl::StrAppend(&out, ",\"message\":{\"role\":\"assistant\",\"content\":", Quoted(text),
                       ",\"refusal\":null,\"tool_calls\":[]}");

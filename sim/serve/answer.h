@@ -56,7 +56,8 @@ class Answer {
     int64_t num_cached_tokens = 0;
     int64_t num_produced = 0;
     bool is_ended = false;
-    std::string abort_reason = {};  // JSON's finish_reason where it was cut short; empty: it was not
+    std::string abort_reason =
+        {};  // JSON's finish_reason where it was cut short; empty: it was not
     // Written so far.
     int64_t num_written = 0;
     size_t num_bytes = 0;

@@ -1,5 +1,6 @@
-// The parser of API requests on any bytes, by all of its doors. A refused body leaves nothing behind
-// but its reason; what is taken keeps to the limits, and its stop texts end a plan inside of it.
+// The parser of API requests on any bytes, by all of its doors. A refused body leaves nothing
+// behind but its reason; what is taken keeps to the limits, and its stop texts end a plan inside of
+// it.
 
 #include <memory>
 #include <string>
@@ -32,7 +33,8 @@ void PlanStops(const CompletionRequest& request) {
   StopMatcher(request).Apply(&plan);
   FUZZ_EXPECT(plan.length >= 1 && plan.length <= 1000, "a length");
   FUZZ_EXPECT(plan.is_stop == (plan.stop_reason != "null"), plan.stop_reason);
-  FUZZ_EXPECT(!plan.is_stop || plan.text_bytes <= 1000 + 1 || plan.text_bytes == SIZE_MAX, "inside");
+  FUZZ_EXPECT(!plan.is_stop || plan.text_bytes <= 1000 + 1 || plan.text_bytes == SIZE_MAX,
+              "inside");
 }
 
 }  // namespace

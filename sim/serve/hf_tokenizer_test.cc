@@ -1,4 +1,5 @@
-// The tokenizer's process when it misbehaves, with scripts in its place. tests/serve has the real one.
+// The tokenizer's process when it misbehaves, with scripts in its place. tests/serve has the real
+// one.
 
 #include "sim/serve/tokenizer.h"
 
@@ -28,7 +29,8 @@ absl::StatusOr<Encoding> Encode(Tokenizer& tokenizer, const std::string& text) {
 }
 
 TEST(HfTokenizerTest, ProcessThatNeverStartsIsGivenUp) {
-  const auto tokenizer = MakeHfTokenizer("f", Script("mute", "sleep 100\n"), absl::Milliseconds(50));
+  const auto tokenizer =
+      MakeHfTokenizer("f", Script("mute", "sleep 100\n"), absl::Milliseconds(50));
   EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(tokenizer.status().message()), HasSubstr("no answer within 50ms"));
 }

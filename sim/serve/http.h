@@ -1,8 +1,8 @@
 // What the API's side and the network's side of the server know of each other.
 //
-// The network reads a request, hands it to an HttpHandler with its Exchange, and the handler answers
-// through that: with a reply, or with a stream that the network draws from as fast as the client
-// takes it. Everything here happens on the I/O thread but for EventLoop::Post.
+// The network reads a request, hands it to an HttpHandler with its Exchange, and the handler
+// answers through that: with a reply, or with a stream that the network draws from as fast as the
+// client takes it. Everything here happens on the I/O thread but for EventLoop::Post.
 
 #ifndef KVBLOCKS_SIM_SERVE_HTTP_H_
 #define KVBLOCKS_SIM_SERVE_HTTP_H_
@@ -96,8 +96,8 @@ class EventLoop {
 // the client gets an answer that says so, and the connection is closed.
 //
 // Always: a connection has one exchange at a time, and memory for one body and one piece of an
-// answer. A client that closes its side while it waits for an answer is gone, also if it only closed
-// the sending half.
+// answer. A client that closes its side while it waits for an answer is gone, also if it only
+// closed the sending half.
 struct HttpLimits {
   int64_t max_head_bytes = 16 << 10;
   int64_t max_body_bytes = int64_t{32} << 20;
@@ -117,8 +117,8 @@ class HttpServer final : public EventLoop {
   HttpServer& operator=(const HttpServer&) = delete;
 
   // Binds and listens; port 0 is chosen by the system. Returns the number of the port's entry, for
-  // SetUp. `handler` must outlive Run. InvalidArgument for a host that is no address, Unavailable if
-  // the port cannot be bound.
+  // SetUp. `handler` must outlive Run. InvalidArgument for a host that is no address, Unavailable
+  // if the port cannot be bound.
   absl::StatusOr<int> Listen(const std::string& host, int port, HttpHandler* handler);
   int port(int entry) const;
 

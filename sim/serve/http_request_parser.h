@@ -93,7 +93,8 @@ class RequestParser final : public http::basic_parser<true> {
         }
         return;
       case http::field::host:
-        if (std::exchange(has_host_, true)) return Refuse({.message = "Host: is there twice"}, code);
+        if (std::exchange(has_host_, true))
+          return Refuse({.message = "Host: is there twice"}, code);
         request_.host = TextOf(value);
         return;
       case http::field::origin:

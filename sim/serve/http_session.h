@@ -219,7 +219,9 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   }
 
   // Refuses what was not read to its end; so the connection ends with it.
-  void Refuse(const ApiError& error) { RefuseWith({.status = error.status, .body = ErrorJson(error)}); }
+  void Refuse(const ApiError& error) {
+    RefuseWith({.status = error.status, .body = ErrorJson(error)});
+  }
   void RefuseWith(HttpReply reply) {
     state_ = State::kHandling;
     keep_alive_ = false;
@@ -230,10 +232,11 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   void RefuseBytes(Code code) {
     if (const auto& refusal = parser_->refusal()) return Refuse(*refusal);
     if (code == http::error::header_limit || code == http::error::buffer_overflow) {
-      return Refuse({.status = 431,
-                     .message = absl::StrCat("the head of the request, or a line between the chunks "
-                                             "of its body, has more than ",
-                                             shared_->limits.max_head_bytes, " bytes")});
+      return Refuse(
+          {.status = 431,
+           .message = absl::StrCat("the head of the request, or a line between the chunks "
+                                   "of its body, has more than ",
+                                   shared_->limits.max_head_bytes, " bytes")});
     }
     if (code == http::error::body_limit) {
       return Refuse({.status = 413,

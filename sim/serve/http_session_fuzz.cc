@@ -57,7 +57,8 @@ struct Outcome {
 };
 
 Outcome Run(std::string_view bytes, size_t piece) {
-  const HttpLimits limits = {.max_head_bytes = 1024, .max_body_bytes = 4096, .max_held_bytes = 8192};
+  const HttpLimits limits = {
+      .max_head_bytes = 1024, .max_body_bytes = 4096, .max_held_bytes = 8192};
   Shared shared(limits);
   Handler handler(limits);
   Outcome outcome;

@@ -212,8 +212,8 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
     ++num_checks_;
   }
 
-  // Ends the request that can never go on, or any where the scheduler names none of those that live.
-  // False: none lives.
+  // Ends the request that can never go on, or any where the scheduler names none of those that
+  // live. False: none lives.
   bool EndStuck(std::string why) {
     if (live_.empty()) return false;
     const Scheduler& scheduler = replica_->scheduler();

@@ -106,7 +106,8 @@ class LiveEngine {
   // be bound, Unimplemented for events without ZeroMQ.
   static absl::StatusOr<std::unique_ptr<LiveEngine>> Create(Options options,
                                                             std::function<void()> wake);
-  // Ends the thread after the step that it is in. Sequences that live are dropped without an update.
+  // Ends the thread after the step that it is in. Sequences that live are dropped without an
+  // update.
   virtual ~LiveEngine() = default;
   LiveEngine(const LiveEngine&) = delete;
   LiveEngine& operator=(const LiveEngine&) = delete;

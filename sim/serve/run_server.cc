@@ -42,7 +42,8 @@ class Drain {
       std::fprintf(stderr, "kvsim serve: second signal, ends now\n");
       return server_->Stop();
     }
-    std::fprintf(stderr, "kvsim serve: takes no new requests, ends when those under way are done\n");
+    std::fprintf(stderr,
+                 "kvsim serve: takes no new requests, ends when those under way are done\n");
     for (auto& service : *services_) service->StartDraining();
     server_->CloseGently();
     end_ = std::chrono::steady_clock::now() +

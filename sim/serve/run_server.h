@@ -1,9 +1,9 @@
-// RunServer: kvsim serve from its parts - replicas on ports of their own, one I/O thread, a tokenizer,
-// and a gentle end.
+// RunServer: kvsim serve from its parts - replicas on ports of their own, one I/O thread, a
+// tokenizer, and a gentle end.
 //
-// On the first SIGTERM or SIGINT the ports close, /health says 503 on connections that are open, and
-// requests under way go on for at most drain_seconds; what is left then is cut. A second signal ends
-// at once.
+// On the first SIGTERM or SIGINT the ports close, /health says 503 on connections that are open,
+// and requests under way go on for at most drain_seconds; what is left then is cut. A second signal
+// ends at once.
 
 #ifndef KVBLOCKS_SIM_SERVE_RUN_SERVER_H_
 #define KVBLOCKS_SIM_SERVE_RUN_SERVER_H_

@@ -18,7 +18,8 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr const char* kOpenMetricsType = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+constexpr const char* kOpenMetricsType =
+    "application/openmetrics-text; version=1.0.0; charset=utf-8";
 constexpr const char* kPrometheusType = "text/plain; version=0.0.4; charset=utf-8";
 
 struct Route {
@@ -63,16 +64,19 @@ bool IsAddress(std::string_view host) {
   }
   const std::string name(host.substr(0, host.find(':')));
   in_addr address;
-  return absl::EqualsIgnoreCase(name, "localhost") || inet_pton(AF_INET, name.c_str(), &address) == 1;
+  return absl::EqualsIgnoreCase(name, "localhost") ||
+         inet_pton(AF_INET, name.c_str(), &address) == 1;
 }
 
 // A page that a browser shows can send requests to servers of its user. Its browser then says where
-// it is from, in Origin; or its own name leads to this server, which Host shows. It cannot send a key.
+// it is from, in Origin; or its own name leads to this server, which Host shows. It cannot send a
+// key.
 std::optional<ApiError> CheckControl(const HttpRequest& request, bool has_key) {
   const std::string_view origin = request.origin;
   const size_t host = origin.find("://");
-  if (!origin.empty() && (host == std::string_view::npos ||
-                          !absl::EqualsIgnoreCase(std::string(origin.substr(host + 3)), request.host))) {
+  if (!origin.empty() &&
+      (host == std::string_view::npos ||
+       !absl::EqualsIgnoreCase(std::string(origin.substr(host + 3)), request.host))) {
     return ApiError{.status = 403,
                     .message = absl::StrCat(request.path, ": got a request of a page from ",
                                             request.origin, ", expected none from other pages")};

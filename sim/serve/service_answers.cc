@@ -31,7 +31,8 @@ struct Service::Pending final : BodySource {
   std::string id;
   // Of each prompt; with pieces where answers repeat it.
   std::vector<std::shared_ptr<const Encoding>> prompts;
-  std::vector<std::shared_ptr<const std::string>> echoes;  // of each prompt, where they are asked for
+  std::vector<std::shared_ptr<const std::string>>
+      echoes;  // of each prompt, where they are asked for
   std::shared_ptr<const Encoding> repeated;                // what a chat's answer repeats
   std::optional<StopMatcher> stops;
   absl::Status tokenized;
@@ -122,12 +123,14 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
   }
   CompletionRequest asked;
   const LoraModule* lora = nullptr;
-  auto error = parser_.ParseCompletion(request.body, request.path == "/v1/chat/completions", &asked);
+  auto error =
+      parser_.ParseCompletion(request.body, request.path == "/v1/chat/completions", &asked);
   if (!error) error = CheckModel(asked.model, &lora);
   if (!error && asked.priority != 0 && !options_.has_priorities) {
-    error = ApiError{.message = absl::StrCat("priority: got ", asked.priority,
-                                             ", but priority scheduling is off (--policy=priority)"),
-                     .param = "priority"};
+    error =
+        ApiError{.message = absl::StrCat("priority: got ", asked.priority,
+                                         ", but priority scheduling is off (--policy=priority)"),
+                 .param = "priority"};
   }
   if (error) return ReplyError(request.path, *exchange, *error);
   auto pending = std::make_shared<Pending>(this, std::move(exchange), std::move(asked));
@@ -135,13 +138,14 @@ void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> ex
   pending->path = request.path;
   const std::string& given =
       request.request_id.empty() ? pending->request.request_id : request.request_id;
-  const std::string name =
-      given.empty() ? absl::StrCat(options_.replica, "-", absl::Hex(next_request_++, absl::kZeroPad8))
-                    : given;
+  const std::string name = given.empty() ? absl::StrCat(options_.replica, "-",
+                                                        absl::Hex(next_request_++, absl::kZeroPad8))
+                                         : given;
   pending->id = absl::StrCat(pending->request.is_chat ? "chatcmpl-" : "cmpl-", name);
   if (faults_.cut_rate > 0 && Draw() < faults_.cut_rate) {
     const int64_t most = pending->request.max_tokens.value_or(kDefaultAnswerTokens);
-    pending->cut_after = static_cast<int64_t>(Draw() * static_cast<double>(std::min<int64_t>(most, 64)));
+    pending->cut_after =
+        static_cast<int64_t>(Draw() * static_cast<double>(std::min<int64_t>(most, 64)));
   }
   ++num_starting_;
   pending->exchange->set_gone([this, weak = std::weak_ptr<Pending>(pending)] {
@@ -207,8 +211,9 @@ AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index)
   const Encoding& encoding = *pending.prompts[prompt];
   const int64_t room = options_.max_model_len - static_cast<int64_t>(encoding.tokens.size());
   AnswerPlan plan;
-  const XXH64_hash_t hash = XXH3_64bits_withSeed(
-      encoding.tokens.data(), encoding.tokens.size() * sizeof(TokenId), static_cast<uint64_t>(index));
+  const XXH64_hash_t hash =
+      XXH3_64bits_withSeed(encoding.tokens.data(), encoding.tokens.size() * sizeof(TokenId),
+                           static_cast<uint64_t>(index));
   // Where it would end by itself.
   int64_t natural = INT64_MAX;
   const auto& repeated = request.is_chat ? pending.repeated : pending.prompts[prompt];
@@ -261,12 +266,14 @@ std::optional<ApiError> Service::CheckPrompts(const Pending& pending) const {
     all_tokens += request.n * std::max(num_tokens, kLeastSequenceTokens);
   }
   if (live_tokens_ + all_tokens > options_.max_live_tokens) {
-    return ApiError{.status = 503,
-                    .message = absl::StrCat(
-                        "the prompts of all requests have ", live_tokens_, " tokens, and yours, once "
-                        "per answer, ", all_tokens, ", expected at most ", options_.max_live_tokens,
-                        " together; try again, or ask for fewer answers"),
-                    .retry_after_seconds = 1};
+    return ApiError{
+        .status = 503,
+        .message = absl::StrCat("the prompts of all requests have ", live_tokens_,
+                                " tokens, and yours, once "
+                                "per answer, ",
+                                all_tokens, ", expected at most ", options_.max_live_tokens,
+                                " together; try again, or ask for fewer answers"),
+        .retry_after_seconds = 1};
   }
   return std::nullopt;
 }

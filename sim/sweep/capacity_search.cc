@@ -115,10 +115,11 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
                                  : absl::StrCat("--replica: got \"", config.replica(), "\""),
         ", expected none with --rate, which finds how many"));
   }
-  if (!config.replica().empty() && !(options_.devices.empty() && options_.tensor_parallels.empty())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--replica: got \"", config.replica(),
-                     "\", expected none with --devices and --tensor-parallels, which try alike ones"));
+  if (!config.replica().empty() &&
+      !(options_.devices.empty() && options_.tensor_parallels.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--replica: got \"", config.replica(),
+        "\", expected none with --devices and --tensor-parallels, which try alike ones"));
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
   fleet_ = 0;

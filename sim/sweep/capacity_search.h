@@ -1,17 +1,17 @@
 // How much a configuration serves within its objectives: the highest rate of one replica, how many
 // replicas a rate needs, and what of several devices costs least.
 //
-// A rate is the trace's own, arrivals divided by a speed-up, so lengths, contents and sessions stay.
-// Where requests wait for others, think times stay as well, and the rate is the one at which requests
-// arrived in the replay.
+// A rate is the trace's own, arrivals divided by a speed-up, so lengths, contents and sessions
+// stay. Where requests wait for others, think times stay as well, and the rate is the one at which
+// requests arrived in the replay.
 // A rate is met if every objective's percentile of all requests is within its limit; a request that
 // is rejected or aborted is within none. Without options of a router replicas are independent, and
 // conversations are dealt to them round robin, by their first request. With a router, or with a
 // number of replicas given, a probe is a replay of all of them behind it.
 //
 // The search takes meeting as monotone: from a rate that is met and one that is not it closes in on
-// the highest that is, to a tolerance; then it tries two rates above, which would show that it is not.
-// Same input, same probes, whatever the number of threads.
+// the highest that is, to a tolerance; then it tries two rates above, which would show that it is
+// not. Same input, same probes, whatever the number of threads.
 
 #ifndef KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_
 #define KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_
@@ -42,8 +42,8 @@ absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const Capacit
                                                                    DecodedTraces* traces,
                                                                    ContentHashes* hashes);
 
-// What a planner must know beside the rates that were found. Of the trace: the time from the first to
-// the last arrival, and the arrivals of requests that wait for none.
+// What a planner must know beside the rates that were found. Of the trace: the time from the first
+// to the last arrival, and the arrivals of requests that wait for none.
 void AddCapacityNotes(double arrival_seconds, int64_t num_arrivals, int64_t num_arrival_times,
                       ::kvblocks::sweep::v1::CapacityReport* report);
 

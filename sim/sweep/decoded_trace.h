@@ -1,7 +1,8 @@
 // DecodedTrace: the requests of a trace in memory, read once for many replays; DecodedReader: one
 // replay's view of them, at its own speed, or of one replica's part.
 //
-// Always: what a DecodedReader yields is what a TraceReader of the file yields with the same options,
+// Always: what a DecodedReader yields is what a TraceReader of the file yields with the same
+// options,
 // --speedup included. A DecodedTrace never changes and is read by many threads at once.
 // Memory: all requests, with 8 bytes per content id; bounded by CheckHeldBytes.
 

@@ -64,11 +64,12 @@ absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::s
 // The line of a point, with its line end.
 absl::StatusOr<std::string> ResultLine(const ::kvblocks::sweep::v1::PointResult& result);
 
-// PointRunner: replays points on several threads over shared traces, and never one that is finished.
+// PointRunner: replays points on several threads over shared traces, and never one that is
+// finished.
 //
-// Always: a point's result is what `kvsim replay` reports with the same options, whatever the number
-// of threads. A point without figures (options that contradict each other, a pool that admits nobody,
-// a trace that cannot be read that way) says why and stops no other.
+// Always: a point's result is what `kvsim replay` reports with the same options, whatever the
+// number of threads. A point without figures (options that contradict each other, a pool that
+// admits nobody, a trace that cannot be read that way) says why and stops no other.
 
 // One replay. Any number of threads may run points of the same traces.
 ::kvblocks::sweep::v1::PointResult RunPoint(const PlannedPoint& point, DecodedTraces* traces);

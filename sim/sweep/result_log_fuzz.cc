@@ -1,6 +1,6 @@
 // Result logs, which --results reads back: whatever the bytes, they are results or refused with a
-// message that names a line. What was read is written as lines that read the same, and a log that was
-// cut off anywhere keeps its whole lines.
+// message that names a line. What was read is written as lines that read the same, and a log that
+// was cut off anywhere keeps its whole lines.
 
 #include <string>
 #include <string_view>

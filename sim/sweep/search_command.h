@@ -31,7 +31,8 @@ class SearchOptions {
   DecodedTraces& traces() { return traces_; }
   ContentHashes& hashes() { return hashes_; }
 
-  // Outputs that contradict each other, or would overwrite an input: see ReportOutput::Check. Before Open.
+  // Outputs that contradict each other, or would overwrite an input: see ReportOutput::Check.
+  // Before Open.
   absl::Status CheckOutputs(const std::vector<RunFile>& others);
   // Warnings of traces, then the report. Then `done`, or that it could not be written.
   ExitStatus Print(const std::string& command, const google::protobuf::Message& report,

@@ -49,7 +49,11 @@ class SweepCommand final : public Command {
   explicit SweepCommand(OptionParser* program)
       : Command(program->AddCommand("sweep", "Replay many combinations of options")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep", .file = FileUse::kRead}, &spec_);
+    options_->Add({.name = "--spec",
+                   .unit = "FILE",
+                   .help = "specification of the sweep",
+                   .file = FileUse::kRead},
+                  &spec_);
     options_->AddRepeated(
         {.name = "--grid",
          .unit = "OPTION=VALUE,...",

@@ -181,8 +181,8 @@ Value FieldValue(const google::protobuf::Message& report, const std::string& nam
   return std::nullopt;
 }
 
-// Whether a report of this type can have a number of this name; what stands in brackets depends on the
-// run.
+// Whether a report of this type can have a number of this name; what stands in brackets depends on
+// the run.
 bool IsReportField(const google::protobuf::Descriptor* type, const std::string& name) {
   const std::vector<std::string> parts = absl::StrSplit(name, '.');
   for (size_t i = 0; i < parts.size(); ++i) {

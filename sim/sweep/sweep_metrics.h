@@ -39,7 +39,8 @@ struct SweepMetric {
   // Empty where the report has no such figure. Of several replicas it is asked about their summary,
   // unless there is `of_fleet`.
   std::function<std::optional<double>(const ::kvblocks::report::v1::Report&)> value;
-  std::function<std::optional<double>(const ::kvblocks::fleet::v1::FleetReport&)> of_fleet = nullptr;
+  std::function<std::optional<double>(const ::kvblocks::fleet::v1::FleetReport&)> of_fleet =
+      nullptr;
 };
 
 // A name of SweepMetricNames(), or any number of a report by its fields, with what is better:

@@ -3,8 +3,8 @@
 //
 // Always: the same specification gives the same points in the same order. Two points have the same
 // name if and only if (but for collisions of 128 bits) they are the same replay: the same effective
-// options, whatever was said or left at its default, of the same content, by the same version of the
-// program. A file may move; that changes no name.
+// options, whatever was said or left at its default, of the same content, by the same version of
+// the program. A file may move; that changes no name.
 
 #ifndef KVBLOCKS_SIM_SWEEP_SWEEP_POINTS_H_
 #define KVBLOCKS_SIM_SWEEP_SWEEP_POINTS_H_
@@ -48,8 +48,8 @@ struct PlannedPoint {
 // Reads a file in protobuf text or JSON.
 absl::StatusOr<::kvblocks::sweep::v1::SweepSpec> ReadSweepSpec(const std::string& path);
 
-// "num-blocks=1000,2000" or "max-num-seqs=64:512:*2" as an axis. Values that have commas in them are
-// parted by '|'.
+// "num-blocks=1000,2000" or "max-num-seqs=64:512:*2" as an axis. Values that have commas in them
+// are parted by '|'.
 absl::StatusOr<::kvblocks::sweep::v1::Axis> ParseAxis(std::string_view text);
 
 // The values of an axis, ranges written out.

@@ -23,7 +23,8 @@ void DropEmptyMetrics(const std::vector<::kvblocks::sweep::v1::PointResult>& res
     const std::vector<SweepMetric>& metrics, const std::vector<SweepMetric>& front,
     const std::vector<bool>& on_front);
 
-// Lines of any width: a column per option and metric. `max_rows`: of the table; the rest is counted.
+// Lines of any width: a column per option and metric. `max_rows`: of the table; the rest is
+// counted.
 std::string FormatSweep(const ::kvblocks::sweep::v1::SweepReport& report,
                         const std::vector<SweepMetric>& metrics, int64_t max_rows, bool color);
 

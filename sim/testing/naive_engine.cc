@@ -497,7 +497,8 @@ void NaiveEngine::Admit(size_t num_walked) {
     std::string taken = Grow(r, slots);
     for (int64_t b = EncoderBlocks(*r); b > 0; --b) {
       r->encoder_table.push_back(Take());
-      taken.insert(taken.size() - 1, absl::StrCat(taken == "[]" ? "" : ",", r->encoder_table.back()));
+      taken.insert(taken.size() - 1,
+                   absl::StrCat(taken == "[]" ? "" : ",", r->encoder_table.back()));
     }
     Register(r, std::min(computed + tokens, n));
     std::string hit_text = hit_tokens > 0 ? absl::StrCat("h", hit_tokens) : "";
@@ -532,7 +533,8 @@ void NaiveEngine::Start(int64_t now) {
   ++num_steps_;
   for (Entry& e : step_) {
     NaiveRequest* r = e.request;
-    e.chunk = r->chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
+    e.chunk = r->chunk =
+        Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
     if (!e.chunk) r->prefilling = false;
     if (o_.async && !e.chunk) {
       r->drafts = o_.drafts;
@@ -543,8 +545,8 @@ void NaiveEngine::Start(int64_t now) {
   int64_t at = now;
   for (const Step& before : under_way_) {
     for (const Entry& e : before.entries) {
-      const bool goes_on = std::any_of(step_.begin(), step_.end(),
-                                       [&](const Entry& mine) { return mine.request == e.request; });
+      const bool goes_on = std::any_of(
+          step_.begin(), step_.end(), [&](const Entry& mine) { return mine.request == e.request; });
       if (o_.async && !e.chunk && goes_on) at = std::max(at, before.end);
     }
   }

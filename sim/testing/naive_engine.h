@@ -3,8 +3,8 @@
 //
 // Contents are spelled out token by token, keys are whole prefixes, the free queue is a list, and
 // every question is asked anew in every step. What steps under way will bring is not counted along
-// but added up from those steps whenever it is needed. One full-attention group, steps of 1 s; without a
-// prefix cache also one of cross attention.
+// but added up from those steps whenever it is needed. One full-attention group, steps of 1 s;
+// without a prefix cache also one of cross attention.
 
 #ifndef KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
 #define KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
@@ -89,8 +89,8 @@ class NaiveEngine {
   void Go(int64_t now);
   // All it has is gone, cached blocks included, and it goes on as new. Who had not ended by then.
   std::vector<NaiveRequest*> Crash(int64_t now);
-  // In lockstep with others, instead of Go: aborts; then a step of which SetEnd says when it ends, if there
-  // is anything to do. `holds`: prompts are left alone, with an interval.
+  // In lockstep with others, instead of Go: aborts; then a step of which SetEnd says when it ends,
+  // if there is anything to do. `holds`: prompts are left alone, with an interval.
   void GiveUp(int64_t now);
   bool wants_step() const { return again_ && !waits_; }
   void Plan(int64_t now, bool holds);

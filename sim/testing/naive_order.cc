@@ -103,7 +103,8 @@ int64_t NaiveEngine::LongestBlocks(const NaiveRequest& r) const {
 }
 
 bool NaiveEngine::HasReserve(const NaiveRequest& r) const {
-  if (o_.policy != SchedulingPolicy::kNoEvict || (running_.empty() && holding_.empty())) return true;
+  if (o_.policy != SchedulingPolicy::kNoEvict || (running_.empty() && holding_.empty()))
+    return true;
   int64_t sum = LongestBlocks(r);
   for (const NaiveRequest* other : running_) sum += LongestBlocks(*other);
   for (const NaiveRequest* other : holding_) sum += LongestBlocks(*other);
@@ -174,7 +175,8 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   r->load_end = now_ + offer.load.seconds;
   r->load_hits = num_hits * o_.block_size;
   r->load_tokens = offer.tokens;
-  r->load_arrived = offer.load.arrived < 0 ? offer.tokens : std::min(offer.load.arrived, offer.tokens);
+  r->load_arrived =
+      offer.load.arrived < 0 ? offer.tokens : std::min(offer.load.arrived, offer.tokens);
   num_external_ += offer.tokens;
   holding_.push_back(r);
   if (by_priority()) {

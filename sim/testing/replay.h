@@ -8,8 +8,8 @@
 //
 // Defaults: block size 4, one full-attention group, synchronous steps of 1 s. A line is the time in
 // seconds at which the step was scheduled, then per request its tokens, its hit tokens if it enters
-// with hits ("h4"), those from elsewhere ("+8"), and the blocks taken; then the requests preempted, the
-// loads started ("load A h4+8"), and the requests that the step finished.
+// with hits ("h4"), those from elsewhere ("+8"), and the blocks taken; then the requests preempted,
+// the loads started ("load A h4+8"), and the requests that the step finished.
 
 #ifndef KVBLOCKS_SIM_TESTING_REPLAY_H_
 #define KVBLOCKS_SIM_TESTING_REPLAY_H_
@@ -136,8 +136,8 @@ class Replay : public EngineObserver {
 
 // A random small workload: prompts branch off a few stems, and some requests are aborted.
 void AddRandomRequests(uint64_t seed, Replay& replay);
-// For it: small steps, few blocks, of every third seed a window beside the full group, and of every third
-// drafts.
+// For it: small steps, few blocks, of every third seed a window beside the full group, and of every
+// third drafts.
 void TightenPool(uint64_t seed, Replay& replay);
 
 }  // namespace kvblocks::sim

@@ -26,8 +26,8 @@ ExternalMatch ScriptedConnector::Match(const SimRequest& request, int64_t num_hi
 void ScriptedConnector::StartLoad(const KvLoad& load, const KvCacheManager&, SimTime now) {
   const int64_t row = load.request->spec.row;
   const ScriptedLoad& script = script_.at(row).loads[num_loads_[row]++];
-  calls.push_back(
-      absl::StrCat("start ", load.request->spec.id, " ", load.num_hit_tokens, "+", load.num_tokens));
+  calls.push_back(absl::StrCat("start ", load.request->spec.id, " ", load.num_hit_tokens, "+",
+                               load.num_tokens));
   switch (load.mode) {
     case LoadMode::kSync:
       step_.sync += script.seconds * kSecond;

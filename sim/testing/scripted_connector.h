@@ -1,5 +1,5 @@
-// ScriptedConnector: KV from elsewhere as a script says, in whole seconds; for tests. The script is plain
-// data, so that a model of the engine can follow it, too.
+// ScriptedConnector: KV from elsewhere as a script says, in whole seconds; for tests. The script is
+// plain data, so that a model of the engine can follow it, too.
 
 #ifndef KVBLOCKS_SIM_TESTING_SCRIPTED_CONNECTOR_H_
 #define KVBLOCKS_SIM_TESTING_SCRIPTED_CONNECTOR_H_

@@ -145,8 +145,9 @@ inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
   return out;
 }
 
-// Compression bombs take long and show nothing new; byte_source_fuzz looks at them. A fuzzer reads a file several times,
-// and an input has a second with sanitizers: 430 KB of one-letter lines take 95 ms in kvsim validate and 2.6 s here.
+// Compression bombs take long and show nothing new; byte_source_fuzz looks at them. A fuzzer reads
+// a file several times, and an input has a second with sanitizers: 430 KB of one-letter lines take
+// 95 ms in kvsim validate and 2.6 s here.
 inline bool IsLarge(const TraceFuzzInput& input) {
   const std::string_view magic = std::string_view(input.file).substr(0, 2);
   if (magic != "\x1f\x8b" && magic != "\x28\xb5") return false;

@@ -56,14 +56,16 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
   if (!offload.ok()) return offload.status();
   offload_ = *std::move(offload);
   for (size_t t = 0; t < states_.size(); ++t) {
-    if (options_.tiers[t].is_shared) states_[t]->tier = offload_->shared_tier(static_cast<TierId>(t));
+    if (options_.tiers[t].is_shared)
+      states_[t]->tier = offload_->shared_tier(static_cast<TierId>(t));
   }
   bool has_lead = false;
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
     const SingleTypeManager& group = manager.group(g);
     has_all_blocks_ = has_all_blocks_ && group.keeps_all_blocks();
     if (!has_lead && group.is_cacheable()) lead_group_ = g;
-    if (group.is_cacheable() && group.is_full_type() && !manager.group(lead_group_).is_full_type()) {
+    if (group.is_cacheable() && group.is_full_type() &&
+        !manager.group(lead_group_).is_full_type()) {
       lead_group_ = g;
     }
     has_lead = has_lead || group.is_cacheable();
@@ -469,7 +471,8 @@ void TierConnector::OnLoadFinished(const SimRequest& request, int64_t num_tokens
   int64_t kept = 0;
   if (keeps_parts_ && !fails_lost_) {
     const int64_t end = request.num_load_hits + num_tokens;
-    kept = std::max<int64_t>(end - end % manager_->group(0).block_size() - request.num_load_hits, 0);
+    kept =
+        std::max<int64_t>(end - end % manager_->group(0).block_size() - request.num_load_hits, 0);
   }
   const int64_t lost = request.num_load_tokens - kept;
   ++load_totals_.num_failed;

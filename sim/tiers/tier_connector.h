@@ -1,6 +1,6 @@
 // TierConnector: tiers of memory behind one replica's device (SM-105), as the KvConnector that its
-// scheduler asks and as an observer of what it computes. Connectors of several replicas on one clock can
-// share tiers, with what lies in them and their links.
+// scheduler asks and as an observer of what it computes. Connectors of several replicas on one
+// clock can share tiers, with what lies in them and their links.
 //
 // What lies where is the library's (kvblocks/offload.h); here are the times. Each tier has a
 // link for reads and one for writes (see Link). A load is one transfer per tier that it reads, and
@@ -9,12 +9,13 @@
 //
 // Stores begin at the end of the step that completed a block of a prompt, and when a request leaves
 // for those of its output. Nothing waits for them: blocks that the device reuses are taken to have
-// been read before. A share of the asynchronous loads can fail: one chunk, drawn among those that are
-// read, cannot be read, which is noticed when the load ends; the chunk leaves its tier. Tiers that take what the device evicts need the manager's events.
+// been read before. A share of the asynchronous loads can fail: one chunk, drawn among those that
+// are read, cannot be read, which is noticed when the load ends; the chunk leaves its tier. Tiers
+// that take what the device evicts need the manager's events.
 //
-// Always: deterministic; every ticket of the index belongs to a job here, and every job ends when its
-// transfers do, whatever became of the request. Cost: per admission and per store a hash look-up per
-// block and tier.
+// Always: deterministic; every ticket of the index belongs to a job here, and every job ends when
+// its transfers do, whatever became of the request. Cost: per admission and per store a hash
+// look-up per block and tier.
 
 #ifndef KVBLOCKS_SIM_TIERS_TIER_CONNECTOR_H_
 #define KVBLOCKS_SIM_TIERS_TIER_CONNECTOR_H_
@@ -64,8 +65,8 @@ struct TierLookup {
   std::array<int64_t, kNumTierMisses> missed_tokens = {};
 };
 
-// One block of KV from a place to another: of the device (offload::kDevice) a block id, of a tier the
-// number of its slot times blocks per chunk, plus the block in the chunk.
+// One block of KV from a place to another: of the device (offload::kDevice) a block id, of a tier
+// the number of its slot times blocks per chunk, plus the block in the chunk.
 struct KvCopy {
   offload::TierId from_tier = offload::kDevice;
   offload::TierId to_tier = offload::kDevice;
@@ -85,7 +86,8 @@ struct LoadTotals {
   SimTime compute_time = 0;
   SimTime load_time = 0;  // start to end, of loads that ended
   int64_t num_failed = 0;       // loads
-  int64_t num_lost_tokens = 0;  // of them, of no use; num_loaded_tokens is without those of its admissions
+  int64_t num_lost_tokens =
+      0;  // of them, of no use; num_loaded_tokens is without those of its admissions
 };
 
 class TierConnector final : public KvConnector, public EngineObserver {
@@ -114,10 +116,10 @@ class TierConnector final : public KvConnector, public EngineObserver {
   // Whether some tier takes what the device evicts: the manager must record events, then.
   bool NeedsEvents() const;
 
-  // Called with all copies, in an order in which they can be made: of stores when they begin, whose blocks
-  // may be reused before they end; of loads when they end, or begin, if their step waits for them.
-  // Chunks that cannot be read are left out. Not for tiers that NeedsEvents: what the device evicts is
-  // known when it is gone.
+  // Called with all copies, in an order in which they can be made: of stores when they begin, whose
+  // blocks may be reused before they end; of loads when they end, or begin, if their step waits for
+  // them. Chunks that cannot be read are left out. Not for tiers that NeedsEvents: what the device
+  // evicts is known when it is gone.
   void set_on_copies(std::function<void(absl::Span<const KvCopy>)> on_copies) {
     on_copies_ = std::move(on_copies);
   }
@@ -183,8 +185,8 @@ class TierConnector final : public KvConnector, public EngineObserver {
     TierTotals totals;
   };
 
-  // Those who share tiers. Where one waits for what another stores, the transfers of all count, also
-  // those on links that are not shared.
+  // Those who share tiers. Where one waits for what another stores, the transfers of all count,
+  // also those on links that are not shared.
   struct Group {
     std::vector<TierConnector*> members;
     int64_t num_ended = 0;  // transfers

@@ -26,7 +26,8 @@ std::string ErrorOf(std::string_view text) {
 
 TEST(TierTextTest, ATierIsItsNameItsSizeAndSettings) {
   const auto tiers = ParseTiers(
-      "host:1.5GiB:read=50GB/s:write=40GB/s:latency=10us:policy=arc:store=on-second-use:prompt-only,"
+      "host:1.5GiB:read=50GB/s:write=40GB/"
+      "s:latency=10us:policy=arc:store=on-second-use:prompt-only,"
       "disk:1000chunks:read=5GB/s:fifo:chunk=4:exclusive:layout=all-groups,far:1TB:read=free");
   ASSERT_TRUE(tiers.ok()) << tiers.status();
   ASSERT_EQ(tiers->size(), 3u);
@@ -187,8 +188,8 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
   }
 }
 
-// The host has room for C's three chunks or A's two: what goes moves to the disk, C's last two when D's
-// come back to the host.
+// The host has room for C's three chunks or A's two: what goes moves to the disk, C's last two when
+// D's come back to the host.
 TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   TierReplay replay("host:3chunks:read=128B/s,disk:9chunks:read=64B/s:store=on-evict");
   replay.AddAThenC(3);
@@ -239,12 +240,13 @@ TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
 
 // --- Loads that fail ---
 
-// Every load does: D's second chunk is bad, and it computes that block and its last token; or its first
-// one is, and nothing is left to load.
+// Every load does: D's second chunk is bad, and it computes that block and its last token; or its
+// first one is, and nothing is left to load.
 TEST(TierConnectorTest, WhatCannotBeReadLeavesItsTierAndIsComputed) {
   bool first_was_bad = false, second_was_bad = false;
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    TierReplay replay("host:8chunks:read=128B/s:write=1kB/s", 5, LoadMode::kAsync, false, {1, seed});
+    TierReplay replay("host:8chunks:read=128B/s:write=1kB/s", 5, LoadMode::kAsync, false,
+                      {1, seed});
     replay.AddAThenC(3);
     replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
@@ -278,11 +280,12 @@ TEST(TierConnectorTest, ARequestCanEndByAFailedLoad) {
   EXPECT_EQ(replay.free_queue.size(), 4u);
 }
 
-// B runs when D's load has ended, so D waits with what came of it, and is given up. What did not come
-// must not be stored as if it had.
+// B runs when D's load has ended, so D waits with what came of it, and is given up. What did not
+// come must not be stored as if it had.
 TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    TierReplay replay("host:40chunks:read=128B/s:write=1kB/s", 9, LoadMode::kAsync, false, {1, seed});
+    TierReplay replay("host:40chunks:read=128B/s:write=1kB/s", 9, LoadMode::kAsync, false,
+                      {1, seed});
     replay.config.scheduler.max_num_active_seqs = 1;
     replay.AddAThenC(3);
     replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = Document(29, 300)});
@@ -301,11 +304,13 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
   }
 }
 
-// Whatever comes together - aborts, preemptions, loads of three kinds, some of which fail, windows beside
-// full attention - every request ends and no block or slot stays behind.
+// Whatever comes together - aborts, preemptions, loads of three kinds, some of which fail, windows
+// beside full attention - every request ends and no block or slot stays behind.
 TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
   std::mt19937_64 random(1);
-  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  const auto draw = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
   constexpr const char* kTiers[] = {
       "host:9chunks:read=300B/s",
       "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
@@ -317,7 +322,8 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
     const auto mode = static_cast<LoadMode>(draw(3));
     const bool has_window = draw(3) == 0;
     TierReplay replay(kTiers[round % 5], (has_window ? 20 : 10) + draw(12), mode, draw(3) == 0,
-                      {mode == LoadMode::kAsync ? 0.4 : 0, static_cast<uint64_t>(round)}, has_window);
+                      {mode == LoadMode::kAsync ? 0.4 : 0, static_cast<uint64_t>(round)},
+                      has_window);
     if (draw(3) == 0) replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
     if (draw(2) == 0) replay.config.scheduler.policy = SchedulingPolicy::kPriority;
     replay.config.scheduler.async = draw(2) == 0;
@@ -334,7 +340,8 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
     const absl::Status status = replay.Run();
     ASSERT_TRUE(status.ok()) << status << " in round " << round;
     ASSERT_TRUE(replay.tiers->CheckInvariants().ok()) << replay.tiers->CheckInvariants();
-    ASSERT_EQ(static_cast<int64_t>(replay.free_queue.size()), replay.config.kv_cache.num_blocks - 1);
+    ASSERT_EQ(static_cast<int64_t>(replay.free_queue.size()),
+              replay.config.kv_cache.num_blocks - 1);
     ASSERT_EQ(replay.ends.size() + replay.rejections.size(), 25u);
     num_loads += replay.tiers->load_totals().num_loads;
     num_preemptions += replay.result.scheduler.num_preemptions;
@@ -352,9 +359,9 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
   EXPECT_GT(num_aborted, 50);
 }
 
-// SM-97: everything is written through, transfers are free, and each request is alone. Then the pool
-// hits what it hits without a tier, and both together what a pool of the tier's size hits, which has
-// one block more: that of a prompt's end, which nobody can hit.
+// SM-97: everything is written through, transfers are free, and each request is alone. Then the
+// pool hits what it hits without a tier, and both together what a pool of the tier's size hits,
+// which has one block more: that of a prompt's end, which nobody can hit.
 TEST(TierConnectorTest, AnInclusiveTierHitsWhatAPoolOfItsSizeHits) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {

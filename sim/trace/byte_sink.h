@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<ByteSink>> OpenByteSink(const std::string& path);
 // Whether OpenByteSink(path) writes to standard output.
 bool IsStandardOutput(const std::string& path);
 
-// Whether writing failed because nobody reads the pipe any more (| head). Only with SIGPIPE ignored.
+// Whether writing failed because nobody reads the pipe any more (| head). Only with SIGPIPE
+// ignored.
 bool IsReaderGone(const absl::Status& status);
 
 // Removes the .part files of all sinks that are not closed. May be called from a signal handler;

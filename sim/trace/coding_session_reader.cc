@@ -310,8 +310,8 @@ class CodingSessionReader : public LineRows {
       return;
     }
     ++num_backwards_;
-    log()->Tell(RowProblem(ProblemKind::kOrder, row_.request, text + " (--require-sorted forbids it)",
-                          ProblemSeverity::kNote));
+    log()->Tell(RowProblem(ProblemKind::kOrder, row_.request,
+                           text + " (--require-sorted forbids it)", ProblemSeverity::kNote));
   }
 
   void CheckNumberOfIds(const std::string& path, const CodingEntry& entry) {

@@ -139,8 +139,8 @@ void ContentKeys::AddRun(const Run& run, uint64_t seed) {
   parent_ = Hash(words.data(), sizeof(words), static_cast<Seed>(seed));
 }
 
-// The symbols behind the block that ends at next_. They belong to later blocks as well, so the place
-// in the content stays.
+// The symbols behind the block that ends at next_. They belong to later blocks as well, so the
+// place in the content stays.
 void ContentKeys::AddLookahead(const TraceRequest& request) {
   const absl::uint128 path = path_;
   const int64_t path_length = path_length_;

@@ -61,8 +61,14 @@ TEST(ContentKeysTest, LookaheadKeysNeedTheTokensBehindTheirBlock) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
   const TraceRequest request = Prompt(0, 12, ids);
   for (const auto& [lookahead, tokens, blocks] :
-       std::vector<std::tuple<int64_t, int64_t, size_t>>{
-           {1, 4, 0}, {1, 5, 1}, {1, 8, 1}, {1, 9, 2}, {1, 12, 2}, {3, 6, 0}, {3, 7, 1}, {3, 11, 2}}) {
+       std::vector<std::tuple<int64_t, int64_t, size_t>>{{1, 4, 0},
+                                                         {1, 5, 1},
+                                                         {1, 8, 1},
+                                                         {1, 9, 2},
+                                                         {1, 12, 2},
+                                                         {3, 6, 0},
+                                                         {3, 7, 1},
+                                                         {3, 11, 2}}) {
     EXPECT_EQ(AheadKeysOf(info, request, lookahead, tokens).size(), blocks)
         << lookahead << " " << tokens;
   }

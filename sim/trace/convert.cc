@@ -205,9 +205,10 @@ class CsvWriter : public TraceWriter {
   bool first_ = true;
 };
 
-// Cache simulators of objects take one record per access: time in seconds (4 bytes), object (8), its
-// size (4), and the number of the record that accesses it next, from 1, or -1 (8); little-endian,
-// without gaps. The last of these is known at the end only, so the records wait in memory.
+// Cache simulators of objects take one record per access: time in seconds (4 bytes), object (8),
+// its size (4), and the number of the record that accesses it next, from 1, or -1 (8);
+// little-endian, without gaps. The last of these is known at the end only, so the records wait in
+// memory.
 class OracleWriter : public TraceWriter {
  public:
   explicit OracleWriter(std::unique_ptr<ByteSink> sink) : sink_(std::move(sink)) {}

@@ -81,7 +81,8 @@ TEST(ConvertToOracleTest, HasOneAccessPerBlockOfAPromptAndTheNextOne) {
     EXPECT_EQ(accesses[i].size, sizes[i]) << i;
     EXPECT_EQ(accesses[i].next, next[i]) << i;
     for (size_t j = 0; j < i; ++j) {
-      const bool is_same = (i == 5 && j == 0) || (i == 6 && j == 1) || (i == 8 && (j == 0 || j == 5));
+      const bool is_same =
+          (i == 5 && j == 0) || (i == 6 && j == 1) || (i == 8 && (j == 0 || j == 5));
       EXPECT_EQ(accesses[i].object == accesses[j].object, is_same) << i << " and " << j;
     }
   }

@@ -16,7 +16,8 @@ constexpr int64_t kMaxRationalPart = 1000000000000000000;
 // Long values are cut, so that a message never carries a megabyte of digits.
 std::string Quoted(std::string_view text) {
   constexpr size_t kShown = 60;
-  return absl::StrCat("\"", std::string(text.substr(0, kShown)), text.size() > kShown ? "...\"" : "\"");
+  return absl::StrCat("\"", std::string(text.substr(0, kShown)),
+                      text.size() > kShown ? "...\"" : "\"");
 }
 
 absl::Status Bad(std::string_view text, const std::string& expected) {

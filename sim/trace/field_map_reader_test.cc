@@ -78,7 +78,8 @@ TEST(FieldMapReaderTest, RowsWithoutArrivalFollowTheirSession) {
 }
 
 TEST(FieldMapReaderTest, WithoutArrivalsAllAreThereFromTheStart) {
-  const std::vector<TraceRequest> r = MustRead("i,o\n4,5\n6,7\n", Fields("input_length=i,output_length=o"));
+  const std::vector<TraceRequest> r =
+      MustRead("i,o\n4,5\n6,7\n", Fields("input_length=i,output_length=o"));
   EXPECT_EQ(r[1].arrival_ns, 0);
   EXPECT_TRUE(r[1].has_arrival);
 }
@@ -298,7 +299,8 @@ TEST(VllmCustomPresetTest, TextsAndTokenIds) {
 
 TEST(FieldPresetsTest, AFileMayLackOnlyWhatIsOptional) {
   // An empty number is none; an empty text is no text.
-  const std::vector<TraceRequest> r = MustRead("arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n");
+  const std::vector<TraceRequest> r =
+      MustRead("arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n");
   EXPECT_THAT(TraceError("arrived_at,num_prefill_tokens,num_decode_tokens\n,2,3\n"),
               HasSubstr("t:2: error: field arrived_at: got nothing"));
   EXPECT_THAT(TraceError(R"({"chunk_size": 16, "seq_len": 0, "chunk_hashes": []})"),

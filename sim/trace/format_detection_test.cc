@@ -230,8 +230,8 @@ TEST(TraceFormatsTest, OptionsOfOtherFormatsAreRefused) {
 }
 
 TEST(TraceFormatsTest, ParquetIsRefusedByName) {
-  EXPECT_THAT(TraceError("PAR1\x15\x04"),
-              ::testing::AllOf(HasSubstr("format: got Parquet"), HasSubstr("kvblocks.Trace.read(FILE)")));
+  EXPECT_THAT(TraceError("PAR1\x15\x04"), ::testing::AllOf(HasSubstr("format: got Parquet"),
+                                                           HasSubstr("kvblocks.Trace.read(FILE)")));
 }
 
 constexpr const char* kRecord =

@@ -114,7 +114,8 @@ TEST(DynamoReaderTest, WhatHadNotEndedIsNotWaitedFor) {
   TraceReaderOptions options;
   options.closed_loop = true;
   // b began and ended while a ran.
-  const std::vector<TraceRequest> r = MustRead(record("b", 8000, 9000) + record("a", 0, 20000), options);
+  const std::vector<TraceRequest> r =
+      MustRead(record("b", 8000, 9000) + record("a", 0, 20000), options);
   for (const TraceRequest& request : r) EXPECT_THAT(request.waits_for, IsEmpty()) << request.id;
 }
 

@@ -80,7 +80,8 @@ absl::Status JsonFields::OnField(std::string_view key, JsonValue& value) {
   }
   if (index == fields_.size() && !is_within) return Skip(key, value);
   // `key` points into the parser's buffer for strings, which reading the value may overwrite.
-  const std::string name = index < fields_.size() ? std::string() : absl::StrCat(prefix_, View(key));
+  const std::string name =
+      index < fields_.size() ? std::string() : absl::StrCat(prefix_, View(key));
   const std::string_view path = index < fields_.size() ? fields_[index].path : name;
   absl::StatusOr<bool> null = value.IsNull();
   if (!null.ok()) {

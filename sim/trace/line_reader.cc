@@ -26,7 +26,8 @@ absl::Status LineReader::ReadMore() {
   }
   if (buffer_.size() - kPadding - end_ < kLineBuffer / 2) {
     const size_t limit = max_line_bytes_ + kLineBuffer + kPadding;
-    buffer_.resize(std::max(std::min(buffer_.size() * 2, limit), end_ + kLineBuffer / 2 + kPadding));
+    buffer_.resize(
+        std::max(std::min(buffer_.size() * 2, limit), end_ + kLineBuffer / 2 + kPadding));
   }
   absl::StatusOr<size_t> n = source_->Read(buffer_.data() + end_, buffer_.size() - kPadding - end_);
   if (!n.ok()) return n.status();

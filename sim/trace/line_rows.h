@@ -46,8 +46,9 @@ class LineRows : public RowSource {
   static constexpr size_t kMostPending = 1000;
 
   // Appends the requests of a line to rows_, or what is wrong to problems_; neither means that the
-  // line is none of ours, as headers are, and leaves it out. row_ has the line, and the row that the
-  // first request will have; the others follow. What is set of row and line in rows_ does not count.
+  // line is none of ours, as headers are, and leaves it out. row_ has the line, and the row that
+  // the first request will have; the others follow. What is set of row and line in rows_ does not
+  // count.
   virtual void Parse(std::string_view text) = 0;
 
   // The first line that is not blank, before any row; false: the file has none. Not to be called

@@ -4,8 +4,8 @@
 // (output_tokens), hash_ids, block_size (512 if absent; 0: lengths only, 1: hash_ids are token
 // ids), request_id, session_id, delay (delay_ms), tool_wait_ms, wait_for, priority,
 // output_token_ids. To carry every request through a conversion we also write and read turn,
-// min_tokens, encoder_tokens, abort_after_ms, tenant, slo_class, adapter, cache_salt, accepted_drafts. Other fields
-// are checked to be valid JSON and ignored; null means absent.
+// min_tokens, encoder_tokens, abort_after_ms, tenant, slo_class, adapter, cache_salt,
+// accepted_drafts. Other fields are checked to be valid JSON and ignored; null means absent.
 //
 // Rows of one session_id form a closed loop: each waits for the one before it, unless it has its
 // own wait_for list, which then stands alone. A row without timestamp must wait for something.

@@ -72,9 +72,9 @@ class NativeReader : public RowSource {
             strings_.push_back(std::move(value));
           }
           if (strings_.size() > kMostStrings || string_bytes_ > kMostStringBytes) {
-            return Damage(absl::ResourceExhaustedError(absl::StrCat(
-                "strings: got ", strings_.size(), " of ", string_bytes_, " bytes, expected at most ",
-                kMostStrings, " of ", kMostStringBytes)));
+            return Damage(absl::ResourceExhaustedError(
+                absl::StrCat("strings: got ", strings_.size(), " of ", string_bytes_,
+                             " bytes, expected at most ", kMostStrings, " of ", kMostStringBytes)));
           }
           break;
         case pb::Record::kFooter:

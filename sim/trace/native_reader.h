@@ -4,8 +4,8 @@
 // offset, or both. A file without footer is truncated; a footer that does not fit the records is
 // damage. Unknown fields of requests and of the header travel along and are written again.
 //
-// Memory: one record (at most max_line_bytes) and the copy window (see record_stream.h), which the file
-// may ask to be at most 2^20 requests and 2^27 ids.
+// Memory: one record (at most max_line_bytes) and the copy window (see record_stream.h), which the
+// file may ask to be at most 2^20 requests and 2^27 ids.
 
 #ifndef KVBLOCKS_SIM_TRACE_NATIVE_READER_H_
 #define KVBLOCKS_SIM_TRACE_NATIVE_READER_H_

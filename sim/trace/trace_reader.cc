@@ -170,8 +170,8 @@ class TraceReaderImpl : public TraceReader {
     int64_t arrival_ns = 0;  // what it arrives at; request.arrival_ns is what the file says
   };
 
-  // Distributes the requests of pass_.group over `gap_ns`. Those without a time of their own stay with
-  // what they wait for.
+  // Distributes the requests of pass_.group over `gap_ns`. Those without a time of their own stay
+  // with what they wait for.
   void SpreadGroup(__int128 gap_ns) {
     const auto has_time = [](const Timed& timed) { return timed.request.has_arrival; };
     const __int128 num = std::count_if(pass_.group.begin(), pass_.group.end(), has_time);
@@ -257,7 +257,8 @@ class TraceReaderImpl : public TraceReader {
     }
     out = std::move(timed.request);
     std::erase_if(out.waits_for, [&](int64_t row) {
-      return static_cast<size_t>(row) < pass_.left_out.size() && pass_.left_out[static_cast<size_t>(row)];
+      return static_cast<size_t>(row) < pass_.left_out.size() &&
+             pass_.left_out[static_cast<size_t>(row)];
     });
     if (out.waits_for.empty()) out.has_arrival = true;
     if (pass_.num_selected++ == 0 && options_.rebase) pass_.base_ns = timed.arrival_ns;

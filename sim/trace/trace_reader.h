@@ -13,11 +13,11 @@
 // rows may be out of order within TraceReaderOptions::reorder_window requests and reorder_bytes,
 // which is also the most that a reader holds (one request, if the file says that it is sorted).
 // Beyond that a dozen bytes per request for dependencies and, for files that name their requests or
-// sessions, one table entry per name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]: error: WHAT: got VALUE,
-// expected EXPECTATION (hint). The first bad row ends the trace: Next reads on to the end to list
-// up to max_errors of them and to count the rest, and returns all that as one InvalidArgument;
-// afterwards it keeps returning it. With skip_bad_rows they are counted and listed instead.
-// Single-threaded.
+// sessions, one table entry per name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]:
+// error: WHAT: got VALUE, expected EXPECTATION (hint). The first bad row ends the trace: Next reads
+// on to the end to list up to max_errors of them and to count the rest, and returns all that as one
+// InvalidArgument; afterwards it keeps returning it. With skip_bad_rows they are counted and listed
+// instead. Single-threaded.
 
 #ifndef KVBLOCKS_SIM_TRACE_TRACE_READER_H_
 #define KVBLOCKS_SIM_TRACE_TRACE_READER_H_
@@ -96,8 +96,8 @@ struct TraceReaderOptions {
   std::optional<int64_t> end_ns;
   Rational sample = {1, 1};
   std::optional<int64_t> limit;
-  // Of what is then left: outputs get the content that a later prompt has in their place, where that
-  // goes on from them by a guess (turn_links.h). Standard input and pipes cannot be
+  // Of what is then left: outputs get the content that a later prompt has in their place, where
+  // that goes on from them by a guess (turn_links.h). Standard input and pipes cannot be
   // linked.
   bool link_turns = false;
   // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down

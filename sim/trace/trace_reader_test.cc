@@ -87,7 +87,8 @@ TEST(TraceReaderTest, BytesBoundWhatIsHeldAsWell) {
 
   const std::string error = TraceError(trace + with_ids("0"), options);
   EXPECT_THAT(error, HasSubstr("t:101: error: timestamp: got 0 ns"));
-  EXPECT_THAT(error, HasSubstr("100000 bytes, the most that is held to sort; kvsim convert --sort"));
+  EXPECT_THAT(error,
+              HasSubstr("100000 bytes, the most that is held to sort; kvsim convert --sort"));
 
   options.spread = true;
   std::string same;

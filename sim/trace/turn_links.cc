@@ -158,9 +158,10 @@ class InfiniteHits {
     prompt_tokens_ += request.input_length;
   }
   std::string Percent() const {
-    return absl::StrFormat("%.2f %%", prompt_tokens_ == 0 ? 0.0
-                                                          : 100.0 * static_cast<double>(hit_tokens_) /
-                                                                static_cast<double>(prompt_tokens_));
+    return absl::StrFormat("%.2f %%", prompt_tokens_ == 0
+                                          ? 0.0
+                                          : 100.0 * static_cast<double>(hit_tokens_) /
+                                                static_cast<double>(prompt_tokens_));
   }
 
  private:
@@ -228,7 +229,8 @@ absl::StatusOr<std::unique_ptr<TraceReader>> WithTurnLinks(std::unique_ptr<Trace
   const std::string note = absl::StrCat(
       "turns linked by a guess: ", GroupThousands(absl::StrCat(links.size())), " of ",
       GroupThousands(absl::StrCat(num_requests)),
-      " requests are taken to go on in a later prompt; an infinite cache of the trace's blocks hits ",
+      " requests are taken to go on in a later prompt; an infinite cache of the trace's blocks "
+      "hits ",
       linked.Percent(), " of prompt tokens, and ", as_it_is.Percent(), " without --link-turns");
   return std::make_unique<LinkedReader>(std::move(reader), std::move(links), note);
 }

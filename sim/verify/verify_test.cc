@@ -16,8 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Prompts of a few families that begin alike, in a pool that is too small; inputs of encoders, if there
-// are any, of 0 to 19 tokens.
+// Prompts of a few families that begin alike, in a pool that is too small; inputs of encoders, if
+// there are any, of 0 to 19 tokens.
 void AddWorkload(Replay* replay, bool with_encoders = false) {
   for (int64_t i = 0; i < 40; ++i) {
     ReplayRequest request{.id = "r" + std::to_string(i),
@@ -280,11 +280,12 @@ TEST(VerifyingObserverTest, AnInputOfAnotherLengthIsNoticed) {
     replay.further_observers = {&between};
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(observer.status().code(), absl::StatusCode::kDataLoss) << observer.status();
-    EXPECT_THAT(std::string(observer.status().message()),
-                HasSubstr(change < 0 ? "the block table has 5 entries, but the 8 rows of the encoder "
-                                       "take 4: blocks were taken more than once"
-                                     : "token 8 of the encoder is in reach of every query, but entry 4 "
-                                       "of the block table is missing"));
+    EXPECT_THAT(
+        std::string(observer.status().message()),
+        HasSubstr(change < 0 ? "the block table has 5 entries, but the 8 rows of the encoder "
+                               "take 4: blocks were taken more than once"
+                             : "token 8 of the encoder is in reach of every query, but entry 4 "
+                               "of the block table is missing"));
   }
 }
 
@@ -369,10 +370,10 @@ TEST(VerifyingObserverTest, AWrongSlotIsAWrongNumber) {
   }
 }
 
-// SM-14: with priorities a request may lose the part of the step that it had got already, and what was
-// registered for it keeps its keys, as in the engine, although nobody writes it. Of its blocks the
-// deepest are taken first, so whoever drives it out takes at least one: it is well if the part filled
-// no more. Otherwise the request hits what is left when it resumes.
+// SM-14: with priorities a request may lose the part of the step that it had got already, and what
+// was registered for it keeps its keys, as in the engine, although nobody writes it. Of its blocks
+// the deepest are taken first, so whoever drives it out takes at least one: it is well if the part
+// filled no more. Otherwise the request hits what is left when it resumes.
 TEST(VerifyingObserverTest, AVictimOfItsOwnStepHitsWhatNobodyWrote) {
   // V's part fills one block or two; R takes one.
   for (const int64_t part : {2, 4}) {

@@ -55,8 +55,9 @@ class VerifyingObserver final : public EngineObserver {
     // How the small layers lie in memory, kUniform or kSlab; where the manager's ids are those of
     // chunks, they lie in chunks.
     PoolLayout layout = PoolLayout::kUniform;
-    // Tiers behind the device, whose slots are blocks of the verifier's behind those of the pool; null:
-    // none. Not owned; they must be attached before the run, and not take what the device evicts.
+    // Tiers behind the device, whose slots are blocks of the verifier's behind those of the pool;
+    // null: none. Not owned; they must be attached before the run, and not take what the device
+    // evicts.
     const TierConnector* tiers = nullptr;
   };
 
@@ -69,8 +70,8 @@ class VerifyingObserver final : public EngineObserver {
   // Of each of the manager's groups what is verified, in words: "full_attention", "ring (left
   // out: a ring that old rows leave)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
-  // Likewise the format of the model's rows: "bf16", "fp8_e4m3 (fp8_per_tensor)". Those of small layers are
-  // float32 in any case.
+  // Likewise the format of the model's rows: "bf16", "fp8_e4m3 (fp8_per_tensor)". Those of small
+  // layers are float32 in any case.
   const std::vector<std::string>& row_formats() const { return row_formats_; }
   int64_t num_layers() const { return num_layers_; }  // that queries attend to
   int64_t num_state_layers() const { return num_state_layers_; }

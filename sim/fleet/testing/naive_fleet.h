@@ -1,8 +1,8 @@
-// NaiveFleet: naive engines on one event list behind a naive router, with its queue, replicas that come and
-// go and ranks that step together, to hold Fleet against.
+// NaiveFleet: naive engines on one event list behind a naive router, with its queue, replicas that
+// come and go and ranks that step together, to hold Fleet against.
 //
-// Everything is asked anew at every instant, contents are whole prefixes, and an index is a set. Steps of 1 s,
-// all times in seconds.
+// Everything is asked anew at every instant, contents are whole prefixes, and an index is a set.
+// Steps of 1 s, all times in seconds.
 
 #ifndef KVBLOCKS_SIM_FLEET_TESTING_NAIVE_FLEET_H_
 #define KVBLOCKS_SIM_FLEET_TESTING_NAIVE_FLEET_H_
@@ -264,7 +264,8 @@ class NaiveFleet {
   }
   int64_t Tokens(size_t e) const {
     int64_t sum = 0;
-    for (const NaiveRequest* r : sent_[e]) sum += r->ended ? 0 : static_cast<int64_t>(r->tokens.size());
+    for (const NaiveRequest* r : sent_[e])
+      sum += r->ended ? 0 : static_cast<int64_t>(r->tokens.size());
     return sum;
   }
   int64_t Waiting(size_t e) const {
@@ -292,9 +293,9 @@ class NaiveFleet {
     if (!has_limits && queue_.empty() && !Live().empty()) return Send(r, now);
     queue_.push_back(r);
     if (fleet_.queue.by_priority) {
-      std::stable_sort(queue_.begin(), queue_.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
-        return a->priority < b->priority;
-      });
+      std::stable_sort(
+          queue_.begin(), queue_.end(),
+          [](const NaiveRequest* a, const NaiveRequest* b) { return a->priority < b->priority; });
     }
     Drain(now);
     if (static_cast<int64_t>(queue_.size()) <= fleet_.queue.max_waiting) return;
@@ -364,7 +365,8 @@ class NaiveFleet {
         for (const size_t e : live) all += Requests(e);
         const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
         size_t& home = homes_[r.session];
-        if (fleet_.router.session_factor == 0) return is_open(home) ? home : Least(open, by_requests);
+        if (fleet_.router.session_factor == 0)
+          return is_open(home) ? home : Least(open, by_requests);
         if (Requests(home) + 1 > limit || !is_open(home)) home = Least(open, by_requests);
         return home;
       }

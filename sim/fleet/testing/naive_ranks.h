@@ -1,5 +1,5 @@
-// What naive data-parallel ranks need beside naive engines: the step that a group takes together, and what
-// vLLM's balancer knows of them. Times in seconds.
+// What naive data-parallel ranks need beside naive engines: the step that a group takes together,
+// and what vLLM's balancer knows of them. Times in seconds.
 
 #ifndef KVBLOCKS_SIM_FLEET_TESTING_NAIVE_RANKS_H_
 #define KVBLOCKS_SIM_FLEET_TESTING_NAIVE_RANKS_H_
@@ -45,7 +45,8 @@ struct NaiveLockstep {
       if (is_asked && !any([](const NaiveEngine& e) { return e.had_requests(); })) is_over = true;
       const bool is_real_left = any([](const NaiveEngine& e) { return !e.idles(); });
       if (is_over && is_real_left) return all_wait(ends.front());
-      if (is_over) *this = {first, count, options, is_async, time, {}, 0, free_at, false, lost, dummies};
+      if (is_over)
+        *this = {first, count, options, is_async, time, {}, 0, free_at, false, lost, dummies};
     }
     const bool holds = passes % options.prefill_interval != 0;
     for (size_t e = first; e < first + count; ++e) engines[e].Plan(now, holds);
@@ -96,7 +97,8 @@ struct NaiveLockstep {
   }
 };
 
-// Tells and sends in their order; what the front-end knows is found by going through all of them again.
+// Tells and sends in their order; what the front-end knows is found by going through all of them
+// again.
 class NaiveBalancer {
  public:
   explicit NaiveBalancer(int64_t interval) : interval_(interval) {}
@@ -113,8 +115,9 @@ class NaiveBalancer {
       const RankCounts& k = known[e - first];
       const int64_t blocks = std::max<int64_t>(k.num_blocks, 1);
       return std::max(num_sent(e), k.num_waiting + k.num_running) * pool_ +
-             (k.num_blocks == 0 ? 0
-                                : k.num_waiting * std::max<int64_t>(6 * k.num_blocks_used - 3 * blocks, 0));
+             (k.num_blocks == 0
+                  ? 0
+                  : k.num_waiting * std::max<int64_t>(6 * k.num_blocks_used - 3 * blocks, 0));
     };
     std::vector<size_t> order;
     for (size_t i = 0; i < count; ++i) {
