@@ -7,7 +7,7 @@
 namespace kvblocks::sim {
 namespace {
 
-// Numbers sessions of requests that have none of their own apart from those of the trace.
+// Numbers the sessions of requests without one, so that they differ from the trace's sessions.
 constexpr uint64_t kSessionOfRow = uint64_t{1} << 63;
 
 absl::Status BeyondClock(const TraceRequest& request) {

@@ -42,7 +42,7 @@ constexpr const char* kFooter = R"(Start here
 Exit status of all commands: 0 done, 1 a limit was missed, 2 bad input or options, 3 no progress,
 4 internal check failed, 130 interrupted (SIGINT), 143 terminated (SIGTERM).)";
 
-// Ends the process by the signal, as whoever sent it expects, and leaves no half of a file behind.
+// Ends the process by the signal, as its sender expects, and leaves no partial file.
 // Calls only what a signal handler may call.
 void EndBySignal(int signal) {
   RemoveUnfinishedFiles();

@@ -67,7 +67,7 @@ bool LockstepGroup::GoesOn() const {
     if (has_requests && engine->open_step().num_preempted > 0) return true;
     has_work |= has_requests;
   }
-  // Whoever has requests and can begin none of them needs more than a pass.
+  // An engine that has requests and can begin none of them needs more than a pass.
   return num_passes_ > 0 && !has_work;
 }
 

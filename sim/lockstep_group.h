@@ -1,21 +1,21 @@
 // LockstepGroup: engines that step together because they share the experts of one model (D-6).
 //
 // Each has its own scheduler, pool and requests. In every layer they exchange tokens with the
-// experts, so a pass through the model is one of all of them: it begins when the devices are done
-// with the one before and lasts as long as the slowest engine needs. Who has nothing to schedule
-// runs a pass without requests.
+// experts, so all of them run each pass through the model together. A pass begins when the devices
+// have finished the last one, and takes as long as the slowest engine needs. An engine that has
+// nothing to schedule runs a pass without requests.
 //
 // As in vLLM 0.33: engines schedule in rounds, one pass each, and with asynchronous scheduling one
 // pass ahead. Up to the size of captured graphs each computes as many tokens as the one with most.
-// Whether anybody has work left is asked behind the first pass since they were idle and behind
-// every `sync_interval`-th; until then they go on without requests. With a
-// prefill_schedule_interval prompts are computed in every so-many-th pass since they were idle, the
-// first one included, on all engines alike.
+// After the first pass since they were idle, and after every `sync_interval`-th, they check whether
+// any engine has work left; until then they run passes without requests. With a
+// prefill_schedule_interval all engines compute prompts in the first pass since they were idle and
+// in every prefill_schedule_interval-th after it.
 //
 //   LockstepGroup group({...}, {&a, &b});
 //   if (group.wants_round()) status = group.Round(now);     // behind the aborts of this instant
 //
-// Between rounds engines are called as others are, but for Schedule. Cost: some 10 ns per engine
+// Between rounds engines are called like others, except for Schedule. Cost: some 10 ns per engine
 // and pass beside theirs; nothing is allocated. Not owned; single-threaded.
 
 #ifndef KVBLOCKS_SIM_LOCKSTEP_GROUP_H_

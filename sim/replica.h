@@ -1,4 +1,4 @@
-// Replica: one engine - scheduler, block manager, device - on a clock that its owner turns.
+// Replica: one engine - scheduler, block manager, device - on a clock that its owner advances.
 //
 // It is given what arrives (Submit) and says when it wants to be called next (NextTime); it knows
 // neither a trace nor other replicas, and nothing of what will arrive. The clock may be a simulated
@@ -9,18 +9,17 @@
 //   DeliverAborts(now)
 //   Schedule(now)        hands the next step to the device
 //
-// or Advance(now), which does all but Submit. There are parts because an owner of several
-// replicas does each for all of them before the next: then what happens at one instant does not
-// depend on how the replicas are numbered.
+// or Advance(now), which does all of them except Submit. They are separate because an owner of
+// several replicas makes each call on all of them before the next call. Then the numbering of the
+// replicas does not change what happens at one instant.
 //
 // Iteration boundaries: between FinishStep and the Schedule that leaves the engine waiting for a
 // step's end, and as long as it has nothing to do. What is submitted elsewhere is kept and
 // delivered at the next boundary, and an abort takes effect there.
 //
 // Synchronously FinishStep ends the step just scheduled; with asynchronous scheduling it is the one
-// before, and the device takes the new one up when it is done with it. With pipeline stages a step
-// passes from one to the next when both are free, and begins when the tokens that it goes on from
-// are there.
+// before, and the device starts the new one after it. With pipeline stages a step moves to the next
+// stage when both stages are free. It begins when its input tokens are known.
 //
 // Always: times passed in never go back. Deterministic: the same calls give the same calls to the
 // observers. Cost: about 0.2 us per step and 50 ns per record in it, observers included; requests
@@ -139,10 +138,11 @@ class Replica {
   bool wants_schedule() const { return wants_schedule_ && !in_step_; }
   // Whether the engine waits for a step that ends by then.
   bool is_step_over(SimTime now) const { return in_step_ && step_end_ <= now; }
-  // Ends the oldest step, at its own end. Who gives up while it runs gets no token of it, even if
-  // it was the last one (V-84). REQUIRES: is_step_over(its end). OutOfRange if the clock overflows.
+  // Ends the oldest step, at its own end. A request that is aborted while the step runs gets no
+  // token of it, even if that was its last one (V-84). REQUIRES: is_step_over(its end). OutOfRange
+  // if the clock overflows.
   absl::Status FinishStep();
-  // Those whose time has come. Nothing if the engine is not at a boundary.
+  // Aborts the requests whose abort time is reached. Does nothing between boundaries.
   absl::Status DeliverAborts(SimTime now);
   // One call of the scheduler, if anything runs or waits and the engine is at a boundary.
   // FailedPrecondition if a request can never finish.

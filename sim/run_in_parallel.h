@@ -10,7 +10,7 @@
 namespace kvblocks::sim {
 
 // Runs all tasks on at most `num_threads` threads, the caller's included; each task once, in any
-// order. After each of them `on_done` is told how many are done, by one thread at a time. Cost:
+// order. After each of them `on_done` gets the number of tasks done, one call at a time. Cost:
 // some 20 us per further thread.
 void RunInParallel(int num_threads, const std::vector<std::function<void()>>& tasks,
                    const std::function<void(int64_t num_done)>& on_done = nullptr);

@@ -1,4 +1,4 @@
-// SimulationConfig: everything that decides a replay, apart from the trace and the step times.
+// SimulationConfig: everything that decides a replay, except the trace and the step times.
 //
 // Plain data. Validate checks every field and names the field, its value and the limit; what the
 // block manager checks itself is reported by it when a Simulation is created.

@@ -25,7 +25,7 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 namespace {
 
-// A pool that stands for any: only its blocks' bytes count.
+// Any pool will do: only its blocks' bytes count.
 constexpr int64_t kAnyPool = 1 << 20;
 
 OrderRunOptions MakeRunOptions(const CurveRun& run) {

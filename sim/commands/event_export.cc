@@ -153,7 +153,7 @@ void EventExport::Publish(OfReplica* replica, absl::Span<const KvEvent> batch, S
     std::this_thread::sleep_until(
         epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
   }
-  // Unix time, so that a run that is started again is told from the one before.
+  // Unix time, so that a restarted run differs from the one before.
   const double start = std::chrono::duration<double>(epoch_.time_since_epoch()).count();
   replica->publisher->Publish({batch.begin(), batch.end()}, start + Seconds(now));
 #endif

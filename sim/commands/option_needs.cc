@@ -165,7 +165,7 @@ absl::Status CheckOptionUses(const std::vector<const ReplayConfig*>& configs,
     const bool is_used =
         std::any_of(configs.begin(), configs.end(), [&](const ReplayConfig* config) {
           const auto kinds = ReplicaKinds(*config);
-          if (!kinds.ok()) return true;  // told elsewhere
+          if (!kinds.ok()) return true;  // reported elsewhere
           return std::any_of(kinds->begin(), kinds->end(), [&](const ReplicaKind& kind) {
             return Missing(option, kind.config) == nullptr;
           });

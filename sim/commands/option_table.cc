@@ -172,7 +172,7 @@ bool NamesFile(std::string_view field) {
 
 std::vector<RunFile> FilesOf(const ReplayConfig& config) {
   std::vector<ReplayConfig> configs = {config};
-  if (const auto kinds = ReplicaKinds(config); kinds.ok()) {  // bad ones are told elsewhere
+  if (const auto kinds = ReplicaKinds(config); kinds.ok()) {  // bad ones are reported elsewhere
     for (const ReplicaKind& kind : *kinds) configs.push_back(kind.config);
   }
   std::vector<RunFile> files;

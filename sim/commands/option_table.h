@@ -62,7 +62,7 @@ std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& config)
 absl::StatusOr<std::string> OptionField(std::string_view name);
 
 // Adds options to a command; values given land in `given`, which must outlive the parse. Of an
-// empty section: all but those of several replicas. Of the workload alone: what is read. --help
+// empty section: all except those of several replicas. Of the workload alone: what is read. --help
 // lists the common ones, or none.
 void BindOptions(std::string_view section, OptionParser* options,
                  ::kvblocks::config::v1::ReplayConfig* given, bool lists_common = true);

@@ -123,7 +123,7 @@ absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_
   return absl::OkStatus();
 }
 
-// A pool takes this machine's memory and time, whoever sized it.
+// A pool takes this machine's memory and time, however it was sized.
 absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) {
   constexpr int64_t kMostFittedBlocks = int64_t{1} << 26;
   if (num_blocks <= kMostFittedBlocks) return absl::OkStatus();

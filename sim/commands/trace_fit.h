@@ -45,7 +45,7 @@ struct CurveDifference {
 absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader& second);
 std::string FormatCurveDifference(const CurveDifference& difference);
 
-// A fit that is off by more is no stand-in for its trace; and what counts as few requests.
+// A fit with a larger error cannot replace its trace. Then: how many requests are few.
 inline constexpr double kGoodFit = 0.02;
 inline constexpr int64_t kFewRequests = 2'000;
 // What a user should know of a fit that is off by so much; empty: nothing.

@@ -158,7 +158,7 @@ struct LayerTimesOptions {
   std::string kv_dtype = "";
 };
 
-// Counts up to which the tables reach; no limit where the roofline stands in.
+// Counts up to which the tables reach; no limit where the roofline is used instead.
 struct MeasuredRange {
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
@@ -286,7 +286,7 @@ struct TableClockOptions {
   double expert_prefill_factor = 1.5;            // on what they add to routed experts
   SimTime fixed_time = 0;                        // per step
   std::string calibration = "";  // what the constants were fitted on; empty: as above
-  // What the curves are made for; beyond, their last line goes on.
+  // The range of the curves; beyond it their last line continues.
   int64_t max_num_tokens = 16384;
   int64_t max_num_seqs = 1024;
   int64_t max_sequence_len = 1 << 20;

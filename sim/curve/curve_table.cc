@@ -210,7 +210,7 @@ std::string DevicesOf(const pb::CurveReport& report) {
   return absl::StrCat(report.tensor_parallel(), " x ", report.device());
 }
 
-// The points of the surface take the place of those of the curve, which lies in it.
+// The surface contains the curve: its points replace the curve's.
 std::string TiersCsv(const pb::CurveReport& report) {
   std::string rows =
       "num_blocks,gib,second_blocks,second_gib,hit_rate,inclusive_hit_rate,exclusive_hit_rate\n";

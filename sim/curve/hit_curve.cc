@@ -134,7 +134,7 @@ void SizeHistory::SettleAll() {
                      [](const Correction& a, const Correction& b) { return a.size < b.size; });
   }
   std::erase_if(corrections_, [&](const Correction& correction) {
-    // Whatever it is about stands behind this place.
+    // It concerns only places behind this one.
     if (history_.Largest(correction.last) + correction.next_depth + 1 < correction.size) {
       return false;
     }

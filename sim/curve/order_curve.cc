@@ -123,7 +123,7 @@ RequestFeed FeedFrom(TraceReader* reader, std::function<void()> progress) {
 
 namespace {
 
-// Copies, so that whoever takes one may change it.
+// Copies, so that the caller may change them.
 RequestFeed FeedInOrder(const std::vector<TraceRequest>* requests, std::vector<size_t> order) {
   return [requests, order = std::move(order), next = size_t{0},
           request = std::make_shared<TraceRequest>()]() mutable -> absl::StatusOr<TraceRequest*> {

@@ -11,7 +11,7 @@ namespace kvblocks::sim {
 
 namespace {
 
-// What tells contents apart beside the trace's own scope.
+// Distinguishes contents, in addition to the trace's own scope.
 std::string SharingScope(ContentSharing sharing, const TraceRequest& request) {
   switch (sharing) {
     case ContentSharing::kAsTraced:

@@ -4,7 +4,7 @@
 // A block is in the sample if a hash of its path is below the rate (SHARDS, Waldspurger et al.
 // 2015). Then it stands for 1/rate blocks, in counts and in distances. That alone is badly off for
 // prompts: a few system prompts are in every request, and whether they are in the sample decides
-// the result. So the hottest paths are always in it, and each stands for itself alone.
+// the result. So the hottest paths are always in it, each with weight 1.
 //
 // Blocks without a key and second copies are left out. Cost: about 20 ns per block that is not in
 // the sample, and 0.3 us per block that is; 60 bytes per distinct block of the sample.

@@ -1,5 +1,5 @@
-// EngineObserver: what a simulation tells to whoever measures it. Observers see, they never steer:
-// nothing they do changes a schedule.
+// EngineObserver: receives the events of a simulation, for measurements. Observers never change a
+// schedule.
 //
 // Order of calls, per engine iteration at time t:
 //   OnArrival | OnRejection, then OnFinish of aborted requests
@@ -13,7 +13,7 @@
 // With asynchronous scheduling the step that finishes is the one scheduled before the last; at most
 // two are under way. Times never go back from one call to the next.
 // Every request that arrives gets exactly one OnRejection or OnFinish, unless the run ends early.
-// A turn that is given up before it arrived, because its session was aborted, gets OnFinish alone.
+// If a session is aborted, its turns that have not arrived get OnFinish only.
 //
 // Per-token work is batched: one virtual call per step with spans of plain records in scheduling
 // order. Spans, records and references are valid during the call; a request stays valid until its

@@ -6,7 +6,7 @@
 //
 //   Match        at each look-up of a waiting request: how many tokens come from elsewhere, and how
 //   StartLoad    blocks are taken for them: the transfer begins
-//   NextEvent    when something of the connector's own will happen, for whoever drives the clock
+//   NextEvent    when the connector's next event is due; the owner of the clock needs it
 //   TakeEvents   what happened until now: loads that ended, holds that are over
 //   StepLoads    before a step starts: for how long it waits for its loads
 //   OnLeave      a request's blocks are about to be given back; they can be held for longer
@@ -14,12 +14,12 @@
 // Three kinds of loads. Synchronous: the request runs at once, and its step is as much longer
 // as the load takes. Layerwise: layers are computed as they come in, so the step takes the longer
 // of the two. Asynchronous: the request holds its blocks in state LOADING (SM-4), nothing of it is
-// computed or registered in the prefix table, and it goes on, before those that wait without
-// blocks, once TakeEvents says that the load ended.
+// computed or registered in the prefix table. Once TakeEvents reports the end of the load, the
+// request is scheduled before requests that wait without blocks.
 //
-// Always, of an asynchronous load: exactly one LoadEnd after its StartLoad, whatever becomes of the
-// request. One that is aborted meanwhile is gone, but its blocks stay until then: the transfer
-// still writes into them. A scheduler that would wait for a LoadEnd for ever says so
+// Every asynchronous load has exactly one LoadEnd after its StartLoad, even if its request is
+// aborted. The blocks of an aborted request stay until then, because the transfer still writes into
+// them. A scheduler that would wait for a LoadEnd for ever says so
 // (DescribeNoProgress).
 //
 // Spans and requests are valid during the call. Deterministic: answers may depend on the calls made

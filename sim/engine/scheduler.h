@@ -13,21 +13,21 @@
 // tokens; one that is preempted keeps the token that arrives later, and waits for it.
 //
 // With p pipeline stages p steps are under way, and one more with options.async. Then a request
-// whose token is in the pipeline is passed over until that comes back: its tokens are p calls
-// apart. Calls that schedule nothing while steps are under way count, as they do in the engine
+// whose token is in the pipeline is skipped until that token is known: it gets a token in every
+// p-th call. Calls that schedule nothing while steps are under way count, as they do in the engine
 // (V-78).
 //
 // With partial hits a step begins with copies of blocks. They hold their blocks until the step's
-// outputs are processed. Who runs alone and finds no block because of that waits for it; where
-// groups have page classes in chunks, also for what other steps under way give back.
+// outputs are processed. If a request runs alone and finds no block because of that, it waits for
+// them. Where groups have page classes in chunks, it also waits for blocks that other steps free.
 //
-// Nothing is asked for a quiet step (see Request::quiet_slots). Requests with several of them ahead
-// are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
-// and everything else is as if they had (see QuietDecodes).
+// A quiet step asks the manager for nothing (see Request::quiet_slots). After LeaveOutQuiet, a step
+// has no records of requests whose next steps are all quiet. It still counts them, and everything
+// else is as if it had the records (see QuietDecodes).
 //
 // With cross attention a request takes the blocks of its encoder's input when it enters, again
 // after a preemption, and the admissions of a step have no more of such inputs than the encoder
-// computes in one (docs/simulator.md); who would exceed that lets others pass.
+// computes in one (docs/simulator.md). A request that would exceed that is skipped.
 //
 // With a connector (set_connector) admissions also take KV from elsewhere. A request whose KV comes
 // while it waits holds its blocks, in state LOADING; it and those whose load has ended go before
@@ -144,7 +144,7 @@ class Scheduler {
   int64_t max_in_flight() const { return static_cast<int64_t>(steps_.size()); }
   // Whether one more call comes before the oldest step's end.
   bool has_room() const { return queue_length_ < max_in_flight(); }
-  // When the device has the tokens that the step just scheduled goes on from; 0: at once.
+  // When the device has the input tokens of the step just scheduled; 0: at once.
   SimTime InputsReady();
 
   // Of the last Schedule; device_start and end are the caller's to fill.
@@ -161,7 +161,7 @@ class Scheduler {
   int64_t num_running() const { return static_cast<int64_t>(awake_.size()) + quiet_.size(); }
   // Loading ones included.
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size() + holding_.size()); }
-  // Loads under way and holds of blocks whose end the connector has not told yet.
+  // Loads under way, and holds of blocks that the connector has not ended yet.
   int64_t num_connector_debts() const {
     return static_cast<int64_t>(loads_.size() + orphans_.size() + holds_.size());
   }

@@ -104,8 +104,8 @@ struct SchedulerOptions {
   // max_retained_share is above 0.
   std::vector<RetentionRule> retention;
 
-  // Looks at every request in every step, and asks the manager for each and for the head of the
-  // queue, also where the answer is known. Changes no result; slower.
+  // Checks every request in every step. Asks the manager for each and for the head of the queue,
+  // even if the answer is known. Changes no result; slower.
   bool exact_steps = false;
 };
 

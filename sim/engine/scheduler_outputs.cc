@@ -104,11 +104,11 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 // the request. `num_tokens_ahead`: so many fewer were known to be final before.
 void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
   // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
-  // How far hashes are known the manager sees itself, apart from what may be computed again.
+  // The manager knows how far hashes reach; it does not know what may be computed again.
   const int64_t num_tokens =
       std::min(request.num_computed - request.num_placeholders, request.num_known - 1);
   if (num_tokens <= 0) return;
-  // Some groups count all of these tokens, others all but those that may be computed again (V-110).
+  // Some groups count all of these tokens, others only those that are never computed again (V-110).
   const BlockSize boundary(boundary_tokens_);
   const int64_t replayed = std::max<int64_t>(0, num_prefill_lookahead_ - 1);
   if (!options_.exact_steps && num_tokens >= num_tokens_ahead + replayed &&
@@ -122,7 +122,7 @@ void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
   UpdateQuietSlots(request);
 }
 
-// Scheduler: requests whose next steps are quiet are left alone until something may happen to them.
+// Scheduler: skips requests whose next steps are quiet (see QuietDecodes).
 
 namespace {
 
@@ -161,8 +161,8 @@ void Scheduler::WakeAll() {
   std::sort(awake_.begin(), awake_.end(), EnteredBefore);
 }
 
-// Whether neither blocks nor tokens can run short for the running requests of the next step. Then
-// quiet ones need not be asked: they cannot be preempted and get their token.
+// Whether the next step surely has blocks and tokens for all running requests. Then it can skip the
+// quiet ones: they cannot be preempted, and they get their token.
 bool Scheduler::IsCalm() const {
   const int64_t budget = token_budget_ - quiet_.size();
   int64_t wanted = 0;
@@ -219,7 +219,7 @@ int64_t Scheduler::QuietSlotsAtRest(const SimRequest& request) const {
   return slots;
 }
 
-// After a step was scheduled: lets those rest who will decode inside a block from now on.
+// Runs after a step was scheduled: moves requests that now decode inside a block to quiet_.
 void Scheduler::LetRest() {
   const StepRecord& step = step_->record;
   if (!leaves_out_quiet_ || step.step < wakeful_until_ || !HasBlocksFor(step.num_tokens)) return;

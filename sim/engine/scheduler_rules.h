@@ -29,8 +29,8 @@ struct SchedulerRules {
   // The long-prefill threshold is ignored for a request that is alone, running and waiting ones
   // together. V-70.
   bool alone_ignores_threshold = true;
-  // Under the priority policy the walk over the running requests goes on behind one that preempted
-  // itself; otherwise it ends there. V-72.
+  // Under the priority policy the walk over the running requests continues behind one that
+  // preempted itself; otherwise it ends there. V-72.
   bool walks_on_after_self_preemption = true;
   // A request that enters with one token is padded unless the step has part of a running request's
   // prompt, and enters bare where the longest sequence leaves no room; otherwise it is padded

@@ -102,9 +102,9 @@ SimTime Scheduler::InputsReady() {
 
 // --- Copies of blocks ---
 
-// Also those of requests that were preempted again in this very step: what they copied may be
-// somebody else's cache by now. Their blocks are free again at once (V-116): whoever takes one
-// writes into it in a later step than the one that begins with the copy.
+// Includes copies of requests that were preempted again in this step: other requests may already
+// use the copied blocks as cache. Their blocks are free at once (V-116). The next owner writes into
+// such a block in a later step than the one that begins with the copy.
 void Scheduler::TakeCopies() {
   step_->copies = manager_->TakeBlockCopies();
   step_->record.copies = step_->copies;
@@ -318,8 +318,8 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
   }
 }
 
-// Takes the least deserving request off the running list; `index`, the walk's position, goes on
-// naming the same request.
+// Takes the request to preempt off the running list. Adjusts `index`, the walk's position, so that
+// it still names the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
   if (options_.policy != SchedulingPolicy::kPriority) {
     SimRequest* victim = awake_.back();
@@ -377,8 +377,8 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 
 // --- Content ---
 
-// Brings the manager's view of a request up to date. Tokens are handed over when the manager next
-// looks at them, not one by one.
+// Brings the manager's view of a request up to date. Tokens are passed when the manager next reads
+// them, not one by one.
 void Scheduler::SyncContent(SimRequest& request) {
   const bool is_new = request.kv == nullptr;
   const int64_t handed_over = is_new ? 0 : request.kv->num_tokens();

@@ -3,11 +3,11 @@
 //
 // The scheduler moves the counters; everyone else reads. Two moments matter to readers: between
 // Schedule and ProcessOutputs num_computed already includes the steps under way. And the counters
-// of a quiet request (see QuietDecodes) stand still until it is due: full blocks and everything
-// that can be told from them are the same either way. `kv` exists from the first prefix look-up on,
+// of a quiet request (see QuietDecodes) do not change until it is due. Its full blocks do not
+// change either, nor does anything derived from them. `kv` exists from the first prefix look-up on,
 // and its token counters may lag behind num_known and num_computed while a request decodes inside a
 // block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
-// hashes. Whoever submits a request may make `kv` before, from the token ids of its prompt: then
+// hashes. The caller of Submit may make `kv` earlier, from the token ids of its prompt: then
 // blocks are hashed and reported as an engine would, and spec.output_ids must have an id for each
 // output token.
 //
@@ -42,8 +42,8 @@ enum class RequestState : uint8_t {
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kError };
 
-// Why an aborted request was aborted; counted apart.
-// kCrash: its engine is gone; whoever submitted it may do so again elsewhere.
+// Why a request was aborted. Each cause has its own count.
+// kCrash: its engine crashed; the caller may submit the request to another one.
 enum class AbortCause : uint8_t { kNone, kAbortTime, kQueueTime, kSession, kCrash };
 
 std::string_view StateName(RequestState state);
@@ -96,7 +96,7 @@ struct SimRequest {
   int64_t num_load_tokens = 0;   // behind them
   int64_t num_arrived = -1;      // when it has ended: so many of them came; -1: taken note of
   bool has_lost_load = false;    // it brought nothing; until the request runs
-  // Preemptions by itself while it ran alone, since its last token.
+  // How often it preempted itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
   SimTime resent = -1;       // when it was sent to another engine, since its own had crashed

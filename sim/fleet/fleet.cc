@@ -276,7 +276,7 @@ SimTime Fleet::WaitOf(const SimRequest& request) const {
   return slot < reached_.size() && reached_[slot] >= 0 ? set_.now() - reached_[slot] : 0;
 }
 
-// When it gives up, if it is not sent by then.
+// When the request is aborted unless it was sent before.
 std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
   const std::optional<SimTime> abort = AbortTimeOf(request);
   if (max_queue_time_ == 0) return abort;
@@ -286,7 +286,7 @@ std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
   return std::min(*abort, *patience);
 }
 
-// Before anybody is sent on: as an engine, which admits nobody whose time is over.
+// Runs before requests are sent: like an engine, it sends none whose deadline has passed.
 absl::Status Fleet::BeforeArrivals() {
   if (handover_ != nullptr) handover_->EndTransfers();
   while (SimRequest* request = queue_.FirstExpired(set_.now())) {
@@ -454,7 +454,7 @@ absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
     }
     ++scaling.num_failed;
   }
-  // A turn that its session took along while it waited at the router.
+  // A turn that waited at the router and ended with its session.
   if (queue_.Has(*request)) queue_.Remove(*request);
   may_have_room_ = true;
   return set_.End(request, now);

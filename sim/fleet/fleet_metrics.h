@@ -103,7 +103,7 @@ class FleetMetrics final : public FleetObserver {
   void OnEndedAtRouter(const SimRequest& request, SimTime now) override;
   void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override;
 
-  // All but outcome, configuration, notes and the replicas' own reports. After the run.
+  // Everything except outcome, configuration, notes and the replicas' own reports. After the run.
   void Fill(const FleetOptions& options, const FleetResult& result,
             ::kvblocks::fleet::v1::FleetReport* out);
 

@@ -25,7 +25,7 @@ bool LooksAtContent(const pb::RouterSetup& router) {
   return name == "prefix" || name == "prefix-approximate" || name == "oracle";
 }
 
-// Every router says what it looks at.
+// What each router compares.
 std::string DescribeRouter(const pb::RouterSetup& router) {
   const std::string& name = router.router();
   std::string text = name;

@@ -5,7 +5,7 @@
 // and submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
-//   round-robin         in turn; who has no room is passed over
+//   round-robin         one after another; replicas without room are skipped
 //   random
 //   least-requests      fewest requests sent there and not over
 //   least-tokens        fewest known tokens of these
@@ -207,7 +207,7 @@ class RouterQueue {
  public:
   explicit RouterQueue(const RouterQueueOptions& options) : options_(options) {}
 
-  // `deadline`: when it gives up, if it still waits. REQUIRES: not in the queue.
+  // `deadline`: when it is aborted if it still waits. REQUIRES: not in the queue.
   void Push(SimRequest* request, std::optional<SimTime> deadline);
   void Remove(const SimRequest& request);  // REQUIRES: Has
   bool Has(const SimRequest& request) const { return places_.contains(request.spec.row); }

@@ -261,7 +261,7 @@ bool Scaler::ChangeOne(ScaleAction action, int32_t replica, SimTime now) {
     case ScaleAction::kCrash:
       ++result_.num_crashes;
       result_.on_time[static_cast<size_t>(replica)] += now - slot.since;
-      // Its requests are taken from it by whoever reads this.
+      // The reader of this record takes its requests from it.
       slot.state = State::kOff;
       slot.num_requests = 0;
       Record(now, replica, ScaleRecord::Kind::kCrash);

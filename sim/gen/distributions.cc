@@ -30,7 +30,7 @@ int64_t Whole(double value, int64_t least) {
   return std::max(least, static_cast<int64_t>(std::floor(std::min(value, kMost) + 0.5)));
 }
 
-// The share `u` of which lies below it, before it is cut.
+// The quantile `u`, before it is cut.
 double UncutQuantile(const pb::Distribution& shape, double u) {
   switch (shape.shape_case()) {
     case pb::Distribution::kFixed:

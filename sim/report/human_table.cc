@@ -235,7 +235,7 @@ void AddGroups(const pb::Report& report, TextPage& page) {
   }
 }
 
-// A model with one group has nothing to tell apart.
+// A model with one group needs no rows per group.
 void AddKvGroups(const pb::Report& report, TextPage& page) {
   constexpr int kMaxGroupLines = 8;
   if (report.groups_size() < 2) return;

@@ -3,11 +3,11 @@
 // A block is what one hit position covers, over all groups: with partial hits a hash block. Every
 // full block of known tokens that an admission did not hit gets exactly one of the library's
 // reasons. Here, where all requests are known from their beginning, they mean:
-//   first use         nobody computed this path before (or whoever began to was aborted)
+//   first use         nobody computed this path before (or the request that did was aborted)
 //   evicted           it was computed before and is gone, or the blocks before it are
 //   not kept          it was computed before, but was not there when its requests let go of it:
 //                     windows and states are kept sparsely, and so are ends of prompts inside a
-//                     block. Told apart from `evicted` where no group keeps whole prefixes, and with
+//                     block. Separate from `evicted` where no group keeps whole prefixes, and with
 //                     partial hits
 //   not yet computed  a live request has the same content, but has not come so far
 //   last token        resident, but the last known token must be computed

@@ -167,7 +167,7 @@ void GroupSection::OnAdmission(const AdmissionRecord& record, SimTime) {
   }
   for (size_t g = 0; g < record.hits->num_groups(); ++g) {
     const auto blocks = record.hits->blocks(static_cast<GroupId>(g));
-    // Nulls come first: what lies before the window.
+    // Nulls come first: the blocks before the window.
     const int64_t nulls =
         std::find_if(blocks.begin(), blocks.end(), [](BlockId b) { return b != kNullBlockId; }) -
         blocks.begin();

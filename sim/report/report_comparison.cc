@@ -163,7 +163,7 @@ struct Pair {
   const Metric& any() const { return a != nullptr ? *a : *b; }
 };
 
-// In the order of `a`; what only `b` has stands behind what it follows there.
+// In the order of `a`. An entry that only `b` has follows the entry that it follows in `b`.
 std::vector<Pair> Align(const std::vector<Metric>& a, const std::vector<Metric>& b) {
   absl::flat_hash_map<std::string, size_t> index_in_a;
   for (size_t i = 0; i < a.size(); ++i) index_in_a[a[i].name] = i;
@@ -318,7 +318,7 @@ class MetricComparison {
     if (!is_equal) change->set_elements_changed(change->elements_changed() + 1);
     if (tolerance != nullptr) change->set_tolerance(tolerance->text());
     const double magnitude = Magnitude(pair);
-    // One that exceeds its tolerance stands for the list rather than one that does not.
+    // An entry that exceeds its tolerance represents the list before one that does not.
     const bool is_worse =
         is_exceeded != change->exceeded() ? is_exceeded : magnitude > list.largest;
     if (!is_worse) return;

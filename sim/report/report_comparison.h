@@ -79,8 +79,8 @@ struct ReportComparisonOptions {
   bool all = false;  // equal metrics and each element of unnamed lists, too
 };
 
-// Fills all but file names and schedule. InvalidArgument if a tolerance names no metric of either
-// report.
+// Fills everything except file names and schedule. InvalidArgument if a tolerance names no metric
+// of either report.
 absl::Status CompareReports(const ::kvblocks::report::v1::Report& a,
                             const ::kvblocks::report::v1::Report& b,
                             const ReportComparisonOptions& options,

@@ -44,7 +44,7 @@ absl::StatusOr<std::string> HtmlPage(const google::protobuf::Message& report,
     if (!json.ok()) return json.status();
     absl::StrAppend(&data, ",\n\"", name, "\":", *json);
   }
-  // Inside JSON "<" stands in texts only, and is the beginning of all that could end the element.
+  // In JSON "<" occurs only in strings. Anything that could end the element begins with it.
   data = absl::StrReplaceAll(data, {{"<", "\\u003c"}});
   return absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"

@@ -161,7 +161,7 @@ class CsvRequestSink final : public RequestRowSink {
   BufferedSink file_;
 };
 
-// The field as it stands in a CSV line.
+// The field as written in a CSV line.
 std::string CsvField(std::string_view text);
 
 }  // namespace kvblocks::sim

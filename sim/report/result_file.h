@@ -1,4 +1,4 @@
-// Result files: what `kvsim replay` wrote, told apart by content - a report (--json) or steps
+// Result files: what `kvsim replay` wrote, recognised by content - a report (--json) or steps
 // (--steps). Both are read as hostile input; compression is unpacked on the way.
 
 #ifndef KVBLOCKS_SIM_REPORT_RESULT_FILE_H_
@@ -37,7 +37,7 @@ absl::StatusOr<::kvblocks::report::v1::Report> ParseReport(std::string_view json
 // `kvsim compare` can put a replay beside a real run.
 //
 // Compared are requests, tokens, queueing, TTFT, TPOT, E2E and ITL with their percentiles, duration
-// and throughput, each where the file has it. Blocks, hits and preemptions stand in no such file.
+// and throughput, each where the file has it. No such file has blocks, hits or preemptions.
 
 // Of the requests that succeeded.
 ::kvblocks::report::v1::Report MeasuredReport(const Measurement& measurement);

@@ -240,7 +240,7 @@ constexpr int kMaxRequests = 20;
 constexpr size_t kMostEntries = 200'000;  // of one step that are looked at
 constexpr std::string_view kRequests = "requests";
 
-// Where the columns of `a` stand in both files; those of one file alone are named in `out`.
+// The positions of the columns of `a` in both files; `out` names those of one file alone.
 struct CommonColumn {
   std::string name;
   size_t in_a;
@@ -343,7 +343,7 @@ bool RowsDiffer(const std::vector<CommonColumn>& columns, const StepRow& a, cons
   });
 }
 
-// A row that stays when its reader goes on.
+// A row that stays valid when its reader moves to the next one.
 struct KeptRow {
   explicit KeptRow(const StepRow& other)
       : texts(other.fields.begin(), other.fields.end()), row(other) {

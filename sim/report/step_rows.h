@@ -150,7 +150,8 @@ class StepReader {
 // may differ before that in other columns: in times, if the time models differ, and in what waits.
 // Columns that only one file has are left out. Memory: one row of each file.
 
-// Reads on from where the readers are: at their first rows. `progress` is told of every 256th step.
+// Reads on from where the readers are: at their first rows. `progress` is called for every 256th
+// step.
 absl::StatusOr<::kvblocks::report::v1::ScheduleComparison> CompareSteps(
     StepReader& a, StepReader& b,
     const std::function<void(int64_t equal_steps)>& progress = nullptr);

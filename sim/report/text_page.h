@@ -35,7 +35,7 @@ class TextPage {
   void Heading(const std::string& text);
   // Words after `prefix`, wrapped; further lines are indented as far as the prefix is long.
   void Wrap(const std::string& prefix, const std::string& words);
-  // A page of more lines gives up its blank ones.
+  // A page of more lines has no blank ones.
   std::string Take(int max_lines = INT_MAX);
 
  private:

@@ -36,7 +36,7 @@ class RequestParser final : public http::basic_parser<true> {
  public:
   static constexpr int kMaxFields = 256;
 
-  // `may_hold` is told how many bytes the body will take, and says whether it may.
+  // `may_hold` gets the bytes that the body will take, and returns whether it may.
   explicit RequestParser(std::function<bool(int64_t bytes)> may_hold)
       : may_hold_(std::move(may_hold)) {}
 

@@ -58,7 +58,7 @@ struct Shared {
   asio::io_context io{1};  // goes first, with the operations that hold sessions
 };
 
-// One connection. Operations under way hold it; whoever answers does, too.
+// One connection. Operations under way hold it, and so does the code that answers.
 class Session final : public Exchange, public std::enable_shared_from_this<Session> {
  public:
   Session(tcp::socket socket, Shared* shared, int entry, HttpHandler* handler)

@@ -44,7 +44,7 @@ struct ReplicaAddress {
   std::string replay;
 };
 
-// Returns after the end; an error says why it could not start. `started` is told the addresses.
+// Returns after the end; an error says why it could not start. `started` gets the addresses.
 absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory& make_options,
                        const std::function<void(const std::vector<ReplicaAddress>&)>& started);
 

@@ -214,7 +214,7 @@ AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index)
   const XXH64_hash_t hash =
       XXH3_64bits_withSeed(encoding.tokens.data(), encoding.tokens.size() * sizeof(TokenId),
                            static_cast<uint64_t>(index));
-  // Where it would end by itself.
+  // Where it would end without a stop.
   int64_t natural = INT64_MAX;
   const auto& repeated = request.is_chat ? pending.repeated : pending.prompts[prompt];
   if (options_.echoes && !repeated->tokens.empty()) {
@@ -378,7 +378,7 @@ void Service::Drop(Pending& pending) {
   for (const int64_t id : pending.sequences) {
     const auto it = live_.find(id);
     if (it == live_.end()) continue;
-    // `pending` may live by these entries alone: whoever calls holds it.
+    // These entries may own `pending`: the caller must hold it.
     it->second.pending = nullptr;
     if (engine_ != nullptr) engine_->Abort(id);
   }

@@ -6,7 +6,7 @@
 // requests arrived in the replay.
 // A rate is met if every objective's percentile of all requests is within its limit; a request that
 // is rejected or aborted is within none. Without options of a router replicas are independent, and
-// conversations are dealt to them round robin, by their first request. With a router, or with a
+// conversations are assigned to them round robin, by their first request. With a router, or with a
 // number of replicas given, a probe is a replay of all of them behind it.
 //
 // The search takes meeting as monotone: from a rate that is met and one that is not it closes in on

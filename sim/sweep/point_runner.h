@@ -56,7 +56,7 @@ class ResultLog {
 // The results of a file, in its order. The last one of a name counts.
 struct ResultLines {
   std::vector<std::unique_ptr<::kvblocks::sweep::v1::PointResult>> results;
-  size_t whole_bytes = 0;  // what lies behind them is a line without its end
+  size_t whole_bytes = 0;  // behind them is an incomplete line
 };
 // Whatever the text. InvalidArgument names the line of `file` that is no result.
 absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::string& file);

@@ -207,7 +207,7 @@ absl::StatusOr<ExitStatus> SweepCommand::Execute() {
       has_problem ? kMissed : kDone);
 }
 
-// kvsim point: one point of a sweep, for whoever hands points out.
+// kvsim point: one point of a sweep, for programs that distribute points.
 constexpr const char* kPointFooter =
     R"(The unit of work for many machines: points are independent, read one trace and print one line.
 

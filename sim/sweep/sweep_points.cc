@@ -234,7 +234,7 @@ absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
            absl::StrSplit(values, absl::StrContains(values, '|') ? '|' : ',', absl::SkipEmpty()))) {
     axis.add_values(std::move(value));
   }
-  // Ranges are looked at now, so that a mistake is told before anything is read.
+  // Checks ranges now, so that a mistake is reported before anything is read.
   KVBLOCKS_RETURN_IF_ERROR(AxisValues(axis).status());
   return axis;
 }
@@ -289,7 +289,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   point.set_replica(replica);
   KVBLOCKS_RETURN_IF_ERROR(AddInputs(planned.config, hashes, &point));
   *point.mutable_config() = planned.config;
-  // Their content stands among the inputs.
+  // Their content is among the inputs.
   for (std::string* path :
        {point.mutable_config()->mutable_trace(), point.mutable_config()->mutable_catalogue(),
         point.mutable_config()->mutable_kernel_tables(),
@@ -305,7 +305,7 @@ std::vector<RunFile> FilesOf(const ReplayConfig& asked, const std::vector<pb::Ax
   std::vector<RunFile> files;
   const auto add = [&](const std::string& option, const std::string& value) {
     ReplayConfig given;
-    if (!option.empty() && !SetOption(option, value, &given).ok()) return;  // told elsewhere
+    if (!option.empty() && !SetOption(option, value, &given).ok()) return;  // reported elsewhere
     const auto config = EffectiveConfig(asked, given);
     const std::vector<RunFile> more = FilesOf(config.ok() ? *config : given);
     files.insert(files.end(), more.begin(), more.end());
@@ -341,7 +341,7 @@ absl::Status CheckSearchUses(const ReplayConfig& asked, const std::vector<pb::Ax
   std::vector<ReplayConfig> configs;
   const auto add = [&](const ReplayConfig& given) {
     auto config = EffectiveConfig(asked, given);
-    configs.push_back(config.ok() ? *std::move(config) : asked);  // a bad one is told elsewhere
+    configs.push_back(config.ok() ? *std::move(config) : asked);  // reported elsewhere if bad
   };
   add({});
   for (const pb::Axis& axis : axes) {

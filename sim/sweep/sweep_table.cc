@@ -128,7 +128,7 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
 
 namespace {
 
-// Points that are best by one metric may stand below the rows that are shown.
+// Points that are best by one metric may be below the rows that are shown.
 void AddBest(const pb::SweepReport& report, const std::vector<SweepMetric>& metrics,
              TextPage* page) {
   const std::string& name = report.front_metrics(0);

@@ -186,7 +186,7 @@ std::optional<SimTime> TierConnector::NextEvent() const {
 
 void TierConnector::TakeEvents(SimTime now, ConnectorEvents* events) {
   Advance(now);
-  // Whoever is called without news does not ask again.
+  // A caller that gets no news does not ask again.
   if (group_->num_ended != num_ended_before_) has_waiters_ = false;
   events->loads.insert(events->loads.end(), ended_.begin(), ended_.end());
   ended_.clear();
@@ -243,7 +243,7 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
   return match;
 }
 
-// One chunk of the load, so that what stands before it in the prompt arrives.
+// One chunk of the load, so that the chunks before it in the prompt arrive.
 void TierConnector::DrawFailure(const offload::LoadPlan& plan, const KvLoad& load, Job* job) {
   if (options_.load_failures <= 0 || plan.reads.empty()) return;
   if (static_cast<double>(failures_() >> 11) * 0x1p-53 >= options_.load_failures) return;

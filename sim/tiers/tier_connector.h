@@ -2,10 +2,10 @@
 // scheduler asks and as an observer of what it computes. Connectors of several replicas on one
 // clock can share tiers, with what lies in them and their links.
 //
-// What lies where is the library's (kvblocks/offload.h); here are the times. Each tier has a
-// link for reads and one for writes (see Link). A load is one transfer per tier that it reads, and
-// has ended when all of them have. A request whose prefix another one is loading, or storing, waits
-// for that, as in vLLM's offloading connector.
+// The library (kvblocks/offload.h) decides what each tier holds; this class adds the times. Each
+// tier has a link for reads and one for writes (see Link). A load is one transfer per tier that it
+// reads, and has ended when all of them have. A request whose prefix another one is loading, or
+// storing, waits for that, as in vLLM's offloading connector.
 //
 // Stores begin at the end of the step that completed a block of a prompt, and when a request leaves
 // for those of its output. Nothing waits for them: blocks that the device reuses are taken to have

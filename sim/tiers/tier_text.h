@@ -2,7 +2,7 @@
 //
 //   host:64GiB:read=50GB/s:write=40GB/s:latency=10us,disk:1TiB:read=5GB/s:policy=arc
 //
-// Each tier is its name, what it holds, and settings; the fastest one stands first. What it holds
+// Each tier is its name, what it holds, and settings; the fastest one is first. What it holds
 // and its speeds are those of one device's share.
 //
 //   SIZE           bytes (64GiB, 500GB), or chunks of any size (1000chunks)

@@ -60,7 +60,7 @@ struct CodingEntry {
   bool is_agent = false;
   int64_t t_ns = 0;  // since the list's start
   int64_t api_ns = 0;
-  int64_t think_ns = -1;  // -1: not told
+  int64_t think_ns = -1;  // -1: unknown
   int64_t input = 0;
   int64_t output = 0;
   std::vector<int64_t> ids;

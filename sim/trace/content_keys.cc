@@ -161,7 +161,7 @@ void ContentKeys::ForEachNewBlock(const TraceRequest& request, int64_t num_token
     const int64_t end = next_ + block_tokens_;
     Seed seed = kBlockSeed;
     while (next_ < end) {
-      // Mostly the block lies inside the content id that the last one did.
+      // Mostly the block is inside the same content id as the last one.
       const int64_t path_end = path_length_ * trace_block_tokens_;
       const Run run = trace_block_tokens_ > 1 && end <= path_end && end <= content_end_
                           ? Run{path_, next_ - (path_end - trace_block_tokens_), end - next_}

@@ -35,7 +35,7 @@
 namespace kvblocks::sim {
 
 // What separates this request's content from equal ids elsewhere: the key before its first block.
-// `trace` tells apart traces that are replayed together.
+// `trace` distinguishes traces that are replayed together.
 absl::uint128 ScopeKey(const TraceInfo& info, const TraceRequest& request,
                        std::string_view trace = {});
 

@@ -1,6 +1,6 @@
 // ConvertTrace: reads a trace in any supported form and writes it in another, in arrival order.
 //
-// Reading the result gives the same requests, apart from what ConvertReport::losses names; rows and
+// Reading the result gives the same requests, except what ConvertReport::losses names; rows and
 // lines are those of the new file. The output is compressed by its name (byte_sink.h) and appears
 // only if all went well.
 

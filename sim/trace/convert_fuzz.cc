@@ -1,4 +1,4 @@
-// Conversion: what can be read can be written, and reads back equal - apart from what the writer
+// Conversion: what can be read can be written, and reads back equal - except what the writer
 // names as lost, and from where a request stands in its file.
 
 #include <algorithm>

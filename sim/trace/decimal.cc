@@ -26,7 +26,7 @@ absl::Status Bad(std::string_view text, const std::string& expected) {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// A number taken apart: digits (without sign and point, no leading zeros) times 10^exponent.
+// The parts of a number: digits (without sign and point, no leading zeros) times 10^exponent.
 struct Parts {
   bool negative = false;
   std::string digits;

@@ -146,7 +146,7 @@ const FieldPreset* FindFieldPreset(std::string_view format) {
   return found == all.end() ? nullptr : &*found;
 }
 
-// False: a quote where none may stand.
+// False: a quote where none is allowed.
 bool CsvTable::Split(std::string_view line) {
   fields_.clear();
   if (line.find('"') == std::string_view::npos) {

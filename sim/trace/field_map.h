@@ -2,7 +2,7 @@
 // --fields=input_length=prompt_tokens,arrival_s=ts. A published format whose rows mean no more than
 // their columns is such a text, too: a preset.
 //
-// Left of each equals sign stands a field, right of it the column of a CSV header or the path of a
+// Left of each equals sign is a field, right of it the column of a CSV header or the path of a
 // JSON field ("usage.prompt"). Fields:
 //   input_length, output_length        tokens; both are needed
 //   arrival_s, _ms, _us, _ns, arrival  when; the last one is a date and time (line_rows.h),

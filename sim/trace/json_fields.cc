@@ -17,7 +17,7 @@ bool IsPath(std::string_view path, std::string_view prefix, std::string_view key
          path.substr(0, prefix.size()) == prefix;
 }
 
-// Whether `path` lies in the object `prefix` + `key`.
+// Whether `path` is inside the object `prefix` + `key`.
 bool IsWithin(std::string_view path, std::string_view prefix, std::string_view key) {
   const size_t size = prefix.size() + key.size();
   return path.size() > size && path[size] == '.' && IsPath(path.substr(0, size), prefix, key);
@@ -94,7 +94,7 @@ absl::Status JsonFields::OnField(std::string_view key, JsonValue& value) {
     prefix_ = absl::StrCat(name, ".");
     const absl::Status status = ReadObject(value);
     prefix_.resize(size);
-    // What is wrong within the object has been told by its own name.
+    // Problems within the object were reported under their own names.
     return status.code() == absl::StatusCode::kInvalidArgument ? Note(name, status) : status;
   }
   const std::string_view other = fields_[index].same_as;

@@ -5,7 +5,7 @@
 //   absl::StatusOr<Measurement> measured = ReadMeasurement("profile_export.jsonl", {});
 //   for (const MeasuredRequest& r : measured->requests) Use(r.start_ns, r.ttft_ns, r.latency_ns);
 //
-// Files, told apart by their first record:
+// Files, recognised by their first record:
 //   aiperf-profile  AIPerf's profile_export.jsonl, one request per line
 //   vllm-bench    the result of `vllm bench serve --save-detailed`: one JSON object per line, with
 //                 one array per quantity (start_times may be missing, as in older versions)

@@ -33,7 +33,7 @@ namespace {
 constexpr int64_t kMostRagIds = int64_t{1} << 32;
 constexpr int64_t kMostRagLength = int64_t{1} << 24;
 
-// A kind of component: its name in rag_order, in hash_ids, and where its lengths stand.
+// A kind of component: its name in rag_order, in hash_ids, and where its lengths are.
 struct RagKind {
   std::string_view name;
   std::string_view path;

@@ -291,7 +291,7 @@ void RowChecker::CheckIds(const TraceRequest& request) {
         return absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ", before.tokens,
                             " as on line ", before.line);
       };
-      // One in the list stands for all.
+      // The list has one for all.
       if (log_->counters.ids_with_two_token_counts++ == 0) {
         log_->Warn(
             RowProblem(ProblemKind::kIdTokens, request, text(), ProblemSeverity::kWarning));

@@ -119,7 +119,7 @@ ProblemParts SplitProblem(std::string_view text) {
   constexpr std::string_view kGot = ": got ";
   constexpr std::string_view kExpected = ", expected ";
   ProblemParts parts;
-  // The value may hold anything, also these words; what stands around it is ours.
+  // The value may hold anything, also these words; the text around it is ours.
   const size_t got = text.find(kGot);
   const size_t expected = text.rfind(kExpected);
   if (got == std::string_view::npos || expected == std::string_view::npos || expected < got) {

@@ -2,7 +2,7 @@
 // requests.
 //
 // Every reader, whatever the file format, yields these. Times are integer nanoseconds since trace
-// start, lengths are tokens. The prompt's content has one of three forms, told apart by
+// start, lengths are tokens. The prompt's content has one of three forms, distinguished by
 // TraceInfo::block_tokens:
 //   0    lengths only; content_ids is empty and nobody shares anything,
 //   1    content_ids are token ids, one per prompt token,

@@ -16,7 +16,7 @@
 namespace kvblocks::sim {
 namespace {
 
-// How one request goes on in a later one.
+// How a later request continues an earlier one.
 struct TurnLink {
   int64_t later_row = 0;
   size_t later_full = 0;      // blocks of the later prompt that are full

@@ -11,8 +11,8 @@
 // drafts are written as if accepted and made void when they are rejected. With cross attention a
 // request has an encoder's input that is nobody else's, as long as the scheduler says.
 //
-// After the first failure it only looks on. Needs every record of every step, so the simulation
-// steps requests one by one.
+// After the first failure it checks nothing more. Needs every record of every step, so the
+// simulation steps requests one by one.
 
 #ifndef KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
 #define KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
