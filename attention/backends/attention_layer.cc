@@ -352,7 +352,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
 
   const AttentionOps& ops = backend_->ops();
   if (call.makes_scales.has_value()) {
-    // What attends is checked without scales first: they are not there yet.
+    // First checks the attention operations without scales, which are not known yet.
     KVBLOCKS_RETURN_IF_ERROR(CheckAll(ops, context, decode, prefill, cascade));
     const ScaleAndCacheArgs store = {*call.makes_scales, call.slots, call.cache};
     KVBLOCKS_RETURN_IF_ERROR(config_.scale_state->ComputeAndStoreOnce(ops, context, store));

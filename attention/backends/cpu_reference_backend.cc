@@ -1,4 +1,4 @@
-// Apart from the SIMD backend, so that a program with this one alone needs no Highway.
+// Separate from the SIMD backend, so that a program with this one alone needs no Highway.
 
 #include "attention/backends/host_backend.h"
 #include "kvblocks/attention_backend.h"

@@ -22,7 +22,7 @@ absl::Status RefuseModel(const Text&... text) {
   return InvalidArgument("BlendConfig: ", text...);
 }
 
-// On whichever device they are: a run looks whether it is its own.
+// The rows may be on any device: a run checks that it is its own.
 absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view, int64_t num_ids,
                        const BlendConfig& config) {
   const std::string name = absl::StrCat(kind, " of layer ", layer);
@@ -158,7 +158,7 @@ absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
     }
   }
 
-  // What is computed already is not collected.
+  // Does not collect tokens that are computed already.
   const int64_t begin = std::max(first, num_ids - std::max<int64_t>(0, end - num_computed_));
   if (begin < num_ids) {
     BlendPiece& piece = pieces_.emplace_back();

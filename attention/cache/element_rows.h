@@ -56,7 +56,7 @@ auto RowsOfKeys(const BasicKvCacheView<View>& cache);
 template <typename View>
 auto RowsOfValues(const BasicKvCacheView<View>& cache);
 
-// Copies elements of one size, `from_stride` and `to_stride` bytes apart.
+// Copies elements of one size, with strides of `from_stride` and `to_stride` bytes.
 void CopyElements(int64_t element_bytes, const std::byte* from, int64_t from_stride, std::byte* to,
                   int64_t to_stride, int64_t count);
 

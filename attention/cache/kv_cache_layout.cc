@@ -180,7 +180,7 @@ absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
   return block;
 }
 
-// Row-major, but for blocks, which lie `block` elements apart.
+// Row-major, except for blocks, whose stride is `block` elements.
 absl::StatusOr<TensorView> View(const KvCacheGeometry& g, std::byte* data,
                                 absl::Span<const int64_t> extents, int64_t block, DeviceId device) {
   int64_t strides[kMaxRank] = {}, dense = 1;

@@ -4,7 +4,7 @@
 // The work is cut into tasks (some query tokens of a request, some heads) which threads take one
 // after another; a task walks its keys by tiles of 64 that begin at absolute multiples of 64. Tasks
 // only schedule: numbers do not depend on them. Pieces do count: the keys of a request may be cut
-// into pieces whose states are handed out apart, in key order.
+// into pieces whose states are returned separately, in key order.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_SIMD_DENSE_H_
 #define KVBLOCKS_ATTENTION_CPU_SIMD_DENSE_H_

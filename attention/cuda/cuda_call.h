@@ -68,7 +68,7 @@ class CudaCall {
 
 // CudaChecker: what CUDA's operations refuse beyond the checks of all backends.
 //
-// Keeps the first finding and looks at nothing more: InvalidArgument for views that no kernel
+// Keeps the first finding and checks nothing more: InvalidArgument for views that no kernel
 // addresses and for contexts of the host, Unimplemented for what is not built.
 
 class CudaChecker {

@@ -4,7 +4,7 @@
 // Dense decode with pieces needs a workspace: Fixed and Count always; Auto cuts no finer than what
 // there is. PagedPrefill and VarlenSelfAttention take a row's keys in one piece unless the split is
 // Auto. Cascade's two parts (attend_launch.h) need a workspace; without, or where tensor cores do
-// not serve, one pass looks the shared keys up in row 0 of the table. Sparse decode cuts lists as
+// not serve, one pass reads the shared keys through row 0 of the table. Sparse decode cuts lists as
 // Auto cuts keys. SelectHkvd needs 8 bytes of workspace per token, ComputeKvScales and
 // ScaleAndCache 3 * 528 * 4 per scale of the tensor with most of them, VarlenSelfAttention with
 // kv_seq_lens 4 bytes per request.

@@ -158,7 +158,7 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
     }
   });
   MustSucceed(FillAsync(flags_, 0, sizeof(uint32_t), stream_), "flags");
-  // What an operation leaves in its workspace must not matter to the next.
+  // Old contents of the workspace must not change the next operation.
   MustSucceed(
       FillAsync(workspace_, 0xff,
                 static_cast<size_t>(std::min<int64_t>(options_.workspace_bytes, 4 << 20)), stream_),

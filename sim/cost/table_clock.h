@@ -41,7 +41,7 @@ namespace kvblocks::sim {
 //
 // Small counts are grid points themselves; above, each octave is cut into equal parts, between
 // which a value lies on a straight line. Whole numbers throughout. Beyond the last point the last
-// part's line goes on.
+// part's line continues.
 
 // Where a count lies: value = (1 - rest / 2^shift) x point `index` + rest / 2^shift x the next.
 struct Place {

@@ -59,8 +59,8 @@ void BenchStep(GpuBench& bench) {
   }
   const CommonAttentionMetadata metadata = (*device)->metadata();
 
-  // Layers take turns at a few caches: more memory than the second-level cache, less than they
-  // need.
+  // Layers share a few caches, one after another: more memory than the second-level cache, less
+  // than they need.
   constexpr int64_t kCaches = 4;
   std::vector<DeviceTensor> caches;
   for (int64_t i = 0; i < kCaches; ++i) {

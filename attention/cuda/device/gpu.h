@@ -1,4 +1,4 @@
-// What kernel sources are written against: CUDA, or its emulation on the host.
+// The API that kernel sources use: CUDA, or its emulation on the host.
 //
 // A kernel source (*.cu) includes this header instead of CUDA's own and is built twice: by nvcc for
 // GPUs, and by the host compiler with KVBLOCKS_CUDA_EMULATION defined, where each thread of a block

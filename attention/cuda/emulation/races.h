@@ -1,4 +1,4 @@
-// What ThreadSanitizer is told of emulated threads, so that it finds races of kernels: emulated
+// Describes emulated threads to ThreadSanitizer, so that it finds races of kernels: emulated
 // threads are threads to it, ordered by what orders threads of a GPU and by nothing else.
 //
 // Nothing in a program that is not built with it. Files that use this are compiled without

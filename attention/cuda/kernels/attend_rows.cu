@@ -436,7 +436,7 @@ Error LaunchKernel(const LaunchContext& context, const AttendRowsParams& params)
   config.block = dim3(kThreads);
   config.shared_bytes = static_cast<size_t>(kWarps) * ScratchBytes<kHeads>(params.key_dim);
   config.stream = context.stream;
-  // Apart, so that what packed rows need costs the others no registers.
+  // Separate kernels, so that packed rows cost the others no registers.
   const auto packed = [&](const Cache& cache) { return IsPackedRow(cache.format); };
   const bool lists = params.source == KeySource::kLists;
   if (lists ? packed(params.main.cache) || packed(params.extra.cache) : packed(params.keys.cache)) {

@@ -31,7 +31,7 @@ constexpr int HeadsPerWarp(int num_heads, int num_kv_heads, int value_dim) {
 
 enum class KeySource : uint8_t { kPaged, kContiguous, kLists };
 
-// Row r of `rows` stands at (r / inner) * outer_stride + (r % inner) * the row stride of its
+// Row r of `rows` is at (r / inner) * outer_stride + (r % inner) * the row stride of its
 // tensor: rows [B, s_q] that cannot be counted by one stride. One dimension: inner beyond all rows.
 inline constexpr int32_t kOneDimension = INT32_MAX;
 
@@ -138,7 +138,7 @@ Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params)
 
 // Merges attention states: partial outputs with what they weigh into one output and log-sum-exp.
 //
-// State n of row r stands, dense, at n * state_stride + r * row_stride; with state_offsets, those
+// State n of row r is dense, at n * state_stride + r * row_stride; with state_offsets, those
 // of row r are n = [offsets[q], offsets[q + 1]) with q = r / rows_per_request, and the row within a
 // state is r % rows_per_request: what decode with a plan leaves. A state weighs e^lse, or, with
 // exp_sums, exp_sum * e^max. States that weigh nothing are left out, their values not read; one

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kWarps * 32)
                      token * params.from.row_stride * BytesOf(from_type);
   auto* to =
       static_cast<unsigned char*>(params.to.data) + token * params.to.row_stride * BytesOf(to_type);
-  // What is not turned is copied, bits if types agree.
+  // Elements that are not rotated are copied, bit for bit if types agree.
   const int first_copied = by == 0 ? 0 : params.rotary_dim;
   const bool in_place = static_cast<const void*>(from) == static_cast<const void*>(to);
   if (!(in_place && from_type == to_type)) {

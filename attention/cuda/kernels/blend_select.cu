@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kSelectThreads)
     const auto own = static_cast<uint32_t>(__popc(above)) | static_cast<uint32_t>(__popc(sharing))
                                                                 << 16;
     const uint32_t up_to = SumUpTo(own, lane);
-    // By turns, so that a warp may be a stretch ahead.
+    // Two buffers alternate, because a warp may already work on the next stretch.
     if (lane == 31) sums[turn][warp] = up_to;
     __syncthreads();
     const uint32_t warps_up_to = SumUpTo(lane < kSelectWarps ? sums[turn][lane] : 0, lane);

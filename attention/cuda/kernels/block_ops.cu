@@ -17,7 +17,7 @@ KVB_DEVICE Unit Repeat(uint8_t byte) {
   return unit;
 }
 
-// Units of one pair, dealt to the thread blocks of the pair.
+// Units of one pair, distributed over the thread blocks of the pair.
 template <typename Unit>
 KVB_DEVICE void MoveUnits(const BlockBytes& bytes, int64_t from_block, int64_t to_block,
                           uint8_t fill, int64_t num_units) {

@@ -18,7 +18,7 @@ struct SameType {
   static constexpr int kBytes = 2;
   static constexpr bool kQueriesToo = false;
 };
-// What codes that queries do not have have in common.
+// Shared by the codes that queries do not have.
 struct KeysOnly {
   static constexpr int kBytes = 1;
   static constexpr bool kQueriesToo = false;

@@ -1,4 +1,4 @@
-// How a plan deals tiles to parts: the rules of metadata/split_planner.h, by one warp.
+// How a plan assigns tiles to parts: the rules of metadata/split_planner.h, by one warp.
 //
 // DealToParts walks through all parts, a step per part or per request that fills several;
 // PlanOwnPart finds what one part does, for few requests, so that every block of a decode can plan
@@ -29,8 +29,8 @@ KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index)
       static_cast<int>(static_cast<unsigned>(count) << 16 | static_cast<unsigned>(index)));
 }
 
-// Where dealing goes on: the next part, the request that it begins with, and tiles of that one that
-// are dealt already.
+// Where the assignment continues: the next part, its first request, and how many tiles of that
+// request are assigned already.
 struct DealAt {
   int part = 0, request = 0, done = 0;
 };

@@ -41,7 +41,7 @@ inline int ArrivalRowOf(const void* workspace) {
 
 // Strides of the cache in bytes, of others in elements.
 struct DecodeKernelParams {
-  // What blocks read first lies together: parameters come in lines of a cache that is cold.
+  // Fields that blocks read first are adjacent: parameters come in lines of a cache that is cold.
   const int32_t *seq_lens, *query_start_loc;
   const int32_t *header, *part_begin;  // of the plan
   // Launches without a plan (header is null): each block plans its own part of at most

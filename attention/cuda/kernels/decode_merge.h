@@ -60,7 +60,7 @@ KVB_DEVICE void FinishRow(const DecodeKernelParams& p, const DecodeRow& row, int
 }
 
 // Where piece `index` of a cut request leaves its state. Auto: two slots per part, of the request
-// that it goes on with and of the one that it begins.
+// that it continues and of the one that it begins.
 KVB_DEVICE int64_t SlotOf(bool is_auto, int place, int own_index, int index) {
   const int at = place - own_index + index;
   return is_auto ? 2 * int64_t{at} + (index == 0 ? 1 : 0) : at;

@@ -7,7 +7,7 @@
 //   header (16 words; DecodePlanWord), part_begin [parts + 1] (Auto), split_offsets [R + 1], pieces
 //   [max_pieces] of 4 words (DecodePiece), counters: zero, and zero again after every decode.
 // Pieces are in order of requests. Auto: part p does pieces part_begin[p] to part_begin[p + 1].
-// Other policies: a grid of n blocks deals them out, block i does i, i + n, ... A caller may give
+// Other policies: a grid of n blocks shares them, block i does i, i + n, ... A caller may give
 // pieces of its own making (kGiven; no split_offsets).
 // Because of the counters a plan serves one stream at a time.
 
@@ -92,7 +92,7 @@ Error LaunchGivenPieces(const LaunchContext& context, const GivenPieces& given);
 //
 // Queries that share a KV head are columns of matrix products, so each key is read once per group
 // of up to 16 of them. Keys are read in the pieces of a plan (decode_plan.h); pieces of a cut
-// request leave float32 states, and whoever finishes last merges them in order: results do not
+// request leave float32 states, and the last block to finish merges them in order: results do not
 // depend on timing. One launch, and one more if it has to plan for itself.
 //
 // Takes strided caches whose rows begin at multiples of 16 bytes, and kPagedX; blocks of multiples
@@ -112,7 +112,7 @@ struct PagedDecodeParams : DenseAttention {
 
 bool TakesPagedDecode(const PagedDecodeParams& params);
 
-// What to plan with for a device of so many multiprocessors.
+// The constants of a plan for a device of so many multiprocessors.
 DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiprocessors);
 
 // The same for all lengths within the bounds.

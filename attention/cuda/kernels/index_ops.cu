@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   }
 }
 
-// What a warp needs to know of its token.
+// A warp's data about its token.
 struct ListRow {
   int lane;
   int64_t row;
