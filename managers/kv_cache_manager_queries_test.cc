@@ -290,9 +290,10 @@ TEST(ReusedBlocksTest, AHitIsReportedPerGroupAndRun) {
   EXPECT_EQ(TakeStored(*manager), stored);
   ASSERT_TRUE(ExplainLookup(*manager, *request).ok());
   EXPECT_THAT(manager->TakeEvents(), IsEmpty());
-  // The allocation reports what it registers, as ever.
+  // The allocation reports what it registers: a block of each group, and the prompt's tail in the
+  // full one.
   ASSERT_TRUE(Step(*manager, *request, 8, {.computed_blocks = &hits}));
-  EXPECT_EQ(TakeStored(*manager).size(), 2u);
+  EXPECT_EQ(TakeStored(*manager).size(), 3u);
 }
 
 TEST(ReusedBlocksTest, NothingIsReportedUnasked) {
