@@ -1,7 +1,6 @@
 // kvsim explain: a replay, and why its requests missed - all of them in sums, or one block by
 // block.
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,16 +13,13 @@
 #include "sim/commands/fleet_replay.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
 #include "sim/commands/replay_input.h"
-#include "sim/commands/replay_notes.h"
-#include "sim/commands/replay_setup.h"
 #include "sim/commands/report_output.h"
 #include "sim/fleet/fleet_table.h"
 #include "sim/report/explanation.pb.h"
 #include "sim/report/human_table.h"
 #include "sim/report/request_life.h"
-#include "sim/report/tier_section.h"
-#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -32,12 +28,6 @@ namespace pb = ::kvblocks::report::v1;
 using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr int64_t kMaxTop = 1000;
-// Removals from the cache that are remembered for one request: so many times the pool, within
-// limits that keep the memory small (96 bytes each).
-constexpr int64_t kHistoryPools = 4;
-constexpr int64_t kMinHistory = 1 << 16;
-constexpr int64_t kMaxHistory = 1 << 21;
-
 constexpr const char* kExplainFooter =
     R"(Replays the trace with the options of kvsim replay, and says why tokens of prompts were not found
 in the prefix cache. Without --request: sums by cause over all requests, as in every replay report,
@@ -85,7 +75,7 @@ class ExplainCommand final : public Command {
   absl::StatusOr<ExitStatus> Execute() override;
 
  private:
-  absl::Status Explain(const ReplayConfig& config, ReplaySetup& setup,
+  absl::Status Explain(const ReplayConfig& config, FleetReplay& fleet,
                        const std::optional<RequestSelector>& selector, pb::Explanation* out);
 
   ReplayInput input_;
@@ -107,32 +97,22 @@ absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selec
   return absl::InvalidArgumentError(message);
 }
 
-absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& setup,
+absl::Status ExplainCommand::Explain(const ReplayConfig& config, FleetReplay& fleet,
                                      const std::optional<RequestSelector>& selector,
                                      pb::Explanation* out) {
-  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, setup.reader));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet.setup().reader));
   WorstMisses worst(static_cast<size_t>(top_));
   std::optional<RequestLife> life;
-  setup.metrics.admissions = &worst;
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
-  if (selector) {
-    setup.metrics.admissions = &life.emplace(*selector, tiers.get());
-    setup.simulation.manager.lookup_history_blocks =
-        std::clamp(kHistoryPools * setup.simulation.kv_cache.num_blocks, kMinHistory, kMaxHistory);
-  }
-  ReplayMetrics metrics(setup.metrics);
-  std::vector<EngineObserver*> observers = {&metrics};
-  if (life) observers.push_back(&*life);
-  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
-                            MakeSimulation(setup, reader.get(), observers, tiers.get()));
-  absl::Status ran = RunReplay(*simulation, metrics, config, setup, output_.quiet());
-  if (!ran.ok()) return ran;
+  if (selector) life.emplace(*selector);
+  ProgressLine progress(output_.quiet());
+  KVBLOCKS_RETURN_IF_ERROR(fleet.Run(reader.get(), {.misses = &worst,
+                                                    .life = life ? &*life : nullptr,
+                                                    .progress = &progress}));
   PrintWarnings(*reader);
   if (life && !life->is_found()) return NoSuchRequest(*request_, *selector, *life);
 
   pb::Report report;
-  metrics.Fill(simulation->result(), &report);
-  DescribeReplay(config, setup, *reader, &report);
+  fleet.Fill(*reader, &report);
   out->set_schema_version(1);
   // What ran, and where the prompt tokens went; replay has the rest.
   pb::Report* replay = out->mutable_replay();
@@ -146,7 +126,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   *replay->mutable_first_admission_misses() = report.first_admission_misses();
   *replay->mutable_resume_misses() = report.resume_misses();
   *replay->mutable_groups() = report.groups();
-  if (tiers != nullptr) FillTiers(*tiers, replay->mutable_tiers());
+  if (report.has_tiers()) *replay->mutable_tiers() = report.tiers();
   *replay->mutable_notes() = report.notes();
   if (life) {
     life->Fill(out);
@@ -158,30 +138,27 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
 
 absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      auto setup,
-      MakeReplaySetup(config, IsFleet(config) ? SeveralRanks::kTaken : SeveralRanks::kRefused));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto fleet, FleetReplay::Create(config));
   std::optional<RequestSelector> selector;
   if (request_) {
     KVBLOCKS_ASSIGN_OR_RETURN(selector, OfOption("--request", RequestSelector::Parse(*request_)));
   }
-  if (const auto fleet = MakeFleetOptions(config); !fleet.ok()) {
-    return fleet.status();
-  }
+  // A file can have those of a fleet for one replica, too.
+  KVBLOCKS_RETURN_IF_ERROR(MakeFleetOptions(config).status());
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
-  if (IsFleet(config)) {
+  if (fleet->is_fleet()) {
     if (!selector) {
       return absl::InvalidArgumentError(
           "--replicas or --data-parallel above 1 needs --request, the one whose way is explained");
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
-    const absl::Status status = ExplainRouting(config, *selector, output_.quiet(), &routing);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        ExplainRouting(config, *fleet, *selector, output_.quiet(), &routing));
     return output_.Print("explain", routing,
                          {.table = [&](bool color) { return FormatRouting(routing, color); }});
   }
   pb::Explanation explanation;
-  KVBLOCKS_RETURN_IF_ERROR(Explain(config, setup, selector, &explanation));
+  KVBLOCKS_RETURN_IF_ERROR(Explain(config, *fleet, selector, &explanation));
   return output_.Print("explain", explanation, {.table = [&](bool color) {
                          return FormatExplanation(explanation, color);
                        }});

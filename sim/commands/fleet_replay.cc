@@ -18,6 +18,12 @@ namespace kvblocks::sim {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+// Removals from the cache that are remembered for a RequestLife: so many times the pool, within
+// limits that keep the memory small (96 bytes each).
+constexpr int64_t kHistoryPools = 4;
+constexpr int64_t kMinHistory = 1 << 16;
+constexpr int64_t kMaxHistory = 1 << 21;
+
 // Says of one replica's rows whose they are.
 class FleetReplay::Rows final : public RequestRowSink {
  public:
@@ -145,6 +151,7 @@ absl::StatusOr<ReplicaSetup> FleetReplay::Attach(size_t r, const TraceReader& re
     rows_.push_back(std::make_unique<Rows>(static_cast<int32_t>(r), listeners.rows));
     measured.rows = rows_.back().get();
   }
+  measured.admissions = listeners.life != nullptr ? listeners.life : listeners.misses;
   std::vector<EngineObserver*> exports;
   if (listeners.exports != nullptr) listeners.exports->Attach(r, own, &measured, &exports);
   of_replicas_.push_back(std::make_unique<ReplayMetrics>(measured));
@@ -159,6 +166,12 @@ absl::StatusOr<ReplicaSetup> FleetReplay::Attach(size_t r, const TraceReader& re
   replica.connector = tiers_.back().get();
   // First, so that the others can ask it what it found.
   if (tiers_.back() != nullptr) observers.insert(observers.begin(), tiers_.back().get());
+  if (listeners.life != nullptr) {
+    listeners.life->set_tiers(tiers_.back().get());
+    observers.push_back(listeners.life);
+    replica.config.manager.lookup_history_blocks =
+        std::clamp(kHistoryPools * replica.config.kv_cache.num_blocks, kMinHistory, kMaxHistory);
+  }
   if (listeners.events == nullptr) return replica;
   replica.config.manager.enable_events = true;
   observers.push_back(listeners.events->of_replica(r));
@@ -360,21 +373,21 @@ class RoutingLife final : public FleetObserver {
 
 }  // namespace
 
-absl::Status ExplainRouting(const ReplayConfig& config, const RequestSelector& selector, bool quiet,
+absl::Status ExplainRouting(const ReplayConfig& config, FleetReplay& fleet,
+                            const RequestSelector& selector, bool quiet,
                             ::kvblocks::fleet::v1::RoutingExplanation* out) {
   if (IsSplit(config)) {
     return absl::InvalidArgumentError(
         "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
         "are handed over; leave them out");
   }
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto fleet, FleetReplay::Create(config));
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet->setup().reader));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet.setup().reader));
   RoutingLife life(selector, out);
   ProgressLine progress(quiet);
   KVBLOCKS_RETURN_IF_ERROR(
-      fleet->Run(reader.get(), {.observers = {&life}, .progress = &progress}));
+      fleet.Run(reader.get(), {.observers = {&life}, .progress = &progress}));
   PrintWarnings(*reader);
-  out->set_router(std::string(RouterName(fleet->options().router.kind)));
+  out->set_router(std::string(RouterName(fleet.options().router.kind)));
   if (life.is_found()) return absl::OkStatus();
   return absl::NotFoundError(
       "--request: no such request was sent to a replica; it needs an id of the trace, row:N or "

@@ -34,6 +34,8 @@ class FleetReplay {
   struct Listeners {
     std::vector<FleetObserver*> observers = {};       // of several replicas
     std::vector<EngineObserver*> of_the_only = {};    // of one
+    AdmissionSink* misses = nullptr;                  // of one: why each admission missed
+    RequestLife* life = nullptr;                      // of one: likewise, of one request
     CsvRequestSink* rows = nullptr;
     EventExport* events = nullptr;
     ReplayExports* exports = nullptr;  // open, with a name per replica
@@ -99,7 +101,7 @@ class FleetReplay {
 };
 
 // Why the request went where it went. NotFound if it was not sent anywhere.
-absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config,
+absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config, FleetReplay& fleet,
                             const RequestSelector& selector, bool quiet,
                             ::kvblocks::fleet::v1::RoutingExplanation* out);
 

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "sim/commands/progress_line.h"
 #include "sim/report/human_table.h"
 #include "sim/trace/turn_links.h"
 
@@ -161,21 +160,6 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                                    report->counters().hit_tokens(), " hits of ",
                                    report->counters().queried_tokens(), " queried tokens"));
   }
-}
-
-absl::Status RunReplay(Simulation& simulation, const ReplayMetrics& metrics,
-                       const ::kvblocks::config::v1::ReplayConfig& config,
-                       const ReplaySetup& setup, bool quiet) {
-  ProgressLine progress(quiet);
-  if (progress.is_shown()) {
-    simulation.set_progress([&](const SimulationProgress& p) {
-      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
-      return true;
-    });
-  }
-  if (absl::Status status = simulation.Run(); !status.ok()) return status;
-  progress.Clear();
-  return CheckSomethingRan(simulation.result(), config, setup);
 }
 
 absl::Status CheckSomethingRan(const SimulationResult& result,

@@ -17,12 +17,6 @@ namespace kvblocks::sim {
 void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
                     const TraceReader& reader, ::kvblocks::report::v1::Report* report);
 
-// Runs what `metrics` watches, with a line that shows how far it is unless `quiet`; refused as by
-// CheckSomethingRan.
-absl::Status RunReplay(Simulation& simulation, const ReplayMetrics& metrics,
-                       const ::kvblocks::config::v1::ReplayConfig& config,
-                       const ReplaySetup& setup, bool quiet);
-
 // FailedPrecondition if every request was rejected, with the smallest pool that takes them.
 absl::Status CheckSomethingRan(const SimulationResult& result,
                                const ::kvblocks::config::v1::ReplayConfig& config,

@@ -101,9 +101,9 @@ class WorstMisses final : public AdmissionSink {
 
 class RequestLife final : public EngineObserver, public AdmissionSink {
  public:
-  // `tiers`: those of the replay, or null. Not owned; it must observe the run before this does.
-  explicit RequestLife(RequestSelector selector, const TierConnector* tiers = nullptr)
-      : selector_(std::move(selector)), tiers_(tiers) {}
+  explicit RequestLife(RequestSelector selector) : selector_(std::move(selector)) {}
+  // Those of the replay, or null. Not owned; they must observe the run before this does.
+  void set_tiers(const TierConnector* tiers) { tiers_ = tiers; }
 
   bool is_found() const { return target_row_ >= 0; }
   // REQUIRES: is_found(), and the run has ended.
@@ -148,7 +148,7 @@ class RequestLife final : public EngineObserver, public AdmissionSink {
   void FillTierLookup(const AdmissionRecord& record, SimTime now);
 
   const RequestSelector selector_;
-  const TierConnector* const tiers_;
+  const TierConnector* tiers_ = nullptr;
   const KvCacheManager* manager_ = nullptr;
   ::kvblocks::report::v1::RequestLife life_;
   int64_t target_row_ = -1;

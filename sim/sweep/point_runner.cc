@@ -18,13 +18,8 @@
 #include "checks/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "sim/commands/fleet_replay.h"
-#include "sim/commands/replay_notes.h"
-#include "sim/commands/replay_setup.h"
 #include "sim/fleet/fleet_table.h"
-#include "sim/report/metrics.h"
-#include "sim/report/tier_section.h"
 #include "sim/run_in_parallel.h"
-#include "sim/simulation.h"
 
 namespace kvblocks::sim {
 
@@ -191,14 +186,25 @@ void Shorten(Report* report) {
   }
 }
 
-absl::Status ReplayFleetPoint(const PlannedPoint& planned, DecodedTraces* traces,
-                              pb::PointResult* result) {
-  KVBLOCKS_ASSIGN_OR_RETURN(auto fleet, FleetReplay::Create(planned.config));
+absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
+                         pb::PointResult* result) {
+  KVBLOCKS_RETURN_IF_ERROR(planned.status);
+  // Which one replica does not need, but which a file can have for it, too.
+  KVBLOCKS_RETURN_IF_ERROR(MakeFleetOptions(planned.config).status());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto replay, FleetReplay::Create(planned.config));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces->Get(planned.config));
-  DecodedReader reader(trace.get(), fleet->setup().reader.speedup);
-  KVBLOCKS_RETURN_IF_ERROR(fleet->Run(&reader, {}));
+  DecodedReader reader(trace.get(), replay->setup().reader.speedup, planned.point.replicas(),
+                       planned.point.replica());
+  KVBLOCKS_RETURN_IF_ERROR(replay->Run(&reader, {}));
+  if (!replay->is_fleet()) {
+    Report* report = result->mutable_report();
+    replay->Fill(reader, report);
+    *result->mutable_pressure() = PressureOf(*report);
+    Shorten(report);
+    return absl::OkStatus();
+  }
   ::kvblocks::fleet::v1::FleetReport* report = result->mutable_fleet();
-  fleet->Fill(reader, report);
+  replay->Fill(reader, report);
   for (Report& one : *report->mutable_reports()) {
     const bool is_alike = !one.has_config();
     if (is_alike) *one.mutable_config() = report->config();
@@ -213,30 +219,6 @@ absl::Status ReplayFleetPoint(const PlannedPoint& planned, DecodedTraces* traces
     distribution->clear_quantiles_ms();
   }
   *result->mutable_report() = FleetSummary(*report);
-  return absl::OkStatus();
-}
-
-absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
-                         pb::PointResult* result) {
-  if (!planned.status.ok()) return planned.status;
-  if (IsFleet(planned.config)) return ReplayFleetPoint(planned, traces, result);
-  KVBLOCKS_RETURN_IF_ERROR(MakeFleetOptions(planned.config).status());
-  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, MakeReplaySetup(planned.config));
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces->Get(planned.config));
-  DecodedReader reader(trace.get(), setup.reader.speedup, planned.point.replicas(),
-                       planned.point.replica());
-  ReplayMetrics metrics(setup.metrics);
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
-  KVBLOCKS_ASSIGN_OR_RETURN(auto simulation,
-                            MakeSimulation(setup, &reader, {&metrics}, tiers.get()));
-  KVBLOCKS_RETURN_IF_ERROR(simulation->Run());
-  KVBLOCKS_RETURN_IF_ERROR(CheckSomethingRan(simulation->result(), planned.config, setup));
-  Report* report = result->mutable_report();
-  metrics.Fill(simulation->result(), report);
-  if (tiers != nullptr) FillTiers(*tiers, report->mutable_tiers());
-  DescribeReplay(planned.config, setup, reader, report);
-  *result->mutable_pressure() = PressureOf(*report);
-  Shorten(report);
   return absl::OkStatus();
 }
 
