@@ -184,14 +184,9 @@ class ReplayResult(Result):
 
 
 class FleetResult(ReplayResult):
-    """A replay of several replicas. to_pandas() is one row per replica; reports has each replica's own report."""
+    """A replay of several replicas. to_pandas() is one row per replica; each has its own report."""
 
     _table = "replicas"
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the prompt tokens that the caches of all replicas served, 0 to 1."""
-        return float(self["hit_rate"].value)
 
 
 class CurveResult(Result):

@@ -68,7 +68,7 @@ def replay(trace: TraceLike = None, *, progress: Progress | bool | None = None, 
     exit_status 1. Ctrl-C ends the run. With several replicas (replicas=4, router="prefix") it is a FleetResult.
     """
     result = _run("replay", _trace(trace), ReplayResult, progress, options, page)
-    if "replicas" not in result:
+    if not result.get("replicas"):
         return result
     return FleetResult(result.to_dict(), result.exit_status, result.messages, result.page)
 

@@ -16,7 +16,6 @@
 #include "sim/commands/progress_line.h"
 #include "sim/commands/replay_input.h"
 #include "sim/commands/report_output.h"
-#include "sim/fleet/fleet_table.h"
 #include "sim/report/explanation.pb.h"
 #include "sim/report/human_table.h"
 #include "sim/report/request_life.h"
@@ -151,7 +150,7 @@ absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
       return absl::InvalidArgumentError(
           "--replicas or --data-parallel above 1 needs --request, the one whose way is explained");
     }
-    ::kvblocks::fleet::v1::RoutingExplanation routing;
+    pb::RoutingExplanation routing;
     KVBLOCKS_RETURN_IF_ERROR(
         ExplainRouting(config, *fleet, *selector, output_.quiet(), &routing));
     return output_.Print("explain", routing,

@@ -260,7 +260,7 @@ std::vector<std::string> FleetReplay::Names() const {
   return names;
 }
 
-void FleetReplay::FillKinds(::kvblocks::fleet::v1::FleetReport* report) const {
+void FleetReplay::FillKinds(::kvblocks::report::v1::Report* report) const {
   int64_t first = 0;
   for (const Kind& kind : kinds_) {
     auto* out = report->add_kinds();
@@ -284,27 +284,18 @@ void FleetReplay::FillOne(size_t r, const TraceReader& reader,
 }
 
 void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report* report) {
-  FillOne(0, reader, report);
-}
-
-void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report) {
+  if (!is_fleet_) return FillOne(0, reader, report);
   report->set_outcome("complete");
-  metrics_->Fill(options_, result_, report);
-  if (!config_.replica().empty()) FillKinds(report);
-  std::vector<const TierConnector*> tiers;
-  for (const auto& one : tiers_) {
-    if (one != nullptr) tiers.push_back(one.get());
-  }
-  if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
+  const bool is_alike = config_.replica().empty();
+  if (!is_alike) FillKinds(report);
+  const std::vector<std::string> names = Names();
   for (size_t r = 0; r < result_.replicas.size(); ++r) {
-    auto* one = report->add_reports();
+    auto* replica = report->add_replicas();
+    replica->set_name(names[r]);
+    auto* one = replica->mutable_report();
     FillOne(r, reader, one);
-    if (config_.replica().empty()) {
-      if (r == 0) *report->mutable_config() = one->config();
-      one->clear_config();
-    } else if (r == 0) {
-      *report->mutable_config() = config_;
-    }
+    if (r == 0) *report->mutable_config() = is_alike ? one->config() : config_;
+    if (is_alike) one->clear_config();
     // One that got nothing has nothing to say of the trace.
     if (r > 0 && result_.replicas[r].num_arrived == 0) continue;
     // What holds for one replica and what holds for the trace; said once.
@@ -314,6 +305,12 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetRe
       }
     }
   }
+  metrics_->Fill(options_, result_, report);
+  std::vector<const TierConnector*> tiers;
+  for (const auto& one : tiers_) {
+    if (one != nullptr) tiers.push_back(one.get());
+  }
+  if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
 }
 
 namespace {
@@ -321,7 +318,7 @@ namespace {
 // Keeps one decision.
 class RoutingLife final : public FleetObserver {
  public:
-  RoutingLife(const RequestSelector& selector, ::kvblocks::fleet::v1::RoutingExplanation* out)
+  RoutingLife(const RequestSelector& selector, ::kvblocks::report::v1::RoutingExplanation* out)
       : selector_(selector), out_(out) {
     out_->set_found_tokens(-1);
   }
@@ -366,7 +363,7 @@ class RoutingLife final : public FleetObserver {
 
  private:
   const RequestSelector& selector_;
-  ::kvblocks::fleet::v1::RoutingExplanation* const out_;
+  ::kvblocks::report::v1::RoutingExplanation* const out_;
   bool is_found_ = false;
   int64_t row_ = -1;
 };
@@ -375,7 +372,7 @@ class RoutingLife final : public FleetObserver {
 
 absl::Status ExplainRouting(const ReplayConfig& config, FleetReplay& fleet,
                             const RequestSelector& selector, bool quiet,
-                            ::kvblocks::fleet::v1::RoutingExplanation* out) {
+                            ::kvblocks::report::v1::RoutingExplanation* out) {
   if (IsSplit(config)) {
     return absl::InvalidArgumentError(
         "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "

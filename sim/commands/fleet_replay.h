@@ -20,8 +20,8 @@
 #include "sim/commands/replay_exports.h"
 #include "sim/commands/replay_setup.h"
 #include "sim/commands/replica_kinds.h"
-#include "sim/fleet/fleet.pb.h"
 #include "sim/fleet/fleet_metrics.h"
+#include "sim/report/explanation.pb.h"
 #include "sim/report/report.pb.h"
 #include "sim/report/request_life.h"
 #include "sim/report/request_rows.h"
@@ -51,7 +51,7 @@ class FleetReplay {
   // Of the first replica. What concerns the trace is the same for all.
   const ReplaySetup& setup() const { return kinds_.front().setup; }
   const FleetOptions& options() const { return options_; }
-  // Whether IsFleet: whose report it fills.
+  // Whether IsFleet: whether the report has replicas.
   bool is_fleet() const { return is_fleet_; }
   // For exports: "0", "1", ..., or "prefill 0", ..., "decode 0", ...
   std::vector<std::string> Names() const;
@@ -62,9 +62,8 @@ class FleetReplay {
 
   // Once. Fails as Simulation::Run, and FailedPrecondition if every request was rejected.
   absl::Status Run(TraceReader* reader, const Listeners& listeners);
-  // After the run; the first is of one replica.
+  // After the run.
   void Fill(const TraceReader& reader, ::kvblocks::report::v1::Report* report);
-  void Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetReport* report);
 
  private:
   class Rows;
@@ -81,7 +80,7 @@ class FleetReplay {
   absl::Status RunShown(AnyRun& run, ProgressLine* progress);
   absl::Status CheckEnd() const;
   void FillOne(size_t replica, const TraceReader& reader, ::kvblocks::report::v1::Report* report);
-  void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
+  void FillKinds(::kvblocks::report::v1::Report* report) const;
 
   struct Kind {
     ReplicaKind asked;
@@ -103,7 +102,7 @@ class FleetReplay {
 // Why the request went where it went. NotFound if it was not sent anywhere.
 absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config, FleetReplay& fleet,
                             const RequestSelector& selector, bool quiet,
-                            ::kvblocks::fleet::v1::RoutingExplanation* out);
+                            ::kvblocks::report::v1::RoutingExplanation* out);
 
 }  // namespace kvblocks::sim
 

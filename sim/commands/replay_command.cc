@@ -20,7 +20,6 @@
 #include "sim/commands/replay_input.h"
 #include "sim/commands/report_output.h"
 #include "sim/curve/possible_pools.h"
-#include "sim/fleet/fleet_table.h"
 #include "sim/report/human_table.h"
 #include "sim/trace/byte_sink.h"
 
@@ -63,9 +62,6 @@ class ReplayCommand final : public Command {
   absl::Status Replay(const ReplayConfig& config, FleetReplay& replay,
                       FleetReplay::Listeners listeners);
   ExitStatus PrintConfig(const ReplayConfig& config) const;
-  template <typename AnyReport>
-  ExitStatus Print(const AnyReport& report,
-                   std::string (*format)(const AnyReport& report, bool color));
 
   ReplayInput input_;
   ReplayExports exports_;
@@ -99,16 +95,6 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, FleetReplay& repl
   return events_.Close();
 }
 
-template <typename AnyReport>
-ExitStatus ReplayCommand::Print(const AnyReport& report,
-                                std::string (*format)(const AnyReport& report, bool color)) {
-  PrintWarnings(*reader_);
-  const ExitStatus status =
-      output_.Print("replay", report, {.table = [&](bool color) { return format(report, color); }});
-  if (status != kDone) return status;
-  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
-}
-
 ExitStatus ReplayCommand::PrintConfig(const ReplayConfig& config) const {
   std::string text;
   google::protobuf::TextFormat::PrintToString(config, &text);
@@ -129,18 +115,21 @@ absl::StatusOr<ExitStatus> ReplayCommand::Execute() {
   KVBLOCKS_RETURN_IF_ERROR(output_.Check(FilesOf(config)));
   KVBLOCKS_RETURN_IF_ERROR(events_.Check());
   KVBLOCKS_RETURN_IF_ERROR(exports_.Check());
-  if (replay->is_fleet()) {
-    KVBLOCKS_RETURN_IF_ERROR(Replay(config, *replay, {}));
-    ::kvblocks::fleet::v1::FleetReport report;
-    replay->Fill(*reader_, &report);
-    return Print(report, FormatFleet);
+  std::optional<PossiblePoolsObserver> pools;
+  FleetReplay::Listeners listeners;
+  if (!replay->is_fleet()) {
+    listeners.of_the_only = {
+        &pools.emplace(replay->setup().simulation, replay->setup().block_bytes)};
   }
-  PossiblePoolsObserver pools(replay->setup().simulation, replay->setup().block_bytes);
-  KVBLOCKS_RETURN_IF_ERROR(Replay(config, *replay, {.of_the_only = {&pools}}));
+  KVBLOCKS_RETURN_IF_ERROR(Replay(config, *replay, listeners));
   ::kvblocks::report::v1::Report report;
   replay->Fill(*reader_, &report);
-  pools.Fill(report.mutable_possible_pools());
-  return Print(report, FormatReport);
+  if (pools) pools->Fill(report.mutable_possible_pools());
+  PrintWarnings(*reader_);
+  const ExitStatus status = output_.Print(
+      "replay", report, {.table = [&](bool color) { return FormatReport(report, color); }});
+  if (status != kDone) return status;
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
 
 }  // namespace

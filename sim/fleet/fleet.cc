@@ -175,6 +175,7 @@ absl::Status Fleet::Run() {
   if (handover_ != nullptr) handover_->Close(&result_.handover);
   result_.end_time = set_.now();
   result_.num_skipped = set_.num_skipped();
+  result_.peak_live_requests = set_.peak_live_requests();
   return status;
 }
 

@@ -157,6 +157,7 @@ struct FleetResult {
   int64_t num_rejected = 0;
   int64_t num_aborted = 0;
   int64_t most_waiting = 0;
+  int64_t peak_live_requests = 0;  // with hand-over, a part of one counts as one
   ScalingResult scaling = {};
   std::vector<SimulationResult> replicas = {};  // up to the last that was ever on
   std::vector<LockstepTotals> lockstep = {};    // by replica; empty: none is in lockstep

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "google/protobuf/message.h"
 #include "sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 namespace {
 
-namespace pb = ::kvblocks::fleet::v1;
+namespace pb = ::kvblocks::report::v1;
 
 double InMillionths(int64_t value) { return static_cast<double>(value) / kMillion; }
 
@@ -29,7 +30,7 @@ int64_t NumAborted(const SimulationResult& result) {
 }
 
 // How ranks that step together spent their time.
-void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::FleetReport* out) {
+void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::Report* out) {
   for (const RankGroup& ranks : options.ranks) {
     pb::RankGroup* group = out->add_rank_groups();
     group->set_first(ranks.first);
@@ -42,7 +43,7 @@ void FillRankGroups(const FleetOptions& options, const FleetResult& result, pb::
       own += totals.own_time;
       lost += totals.lost_time;
       dummy += totals.dummy_time;
-      pb::ReplicaRow* row = out->mutable_replicas(ranks.first + i);
+      pb::Replica* row = out->mutable_replicas(ranks.first + i);
       const __int128 passes = __int128{totals.own_time} + totals.lost_time + totals.dummy_time;
       row->set_steps(totals.num_steps);
       row->set_dummy_steps(totals.num_dummies);
@@ -98,6 +99,90 @@ void FillScaling(const FleetOptions& options, const FleetResult& result,
   }
 }
 
+// Each number of the first to that of the second.
+void AddNumbers(const google::protobuf::Message& from, google::protobuf::Message* to) {
+  using google::protobuf::FieldDescriptor;
+  const auto* type = from.GetDescriptor();
+  const auto* get = from.GetReflection();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const FieldDescriptor* field = type->field(i);
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+      get->SetInt64(to, field, get->GetInt64(*to, field) + get->GetInt64(from, field));
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      get->SetDouble(to, field, get->GetDouble(*to, field) + get->GetDouble(from, field));
+    }
+  }
+}
+
+void AddRatio(const pb::Ratio& from, pb::Ratio* to) {
+  to->set_numerator(to->numerator() + from.numerator());
+  to->set_denominator(to->denominator() + from.denominator());
+  to->set_value(Ratio(to->numerator(), to->denominator()));
+}
+
+// What the replicas' own reports add up to.
+void SumReplicas(pb::Report* out) {
+  const pb::Report& first = out->replicas(0).report();
+  *out->mutable_workload() = first.workload();
+  *out->mutable_setup() = first.setup();
+  pb::Totals* totals = out->mutable_totals();
+  pb::Preemption* preemption = out->mutable_preemption();
+  const pb::Preemption* worst = &first.preemption();
+  int64_t devices = 0;
+  for (const pb::Replica& replica : out->replicas()) {
+    const pb::Report& one = replica.report();
+    devices += one.setup().devices();
+    AddNumbers(one.totals(), totals);
+    if (totals->first_rejection().empty()) {
+      totals->set_first_rejection(one.totals().first_rejection());
+    }
+    AddNumbers(one.preemption(), preemption);
+    if (one.preemption().worst_request_preemptions() > worst->worst_request_preemptions()) {
+      worst = &one.preemption();
+    }
+  }
+  out->mutable_setup()->set_devices(devices);
+  preemption->set_worst_request(worst->worst_request());
+  preemption->set_worst_request_preemptions(worst->worst_request_preemptions());
+}
+
+// Hits of first admissions, each at its replica; an infinite cache of them all is not known.
+void SumHitRates(pb::Report* out) {
+  pb::HitRates* all = out->mutable_whole_run();
+  double ratios = 0;
+  for (const pb::Replica& replica : out->replicas()) {
+    const pb::HitRates& one = replica.report().whole_run();
+    all->set_requests(all->requests() + one.requests());
+    AddRatio(one.full_block_hit_rate(), all->mutable_full_block_hit_rate());
+    AddRatio(one.request_hit_rate(), all->mutable_request_hit_rate());
+    ratios += one.mean_of_ratios() * static_cast<double>(one.requests());
+    all->set_window(one.window());
+  }
+  if (all->requests() > 0) all->set_mean_of_ratios(ratios / static_cast<double>(all->requests()));
+}
+
+// Means of steps over those of all replicas. REQUIRES: the duration.
+void MeanSteps(pb::Report* out) {
+  pb::Throughput* all = out->mutable_throughput();
+  double busy = 0, requests = 0, tokens = 0, use = 0;
+  for (const pb::Replica& replica : out->replicas()) {
+    const pb::Throughput& one = replica.report().throughput();
+    const auto steps = static_cast<double>(replica.report().totals().steps());
+    busy += one.busy_share() * one.duration_s();
+    requests += one.mean_batch_requests() * steps;
+    tokens += one.mean_step_tokens() * steps;
+    use += one.budget_use() * steps;
+  }
+  if (all->duration_s() > 0) {
+    all->set_busy_share(busy / all->duration_s() / static_cast<double>(out->replicas_size()));
+  }
+  if (const auto steps = static_cast<double>(out->totals().steps()); steps > 0) {
+    all->set_mean_batch_requests(requests / steps);
+    all->set_mean_step_tokens(tokens / steps);
+    all->set_budget_use(use / steps);
+  }
+}
+
 void Sum(const DecisionSeries::Counts& counts, DecisionSeries::Counts* sum) {
   sum->routed += counts.routed;
   sum->oracle_more_tokens += counts.oracle_more_tokens;
@@ -134,6 +219,15 @@ void DecisionSeries::Fill(pb::DecisionSeries* out) const {
   }
 }
 
+void ClientMetrics::OnArrival(const SimRequest& request) {
+  if (request.resent >= 0) return;
+  if (first_arrival_ < 0 || request.arrival < first_arrival_) first_arrival_ = request.arrival;
+  last_arrival_ = std::max(last_arrival_, request.arrival);
+  input_tokens_ += request.num_prompt;
+  requested_output_ += request.max_output;
+  encoder_tokens_ += request.spec.encoder_tokens.value_or(0);
+}
+
 RequestLatency ClientMetrics::Finish(const SimRequest& request, SimTime start, SimTime first_token,
                                      SimTime now) {
   RequestLatency latency;
@@ -152,16 +246,29 @@ void ClientMetrics::Count(const RequestLatency& latency) {
   goodput_.OnFinish(latency);
 }
 
-void ClientMetrics::Fill(pb::FleetReport* out) {
-  pb::FleetTotals* totals = out->mutable_totals();
-  const double duration =
-      Seconds(std::max<SimTime>(last_end_ - std::max<SimTime>(first_arrival_, 0), 0));
-  totals->set_duration_s(duration);
+void ClientMetrics::Fill(pb::Report* out) {
+  const SimTime start = std::max<SimTime>(first_arrival_, 0);
+  pb::Workload* workload = out->mutable_workload();
+  workload->set_input_tokens(input_tokens_);
+  workload->set_requested_output_tokens(requested_output_);
+  workload->set_encoder_tokens(encoder_tokens_);
+  workload->set_first_arrival_s(Seconds(start));
+  workload->set_last_arrival_s(Seconds(last_arrival_));
+  const pb::Totals& totals = out->totals();
+  const double duration = Seconds(std::max<SimTime>(last_end_ - start, 0));
+  pb::Throughput* throughput = out->mutable_throughput();
+  throughput->set_duration_s(duration);
   if (duration > 0) {
-    totals->set_requests_per_s(static_cast<double>(totals->requests_finished()) / duration);
-    totals->set_output_tokens_per_s(static_cast<double>(totals->output_tokens()) / duration);
+    throughput->set_requests_per_s(static_cast<double>(totals.requests_finished()) / duration);
+    throughput->set_input_tokens_per_s(static_cast<double>(finished_input_) / duration);
+    throughput->set_computed_tokens_per_s(static_cast<double>(totals.computed_tokens()) / duration);
+    throughput->set_output_tokens_per_s(static_cast<double>(totals.output_tokens()) / duration);
   }
-  pb::FleetLatency* latency = out->mutable_latency();
+  throughput->set_start_s(Seconds(start));
+  throughput->set_end_s(Seconds(std::max(start, last_end_)));
+  throughput->set_window("all");
+  MeanSteps(out);
+  pb::Latency* latency = out->mutable_latency();
   FillDistribution(queueing_, latency->mutable_queueing());
   FillDistribution(ttft_, latency->mutable_ttft());
   FillDistribution(e2e_, latency->mutable_e2e());
@@ -169,7 +276,7 @@ void ClientMetrics::Fill(pb::FleetReport* out) {
   if (has_objectives_) goodput_.Fill(duration, out->mutable_goodput());
 }
 
-void FleetMetrics::FillRow(const SimulationResult& result, pb::ReplicaRow* row) {
+void FleetMetrics::FillRow(const SimulationResult& result, pb::Replica* row) {
   row->set_requests_finished(result.num_finished);
   row->set_requests_rejected(result.num_rejected);
   row->set_requests_aborted(NumAborted(result));
@@ -184,7 +291,7 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   bool NeedsEveryRecord() const override { return false; }
   void OnArrival(const SimRequest& request, SimTime) override {
     TimesOf(request) = Times();
-    fleet_->clients_.OnArrival(request.arrival);
+    fleet_->clients_.OnArrival(request);
   }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
     Times& times = TimesOf(*record.request);
@@ -202,7 +309,7 @@ class FleetMetrics::OfReplica final : public EngineObserver {
   }
   void OnRejection(const SimRequest&, SimTime) override { fleet_->clients_.OnFailure(); }
   void OnFinish(const SimRequest& request, SimTime now) override {
-    fleet_->clients_.OnEnd(now);
+    fleet_->clients_.OnEnd(request, now);
     if (!request.is_completed()) return fleet_->clients_.OnFailure();
     const Times& times = TimesOf(request);
     // With --zero-output=prefill nothing comes out.
@@ -269,8 +376,8 @@ void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime now) {
 }
 
 void FleetMetrics::OnEndedAtRouter(const SimRequest& request, SimTime now) {
-  clients_.OnArrival(request.arrival);
-  clients_.OnEnd(now);
+  clients_.OnArrival(request);
+  clients_.OnEnd(request, now);
   clients_.OnFailure();
   if (rows_ == nullptr) return;
   const RequestProgress progress;
@@ -296,10 +403,13 @@ void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_cl
 }
 
 void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
-                        pb::FleetReport* out) {
+                        pb::Report* out) {
   out->set_schema_version(1);
+  SumReplicas(out);
+  out->mutable_workload()->set_requests_skipped(result.num_skipped);
+  out->mutable_totals()->set_peak_live_requests(result.peak_live_requests);
   if (options.handover) return FillHandover(*options.handover, options.router, result, out);
-  pb::RouterSetup* router = out->mutable_router();
+  pb::Router* router = out->mutable_router();
   router->set_router(std::string(RouterName(options.router.kind)));
   router->set_seed(options.router.seed);
   router->set_hit_weight(InMillionths(options.router.hit_weight));
@@ -317,29 +427,21 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
   router->set_queue_limit(has_limit ? options.queue.max_waiting : -1);
   router->set_queue_by_priority(options.queue.by_priority);
 
-  pb::FleetTotals* totals = out->mutable_totals();
-  totals->set_requests_skipped(result.num_skipped);
-  totals->set_requests_arrived(result.num_rejected + result.num_aborted);
-  totals->set_requests_rejected(result.num_rejected);
-  totals->set_requests_aborted(result.num_aborted);
-  totals->set_requests_rejected_by_router(result.num_rejected);
-  totals->set_requests_aborted_at_router(result.num_aborted);
-  totals->set_requests_queued(num_queued_);
-  totals->set_most_queued(result.most_waiting);
-  totals->set_event_batches(result.num_event_batches);
-  totals->set_lost_batches(result.num_lost_batches);
+  router->set_requests_rejected(result.num_rejected);
+  router->set_requests_aborted(result.num_aborted);
+  router->set_requests_queued(num_queued_);
+  router->set_most_queued(result.most_waiting);
+  router->set_event_batches(result.num_event_batches);
+  router->set_lost_batches(result.num_lost_batches);
+  // Sent twice, they arrived once.
+  int64_t num_arrived = result.num_rejected + result.num_aborted - result.scaling.num_retried;
+  int64_t num_aborted = result.num_aborted + result.scaling.num_failed;
   for (size_t r = 0; r < result.replicas.size(); ++r) {
     const SimulationResult& one = result.replicas[r];
     const OfReplica& seen = *replicas_[r];
-    totals->set_requests_arrived(totals->requests_arrived() + one.num_arrived);
-    totals->set_requests_finished(totals->requests_finished() + one.num_finished);
-    totals->set_requests_rejected(totals->requests_rejected() + one.num_rejected);
-    totals->set_requests_aborted(totals->requests_aborted() + NumAborted(one));
-    totals->set_requests_failed(totals->requests_failed() + one.num_failed);
-    totals->set_output_tokens(totals->output_tokens() + one.scheduler.num_output_tokens);
-    totals->set_preemptions(totals->preemptions() + one.scheduler.num_preemptions);
-    pb::ReplicaRow* row = out->add_replicas();
-    row->set_replica(static_cast<int32_t>(r));
+    num_arrived += one.num_arrived;
+    num_aborted += NumAborted(one);
+    pb::Replica* row = out->mutable_replicas(static_cast<int>(r));
     row->set_requests_sent(seen.num_sent);
     FillRow(one, row);
     row->set_prompt_tokens(seen.num_prompt);
@@ -352,18 +454,21 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     row->set_on_s(Seconds(result.scaling.on_time[r]));
   }
   FillRankGroups(options, result, out);
-  // Sent twice, they arrived once.
-  totals->set_requests_arrived(totals->requests_arrived() - result.scaling.num_retried);
-  totals->set_requests_aborted(totals->requests_aborted() + result.scaling.num_failed);
+  out->mutable_workload()->set_requests_arrived(num_arrived);
+  pb::Totals* totals = out->mutable_totals();
+  totals->set_requests_rejected(totals->requests_rejected() + result.num_rejected);
+  totals->set_requests_aborted(num_aborted);
   if (options.scaling.is_used()) FillScaling(options, result, out->mutable_scaling());
   clients_.Fill(out);
-  FillDistribution(router_queueing_, out->mutable_latency()->mutable_router_queueing());
-  out->mutable_hit_rate()->set_numerator(sum_hit_);
-  out->mutable_hit_rate()->set_denominator(num_queried_tokens());
-  out->mutable_hit_rate()->set_value(Ratio(sum_hit_, num_queried_tokens()));
+  FillDistribution(router_queueing_, router->mutable_queueing());
+  SumHitRates(out);
+  pb::Ratio* hit_rate = out->mutable_whole_run()->mutable_token_hit_rate();
+  hit_rate->set_numerator(sum_hit_);
+  hit_rate->set_denominator(num_queried_tokens());
+  hit_rate->set_value(Ratio(sum_hit_, num_queried_tokens()));
 
   const size_t count = result.replicas.size();
-  pb::Imbalance* imbalance = out->mutable_imbalance();
+  pb::Imbalance* imbalance = router->mutable_imbalance();
   imbalance->set_requests(MostToMean(count, [&](size_t r) { return replicas_[r]->num_sent; }));
   imbalance->set_prompt_tokens(
       MostToMean(count, [&](size_t r) { return replicas_[r]->num_prompt; }));
@@ -371,8 +476,8 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
       count, [&](size_t r) { return result.replicas[r].scheduler.num_output_tokens; }));
   imbalance->set_busy_time(
       MostToMean(count, [&](size_t r) { return result.replicas[r].busy_time; }));
-  *out->mutable_decisions() = decisions_;
-  series_.Fill(out->mutable_decision_series());
+  *router->mutable_decisions() = decisions_;
+  series_.Fill(router->mutable_decision_series());
 }
 
 }  // namespace kvblocks::sim

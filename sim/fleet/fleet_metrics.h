@@ -1,6 +1,6 @@
-// FleetMetrics: what a fleet's report says beside its replicas' own - how evenly the router spread
-// requests, how good its knowledge was, and the latencies of all requests together; with hand-over
-// what requests waited for, phase by phase.
+// FleetMetrics: what a report of several replicas says beside their own - how evenly the router
+// spread requests, how good its knowledge was, and the latencies of all requests together; with
+// hand-over what requests waited for, phase by phase.
 //
 //   FleetMetrics metrics(num_replicas, objectives, client_rtt);
 //   setups[r].observers.push_back(metrics.of_replica(r)); ...
@@ -25,9 +25,9 @@
 
 #include "sim/cost/sim_time.h"
 #include "sim/fleet/fleet.h"
-#include "sim/fleet/fleet.pb.h"
 #include "sim/report/distribution.h"
 #include "sim/report/latency_metrics.h"
+#include "sim/report/report.pb.h"
 #include "sim/report/request_rows.h"
 
 namespace kvblocks::sim {
@@ -47,7 +47,7 @@ class DecisionSeries {
   };
 
   void Add(SimTime at, const Counts& counts);
-  void Fill(::kvblocks::fleet::v1::DecisionSeries* out) const;
+  void Fill(::kvblocks::report::v1::DecisionSeries* out) const;
 
  private:
   SimTime tick_ = kSecond;
@@ -63,24 +63,28 @@ class ClientMetrics {
         client_rtt_(client_rtt),
         goodput_(std::move(objectives)) {}
 
-  void OnArrival(SimTime arrival) {
-    if (first_arrival_ < 0 || arrival < first_arrival_) first_arrival_ = arrival;
+  // Again for one that was sent again.
+  void OnArrival(const SimRequest& request);
+  void OnEnd(const SimRequest& request, SimTime now) {
+    last_end_ = std::max(last_end_, now);
+    if (request.is_completed()) finished_input_ += request.num_prompt;
   }
-  void OnEnd(SimTime now) { last_end_ = std::max(last_end_, now); }
   void OnFailure() { goodput_.OnFailure(); }
   // Of one that finished `now`.
   RequestLatency Finish(const SimRequest& request, SimTime start, SimTime first_token, SimTime now);
   void Count(const RequestLatency& latency);
 
-  // Duration, rates, latencies and goodput. REQUIRES: totals have requests and tokens.
-  void Fill(::kvblocks::fleet::v1::FleetReport* out);
+  // What arrived, duration, rates, latencies and goodput. REQUIRES: totals have requests and
+  // tokens.
+  void Fill(::kvblocks::report::v1::Report* out);
 
  private:
   const bool has_objectives_;
   const SimTime client_rtt_;
   GoodputMetrics goodput_;
   Distribution queueing_, ttft_, tpot_, e2e_;
-  SimTime first_arrival_ = -1, last_end_ = 0;
+  SimTime first_arrival_ = -1, last_arrival_ = 0, last_end_ = 0;
+  int64_t input_tokens_ = 0, finished_input_ = 0, requested_output_ = 0, encoder_tokens_ = 0;
 };
 
 class FleetMetrics final : public FleetObserver {
@@ -103,9 +107,10 @@ class FleetMetrics final : public FleetObserver {
   void OnEndedAtRouter(const SimRequest& request, SimTime now) override;
   void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override;
 
-  // Everything except outcome, configuration, notes and the replicas' own reports. After the run.
+  // All but outcome, configuration, notes and tiers. After the run. REQUIRES: `out` has a replica
+  // for each of the result's, with a name and its own report.
   void Fill(const FleetOptions& options, const FleetResult& result,
-            ::kvblocks::fleet::v1::FleetReport* out);
+            ::kvblocks::report::v1::Report* out);
 
   // So far, for progress displays.
   int64_t num_queried_tokens() const;
@@ -122,8 +127,8 @@ class FleetMetrics final : public FleetObserver {
   void WriteRow(const SimRequest& request, const HandoverLife& life,
                 const std::optional<RequestLatency>& latency, SimTime now);
   void FillHandover(const HandoverOptions& handover, const RouterOptions& prefill_router,
-                    const FleetResult& result, ::kvblocks::fleet::v1::FleetReport* out);
-  static void FillRow(const SimulationResult& result, ::kvblocks::fleet::v1::ReplicaRow* row);
+                    const FleetResult& result, ::kvblocks::report::v1::Report* out);
+  static void FillRow(const SimulationResult& result, ::kvblocks::report::v1::Replica* row);
 
   std::vector<std::unique_ptr<OfReplica>> replicas_;
   ClientMetrics clients_;
@@ -131,7 +136,7 @@ class FleetMetrics final : public FleetObserver {
   Phases phases_;
   Distribution router_queueing_;
   int64_t sum_hit_ = 0, num_queued_ = 0;
-  ::kvblocks::fleet::v1::Decisions decisions_;
+  ::kvblocks::report::v1::Decisions decisions_;
   DecisionSeries series_;
 };
 

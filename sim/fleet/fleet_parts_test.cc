@@ -130,7 +130,7 @@ TEST(DecisionSeriesTest, SumsStayExactWhenTheTickDoubles) {
   series.Add(499 * kSecond, {.routed = 1});
   series.Add(3, {.missing_tokens = 2});  // replicas report one after the other
   series.Add(1500 * kSecond, {.routed = 1, .unknown_tokens = 5});
-  ::kvblocks::fleet::v1::DecisionSeries out;
+  ::kvblocks::report::v1::DecisionSeries out;
   series.Fill(&out);
   EXPECT_EQ(out.tick_s(), 4);
   int64_t routed = 0;

@@ -10,10 +10,10 @@
 namespace kvblocks::sim {
 namespace {
 
-namespace pb = ::kvblocks::fleet::v1;
+namespace pb = ::kvblocks::report::v1;
 
 void FillAs(const char* definition, Distribution& values,
-            ::kvblocks::report::v1::Distribution* out) {
+            pb::Distribution* out) {
   FillDistribution(values, out);
   out->set_definition(definition);
 }
@@ -21,8 +21,8 @@ void FillAs(const char* definition, Distribution& values,
 }  // namespace
 
 void FleetMetrics::OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) {
-  clients_.OnArrival(request.arrival);
-  clients_.OnEnd(now);
+  clients_.OnArrival(request);
+  clients_.OnEnd(request, now);
   if (life.load_end >= 0) {
     phases_.num_loaded += life.num_loaded_tokens;
     phases_.num_bytes += life.num_bytes;
@@ -77,8 +77,8 @@ void FleetMetrics::WriteRow(const SimRequest& request, const HandoverLife& life,
 
 void FleetMetrics::FillHandover(const HandoverOptions& handover,
                                 const RouterOptions& prefill_router, const FleetResult& result,
-                                pb::FleetReport* out) {
-  pb::SplitSetup* setup = out->mutable_split();
+                                pb::Report* out) {
+  pb::Handover* setup = out->mutable_handover();
   setup->set_first_token(handover.first_token == FirstToken::kPrefill ? "prefill" : "decode");
   setup->set_prefill_router(std::string(RouterName(prefill_router.kind)));
   setup->set_decode_router(std::string(RouterName(handover.decode_router.kind)));
@@ -86,37 +86,36 @@ void FleetMetrics::FillHandover(const HandoverOptions& handover,
   setup->set_link_latency_ms(Seconds(handover.link.latency) * 1e3);
   setup->set_link_sharing(handover.link.sharing == LinkSharing::kFifo ? "fifo" : "equal");
   setup->set_link_scope(handover.scope == LinkScope::kShared ? "shared" : "decode");
-  setup->set_transfer(handover.charges_hits ? "all" : "missing");
+  setup->set_transferred(handover.charges_hits ? "all" : "missing");
   setup->set_bytes_per_token(handover.bytes_per_token);
   setup->set_local_tokens(handover.max_local_tokens);
 
   const HandoverResult& handed = result.handover;
-  pb::FleetTotals* totals = out->mutable_totals();
-  totals->set_requests_arrived(handed.num_arrived);
+  out->mutable_workload()->set_requests_arrived(handed.num_arrived);
+  pb::Totals* totals = out->mutable_totals();
   totals->set_requests_finished(handed.num_finished);
   totals->set_requests_rejected(handed.num_rejected);
   totals->set_requests_aborted(handed.num_aborted);
-  totals->set_requests_skipped(result.num_skipped);
-  totals->set_requests_local(handed.num_local);
+  setup->set_requests_local(handed.num_local);
   totals->set_output_tokens(phases_.num_outputs);
   clients_.Fill(out);
 
-  pb::FleetLatency* latency = out->mutable_latency();
+  pb::Latency* latency = out->mutable_latency();
   latency->mutable_ttft()->set_definition("per request: arrival to first token");
   latency->mutable_tpot()->set_definition(
       "per request: first token to last / tokens behind the first");
   latency->mutable_e2e()->set_definition("per request: arrival to last token");
   latency->mutable_queueing()->set_definition("per request: arrival to the prompt's first step");
   FillAs("per request with a prefill replica: first step to the prompt's end", phases_.prefill,
-         latency->mutable_prefill());
+         setup->mutable_prefill());
   FillAs("per transfer: the prompt's end to blocks on the decode replica", phases_.handover,
-         latency->mutable_handover());
-  FillAs("per transfer: its start to its end", phases_.transfer, latency->mutable_transfer());
+         setup->mutable_handover());
+  FillAs("per transfer: its start to its end", phases_.transfer, setup->mutable_transfer());
   FillAs("per request with a transfer: its end to the last token", phases_.decode,
-         latency->mutable_decode());
+         setup->mutable_decode());
 
-  const double duration = totals->duration_s();
-  pb::Transfers* transfers = out->mutable_transfers();
+  const double duration = out->throughput().duration_s();
+  pb::Transfers* transfers = setup->mutable_transfers();
   SimTime busy = 0;
   for (const LinkTotals& link : handed.links) {
     transfers->set_count(transfers->count() + link.num_ended);
@@ -133,14 +132,12 @@ void FleetMetrics::FillHandover(const HandoverOptions& handover,
   for (size_t r = 0; r < result.replicas.size(); ++r) {
     const SimulationResult& one = result.replicas[r];
     const bool is_prefill = r < handover.num_prefill;
-    pb::ReplicaRow* row = out->add_replicas();
+    pb::Replica* row = out->mutable_replicas(static_cast<int>(r));
     FillRow(one, row);
     row->set_role(is_prefill ? "prefill" : "decode");
-    row->set_replica(static_cast<int32_t>(is_prefill ? r : r - handover.num_prefill));
     row->set_hit_tokens(one.prefix_cache.hits + one.prefix_cache.preempted_hits);
     row->set_computed_tokens(one.scheduler.num_computed);
     if (duration > 0) row->set_busy_share(Seconds(one.busy_time) / duration);
-    totals->set_preemptions(totals->preemptions() + row->preemptions());
   }
 }
 

@@ -375,6 +375,7 @@ std::string LatencyText(const pb::Distribution& latency) {
 }
 
 std::string FormatReport(const pb::Report& report, bool color) {
+  if (report.replicas_size() > 0) return FormatReplicas(report, color);
   TextPage page(color);
   AddHead(report, page);
   AddHitRates(report, page);

@@ -14,14 +14,18 @@ namespace kvblocks::report::v1 {
 class Comparison;
 class Explanation;
 class PlanReport;
+class RoutingExplanation;
 }  // namespace kvblocks::report::v1
 
 namespace kvblocks::sim {
 
 // One screen, the most telling facts first: about 35 lines. A run with everything at once (hybrid
 // groups, drafts, salts, tenants, sessions, preemptions, objectives, rejections) has at most 60.
-// --top-prefixes adds its lines.
+// --top-prefixes adds its lines. Of several replicas: what came of all requests, and a line for each
+// replica.
 std::string FormatReport(const ::kvblocks::report::v1::Report& report, bool color);
+
+std::string FormatReplicas(const ::kvblocks::report::v1::Report& report, bool color);
 
 // What was configured otherwise, every metric that differs, and where the schedules part, side by
 // side. Lines are longer where a name alone is.
@@ -30,6 +34,9 @@ std::string FormatComparison(const ::kvblocks::report::v1::Comparison& compariso
 // Without a request: where the prompt tokens went, and the requests that lost most to evictions.
 // With one: its life from arrival to end, each look-up with what became of every block.
 std::string FormatExplanation(const ::kvblocks::report::v1::Explanation& explanation, bool color);
+
+// Why a request went to which of several replicas.
+std::string FormatRouting(const ::kvblocks::report::v1::RoutingExplanation& routing, bool color);
 
 // What each layer stores, then both plans side by side.
 std::string FormatPlan(const ::kvblocks::report::v1::PlanReport& report, bool color);

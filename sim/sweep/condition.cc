@@ -176,13 +176,13 @@ void ProbeSums::AddReplica(const pb::PointResult& result) {
 }
 
 void ProbeSums::Add(const pb::PointResult& result) {
-  if (!result.has_fleet()) return AddReplica(result);
-  const auto& fleet = result.fleet();
-  for (int r = 0; r < fleet.reports_size(); ++r) {
+  const auto& fleet = result.report();
+  if (fleet.replicas_size() == 0) return AddReplica(result);
+  for (int r = 0; r < fleet.replicas_size(); ++r) {
     pb::PointResult one;
-    *one.mutable_report() = fleet.reports(r);
+    *one.mutable_report() = fleet.replicas(r).report();
     if (!one.report().has_config()) *one.mutable_report()->mutable_config() = fleet.config();
-    *one.mutable_pressure() = result.pressures(r);
+    if (r < result.pressures_size()) *one.add_pressures() = result.pressures(r);
     AddReplica(one);
   }
   // With those that ended at the router; a prefill or decode replica has but a part of them.
@@ -198,7 +198,7 @@ void ProbeSums::Add(const pb::PointResult& result) {
 // What kept requests from being served sooner.
 std::string ShortResource(const pb::PointResult& result) {
   const auto& report = result.report();
-  const auto& pressure = result.pressure();
+  const pb::Pressure pressure = result.pressures().empty() ? pb::Pressure() : result.pressures(0);
   const auto& throughput = report.throughput();
   const std::string step =
       absl::StrFormat("steps have %.1f requests and %.0f tokens on average",

@@ -18,7 +18,6 @@
 #include "checks/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "sim/commands/fleet_replay.h"
-#include "sim/fleet/fleet_table.h"
 #include "sim/run_in_parallel.h"
 
 namespace kvblocks::sim {
@@ -153,10 +152,10 @@ using ::kvblocks::report::v1::Report;
 
 namespace {
 
-pb::Pressure PressureOf(const Report& report) {
+pb::Pressure PressureOf(const Report& report, const ReplayConfig& config) {
   constexpr double kSomebody = 0.5, kFull = 0.95, kPoolFull = 0.9;
   pb::Pressure pressure;
-  const auto most_seqs = static_cast<double>(report.config().max_num_seqs());
+  const auto most_seqs = static_cast<double>(config.max_num_seqs());
   double waiting = 0, seqs_full = 0, pool_full = 0;
   for (const auto& point : report.series().points()) {
     if (point.waiting() < kSomebody) continue;
@@ -177,13 +176,16 @@ void Shorten(Report* report) {
   report->clear_hit_prefix_length();
   report->clear_first_missing_block();
   report->clear_hit_groups();
+  if (report->has_router()) report->mutable_router()->clear_decision_series();
   auto* latency = report->mutable_latency();
   for (auto* distribution :
-       {latency->mutable_queueing(), latency->mutable_ttft(), latency->mutable_prefill(),
-        latency->mutable_e2e(), latency->mutable_tpot(), latency->mutable_itl(),
-        latency->mutable_normalized()}) {
+       {latency->mutable_queueing(), latency->mutable_ttft(), latency->mutable_e2e(),
+        latency->mutable_tpot()}) {
     distribution->clear_quantiles_ms();
   }
+  if (latency->has_prefill()) latency->mutable_prefill()->clear_quantiles_ms();
+  if (latency->has_itl()) latency->mutable_itl()->clear_quantiles_ms();
+  if (latency->has_normalized()) latency->mutable_normalized()->clear_quantiles_ms();
 }
 
 absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
@@ -196,29 +198,16 @@ absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
   DecodedReader reader(trace.get(), replay->setup().reader.speedup, planned.point.replicas(),
                        planned.point.replica());
   KVBLOCKS_RETURN_IF_ERROR(replay->Run(&reader, {}));
-  if (!replay->is_fleet()) {
-    Report* report = result->mutable_report();
-    replay->Fill(reader, report);
-    *result->mutable_pressure() = PressureOf(*report);
-    Shorten(report);
-    return absl::OkStatus();
-  }
-  ::kvblocks::fleet::v1::FleetReport* report = result->mutable_fleet();
+  Report* report = result->mutable_report();
   replay->Fill(reader, report);
-  for (Report& one : *report->mutable_reports()) {
-    const bool is_alike = !one.has_config();
-    if (is_alike) *one.mutable_config() = report->config();
-    *result->add_pressures() = PressureOf(one);
-    if (is_alike) one.clear_config();
-    Shorten(&one);
+  if (!replay->is_fleet()) *result->add_pressures() = PressureOf(*report, report->config());
+  for (auto& replica : *report->mutable_replicas()) {
+    Report* one = replica.mutable_report();
+    *result->add_pressures() =
+        PressureOf(*one, one->has_config() ? one->config() : report->config());
+    Shorten(one);
   }
-  report->clear_decision_series();
-  for (auto* distribution :
-       {report->mutable_latency()->mutable_queueing(), report->mutable_latency()->mutable_ttft(),
-        report->mutable_latency()->mutable_tpot(), report->mutable_latency()->mutable_e2e()}) {
-    distribution->clear_quantiles_ms();
-  }
-  *result->mutable_report() = FleetSummary(*report);
+  Shorten(report);
   return absl::OkStatus();
 }
 
@@ -246,8 +235,6 @@ pb::PointResult RunPoint(const PlannedPoint& planned, DecodedTraces* traces) {
   result.set_replica(planned.point.replica());
   if (absl::Status status = ReplayPoint(planned, traces, &result); !status.ok()) {
     result.clear_report();
-    result.clear_pressure();
-    result.clear_fleet();
     result.clear_pressures();
     result.set_problem(std::string(status.message()));
     if (result.problem().empty()) result.set_problem("failed without a message");

@@ -22,7 +22,6 @@ namespace kvblocks::sim {
 
 namespace pb = ::kvblocks::sweep::v1;
 using ::kvblocks::config::v1::ReplayConfig;
-using ::kvblocks::fleet::v1::FleetReport;
 using ::kvblocks::report::v1::Report;
 
 namespace {
@@ -33,11 +32,12 @@ double NumDevices(const Report& report) {
   return static_cast<double>(std::max<int64_t>(report.setup().devices(), 1));
 }
 
-// A number of a report by the names of its fields; 0 of what is not set.
-double NumberAt(const google::protobuf::Message& report, std::string_view path) {
+// A number of a report by the names of its fields; none of a section that it does not have.
+Value NumberAt(const google::protobuf::Message& report, std::string_view path) {
   const google::protobuf::Message* at = &report;
   for (size_t dot; (dot = path.find('.')) != path.npos; path.remove_prefix(dot + 1)) {
     const auto* field = at->GetDescriptor()->FindFieldByName(std::string(path.substr(0, dot)));
+    if (!at->GetReflection()->HasField(*at, field)) return std::nullopt;
     at = &at->GetReflection()->GetMessage(*at, field);
   }
   const auto* field = at->GetDescriptor()->FindFieldByName(std::string(path));
@@ -46,23 +46,12 @@ double NumberAt(const google::protobuf::Message& report, std::string_view path) 
              : static_cast<double>(at->GetReflection()->GetInt64(*at, field));
 }
 
-// Sections that only some runs have: no goodput without --slo, and of prefill and decode replicas
-// neither hits of the whole run nor what a router decided.
-bool HasSection(const google::protobuf::Message& report, std::string_view path) {
-  const std::string name(path.substr(0, path.find('.')));
-  if (name != "goodput" && name != "whole_run" && name != "imbalance" && name != "decisions") {
-    return true;
-  }
-  return report.GetReflection()->HasField(report, report.GetDescriptor()->FindFieldByName(name));
-}
-
 // And no latency where all steps take the same time.
 Value NumberOf(const Report& report, std::string_view path) {
-  if (!HasSection(report, path)) return std::nullopt;
   if (path.substr(0, path.find('.')) == "latency") {
     const std::string count(path.substr(0, path.rfind('.')));
     if (!report.setup().latency_is_meaningful()) return std::nullopt;
-    if (NumberAt(report, count + ".count") == 0) return std::nullopt;
+    if (NumberAt(report, count + ".count").value_or(0) == 0) return std::nullopt;
   }
   return NumberAt(report, path);
 }
@@ -72,7 +61,6 @@ double ShareOf(int64_t part, int64_t whole) {
 }
 
 using OfReport = std::function<Value(const Report&)>;
-using OfFleet = std::function<Value(const FleetReport&)>;
 
 OfReport At(const char* path) {
   return [path](const Report& report) { return NumberOf(report, path); };
@@ -84,19 +72,11 @@ OfReport PerDevice(const char* path) {
     return number;
   };
 }
-Value None(const Report&) { return std::nullopt; }
-OfFleet AtFleet(const char* path) {
-  return [path](const FleetReport& report) -> Value {
-    if (!HasSection(report, path)) return std::nullopt;
-    return NumberAt(report, path);
-  };
-}
 
 const std::vector<SweepMetric>& NamedMetrics() {
   static const auto* const metrics = new std::vector<SweepMetric>{
       {"hit-rate", true, 2, true, At("whole_run.token_hit_rate.value")},
-      {"possible-hit-rate", true, 2, true, At("whole_run.possible_hit_rate.value"),
-       [](const FleetReport&) -> Value { return std::nullopt; }},
+      {"possible-hit-rate", true, 2, true, At("whole_run.possible_hit_rate.value")},
       {"ttft-mean", false, 1, false, At("latency.ttft.mean_ms")},
       {"ttft-p50", false, 1, false, At("latency.ttft.p50_ms")},
       {"ttft-p90", false, 1, false, At("latency.ttft.p90_ms")},
@@ -131,21 +111,22 @@ const std::vector<SweepMetric>& NamedMetrics() {
          return static_cast<double>(bytes) / 1073741824.0;
        }},
       // Of several replicas.
-      {"replicas", false, 0, false, [](const Report&) -> Value { return 1; },
-       [](const FleetReport& f) -> Value { return f.replicas_size(); }},
-      {"imbalance", false, 3, false, None, AtFleet("imbalance.prompt_tokens")},
-      {"busy-imbalance", false, 3, false, None, AtFleet("imbalance.busy_time")},
-      {"router-queueing-mean", false, 1, false, None, AtFleet("latency.router_queueing.mean_ms")},
-      {"router-rejected", false, 0, false, None, AtFleet("totals.requests_rejected_by_router")},
-      {"missed-hits", false, 2, true, None,
-       [](const FleetReport& f) -> Value {
-         if (!f.has_decisions()) return std::nullopt;
-         return ShareOf(f.decisions().oracle_more_tokens(), f.hit_rate().denominator());
+      {"replicas", false, 0, false,
+       [](const Report& r) -> Value { return std::max(r.replicas_size(), 1); }},
+      {"imbalance", false, 3, false, At("router.imbalance.prompt_tokens")},
+      {"busy-imbalance", false, 3, false, At("router.imbalance.busy_time")},
+      {"router-queueing-mean", false, 1, false, At("router.queueing.mean_ms")},
+      {"router-rejected", false, 0, false, At("router.requests_rejected")},
+      {"missed-hits", false, 2, true,
+       [](const Report& r) -> Value {
+         if (!r.router().has_decisions()) return std::nullopt;
+         return ShareOf(r.router().decisions().oracle_more_tokens(),
+                        r.whole_run().token_hit_rate().denominator());
        }},
-      {"wrong-claims", false, 2, true, None,
-       [](const FleetReport& f) -> Value {
-         const auto& d = f.decisions();
-         if (!f.has_decisions()) return std::nullopt;
+      {"wrong-claims", false, 2, true,
+       [](const Report& r) -> Value {
+         const auto& d = r.router().decisions();
+         if (!r.router().has_decisions()) return std::nullopt;
          return ShareOf(d.claims_too_high() + d.claims_too_low(), d.routed());
        }}};
   return *metrics;
@@ -265,14 +246,12 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DeviceP
   const std::string_view kind = name.substr(0, 4);
   if (kind == "min:" || kind == "max:") {
     const std::string field(name.substr(4));
-    if (IsReportField(Report::descriptor(), field) ||
-        IsReportField(FleetReport::descriptor(), field)) {
+    if (IsReportField(Report::descriptor(), field)) {
       return SweepMetric{
           .name = field,
           .larger_is_better = kind == "max:",
           .decimals = 4,
-          .value = [field](const Report& report) { return FieldValue(report, field); },
-          .of_fleet = [field](const FleetReport& report) { return FieldValue(report, field); }};
+          .value = [field](const Report& report) { return FieldValue(report, field); }};
     }
   }
   const std::string suggestion = SuggestName(name, SweepMetricNames());
@@ -295,7 +274,6 @@ absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names
 
 std::optional<double> ValueOf(const SweepMetric& metric, const pb::PointResult& result) {
   if (!result.has_report()) return std::nullopt;
-  if (result.has_fleet() && metric.of_fleet != nullptr) return metric.of_fleet(result.fleet());
   return metric.value(result.report());
 }
 

@@ -36,11 +36,8 @@ struct SweepMetric {
   bool larger_is_better = true;
   int decimals = 2;         // of tables
   bool is_percent = false;  // tables show a share times 100
-  // Empty where the report has no such figure. Of several replicas it is asked about their summary,
-  // unless there is `of_fleet`.
+  // Empty where the report has no such figure.
   std::function<std::optional<double>(const ::kvblocks::report::v1::Report&)> value;
-  std::function<std::optional<double>(const ::kvblocks::fleet::v1::FleetReport&)> of_fleet =
-      nullptr;
 };
 
 // A name of SweepMetricNames(), or any number of a report by its fields, with what is better:

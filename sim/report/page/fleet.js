@@ -63,7 +63,7 @@ function scalingRows(scaling) {
 }
 
 function decisionRows(report) {
-  const { decisions: d = {}, router = {} } = report;
+  const { router = {} } = report, { decisions: d = {} } = router;
   const rows = [["choices", `${count(d.routed)} requests sent; for ${count(d.another_held_more)} another replica held more of ` +
     `the prompt, by ${count(d.oracle_more_tokens)} tokens in all`]];
   if (looksAtContent(router)) {
@@ -75,7 +75,8 @@ function decisionRows(report) {
 }
 
 function fleetRows(report) {
-  const { totals = {}, latency = {}, router = {}, imbalance = {}, goodput, config = {} } = report;
+  const { workload = {}, totals = {}, router = {}, whole_run: hits = {}, goodput, config = {} } = report;
+  const { imbalance = {} } = router;
   const rows = [["fleet", replicasText(report)]];
   for (const kind of list(report.kinds)) {
     const first = num(kind.first), last = first + num(kind.count) - 1;
@@ -83,14 +84,14 @@ function fleetRows(report) {
                `${deviceText(kind)}, ${count(kind.num_blocks)} blocks${kind.options ? `: ${kind.options}` : ""}`]);
   }
   rows.push(["router", routerText(router)]);
-  rows.push(["requests", [`${count(totals.requests_arrived)} arrived`, `${count(totals.requests_finished)} finished`,
+  rows.push(["requests", [`${count(workload.requests_arrived)} arrived`, `${count(totals.requests_finished)} finished`,
     ...[["rejected", totals.requests_rejected], ["aborted", totals.requests_aborted], ["failed", totals.requests_failed],
-        ["left out", totals.requests_skipped]].filter(([, n]) => num(n) > 0).map(([what, n]) => `${count(n)} ${what}`)].join(", ")]);
-  rows.push(["hit rate", ratio(report.hit_rate)]);
+        ["left out", workload.requests_skipped]].filter(([, n]) => num(n) > 0).map(([what, n]) => `${count(n)} ${what}`)].join(", ")]);
+  rows.push(["hit rate", ratio(hits.token_hit_rate)]);
   if (num(router.queue_requests) > 0 || num(router.queue_tokens) > 0) {
-    rows.push(["router queue", `${plural(totals.requests_queued, "request")} waited, ${count(totals.most_queued)} at once at most; ` +
-      (num(totals.requests_queued) > 0 ? `${distributionText(latency.router_queueing)}; ` : "") +
-      `${count(totals.requests_rejected_by_router)} rejected there, ${count(totals.requests_aborted_at_router)} gave up`]);
+    rows.push(["router queue", `${plural(router.requests_queued, "request")} waited, ${count(router.most_queued)} at once at most; ` +
+      (num(router.requests_queued) > 0 ? `${distributionText(router.queueing)}; ` : "") +
+      `${count(router.requests_rejected)} rejected there, ${count(router.requests_aborted)} gave up`]);
   }
   if (goodput) {
     rows.push(["goodput", `${percent(goodput.good_share)} of ${count(goodput.requests_total)} requests meet ${config.slo || ""}, ` +
@@ -113,7 +114,7 @@ function drawReplicaTable(page, report) {
   page.table({ title: "Replicas", shown: MOST_LINES,
     columns: [list(report.rank_groups).length > 0 ? "rank" : "replica", "requests", "prompt tokens", "hit rate", "output tokens",
               "busy", "preempted", "missed hits", ...(lockstep ? ["waits", "no requests"] : [])],
-    rows: list(report.replicas).map((row) => [String(num(row.replica)), count(row.requests_sent), count(row.prompt_tokens),
+    rows: list(report.replicas).map((row) => [row.name || "", count(row.requests_sent), count(row.prompt_tokens),
       percent(row.hit_rate), count(row.output_tokens), percent(row.busy_share), count(row.preemptions),
       count(row.oracle_more_tokens), ...(lockstep ? [percent(row.lost_share), percent(row.dummy_share)] : [])]) });
   page.table({ title: "Replicas that came and went", columns: ["time", "replica", "", "live then"],
@@ -151,7 +152,7 @@ function drawReplicaLoads(page, run) {
 
 function drawDecisions(page, report) {
   page.heading("Decisions");
-  const series = report.decision_series || {}, points = list(series.points);
+  const series = (report.router || {}).decision_series || {}, points = list(series.points);
   const tick = commonTick([series]);
   const lines = [["missed hits", "oracle_more_tokens"],
                  ...(looksAtContent(report.router || {}) ? [["claimed, not found", "missing_tokens"],
@@ -169,32 +170,22 @@ function drawDecisions(page, report) {
   const rows = list(report.replicas);
   page.chart({ title: "Prompt tokens per replica",
     caption: "Hit tokens, all others, and hits that another replica would have had more.",
-    x: { label: "replica" }, y: { label: "tokens" }, categories: rows.map((row) => String(num(row.replica))),
+    x: { label: "replica" }, y: { label: "tokens" }, categories: rows.map((row) => row.name || ""),
     lines: [{ name: "hit", bars: rows.map((row) => num(row.hit_tokens)) },
             { name: "computed", bars: rows.map((row) => num(row.queried_tokens) - num(row.hit_tokens)) },
             { name: "missed hits", bars: rows.map((row) => num(row.oracle_more_tokens)) }] });
 }
 
-function drawFleet(page, { report }) {
-  if (report.split) return drawSplit(page, report);
-  const { totals = {}, config = {}, router = {}, latency = {} } = report;
-  const reports = list(report.reports);
-  const workload = ((reports[0] || {}).workload || {}).name || "";
-  page.title(`Replay of ${workload} through ${plural(list(report.replicas).length, "replica")}`,
+function drawFleet(page, report) {
+  const { config = {}, router = {}, latency = {}, workload = {} } = report;
+  page.title(`Replay of ${workload.name || ""} through ${plural(list(report.replicas).length, "replica")}`,
     list(report.kinds).length > 0 ? `${plural(report.kinds.length, "kind")} of replicas behind ${router.router || ""}`
                                   : `${deviceText(config)} each, behind ${router.router || ""}`);
-  const run = drawnRun(reports, report, "", commonTick(reports.map((one) => one.series || {})));
-  page.headline([
-    requestSentence({ finished: totals.requests_finished, arrived: totals.requests_arrived,
-      ends: [[totals.requests_rejected, "rejected"], [totals.requests_aborted, "aborted"], [totals.requests_failed, "failed"]],
-      seconds: totals.duration_s, rate: totals.requests_per_s, tokens: totals.output_tokens_per_s }),
-    hitSentence(report.hit_rate),
-    latencySentence(latency, run.meaningful),
-    goodputSentence(report.goodput, config.slo),
-  ]);
+  const run = drawnRun(report, "");
+  page.headline(replayHeadline(report));
   page.notes(report.notes);
   page.table({ title: "What came of it", rows: fleetRows(report) });
-  latencyTable(page, "Latency", [["queueing", latency.queueing], ["in the router's queue", latency.router_queueing],
+  latencyTable(page, "Latency", [["queueing", latency.queueing], ["in the router's queue", router.queueing],
     ["TTFT", latency.ttft], ["TPOT", latency.tpot], ["E2E", latency.e2e]]);
   drawReplicaTable(page, report);
   drawTierTable(page, report.tiers);
@@ -209,20 +200,20 @@ function drawFleet(page, { report }) {
 const withRole = (report, role) => list(report.replicas).filter((row) => row.role === role);
 
 function splitRows(report) {
-  const { split: setup, totals = {}, transfers = {}, goodput } = report;
+  const { handover: setup, goodput } = report, { transfers = {} } = setup;
   const rows = [
     ["replicas", `${plural(withRole(report, "prefill").length, "prefill replica")} (${setup.prefill_router}), ` +
       `${plural(withRole(report, "decode").length, "decode replica")} (${setup.decode_router}); the first token is the ${setup.first_token}'s`],
     ["link", `${num(setup.link_gb_per_s)} GB/s, latency ${span(setup.link_latency_ms)}, ` +
       `${setup.link_scope === "shared" ? "one for all" : "one into each decode replica"}, ` +
       `${setup.link_sharing === "fifo" ? "one transfer after the other" : "in equal parts"}; ${count(setup.bytes_per_token)} bytes ` +
-      `per token of what the decode replica ${setup.transfer === "all" ? "needs, also if it is there" : "lacks"}`],
+      `per token of what the decode replica ${setup.transferred === "all" ? "needs, also if it is there" : "lacks"}`],
     ["transfers", `${count(transfers.count)} of ${count(transfers.loaded_tokens)} tokens, ${bytes(transfers.bytes)}; link busy ` +
       `${percent(transfers.busy_share)}, at most ${count(transfers.peak_under_way)} at once, queueing mean ` +
       `${span((transfers.queueing || {}).mean_ms)}`],
     ["blocks held without work, time x requests", `${span(1e3 * num(transfers.prefill_hold_s))} on prefill replicas, ` +
       `${span(1e3 * num(transfers.decode_hold_s))} on decode replicas`],
-    ["computed where they decode", plural(totals.requests_local, "request")],
+    ["computed where they decode", plural(setup.requests_local, "request")],
   ];
   if (goodput) rows.push(["goodput", `${percent(goodput.good_share)} of requests meet every limit` +
                                      (goodput.met ? "" : "; a percentile is missed")]);
@@ -230,27 +221,23 @@ function splitRows(report) {
 }
 
 function drawSplit(page, report) {
-  const { totals = {}, latency = {}, config = {} } = report;
-  const rows = list(report.replicas).map((row) => ({ ...row, name: `${row.role} ${num(row.replica)}` }));
+  const { handover, latency = {}, config = {} } = report;
+  const rows = list(report.replicas);
   page.title(`Replay with ${["prefill", "decode"].map((role) => plural(withRole(report, role).length, `${role} replica`)).join(" and ")}`, `${deviceText(config)} each`);
-  page.headline([
-    requestSentence({ finished: totals.requests_finished, arrived: totals.requests_arrived,
-      ends: [[totals.requests_rejected, "rejected"], [totals.requests_aborted, "aborted"], [totals.requests_skipped, "left out"]],
-      seconds: totals.duration_s, rate: totals.requests_per_s, tokens: totals.output_tokens_per_s }),
-    latencySentence(latency, true),
-    goodputSentence(report.goodput, config.slo),
-  ]);
+  page.headline(replayHeadline(report));
   page.notes(report.notes);
   page.table({ title: "What came of it", rows: splitRows(report) });
   const phases = [["queueing", "queueing"], ["prefill", "prefill"], ["hand-over", "handover"], ["transfer", "transfer"],
                   ["decode", "decode"]];
+  const ofPhases = { queueing: latency.queueing, prefill: handover.prefill, handover: handover.handover,
+                     transfer: handover.transfer, decode: handover.decode };
   latencyTable(page, "Latency", [["TTFT", latency.ttft], ["TPOT", latency.tpot], ["E2E", latency.e2e],
-    ...phases.map(([name, field]) => [name, latency[field]])]);
+    ...phases.map(([name, field]) => [name, ofPhases[field]])]);
   page.table({ title: "Replicas", columns: ["", "requests", "tokens hit", "tokens computed", "output tokens", "busy", "preempted"],
     rows: rows.map((row) => [row.name, count(row.requests_finished), count(row.hit_tokens), count(row.computed_tokens),
       count(row.output_tokens), percent(row.busy_share), count(row.preemptions)]) });
   page.heading("Latency");
-  const run = { name: "", latency, objectives: list((report.goodput || {}).objectives) };
+  const run = { name: "", latency: { ...latency, ...ofPhases }, objectives: list((report.goodput || {}).objectives) };
   drawDistributions(page, [run], "Time to first token", "Of requests that finished.", [["TTFT", "ttft"]], "ttft");
   drawDistributions(page, [run], "Time per output token", "One value per request, its mean gap.", [["TPOT", "tpot"]], "tpot");
   drawDistributions(page, [run], "Whole requests", "Arrival to last token.", [["E2E", "e2e"]], "e2e");

@@ -3,7 +3,7 @@
 "use strict";
 
 const DRAWN = {
-  Report: drawReplay, FleetReport: drawFleet, Comparison: drawComparison,
+  Report: drawReplay, Comparison: drawComparison,
   PlanReport: drawPlan, CurveReport: drawCurve, SweepReport: drawSweep,
 };
 

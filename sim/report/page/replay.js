@@ -103,6 +103,8 @@ function replayHeadline(report) {
 }
 
 function drawReplay(page, { report }) {
+  if (report.handover) return drawSplit(page, report);
+  if (report.replicas) return drawFleet(page, report);
   const { workload = {}, setup = {}, config = {} } = report;
   page.title(`Replay of ${workload.name || ""}`,
     `${deviceText(config)}, ${count(setup.num_blocks)} blocks of ${count(setup.block_tokens)} tokens`);
@@ -114,7 +116,7 @@ function drawReplay(page, { report }) {
   drawLatencyTable(page, runs);
   drawMissTable(page, report);
   drawTierTable(page, report.tiers);
-  drawRuns(page, [drawnRun([report], report, "", commonTick([report.series || {}]))]);
+  drawRuns(page, [drawnRun(report, "")]);
   drawConfiguration(page, config);
 }
 
@@ -161,7 +163,6 @@ function drawComparison(page, { report: comparison, a, b }) {
   drawSetupTable(page, runs);
   drawResultTable(page, runs);
   drawLatencyTable(page, runs);
-  drawRuns(page, runs.map(({ name, report }) =>
-    drawnRun([report], report, name, commonTick([report.series || {}]))));
+  drawRuns(page, runs.map(({ name, report }) => drawnRun(report, name)));
   drawDifferences(page, comparison);
 }

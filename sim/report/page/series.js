@@ -96,9 +96,10 @@ function sumBy(entries, key, add) {
   return [...made.values()];
 }
 
-// What is drawn of one run. `reports`: of its replicas; `whole`: a report of the run itself, which has
-// latency and objectives.
-function drawnRun(reports, whole, name, tick) {
+// What is drawn of one run: of its replicas together, and of all requests.
+function drawnRun(whole, name) {
+  const reports = whole.replicas ? whole.replicas.map((replica) => replica.report || {}) : [whole];
+  const tick = commonTick(reports.map((report) => report.series || {}));
   const meaningful = reports.some((report) => report.setup && report.setup.latency_is_meaningful);
   const series = reports.map((report) => report.series || {});
   const replicas = series.map((one) => bucketed(one, tick));

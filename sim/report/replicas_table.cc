@@ -1,4 +1,4 @@
-#include "sim/fleet/fleet_table.h"
+// The tables of several replicas, and of how a request came to one.
 
 #include <algorithm>
 #include <utility>
@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "sim/report/explanation.pb.h"
 #include "sim/report/human_table.h"
 #include "sim/report/text_page.h"
 #include "sim/report/tier_section.h"
@@ -13,20 +14,19 @@
 namespace kvblocks::sim {
 namespace {
 
-namespace pb = ::kvblocks::fleet::v1;
-using ::kvblocks::report::v1::Report;
+namespace pb = ::kvblocks::report::v1;
 
 constexpr int kMostRows = 16;   // of replicas
 constexpr int kMostLines = 12;  // of the timeline
 
 // Whether the router claims hits.
-bool LooksAtContent(const pb::RouterSetup& router) {
+bool LooksAtContent(const pb::Router& router) {
   const std::string& name = router.router();
   return name == "prefix" || name == "prefix-approximate" || name == "oracle";
 }
 
 // What each router compares.
-std::string DescribeRouter(const pb::RouterSetup& router) {
+std::string DescribeRouter(const pb::Router& router) {
   const std::string& name = router.router();
   std::string text = name;
   if (LooksAtContent(router)) {
@@ -108,27 +108,27 @@ void AddTimeline(const pb::Scaling& scaling, TextPage& page) {
   }
 }
 
-std::string LatencyOrNone(const ::kvblocks::report::v1::Distribution& d) {
+std::string LatencyOrNone(const pb::Distribution& d) {
   return d.count() == 0 ? "none" : LatencyText(d);
 }
 
-std::string LinkText(const pb::SplitSetup& setup) {
+std::string LinkText(const pb::Handover& setup) {
   return absl::StrFormat(
       "%g GB/s, latency %g ms, %s, %s; %s bytes per token of what the decode replica %s",
       setup.link_gb_per_s(), setup.link_latency_ms(),
       setup.link_scope() == "shared" ? "one for all" : "one into each decode replica",
       setup.link_sharing() == "fifo" ? "one transfer after the other" : "in equal parts",
       WithThousands(setup.bytes_per_token()),
-      setup.transfer() == "all" ? "needs, also if it is there" : "lacks");
+      setup.transferred() == "all" ? "needs, also if it is there" : "lacks");
 }
 
-void AddPhases(const pb::FleetReport& report, Figures* figures) {
-  const pb::FleetLatency& latency = report.latency();
-  const pb::Transfers& transfers = report.transfers();
-  figures->emplace_back("prefill", LatencyOrNone(latency.prefill()));
-  figures->emplace_back("hand-over", LatencyOrNone(latency.handover()));
-  figures->emplace_back("transfer", LatencyOrNone(latency.transfer()));
-  figures->emplace_back("decode", LatencyOrNone(latency.decode()));
+void AddPhases(const pb::Report& report, Figures* figures) {
+  const pb::Handover& phases = report.handover();
+  const pb::Transfers& transfers = phases.transfers();
+  figures->emplace_back("prefill", LatencyOrNone(phases.prefill()));
+  figures->emplace_back("hand-over", LatencyOrNone(phases.handover()));
+  figures->emplace_back("transfer", LatencyOrNone(phases.transfer()));
+  figures->emplace_back("decode", LatencyOrNone(phases.decode()));
   figures->emplace_back(
       "transfers",
       absl::StrCat(WithThousands(transfers.count()), " of ",
@@ -143,16 +143,16 @@ void AddPhases(const pb::FleetReport& report, Figures* figures) {
                                      Span(transfers.decode_hold_s()), " on decode replicas"));
 }
 
-bool IsAnyInLockstep(const pb::FleetReport& report) {
+bool IsAnyInLockstep(const pb::Report& report) {
   return std::any_of(report.rank_groups().begin(), report.rank_groups().end(),
                      [](const pb::RankGroup& group) { return group.lockstep(); });
 }
 
 // "1 prefill replica (least-tokens), 3 decode replicas (prefix); ...".
-std::string RolesText(const pb::FleetReport& report) {
+std::string RolesText(const pb::Report& report) {
   const auto& rows = report.replicas();
-  const pb::SplitSetup& setup = report.split();
-  const auto prefill = std::count_if(rows.begin(), rows.end(), [](const pb::ReplicaRow& row) {
+  const pb::Handover& setup = report.handover();
+  const auto prefill = std::count_if(rows.begin(), rows.end(), [](const pb::Replica& row) {
     return row.role() == "prefill";
   });
   return absl::StrCat(Plural(prefill, "prefill replica"), " (", setup.prefill_router(), "), ",
@@ -161,7 +161,7 @@ std::string RolesText(const pb::FleetReport& report) {
 }
 
 // "2 replicas of 8 data-parallel ranks in lockstep".
-std::string RanksText(const pb::FleetReport& report) {
+std::string RanksText(const pb::Report& report) {
   std::string text;
   int others = report.replicas_size();
   for (int g = 0; g < report.rank_groups_size();) {
@@ -196,29 +196,33 @@ std::string ClaimsText(const pb::Decisions& d) {
                       " tokens unknown)");
 }
 
-std::string RequestsText(const pb::FleetTotals& totals) {
-  std::string requests = absl::StrCat(WithThousands(totals.requests_arrived()), " arrived, ",
+std::string RequestsText(const pb::Report& report) {
+  const pb::Totals& totals = report.totals();
+  const pb::Throughput& throughput = report.throughput();
+  std::string requests = absl::StrCat(WithThousands(report.workload().requests_arrived()),
+                                      " arrived, ",
                                       WithThousands(totals.requests_finished()), " finished");
   for (const auto& [count, what] :
        {std::pair(totals.requests_rejected(), " rejected"),
         std::pair(totals.requests_aborted(), " aborted"),
         std::pair(totals.requests_failed(), " failed"),
-        std::pair(totals.requests_skipped(), " left out"),
-        std::pair(totals.requests_local(), " computed where they decode")}) {
+        std::pair(report.workload().requests_skipped(), " left out"),
+        std::pair(report.handover().requests_local(), " computed where they decode")}) {
     if (count > 0) absl::StrAppend(&requests, ", ", WithThousands(count), what);
   }
-  return absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
-                      absl::StrFormat("%.4g requests/s, %.4g output tokens/s",
-                                      totals.requests_per_s(), totals.output_tokens_per_s()));
+  return absl::StrCat(
+      requests, " in ", Span(throughput.duration_s()), "; ",
+      absl::StrFormat("%.4g requests/s, %.4g output tokens/s", throughput.requests_per_s(),
+                      throughput.output_tokens_per_s()));
 }
 
-Figures FleetFigures(const pb::FleetReport& report) {
+Figures FleetFigures(const pb::Report& report) {
   Figures figures;
   const auto add = [&](const char* name, std::string text) {
     figures.emplace_back(name, std::move(text));
   };
-  const pb::FleetTotals& totals = report.totals();
-  add("fleet", report.has_split()             ? RolesText(report)
+  const pb::Router& router = report.router();
+  add("fleet", report.has_handover()             ? RolesText(report)
                : report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
                                               : RanksText(report));
   for (const pb::ReplicaKind& kind : report.kinds()) {
@@ -229,23 +233,22 @@ Figures FleetFigures(const pb::FleetReport& report) {
                      WithThousands(kind.num_blocks()), " blocks",
                      kind.options().empty() ? "" : absl::StrCat(": ", kind.options())));
   }
-  if (report.has_split()) add("link", LinkText(report.split()));
-  if (report.has_router()) add("router", DescribeRouter(report.router()));
-  add("requests", RequestsText(totals));
-  if (report.has_hit_rate()) {
-    add("hit rate",
-        absl::StrCat(Percent(report.hit_rate().value()), ": ",
-                     WithThousands(report.hit_rate().numerator()), " of ",
-                     WithThousands(report.hit_rate().denominator()), " prompt tokens"));
+  if (report.has_handover()) add("link", LinkText(report.handover()));
+  if (report.has_router()) add("router", DescribeRouter(router));
+  add("requests", RequestsText(report));
+  if (report.has_whole_run()) {
+    const pb::Ratio& hits = report.whole_run().token_hit_rate();
+    add("hit rate", absl::StrCat(Percent(hits.value()), ": ", WithThousands(hits.numerator()),
+                                 " of ", WithThousands(hits.denominator()), " prompt tokens"));
   }
-  if (report.router().queue_requests() > 0 || report.router().queue_tokens() > 0) {
-    std::string text = absl::StrCat(Plural(totals.requests_queued(), "request"), " waited, ",
-                                    WithThousands(totals.most_queued()), " at once at most");
-    if (totals.requests_queued() > 0) {
-      absl::StrAppend(&text, "; ", LatencyText(report.latency().router_queueing()));
+  if (router.queue_requests() > 0 || router.queue_tokens() > 0) {
+    std::string text = absl::StrCat(Plural(router.requests_queued(), "request"), " waited, ",
+                                    WithThousands(router.most_queued()), " at once at most");
+    if (router.requests_queued() > 0) {
+      absl::StrAppend(&text, "; ", LatencyText(router.queueing()));
     }
-    absl::StrAppend(&text, "; ", WithThousands(totals.requests_rejected_by_router()),
-                    " rejected there, ", WithThousands(totals.requests_aborted_at_router()),
+    absl::StrAppend(&text, "; ", WithThousands(router.requests_rejected()),
+                    " rejected there, ", WithThousands(router.requests_aborted()),
                     " gave up");
     add("router queue", text);
   }
@@ -253,7 +256,7 @@ Figures FleetFigures(const pb::FleetReport& report) {
   add("TTFT", LatencyText(report.latency().ttft()));
   add("TPOT", LatencyText(report.latency().tpot()));
   add("E2E", LatencyText(report.latency().e2e()));
-  if (report.has_split()) AddPhases(report, &figures);
+  if (report.has_handover()) AddPhases(report, &figures);
   if (report.has_goodput()) {
     const auto& goodput = report.goodput();
     add("goodput", absl::StrFormat("%s of %s requests meet %s, %.4g requests/s; %s",
@@ -262,15 +265,15 @@ Figures FleetFigures(const pb::FleetReport& report) {
                                    goodput.good_requests_per_s(),
                                    goodput.met() ? "all limits hold" : "not all limits hold"));
   }
-  if (report.has_imbalance()) {
-    const pb::Imbalance& imbalance = report.imbalance();
+  if (router.has_imbalance()) {
+    const pb::Imbalance& imbalance = router.imbalance();
     add("most / mean",
         absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
                         imbalance.requests(), imbalance.prompt_tokens(), imbalance.output_tokens(),
                         imbalance.busy_time()));
   }
-  if (report.has_decisions()) add("choices", ChoicesText(report.decisions()));
-  if (LooksAtContent(report.router())) add("claims", ClaimsText(report.decisions()));
+  if (router.has_decisions()) add("choices", ChoicesText(router.decisions()));
+  if (LooksAtContent(router)) add("claims", ClaimsText(router.decisions()));
   for (const pb::RankGroup& group : report.rank_groups()) {
     if (!group.lockstep()) continue;
     add("lockstep",
@@ -287,8 +290,8 @@ Figures FleetFigures(const pb::FleetReport& report) {
   return figures;
 }
 
-std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
-  if (report.has_split()) {
+std::vector<std::string> ReplicaColumns(const pb::Report& report) {
+  if (report.has_handover()) {
     return {"requests", "tokens hit", "computed", "output tokens", "busy", "preempted"};
   }
   std::vector<std::string> columns = {"requests", "prompt tokens", "hit rate",   "output tokens",
@@ -297,8 +300,8 @@ std::vector<std::string> ReplicaColumns(const pb::FleetReport& report) {
   return columns;
 }
 
-std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::ReplicaRow& row) {
-  if (report.has_split()) {
+std::vector<std::string> ReplicaCells(const pb::Report& report, const pb::Replica& row) {
+  if (report.has_handover()) {
     return {WithThousands(row.requests_finished()), WithThousands(row.hit_tokens()),
             WithThousands(row.computed_tokens()),   WithThousands(row.output_tokens()),
             Percent(row.busy_share()),              WithThousands(row.preemptions())};
@@ -314,46 +317,21 @@ std::vector<std::string> ReplicaCells(const pb::FleetReport& report, const pb::R
   return cells;
 }
 
-void SumWorkloads(const pb::FleetReport& fleet,
-                  ::kvblocks::report::v1::Workload* sum) {
-  *sum = fleet.reports(0).workload();
-  sum->set_requests_arrived(0);
-  sum->set_requests_skipped(fleet.totals().requests_skipped());
-  sum->set_input_tokens(0);
-  sum->set_requested_output_tokens(0);
-  sum->set_encoder_tokens(0);
-  for (const Report& one : fleet.reports()) {
-    const auto& workload = one.workload();
-    if (workload.requests_arrived() == 0) continue;
-    const bool is_first = sum->requests_arrived() == 0;
-    sum->set_first_arrival_s(is_first
-                                 ? workload.first_arrival_s()
-                                 : std::min(sum->first_arrival_s(), workload.first_arrival_s()));
-    sum->set_last_arrival_s(is_first ? workload.last_arrival_s()
-                                     : std::max(sum->last_arrival_s(), workload.last_arrival_s()));
-    sum->set_requests_arrived(sum->requests_arrived() + workload.requests_arrived());
-    sum->set_input_tokens(sum->input_tokens() + workload.input_tokens());
-    sum->set_requested_output_tokens(sum->requested_output_tokens() +
-                                     workload.requested_output_tokens());
-    sum->set_encoder_tokens(sum->encoder_tokens() + workload.encoder_tokens());
-  }
-}
-
 }  // namespace
 
-std::string FormatFleet(const pb::FleetReport& report, bool color) {
+std::string FormatReplicas(const pb::Report& report, bool color) {
   TextPage page(color);
   for (const auto& [name, text] : FleetFigures(report)) page.Text(name, text);
   if (report.has_scaling()) AddTimeline(report.scaling(), page);
   page.Blank();
   AddTiers(report.tiers(), page);
   std::vector<size_t> widths = {10, 14, 9, 13, 8, 9, 13, 8, 12};
-  if (report.has_split()) widths[2] = 13;
+  if (report.has_handover()) widths[2] = 13;
   page.Cells(report.rank_groups().empty() ? "replica" : "rank", ReplicaColumns(report), widths);
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
-    const pb::ReplicaRow& row = report.replicas(r);
-    page.Cells(absl::StrCat("  ", row.role(), row.has_role() ? " " : "", row.replica()),
+    const pb::Replica& row = report.replicas(r);
+    page.Cells(absl::StrCat("  ", row.name()),
                ReplicaCells(report, row), widths);
   }
   if (rows < report.replicas_size()) {
@@ -409,42 +387,6 @@ std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {
     page.Line("", "never admitted");
   }
   return page.Take();
-}
-
-Report FleetSummary(const pb::FleetReport& fleet) {
-  Report out;
-  out.set_schema_version(1);
-  out.set_outcome(fleet.outcome());
-  *out.mutable_config() = fleet.config();
-  *out.mutable_notes() = fleet.notes();
-  if (fleet.reports_size() == 0) return out;
-  SumWorkloads(fleet, out.mutable_workload());
-  *out.mutable_setup() = fleet.reports(0).setup();
-  int64_t devices = 0, recomputed = 0, encoder = 0;
-  for (const Report& one : fleet.reports()) {
-    devices += one.setup().devices();
-    recomputed += one.totals().recomputed_tokens();
-    encoder += one.totals().encoder_tokens();
-  }
-  out.mutable_setup()->set_devices(devices);
-  const auto& totals = fleet.totals();
-  out.mutable_totals()->set_requests_finished(totals.requests_finished());
-  out.mutable_totals()->set_requests_rejected(totals.requests_rejected());
-  out.mutable_totals()->set_requests_aborted(totals.requests_aborted());
-  out.mutable_totals()->set_output_tokens(totals.output_tokens());
-  out.mutable_totals()->set_recomputed_tokens(recomputed);
-  out.mutable_totals()->set_encoder_tokens(encoder);
-  out.mutable_throughput()->set_duration_s(totals.duration_s());
-  out.mutable_throughput()->set_requests_per_s(totals.requests_per_s());
-  out.mutable_throughput()->set_output_tokens_per_s(totals.output_tokens_per_s());
-  out.mutable_preemption()->set_preemptions(totals.preemptions());
-  *out.mutable_latency()->mutable_queueing() = fleet.latency().queueing();
-  *out.mutable_latency()->mutable_ttft() = fleet.latency().ttft();
-  *out.mutable_latency()->mutable_tpot() = fleet.latency().tpot();
-  *out.mutable_latency()->mutable_e2e() = fleet.latency().e2e();
-  if (fleet.has_hit_rate()) *out.mutable_whole_run()->mutable_token_hit_rate() = fleet.hit_rate();
-  if (fleet.has_goodput()) *out.mutable_goodput() = fleet.goodput();
-  return out;
 }
 
 }  // namespace kvblocks::sim
