@@ -16,6 +16,7 @@
 #include "sim/commands/progress_line.h"
 #include "sim/commands/replay_input.h"
 #include "sim/commands/report_output.h"
+#include "sim/fleet/fleet.h"
 #include "sim/report/explanation.pb.h"
 #include "sim/report/human_table.h"
 #include "sim/report/request_life.h"
@@ -74,8 +75,13 @@ class ExplainCommand final : public Command {
   absl::StatusOr<ExitStatus> Execute() override;
 
  private:
-  absl::Status Explain(const ReplayConfig& config, FleetReplay& fleet,
+  // The whole trace; the reader, for what it knows.
+  absl::StatusOr<std::unique_ptr<TraceReader>> Run(const ReplayConfig& config, FleetReplay& replay,
+                                                   FleetReplay::Listeners listeners);
+  absl::Status Explain(const ReplayConfig& config, FleetReplay& replay,
                        const std::optional<RequestSelector>& selector, pb::Explanation* out);
+  absl::Status ExplainRouting(const ReplayConfig& config, FleetReplay& replay,
+                              const RequestSelector& selector, pb::RoutingExplanation* out);
 
   ReplayInput input_;
   std::optional<std::string> request_;
@@ -96,37 +102,114 @@ absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selec
   return absl::InvalidArgumentError(message);
 }
 
-absl::Status ExplainCommand::Explain(const ReplayConfig& config, FleetReplay& fleet,
+// Keeps one decision of a router.
+class RoutingLife final : public FleetObserver {
+ public:
+  RoutingLife(const RequestSelector& selector, pb::RoutingExplanation* out)
+      : selector_(selector), out_(out) {
+    out_->set_found_tokens(-1);
+  }
+
+  void OnRouted(const RoutingRecord& record, SimTime now) override {
+    if (is_found_ || !selector_.Matches(record.request.spec)) return;
+    is_found_ = true;
+    row_ = record.request.spec.row;
+    out_->set_request(record.request.spec.id);
+    out_->set_sent_s(Seconds(now));
+    out_->set_chosen(record.replica);
+    out_->set_waited_s(Seconds(record.waited));
+    for (size_t r = 0; r < record.loads.size(); ++r) {
+      auto* candidate = out_->add_candidates();
+      candidate->set_replica(static_cast<int32_t>(r));
+      candidate->set_is_full(!record.has_room.empty() && record.has_room[r] == 0);
+      candidate->set_requests(record.loads[r].num_requests);
+      candidate->set_tokens(record.loads[r].num_tokens);
+      candidate->set_waiting_prompt_tokens(record.loads[r].num_waiting_tokens);
+      candidate->set_claimed_tokens(record.claimed_tokens.empty() ? -1 : record.claimed_tokens[r]);
+      candidate->set_held_tokens(record.held_tokens.empty() ? 0 : record.held_tokens[r]);
+      if (!record.scores.empty()) {
+        candidate->set_score(static_cast<double>(record.scores[r]) / kMillion);
+      }
+    }
+  }
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    if (is_found_ || !selector_.Matches(request.spec)) return;
+    is_found_ = true;
+    out_->set_request(request.spec.id);
+    out_->set_chosen(-1);
+    out_->set_sent_s(Seconds(now));
+    out_->set_refused(request.finish_reason == FinishReason::kRejected
+                          ? request.finish_text
+                          : "it gave up in the router's queue");
+  }
+  void OnFound(const SimRequest& request, int32_t, int64_t, int64_t num_hit_tokens,
+               SimTime) override {
+    if (is_found_ && request.spec.row == row_) out_->set_found_tokens(num_hit_tokens);
+  }
+  bool is_found() const { return is_found_; }
+
+ private:
+  const RequestSelector& selector_;
+  pb::RoutingExplanation* const out_;
+  bool is_found_ = false;
+  int64_t row_ = -1;
+};
+
+absl::StatusOr<std::unique_ptr<TraceReader>> ExplainCommand::Run(
+    const ReplayConfig& config, FleetReplay& replay, FleetReplay::Listeners listeners) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenReplayTrace(config, replay.setup().reader));
+  ProgressLine progress(output_.quiet());
+  listeners.progress = &progress;
+  KVBLOCKS_RETURN_IF_ERROR(replay.Run(reader.get(), listeners));
+  PrintWarnings(*reader);
+  return reader;
+}
+
+absl::Status ExplainCommand::ExplainRouting(const ReplayConfig& config, FleetReplay& replay,
+                                            const RequestSelector& selector,
+                                            pb::RoutingExplanation* out) {
+  if (IsSplit(config)) {
+    return absl::InvalidArgumentError(
+        "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
+        "are handed over; leave them out");
+  }
+  RoutingLife life(selector, out);
+  KVBLOCKS_RETURN_IF_ERROR(Run(config, replay, {.observers = {&life}}).status());
+  out->set_router(std::string(RouterName(replay.options().router.kind)));
+  if (life.is_found()) return absl::OkStatus();
+  return absl::NotFoundError(
+      "--request: no such request was sent to a replica; it needs an id of the trace, row:N or "
+      "line:N");
+}
+
+absl::Status ExplainCommand::Explain(const ReplayConfig& config, FleetReplay& replay,
                                      const std::optional<RequestSelector>& selector,
                                      pb::Explanation* out) {
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet.setup().reader));
   WorstMisses worst(static_cast<size_t>(top_));
   std::optional<RequestLife> life;
   if (selector) life.emplace(*selector);
-  ProgressLine progress(output_.quiet());
-  KVBLOCKS_RETURN_IF_ERROR(fleet.Run(reader.get(), {.misses = &worst,
-                                                    .life = life ? &*life : nullptr,
-                                                    .progress = &progress}));
-  PrintWarnings(*reader);
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto reader,
+      Run(config, replay, {.misses = &worst, .life = life ? &*life : nullptr}));
   if (life && !life->is_found()) return NoSuchRequest(*request_, *selector, *life);
 
   pb::Report report;
-  fleet.Fill(*reader, &report);
+  replay.Fill(*reader, &report);
   out->set_schema_version(1);
   // What ran, and where the prompt tokens went; replay has the rest.
-  pb::Report* replay = out->mutable_replay();
-  replay->set_schema_version(report.schema_version());
-  replay->set_outcome(report.outcome());
-  *replay->mutable_config() = report.config();
-  *replay->mutable_workload() = report.workload();
-  *replay->mutable_setup() = report.setup();
-  *replay->mutable_whole_run() = report.whole_run();
-  *replay->mutable_prompt_tokens() = report.prompt_tokens();
-  *replay->mutable_first_admission_misses() = report.first_admission_misses();
-  *replay->mutable_resume_misses() = report.resume_misses();
-  *replay->mutable_groups() = report.groups();
-  if (report.has_tiers()) *replay->mutable_tiers() = report.tiers();
-  *replay->mutable_notes() = report.notes();
+  pb::Report* shown = out->mutable_replay();
+  shown->set_schema_version(report.schema_version());
+  shown->set_outcome(report.outcome());
+  *shown->mutable_config() = report.config();
+  *shown->mutable_workload() = report.workload();
+  *shown->mutable_setup() = report.setup();
+  *shown->mutable_whole_run() = report.whole_run();
+  *shown->mutable_prompt_tokens() = report.prompt_tokens();
+  *shown->mutable_first_admission_misses() = report.first_admission_misses();
+  *shown->mutable_resume_misses() = report.resume_misses();
+  *shown->mutable_groups() = report.groups();
+  if (report.has_tiers()) *shown->mutable_tiers() = report.tiers();
+  *shown->mutable_notes() = report.notes();
   if (life) {
     life->Fill(out);
   } else {
@@ -137,7 +220,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, FleetReplay& fl
 
 absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto config, input_.Configure());
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto fleet, FleetReplay::Create(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto replay, FleetReplay::Create(config));
   std::optional<RequestSelector> selector;
   if (request_) {
     KVBLOCKS_ASSIGN_OR_RETURN(selector, OfOption("--request", RequestSelector::Parse(*request_)));
@@ -145,19 +228,18 @@ absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
   // A file can have those of a fleet for one replica, too.
   KVBLOCKS_RETURN_IF_ERROR(MakeFleetOptions(config).status());
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
-  if (fleet->is_fleet()) {
+  if (replay->is_fleet()) {
     if (!selector) {
       return absl::InvalidArgumentError(
           "--replicas or --data-parallel above 1 needs --request, the one whose way is explained");
     }
     pb::RoutingExplanation routing;
-    KVBLOCKS_RETURN_IF_ERROR(
-        ExplainRouting(config, *fleet, *selector, output_.quiet(), &routing));
+    KVBLOCKS_RETURN_IF_ERROR(ExplainRouting(config, *replay, *selector, &routing));
     return output_.Print("explain", routing,
                          {.table = [&](bool color) { return FormatRouting(routing, color); }});
   }
   pb::Explanation explanation;
-  KVBLOCKS_RETURN_IF_ERROR(Explain(config, *fleet, selector, &explanation));
+  KVBLOCKS_RETURN_IF_ERROR(Explain(config, *replay, selector, &explanation));
   return output_.Print("explain", explanation, {.table = [&](bool color) {
                          return FormatExplanation(explanation, color);
                        }});

@@ -8,8 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
-#include "sim/commands/replay_input.h"
 #include "sim/commands/replay_notes.h"
 #include "sim/report/metrics.h"
 #include "sim/report/tier_section.h"
@@ -311,84 +309,6 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report
     if (one != nullptr) tiers.push_back(one.get());
   }
   if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
-}
-
-namespace {
-
-// Keeps one decision.
-class RoutingLife final : public FleetObserver {
- public:
-  RoutingLife(const RequestSelector& selector, ::kvblocks::report::v1::RoutingExplanation* out)
-      : selector_(selector), out_(out) {
-    out_->set_found_tokens(-1);
-  }
-
-  void OnRouted(const RoutingRecord& record, SimTime now) override {
-    if (is_found_ || !selector_.Matches(record.request.spec)) return;
-    is_found_ = true;
-    row_ = record.request.spec.row;
-    out_->set_request(record.request.spec.id);
-    out_->set_sent_s(Seconds(now));
-    out_->set_chosen(record.replica);
-    out_->set_waited_s(Seconds(record.waited));
-    for (size_t r = 0; r < record.loads.size(); ++r) {
-      auto* candidate = out_->add_candidates();
-      candidate->set_replica(static_cast<int32_t>(r));
-      candidate->set_is_full(!record.has_room.empty() && record.has_room[r] == 0);
-      candidate->set_requests(record.loads[r].num_requests);
-      candidate->set_tokens(record.loads[r].num_tokens);
-      candidate->set_waiting_prompt_tokens(record.loads[r].num_waiting_tokens);
-      candidate->set_claimed_tokens(record.claimed_tokens.empty() ? -1 : record.claimed_tokens[r]);
-      candidate->set_held_tokens(record.held_tokens.empty() ? 0 : record.held_tokens[r]);
-      if (!record.scores.empty()) {
-        candidate->set_score(static_cast<double>(record.scores[r]) / kMillion);
-      }
-    }
-  }
-  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
-    if (is_found_ || !selector_.Matches(request.spec)) return;
-    is_found_ = true;
-    out_->set_request(request.spec.id);
-    out_->set_chosen(-1);
-    out_->set_sent_s(Seconds(now));
-    out_->set_refused(request.finish_reason == FinishReason::kRejected
-                          ? request.finish_text
-                          : "it gave up in the router's queue");
-  }
-  void OnFound(const SimRequest& request, int32_t, int64_t, int64_t num_hit_tokens,
-               SimTime) override {
-    if (is_found_ && request.spec.row == row_) out_->set_found_tokens(num_hit_tokens);
-  }
-  bool is_found() const { return is_found_; }
-
- private:
-  const RequestSelector& selector_;
-  ::kvblocks::report::v1::RoutingExplanation* const out_;
-  bool is_found_ = false;
-  int64_t row_ = -1;
-};
-
-}  // namespace
-
-absl::Status ExplainRouting(const ReplayConfig& config, FleetReplay& fleet,
-                            const RequestSelector& selector, bool quiet,
-                            ::kvblocks::report::v1::RoutingExplanation* out) {
-  if (IsSplit(config)) {
-    return absl::InvalidArgumentError(
-        "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
-        "are handed over; leave them out");
-  }
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, fleet.setup().reader));
-  RoutingLife life(selector, out);
-  ProgressLine progress(quiet);
-  KVBLOCKS_RETURN_IF_ERROR(
-      fleet.Run(reader.get(), {.observers = {&life}, .progress = &progress}));
-  PrintWarnings(*reader);
-  out->set_router(std::string(RouterName(fleet.options().router.kind)));
-  if (life.is_found()) return absl::OkStatus();
-  return absl::NotFoundError(
-      "--request: no such request was sent to a replica; it needs an id of the trace, row:N or "
-      "line:N");
 }
 
 }  // namespace kvblocks::sim

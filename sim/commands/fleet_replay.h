@@ -19,9 +19,7 @@
 #include "sim/commands/progress_line.h"
 #include "sim/commands/replay_exports.h"
 #include "sim/commands/replay_setup.h"
-#include "sim/commands/replica_kinds.h"
 #include "sim/fleet/fleet_metrics.h"
-#include "sim/report/explanation.pb.h"
 #include "sim/report/report.pb.h"
 #include "sim/report/request_life.h"
 #include "sim/report/request_rows.h"
@@ -98,11 +96,6 @@ class FleetReplay {
   std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
   FleetResult result_;                                 // of one only the replica's
 };
-
-// Why the request went where it went. NotFound if it was not sent anywhere.
-absl::Status ExplainRouting(const ::kvblocks::config::v1::ReplayConfig& config, FleetReplay& fleet,
-                            const RequestSelector& selector, bool quiet,
-                            ::kvblocks::report::v1::RoutingExplanation* out);
 
 }  // namespace kvblocks::sim
 

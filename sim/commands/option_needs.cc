@@ -12,7 +12,6 @@
 #include "checks/status_macros.h"
 #include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
-#include "sim/commands/replica_kinds.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -12,7 +12,6 @@
 #include "checks/status_macros.h"
 #include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
-#include "sim/commands/replica_kinds.h"
 #include "sim/report/human_table.h"
 #include "sim/sweep/border_search.h"
 #include "sim/sweep/condition.h"
