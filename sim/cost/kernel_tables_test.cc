@@ -176,7 +176,7 @@ TEST(KernelTablesTest, DamageIsFound) {
 }
 
 // Packing loses less than 0.02 % of the times as they were measured: of all of them where they are,
-// else of a few that are shipped.
+// else of a few that are shipped. Those of the wheel are shipped only.
 TEST(KernelTablesTest, AgreesWithTheMeasurements) {
   const char* shared = std::getenv("KVBLOCKS_SHARED");
   struct {
@@ -184,15 +184,19 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
     const char* device;
     const char* operation;
     size_t num_keys, num_axes;
-  } const cases[] = {{"h100-sxm", "h100-sxm", "attention_decode", 5, 2},
+    bool is_of_wheel = false;
+  } const cases[] = {{"l40s", "l40s", "attention_decode", 5, 2},
                      {"a100-sxm", "a100-sxm-80gb", "gemm", 1, 3},
-                     {"b200", "b200", "mla_decode", 3, 2}};
+                     {"rtx-pro-6000", "rtx-pro-6000", "mla_decode", 3, 2},
+                     {"b200", "b200", "gemm", 1, 3, true},
+                     {"h200-sxm", "h200-sxm", "mla_decode", 3, 2, true}};
   for (const auto& c : cases) {
     const auto tables = LoadKernelTables(FindKernelTablesFile(), c.device);
     ASSERT_TRUE(tables.ok()) << tables.status();
     const std::string file = absl::StrCat("/", c.folder, "/", c.operation, ".csv");
+    const bool is_small = shared == nullptr || c.is_of_wheel;
     const auto text = ReadTextFile(
-        shared == nullptr ? absl::StrCat("sim/cost/testdata/kernels", file)
+        is_small ? absl::StrCat("sim/cost/testdata/kernels", file)
                           : absl::StrCat(shared, "/measurements/kernels", file, ".gz"));
     ASSERT_TRUE(text.ok()) << text.status();
     int64_t num_rows = 0;
@@ -216,7 +220,7 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
       EXPECT_NEAR(static_cast<double>(grid->At(counts)) / (time_us * 1e6), 1.0, 2e-4) << line;
       ++num_rows;
     }
-    EXPECT_GT(num_rows, shared == nullptr ? 90 : 1000);
+    EXPECT_GT(num_rows, is_small ? 60 : 1000);
   }
 }
 

@@ -74,8 +74,9 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
               [&](int64_t n, int64_t context) { return times.Decode(n, context); }),
       context_(CountGrid(5, options.max_sequence_len), [&](int64_t n) { return times.Context(n); }),
       per_step_(options.fixed_time +
-                (options.layer_overhead + options.rank_overhead * Doublings(options.layers)) *
-                    times.num_summed_layers() +
+                options.rank_overhead * Doublings(options.layers) *
+                    (times.num_summed_layers() + times.num_block_layers()) +
+                options.layer_overhead * times.num_summed_layers() +
                 options.block_layer_overhead * times.num_block_layers() +
                 options.estimated_layer_overhead * times.num_estimated_layers()),
       per_mixed_step_(options.mixed_layer_overhead * options.layers.roofline.model.num_layers()),
