@@ -176,6 +176,7 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point, const Serv
   layers.expert_parallel = point.expert_parallel;
   if (!recipe.expert_dtype.empty()) layers.expert_dtype = recipe.expert_dtype;
   layers.kv_dtype = recipe.kv_dtype;
+  if (recipe.kv_dtype == "fp8") layers.roofline.kv_bytes_per_element = 1;
   if (recipe.has_whole_experts) {
     layers.expert_parallel = std::max(layers.expert_tensor_parallel, layers.expert_parallel);
     layers.expert_tensor_parallel = 1;

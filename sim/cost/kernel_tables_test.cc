@@ -137,8 +137,13 @@ TEST(KernelTablesTest, TheShippedFileHasTheMeasuredDevices) {
     EXPECT_EQ(tables->device(), device);
     EXPECT_NE(tables->Find("gemm", "bfloat16"), nullptr);
     EXPECT_NE(tables->Find("allreduce", "2"), nullptr);
-    // Host time counts in them, which a captured graph does not spend.
-    EXPECT_EQ(tables->Find("gemm", "fp8_block"), nullptr);
+    // Only from captured graphs: elsewhere host time counts in them.
+    const bool is_captured = std::string_view(device).starts_with("h") || device[0] == 'b';
+    const KernelGrid* blocks = tables->Find("gemm", "fp8_block");
+    ASSERT_EQ(blocks != nullptr, is_captured) << device;
+    if (blocks != nullptr) {
+      EXPECT_LT(blocks->At({2048, 3072, 1}), 20'000'000) << device;
+    }
     EXPECT_EQ(tables->Find("nothing", "bfloat16"), nullptr);
   }
 }

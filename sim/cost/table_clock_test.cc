@@ -248,6 +248,16 @@ TEST(TableClockTest, SM67PartsNameTheirSources) {
   EXPECT_THAT(llama, HasSubstr("attention of 32 layers: measured kernels\n"));
   EXPECT_THAT(llama, HasSubstr("collectives: measured kernels, 2 ranks in captured graphs\n"));
   EXPECT_THAT(llama, HasSubstr("between kernels: 448us per step and 9us per sequence"));
+  // How good such predictions were; not where a constant is the user's.
+  EXPECT_THAT(llama, HasSubstr("error on measured servers: TPOT within 3 % on half of the runs and "
+                               "8 % on nine of ten, mean TTFT 7 % and 25 % (dense models on "
+                               "Hopper)\n"));
+  EXPECT_THAT(sources(*ClockOf(OptionsOf("llama-3.1-8b", "l40s"))),
+              HasSubstr("error on measured servers: not known: no dense models were measured on "
+                        "l40s\n"));
+  TableClockOptions own = OptionsOf("llama-3.1-8b", "h100-sxm");
+  own.layer_overhead = 0;
+  EXPECT_THAT(sources(*ClockOf(own)), ::testing::Not(HasSubstr("error on measured")));
   // No table has a window of 4,096 tokens, or three ranks.
   const std::string gemma = sources(*ClockOf(OptionsOf("gemma-2-27b", "h100-sxm")));
   EXPECT_THAT(gemma, HasSubstr("attention of 23 layers: roofline\n"));
