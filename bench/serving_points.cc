@@ -5,10 +5,15 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <set>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "kvblocks/model_facts.h"
@@ -142,20 +147,23 @@ constexpr const char* kFurtherModels = R"pb(
   }
 )pb";
 
-absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point) {
+absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point, const ServingRecipe& recipe) {
   auto device = PointCatalogue().FindDevice(point.device);
   if (!device.ok()) return device.status();
-  auto model = PointCatalogue().FindModel(point.model);
+  auto model = FindPointModel(point.model);
   if (!model.ok()) return model.status();
   LayerTimesOptions layers;
+  // gpt-oss is published with 4-bit experts; no other form of it was measured.
   const bool is_gpt_oss = model->family == "gpt_oss";
-  if (point.precision == "fp8") {
+  if (point.precision == "fp8" && !is_gpt_oss) {
     model->bytes_per_param = 1;
     if (model->experts) model->experts->bytes_per_param = 1;
   } else if (point.precision == "fp4" && !is_gpt_oss) {
-    model->bytes_per_param = 0.5625;
+    // The published NVFP4 models of these families leave attention and shared experts in 16 bits.
+    const bool is_experts_only = model->family == "kimi_k2" || model->family == "minimax_m2";
+    model->bytes_per_param = is_experts_only ? 2 : 0.5625;
     if (model->experts) model->experts->bytes_per_param = 0.5625;
-    layers.gemm_dtype = "nvfp4";
+    layers.gemm_dtype = is_experts_only ? "bfloat16" : "nvfp4";
     layers.expert_dtype = "nvfp4";
   } else if (point.precision == "int4") {
     layers.expert_dtype = "int4_wo";
@@ -166,6 +174,13 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point) {
   layers.roofline.data_parallel = point.data_parallel;
   layers.expert_tensor_parallel = point.expert_tensor_parallel;
   layers.expert_parallel = point.expert_parallel;
+  if (!recipe.expert_dtype.empty()) layers.expert_dtype = recipe.expert_dtype;
+  layers.kv_dtype = recipe.kv_dtype;
+  if (recipe.kv_dtype == "fp8") layers.roofline.kv_bytes_per_element = 1;
+  if (recipe.has_whole_experts) {
+    layers.expert_parallel = std::max(layers.expert_tensor_parallel, layers.expert_parallel);
+    layers.expert_tensor_parallel = 1;
+  }
   return layers;
 }
 
@@ -190,6 +205,26 @@ const Catalogue& PointCatalogue() {
     return merged;
   }();
   return *catalogue;
+}
+
+absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling) {
+  const auto exact = PointCatalogue().FindModel(spelling);
+  if (exact.ok()) return exact;
+  // The name's parts that say which model it is.
+  const auto plain = [](absl::string_view name) {
+    static const auto* const kOthers = new std::set<std::string>{
+        "meta", "instruct", "chat", "it", "hf", "fp8", "fp4", "nvfp4", "mxfp4", "int4", "bf16"};
+    std::vector<std::string> parts =
+        absl::StrSplit(absl::AsciiStrToLower(name.substr(name.rfind('/') + 1)), '-');
+    std::erase_if(parts, [](const std::string& part) { return kOthers->contains(part); });
+    return absl::StrJoin(parts, "-");
+  };
+  // Of the same shape.
+  const std::string wanted = absl::StrReplaceAll(plain(spelling), {{"llama-3.3", "llama-3.1"}});
+  for (const auto& [name, model] : PointCatalogue().models()) {
+    if (plain(name) == wanted || plain(model.hf_id) == wanted) return model;
+  }
+  return absl::NotFoundError(absl::StrCat("model ", spelling, ": not known by this or a like name"));
 }
 
 absl::StatusOr<std::vector<ServingPoint>> ReadServingPoints(const std::string& path,
@@ -230,6 +265,7 @@ absl::StatusOr<std::vector<ServingPoint>> ReadServingPoints(const std::string& p
                        .precision = cell("precision"),
                        .campaign = cell("campaign"),
                        .flags = cell("flags"),
+                       .measured_date = columns.contains("measured_date") ? cell("measured_date") : "",
                        .input_tokens = count("isl_tokens", 0),
                        .output_tokens = count("osl_tokens", 0),
                        .concurrency = count("concurrency", count("batch_per_dp_rank", 0)),
@@ -269,8 +305,14 @@ absl::StatusOr<const KernelTables*> PointPredictor::TablesOf(const std::string& 
 }
 
 absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& point) {
-  auto layers = LayersOf(point);
+  const auto model = FindPointModel(point.model);
+  if (!model.ok()) return model.status();
+  const ServingRecipe recipe = RecipeOf(point, model->family);
+  auto layers = LayersOf(point, recipe);
   if (!layers.ok()) return layers.status();
+  const int64_t max_num_batched_tokens = options_.max_num_batched_tokens > 0
+                                             ? options_.max_num_batched_tokens
+                                             : recipe.max_num_batched_tokens;
   // One replica sees its share of the requests.
   ServingPoint replica = point;
   replica.concurrency = std::max<int64_t>(1, point.concurrency / point.data_parallel);
@@ -283,7 +325,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
     TableClockOptions options = options_.constants;
     options.layers = *layers;
     if (!SchedulesAhead(point)) options.sequence_overhead = options_.sequence_overhead_in_turn;
-    options.max_num_tokens = options_.max_num_batched_tokens;
+    options.max_num_tokens = max_num_batched_tokens;
     options.max_num_seqs = replica.concurrency;
     options.max_sequence_len = longest;
     clock = MakeTableClock(**tables, options);
@@ -310,9 +352,9 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
                               .value()}}};
   config.manager.max_model_len = longest;
   config.manager.enable_caching = false;
-  config.scheduler.max_num_batched_tokens = options_.max_num_batched_tokens;
+  config.scheduler.max_num_batched_tokens = max_num_batched_tokens;
   config.scheduler.max_num_seqs =
-      std::min<int64_t>(replica.concurrency, options_.max_num_batched_tokens);
+      std::min({replica.concurrency, recipe.max_num_seqs, max_num_batched_tokens});
   config.concurrency = replica.concurrency;
   config.start_delay = static_cast<SimTime>(options_.client_latency_ms * kMillisecond);
   // The campaign's client starts all at once; of sweeps it is not known, and nobody would march.

@@ -22,14 +22,29 @@ namespace kvblocks::sim {
 // The built-in catalogue, and the models of serving points that it lacks.
 const Catalogue& PointCatalogue();
 
+// By name, Hugging Face id, or a spelling of these that differs in the publisher, "Instruct" or the
+// format of the weights. NotFound names the spelling.
+absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling);
+
 struct ServingPoint {
-  std::string id, engine_version, model, device, precision, campaign, flags;
+  std::string id, engine_version, model, device, precision, campaign, flags, measured_date;
   int64_t input_tokens = 0, output_tokens = 0;
   int64_t concurrency = 0;
   int64_t tensor_parallel = 1, data_parallel = 1;
   int64_t expert_tensor_parallel = 0, expert_parallel = 0;
   double ttft_ms = 0, tpot_ms = 0;
 };
+
+// What a run's server was told; otherwise the engine's defaults count.
+struct ServingRecipe {
+  static constexpr int64_t kTwoPrompts = -1;  // as many tokens as two prompts
+
+  std::string kv_dtype = "", expert_dtype = "";  // as the kernel tables name them
+  bool has_whole_experts = false;                // ranks share experts out, none is divided
+  int64_t max_num_batched_tokens = 8192;
+  int64_t max_num_seqs = 1024;
+};
+ServingRecipe RecipeOf(const ServingPoint& point, const std::string& family);
 
 // From the columns of a silicon_*.csv[.gz] file; rows that are no single pool of one engine, or are
 // marked as useless, are left out and counted in `num_left_out`.
@@ -44,7 +59,7 @@ struct PointOptions {
   SimTime sequence_overhead_in_turn = kSequenceOverheadSync;
   double client_latency_ms = 6;
   double client_latency_ms_per_1k_tokens = 1;  // of the prompt
-  int64_t max_num_batched_tokens = 8192;
+  int64_t max_num_batched_tokens = 0;           // 0: as the run's recipe says
 };
 
 struct PointPrediction {

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -138,19 +139,29 @@ int Run(const Arguments& arguments) {
   std::map<std::string, Group> groups;
   Group all, dense, experts, latent;
   ProgressLine progress(/*quiet=*/false);
-  int64_t num_seen = 0;
+  int64_t num_seen = 0, num_unknown = 0;
+  std::set<std::string> unknown;
   for (const ServingPoint& point : *points) {
     progress.UpdateCount(num_seen++, static_cast<int64_t>(points->size()), "points");
     if (!absl::StrContains(absl::StrCat(point.model, " ", point.device, " ", point.id),
                            arguments.only))
       continue;
     const auto prediction = predictor.Predict(point);
+    if (absl::IsNotFound(prediction.status())) {
+      // A model or device that is not known: named once.
+      ++num_unknown;
+      if (unknown.insert(std::string(prediction.status().message())).second) {
+        std::fprintf(stderr, "silicon: %s and others left out: %s\n", point.id.c_str(),
+                     prediction.status().ToString().c_str());
+      }
+      continue;
+    }
     if (!prediction.ok()) {
       std::fprintf(stderr, "silicon: %s: %s\n", point.id.c_str(),
                    prediction.status().ToString().c_str());
       return 2;
     }
-    const ModelFacts model = *PointCatalogue().FindModel(point.model);
+    const ModelFacts model = *FindPointModel(point.model);
     Group* const kind = !model.experts ? &dense : model.latent ? &latent : &experts;
     for (Group* group : {&groups[absl::StrCat(model.name, ", ", point.device)], kind, &all}) {
       ++group->num_points;
@@ -178,7 +189,7 @@ int Run(const Arguments& arguments) {
   print("experts", experts);
   print("experts, latent attention", latent);
   print("all", all);
-  std::printf("%d rows left out\n", static_cast<int>(num_left_out));
+  std::printf("%d rows left out\n", static_cast<int>(num_left_out + num_unknown));
   return 0;
 }
 

@@ -137,8 +137,13 @@ TEST(KernelTablesTest, TheShippedFileHasTheMeasuredDevices) {
     EXPECT_EQ(tables->device(), device);
     EXPECT_NE(tables->Find("gemm", "bfloat16"), nullptr);
     EXPECT_NE(tables->Find("allreduce", "2"), nullptr);
-    // Host time counts in them, which a captured graph does not spend.
-    EXPECT_EQ(tables->Find("gemm", "fp8_block"), nullptr);
+    // Only from captured graphs: elsewhere host time counts in them.
+    const bool is_captured = std::string_view(device).starts_with("h") || device[0] == 'b';
+    const KernelGrid* blocks = tables->Find("gemm", "fp8_block");
+    ASSERT_EQ(blocks != nullptr, is_captured) << device;
+    if (blocks != nullptr) {
+      EXPECT_LT(blocks->At({2048, 3072, 1}), 20'000'000) << device;
+    }
     EXPECT_EQ(tables->Find("nothing", "bfloat16"), nullptr);
   }
 }
@@ -176,7 +181,7 @@ TEST(KernelTablesTest, DamageIsFound) {
 }
 
 // Packing loses less than 0.02 % of the times as they were measured: of all of them where they are,
-// else of a few that are shipped.
+// else of a few that are shipped. Those of the wheel are shipped only.
 TEST(KernelTablesTest, AgreesWithTheMeasurements) {
   const char* shared = std::getenv("KVBLOCKS_SHARED");
   struct {
@@ -184,15 +189,19 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
     const char* device;
     const char* operation;
     size_t num_keys, num_axes;
-  } const cases[] = {{"h100-sxm", "h100-sxm", "attention_decode", 5, 2},
+    bool is_of_wheel = false;
+  } const cases[] = {{"l40s", "l40s", "attention_decode", 5, 2},
                      {"a100-sxm", "a100-sxm-80gb", "gemm", 1, 3},
-                     {"b200", "b200", "mla_decode", 3, 2}};
+                     {"rtx-pro-6000", "rtx-pro-6000", "mla_decode", 3, 2},
+                     {"b200", "b200", "gemm", 1, 3, true},
+                     {"h200-sxm", "h200-sxm", "mla_decode", 3, 2, true}};
   for (const auto& c : cases) {
     const auto tables = LoadKernelTables(FindKernelTablesFile(), c.device);
     ASSERT_TRUE(tables.ok()) << tables.status();
     const std::string file = absl::StrCat("/", c.folder, "/", c.operation, ".csv");
+    const bool is_small = shared == nullptr || c.is_of_wheel;
     const auto text = ReadTextFile(
-        shared == nullptr ? absl::StrCat("sim/cost/testdata/kernels", file)
+        is_small ? absl::StrCat("sim/cost/testdata/kernels", file)
                           : absl::StrCat(shared, "/measurements/kernels", file, ".gz"));
     ASSERT_TRUE(text.ok()) << text.status();
     int64_t num_rows = 0;
@@ -216,7 +225,7 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
       EXPECT_NEAR(static_cast<double>(grid->At(counts)) / (time_us * 1e6), 1.0, 2e-4) << line;
       ++num_rows;
     }
-    EXPECT_GT(num_rows, shared == nullptr ? 90 : 1000);
+    EXPECT_GT(num_rows, is_small ? 60 : 1000);
   }
 }
 

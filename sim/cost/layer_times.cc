@@ -14,6 +14,7 @@ namespace {
 constexpr absl::string_view kMeasured = "measured kernels";
 constexpr absl::string_view kEstimated = "roofline";
 constexpr int64_t kTokenBytes = 2;  // activations travel as 16-bit values
+constexpr int64_t kNormBytes = 8;   // of a token: two sums in 32 bits
 
 // No one operation takes longer, so that sums over layers stay small.
 int64_t Limited(int64_t time) { return std::min(time, KernelGrid::kMaxTime); }
@@ -22,11 +23,10 @@ double ToDouble(int64_t value) { return static_cast<double>(value); }
 
 int64_t PerRank(int64_t count, int64_t ranks) { return std::max<int64_t>(1, count / ranks); }
 
-// Blocks of latent attention were measured with eager launches on all but B200; what that cost the
-// host, by their floor against the B200's (ANALYSIS of the measurements).
+// Blocks of latent attention were measured with eager launches on these devices; what that cost the
+// host, by the floor of the same tables of other devices against that of captured graphs.
 int64_t LatentHostTime(std::string_view device) {
-  if (device == "b200") return 0;
-  return (device == "b300" ? 45 : 50) * kMicrosecond;
+  return device == "l40s" || device == "rtx-pro-6000" ? 50 * kMicrosecond : 0;
 }
 
 // Whether the device's own 4-bit format is in its tables.
@@ -58,7 +58,11 @@ void LayerTimes::Say(std::string_view part, std::string source, bool measured) {
 std::string LayerTimes::GemmDtype() const {
   if (!options_.gemm_dtype.empty()) return options_.gemm_dtype;
   if (model_.bytes_per_param >= 1.5) return "bfloat16";
-  if (model_.bytes_per_param >= 0.75) return "fp8";
+  if (model_.bytes_per_param >= 0.75) {
+    // Models with experts are published with a scale per block of 128 x 128 weights.
+    const bool has_blocks = model_.experts && tables_.Find("gemm", "fp8_block") != nullptr;
+    return has_blocks ? "fp8_block" : "fp8";
+  }
   return IsBlackwell(tables_) ? "nvfp4" : "bfloat16";
 }
 
@@ -273,6 +277,10 @@ void LayerTimes::AddExperts() {
 
 void LayerTimes::AddCollectives() {
   if (ranks_ > 1) reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+  // MiniMax-M2 normalises queries and keys over the heads of all ranks, which sum their squares.
+  if (ranks_ > 1 && model_.family == "minimax_m2") {
+    norm_ = MakeCollective("sums for norms", model_.num_layers(), ranks_);
+  }
   // All-gather and reduce-scatter around the experts: half an all-reduce each.
   if (data_parallel_ > 1 && num_expert_layers_ > 0) {
     dispatch_ = MakeCollective(ranks_ > 1 ? "to experts and back" : "collectives",
@@ -337,9 +345,8 @@ int64_t LayerTimes::Experts(int64_t num_tokens) const {
                       params * read * experts.bytes_per_param / (bytes_per_s_ * ranks))));
 }
 
-int64_t LayerTimes::TimeOf(const Collective& collective, int64_t num_tokens) const {
+int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes) const {
   if (collective.count == 0) return 0;
-  const int64_t bytes = num_tokens * model_.hidden_size * kTokenBytes;
   if (collective.grid != nullptr) return collective.count * collective.grid->At({bytes});
   const double ranks = ToDouble(collective.ranks);
   const double seconds =
@@ -349,7 +356,8 @@ int64_t LayerTimes::TimeOf(const Collective& collective, int64_t num_tokens) con
 }
 
 int64_t LayerTimes::DispatchTime(int64_t num_tokens) const {
-  return num_tokens == 0 ? 0 : TimeOf(dispatch_, num_tokens * data_parallel_);
+  if (num_tokens == 0) return 0;
+  return TimeOf(dispatch_, num_tokens * data_parallel_ * model_.hidden_size * kTokenBytes);
 }
 
 int64_t LayerTimes::Shared(int64_t num_tokens) const {
@@ -358,7 +366,9 @@ int64_t LayerTimes::Shared(int64_t num_tokens) const {
 
 int64_t LayerTimes::Linear(int64_t num_tokens) const {
   if (num_tokens == 0) return 0;
-  int64_t time = Shared(num_tokens) + TimeOf(reduce_, num_tokens);
+  int64_t time = Shared(num_tokens) +
+                 TimeOf(reduce_, num_tokens * model_.hidden_size * kTokenBytes) +
+                 TimeOf(norm_, num_tokens * kNormBytes);
   for (const Product& product : products_) {
     if (num_tokens > product.hidden_tokens) time += ProductTime(product, num_tokens);
   }

@@ -71,6 +71,7 @@ class Pipeline final : public PipelinedSteps {
     std::vector<TimePart> all;
     for (size_t s = 0; s < stages_.size(); ++s) {
       for (TimePart& part : stages_[s]->parts()) {
+        if (part.part == kMeasuredErrorPart) continue;  // no pipeline was measured
         part.part = absl::StrCat("stage ", s, ": ", part.part);
         all.push_back(std::move(part));
       }
@@ -137,6 +138,7 @@ class DraftedStepTime final : public StepTimeModel {
   std::string_view source() const override { return target_->source(); }
   std::vector<TimePart> parts() const override {
     std::vector<TimePart> parts = target_->parts();
+    std::erase_if(parts, [](const TimePart& part) { return part.part == kMeasuredErrorPart; });
     parts.push_back(
         {"drafts", absl::StrCat(description_, ", ", std::string(drafter_->source()), ", ",
                                 num_passes_, num_passes_ == 1 ? " pass" : " passes", " per step")});

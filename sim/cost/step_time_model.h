@@ -41,6 +41,9 @@ struct StepPeers {
   int64_t padded_tokens = 0;      // a rank with fewer computes so many; 0: as many as it has
 };
 
+// The part that says how far a clock was from measured servers.
+inline constexpr std::string_view kMeasuredErrorPart = "error on measured servers";
+
 // Where one part of a step's time comes from.
 struct TimePart {
   std::string part;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -21,6 +22,56 @@ int64_t InThousandths(double factor) {
 int64_t Doublings(const LayerTimesOptions& layers) {
   const int64_t ranks = layers.roofline.tensor_parallel * layers.roofline.data_parallel;
   return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(ranks))) - 1;
+}
+
+// Of tools/leave_out.py: errors in per cent on measured servers that half and nine of ten of the
+// points stay within.
+struct ErrorBand {
+  absl::string_view kind, generation;
+  int tpot_half, tpot_most, ttft_half, ttft_most;
+};
+constexpr ErrorBand kErrorBands[] = {
+    {"dense models", "Hopper", 3, 8, 7, 25},
+    {"models with experts", "Hopper", 9, 16, 19, 29},
+    {"models with experts", "Blackwell", 5, 13, 12, 30},
+    {"models with experts and latent attention", "Hopper", 6, 12, 12, 26},
+    {"models with experts and latent attention", "Blackwell", 8, 14, 17, 50},
+};
+
+absl::string_view GenerationOf(absl::string_view device) {
+  if (device == "h100-sxm" || device == "h200-sxm") return "Hopper";
+  return device == "b200" || device == "b300" ? "Blackwell" : "";
+}
+
+// The constants that the bands were measured with.
+bool HasFittedConstants(const TableClockOptions& options) {
+  const TableClockOptions fitted;
+  return options.calibration.empty() && options.fixed_time == fitted.fixed_time &&
+         options.layer_overhead == fitted.layer_overhead &&
+         options.block_layer_overhead == fitted.block_layer_overhead &&
+         options.rank_overhead == fitted.rank_overhead &&
+         options.mixed_layer_overhead == fitted.mixed_layer_overhead &&
+         (options.sequence_overhead == fitted.sequence_overhead ||
+          options.sequence_overhead == kSequenceOverheadSync) &&
+         options.prefill_factor == fitted.prefill_factor &&
+         options.expert_prefill_factor == fitted.expert_prefill_factor;
+}
+
+std::string MeasuredError(const TableClockOptions& options) {
+  const ModelFacts& model = options.layers.roofline.model;
+  const absl::string_view kind = !model.experts ? "dense models"
+                                 : model.latent ? "models with experts and latent attention"
+                                                : "models with experts";
+  const std::string& device = options.layers.roofline.device.name;
+  const absl::string_view generation = GenerationOf(device);
+  for (const ErrorBand& band : kErrorBands) {
+    if (band.kind != kind || band.generation != generation) continue;
+    return absl::StrCat("TPOT within ", band.tpot_half, " % on half of the runs and ",
+                        band.tpot_most, " % on nine of ten, mean TTFT ", band.ttft_half, " % and ",
+                        band.ttft_most, " % (", kind, " on ", generation, ")");
+  }
+  return absl::StrCat("not known: no ", kind, " were measured on ",
+                      generation.empty() ? absl::string_view(device) : generation);
 }
 
 class TableClock final : public StepTimeModel {
@@ -74,8 +125,9 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
               [&](int64_t n, int64_t context) { return times.Decode(n, context); }),
       context_(CountGrid(5, options.max_sequence_len), [&](int64_t n) { return times.Context(n); }),
       per_step_(options.fixed_time +
-                (options.layer_overhead + options.rank_overhead * Doublings(options.layers)) *
-                    times.num_summed_layers() +
+                options.rank_overhead * Doublings(options.layers) *
+                    (times.num_summed_layers() + times.num_block_layers()) +
+                options.layer_overhead * times.num_summed_layers() +
                 options.block_layer_overhead * times.num_block_layers() +
                 options.estimated_layer_overhead * times.num_estimated_layers()),
       per_mixed_step_(options.mixed_layer_overhead * options.layers.roofline.model.num_layers()),
@@ -89,6 +141,9 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
   parts_.push_back({"prompts", absl::StrCat("x ", options.prefill_factor, ", experts x ",
                                             options.expert_prefill_factor, ", and ",
                                             us(per_mixed_step_), " per step with any, constants")});
+  if (HasFittedConstants(options)) {
+    parts_.push_back({std::string(kMeasuredErrorPart), MeasuredError(options)});
+  }
 }
 
 absl::StatusOr<SimTime> TableClock::StepTimeAmong(absl::Span<const SequenceWork> work,

@@ -231,7 +231,7 @@ class LayerTimes {
   void AddExperts();
   void AddCollectives();
   Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks);
-  int64_t TimeOf(const Collective& collective, int64_t num_tokens) const;
+  int64_t TimeOf(const Collective& collective, int64_t bytes) const;
   void AddRest();
   void AddProduct(std::string_view part, int64_t count, int64_t n, int64_t k,
                   const std::string& dtype);
@@ -255,7 +255,7 @@ class LayerTimes {
   std::optional<AttentionCost> estimated_attention_;
   int64_t num_expert_layers_ = 0;
   const KernelGrid* experts_ = nullptr;
-  Collective reduce_, dispatch_;
+  Collective reduce_, norm_, dispatch_;
   Estimate rest_;
 
   double known_params_ = 0;  // that a token uses and a product above stands for
@@ -272,16 +272,15 @@ inline constexpr SimTime kSequenceOverheadSync = 50 * kMicrosecond;
 struct TableClockOptions {
   LayerTimesOptions layers;
   // Per layer and step: of layers summed from kernels, of whole measured blocks, of estimated ones.
-  SimTime layer_overhead = 8 * kMicrosecond;
-  SimTime block_layer_overhead = 0;
+  SimTime layer_overhead = 11 * kMicrosecond;
+  SimTime block_layer_overhead = 1 * kMicrosecond;
   SimTime estimated_layer_overhead = 25 * kMicrosecond;
-  // The same for each doubling of the ranks that meet in a layer, blocks aside: they wait for each
-  // other.
-  SimTime rank_overhead = 7 * kMicrosecond;
+  // The same for each doubling of the ranks that meet in a layer: they wait for each other.
+  SimTime rank_overhead = 3 * kMicrosecond;
   // Per layer and step with tokens of prompts, which no captured graph covers as a whole.
   SimTime mixed_layer_overhead = 100 * kMicrosecond;
   // Per scheduled sequence and step, in an engine that schedules a step while another one runs.
-  SimTime sequence_overhead = 4 * kMicrosecond;
+  SimTime sequence_overhead = 9 * kMicrosecond;
   double prefill_factor = 1.15;                  // on what prompts add, experts aside
   double expert_prefill_factor = 1.5;            // on what they add to routed experts
   SimTime fixed_time = 0;                        // per step

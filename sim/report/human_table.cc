@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "sim/cost/step_time_model.h"
 #include "sim/report/tier_section.h"
 #include "sim/trace/decimal.h"
 
@@ -48,6 +49,10 @@ void AddTimeParts(const pb::Setup& setup, TextPage& page) {
     absl::StrAppend(&estimated, estimated.empty() ? "" : ", ", part.part());
   }
   if (!estimated.empty()) page.Text("", absl::StrCat("by the roofline: ", estimated));
+  for (const pb::TimePart& part : setup.time_parts()) {
+    if (part.part() != kMeasuredErrorPart) continue;
+    page.Text("", absl::StrCat(part.part(), ": ", part.source()));
+  }
 }
 
 void AddHead(const pb::Report& report, TextPage& page) {

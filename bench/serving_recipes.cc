@@ -1,0 +1,77 @@
+// How the campaign's servers were started, where that is not the engine's default: from the scripts of
+// the public repository SemiAnalysisAI/InferenceX (benchmarks/, Apache-2.0) at the points' dates.
+// Which weights a published checkpoint has in which format comes from its quantization config.
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "bench/serving_points.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr absl::string_view kHopper = "h100-sxm h200-sxm";
+constexpr absl::string_view kBlackwell = "b200 b300";
+
+// A row holds from a date on; the last one that fits counts. Empty texts fit everything.
+struct RecipeRow {
+  absl::string_view family, devices, precision, since;
+  ServingRecipe recipe;
+};
+
+constexpr int64_t kTwoPrompts = ServingRecipe::kTwoPrompts;
+
+const RecipeRow kRecipes[] = {
+    {"llama", kHopper, "", "", {.kv_dtype = "fp8"}},
+    {"llama", kBlackwell, "", "", {.kv_dtype = "fp8", .max_num_seqs = 512}},
+    // VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8
+    {"gpt_oss",
+     kBlackwell,
+     "",
+     "",
+     {.kv_dtype = "fp8", .expert_dtype = "w4a8_mxfp4_mxfp8", .max_num_seqs = 512}},
+    {"minimax_m2", "h100-sxm", "", "", {.max_num_seqs = 256}},
+    {"minimax_m2", "h200-sxm", "", "", {.has_whole_experts = true}},
+    // Neither FlashInfer's nor DeepGEMM's experts: Triton's.
+    {"minimax_m2",
+     "b200",
+     "fp8",
+     "",
+     {.expert_dtype = "fp8_block_triton", .has_whole_experts = true}},
+    {"minimax_m2",
+     kBlackwell,
+     "",
+     "2026-04-02",
+     {.kv_dtype = "fp8", .max_num_batched_tokens = kTwoPrompts}},
+    // The published NVFP4 model names an FP8 cache, which the engine then takes.
+    {"kimi_k2", kBlackwell, "fp4", "", {.kv_dtype = "fp8"}},
+    {"kimi_k2",
+     "b200",
+     "fp4",
+     "2026-04-20",
+     {.kv_dtype = "fp8", .max_num_batched_tokens = kTwoPrompts}},
+};
+
+bool Fits(absl::string_view list, absl::string_view item) {
+  return list.empty() || absl::StrContains(list, item);
+}
+
+}  // namespace
+
+ServingRecipe RecipeOf(const ServingPoint& point, const std::string& family) {
+  ServingRecipe recipe;
+  if (point.campaign != "inferencex") return recipe;
+  for (const RecipeRow& row : kRecipes) {
+    if (row.family == family && Fits(row.devices, point.device) &&
+        Fits(row.precision, point.precision) && row.since <= absl::string_view(point.measured_date)) {
+      recipe = row.recipe;
+    }
+  }
+  if (recipe.max_num_batched_tokens == kTwoPrompts) {
+    recipe.max_num_batched_tokens = 2 * point.input_tokens;
+  }
+  return recipe;
+}
+
+}  // namespace kvblocks::sim
