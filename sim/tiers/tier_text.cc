@@ -21,21 +21,9 @@ absl::Status Bad(const std::string& tier, const std::string& what) {
   return InvalidArgument("tier: got \"", tier, "\", expected ", what);
 }
 
-// "64GiB": whole bytes, rounded down. Empty: it is none, or less than one.
 std::optional<int64_t> ReadBytes(absl::string_view text) {
-  constexpr std::pair<const char*, int64_t> kUnits[] = {
-      {"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30},
-      {"TiB", int64_t{1} << 40}, {"kB", 1'000},             {"MB", 1'000'000},
-      {"GB", 1'000'000'000},     {"TB", 1'000'000'000'000}, {"B", 1}};
-  for (const auto& [name, bytes] : kUnits) {
-    if (!absl::ConsumeSuffix(&text, name)) continue;
-    const auto number = ParseRational(std::string_view(text.data(), text.size()));
-    if (!number.ok() || number->numerator <= 0) return std::nullopt;
-    const __int128 value = static_cast<__int128>(number->numerator) * bytes / number->denominator;
-    if (value < 1 || value > Link::kMaxBytes) return std::nullopt;
-    return static_cast<int64_t>(value);
-  }
-  return std::nullopt;
+  const auto bytes = ParseBytes(std::string_view(text.data(), text.size()));
+  return bytes && *bytes <= Link::kMaxBytes ? bytes : std::nullopt;
 }
 
 std::optional<int64_t> ReadCount(absl::string_view text, int64_t most) {
