@@ -22,10 +22,21 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+// A name that --KIND gave and that the catalogue does not have; says where all names are.
+template <typename T>
+absl::StatusOr<T> OfName(absl::string_view kind, absl::StatusOr<T> found) {
+  const std::string name(kind);
+  found = OfOption(absl::StrCat("--", name), name, std::move(found));
+  if (found.status().code() != absl::StatusCode::kNotFound) return found;
+  return absl::NotFoundError(
+      absl::StrCat(found.status().message(), " (kvsim plan --list-", name, "s prints all)"));
+}
+
 absl::StatusOr<ModelFacts> FindModel(const ReplayConfig& config, const Catalogue& catalogue) {
-  if (!absl::EndsWith(config.model(), ".json")) return catalogue.FindModel(config.model());
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(config.model()));
-  return ModelFromHfConfig(text, config.model());
+  const std::string& name = config.model();
+  if (!absl::EndsWith(name, ".json")) return OfName("model", catalogue.FindModel(name));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, OfOption("--model", ReadConfigFile(name)));
+  return OfOption("--model", "model", ModelFromHfConfig(text, name));
 }
 
 // The option behind the field that a message about layer caches begins with.
@@ -47,10 +58,10 @@ absl::Status OfLayerOption(const absl::Status& status) {
 
 std::string DescribeMemory(const PoolMemory& memory, int64_t num_ranks) {
   const double ranks = static_cast<double>(memory.tensor_parallel);
-  std::string text =
-      absl::StrFormat("%s: %.4g GB x %g - weights %.1f GB", memory.device.name,
-                      memory.device.usable_gb(), memory.utilization,
-                      WeightGbPerDevice(memory));
+  std::string text = absl::StrFormat(
+      "%s: %.4g GB%s x %g - weights %.1f GB", memory.device.name, memory.device.usable_gb(),
+      memory.device.measured_memory_gb > 0 ? "" : " (nominal)", memory.utilization,
+      WeightGbPerDevice(memory));
   if (memory.draft_weights_gb > 0) {
     absl::StrAppendFormat(&text, " - drafter %.1f GB", memory.draft_weights_gb / ranks);
   }
@@ -114,10 +125,8 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
   ModelOnDevice found;
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      found.device, OfOption("--device", "device", catalogue.FindDevice(config.device())));
-  KVBLOCKS_ASSIGN_OR_RETURN(found.model,
-                            OfOption("--model", "model", FindModel(config, catalogue)));
+  KVBLOCKS_ASSIGN_OR_RETURN(found.device, OfName("device", catalogue.FindDevice(config.device())));
+  KVBLOCKS_ASSIGN_OR_RETURN(found.model, FindModel(config, catalogue));
   KVBLOCKS_RETURN_IF_ERROR(CheckDataParallel(config, found.model));
   return found;
 }
