@@ -149,7 +149,7 @@ expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --
 grep -q '^note  *1 point is the replay of another' out || fail "a sweep does not say which points are one: $(cat out)"
 expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --pareto=missed-hits
 grep -q '^best  *\* --router=prefix --load-weight=0.1: missed-hits' out || fail "the best router is another: $(cat out)"
-rate=$(tr -d ' \n' <one.json | sed 's/.*"hit_rate":{"numerator":"[0-9]*","denominator":"[0-9]*","value":\([0-9.]*\)}.*/\1/')
+rate=$(tr -d ' \n' <one.json | sed 's/.*"hit_rate":{"numerator":[0-9]*,"denominator":[0-9]*,"value":\([0-9.]*\)}.*/\1/')
 grep -q "prefix,0.1,${rate:0:14}" points.csv || fail "a sweep's hit rate is not the replay's: $rate, $(cat points.csv)"
 expect 0 '' sweep --num-blocks=2000 --router=prefix --grid replicas=1,2 --metrics=hit-rate
 expect 1 '' sweep --num-blocks=2000 --grid router=best,random --replicas=2
