@@ -117,6 +117,9 @@ done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
 grep -q '^tiers .* of prompt tokens hit with them: .* loaded' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
+expect 0 '' replay --num-blocks=1000 --tier=host:64GiB:read=0.2GB/s --speedup=10
+grep -q 'unused slots  *[0-9]' out || fail "less than no slot is unused while requests load"
+grep -q 'e+03 ms' out && fail "a time has an exponent"
 expect 0 '' explain --num-blocks=400 --tier=host:2GiB:read=20GB/s
 grep -q '^tiers .* loaded' out || fail "explain does not tell of tiers"
 expect 0 '' explain --num-blocks=400 --tier=host:9GiB:read=20GB/s --request=row:300

@@ -284,8 +284,10 @@ class GenCommand final : public Command {
     for (const std::string& loss : report.losses) {
       std::fprintf(stderr, "kvsim gen: not written: %s\n", loss.c_str());
     }
-    std::fprintf(stderr, "%s requests written to %s\n", WithThousands(report.num_requests).c_str(),
-                 output_->c_str());
+    std::fprintf(stderr, "%s requests written to %s: %s input tokens, %s output tokens\n",
+                 WithThousands(report.num_requests).c_str(), output_->c_str(),
+                 WithThousands(report.input_tokens).c_str(),
+                 WithThousands(report.output_tokens).c_str());
     const auto& notes = reader->info().notes;
     for (const char* fact : {"requests", "input_tokens", "output_tokens", "hit_rate"}) {
       const auto note = notes.find(absl::StrCat("expected_", fact));

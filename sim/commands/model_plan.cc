@@ -39,6 +39,13 @@ absl::StatusOr<ModelFacts> FindModel(const ReplayConfig& config, const Catalogue
   return OfOption("--model", "model", ModelFromHfConfig(text, name));
 }
 
+// NVFP4 has a byte of scale for 16 weights.
+void SetWeights(std::string_view dtype, ModelFacts* model) {
+  if (dtype == "auto" || dtype.empty()) return;
+  model->bytes_per_param = dtype == "bf16" ? 2 : dtype == "fp8" ? 1 : 0.5625;
+  if (model->experts) model->experts->bytes_per_param = model->bytes_per_param;
+}
+
 // The option behind the field that a message about layer caches begins with.
 absl::Status OfLayerOption(const absl::Status& status) {
   struct {
@@ -127,6 +134,7 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   ModelOnDevice found;
   KVBLOCKS_ASSIGN_OR_RETURN(found.device, OfName("device", catalogue.FindDevice(config.device())));
   KVBLOCKS_ASSIGN_OR_RETURN(found.model, FindModel(config, catalogue));
+  SetWeights(config.weight_dtype(), &found.model);
   KVBLOCKS_RETURN_IF_ERROR(CheckDataParallel(config, found.model));
   return found;
 }
@@ -213,6 +221,18 @@ std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& 
   const std::string memory = DescribeMemory(MemoryOf(config, hardware, stage),
                                             NumLinkedRanks(config, hardware));
   return num_stages == 1 ? memory : absl::StrCat("stage ", stage, " of ", num_stages, ": ", memory);
+}
+
+std::string NodesNote(const ReplayConfig& config, const ModelOnDevice& hardware) {
+  constexpr int64_t kDevicesPerNode = 8;
+  const int64_t ranks = config.tensor_parallel() *
+                        (IsInLockstep(config, hardware.model) ? config.data_parallel() : 1);
+  if (ranks <= kDevicesPerNode) return "";
+  return absl::StrCat(
+      ranks, " devices exchange data in every layer and span ",
+      (ranks + kDevicesPerNode - 1) / kDevicesPerNode,
+      " nodes of 8: links between nodes are slower than those that step times count (a device "
+      "with their link_gb_per_s in --catalogue counts them)");
 }
 
 int64_t MaxInFlightTokens(const ReplayConfig& config) {

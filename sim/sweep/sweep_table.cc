@@ -304,16 +304,19 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
     }
   }
   if (candidate.replicas() > 0) {
+    const auto cost = [&](int64_t devices) {
+      const double hourly = candidate.price_per_hour() * static_cast<double>(devices);
+      return absl::StrCat(Plural(devices, "device"),
+                          hourly > 0 ? absl::StrFormat(", %.4g per hour", hourly) : "");
+    };
     page->Text("  needs",
-               absl::StrFormat("%s of %s%s for %.4g requests/s: %s%s",
+               absl::StrFormat("%s of %s%s for %.4g requests/s: %s; one more to spare: %s",
                                Plural(candidate.replicas(), "replica"), name,
                                candidate.replicas() == 1
                                    ? ""
                                    : absl::StrCat(" behind ", report.router()),
-                               report.target_rate(), Plural(candidate.devices(), "device"),
-                               candidate.price_per_hour() > 0
-                                   ? absl::StrFormat(", %.4g per hour", candidate.cost_per_hour())
-                                   : ""));
+                               report.target_rate(), cost(candidate.devices()),
+                               cost(candidate.devices() + candidate.tensor_parallel())));
     page->Text("  with them", ProbeText(candidate.at_target()));
     if (candidate.one_less().replicas() > 0) {
       page->Text("  one less", ProbeText(candidate.one_less()));
