@@ -218,8 +218,10 @@ void FillPolicy(const std::vector<LayerCache>& caches, PlanOptions options, int6
 void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
                      pb::PlanReport* report) {
   const auto fits = [&](const ReplayConfig& changed, PlanPolicy policy) {
-    const auto bytes = CacheBytes(changed, hardware);
-    const auto caches = LayerCachesOf(changed, hardware.model);
+    const auto found = FindModelOnDevice(changed);  // with other weights, maybe
+    if (!found.ok()) return false;
+    const auto bytes = CacheBytes(changed, *found);
+    const auto caches = LayerCachesOf(changed, found->model);
     if (!bytes.ok() || !caches.ok()) return false;
     PlanOptions options = MakePlanOptions(changed, policy, *bytes);
     options.limits.max_model_len = report->max_model_len();
