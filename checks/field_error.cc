@@ -1,5 +1,8 @@
 #include "checks/field_error.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "absl/strings/cord.h"
 
 namespace kvblocks {
@@ -48,6 +51,21 @@ absl::Status CheckPositive(std::string_view field, int64_t value) {
 
 absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>& value) {
   return value.has_value() ? CheckPositive(field, *value) : absl::OkStatus();
+}
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
 }
 
 }  // namespace kvblocks

@@ -44,6 +44,9 @@ absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int6
 absl::Status CheckPositive(std::string_view field, int64_t value);
 absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>& value);
 
+// Letters to change, add or take away to make one of the other: how near a wrong name is.
+size_t EditDistance(std::string_view a, std::string_view b);
+
 }  // namespace kvblocks
 
 #endif  // KVBLOCKS_CHECKS_FIELD_ERROR_H_

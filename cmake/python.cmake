@@ -71,28 +71,6 @@ foreach(name IN LISTS kvblocks_python_files)
   file(CREATE_LINK "${PROJECT_SOURCE_DIR}/python/kvblocks/${name}" "${PROJECT_BINARY_DIR}/python/kvblocks/${name}" SYMBOLIC)
 endforeach()
 
-# Which fields of reports are texts: in JSON, 64-bit integers are texts, too.
-file(GLOB kvblocks_report_protos CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/sim/*.proto" "${PROJECT_SOURCE_DIR}/sim/*/*.proto")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kvblocks_report_protos})
-set(kvblocks_text_fields "")
-foreach(proto IN LISTS kvblocks_report_protos)
-  # Not by line: a list joins elements that hold an open bracket, as the options of a field do.
-  file(READ "${proto}" text)
-  string(REGEX MATCHALL "string +[a-z0-9_]+ *=" fields "${text}")
-  foreach(field IN LISTS fields)
-    string(REGEX REPLACE "^string +([a-z0-9_]+) *=$" "    \"\\1\",\n" field "${field}")
-    list(APPEND kvblocks_text_fields "${field}")
-  endforeach()
-endforeach()
-list(SORT kvblocks_text_fields)
-list(REMOVE_DUPLICATES kvblocks_text_fields)
-list(JOIN kvblocks_text_fields "" kvblocks_text_fields)
-file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/python/kvblocks/_text_fields.py" @ONLY CONTENT
-"# Made by cmake/python.cmake from the messages of reports.
-TEXT_FIELDS: frozenset[str] = frozenset((
-@kvblocks_text_fields@))
-")
-
 if(TARGET kvsim)
   file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks/bin")
   foreach(file IN ITEMS kvsim kernel_tables.pb)
@@ -102,7 +80,6 @@ endif()
 
 # Into the folder that a wheel is made of.
 install(TARGETS kvblocks_python kvblocks_python_attention LIBRARY DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
-install(FILES "${PROJECT_BINARY_DIR}/python/kvblocks/_text_fields.py" DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
 if(TARGET kvsim)
   install(PROGRAMS $<TARGET_FILE:kvsim> DESTINATION kvblocks/bin COMPONENT python EXCLUDE_FROM_ALL)
   install(FILES sim/cost/tables/kernel_tables.pb sim/cost/tables/README.md DESTINATION kvblocks/bin COMPONENT python

@@ -45,7 +45,7 @@ expect 0 '' convert rounds.jsonl some.csv --to=csv --sample=0.01
 expect 2 'got more than 4096 streams' events streams.kvlog
 
 # --- Workloads of many sessions at once ---
-expect 2 'sessions under way at once: got' gen --turns=1000 --rate=1000 -o made.kvt
+expect 2 'sessions under way at once: got' gen --turns=1000 --rate=1000 --requests=200000 -o made.kvt
 expect 2 '--rate: got 1e-09, expected 1e-06 to' gen --rate=1e-9 -o made.kvt
 expect 0 'requests are missing: nothing arrives after' gen --rate=1e-6 --requests=2000 -o made.kvt
 

@@ -56,8 +56,9 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --retention-interval: got "64", expected -1 next to|replay --retention-interval=64 --cache-all-blocks --model=gpt-oss-20b
 --max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
 --tensor-parallel: got 3, expected a divisor|replay --tp=3
---model: "gpt-9" is unknown|replay --model=gpt-9
---device: "abacus" is unknown|replay --device=abacus
+--model: "gpt-9" is none of the 28 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
+--device: "abacus" is none of the 10 known; the nearest are b200, b300, l40s (kvsim plan --list-devices prints all)|replay --device=abacus
+--device: "h2000" is none of|replay --device=h2000
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got -1, expected 0 to|replay --max-num-seqs=-1
 --max-num-seqs: got 300, expected at most --max-num-batched-tokens, which is 256|replay --max-num-seqs=300 --max-num-batched-tokens=256
@@ -180,8 +181,6 @@ KV-cache group 0 does not keep all blocks|replay --prefill-replicas=1 --decode-r
 --warmup is "2.5", expected|replay --warmup=2.5
 --cooldown is "2.5", expected|replay --cooldown=2.5
 --top-prefixes: got 1001, expected 0 to 1000|replay --top-prefixes=1001
---model: .*llama-3.1-8b|replay --model=gpt-9
---device: .*h100-sxm|replay --device=abacus
 --device: |replay --device=h
 --kv-cache-dtype: got "int3", expected|replay --kv-cache-dtype=int3
 no room for the KV cache|replay --model=llama-3.1-405b
@@ -199,8 +198,8 @@ is what TRACE reads and would be overwritten|replay trace.jsonl --csv=trace.json
 is what TRACE reads and would be overwritten|replay trace.jsonl --json-file=trace.jsonl
 --trace-format|replay --trace-format=csvx
 --block-size: got 0|stats --block-size 0
---model: .*llama-3.1-8b|plan --model=gpt-9
---device: .*h100-sxm|plan --device=abacus
+--model: "gpt-9" is none of the|plan --model=gpt-9
+--device: "abacus" is none of the|plan --device=abacus
 --max-model-len: got -1, expected 0 to|plan --max-model-len=-1
 --lengths: got 0, expected 1 to|plan --lengths 0
 no room for the KV cache|plan --model=llama-3.1-405b

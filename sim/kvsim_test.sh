@@ -117,6 +117,9 @@ done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
 grep -q '^tiers .* of prompt tokens hit with them: .* loaded' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
+expect 0 '' replay --num-blocks=1000 --tier=host:64GiB:read=0.2GB/s --speedup=10
+grep -q 'unused slots  *[0-9]' out || fail "less than no slot is unused while requests load"
+grep -q 'e+03 ms' out && fail "a time has an exponent"
 expect 0 '' explain --num-blocks=400 --tier=host:2GiB:read=20GB/s
 grep -q '^tiers .* loaded' out || fail "explain does not tell of tiers"
 expect 0 '' explain --num-blocks=400 --tier=host:9GiB:read=20GB/s --request=row:300
@@ -176,7 +179,7 @@ says 'at most 2,048 tokens and 256 requests' replay --device=l40s --num-blocks=2
 says 'at most 64 tokens and 64 requests per step, chosen' replay --max-num-batched-tokens=64
 says 'engine vllm-0.25, async; .*per step, given' replay --engine=vllm-0.25 --max-num-seqs=8 --max-num-batched-tokens=64
 says '"engine": "vllm-0.25"' replay --quiet --json --engine=vllm-0.25
-says '"max_num_seqs": "1024"' replay --quiet --json
+says '"max_num_seqs": 1024' replay --quiet --json
 
 # --- Clocks ---
 time_of() { grep -o '"time_source": "[^"]*"' out; }
@@ -220,7 +223,7 @@ expect 2 '--prefill-factor: requests that run one after the other' curve --prefi
 # --- Drafters: look-ahead hashes lose no block to the drafter, a drop does ---
 dropped() { expect 0 '' replay --quiet --json --num-blocks=2000 --num-draft-tokens=1 "$@"
   tr -s '\n ' ' ' <out | grep -o '"first_admission_misses".*' | grep -o '"cause": "draft drop"[^}]*' | head -1 |
-    grep -o '"tokens": "[0-9]*"' | grep -o '[0-9]*'; }
+    grep -o '"tokens": [0-9]*' | grep -o '[0-9]*'; }
 [ "$(dropped --drafter=eagle)" = 0 ] || fail "look-ahead hashes drop blocks"
 [ "$(dropped --drafter=eagle --no-lookahead-hashes)" -gt 0 ] || fail "without them no block is dropped"
 [ "$(dropped --drafter=ngram)" = 0 ] || fail "n-gram drafts drop blocks"
@@ -332,13 +335,13 @@ done
 # --- Standard input, conversion, statistics ---
 write_trace
 "$kvsim" replay - --json <trace.jsonl >out 2>err || fail "standard input: $(cat err)"
-grep -q '"hit": "512"' out || fail "wrong hits from standard input"
+grep -q '"hit": 512' out || fail "wrong hits from standard input"
 sed 's/"name": "-"/"name": "trace.jsonl"/; s/"trace": "-"/"trace": "trace.jsonl"/' out >from_pipe
 expect 0 '' replay trace.jsonl --json
 cmp from_pipe out || fail "a pipe and a file differ"
 expect 0 'requests written' convert trace.jsonl trace.kvt
 expect 0 '' stats trace.kvt --json
-grep -q '"shared_tokens": "512"' out || fail "stats of a converted trace"
+grep -q '"shared_tokens": 512' out || fail "stats of a converted trace"
 expect 0 '' stats trace.jsonl
 grep -q 'requests' out || fail "stats prints nothing"
 expect 0 '' stats
@@ -368,7 +371,7 @@ grep -q 'computed by request 0' out || fail "explain does not say who was first:
 # shellcheck disable=SC2086
 for selector in 2 id:2 row:2 line:3; do
   expect 0 '' explain $evicting --request=$selector --json
-  grep -q '"row": "2"' out || fail "--request=$selector finds another request"
+  grep -q '"row": 2' out || fail "--request=$selector finds another request"
 done
 grep -q '"first_s": 10' out || fail "explain does not say since when blocks are gone"
 # The sums are those of the replay report.
@@ -433,10 +436,10 @@ for options in '--num-blocks=10' '--num-blocks=40 --model=gpt-oss-20b' '--num-bl
   done
   # shellcheck disable=SC2086
   expect 0 '' replay $others $smallest --json
-  grep -q '"requests_rejected": "0"' out || fail "$smallest $others rejects some"
+  grep -q '"requests_rejected": 0' out || fail "$smallest $others rejects some"
   # shellcheck disable=SC2086
   expect 0 '' replay $others --num-blocks=$((${smallest#*=} - 1)) --json
-  grep -q '"requests_rejected": "0"' out && fail "one block less than $smallest $others rejects none"
+  grep -q '"requests_rejected": 0' out && fail "one block less than $smallest $others rejects none"
 done
 expect 3 'all 396 requests were rejected: 396 have no prompt, or one that does not fit --max-model-len=2' \
   replay --max-model-len=2
@@ -469,6 +472,6 @@ expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --no
 cmp out dropped.json || fail "hashes look ahead next to a connector"
 expect 2 'lookahead-hashes: got true, .*those that send or fetch KV' replay $split --lookahead-hashes
 expect 1 '' replay $split --speedup=10 --slo=ttft:1ms:p99 --quiet --json
-grep -q '"requests_local": "0"' out || fail "replay --json of two kinds has no totals"
+grep -q '"requests_local": 0' out || fail "replay --json of two kinds has no totals"
 
 finish

@@ -83,6 +83,9 @@ arrived() {
 "$kvsim" gen --requests=300 --turns=3 --system=200:400 --groups=5 --rate=20 -o a.kvt --quiet || fail "gen"
 "$kvsim" gen chat.txtpb -o b.kvt 2>err || fail "gen chat.txtpb: $(head -c 300 err)"
 cmp -s a.kvt b.kvt || fail "options and their specification give different files"
+# Sessions are whole: 300 requests of 3 turns each on average, where the first 300 would have one or two.
+sessions=$("$kvsim" stats a.kvt | sed -n 's/^sessions; requests that wait  *\([0-9]*\);.*/\1/p')
+[ "$sessions" -gt 80 ] && [ "$sessions" -lt 125 ] || fail "gen --turns=3 --requests=300 has $sessions sessions"
 grep -q "expected hit_rate: 0\." err || fail "gen does not say what to expect: $(head -c 300 err)"
 grep -aq "groups: 5" a.kvt || fail "the file does not hold its specification"
 for command in "replay --num-blocks=900" curve; do

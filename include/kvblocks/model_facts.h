@@ -84,6 +84,7 @@ int64_t CountLetters(std::string_view pattern, std::string_view letters);
 
 struct DeviceFacts {
   std::string name;
+  std::vector<std::string> aliases = {};
   double bf16_tflops = 0;
   double memory_gb_per_s = 0;
   double memory_gb = 0;  // 10^9 bytes
@@ -193,6 +194,7 @@ struct PublishedCacheFacts {
 struct ModelFacts {
   std::string name;
   std::string hf_id;
+  std::vector<std::string> aliases;  // models of the same shapes
   std::string family;
   std::string layer_pattern;  // written out, one letter per layer
   int64_t window = 0;         // of letter S and compressed ones: tokens, the query included
@@ -315,9 +317,9 @@ class Catalogue {
   // an error nothing changes.
   absl::Status Merge(std::string_view text, std::string_view source);
 
-  // By name, by the beginning of exactly one name ("h200" for "h200-sxm"), and models also by their
-  // id at Hugging Face ("Qwen/Qwen3-8B", in any case). NotFound lists the names there are, or those
-  // that begin like it.
+  // By name, alias or id at Hugging Face, or by the first words of exactly one ("h200" for
+  // "h200-sxm"). Case, organisation and words like "-Instruct" do not count. NotFound names the
+  // nearest three, or those that begin so.
   absl::StatusOr<DeviceFacts> FindDevice(std::string_view name) const;
   absl::StatusOr<ModelFacts> FindModel(std::string_view name) const;
 

@@ -8,31 +8,20 @@ are those of ``kvsim COMMAND --json``.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-
-from kvblocks._text_fields import TEXT_FIELDS
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["CurveResult", "ExplainResult", "FleetResult", "PlanResult", "Record", "ReplayResult", "Result", "SweepResult"]
 
-_INTEGER = re.compile(r"-?\d+")
-# Texts somewhere, but never such that a number in them is meant as a text.
-_NUMBERS_TOO = {"count", "notes", "row", "window"}
 
-
-def _value(name: str, value: Any) -> Any:
+def _value(value: Any) -> Any:
     if isinstance(value, dict):
         return Record(value)
     if isinstance(value, list):
-        return [_value(name, item) for item in value]
-    # 64-bit integers are texts in JSON.
-    if isinstance(value, str) and _INTEGER.fullmatch(value) and (
-            name not in TEXT_FIELDS or name in _NUMBERS_TOO):
-        return int(value)
+        return [_value(item) for item in value]
     return value
 
 
@@ -48,7 +37,7 @@ class Record(Mapping[str, Any]):
     """Named values: read them as attributes or by ``record["name"]``. Read-only."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_fields", {name: _value(name, value) for name, value in data.items()})
+        object.__setattr__(self, "_fields", {name: _value(value) for name, value in data.items()})
 
     _fields: dict[str, Any]
 

@@ -17,6 +17,7 @@
 #include "sim/commands/progress_line.h"
 #include "sim/commands/replay_input.h"
 #include "sim/commands/trace_fit.h"
+#include "sim/gen/session_plan.h"
 #include "sim/gen/workload_spec.h"
 #include "sim/report/human_table.h"
 #include "sim/trace/byte_sink.h"
@@ -41,6 +42,17 @@ Examples
   kvsim gen chat.txtpb --seed=2 -o chat.kvt.zst
   kvsim gen --like=trace.jsonl.gz --to=spec -o like.txtpb
   kvsim gen --like=trace.jsonl.gz --check)";
+
+// As many sessions as have the requests asked for. The first requests of sessions that begin without
+// end would be first turns, most of them.
+void KeepSessionsWhole(wl::Workload* workload) {
+  const SessionPlanner planner(*workload);
+  int64_t sessions = 0, requests = 0;
+  while (requests < workload->requests()) {
+    requests += static_cast<int64_t>(planner.Plan(static_cast<uint64_t>(sessions++), 0).size());
+  }
+  if (sessions < workload->requests()) workload->set_sessions(sessions);
+}
 
 // "500" or "500:2000".
 absl::Status ParseLength(const std::string& flag, const std::string& text,
@@ -88,7 +100,7 @@ class GenCommand final : public Command {
                    "the first few that comes nearest to the trace]"},
                   0, INT64_MAX, &seed_);
     options_->Add({"--requests", "N",
-                   "how many; with --like: as many as "
+                   "how many, of whole sessions but for the last ones; with --like: as many as "
                    "the trace has [1000]"},
                   1, kMostCount, &requests_);
     options_->AddFlag({.name = "--quiet", .help = "say nothing about what was made"}, &quiet_);
@@ -115,6 +127,7 @@ class GenCommand final : public Command {
     if (seed_ >= 0) workload.set_seed(static_cast<uint64_t>(seed_));
     if (requests_ > 0) workload.set_requests(requests_);
     KVBLOCKS_RETURN_IF_ERROR(CheckWorkload(workload));
+    if (!workload.has_fit() && (requests_ > 0 || spec_.empty())) KeepSessionsWhole(&workload);
     const std::string text = PrintWorkload(workload);
     if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
       return absl::ResourceExhaustedError(absl::StrCat("specification: got ", text.size(),
@@ -271,8 +284,10 @@ class GenCommand final : public Command {
     for (const std::string& loss : report.losses) {
       std::fprintf(stderr, "kvsim gen: not written: %s\n", loss.c_str());
     }
-    std::fprintf(stderr, "%s requests written to %s\n", WithThousands(report.num_requests).c_str(),
-                 output_->c_str());
+    std::fprintf(stderr, "%s requests written to %s: %s input tokens, %s output tokens\n",
+                 WithThousands(report.num_requests).c_str(), output_->c_str(),
+                 WithThousands(report.input_tokens).c_str(),
+                 WithThousands(report.output_tokens).c_str());
     const auto& notes = reader->info().notes;
     for (const char* fact : {"requests", "input_tokens", "output_tokens", "hit_rate"}) {
       const auto note = notes.find(absl::StrCat("expected_", fact));

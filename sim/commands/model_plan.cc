@@ -22,10 +22,28 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+// A name that --KIND gave and that the catalogue does not have; says where all names are.
+template <typename T>
+absl::StatusOr<T> OfName(absl::string_view kind, absl::StatusOr<T> found) {
+  const std::string name(kind);
+  found = OfOption(absl::StrCat("--", name), name, std::move(found));
+  if (found.status().code() != absl::StatusCode::kNotFound) return found;
+  return absl::NotFoundError(
+      absl::StrCat(found.status().message(), " (kvsim plan --list-", name, "s prints all)"));
+}
+
 absl::StatusOr<ModelFacts> FindModel(const ReplayConfig& config, const Catalogue& catalogue) {
-  if (!absl::EndsWith(config.model(), ".json")) return catalogue.FindModel(config.model());
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, ReadConfigFile(config.model()));
-  return ModelFromHfConfig(text, config.model());
+  const std::string& name = config.model();
+  if (!absl::EndsWith(name, ".json")) return OfName("model", catalogue.FindModel(name));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, OfOption("--model", ReadConfigFile(name)));
+  return OfOption("--model", "model", ModelFromHfConfig(text, name));
+}
+
+// NVFP4 has a byte of scale for 16 weights.
+void SetWeights(std::string_view dtype, ModelFacts* model) {
+  if (dtype == "auto" || dtype.empty()) return;
+  model->bytes_per_param = dtype == "bf16" ? 2 : dtype == "fp8" ? 1 : 0.5625;
+  if (model->experts) model->experts->bytes_per_param = model->bytes_per_param;
 }
 
 // The option behind the field that a message about layer caches begins with.
@@ -47,10 +65,10 @@ absl::Status OfLayerOption(const absl::Status& status) {
 
 std::string DescribeMemory(const PoolMemory& memory, int64_t num_ranks) {
   const double ranks = static_cast<double>(memory.tensor_parallel);
-  std::string text =
-      absl::StrFormat("%s: %.4g GB x %g - weights %.1f GB", memory.device.name,
-                      memory.device.usable_gb(), memory.utilization,
-                      WeightGbPerDevice(memory));
+  std::string text = absl::StrFormat(
+      "%s: %.4g GB%s x %g - weights %.1f GB", memory.device.name, memory.device.usable_gb(),
+      memory.device.measured_memory_gb > 0 ? "" : " (nominal)", memory.utilization,
+      WeightGbPerDevice(memory));
   if (memory.draft_weights_gb > 0) {
     absl::StrAppendFormat(&text, " - drafter %.1f GB", memory.draft_weights_gb / ranks);
   }
@@ -114,10 +132,9 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
   ModelOnDevice found;
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      found.device, OfOption("--device", "device", catalogue.FindDevice(config.device())));
-  KVBLOCKS_ASSIGN_OR_RETURN(found.model,
-                            OfOption("--model", "model", FindModel(config, catalogue)));
+  KVBLOCKS_ASSIGN_OR_RETURN(found.device, OfName("device", catalogue.FindDevice(config.device())));
+  KVBLOCKS_ASSIGN_OR_RETURN(found.model, FindModel(config, catalogue));
+  SetWeights(config.weight_dtype(), &found.model);
   KVBLOCKS_RETURN_IF_ERROR(CheckDataParallel(config, found.model));
   return found;
 }
@@ -204,6 +221,18 @@ std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& 
   const std::string memory = DescribeMemory(MemoryOf(config, hardware, stage),
                                             NumLinkedRanks(config, hardware));
   return num_stages == 1 ? memory : absl::StrCat("stage ", stage, " of ", num_stages, ": ", memory);
+}
+
+std::string NodesNote(const ReplayConfig& config, const ModelOnDevice& hardware) {
+  constexpr int64_t kDevicesPerNode = 8;
+  const int64_t ranks = config.tensor_parallel() *
+                        (IsInLockstep(config, hardware.model) ? config.data_parallel() : 1);
+  if (ranks <= kDevicesPerNode) return "";
+  return absl::StrCat(
+      ranks, " devices exchange data in every layer and span ",
+      (ranks + kDevicesPerNode - 1) / kDevicesPerNode,
+      " nodes of 8: links between nodes are slower than those that step times count (a device "
+      "with their link_gb_per_s in --catalogue counts them)");
 }
 
 int64_t MaxInFlightTokens(const ReplayConfig& config) {

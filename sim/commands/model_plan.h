@@ -59,6 +59,10 @@ std::optional<int64_t> LeastBesideModel(const ::kvblocks::config::v1::ReplayConf
 std::string DescribeCacheBytes(const ::kvblocks::config::v1::ReplayConfig& config,
                                const ModelOnDevice& hardware);
 
+// Of ranks that exchange data in every layer and do not fit in a node; else empty.
+std::string NodesNote(const ::kvblocks::config::v1::ReplayConfig& config,
+                      const ModelOnDevice& hardware);
+
 // Drafts as the options ask for them, and whether look-ups then give their last block back.
 DraftOptions DraftOptionsOf(const ::kvblocks::config::v1::ReplayConfig& config);
 bool DropsLastHitBlock(const ::kvblocks::config::v1::ReplayConfig& config);

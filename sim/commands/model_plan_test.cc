@@ -14,6 +14,7 @@
 #include "sim/commands/plan_report.h"
 #include "sim/commands/replay_setup.h"
 #include "sim/config.pb.h"
+#include "sim/report/human_table.h"
 #include "specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
@@ -128,6 +129,66 @@ TEST(PlanReportTest, SaysWhetherRequestsFit) {
   EXPECT_EQ(report->suggestions(1), "--max-num-batched-tokens=2048");
   const auto too_long = MakePlanReport(config, {.requests = 1, .length = 1 << 30});
   EXPECT_THAT(std::string(too_long.status().message()), HasSubstr("--len: got 1073741824"));
+}
+
+// Eight H200s hold 42.16 requests of 128k, by what the driver reports of their memory.
+TEST(PlanReportTest, SaysHowManyReplicasHoldTheRequests) {
+  ReplayConfig config = Config("llama-3.1-70b", "H200", 8);
+  config.set_kv_cache_dtype("fp8");
+  auto report = MakePlanReport(config, {.requests = 40, .length = 131072});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(Fits(*report, "upstream"));
+  EXPECT_NEAR(report->plans(0).asked_concurrency(), 42.16, 0.01);
+  EXPECT_EQ(report->plans(0).asked_replicas(), 1);
+  EXPECT_THAT(report->available_source(), HasSubstr("150.1 GB x 0.9"));
+  report = MakePlanReport(config, {.requests = 100, .length = 131072});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_FALSE(Fits(*report, "upstream"));
+  EXPECT_EQ(report->plans(0).asked_replicas(), 3);
+  EXPECT_THAT(FormatPlan(*report, false),
+              HasSubstr("them (24 devices), 4 with one to spare"));
+  report = MakePlanReport(config, {.requests = 44, .length = 131072});
+  ASSERT_TRUE(report.ok() && report->suggestions_size() > 0);
+  EXPECT_EQ(report->suggestions(0), "--weight-dtype=fp8") << "8.8 GB of each device";
+  const auto nominal = MakePlanReport(Config("llama-3.1-8b", "b300", 1), {});
+  EXPECT_THAT(nominal->available_source(), HasSubstr("288 GB (nominal) x 0.9"));
+}
+
+// A shorter limit is no answer to a question about longer requests, and there are no windows.
+TEST(PlanReportTest, AdviceIsAboutWhatWasAsked) {
+  const auto report =
+      MakePlanReport(Config("llama-3.1-8b", "rtx-4090", 1), {.requests = 4, .length = 131072});
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_GT(report->plans(1).problems_size(), 0);
+  EXPECT_GT(report->plans(0).asked_concurrency(), 0.1) << "a share of one request";
+  EXPECT_EQ(report->plans(0).asked_replicas(), 0);
+  for (const std::string& what : report->suggestions()) {
+    EXPECT_THAT(what, testing::Not(HasSubstr("--max-model-len"))) << what;
+  }
+  EXPECT_EQ(report->notes_size(), 0);
+}
+
+TEST(PlanReportTest, RanksBeyondANodeAreSaid) {
+  const auto one = MakePlanReport(Config("llama-3.1-405b", "h200", 8), {});
+  EXPECT_EQ(one->notes_size(), 0);
+  const auto two = MakePlanReport(Config("llama-3.1-405b", "h200", 16), {});
+  ASSERT_EQ(two->notes_size(), 1);
+  EXPECT_THAT(two->notes(0), HasSubstr("16 devices exchange data in every layer and span 2 nodes"));
+}
+
+TEST(PlanReportTest, WeightsMayBeStoredInLess) {
+  ReplayConfig config = Config("llama-3.1-70b", "h100", 4);
+  const auto published = MakePlanReport(config, {});
+  config.set_weight_dtype("fp8");
+  const auto less = MakePlanReport(config, {});
+  ASSERT_TRUE(published.ok() && less.ok());
+  EXPECT_NEAR(static_cast<double>(less->available_bytes() - published->available_bytes()),
+              70.55e9 / 4, 2);
+  // Of a model that is published in FP8 nothing changes.
+  ReplayConfig deepseek = Config("deepseek-v3", "h200", 8);
+  const int64_t before = MakePlanReport(deepseek, {})->available_bytes();
+  deepseek.set_weight_dtype("fp8");
+  EXPECT_EQ(MakePlanReport(deepseek, {})->available_bytes(), before);
 }
 
 TEST(PlanReportTest, RoomForTokensInFlightIsShownAndSmallerStepsAreSuggested) {

@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "checks/field_error.h"
 #include "sim/cost/sim_time.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -26,21 +28,6 @@ class Formatter final : public CLI::Formatter {
   }
 };
 
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
-
 // The name that messages use: the first of several.
 std::string FirstName(const OptionText& option) {
   return option.name.substr(0, option.name.find(','));
@@ -48,14 +35,14 @@ std::string FirstName(const OptionText& option) {
 
 // Empty: the number is in `value`.
 std::string SetInteger(const std::string& text, int64_t low, int64_t high, int64_t* value) {
-  int64_t number;
-  if (!absl::SimpleAtoi(text, &number)) {
-    return absl::StrCat("got \"", text, "\", expected a whole number");
+  const auto number = ParseCount(text);
+  if (!number) {
+    return absl::StrCat("got \"", text, "\", expected a whole number, like 131072 or 128K");
   }
-  if (number < low || number > high) {
-    return absl::StrCat("got ", number, ", expected ", low, " to ", high);
+  if (*number < low || *number > high) {
+    return absl::StrCat("got ", *number, ", expected ", low, " to ", high);
   }
-  *value = number;
+  *value = *number;
   return "";
 }
 

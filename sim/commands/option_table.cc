@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
 #include "sim/simulation_config.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -27,9 +28,9 @@ std::string SetField(const FieldDescriptor* field, const std::string& text, Mess
   const auto* reflection = message->GetReflection();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64: {
-      int64_t value;
-      if (!absl::SimpleAtoi(text, &value)) return "a whole number";
-      reflection->SetInt64(message, field, value);
+      const auto value = ParseCount(text);
+      if (!value) return "a whole number, like 131072 or 128K";
+      reflection->SetInt64(message, field, *value);
       return "";
     }
     case FieldDescriptor::CPPTYPE_UINT64: {
@@ -40,7 +41,13 @@ std::string SetField(const FieldDescriptor* field, const std::string& text, Mess
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       double value;
-      if (!absl::SimpleAtod(text, &value)) return "a number";
+      const bool is_gb =
+          field->options().GetExtension(::kvblocks::config::v1::setting).unit() == "GB";
+      if (const auto bytes = ParseBytes(text); is_gb && bytes) {
+        value = static_cast<double>(*bytes) / 1e9;
+      } else if (!absl::SimpleAtod(text, &value)) {
+        return is_gb ? "a number of GB, or bytes like 64GiB" : "a number";
+      }
       reflection->SetDouble(message, field, value);
       return "";
     }

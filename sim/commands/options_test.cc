@@ -106,7 +106,8 @@ TEST(OptionParserTest, WhatIsNotGivenStays) {
 TEST(OptionParserTest, MessagesNameOptionValueAndExpectation) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"run", "f", "--rows=0"}, "program run: --rows: got 0, expected 1 to 10\n"},
-      {{"run", "f", "--queries=ten"}, "--rows: got \"ten\", expected a whole number\n"},
+      {{"run", "f", "--queries=ten"}, "--rows: got \"ten\", expected a whole number, like "
+       "131072 or 128K\n"},
       {{"run", "f", "--lengths", "5", "101"}, "--lengths: got 101, expected 1 to 100\n"},
       {{"run", "f", "--color=x"}, "--color: got \"x\", expected one of auto, never\n"},
       {{"run", "f", "--kind=x"}, "--kind: got \"x\", expected one of a, b\n"},

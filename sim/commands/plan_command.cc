@@ -129,7 +129,7 @@ void FillInFlight(const Plan& plan, pb::PolicyPlan* out) {
 }
 
 void FillPlan(const Plan& plan, int64_t max_len, const std::vector<int64_t>& lengths,
-              int64_t asked_length, pb::PolicyPlan* out) {
+              const pb::PlanReport& report, pb::PolicyPlan* out) {
   out->set_layout(Text(LayoutName(plan.layout)));
   const int64_t longest = plan.limits.max_model_len;
   out->set_max_model_len(longest);
@@ -175,8 +175,10 @@ void FillPlan(const Plan& plan, int64_t max_len, const std::vector<int64_t>& len
     at->set_waste_share(waste.share());
   }
   out->set_longest_context(plan.LongestContext(max_len));
-  if (asked_length > 0 && asked_length <= longest) {
-    out->set_asked_concurrency(plan.Concurrency(asked_length));
+  if (report.has_asked_requests()) {
+    out->set_asked_concurrency(plan.Concurrency(report.asked_length()));
+    const auto each = static_cast<int64_t>(out->asked_concurrency()) * report.data_parallel();
+    if (each > 0) out->set_asked_replicas((report.asked_requests() + each - 1) / each);
   }
   FillInFlight(plan, out);
   for (const Waste& waste : plan.StandingWaste()) {
@@ -209,16 +211,17 @@ void FillPolicy(const std::vector<LayerCache>& caches, PlanOptions options, int6
     options.limits.max_model_len = 0;
     result = MakePlan(caches, options);
   }
-  const int64_t asked_length = report->has_asked_requests() ? report->asked_length() : 0;
-  if (result.ok()) FillPlan(*result.plan, model_limit, lengths, asked_length, out);
+  if (result.ok()) FillPlan(*result.plan, model_limit, lengths, *report, out);
 }
 
 // What would hold what was asked for: the first few changes that do, each alone.
 void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
                      pb::PlanReport* report) {
   const auto fits = [&](const ReplayConfig& changed, PlanPolicy policy) {
-    const auto bytes = CacheBytes(changed, hardware);
-    const auto caches = LayerCachesOf(changed, hardware.model);
+    const auto found = FindModelOnDevice(changed);  // with other weights, maybe
+    if (!found.ok()) return false;
+    const auto bytes = CacheBytes(changed, *found);
+    const auto caches = LayerCachesOf(changed, found->model);
     if (!bytes.ok() || !caches.ok()) return false;
     PlanOptions options = MakePlanOptions(changed, policy, *bytes);
     options.limits.max_model_len = report->max_model_len();
@@ -242,7 +245,11 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
     report->add_suggestions("the exact plan");
   } else {
     for (const pb::PolicyPlan& plan : report->plans()) {
-      if (plan.policy() == "exact" && plan.max_model_len() > 0 && !plan.problems().empty()) {
+      // A shorter limit is no answer to a question about longer requests.
+      if (plan.policy() == "exact" && plan.max_model_len() > 0 && !plan.problems().empty() &&
+          (!report->has_asked_requests() ||
+           (report->asked_length() <= plan.max_model_len() &&
+            plan.asked_concurrency() >= static_cast<double>(report->asked_requests())))) {
         report->add_suggestions(
             absl::StrCat("--max-model-len=", plan.max_model_len(), " with the exact plan"));
       }
@@ -258,6 +265,11 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
     ReplayConfig changed = config;
     changed.set_kv_cache_dtype("fp8");
     suggest("--kv-cache-dtype=fp8", changed);
+  }
+  if (hardware.model.bytes_per_param > 1 && config.weight_dtype() == "auto") {
+    ReplayConfig changed = config;
+    changed.set_weight_dtype("fp8");
+    suggest("--weight-dtype=fp8", changed);
   }
   for (int64_t ranks = config.tensor_parallel() * 2; ranks <= kMaxRanks; ranks *= 2) {
     ReplayConfig changed = config;
@@ -275,7 +287,7 @@ void FillStepHint(const ReplayConfig& config, const std::vector<LayerCache>& cac
       std::find_if(report->plans().begin(), report->plans().end(),
                    [](const pb::PolicyPlan& plan) { return plan.policy() == "upstream"; });
   if (config.max_num_batched_tokens() <= kSmallStep || upstream == report->plans().end() ||
-      upstream->lengths().empty()) {
+      upstream->lengths().empty() || upstream->in_flight_bytes() == 0) {
     return;
   }
   ReplayConfig changed = config;
@@ -380,6 +392,9 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked, PlanQue
   }
   if (!Fits(report, "upstream")) FillSuggestions(config, hardware, &report);
   FillStepHint(config, caches, bytes, &report);
+  if (const std::string nodes = NodesNote(config, hardware); !nodes.empty()) {
+    report.add_notes(nodes);
+  }
   return report;
 }
 
@@ -399,7 +414,8 @@ Examples
   kvsim plan --model=deepseek-v4-flash --device=h200 --tp=8 --kv-cache-dtype=fp8
   kvsim plan --model=path/to/config.json --device=h100
   kvsim plan --model=gpt-oss-120b --device=h100 --tp=2 --json | jq .plans
-  kvsim plan --model=gemma-3-27b --device=h100 --requests=50 --len=32768
+  kvsim plan --model=llama-3.1-70b --device=h200 --tp=8 --requests=100 --len=128K
+                                          do they fit, or how many such replicas hold them
 
 Exit status: 0 the longest request, and the --requests asked about, fit under both plans; 1 not
 under one of them; 2 bad input.)";
@@ -407,7 +423,7 @@ under one of them; 2 bad input.)";
 // Options of a replay that matter to a plan.
 constexpr const char* kPlanFields =
     "model device catalogue tensor_parallel pipeline_parallel data_parallel expert_parallel "
-    "decode_context_parallel kv_cache_dtype block_size max_num_batched_tokens async hybrid layout "
+    "decode_context_parallel kv_cache_dtype weight_dtype block_size max_num_batched_tokens async hybrid layout "
     "typical_len prefix_caching engine entry_point num_draft_tokens drafter lookahead_hashes "
     "num_blocks kv_memory memory_utilization activation_gb graph_gb";
 

@@ -146,7 +146,7 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
     report->add_notes(absl::StrCat("the trace has encoders' inputs of ", workload->encoder_tokens(),
                                    " tokens, and the model no cross attention: they are left out"));
   }
-  if (!setup.time_note.empty()) report->add_notes(setup.time_note);
+  if (!setup.note.empty()) report->add_notes(setup.note);
   if (described->steps_outside_tables() > 0) {
     report->add_notes(absl::StrCat(
         described->steps_outside_tables(), " of ", report->totals().steps(),

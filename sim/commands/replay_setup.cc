@@ -218,14 +218,22 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
   if (!clock.ok()) return clock.status();
   setup->step_time = std::move(clock->model);
   setup->latency_is_meaningful = clock->latency_is_meaningful;
-  setup->time_note = std::move(clock->note);
+  setup->note = std::move(clock->note);
   return absl::OkStatus();
 }
 
 absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
-  auto tiers = ParseTiers(config.tier());
+  const int64_t num_devices = config.tensor_parallel();
+  auto tiers = ParseTiers(config.tier(), num_devices);
   if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
   if (tiers->empty()) return absl::OkStatus();
+  for (const SimTier& tier : *tiers) {
+    if (num_devices == 1 || tier.options.capacity_bytes == 0) continue;
+    const double gib = static_cast<double>(tier.options.capacity_bytes) / (1 << 30);
+    absl::StrAppendFormat(&setup->note, "%stier %s: %.4g GiB of each of %d devices, %.4g GiB in all",
+                          setup->note.empty() ? "" : "; ", tier.options.name, gib, num_devices,
+                          gib * static_cast<double>(num_devices));
+  }
   if (!config.prefix_caching()) {
     return BadOption("--tier", config.tier(), "nothing with --no-prefix-caching");
   }

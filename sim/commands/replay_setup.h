@@ -45,7 +45,7 @@ struct ReplaySetup {
   std::optional<int64_t> beside_model_bytes;
   bool latency_is_meaningful = false;
   bool is_lockstep = false;  // with other ranks of its replica
-  std::string time_note;  // what the clock leaves out; may be empty
+  std::string note;  // what the clock leaves out, and what tiers hold; may be empty
 };
 
 // Whether the caller runs all data-parallel ranks of a replica, of which the setup is that of one.

@@ -268,6 +268,9 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   StepTimeSetup setup{.model = std::move(clock),
                       .latency_is_meaningful = config.time() != "fixed",
                       .note = maker.note()};
+  if (const std::string nodes = NodesNote(config, hardware); by_layers && !nodes.empty()) {
+    absl::StrAppend(&setup.note, setup.note.empty() ? "" : "; ", nodes);
+  }
   if (is_unknown) {
     setup.note =
         absl::StrCat(setup.note, setup.note.empty() ? "" : "; ",

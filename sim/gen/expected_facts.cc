@@ -97,6 +97,8 @@ std::optional<ExpectedFacts> ExpectedFactsOf(const pb::Workload& workload) {
   double sessions = static_cast<double>(workload.sessions());
   if (workload.requests() > 0) {
     const double enough = static_cast<double>(workload.requests()) / per_session;
+    // Cut off while most sessions go on, it has more first turns than they have.
+    if (per_session > 1 && (sessions == 0 || sessions > 2 * enough)) return std::nullopt;
     sessions = workload.sessions() > 0 ? std::min(sessions, enough) : enough;
   }
   ExpectedFacts facts;

@@ -54,7 +54,8 @@ int64_t BlockTokens(const workload::v1::Workload& workload);
 // What a workload comes to on average, by sums instead of by making it: for its header and for
 // tests of the generator.
 //
-// Only what has a closed form is stated. With forks, a context limit or sub-agents nothing has;
+// Only what has a closed form is stated. With a number of requests that ends sessions of several
+// requests, forks, a context limit or sub-agents nothing has;
 // with examples, documents or duplicates the hit rate has none; of a fit nothing is.
 struct ExpectedFacts {
   double requests = 0;

@@ -116,12 +116,33 @@ void AddMetric(const pb::MetricChange& change, TextPage& page) {
   }
 }
 
+// What most comparisons are about, in this order.
+constexpr const char* kHeadline[] = {
+    "whole_run.token_hit_rate.value", "latency.ttft.mean_ms",
+    "latency.ttft.p99_ms",            "latency.tpot.mean_ms",
+    "latency.tpot.p99_ms",            "latency.e2e.mean_ms",
+    "throughput.requests_per_s",      "throughput.output_tokens_per_s",
+    "goodput.good_share",             "preemption.preemptions"};
+
+// The headline's figures first, then the others in the order of the report.
 void AddMetrics(const pb::Comparison& comparison, TextPage& page) {
   if (comparison.changes_size() == 0) return;
-  AddHeading(absl::StrCat("metric", std::string(kNameWidth - 4, ' '),
-                          Columns("a", "b", "change", "relative", "")),
-             page);
-  for (const pb::MetricChange& change : comparison.changes()) AddMetric(change, page);
+  std::vector<const pb::MetricChange*> headline, others;
+  for (const char* name : kHeadline) {
+    for (const pb::MetricChange& change : comparison.changes()) {
+      if (change.name() == name) headline.push_back(&change);
+    }
+  }
+  for (const pb::MetricChange& change : comparison.changes()) {
+    if (std::count(headline.begin(), headline.end(), &change) == 0) others.push_back(&change);
+  }
+  for (const auto& [what, changes] : {std::pair("headline", headline), {"metric", others}}) {
+    if (changes.empty()) continue;
+    AddHeading(absl::StrFormat("%-*s%s", kNameWidth + 2, what,
+                               Columns("a", "b", "change", "relative", "")),
+               page);
+    for (const pb::MetricChange* change : changes) AddMetric(*change, page);
+  }
 }
 
 // Where the first new block that two lists do not share stands; 0 if that is near the beginning.

@@ -257,6 +257,27 @@ TEST(ComparisonTableTest, ShowsConfigurationChangesAndResult) {
   EXPECT_THAT(FormatComparison(Sample(), true), HasSubstr("\033[1m"));
 }
 
+TEST(ComparisonTableTest, TheHeadlineComesFirst) {
+  pb::Comparison comparison;
+  for (const char* name :
+       {"counters.hit_tokens", "preemption.preemptions", "latency.ttft.p99_ms", "a.z"}) {
+    auto* change = comparison.add_changes();
+    change->set_name(name);
+    change->set_a("1");
+    change->set_b("2");
+    change->set_change("1");
+  }
+  const std::string text = Format(comparison);
+  size_t last = 0;
+  for (const char* part : {"headline ", "latency.ttft.p99_ms", "preemption.preemptions", "metric ",
+                           "counters.hit_tokens", "a.z"}) {
+    const size_t at = text.find(part);
+    ASSERT_NE(at, std::string::npos) << part;
+    EXPECT_GT(at, last) << part;
+    last = at;
+  }
+}
+
 TEST(ComparisonTableTest, WhatExceedsItsToleranceIsMarked) {
   pb::Comparison comparison =
       WithFields(Sample(), "passed: false metrics_judged: 50 metrics_exceeded: 1");

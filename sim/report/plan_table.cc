@@ -196,11 +196,19 @@ void AddAnswer(const pb::PlanReport& report, TextPage& page) {
   for (int i = 0; i < report.plans_size(); ++i) {
     const pb::PolicyPlan& plan = report.plans(i);
     const bool fits = plan.problems().empty() && plan.asked_concurrency() >= asked;
-    page.Text(i == 0 ? "question" : "",
-              absl::StrCat(Plural(report.asked_requests(), "request"), " of ",
-                           WithThousands(report.asked_length()), " tokens: ", fits ? "yes" : "no",
-                           ", ", plan.policy(), "'s plan holds ",
-                           absl::StrFormat("%.2f", plan.asked_concurrency())));
+    std::string text =
+        absl::StrCat(Plural(report.asked_requests(), "request"), " of ",
+                     WithThousands(report.asked_length()), " tokens: ", fits ? "yes" : "no", ", ",
+                     plan.policy(), "'s plan holds ",
+                     absl::StrFormat("%.2f", plan.asked_concurrency()));
+    if (plan.asked_replicas() > 1) {
+      const int64_t devices =
+          report.tensor_parallel() * report.pipeline_parallel() * report.data_parallel();
+      absl::StrAppend(&text, "; ", plan.asked_replicas(), " such replicas hold them (",
+                      plan.asked_replicas() * devices, " devices), ", plan.asked_replicas() + 1,
+                      " with one to spare");
+    }
+    page.Text(i == 0 ? "question" : "", text);
   }
 }
 

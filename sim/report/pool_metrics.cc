@@ -46,8 +46,16 @@ void PoolMetrics::SetSlots(const SimRequest& request, int64_t slots) {
   progress.num_slots = slots;
 }
 
+void PoolMetrics::ReadSlots(const SimRequest& request) {
+  if (!full_group_) return;
+  SetSlots(request, static_cast<int64_t>(manager_->GetBlocks(*request.kv, *full_group_).size()) *
+                        manager_->group(*full_group_).block_size());
+}
+
 void PoolMetrics::OnAdmission(const AdmissionRecord& record, SimTime) {
   gauges_.computed += record.num_hit_tokens + record.num_external_tokens;
+  // It holds its blocks while it loads, long before a step has it.
+  if (record.is_load) ReadSlots(*record.request);
 }
 
 void PoolMetrics::OnPreemption(const PreemptionRecord& record, SimTime) {
@@ -70,10 +78,8 @@ void PoolMetrics::OnStepScheduled(const StepRecord& step) {
       const SimRequest& request = *record.request;
       gauges_.computed += record.num_context - request.num_load_hits - request.num_load_tokens;
     }
-    if (!full_group_ || (record.num_new_blocks == 0 && !record.is_admission)) continue;
-    SetSlots(*record.request,
-             static_cast<int64_t>(manager_->GetBlocks(*record.request->kv, *full_group_).size()) *
-                 manager_->group(*full_group_).block_size());
+    if (record.num_new_blocks == 0 && !record.is_admission) continue;
+    ReadSlots(*record.request);
   }
   gauges_.computed += step.num_tokens;
   ReadPool();

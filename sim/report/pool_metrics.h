@@ -62,6 +62,7 @@ class PoolMetrics final : public ReportSection {
 
   void ReadPool();
   void SetSlots(const SimRequest& request, int64_t slots);
+  void ReadSlots(const SimRequest& request);  // of the block table
 
   SharedFacts* const facts_;
   const KvCacheManager* manager_ = nullptr;

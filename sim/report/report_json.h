@@ -1,5 +1,6 @@
-// A report as JSON: protobuf's own mapping, with the fields' names as in report.proto, so that the
-// same report always gives the same bytes.
+// A report as JSON: protobuf's own mapping, with the fields' names as in report.proto, and whole
+// numbers as numbers: those beyond 2^53, which not every reader has exactly, stay texts. The same
+// report always gives the same bytes.
 
 #ifndef KVBLOCKS_SIM_REPORT_REPORT_JSON_H_
 #define KVBLOCKS_SIM_REPORT_REPORT_JSON_H_

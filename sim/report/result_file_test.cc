@@ -136,6 +136,26 @@ TEST(ResultFileTest, ReportsReadBackToTheLastDigit) {
   EXPECT_EQ(file->report->SerializeAsString(), Sample().SerializeAsString());
 }
 
+// Numbers that not every reader of JSON has exactly stay texts.
+TEST(ResultFileTest, WholeNumbersAreNumbersUpToTwoToThe53) {
+  pb::Report report = Sample();
+  report.mutable_totals()->set_steps(int64_t{1} << 53);
+  report.mutable_totals()->set_output_tokens(-7);
+  report.mutable_config()->set_trace("12");
+  report.mutable_config()->set_speedup("a \\ \"3\": {");
+  report.add_notes("5");
+  report.add_notes("6");
+  const std::string json = *ToJson(report);
+  EXPECT_THAT(json, HasSubstr("\"computed_tokens\": \"9007199254740993\""));
+  EXPECT_THAT(json, HasSubstr("\"steps\": 9007199254740992,"));
+  EXPECT_THAT(json, HasSubstr("\"output_tokens\": -7,"));
+  EXPECT_THAT(json, HasSubstr("\"seed\": \"18446744073709551615\""));
+  EXPECT_THAT(json, HasSubstr("\"trace\": \"12\""));
+  const auto file = Open(json);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->report->SerializeAsString(), report.SerializeAsString());
+}
+
 TEST(ResultFileTest, StepFilesAreRecognised) {
   const auto file = Open("step,tokens,digest\r\n0,1,0123456789abcdef\r\n");
   ASSERT_TRUE(file.ok()) << file.status();

@@ -165,11 +165,11 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                 Percent(tiers.hit_rate()), tiers.device_hit_tokens(), tiers.loaded_tokens(),
                 tiers.load(), tiers.load_if()));
   if (tiers.loads() > 0) {
-    page.Text("", absl::StrFormat("%s of %s; one took %.3g ms, computing would %.3g ms: break-even "
-                                  "at %s/s",
+    page.Text("", absl::StrFormat("%s of %s; one took %s, computing would %s: break-even at %s/s",
                                   Plural(tiers.loads(), "load"),
                                   Bytes(static_cast<double>(tiers.loaded_bytes())),
-                                  tiers.mean_load_ms(), tiers.mean_compute_ms(),
+                                  Span(tiers.mean_load_ms() / 1e3),
+                                  Span(tiers.mean_compute_ms() / 1e3),
                                   Bytes(tiers.break_even_bytes_per_s())));
   }
   if (!tiers.load_failure_policy().empty()) {
@@ -186,9 +186,10 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
     const std::string misses = DescribeTierMisses(tier.misses());
     if (!misses.empty()) page.Text("", absl::StrCat("tokens missed: ", misses));
     if (tier.has_read_link() && tier.read_link().transfers() > 0) {
-      page.Text("", absl::StrFormat("a read took %.3g ms, %.3g of them behind others; busy %.4g s",
-                                    tier.read_link().mean_transfer_ms(),
-                                    tier.read_link().mean_queue_ms(), tier.read_link().busy_s()));
+      page.Text("", absl::StrFormat("a read took %s, %s of it behind others; busy %.4g s",
+                                    Span(tier.read_link().mean_transfer_ms() / 1e3),
+                                    Span(tier.read_link().mean_queue_ms() / 1e3),
+                                    tier.read_link().busy_s()));
     }
   }
   page.Blank();

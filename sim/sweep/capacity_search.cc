@@ -28,13 +28,36 @@ constexpr double kLeastSpeedup = 1.0 / 1024;
 constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
 
+// Of several replicas, unless a router is asked for: load decides in most traces, and round robin
+// needs up to a half more devices (docs/planning_capacity.md).
+constexpr const char* kCapacityRouter = "least-tokens";
+
 std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
+
+// Why even the lowest rate misses: one prompt alone may take longer than the limit.
+std::string WhyNone(const Probed& lowest) {
+  constexpr double kAlone = 0.01;
+  const auto& report = lowest.worst.report();
+  const std::string rate = absl::StrFormat("%.3g requests/s", lowest.probe.requests_per_s());
+  const auto& pressures = lowest.worst.pressures();
+  if (pressures.empty() || pressures[0].waiting_share() > kAlone) {
+    return absl::StrCat("no rate meets the limits, down to ", rate);
+  }
+  return absl::StrFormat(
+      "no rate meets the limits: requests that are alone miss them. At %s almost none waits for "
+      "another, and the slowest first token takes %s",
+      rate, Span(report.latency().ttft().max_ms() / 1e3));
+}
 
 class CapacitySearch {
  public:
   CapacitySearch(const CapacityOptions& options, PointRunner* runner, DecodedTraces* traces,
                  ContentHashes* hashes)
-      : options_(options), runner_(runner), traces_(traces), hashes_(hashes) {}
+      : options_(options),
+        asked_(options.asked),
+        runner_(runner),
+        traces_(traces),
+        hashes_(hashes) {}
 
   absl::StatusOr<pb::CapacityReport> Run();
 
@@ -49,7 +72,6 @@ class CapacitySearch {
   absl::Status ReadRate(const ReplayConfig& config, pb::CapacityReport* report);
   absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
                                                const std::vector<Wanted>& wanted);
-  bool IsOneReplay(const Wanted& wanted) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
   absl::Status CloseInOnRate(Bisection* border, const std::map<double, Probed>& probed) const;
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
@@ -58,10 +80,10 @@ class CapacitySearch {
   void ChooseCheapest(pb::CapacityReport* report) const;
 
   const CapacityOptions& options_;
+  ReplayConfig asked_;  // with a router for several replicas
   PointRunner* runner_;
   DecodedTraces* traces_;
   ContentHashes* hashes_;
-  bool has_router_ = false;
   int64_t fleet_ = 1;  // replicas whose highest rate is looked for
   double trace_rate_ = 0;
   double arrival_seconds_ = 0;
@@ -107,7 +129,6 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         ", expected none in a search for a rate; search another option, like --largest "
         "speedup=0.5:20"));
   }
-  has_router_ = AsksForRouter(config);
   if (IsFleet(config) && options_.target_rate > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         config.replica().empty() ? absl::StrCat("--replicas: got ", config.replicas())
@@ -123,9 +144,9 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
   fleet_ = 0;
   for (const ReplicaKind& kind : kinds) fleet_ += kind.count;
-  if (!has_router_) return absl::OkStatus();
+  if (!AsksForRouter(config)) asked_.set_router(kCapacityRouter);
   // Whatever their number will be.
-  ReplayConfig two = config;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto two, EffectiveConfig(asked_, {}));
   two.set_replicas(std::max<int64_t>(fleet_, 2));
   return MakeFleetOptions(two).status();
 }
@@ -161,44 +182,30 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
   return absl::OkStatus();
 }
 
-// Of replicas behind a router, and not of independent ones.
-bool CapacitySearch::IsOneReplay(const Wanted& wanted) const {
-  return wanted.replicas > 1 && (has_router_ || fleet_ > 1);
-}
-
 absl::StatusOr<std::vector<Probed>> CapacitySearch::ProbeAll(
     const pb::CapacityReport::Candidate& candidate, const std::vector<Wanted>& wanted) {
   std::vector<PlannedPoint> points;
-  std::vector<int64_t> counts;
   for (const Wanted& one : wanted) {
-    const bool is_one_replay = IsOneReplay(one);
-    counts.push_back(is_one_replay ? 1 : one.replicas);
-    for (int64_t replica = 0; replica < counts.back(); ++replica) {
-      std::vector<pb::Setting> settings = {
-          MakeSetting("device", candidate.device()),
-          MakeSetting("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
-          MakeSetting("speedup", SpeedupText(one.speedup))};
-      if (one.is_spread) settings.push_back(MakeSetting("spread", "true"));
-      if (is_one_replay) settings.push_back(MakeSetting("replicas", absl::StrCat(one.replicas)));
-      KVBLOCKS_ASSIGN_OR_RETURN(
-          auto point, PlanPoint(options_.asked, settings, hashes_,
-                                is_one_replay || one.replicas == 1 ? 0 : one.replicas, replica));
-      points.push_back(std::move(point));
+    std::vector<pb::Setting> settings = {
+        MakeSetting("device", candidate.device()),
+        MakeSetting("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
+        MakeSetting("speedup", SpeedupText(one.speedup))};
+    if (one.is_spread) settings.push_back(MakeSetting("spread", "true"));
+    if (one.replicas > 1) {
+      settings.push_back(MakeSetting("replicas", absl::StrCat(one.replicas)));
     }
+    KVBLOCKS_ASSIGN_OR_RETURN(auto point, PlanPoint(asked_, settings, hashes_));
+    points.push_back(std::move(point));
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto results, runner_->Run(points));
   std::vector<Probed> probed;
-  size_t next = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const auto count = static_cast<size_t>(counts[i]);
-    Probed& one = probed.emplace_back(
-        JudgeLimits(absl::MakeConstSpan(results).subspan(next, count), options_.goodput));
+    Probed& one = probed.emplace_back(JudgeLimits(results[i], options_.goodput));
     one.probe.set_speedup(SpeedupText(wanted[i].speedup));
     one.probe.set_requests_per_s(has_followers_ && one.arrivals_per_s > 0
                                      ? one.arrivals_per_s
                                      : trace_rate_ * wanted[i].speedup);
     one.probe.set_replicas(wanted[i].replicas);
-    next += count;
   }
   return probed;
 }
@@ -244,8 +251,7 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
     candidate->set_met_if_spread(spread.front().probe.met());
   }
   if (border.low() == 0) {
-    candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
-                                           at_high.probe.requests_per_s()));
+    candidate->set_problem(WhyNone(at_high));
   }
   return absl::OkStatus();
 }
@@ -298,7 +304,7 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
   replicas = std::max<int64_t>(replicas, 1);
   int direction = 0;
   for (int tries = 0; tries < kMostReplicaProbes; ++tries) {
-    if (!has_router_ && replicas > num_conversations_) {
+    if (replicas > num_conversations_) {
       candidate->set_problem(absl::StrCat("more replicas than the trace has conversations (",
                                           num_conversations_, "); a longer trace is needed"));
       return absl::OkStatus();
@@ -363,8 +369,10 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
   report.set_goodput(options_.goodput);
   report.set_target_rate(options_.target_rate);
   report.set_tolerance(options_.tolerance);
-  if (has_router_ || fleet_ > 1) {
-    report.set_router(config.router().empty() ? "round-robin" : config.router());
+  if (options_.target_rate > 0 || fleet_ > 1) {
+    report.set_router(AsksForRouter(config) && config.router().empty() ? "round-robin"
+                      : config.router().empty()                        ? kCapacityRouter
+                                                                       : config.router());
   }
   if (fleet_ > 1) report.set_fleet(fleet_);
   KVBLOCKS_RETURN_IF_ERROR(ReadRate(config, &report));

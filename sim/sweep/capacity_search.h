@@ -5,9 +5,8 @@
 // stay. Where requests wait for others, think times stay as well, and the rate is the one at which
 // requests arrived in the replay.
 // A rate is met if every objective's percentile of all requests is within its limit; a request that
-// is rejected or aborted is within none. Without options of a router replicas are independent, and
-// conversations are assigned to them round robin, by their first request. With a router, or with a
-// number of replicas given, a probe is a replay of all of them behind it.
+// is rejected or aborted is within none. A probe of several replicas is a replay of all of them
+// behind a router: that of the options, or else least-tokens.
 //
 // The search takes meeting as monotone: from a rate that is met and one that is not it closes in on
 // the highest that is, to a tolerance; then it tries two rates above, which would show that it is

@@ -33,10 +33,6 @@ bool IsAboutTime(const Condition& condition) {
   return false;
 }
 
-Probed JudgeOne(const Condition& limits, const pb::PointResult& result) {
-  return JudgeLimits(absl::MakeConstSpan(&result, 1), limits.goodput);
-}
-
 // The number to compare with; empty if the baseline has none.
 std::optional<double> BoundOf(const Condition& condition, const pb::PointResult& baseline) {
   if (!condition.is_of_baseline) return condition.bound;
@@ -99,7 +95,7 @@ std::optional<bool> Holds(const Condition& condition, const pb::PointResult& res
                             std::any_of(limits.begin(), limits.end(),
                                         [](const auto& limit) { return limit.percentile() > 0; });
     if (!has_limits) return std::nullopt;
-    return JudgeOne(condition, result).probe.met();
+    return JudgeLimits(result, condition.goodput).probe.met();
   }
   const auto value = ValueOf(*condition.metric, result);
   const auto bound = BoundOf(condition, baseline);
@@ -116,7 +112,7 @@ std::string DescribeMiss(const std::vector<Condition>& conditions, const pb::Poi
     if (Holds(condition, result, baseline).value_or(false)) continue;
     is_about_time |= IsAboutTime(condition);
     if (!condition.metric) {
-      missed.push_back(DescribeMissedLimits(JudgeOne(condition, result).probe, condition.goodput));
+      missed.push_back(DescribeMissedLimits(JudgeLimits(result, condition.goodput).probe, condition.goodput));
       continue;
     }
     const SweepMetric& metric = *condition.metric;
@@ -128,71 +124,33 @@ std::string DescribeMiss(const std::vector<Condition>& conditions, const pb::Poi
   std::string text = absl::StrJoin(missed, "; ");
   if (is_about_time) {
     absl::StrAppend(&text, ". ",
-                    DescribeBottleneck(JudgeLimits(absl::MakeConstSpan(&result, 1), 0)));
+                    DescribeBottleneck(JudgeLimits(result, 0)));
   }
   return text;
 }
 
 namespace {
 
-// What the replicas of a probe add up to.
-struct ProbeSums {
-  // One of independent replicas, or several behind a router. REQUIRES: it has a report.
-  void Add(const pb::PointResult& result);
-
-  std::vector<int64_t> good;  // requests within each limit
-  // At its percentile: of the worst of independent replicas, or of all requests behind a router.
-  std::vector<double> observed;
-  int64_t all_good = 0, total = 0, arrived = 0;
-  double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
-  double worst_use = -1;  // of its limits, by the worst replica
-  pb::PointResult worst = {};
-
- private:
-  void AddReplica(const pb::PointResult& result);
-};
-
-void ProbeSums::AddReplica(const pb::PointResult& result) {
-  const auto& goodput = result.report().goodput();
-  const auto& workload = result.report().workload();
-  if (workload.requests_arrived() > 0) {
-    arrived += workload.requests_arrived();
-    first_arrival = std::min(first_arrival, workload.first_arrival_s());
-    last_arrival = std::max(last_arrival, workload.last_arrival_s());
-  }
-  total += goodput.requests_total();
-  all_good += goodput.requests_good();
-  double use = 0;
-  for (size_t o = 0; o < good.size(); ++o) {
-    const auto& objective = goodput.objectives(static_cast<int>(o));
-    good[o] += objective.requests_good();
-    observed[o] = std::max(observed[o], objective.observed_ms());
-    use = std::max(use, objective.observed_ms() / objective.limit_ms());
-  }
-  if (use > worst_use) {
+// The replica that uses most of its limits.
+pb::PointResult WorstReplica(const pb::PointResult& result) {
+  const auto& all = result.report();
+  if (all.replicas_size() == 0) return result;
+  pb::PointResult worst;
+  double worst_use = -1;
+  for (int r = 0; r < all.replicas_size(); ++r) {
+    const auto& report = all.replicas(r).report();
+    double use = 0;
+    for (const auto& objective : report.goodput().objectives()) {
+      use = std::max(use, objective.observed_ms() / objective.limit_ms());
+    }
+    if (use <= worst_use) continue;
     worst_use = use;
-    worst = result;
+    worst.Clear();
+    *worst.mutable_report() = report;
+    if (!report.has_config()) *worst.mutable_report()->mutable_config() = all.config();
+    if (r < result.pressures_size()) *worst.add_pressures() = result.pressures(r);
   }
-}
-
-void ProbeSums::Add(const pb::PointResult& result) {
-  const auto& fleet = result.report();
-  if (fleet.replicas_size() == 0) return AddReplica(result);
-  for (int r = 0; r < fleet.replicas_size(); ++r) {
-    pb::PointResult one;
-    *one.mutable_report() = fleet.replicas(r).report();
-    if (!one.report().has_config()) *one.mutable_report()->mutable_config() = fleet.config();
-    if (r < result.pressures_size()) *one.add_pressures() = result.pressures(r);
-    AddReplica(one);
-  }
-  // With those that ended at the router; a prefill or decode replica has but a part of them.
-  total = fleet.goodput().requests_total();
-  all_good = fleet.goodput().requests_good();
-  for (size_t o = 0; o < good.size(); ++o) {
-    const auto& objective = fleet.goodput().objectives(static_cast<int>(o));
-    good[o] = objective.requests_good();
-    observed[o] = objective.observed_ms();
-  }
+  return worst;
 }
 
 // What kept requests from being served sooner.
@@ -240,44 +198,40 @@ absl::StatusOr<bool> HasLimits(std::string_view slo, double goodput) {
                                     [](const Objective& one) { return one.percentile > 0; });
 }
 
-Probed JudgeLimits(absl::Span<const pb::PointResult> results, double goodput) {
+Probed JudgeLimits(const pb::PointResult& result, double goodput) {
   Probed probed;
   pb::CapacityReport::Probe& probe = probed.probe;
-  for (const pb::PointResult& result : results) {
-    if (result.problem().empty()) continue;
-    probe.set_problem(result.problem());
-    return probed;
-  }
-  const auto num_objectives =
-      static_cast<size_t>(results.front().report().goodput().objectives_size());
-  ProbeSums sums{.good = std::vector<int64_t>(num_objectives),
-                 .observed = std::vector<double>(num_objectives)};
-  for (const pb::PointResult& result : results) sums.Add(result);
-  probed.worst = std::move(sums.worst);
+  probe.set_problem(result.problem());
+  if (!result.problem().empty()) return probed;
+  probed.worst = WorstReplica(result);
+  const auto& all = result.report().goodput();
   const auto share = [&](int64_t part) {
-    return sums.total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(sums.total);
+    return all.requests_total() == 0
+               ? 0.0
+               : static_cast<double>(part) / static_cast<double>(all.requests_total());
   };
-  bool met = sums.total > 0;
-  for (size_t o = 0; o < num_objectives; ++o) {
+  bool met = all.requests_total() > 0;
+  for (const auto& objective : all.objectives()) {
     pb::CapacityReport::Objective* out = probe.add_objectives();
-    const auto& described = probed.worst.report().goodput().objectives(static_cast<int>(o));
-    out->set_metric(described.metric());
-    out->set_limit_ms(described.limit_ms());
-    out->set_percentile(described.percentile());
-    out->set_observed_ms(sums.observed[o]);
-    out->set_share(share(sums.good[o]));
-    // Counts, so that replicas add up and requests that never ran are not left out.
-    const auto hundredths = std::llround(100 * described.percentile());
-    out->set_met(hundredths == 0 || static_cast<__int128>(sums.good[o]) * 10000 >=
-                                        static_cast<__int128>(hundredths) * sums.total);
+    out->set_metric(objective.metric());
+    out->set_limit_ms(objective.limit_ms());
+    out->set_percentile(objective.percentile());
+    out->set_observed_ms(objective.observed_ms());
+    out->set_share(share(objective.requests_good()));
+    // Counts, so that requests that never ran are not left out.
+    const auto hundredths = std::llround(100 * objective.percentile());
+    out->set_met(hundredths == 0 ||
+                 static_cast<__int128>(objective.requests_good()) * 10000 >=
+                     static_cast<__int128>(hundredths) * all.requests_total());
     met = met && out->met();
   }
-  if (sums.last_arrival > sums.first_arrival) {
-    probed.arrivals_per_s =
-        static_cast<double>(sums.arrived - 1) / (sums.last_arrival - sums.first_arrival);
+  const auto& workload = result.report().workload();
+  const double seconds = workload.last_arrival_s() - workload.first_arrival_s();
+  if (seconds > 0) {
+    probed.arrivals_per_s = static_cast<double>(workload.requests_arrived() - 1) / seconds;
   }
-  probe.set_good_share(share(sums.all_good));
-  probe.set_met(met && share(sums.all_good) >= goodput);
+  probe.set_good_share(share(all.requests_good()));
+  probe.set_met(met && share(all.requests_good()) >= goodput);
   return probed;
 }
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "sim/sweep/sweep.pb.h"
 #include "sim/sweep/sweep_metrics.h"
 
@@ -43,8 +42,8 @@ std::string DescribeMiss(const std::vector<Condition>& conditions,
                          const ::kvblocks::sweep::v1::PointResult& result,
                          const ::kvblocks::sweep::v1::PointResult& baseline);
 
-// A probe of a capacity search: replays judged by the limits of --slo over all of their requests,
-// and why they miss them.
+// A probe of a capacity search: a replay judged by the limits of --slo over all of its requests, and
+// why it misses them.
 
 // Whether --slo has percentiles, or --goodput limits to be about. InvalidArgument if the text is
 // bad, or --goodput has no limits.
@@ -57,10 +56,9 @@ struct Probed {
   double arrivals_per_s = 0;                 // in the replay; 0: all at one time
 };
 
-// `results` are those of independent replicas, or one of a replica or of several behind a router.
 // Requests that are rejected or aborted are within no limit. `goodput`: the share of requests that
 // must meet all limits; 0: none.
-Probed JudgeLimits(absl::Span<const ::kvblocks::sweep::v1::PointResult> results, double goodput);
+Probed JudgeLimits(const ::kvblocks::sweep::v1::PointResult& result, double goodput);
 
 // Of the limits that are missed, the most times that a limit was observed; 0: none is missed.
 double WorstUse(const ::kvblocks::sweep::v1::CapacityReport::Probe& probe);

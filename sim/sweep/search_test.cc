@@ -260,7 +260,16 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   EXPECT_TRUE(found.at_target().met());
   EXPECT_EQ(found.one_less().replicas(), found.replicas() - 1);
   EXPECT_FALSE(found.one_less().met());
-  EXPECT_THAT(FormatCapacity(*report, false), HasSubstr("replicas are independent"));
+  EXPECT_EQ(report->router(), "least-tokens");
+  EXPECT_THAT(FormatCapacity(*report, false),
+              HasSubstr("several replicas are behind the router least-tokens"));
+  // Over all requests, as a replay of all replicas says it.
+  ReplayConfig all = options.asked;
+  all.set_speedup(found.at_target().speedup());
+  all.set_replicas(found.replicas());
+  all.set_router("least-tokens");
+  EXPECT_EQ(Replay(all).report().goodput().objectives(0).observed_ms(),
+            found.at_target().objectives(0).observed_ms());
 
   options.asked.set_slo("ttft:300ms");
   EXPECT_THAT(std::string(FindCapacity(options, &runner, &traces, &hashes).status().message()),
@@ -268,7 +277,8 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   options.asked.set_slo("ttft:1us@p99");
   const auto never = FindCapacity(options, &runner, &traces, &hashes);
   ASSERT_TRUE(never.ok());
-  EXPECT_THAT(never->candidates(0).problem(), HasSubstr("no rate meets"));
+  EXPECT_THAT(never->candidates(0).problem(),
+              HasSubstr("no rate meets the limits: requests that are alone miss them"));
 }
 
 // Twenty requests at a time, as a recorder that looks every two seconds has them.

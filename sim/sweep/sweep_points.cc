@@ -230,8 +230,15 @@ absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
   const std::string values(text.substr(equals + 1));
   pb::Axis axis;
   axis.set_option(field);
+  const auto option = std::find_if(ReplayOptions().begin(), ReplayOptions().end(),
+                                   [&](const ReplayOption& one) { return one.name() == field; });
+  // Of texts that are empty by default, like --tier, an empty value means none.
+  const bool may_be_empty = DefaultText(*option).empty() && !option->setting->file();
   for (std::string& value : std::vector<std::string>(
-           absl::StrSplit(values, absl::StrContains(values, '|') ? '|' : ',', absl::SkipEmpty()))) {
+           absl::StrSplit(values, absl::StrContains(values, '|') ? '|' : ','))) {
+    if (value.empty() && !may_be_empty) {
+      return BadAxis(field, values, "no empty value in it");
+    }
     axis.add_values(std::move(value));
   }
   // Checks ranges now, so that a mistake is reported before anything is read.

@@ -252,8 +252,7 @@ std::string SweepCsv(const pb::SweepReport& report) {
 
 namespace {
 
-// `is_dealt`: replicas are independent, and their percentiles do not add up.
-std::string ProbeText(const pb::CapacityReport::Probe& probe, bool is_dealt) {
+std::string ProbeText(const pb::CapacityReport::Probe& probe) {
   std::string text = absl::StrFormat("%.4g requests/s:", probe.requests_per_s());
   for (const auto& objective : probe.objectives()) {
     if (objective.percentile() > 0) {
@@ -265,9 +264,6 @@ std::string ProbeText(const pb::CapacityReport::Probe& probe, bool is_dealt) {
     }
   }
   absl::StrAppendFormat(&text, " %.2f %% of requests meet all limits", 100 * probe.good_share());
-  if (probe.replicas() > 1 && is_dealt) {
-    absl::StrAppend(&text, " (latencies of the worst replica)");
-  }
   return text;
 }
 
@@ -279,7 +275,6 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
                   TextPage* page) {
   page->Blank();
   const std::string name = CandidateName(candidate);
-  const bool is_dealt = report.router().empty();
   if (candidate.highest_rate() > 0) {
     const double devices =
         static_cast<double>(candidate.tensor_parallel() * std::max<int64_t>(report.fleet(), 1));
@@ -290,10 +285,12 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
                                                : "one replica serves ",
                             absl::StrFormat("%.4g", candidate.highest_rate()),
                             " requests/s within the limits (kvsim replay --speedup=",
-                            candidate.at_highest().speedup(), ")"));
-    page->Text("  met", ProbeText(candidate.at_highest(), is_dealt));
+                            candidate.at_highest().speedup(),
+                          report.fleet() > 0 ? absl::StrCat(" --router=", report.router()) : "",
+                          ")"));
+    page->Text("  met", ProbeText(candidate.at_highest()));
     if (candidate.failing_rate() > 0) {
-      page->Text("  missed", ProbeText(candidate.at_failing(), is_dealt));
+      page->Text("  missed", ProbeText(candidate.at_failing()));
       page->Text("  because", candidate.binding());
     } else {
       page->Text("  missed", "no rate that was tried misses the limits");
@@ -307,17 +304,22 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
     }
   }
   if (candidate.replicas() > 0) {
+    const auto cost = [&](int64_t devices) {
+      const double hourly = candidate.price_per_hour() * static_cast<double>(devices);
+      return absl::StrCat(Plural(devices, "device"),
+                          hourly > 0 ? absl::StrFormat(", %.4g per hour", hourly) : "");
+    };
     page->Text("  needs",
-               absl::StrFormat("%s of %s%s for %.4g requests/s: %s%s",
+               absl::StrFormat("%s of %s%s for %.4g requests/s: %s; one more to spare: %s",
                                Plural(candidate.replicas(), "replica"), name,
-                               is_dealt ? "" : absl::StrCat(" behind ", report.router()),
-                               report.target_rate(), Plural(candidate.devices(), "device"),
-                               candidate.price_per_hour() > 0
-                                   ? absl::StrFormat(", %.4g per hour", candidate.cost_per_hour())
-                                   : ""));
-    page->Text("  with them", ProbeText(candidate.at_target(), is_dealt));
+                               candidate.replicas() == 1
+                                   ? ""
+                                   : absl::StrCat(" behind ", report.router()),
+                               report.target_rate(), cost(candidate.devices()),
+                               cost(candidate.devices() + candidate.tensor_parallel())));
+    page->Text("  with them", ProbeText(candidate.at_target()));
     if (candidate.one_less().replicas() > 0) {
-      page->Text("  one less", ProbeText(candidate.one_less(), is_dealt));
+      page->Text("  one less", ProbeText(candidate.one_less()));
     }
   }
   if (!candidate.problem().empty()) {
@@ -366,10 +368,9 @@ void AddCapacityNotes(double arrival_seconds, int64_t num_arrivals, int64_t num_
                      ": a burst that ends before queues are as long as they would get; a longer "
                      "trace gives a lower rate"));
   }
-  if (report->target_rate() > 0 && report->router().empty()) {
-    report->add_notes(
-        "replicas are independent and get conversations round robin; a router that looks at caches "
-        "or load may need fewer (--router)");
+  if (report->target_rate() > 0) {
+    report->add_notes(absl::StrCat("several replicas are behind the router ", report->router(),
+                                   "; another one may need fewer (--router)"));
   }
   report->add_notes(absl::StrFormat(
       "rates are searched to %.1f %%; the two next higher ones that were tried miss, unless a note "

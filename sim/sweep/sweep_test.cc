@@ -81,6 +81,12 @@ TEST(SweepPointsTest, RangesAreWrittenOut) {
   EXPECT_THAT(Values("num-blocks=64:32:*2"), ElementsAre(HasSubstr("expected FIRST:LAST:*FACTOR")));
   EXPECT_THAT(Values("num-blocks=64:128:*1"), ElementsAre(HasSubstr("expected FIRST:LAST")));
   EXPECT_THAT(Values("num-blocks=0:9:*2"), ElementsAre(HasSubstr("expected FIRST:LAST")));
+  EXPECT_THAT(Values("num-blocks=1k,2K"), ElementsAre("1k", "2K"));
+  // An empty value is a slip of the hand, but where an option may be left empty.
+  for (const char* slip : {"num-blocks=", "num-blocks=1,,2", "device=h100,", "trace=a,"}) {
+    EXPECT_THAT(Values(slip), ElementsAre(HasSubstr("expected no empty value in it"))) << slip;
+  }
+  EXPECT_THAT(Values("tier=|host:1GiB:read=50GB/s"), ElementsAre("", "host:1GiB:read=50GB/s"));
   EXPECT_THAT(Values("num-blocks=x"), ElementsAre(HasSubstr("expected a whole number")));
   EXPECT_THAT(Values("num-block=3"), ElementsAre(HasSubstr("did you mean --num-blocks?")));
   EXPECT_THAT(Values("num-blocks"), ElementsAre(HasSubstr("expected OPTION=VALUE")));

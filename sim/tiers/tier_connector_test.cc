@@ -24,6 +24,15 @@ std::string ErrorOf(std::string_view text) {
   return std::string(tiers.status().message());
 }
 
+TEST(TierTextTest, ATotalIsDividedByTheDevices) {
+  const auto tiers = ParseTiers("host:512GiB:read=400GB/s:total,disk:100chunks:read=free:total", 8);
+  ASSERT_TRUE(tiers.ok()) << tiers.status();
+  EXPECT_EQ((*tiers)[0].options.capacity_bytes, int64_t{64} << 30);
+  EXPECT_EQ((*tiers)[0].read->bytes_per_second, 50'000'000'000);
+  EXPECT_EQ((*tiers)[0].write->bytes_per_second, 50'000'000'000);
+  EXPECT_EQ((*tiers)[1].options.capacity_slots, 100) << "each has a part of every chunk";
+}
+
 TEST(TierTextTest, ATierIsItsNameItsSizeAndSettings) {
   const auto tiers = ParseTiers(
       "host:1.5GiB:read=50GB/s:write=40GB/"

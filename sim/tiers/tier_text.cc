@@ -1,5 +1,6 @@
 #include "sim/tiers/tier_text.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -15,27 +16,15 @@ namespace {
 
 constexpr char kSettings[] =
     "read=SPEED, write=SPEED, latency=TIME, fifo, chunk=BLOCKS, policy=NAME, store=NAME, "
-    "layout=NAME, exclusive, prompt-only or shared";
+    "layout=NAME, total, exclusive, prompt-only or shared";
 
 absl::Status Bad(const std::string& tier, const std::string& what) {
   return InvalidArgument("tier: got \"", tier, "\", expected ", what);
 }
 
-// "64GiB": whole bytes, rounded down. Empty: it is none, or less than one.
 std::optional<int64_t> ReadBytes(absl::string_view text) {
-  constexpr std::pair<const char*, int64_t> kUnits[] = {
-      {"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30},
-      {"TiB", int64_t{1} << 40}, {"kB", 1'000},             {"MB", 1'000'000},
-      {"GB", 1'000'000'000},     {"TB", 1'000'000'000'000}, {"B", 1}};
-  for (const auto& [name, bytes] : kUnits) {
-    if (!absl::ConsumeSuffix(&text, name)) continue;
-    const auto number = ParseRational(std::string_view(text.data(), text.size()));
-    if (!number.ok() || number->numerator <= 0) return std::nullopt;
-    const __int128 value = static_cast<__int128>(number->numerator) * bytes / number->denominator;
-    if (value < 1 || value > Link::kMaxBytes) return std::nullopt;
-    return static_cast<int64_t>(value);
-  }
-  return std::nullopt;
+  const auto bytes = ParseBytes(std::string_view(text.data(), text.size()));
+  return bytes && *bytes <= Link::kMaxBytes ? bytes : std::nullopt;
 }
 
 std::optional<int64_t> ReadCount(absl::string_view text, int64_t most) {
@@ -68,6 +57,7 @@ struct Draft {
   std::optional<Speed> read, write;
   SimTime latency = 0;
   LinkSharing sharing = LinkSharing::kEqualParts;
+  bool is_total = false;
 };
 
 absl::Status TakeSetting(const std::string& text, const std::string& setting, Draft* draft) {
@@ -97,6 +87,8 @@ absl::Status TakeSetting(const std::string& text, const std::string& setting, Dr
     return Take(text, offload::ParseSlotLayout(value), &options.layout);
   } else if (setting == "fifo") {
     draft->sharing = LinkSharing::kFifo;
+  } else if (setting == "total") {
+    draft->is_total = true;
   } else if (setting == "exclusive") {
     options.exclusive = true;
   } else if (setting == "prompt-only") {
@@ -109,7 +101,7 @@ absl::Status TakeSetting(const std::string& text, const std::string& setting, Dr
   return absl::OkStatus();
 }
 
-absl::StatusOr<SimTier> ParseTier(const std::string& text) {
+absl::StatusOr<SimTier> ParseTier(const std::string& text, int64_t num_devices) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   if (parts.size() < 2 || parts[0].empty()) {
     return Bad(text, absl::StrCat("NAME:SIZE:read=SPEED, then ", kSettings));
@@ -132,6 +124,14 @@ absl::StatusOr<SimTier> ParseTier(const std::string& text) {
   }
   if (!draft.read) return Bad(text, "read=SPEED in it, as read=50GB/s or read=free");
   if (!draft.write) draft.write = draft.read;
+  if (draft.is_total) {
+    options.capacity_bytes /= num_devices;
+    for (Speed* speed : {&*draft.read, &*draft.write}) {
+      if (speed->bytes_per_second) {
+        speed->bytes_per_second = std::max<int64_t>(1, *speed->bytes_per_second / num_devices);
+      }
+    }
+  }
   if (draft.read->bytes_per_second) {
     draft.tier.read = {*draft.read->bytes_per_second, draft.latency, draft.sharing};
   }
@@ -143,11 +143,11 @@ absl::StatusOr<SimTier> ParseTier(const std::string& text) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text) {
+absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text, int64_t num_devices) {
   std::vector<SimTier> tiers;
   if (text.empty()) return tiers;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
-    auto tier = ParseTier(part);
+    auto tier = ParseTier(part, num_devices);
     if (!tier.ok()) return tier.status();
     if (!tier->is_shared && !tiers.empty() && tiers.back().is_shared) {
       return Bad(part, absl::StrCat("shared in it, as \"", tiers.back().options.name,

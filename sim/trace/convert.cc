@@ -332,6 +332,8 @@ absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer
     if (!*more) break;
     if (absl::Status status = writer.Write(request); !status.ok()) return status;
     ++report.num_requests;
+    report.input_tokens += request.input_length;
+    report.output_tokens += request.output_length;
   }
   if (absl::Status status = writer.Finish(); !status.ok()) return status;
   report.losses = writer.losses();

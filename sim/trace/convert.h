@@ -71,7 +71,7 @@ struct ConvertOptions {
 };
 
 struct ConvertReport {
-  int64_t num_requests = 0;
+  int64_t num_requests = 0, input_tokens = 0, output_tokens = 0;
   std::set<std::string> losses;
   std::vector<std::string> warnings;  // of the reader
 };

@@ -6,7 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/types/span.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -140,6 +143,51 @@ absl::StatusOr<Rational> ParseRational(std::string_view text) {
     return Bad(text, "a ratio whose parts are at most 10^18");
   }
   return result;
+}
+
+namespace {
+
+struct SizeUnit {
+  absl::string_view name;
+  int64_t size;
+};
+
+// The number in front of the first unit that `text` ends with, times that unit; rounded down, or
+// empty where it `must_be_whole`.
+std::optional<int64_t> ParseSize(absl::string_view text, absl::Span<const SizeUnit> units,
+                                 bool must_be_whole) {
+  for (const SizeUnit& unit : units) {
+    if (!absl::ConsumeSuffix(&text, unit.name)) continue;
+    const auto number = ParseRational(std::string_view(text.data(), text.size()));
+    if (!number.ok()) return std::nullopt;
+    const __int128 product = static_cast<__int128>(number->numerator) * unit.size;
+    const __int128 size = product / number->denominator;
+    if (size > std::numeric_limits<int64_t>::max()) return std::nullopt;
+    if (must_be_whole && product % number->denominator != 0) return std::nullopt;
+    return static_cast<int64_t>(size);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<int64_t> ParseCount(std::string_view text) {
+  int64_t value;
+  if (absl::SimpleAtoi(absl::string_view(text.data(), text.size()), &value)) return value;
+  static constexpr SizeUnit kUnits[] = {
+      {"k", 1'000},           {"m", 1'000'000},       {"g", 1'000'000'000},
+      {"t", 1'000'000'000'000}, {"K", int64_t{1} << 10}, {"M", int64_t{1} << 20},
+      {"G", int64_t{1} << 30}, {"T", int64_t{1} << 40}};
+  return ParseSize({text.data(), text.size()}, kUnits, /*must_be_whole=*/true);
+}
+
+std::optional<int64_t> ParseBytes(std::string_view text) {
+  static constexpr SizeUnit kUnits[] = {
+      {"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30},
+      {"TiB", int64_t{1} << 40}, {"kB", 1'000},             {"MB", 1'000'000},
+      {"GB", 1'000'000'000},     {"TB", 1'000'000'000'000}, {"B", 1}};
+  const auto bytes = ParseSize({text.data(), text.size()}, kUnits, /*must_be_whole=*/false);
+  return bytes == 0 ? std::nullopt : bytes;
 }
 
 std::string FormatScaledDecimal(int64_t value, int exponent) {

@@ -7,6 +7,7 @@
 #define KVBLOCKS_SIM_TRACE_DECIMAL_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,13 @@ absl::StatusOr<int64_t> ParseRoundedDecimal(std::string_view text, int exponent)
 
 // "3", "1.5" or "3/2", in lowest terms, both parts at most 10^18.
 absl::StatusOr<Rational> ParseRational(std::string_view text);
+
+// A count, alone or with one of the letters that vLLM takes: "128k" is 128,000 and "128K" 131,072,
+// likewise m, g, t and M, G, T; "1.5k" is 1,500. Empty: it is none, or no whole number.
+std::optional<int64_t> ParseCount(std::string_view text);
+
+// "64GiB" or "1.5GB": bytes, rounded down. Empty: it is none, or less than one.
+std::optional<int64_t> ParseBytes(std::string_view text);
 
 // `value` (>= 0) divided by 10^exponent, exactly and without trailing zeros: (46926808, 6) is
 // "46.926808".

@@ -53,6 +53,23 @@ TEST(DecimalTest, RatiosAreInLowestTerms) {
   }
 }
 
+TEST(DecimalTest, SizesMayHaveUnits) {
+  const std::pair<const char*, int64_t> counts[] = {
+      {"0", 0},        {"131072", 131072},    {"-1", -1},
+      {"128k", 128000}, {"128K", 131072},     {"1.5k", 1500},
+      {"2m", 2000000},  {"2M", 2 * 1048576}, {"1T", int64_t{1} << 40}};
+  for (const auto& [text, count] : counts) EXPECT_EQ(ParseCount(text), count) << text;
+  for (const char* text : {"", "k", "1kk", "1.5", "-1k", "0.0001k", "1 k", "1ki", "9e18k"}) {
+    EXPECT_EQ(ParseCount(text), std::nullopt) << text;
+  }
+  const std::pair<const char*, int64_t> bytes[] = {
+      {"64GiB", int64_t{64} << 30}, {"10GB", 10'000'000'000}, {"1.5kB", 1500}, {"0.7KiB", 716}};
+  for (const auto& [text, size] : bytes) EXPECT_EQ(ParseBytes(text), size) << text;
+  for (const char* text : {"", "64", "0GB", "0.5B", "1Gb", "GB", "-1GB", "9000000000TB"}) {
+    EXPECT_EQ(ParseBytes(text), std::nullopt) << text;
+  }
+}
+
 TEST(DecimalTest, FormatIsTheShortestExactForm) {
   EXPECT_EQ(FormatScaledDecimal(46926808, 6), "46.926808");
   EXPECT_EQ(FormatScaledDecimal(1000000, 6), "1");

@@ -1,12 +1,18 @@
 #include "kvblocks/model_facts.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "checks/field_error.h"
 #include "kvblocks/config_source.h"
 #include "specs/catalogue/catalogue.pb.h"
@@ -24,6 +30,7 @@ namespace proto = catalogue::v1;
 
 DeviceFacts FromProto(const proto::Device& device) {
   return {.name = device.name(),
+          .aliases = {device.alias().begin(), device.alias().end()},
           .bf16_tflops = device.bf16_tflops(),
           .memory_gb_per_s = device.memory_gb_per_s(),
           .memory_gb = device.memory_gb(),
@@ -116,6 +123,7 @@ absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   if (!pattern.ok()) return pattern.status();
   facts.layer_pattern = *std::move(pattern);
   facts.hf_id = model.hf_id();
+  facts.aliases = {model.alias().begin(), model.alias().end()};
   facts.family = model.family();
   facts.window = model.window();
   facts.chunk = model.chunk();
@@ -154,28 +162,66 @@ absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   return facts;
 }
 
-bool EqualIgnoringCase(std::string_view a, std::string_view b) {
-  return absl::EqualsIgnoreCase(View(a), View(b));
+// What is left of a name without what does not tell entries from each other: case, organisation,
+// vendor, and words of tuned versions. "meta-llama/Llama-3.1-8B-Instruct" is "llama-3.1-8b".
+std::string Plain(std::string_view name) {
+  std::string lower = absl::AsciiStrToLower(View(name));
+  lower.erase(0, lower.rfind('/') + 1);
+  std::vector<std::string> words = absl::StrSplit(lower, absl::ByAnyChar("- _"));
+  std::erase_if(words, [](const std::string& word) {
+    static constexpr std::array<std::string_view, 8> kIgnored = {
+        "instruct", "it", "chat", "base", "hf", "meta", "nvidia", "geforce"};
+    return std::find(kIgnored.begin(), kIgnored.end(), word) != kIgnored.end();
+  });
+  return absl::StrJoin(words, "-");
 }
 
-// The entry of that name or that `is_alias` accepts, else the only one whose name begins so.
-template <typename Facts, typename IsAlias>
+std::vector<std::string> PlainNames(const DeviceFacts& device) {
+  std::vector<std::string> names = {Plain(device.name)};
+  for (const std::string& alias : device.aliases) names.push_back(Plain(alias));
+  return names;
+}
+
+std::vector<std::string> PlainNames(const ModelFacts& model) {
+  std::vector<std::string> names = {Plain(model.name)};
+  if (!model.hf_id.empty()) names.push_back(Plain(model.hf_id));
+  for (const std::string& alias : model.aliases) names.push_back(Plain(alias));
+  return names;
+}
+
+// The entry of that name, else the one that is called so, else the only one whose name goes on
+// with a further word.
+template <typename Facts>
 absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entries,
-                           absl::string_view kind, std::string_view name, IsAlias is_alias) {
+                           absl::string_view kind, std::string_view name) {
   if (const auto it = entries.find(name); it != entries.end()) return it->second;
+  const std::string plain = Plain(name);
   std::vector<const Facts*> begins;
-  std::string begins_names, names;
+  std::vector<std::pair<size_t, std::string>> nearest;
   for (const auto& [known, facts] : entries) {
-    if (is_alias(facts)) return facts;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", known);
-    if (name.empty() || known.compare(0, name.size(), name) != 0) continue;
-    begins.push_back(&facts);
-    absl::StrAppend(&begins_names, begins_names.empty() ? "" : ", ", known);
+    size_t distance = SIZE_MAX;
+    bool goes_on = false;
+    for (const std::string& other : PlainNames(facts)) {
+      if (!plain.empty() && other == plain) return facts;
+      goes_on |= !plain.empty() && absl::StartsWith(other, absl::StrCat(plain, "-"));
+      distance = std::min(distance, EditDistance(plain, other));
+    }
+    if (goes_on) begins.push_back(&facts);
+    nearest.emplace_back(distance, known);
   }
   if (begins.size() == 1) return *begins[0];
+  std::vector<std::string> names;
+  for (const Facts* facts : begins) names.push_back(facts->name);
+  std::sort(nearest.begin(), nearest.end());
+  constexpr size_t kShown = 3;
+  for (size_t i = 0; begins.empty() && i < std::min(kShown, nearest.size()); ++i) {
+    names.push_back(nearest[i].second);
+  }
   return absl::NotFoundError(absl::StrCat(
-      kind, " \"", View(name), "\" is ", begins.empty() ? "unknown" : "the beginning of several",
-      ", expected one of ", begins.empty() ? names : begins_names));
+      kind, " \"", View(name), "\" is ",
+      begins.empty() ? absl::StrCat("none of the ", entries.size(), " known; the nearest are ")
+                     : "the beginning of several, expected one of ",
+      absl::StrJoin(names, ", ")));
 }
 
 // Checks `facts` and puts it into `entries`.
@@ -224,13 +270,11 @@ absl::Status Catalogue::Merge(std::string_view text, std::string_view source) {
 }
 
 absl::StatusOr<DeviceFacts> Catalogue::FindDevice(std::string_view name) const {
-  return Find(devices_, "device", name, [](const DeviceFacts&) { return false; });
+  return Find(devices_, "device", name);
 }
 
 absl::StatusOr<ModelFacts> Catalogue::FindModel(std::string_view name) const {
-  return Find(models_, "model", name, [name](const ModelFacts& model) {
-    return !name.empty() && EqualIgnoringCase(model.hf_id, name);
-  });
+  return Find(models_, "model", name);
 }
 
 }  // namespace kvblocks

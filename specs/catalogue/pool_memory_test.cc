@@ -1,5 +1,6 @@
 #include "kvblocks/model_facts.h"
 
+#include <cmath>
 #include <utility>
 
 #include "gmock/gmock.h"
@@ -54,6 +55,20 @@ TEST(PoolMemoryTest, DataParallelRanksDivideTheExperts) {
 TEST(PoolMemoryTest, WhatADeviceReportsCounts) {
   // 79.19 GiB of the 80 GB: 0.9 x 85.03 - 16.06 - 2 - 1 = 57.47 GB.
   EXPECT_EQ(*CacheBytesInMemory(Llama8bPool()) / kBlockBytes, 27402);
+}
+
+// 40 requests of 128k fit in eight H200s: 0.9 x 150.11 - 17.64 - 2.03 - 2.25 = 113.18 GB of each.
+TEST(PoolMemoryTest, EightH200HoldFortyLongRequests) {
+  PoolMemory memory = {.device = *Catalogue::BuiltIn().FindDevice("h200"),
+                       .model = *Catalogue::BuiltIn().FindModel("llama-3.1-70b"),
+                       .tensor_parallel = 8};
+  EXPECT_EQ(std::llround(memory.device.usable_gb() * 1e9), 150'109'880'320);
+  const MeasuredReserves measured = MeasuredReservesOf(memory.model, 8);
+  memory.activation_gb = measured.activation_gb;
+  memory.graph_gb = measured.other_gb;
+  const int64_t bytes = *CacheBytesInMemory(memory);
+  constexpr int64_t kBytesPerToken = 80 * 2 * 128;  // FP8, one head of each rank
+  EXPECT_GE(bytes / kBytesPerToken, 40 * 131072);
 }
 
 TEST(PoolMemoryTest, MeasuredReservesFollowArchitectureAndRanks) {
