@@ -20,7 +20,7 @@ expect 0 '' replay --json --num-blocks=1500 --steps=again.csv
 cp out b.json
 head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
-sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
+sed 's/"schema_version": 2,/"schema_version": 3,/' a.json >later.json
 
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
@@ -233,7 +233,7 @@ B is missing, expected a second file|compare a.json
 cannot open|compare a.json nosuchfile
 truncated|compare a.json cut.json
 cut.csv:.*truncated|compare again.csv cut.csv
-schema_version: got 2, expected 1|compare a.json later.json
+schema_version: got 3, expected 1 or 2|compare a.json later.json
 expected a report of kvsim replay --json|compare a.json trace.jsonl
 content: got|compare a.json rows.csv
 expected two of a kind|compare a.json again.csv

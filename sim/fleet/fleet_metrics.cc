@@ -5,6 +5,7 @@
 
 #include "google/protobuf/message.h"
 #include "sim/report/latency_metrics.h"
+#include "sim/report/result_file.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -404,7 +405,7 @@ void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_cl
 
 void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
                         pb::Report* out) {
-  out->set_schema_version(1);
+  out->set_schema_version(kReportSchemaVersion);
   SumReplicas(out);
   out->mutable_workload()->set_requests_skipped(result.num_skipped);
   out->mutable_totals()->set_peak_live_requests(result.peak_live_requests);

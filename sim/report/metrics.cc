@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sim/report/result_file.h"
+
 namespace kvblocks::sim {
 
 RequestTracker::RequestTracker(SimTime client_rtt, RequestRowSink* rows, AdmissionSink* admissions,
@@ -98,7 +100,7 @@ void ReplayMetrics::OnRunEnd(SimTime now) {
 }
 
 void ReplayMetrics::Fill(const SimulationResult& result, ::kvblocks::report::v1::Report* out) {
-  out->set_schema_version(1);
+  out->set_schema_version(kReportSchemaVersion);
   const ReplayEnd end = {
       .result = result, .first_event = first_event_.value_or(0), .last_event = last_event_};
   for (ReportSection* section : sections_) section->Fill(end, out);

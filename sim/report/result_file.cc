@@ -77,10 +77,11 @@ absl::StatusOr<pb::Report> ParseReport(std::string_view json, const std::string&
   // A version that this code does not know may have other fields: say what the matter is.
   const bool is_json = status.ok() || FromJson(text, true, &lenient).ok();
   const uint32_t version = status.ok() ? report.schema_version() : lenient.schema_version();
-  if (is_json && version != 0 && version != kReportSchemaVersion) {
-    return Error(file,
-                 absl::StrCat("schema_version: got ", version, ", expected ", kReportSchemaVersion,
-                              " (written by another version of kvsim; replay again)"));
+  const bool is_known = version + 1 >= kReportSchemaVersion && version <= kReportSchemaVersion;
+  if (is_json && version != 0 && !is_known) {
+    return Error(file, absl::StrCat("schema_version: got ", version, ", expected ",
+                                    kReportSchemaVersion - 1, " or ", kReportSchemaVersion,
+                                    " (written by another version of kvsim; replay again)"));
   }
   if (!status.ok()) {
     if (text.empty() || text.back() != '}') {
@@ -146,7 +147,7 @@ void CopyIfMeasured(const pb::Distribution& measured, const pb::Distribution& re
 
 pb::Report MeasuredReport(const Measurement& measurement) {
   pb::Report report;
-  report.set_schema_version(1);
+  report.set_schema_version(kReportSchemaVersion);
   Distribution queueing, ttft, e2e, tpot, itl;
   int64_t num_requests = 0, input_tokens = 0, output_tokens = 0;
   int64_t first_start = -1, last_end = -1;

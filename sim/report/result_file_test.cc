@@ -119,7 +119,7 @@ std::string ErrorOf(std::string text) {
 
 pb::Report Sample() {
   pb::Report report;
-  report.set_schema_version(1);
+  report.set_schema_version(kReportSchemaVersion);
   report.set_outcome("complete");
   report.mutable_totals()->set_computed_tokens((int64_t{1} << 53) + 1);
   report.mutable_pool()->mutable_usage()->set_mean(1.0 / 3);
@@ -208,9 +208,14 @@ TEST(ResultFileTest, OtherFilesAreRefusedByWhatTheyAre) {
 }
 
 TEST(ResultFileTest, OtherSchemaVersionsAreNamed) {
-  EXPECT_THAT(ErrorOf("{\"schema_version\": 2}"), HasSubstr("schema_version: got 2, expected 1"));
+  EXPECT_EQ(ErrorOf("{\"schema_version\": 1}"), "");
+  EXPECT_EQ(ErrorOf("{\"schema_version\": 2}"), "");
+  EXPECT_THAT(ErrorOf("{\"schema_version\": 3}"),
+              HasSubstr("schema_version: got 3, expected 1 or 2"));
+  EXPECT_THAT(ErrorOf("{\"schema_version\": 4294967295}"),
+              HasSubstr("schema_version: got 4294967295, expected 1 or 2"));
   EXPECT_THAT(ErrorOf("{\"schema_version\": 7, \"of_the_future\": {\"x\": [1]}}"),
-              HasSubstr("schema_version: got 7, expected 1"));
+              HasSubstr("schema_version: got 7, expected 1 or 2"));
 }
 
 TEST(ResultFileTest, DeepNestingIsAnError) {
