@@ -29,10 +29,9 @@ std::string ReaderKey(const ReplayConfig& config) {
   return key;
 }
 
-void NumberConversations(DecodedTrace* trace) {
+void CountConversations(DecodedTrace* trace) {
   absl::flat_hash_map<uint64_t, int64_t> of_session;
   absl::flat_hash_map<int64_t, int64_t> of_row;
-  trace->conversations.reserve(trace->requests.size());
   for (const TraceRequest& request : trace->requests) {
     int64_t number = -1;
     if (request.session != 0) {
@@ -48,7 +47,6 @@ void NumberConversations(DecodedTrace* trace) {
     if (number < 0) number = trace->num_conversations++;
     if (request.session != 0) of_session.try_emplace(request.session, number);
     of_row.emplace(request.row, number);
-    trace->conversations.push_back(number);
   }
 }
 
@@ -67,30 +65,13 @@ absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader) {
   trace.warnings = reader->warnings();
   trace.dialect = reader->dialect();
   trace.progress = reader->progress();
-  NumberConversations(&trace);
+  CountConversations(&trace);
   return trace;
 }
 
-DecodedReader::DecodedReader(const DecodedTrace* trace, Rational speedup, int64_t replicas,
-                             int64_t replica)
-    : trace_(trace), speedup_(speedup), replicas_(replicas), replica_(replica) {}
-
-bool DecodedReader::IsMine(size_t request) const {
-  return replicas_ == 0 || trace_->conversations[request] % replicas_ == replica_;
-}
-
 absl::StatusOr<bool> DecodedReader::Next(TraceRequest& out) {
-  while (next_ < trace_->requests.size() && !IsMine(next_)) {
-    const auto row = static_cast<size_t>(trace_->requests[next_++].row);
-    if (left_out_.size() <= row) left_out_.resize(row + 1, false);
-    left_out_[row] = true;
-  }
   if (next_ == trace_->requests.size()) return false;
   out = trace_->requests[next_++];
-  std::erase_if(out.waits_for, [&](int64_t row) {
-    return static_cast<size_t>(row) < left_out_.size() && left_out_[static_cast<size_t>(row)];
-  });
-  if (out.waits_for.empty()) out.has_arrival = true;
   const __int128 arrival =
       static_cast<__int128>(out.arrival_ns) * speedup_.denominator / speedup_.numerator;
   if (arrival > INT64_MAX) {
@@ -103,7 +84,6 @@ absl::StatusOr<bool> DecodedReader::Next(TraceRequest& out) {
 
 absl::Status DecodedReader::Restart() {
   next_ = 0;
-  left_out_.clear();
   return absl::OkStatus();
 }
 

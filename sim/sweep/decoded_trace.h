@@ -1,9 +1,8 @@
 // DecodedTrace: the requests of a trace in memory, read once for many replays; DecodedReader: one
-// replay's view of them, at its own speed, or of one replica's part.
+// replay's view of them, at its own speed.
 //
 // Always: what a DecodedReader yields is what a TraceReader of the file yields with the same
-// options,
-// --speedup included. A DecodedTrace never changes and is read by many threads at once.
+// options, --speedup included. A DecodedTrace never changes and is read by many threads at once.
 // Memory: all requests, with 8 bytes per content id; bounded by CheckHeldBytes.
 
 #ifndef KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_
@@ -30,9 +29,7 @@ struct DecodedTrace {
   std::string dialect;
   ReadProgress progress;  // all of the file
   std::vector<TraceRequest> requests;  // at their own times
-  // By request: number of the conversation, by first appearance. Requests of a session are one, and
-  // what waits for others belongs to the first of them.
-  std::vector<int64_t> conversations;
+  // Requests of a session are one, and what waits for others belongs to the first of them.
   int64_t num_conversations = 0;
 
   // From the first arrival to the last one.
@@ -43,10 +40,8 @@ absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader);
 
 class DecodedReader final : public TraceReader {
  public:
-  // With `replicas` > 0 only the conversations whose number leaves `replica` modulo it. The trace
-  // must outlive this.
-  DecodedReader(const DecodedTrace* trace, Rational speedup, int64_t replicas = 0,
-                int64_t replica = 0);
+  // The trace must outlive this.
+  DecodedReader(const DecodedTrace* trace, Rational speedup) : trace_(trace), speedup_(speedup) {}
 
   absl::StatusOr<bool> Next(TraceRequest& out) override;
   const TraceInfo& info() const override { return trace_->info; }
@@ -57,13 +52,9 @@ class DecodedReader final : public TraceReader {
   std::string dialect() const override { return trace_->dialect; }
 
  private:
-  bool IsMine(size_t request) const;
-
   const DecodedTrace* trace_;
   const Rational speedup_;
-  const int64_t replicas_, replica_;
   size_t next_ = 0;
-  std::vector<bool> left_out_;  // by row
 };
 
 // Traces by the options that a reader has, but for the speed-up. Any thread may call it; a trace is

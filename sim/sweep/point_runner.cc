@@ -195,8 +195,7 @@ absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
   KVBLOCKS_RETURN_IF_ERROR(MakeFleetOptions(planned.config).status());
   KVBLOCKS_ASSIGN_OR_RETURN(const auto replay, FleetReplay::Create(planned.config));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto trace, traces->Get(planned.config));
-  DecodedReader reader(trace.get(), replay->setup().reader.speedup, planned.point.replicas(),
-                       planned.point.replica());
+  DecodedReader reader(trace.get(), replay->setup().reader.speedup);
   KVBLOCKS_RETURN_IF_ERROR(replay->Run(&reader, {}));
   Report* report = result->mutable_report();
   replay->Fill(reader, report);
@@ -221,7 +220,6 @@ double EstimateCost(const PlannedPoint& planned) {
   if (config.exact_steps()) cost *= 10;
   if (config.check_invariants()) cost *= 100;
   if (config.limit() > 0) cost *= static_cast<double>(config.limit()) / 1e5;
-  if (planned.point.replicas() > 0) cost /= static_cast<double>(planned.point.replicas());
   return cost;
 }
 
@@ -231,8 +229,6 @@ pb::PointResult RunPoint(const PlannedPoint& planned, DecodedTraces* traces) {
   pb::PointResult result;
   result.set_name(planned.name);
   for (const pb::Setting& setting : planned.settings) *result.add_settings() = setting;
-  result.set_replicas(planned.point.replicas());
-  result.set_replica(planned.point.replica());
   if (absl::Status status = ReplayPoint(planned, traces, &result); !status.ok()) {
     result.clear_report();
     result.clear_pressures();

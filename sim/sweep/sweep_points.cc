@@ -273,7 +273,7 @@ pb::Setting MakeSetting(std::string option, std::string value) {
 
 absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
                                        const std::vector<pb::Setting>& settings,
-                                       ContentHashes* hashes, int64_t replicas, int64_t replica) {
+                                       ContentHashes* hashes) {
   PlannedPoint planned;
   planned.settings = settings;
   ReplayConfig given;
@@ -292,8 +292,6 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   }
   pb::SweepPoint& point = planned.point;
   point.set_program_version(KVBLOCKS_VERSION);
-  point.set_replicas(replicas);
-  point.set_replica(replica);
   KVBLOCKS_RETURN_IF_ERROR(AddInputs(planned.config, hashes, &point));
   *point.mutable_config() = planned.config;
   // Their content is among the inputs.

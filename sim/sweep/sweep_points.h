@@ -62,8 +62,7 @@ absl::StatusOr<std::vector<std::string>> AxisValues(const ::kvblocks::sweep::v1:
 // status.
 absl::StatusOr<PlannedPoint> PlanPoint(const ::kvblocks::config::v1::ReplayConfig& asked,
                                        const std::vector<::kvblocks::sweep::v1::Setting>& settings,
-                                       ContentHashes* hashes, int64_t replicas = 0,
-                                       int64_t replica = 0);
+                                       ContentHashes* hashes);
 
 // What the points read, as FilesOf of each.
 std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& asked,
