@@ -29,6 +29,33 @@ def _copts(copts):
     # Errors only for ourselves: another compiler may warn of more, and who depends on this could not mend it.
     return COPTS + (["-Werror"] if native.repository_name() == "@" else []) + copts
 
+def _precompiled(kind):
+    """What a target takes so that its sources start from a precompiled header: copts and deps.
+
+    Args:
+      kind: library or test.
+    """
+    enabled = str(Label("//third_party/precompiled:enabled"))
+    repository = native.repository_name()[1:]
+    folder = "$(BINDIR)/" + ("external/%s/" % repository if repository else "") + "third_party/precompiled/"
+    return struct(
+        copts = select({
+            # g++ takes the standard library's own code for ours there, and finds what is not.
+            enabled: [
+                "-include",
+                folder + kind + ".h",
+                "-Wno-array-bounds",
+                "-Wno-stringop-overflow",
+                "-Wno-stringop-overread",
+            ],
+            "//conditions:default": [],
+        }),
+        deps = select({
+            enabled: [Label("//third_party/precompiled:" + kind)],
+            "//conditions:default": [],
+        }),
+    )
+
 def _joined_sources_impl(ctx):
     groups = [ctx.files.srcs[i:i + ctx.attr.size] for i in range(0, len(ctx.files.srcs), ctx.attr.size)]
     outputs = []
@@ -131,14 +158,19 @@ def kv_cc_library(
         name = name,
         srcs = _joined(name, joined, sources_per_unit, own_namespaces, testonly) + separate + generated,
         hdrs = hdrs,
-        copts = _copts(copts),
+        copts = _copts(copts) + _precompiled("library").copts,
         testonly = testonly,
-        deps = deps + [Label("//:headers"), Label("//third_party:absl")],
+        deps = deps + [Label("//:headers"), Label("//third_party:absl")] + _precompiled("library").deps,
         **kwargs
     )
 
 def kv_cc_binary(name, copts = [], deps = [], **kwargs):
-    native.cc_binary(name = name, copts = _copts(copts), deps = deps + [Label("//third_party:absl")], **kwargs)
+    native.cc_binary(
+        name = name,
+        copts = _copts(copts) + _precompiled("library").copts,
+        deps = deps + [Label("//third_party:absl")] + _precompiled("library").deps,
+        **kwargs
+    )
 
 def kv_cc_test(
         name,
@@ -168,10 +200,10 @@ def kv_cc_test(
     native.cc_test(
         name = name,
         srcs = _joined(name, srcs, sources_per_unit, own_namespaces = True, testonly = True),
-        copts = _copts(copts),
+        copts = _copts(copts) + _precompiled("test").copts,
         size = size,
         tags = tags + mode_tags(optimised, both),
-        deps = deps + ["@com_google_googletest//:gtest_main", Label("//third_party:absl")],
+        deps = deps + ["@com_google_googletest//:gtest_main", Label("//third_party:absl")] + _precompiled("test").deps,
         **kwargs
     )
 

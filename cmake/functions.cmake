@@ -112,10 +112,7 @@ function(kvblocks_objects component)
   if(KVBLOCKS_PRECOMPILED_HEADERS)
     # What most files include, compiled once for all components.
     if(component STREQUAL "checks")
-      target_precompile_headers(${target} PRIVATE
-        <algorithm> <array> <cstdint> <functional> <limits> <memory> <optional> <string> <utility> <variant> <vector>
-        <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/strings/str_format.h>
-        <absl/types/span.h>)
+      target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/third_party/precompiled/common.h)
     else()
       target_precompile_headers(${target} REUSE_FROM kvblocks_checks_objects)
     endif()
