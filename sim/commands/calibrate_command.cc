@@ -11,6 +11,7 @@
 #include "checks/status_macros.h"
 #include "sim/commands/calibration.h"
 #include "sim/commands/commands.h"
+#include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/progress_line.h"
@@ -88,11 +89,13 @@ std::string ConstantsText(const CalibrationResult& result) {
   std::string text =
       "# proto-file: sim/config.proto\n"
       "# proto-message: kvblocks.config.v1.ReplayConfig\n";
+  const auto hardware = FindModelOnDevice(result.config);
+  const bool has_experts = hardware.ok() && hardware->model.experts;
   for (const FittedConstant& constant : result.constants) {
     const bool is_time = constant.field.find("time") != std::string::npos;
     const char* quote = is_time ? "\"" : "";
     absl::StrAppend(&text, constant.field, ": ", quote, constant.after, quote, "\n");
-    if (constant.field == "prefill_factor") {
+    if (constant.field == "prefill_factor" && has_experts) {
       absl::StrAppend(&text, "expert_prefill_factor: ", constant.after, "\n");
     }
   }

@@ -381,6 +381,23 @@ TEST(DrafterModelTest, WhatIsNotKnownIsSaid) {
   EXPECT_THAT(setup->note, HasSubstr("the drafter's time and memory are not counted: dspark"));
 }
 
+TEST(StepTimeTest, AFactorOfExpertsThatAreNotThereIsSaid) {
+  const auto note = [](const char* model, double factor, double prefill_factor) {
+    ReplayConfig config = ConfigOf("ngram", 0, model);
+    config.set_expert_prefill_factor(factor);
+    config.set_prefill_factor(prefill_factor);
+    const auto setup = MakeStepTime(config, *FindModelOnDevice(config));
+    EXPECT_TRUE(setup.ok()) << setup.status();
+    return setup->note;
+  };
+  EXPECT_THAT(note("llama-3.1-8b", 2, 1.15),
+              HasSubstr("--expert-prefill-factor changes nothing: llama-3.1-8b has no experts"));
+  const auto is_silent = Not(HasSubstr("--expert-prefill-factor"));
+  EXPECT_THAT(note("llama-3.1-8b", 1.5, 1.15), is_silent);
+  EXPECT_THAT(note("llama-3.1-8b", 2, 2), is_silent) << "as constants of dense models may have it";
+  EXPECT_THAT(note("gpt-oss-120b", 2, 1.15), is_silent);
+}
+
 constexpr char kGroups[] =
     "groups { num_layers: 2 spec { full_attention {"
     "  block_size: 16 num_kv_heads: 1 head_size: 8 dtype: \"bf16\" } } }"

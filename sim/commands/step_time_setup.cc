@@ -268,14 +268,20 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   StepTimeSetup setup{.model = std::move(clock),
                       .latency_is_meaningful = config.time() != "fixed",
                       .note = maker.note()};
-  if (const std::string nodes = NodesNote(config, hardware); by_layers && !nodes.empty()) {
-    absl::StrAppend(&setup.note, setup.note.empty() ? "" : "; ", nodes);
+  const auto add_note = [&](const std::string& note) {
+    absl::StrAppend(&setup.note, setup.note.empty() || note.empty() ? "" : "; ", note);
+  };
+  if (by_layers) add_note(NodesNote(config, hardware));
+  // Not refused: `kvsim calibrate` wrote it for all models, as large as the other factor.
+  const double expert_factor = config.expert_prefill_factor();
+  if (by_layers && !hardware.model.experts && expert_factor != TableClockOptions().expert_prefill_factor &&
+      expert_factor != config.prefill_factor()) {
+    add_note(absl::StrCat("--expert-prefill-factor changes nothing: ", hardware.model.name,
+                          " has no experts"));
   }
   if (is_unknown) {
-    setup.note =
-        absl::StrCat(setup.note, setup.note.empty() ? "" : "; ",
-                     "the drafter's time and memory are not counted: ", drafter.description,
-                     " (--draft-model, --draft-time)");
+    add_note(absl::StrCat("the drafter's time and memory are not counted: ", drafter.description,
+                          " (--draft-model, --draft-time)"));
   }
   return setup;
 }
