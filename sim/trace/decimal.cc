@@ -195,7 +195,7 @@ std::string FormatScaledDecimal(int64_t value, int exponent) {
   const size_t places = static_cast<size_t>(exponent);
   if (digits.size() <= places) digits.insert(0, places + 1 - digits.size(), '0');
   std::string fraction = digits.substr(digits.size() - places);
-  digits.resize(digits.size() - places);
+  digits.erase(digits.size() - places);
   while (!fraction.empty() && fraction.back() == '0') fraction.pop_back();
   return fraction.empty() ? digits : digits + "." + fraction;
 }
