@@ -177,7 +177,7 @@ expect 0 '' replay $fleet --router=prefix $outputs --json-file=steps.json --quie
 head -1 steps.csv | grep -q ',hit_tokens,replica,requests,digest' || fail "steps of a fleet do not say whose they are"
 awk -F, 'NR > 1 { if ($3 + 0 < last[$14]) exit 1; last[$14] = $3 + 0 }' steps.csv || fail "steps of a replica are not in order"
 rows=$(tail -n +2 steps.csv | wc -l)
-steps=$(grep -m1 '^  "steps": "' steps.json | tr -dc 0-9)
+steps=$(grep -m1 '^  "steps": ' steps.json | tr -dc 0-9)
 [ "$rows" -eq "$steps" ] || fail "$rows rows of steps, and the report counts $steps"
 for replica in 0 1 2; do
   cut -d, -f14 steps.csv | grep -q "^$replica$" || fail "no steps of replica $replica"
@@ -208,7 +208,7 @@ says 'fleet 2 replicas .* 396 arrived, 396 finished .* 1 start (1 again), 1 stop
   replay $plan --scale=20s:crash@0,40s:start,80s:stop@1 --start-time=10s
 [ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
   fail "the table of a plan is wider than 100 columns"
-says '"requests_failed": "[1-9]' replay $plan --scale=20s:crash=2,21s:start --lost-requests=fail --json
+says '"requests_failed": [1-9]' replay $plan --scale=20s:crash=2,21s:start --lost-requests=fail --json
 says '396 arrived, 396 finished' replay --num-blocks=2000 --speedup=20 --scale-rule=queue:0.1:2 --max-replicas=3
 expect 3 'requests wait at the router, the first is' replay $plan --scale=20s:crash=2
 expect 2 '^kvsim replay: --scale: got "20s:sleep", expected TIME:ACTION' replay $plan --scale=20s:sleep
@@ -220,7 +220,7 @@ expect 2 '^kvsim replay: --lost-requests: got "drop", expected retry or fail' re
 # --- Tiers behind replicas: a fleet shares what it stored; one replica has nobody to share with ---
 tier=host:9GiB:read=20GB/s
 expect 2 'expected no shared tier with one replica' replay --num-blocks=400 --tier=$tier:shared
-loaded() { sed -n 's/.*"loaded_tokens": "\([0-9]*\)".*/\1/p' out | head -1; }
+loaded() { sed -n 's/.*"loaded_tokens": \([0-9]*\).*/\1/p' out | head -1; }
 expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier
 own=$(loaded)
 expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared

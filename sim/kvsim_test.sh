@@ -73,7 +73,7 @@ cmp first.json second.json || fail "--json-file differs from --json"
 head -c1 first.json | grep -q '{' || fail "--json prints no JSON"
 grep -q '"time_source": "measured kernels, uncalibrated"' first.json || fail "no time source in the report"
 rows=$(($(wc -l <rows.csv) - 1))
-grep -q "\"requests_arrived\": \"$rows\"" first.json || fail "$rows rows are not all requests"
+grep -q "\"requests_arrived\": $rows\b" first.json || fail "$rows rows are not all requests"
 [ "$(awk -F, '{ print NF }' rows.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV"
 
 # --- Looking at every request in every step changes nothing ---
@@ -141,10 +141,10 @@ for policy in fail recompute; do
   expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
     --load-failure-policy=$policy
   cmp out first.json || fail "loads fail in another way the second time"
-  failed=$(sed -n 's/.*"requests_failed": "\([0-9]*\)".*/\1/p' out)
-  loads=$(sed -n 's/.*"failed_loads": "\([0-9]*\)".*/\1/p' out)
-  finished=$(sed -n 's/.*"requests_finished": "\([0-9]*\)".*/\1/p' out)
-  aborted=$(sed -n 's/.*"requests_aborted_with_session": "\([0-9]*\)".*/\1/p' out)
+  failed=$(sed -n 's/.*"requests_failed": \([0-9]*\).*/\1/p' out)
+  loads=$(sed -n 's/.*"failed_loads": \([0-9]*\).*/\1/p' out)
+  finished=$(sed -n 's/.*"requests_finished": \([0-9]*\).*/\1/p' out)
+  aborted=$(sed -n 's/.*"requests_aborted_with_session": \([0-9]*\).*/\1/p' out)
   [ "$loads" -gt 10 ] && [ "$((failed + aborted + finished))" = 396 ] &&
     [ "$failed" = "$([ $policy = fail ] && echo $loads || echo 0)" ] ||
     fail "$loads loads failed ($policy), $failed requests did, $finished ended"
@@ -152,10 +152,10 @@ done
 # What SM-97 promises: requests one after the other, and a tier that everything is written to for nothing. Blocks
 # at the ends of prompts take room in a pool, but not in a tier, so that is a pool of one block more.
 expect 0 '' curve --mode=order --sizes 400 --tiers 2001 --json
-curve_hits=$(sed -n 's/.*"\(first\|inclusive\)_hits": "\([0-9]*\)".*/\2/p' out | head -2 | tr '\n' ' ')
+curve_hits=$(sed -n 's/.*"\(first\|inclusive\)_hits": \([0-9]*\).*/\2/p' out | head -2 | tr '\n' ' ')
 expect 0 '' replay --speedup=1/1000 --num-blocks=401 --tier=host:2000chunks:read=free --json
-device=$(sed -n 's/.*"device_hit_tokens": "\([0-9]*\)".*/\1/p' out)
-loaded=$(sed -n 's/.*"loaded_tokens": "\([0-9]*\)".*/\1/p' out)
+device=$(sed -n 's/.*"device_hit_tokens": \([0-9]*\).*/\1/p' out)
+loaded=$(sed -n 's/.*"loaded_tokens": \([0-9]*\).*/\1/p' out)
 [ "$curve_hits" = "$((device / 16)) $(((device + loaded) / 16)) " ] ||
   fail "a replay hits $device on the device and loads $loaded, the curve has blocks $curve_hits"
 expect 0 '' replay --engine=vllm-main --print-config
@@ -463,7 +463,7 @@ says 'stage 0 of 3: h100-sxm' plan --model=llama-3.1-8b --pp=3
 
 # Prefill and decode replicas: every request ends, and the rest of its time is where it says.
 split='--prefill-replicas=1 --decode-replicas=1'
-says '396 arrived, 396 finished in 61.06 s; .* hand-over .* transfer .* decode' replay $split --speedup=10
+says '396 arrived, 396 finished in 61.17 s; .* hand-over .* transfer .* decode' replay $split --speedup=10
 says '396 arrived, 396 finished, .* computed where they decode' replay $split --speedup=10 --local-tokens=100
 # Next to a connector no hash looks ahead, and the last hit block is dropped (V-10).
 expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
