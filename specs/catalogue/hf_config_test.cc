@@ -33,6 +33,7 @@ ModelFacts Published(const std::string& name) {
 // Without what a configuration does not say.
 ModelFacts Described(ModelFacts model) {
   model.hf_id = model.notes = "";
+  model.aliases.clear();
   model.published_cache = {};
   model.params_b = model.active_params_b = 0;
   model.rounded_params = false;
