@@ -196,6 +196,7 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
                            absl::string_view kind, std::string_view name) {
   if (const auto it = entries.find(name); it != entries.end()) return it->second;
   const std::string plain = Plain(name);
+  constexpr size_t kLongestName = 64;  // a wrong name may be as long as a request
   std::vector<const Facts*> begins;
   std::vector<std::pair<size_t, std::string>> nearest;
   for (const auto& [known, facts] : entries) {
@@ -204,7 +205,7 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
     for (const std::string& other : PlainNames(facts)) {
       if (!plain.empty() && other == plain) return facts;
       goes_on |= !plain.empty() && absl::StartsWith(other, absl::StrCat(plain, "-"));
-      distance = std::min(distance, EditDistance(plain, other));
+      distance = std::min(distance, EditDistance(plain.substr(0, kLongestName), other));
     }
     if (goes_on) begins.push_back(&facts);
     nearest.emplace_back(distance, known);
