@@ -14,6 +14,8 @@ COPTS = [
     "-Wshadow",
     "-Wnon-virtual-dtor",
     "-Wno-sign-compare",
+    # Of options for g++ alone (.bazelrc).
+    "-Wno-unused-command-line-argument",
     # g++ 12 at -O2 takes std::string's own moves for overlapping copies (GCC bug 105651).
     "-Wno-restrict",
 ]

@@ -18,6 +18,9 @@
 
 namespace kvblocks {
 
+// What ids and lengths on a device can be.
+inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
 class CheckedInt64 {
  public:
   // REQUIRES: value >= 0. Implicit, so that literals take part in formulas.

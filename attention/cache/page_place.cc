@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 
 #include "absl/types/span.h"
@@ -12,8 +11,6 @@
 
 namespace kvblocks::attention {
 namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 absl::Status CheckPlace(const PagePlace& place, int64_t num_blocks, int64_t split) {
   if (num_blocks < 1 || num_blocks > kMaxInt32) {

@@ -8,11 +8,11 @@
 #include "attention/cuda/cuda_call.h"
 #include "attention/cuda/kernels/index_ops.h"
 #include "attention/metadata/host_index_checks.h"
+#include "checks/checked_int64.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
 IndexBatch BatchOf(const ConstTensorView& query_start_loc, int64_t most_tokens) {

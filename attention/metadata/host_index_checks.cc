@@ -1,15 +1,13 @@
 #include "attention/metadata/host_index_checks.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "checks/checked_int64.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 
 #include "attention/metadata/host_index_checks.h"
 #include "attention/metadata/slot_mapping.h"
+#include "checks/checked_int64.h"
 #include "checks/status_macros.h"
 #include "kvblocks/attention_metadata.h"
 #include "kvblocks/check.h"
@@ -12,8 +13,6 @@
 namespace kvblocks::attention {
 
 namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 constexpr char kSlots[] = "BuildCompressedSlots";
 constexpr char kTopk[] = "BuildTopkSlots";

@@ -9,7 +9,7 @@
 namespace kvblocks::attention {
 namespace {
 
-constexpr char kOp[] = "GatherInputTokens";
+constexpr char kGather[] = "GatherInputTokens";
 
 // Stores into i32 or i64.
 void Store(const TensorView& tensor, int64_t index, int32_t value) {
@@ -51,20 +51,20 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
   const int64_t count = row.end - row.begin;
   if (count == 0 && row.num_logits == 0) return absl::OkStatus();
   if (row.table_row < 0 || row.table_row >= args.token_ids.extent[0]) {
-    return OutOfRange(kOp, ": request_rows[", b, "] is ", row.table_row, "; token_ids has ",
+    return OutOfRange(kGather, ": request_rows[", b, "] is ", row.table_row, "; token_ids has ",
                       args.token_ids.extent[0], " rows");
   }
   if (row.computed < 0 || row.computed > args.token_ids.extent[1] - count) {
-    return OutOfRange(kOp, ": request ", b, ": ", count, " tokens from position ", row.computed,
+    return OutOfRange(kGather, ": request ", b, ": ", count, " tokens from position ", row.computed,
                       "; rows of token_ids have ", args.token_ids.extent[1]);
   }
   if (row.num_logits > count) {
-    return InvalidArgument(kOp, ": request ", b, " is sampled behind ", row.num_logits,
+    return InvalidArgument(kGather, ": request ", b, " is sampled behind ", row.num_logits,
                            " rows of its ", count, "; logits_start_loc may count at most as many");
   }
   if (row.last < 0 || row.num_logits == 0) {
     if (row.last < -1) {
-      return OutOfRange(kOp, ": last_rows[", b, "] is ", row.last, "; -1 for none, or a row");
+      return OutOfRange(kGather, ": last_rows[", b, "] is ", row.last, "; -1 for none, or a row");
     }
     return absl::OkStatus();
   }
@@ -72,11 +72,11 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
                                 ? args.sampled.extent[0]
                                 : std::min(args.sampled.extent[0], args.drafts.extent[0]);
   if (row.last >= last_rows) {
-    return OutOfRange(kOp, ": last_rows[", b, "] is ", row.last, "; the last step had ", last_rows,
+    return OutOfRange(kGather, ": last_rows[", b, "] is ", row.last, "; the last step had ", last_rows,
                       " rows");
   }
   if (!args.drafts.absent() && row.num_logits - 1 > args.drafts.extent[1]) {
-    return InvalidArgument(kOp, ": request ", b, " has ", row.num_logits - 1,
+    return InvalidArgument(kGather, ": request ", b, " has ", row.num_logits - 1,
                            " drafts; rows of drafts have ", args.drafts.extent[1]);
   }
   return absl::OkStatus();
@@ -86,7 +86,7 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
 
 absl::Status CheckTensors(const ExecContext& context, const InputTokensArgs& args,
                           int64_t num_tokens, int64_t num_logits) {
-  IndexChecker check(context, kOp);
+  IndexChecker check(context, kGather);
   check.Read("query_start_loc", args.query_start_loc, 1, 1);
   if (!check.ok()) return check.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
@@ -130,13 +130,13 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
   absl::Status status = CheckTensors(ExecContext(), args, 0, 0);
   if (!status.ok()) return status;
   KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_tokens,
-                            CheckQueryStartLoc(kOp, args.query_start_loc));
+                            CheckQueryStartLoc(kGather, args.query_start_loc));
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
   if (!args.logits_start_loc.absent()) {
     const auto* starts = args.logits_start_loc.as<int32_t>();
     for (int64_t b = 0; b <= num_reqs; ++b) {
       if (b == 0 ? starts[0] == 0 : starts[b] >= starts[b - 1]) continue;
-      return InvalidArgument(kOp, ": logits_start_loc[", b, "] is ", starts[b],
+      return InvalidArgument(kGather, ": logits_start_loc[", b, "] is ", starts[b],
                              "; it must begin with 0 and not decrease");
     }
   }
@@ -147,7 +147,7 @@ absl::Status GatherInputTokens(const InputTokensArgs& args) {
     const InputRow row = RowOf(args, b);
     num_logits += row.num_logits;
     if (args.logits_start_loc.absent() && row.begin == row.end && row.end < num_tokens) {
-      return InvalidArgument(kOp, ": request ", b,
+      return InvalidArgument(kGather, ": request ", b,
                              " has no tokens and others behind it have; give logits_start_loc");
     }
   }

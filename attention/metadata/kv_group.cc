@@ -1,18 +1,17 @@
 #include "kvblocks/attention_metadata.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "attention/metadata/slot_mapping.h"
 #include "checks/ceil_div.h"
+#include "checks/checked_int64.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTableEntries = kMaxInt32;
 
 int64_t SlotOfRow(const KvGroupConfig& config, int32_t id, int64_t row) {

@@ -1,13 +1,13 @@
 #include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "attention/metadata/slot_mapping.h"
 #include "checks/ceil_div.h"
+#include "checks/checked_int64.h"
 #include "checks/memory_limit.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
@@ -15,7 +15,6 @@
 namespace kvblocks::attention {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr uint8_t kDecode = 0, kExtend = 1, kFresh = 2;
 
 // Of a group's block table.

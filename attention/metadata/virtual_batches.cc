@@ -9,7 +9,7 @@
 namespace kvblocks::attention {
 namespace {
 
-constexpr char kOp[] = "VirtualBatches";
+constexpr char kBatches[] = "VirtualBatches";
 
 ConstTensorView View(const std::vector<int32_t>& values) {
   return ViewOf(absl::MakeConstSpan(values));
@@ -45,11 +45,11 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
         "it");
   }
   const ConstTensorView starts = ViewOf(meta.host_query_start_loc.subspan(0, num_reqs + 1));
-  KVBLOCKS_RETURN_IF_ERROR(CheckQueryStartLoc(kOp, starts).status());
-  KVBLOCKS_RETURN_IF_ERROR(CheckSeqLens(kOp, starts, ViewOf(meta.host_seq_lens)));
+  KVBLOCKS_RETURN_IF_ERROR(CheckQueryStartLoc(kBatches, starts).status());
+  KVBLOCKS_RETURN_IF_ERROR(CheckSeqLens(kBatches, starts, ViewOf(meta.host_seq_lens)));
   KVBLOCKS_ASSIGN_OR_RETURN(
       const HostBlockTable table,
-      HostBlockTable::Create(kOp, meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX));
+      HostBlockTable::Create(kBatches, meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX));
   for (int64_t b = 0; b < num_reqs; ++b) {
     const int64_t length = meta.host_seq_lens[b];
     const int64_t query_len = meta.host_query_start_loc[b + 1] - meta.host_query_start_loc[b];

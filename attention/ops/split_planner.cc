@@ -1,16 +1,15 @@
 #include "kvblocks/split_planner.h"
 
-#include <limits>
 #include <utility>
 
 #include "checks/ceil_div.h"
+#include "checks/checked_int64.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::attention {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxPieces = int64_t{1} << 26;
 
 // Tiles of a request, at least one: an empty request still writes its output.

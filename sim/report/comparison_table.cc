@@ -25,7 +25,7 @@ constexpr size_t kChangeWidth = 11;
 constexpr size_t kTextWidth = 46;
 
 // Whole numbers with thousands, others and those that do not fit with 6 digits, texts cut.
-std::string Short(const std::string& text, size_t width) {
+std::string Shortened(const std::string& text, size_t width) {
   int64_t whole;
   double real;
   if (absl::SimpleAtoi(text, &whole)) {
@@ -42,7 +42,7 @@ std::string Short(const std::string& text, size_t width) {
 }
 
 std::string Shown(bool is_there, const std::string& text, size_t width) {
-  return is_there ? Short(text, width) : "-";
+  return is_there ? Shortened(text, width) : "-";
 }
 
 std::string Relative(const pb::MetricChange& change) {
@@ -97,15 +97,15 @@ void AddConfiguration(const pb::Comparison& comparison, TextPage& page) {
 void AddMetric(const pb::MetricChange& change, TextPage& page) {
   const char* mark = change.exceeded() ? " !" : "";
   if (!change.has_change() && change.has_a() && change.has_b()) {
-    AddNamed(change.name(), kNameWidth, absl::StrCat(" ", Short(change.a(), kTextWidth), mark),
+    AddNamed(change.name(), kNameWidth, absl::StrCat(" ", Shortened(change.a(), kTextWidth), mark),
              page);
-    AddNamed("", kNameWidth, absl::StrCat(" ", Short(change.b(), kTextWidth)), page);
+    AddNamed("", kNameWidth, absl::StrCat(" ", Shortened(change.b(), kTextWidth)), page);
     return;
   }
   AddNamed(change.name(), kNameWidth,
            Columns(Shown(change.has_a(), change.a(), kValueWidth),
                    Shown(change.has_b(), change.b(), kValueWidth),
-                   Short(change.change(), kChangeWidth), Relative(change), mark),
+                   Shortened(change.change(), kChangeWidth), Relative(change), mark),
            page);
   if (change.elements() > 0) {
     AddNamed("", kNameWidth,
@@ -155,8 +155,8 @@ size_t CommonPart(const std::string& a, const std::string& b) {
 }
 
 std::string From(const std::string& text, size_t begin) {
-  if (begin == 0 || begin > text.size()) return Short(text, 30);
-  return Short(absl::StrCat("...", text.substr(begin)), 30);
+  if (begin == 0 || begin > text.size()) return Shortened(text, 30);
+  return Shortened(absl::StrCat("...", text.substr(begin)), 30);
 }
 
 void AddRows(const pb::StepDifference& difference, bool all_columns, TextPage& page) {
@@ -175,7 +175,7 @@ void AddRows(const pb::StepDifference& difference, bool all_columns, TextPage& p
                          WithThousands(difference.requests_differ()), " differ"));
   for (const auto& request : difference.requests()) {
     const size_t common = CommonPart(request.a(), request.b());
-    page.Plain(absl::StrFormat("! %-18s %-30s %s", Short(request.row(), 18),
+    page.Plain(absl::StrFormat("! %-18s %-30s %s", Shortened(request.row(), 18),
                               request.has_a() ? From(request.a(), common) : "-",
                               request.has_b() ? From(request.b(), common) : "-"));
   }
@@ -204,7 +204,7 @@ std::pair<std::string, std::string> FirstDifference(const std::string& a, const 
   for (size_t i = 0; i < std::max(of_a.size(), of_b.size()); ++i) {
     const auto word = [i](const std::vector<std::string>& list) {
       if (i >= list.size()) return std::string("no further block");
-      return absl::StrCat(i == 0 ? "tokens " : "block ", Short(list[i], 20));
+      return absl::StrCat(i == 0 ? "tokens " : "block ", Shortened(list[i], 20));
     };
     if (word(of_a) != word(of_b)) return {word(of_a), word(of_b)};
   }
@@ -222,7 +222,7 @@ std::string ScheduleSentence(const pb::ScheduleComparison& schedule) {
 std::string FirstRequest(const pb::StepDifference& difference) {
   if (difference.requests_size() == 0) return "";
   const auto& request = difference.requests(0);
-  const std::string row = absl::StrCat("  request ", Short(request.row(), 18));
+  const std::string row = absl::StrCat("  request ", Shortened(request.row(), 18));
   if (!request.has_a()) return absl::StrCat(row, " is in b's step only");
   if (!request.has_b()) return absl::StrCat(row, " is in a's step only");
   const auto [a, b] = FirstDifference(request.a(), request.b());

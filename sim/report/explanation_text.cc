@@ -15,12 +15,10 @@ namespace {
 
 namespace pb = ::kvblocks::report::v1;
 
-std::string Seconds(double seconds) { return absl::StrFormat("%.3f s", seconds); }
+std::string SecondsText(double seconds) { return absl::StrFormat("%.3f s", seconds); }
 
-std::string Percent(int64_t part, int64_t whole) {
-  return whole == 0 ? std::string("-")
-                    : absl::StrFormat("%.2f %%", 100.0 * static_cast<double>(part) /
-                                                     static_cast<double>(whole));
+std::string ShareText(int64_t part, int64_t whole) {
+  return whole == 0 ? "-" : Percent(static_cast<double>(part) / static_cast<double>(whole));
 }
 
 std::string NameOf(const pb::RequestName& name) {
@@ -45,7 +43,7 @@ void AddTotals(const pb::Report& replay, TextPage& text) {
   const auto row = [&](const std::string& name, int64_t tokens, int64_t blocks, int64_t resumes,
                        const std::string& meaning) {
     text.Plain(absl::StrFormat(
-        "%-18s %13s %9s %11s %11s", name, WithThousands(tokens), Percent(tokens, prompt.known()),
+        "%-18s %13s %9s %11s %11s", name, WithThousands(tokens), ShareText(tokens, prompt.known()),
         blocks < 0 ? "" : WithThousands(blocks), resumes < 0 ? "" : WithThousands(resumes)));
     if (!meaning.empty()) text.Plain(absl::StrCat("    ", meaning));
   };
@@ -57,9 +55,9 @@ void AddTotals(const pb::Report& replay, TextPage& text) {
     row(cause.cause(), cause.tokens(), cause.blocks(), at_resumes, cause.meaning());
     const pb::EvictedReuse& reuse = replay.first_admission_misses().evicted();
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
-      text.Plain(absl::StrCat("    last used ", Seconds(reuse.p50_age_s()), " / ",
+      text.Plain(absl::StrCat("    last used ", SecondsText(reuse.p50_age_s()), " / ",
                             Plural(reuse.p50_distance_blocks(), "block"),
-                            " earlier at the median, ", Seconds(reuse.max_age_s()), " / ",
+                            " earlier at the median, ", SecondsText(reuse.max_age_s()), " / ",
                             Plural(reuse.max_distance_blocks(), "block"), " at most"));
     }
   }
@@ -94,7 +92,7 @@ void AddWorst(const pb::Explanation& explanation, TextPage& text) {
 std::string Fate(const pb::BlockRunLife& run) {
   std::string fate = run.cause();
   if (run.has_last_use()) {
-    absl::StrAppend(&fate, "; last used ", Seconds(run.last_use().age_s()), " and ",
+    absl::StrAppend(&fate, "; last used ", SecondsText(run.last_use().age_s()), " and ",
                     Plural(run.last_use().distance_blocks(), "block"), " earlier");
   } else if (run.cause() == "evicted") {
     absl::StrAppend(&fate, "; its last user still runs");
@@ -104,8 +102,8 @@ std::string Fate(const pb::BlockRunLife& run) {
   }
   if (run.has_gone()) {
     const pb::BlocksGone& gone = run.gone();
-    absl::StrAppend(&fate, "; gone since ", Seconds(gone.first_s()));
-    if (gone.last_s() != gone.first_s()) absl::StrAppend(&fate, " to ", Seconds(gone.last_s()));
+    absl::StrAppend(&fate, "; gone since ", SecondsText(gone.first_s()));
+    if (gone.last_s() != gone.first_s()) absl::StrAppend(&fate, " to ", SecondsText(gone.last_s()));
     absl::StrAppend(&fate, ", ",
                     gone.min_blocks_since() == gone.max_blocks_since()
                         ? ""
@@ -126,14 +124,14 @@ std::string Fate(const pb::BlockRunLife& run) {
 void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, TextPage& text) {
   std::string line;
   if (!is_first) {
-    line = absl::StrCat(Seconds(lookup.time_s()), "  looked up again, ",
+    line = absl::StrCat(SecondsText(lookup.time_s()), "  looked up again, ",
                         WithThousands(lookup.hit_tokens()), " tokens hit: ");
   }
   absl::StrAppend(&line, lookup.loaded_tokens() == 0
                              ? "nothing"
                              : Plural(lookup.loaded_tokens(), "token"),
                   " loaded from tiers");
-  if (lookup.has_load_end_s()) absl::StrAppend(&line, " by ", Seconds(lookup.load_end_s()));
+  if (lookup.has_load_end_s()) absl::StrAppend(&line, " by ", SecondsText(lookup.load_end_s()));
   if (lookup.has_load_end_s() && lookup.arrived_tokens() < lookup.loaded_tokens()) {
     absl::StrAppend(&line, "; the load failed behind ", Plural(lookup.arrived_tokens(), "token"));
   }
@@ -148,15 +146,15 @@ void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, TextPage& te
 
 void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, TextPage& text) {
   text.Heading(absl::StrCat(
-      Seconds(admission.time_s()), "  ", admission.is_resume() ? "resumed" : "admitted", " after ",
-      Seconds(admission.waited_s()), ", ", Plural(admission.attempts(), "attempt")));
+      SecondsText(admission.time_s()), admission.is_resume() ? "  resumed" : "  admitted",
+      " after ", SecondsText(admission.waited_s()), ", ", Plural(admission.attempts(), "attempt")));
   if (!replay.config().prefix_caching()) {
     text.Plain("    prefix caching is off: nothing is looked up");
     return;
   }
   text.Plain(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
                         WithThousands(admission.known_tokens()), " known tokens hit (",
-                        Percent(admission.hit_tokens(), admission.known_tokens()), ")"));
+                        ShareText(admission.hit_tokens(), admission.known_tokens()), ")"));
   for (int i = 0; i < admission.tier_lookups_size(); ++i) {
     AddTierLookup(admission.tier_lookups(i), i == 0, text);
   }
@@ -206,7 +204,7 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& te
     text.Plain("    given up before it arrived, with its session");
     return;
   }
-  text.Plain(absl::StrCat(Seconds(life.arrival_s()), "  arrived"));
+  text.Plain(absl::StrCat(SecondsText(life.arrival_s()), "  arrived"));
   if (!life.rejection().empty()) {
     text.Wrap("    ", absl::StrCat("rejected: ", life.rejection()));
     return;
@@ -216,27 +214,27 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& te
     AddAdmission(admission, replay, text);
     if (next == 0 && life.output_tokens() > 0 &&
         (life.preemptions_size() == 0 || life.first_token_s() <= life.preemptions(0).time_s())) {
-      text.Plain(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+      text.Plain(absl::StrCat(SecondsText(life.first_token_s()), "  first token"));
     }
     if (next >= life.preemptions_size()) continue;
     const pb::PreemptionLife& preemption = life.preemptions(next++);
     const bool by_itself = preemption.cause().row() == life.name().row();
     text.Heading(
-        absl::StrCat(Seconds(preemption.time_s()), "  preempted, ",
+        absl::StrCat(SecondsText(preemption.time_s()), "  preempted, ",
                      Plural(preemption.lost_tokens(), "computed token"), " given up; ",
                      by_itself ? std::string("it needed the block itself")
                                : absl::StrCat("the block went to ", NameOf(preemption.cause()))));
   }
   if (life.preemptions_size() > 0 && life.output_tokens() > 0 &&
       life.first_token_s() > life.preemptions(0).time_s()) {
-    text.Plain(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+    text.Plain(absl::StrCat(SecondsText(life.first_token_s()), "  first token"));
   }
   if (life.end() == "none") {
     text.Plain("    the replay ended before it");
   } else {
-    text.Heading(absl::StrCat(Seconds(life.end_s()), "  finished (", life.end(), ") with ",
+    text.Heading(absl::StrCat(SecondsText(life.end_s()), "  finished (", life.end(), ") with ",
                               Plural(life.output_tokens(), "output token"), ", ",
-                              Seconds(life.end_s() - life.arrival_s()), " after its arrival"));
+                              SecondsText(life.end_s() - life.arrival_s()), " after its arrival"));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "sim/report/human_table.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "sim/cost/step_time_model.h"
+#include "sim/report/replicas_table.h"
 #include "sim/report/tier_section.h"
 #include "sim/trace/decimal.h"
 
@@ -55,15 +57,18 @@ void AddTimeParts(const pb::Setup& setup, TextPage& page) {
   }
 }
 
-void AddHead(const pb::Report& report, TextPage& page) {
-  const auto& workload = report.workload();
-  const auto& setup = report.setup();
-  const auto& config = report.config();
+void AddWorkload(const pb::Workload& workload, TextPage& page) {
   page.Text("workload",
             Say("$0 ($1): $2, $3 prompt + $4 output tokens, arriving over $5", workload.name(),
                 workload.format(), Plural(workload.requests_arrived(), "request"),
                 workload.input_tokens(), workload.requested_output_tokens(),
                 Span(workload.last_arrival_s() - workload.first_arrival_s())));
+}
+
+// What a replica is, where all are the same.
+void AddSetup(const pb::Report& report, TextPage& page) {
+  const auto& setup = report.setup();
+  const auto& config = report.config();
   const std::string size =
       setup.num_chunks() > 0
           ? Say("$0 chunks of $1 bytes", setup.num_chunks(), setup.chunk_bytes())
@@ -87,7 +92,7 @@ void AddHead(const pb::Report& report, TextPage& page) {
           ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups, ", setup.plan(), " plan")
           : Say(" = $0 tokens", setup.capacity_tokens());
   const bool is_lru = config.eviction_policy().empty() || config.eviction_policy() == "lru";
-  page.Text("pool",
+  page.Text(report.replicas().empty() ? "pool" : "pool of each",
             Say("$0$1$2, $3$4$5, $6; $7", size, capacity, memory, config.free_order(),
                 is_lru ? "" : absl::StrCat(", evicts by ", config.eviction_policy()),
                 config.retain().empty()
@@ -101,17 +106,24 @@ void AddHead(const pb::Report& report, TextPage& page) {
     page.Text("encoder", Say("$0 tokens of its inputs entered, at most $1 per request",
                              report.totals().encoder_tokens(), config.max_encoder_tokens()));
   }
-  const std::string stages = config.pipeline_parallel() > 1
-                                 ? Say(" per stage, $0 stages",
-                                       absl::StrCat(config.pipeline_parallel()))
-                                 : "";
+}
+
+void AddTime(const pb::Report& report, TextPage& page) {
+  const auto& setup = report.setup();
+  const auto& config = report.config();
+  std::string hardware;
+  if (report.kinds().empty()) {
+    hardware = absl::StrCat(": ", config.model(), " on ", config.tensor_parallel(), " x ",
+                            config.device());
+    if (config.pipeline_parallel() > 1) {
+      absl::StrAppend(&hardware, " per stage, ", config.pipeline_parallel(), " stages");
+    }
+  }
   page.Text("time", setup.latency_is_meaningful()
-                        ? Say("$0: $1 on $2 x $3$4", setup.time_source(), config.model(),
-                              absl::StrCat(config.tensor_parallel()), config.device(), stages)
+                        ? Say("$0$1", setup.time_source(), hardware)
                         : Say("$0: every step takes $1, so read no latency from this run",
                               setup.time_source(), config.step_time()));
   AddTimeParts(setup, page);
-  page.Blank();
 }
 
 // A line each for what was found and for why nothing was.
@@ -140,22 +152,29 @@ void AddHitRates(const pb::Report& report, TextPage& page) {
     page.Blank();
     return;
   }
-  const pb::Ratio& possible = whole.possible_hit_rate();
+  if (!report.has_whole_run()) return;  // replicas by role have theirs
   page.Text("hit rate", Say("$0 of prompt tokens: $1 of $2", Rate(whole.token_hit_rate()),
                             whole.token_hit_rate().numerator(),
                             whole.token_hit_rate().denominator()));
-  page.Text("", possible.denominator() > 0
-                    ? Say("that is $0 of the $1 tokens that an infinite cache would have served",
-                          Rate(possible), possible.denominator())
-                    : "no prompt shares a full block with an earlier one: no cache could help");
-  AddPossiblePools(report.possible_pools(), page);
-  page.Line("", Say("blocks $0   requests $1   mean of ratios $2",
-                    Rate(whole.full_block_hit_rate()), Rate(whole.request_hit_rate()),
-                    Percent(whole.mean_of_ratios())));
-  page.Line("", Say("after warm-up $0   last $1 requests $2",
-                    Rate(report.after_warmup().token_hit_rate()),
-                    report.rolling_window().requests(),
-                    Rate(report.rolling_window().token_hit_rate())));
+  if (whole.has_possible_hit_rate()) {
+    const pb::Ratio& possible = whole.possible_hit_rate();
+    page.Text("", possible.denominator() > 0
+                      ? Say("that is $0 of the $1 tokens that an infinite cache would have served",
+                            Rate(possible), possible.denominator())
+                      : "no prompt shares a full block with an earlier one: no cache could help");
+    AddPossiblePools(report.possible_pools(), page);
+  }
+  if (whole.has_full_block_hit_rate()) {
+    page.Line("", Say("blocks $0   requests $1   mean of ratios $2",
+                      Rate(whole.full_block_hit_rate()), Rate(whole.request_hit_rate()),
+                      Percent(whole.mean_of_ratios())));
+  }
+  if (report.has_after_warmup()) {
+    page.Line("", Say("after warm-up $0   last $1 requests $2",
+                      Rate(report.after_warmup().token_hit_rate()),
+                      report.rolling_window().requests(),
+                      Rate(report.rolling_window().token_hit_rate())));
+  }
   page.Blank();
 }
 
@@ -283,7 +302,9 @@ void AddPool(const pb::Report& report, TextPage& page) {
                       retention.begun(), retention.expired(), retention.displaced(),
                       retention.taken(), retention.refused()));
   }
-  const pb::Preemption& preemption = report.preemption();
+}
+
+void AddPreemptions(const pb::Preemption& preemption, TextPage& page) {
   if (preemption.preemptions() == 0) {
     page.Line("preemptions", "none");
   } else {
@@ -315,6 +336,13 @@ void AddLatency(const pb::Report& report, TextPage& page) {
     row("TPOT, ITL/request", latency.tpot());
     row("ITL per gap", latency.itl());
     row("E2E", latency.e2e());
+    if (report.handover().transfers().count() > 0) {
+      const pb::Handover& phases = report.handover();
+      row("prefill", phases.prefill());
+      row("hand-over", phases.handover());
+      row("transfer", phases.transfer());
+      row("decode", phases.decode());
+    }
   }
   const pb::Throughput& t = report.throughput();
   page.Text("throughput",
@@ -380,18 +408,24 @@ std::string LatencyText(const pb::Distribution& latency) {
 }
 
 std::string FormatReport(const pb::Report& report, bool color) {
-  if (report.replicas_size() > 0) return FormatReplicas(report, color);
+  const bool is_one = report.replicas().empty();
   TextPage page(color);
-  AddHead(report, page);
+  AddWorkload(report.workload(), page);
+  if (!is_one) AddFleet(report, page);
+  if (report.kinds().empty()) AddSetup(report, page);
+  AddTime(report, page);
+  page.Blank();
   AddHitRates(report, page);
   AddPromptTokens(report, page);
   AddGroups(report, page);
   AddKvGroups(report, page);
-  AddPool(report, page);
+  if (report.has_pool()) AddPool(report, page);
+  AddPreemptions(report.preemption(), page);
   AddTiers(report.tiers(), page);
   AddLatency(report, page);
+  if (!is_one) AddReplicas(report, page);
   AddNotes(report, page);
-  return page.Take(kMaxLines);
+  return page.Take(is_one ? kMaxLines : INT_MAX);
 }
 
 }  // namespace kvblocks::sim

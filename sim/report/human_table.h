@@ -21,11 +21,8 @@ namespace kvblocks::sim {
 
 // One screen, the most telling facts first: about 35 lines. A run with everything at once (hybrid
 // groups, drafts, salts, tenants, sessions, preemptions, objectives, rejections) has at most 60.
-// --top-prefixes adds its lines. Of several replicas: what came of all requests, and a line for each
-// replica.
+// --top-prefixes adds its lines, several replicas theirs.
 std::string FormatReport(const ::kvblocks::report::v1::Report& report, bool color);
-
-std::string FormatReplicas(const ::kvblocks::report::v1::Report& report, bool color);
 
 // What was configured otherwise, every metric that differs, and where the schedules part, side by
 // side. Lines are longer where a name alone is.

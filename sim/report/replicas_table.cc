@@ -1,4 +1,4 @@
-// The tables of several replicas, and of how a request came to one.
+#include "sim/report/replicas_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -67,9 +67,7 @@ std::string DescribeRouter(const pb::Router& router) {
   return text;
 }
 
-using Figures = std::vector<std::pair<std::string, std::string>>;
-
-void AddScaling(const pb::Scaling& scaling, Figures* figures) {
+void AddScaling(const pb::Scaling& scaling, TextPage& page) {
   std::string text =
       absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
                       WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
@@ -81,21 +79,16 @@ void AddScaling(const pb::Scaling& scaling, Figures* figures) {
     absl::StrAppend(&text, "; ", Plural(scaling.refused(), "change"),
                     " found no replica in the right state");
   }
-  figures->emplace_back("scaling", text);
+  page.Text("scaling", text);
   if (scaling.requests_lost() > 0) {
-    figures->emplace_back(
-        "lost", absl::StrCat(Plural(scaling.requests_lost(), "request"),
-                             " by crashes: ", WithThousands(scaling.requests_retried()),
-                             " sent again, ", WithThousands(scaling.requests_failed()), " failed; ",
-                             WithThousands(scaling.lost_tokens()), " tokens computed in vain"));
+    page.Text("lost", Say("$0 by crashes: $1 sent again, $2 failed; $3 tokens computed in vain",
+                          Plural(scaling.requests_lost(), "request"), scaling.requests_retried(),
+                          scaling.requests_failed(), scaling.lost_tokens()));
   }
   if (scaling.requests_held() > 0) {
-    figures->emplace_back("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
+    page.Text("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
                                    " found no live replica and waited for one"));
   }
-}
-
-void AddTimeline(const pb::Scaling& scaling, TextPage& page) {
   const int lines = std::min(scaling.timeline_size(), kMostLines);
   for (int i = 0; i < lines; ++i) {
     const auto& event = scaling.timeline(i);
@@ -108,10 +101,6 @@ void AddTimeline(const pb::Scaling& scaling, TextPage& page) {
   }
 }
 
-std::string LatencyOrNone(const pb::Distribution& d) {
-  return d.count() == 0 ? "none" : LatencyText(d);
-}
-
 std::string LinkText(const pb::Handover& setup) {
   return absl::StrFormat(
       "%g GB/s, latency %g ms, %s, %s; %s bytes per token of what the decode replica %s",
@@ -122,25 +111,21 @@ std::string LinkText(const pb::Handover& setup) {
       setup.transferred() == "all" ? "needs, also if it is there" : "lacks");
 }
 
-void AddPhases(const pb::Report& report, Figures* figures) {
-  const pb::Handover& phases = report.handover();
-  const pb::Transfers& transfers = phases.transfers();
-  figures->emplace_back("prefill", LatencyOrNone(phases.prefill()));
-  figures->emplace_back("hand-over", LatencyOrNone(phases.handover()));
-  figures->emplace_back("transfer", LatencyOrNone(phases.transfer()));
-  figures->emplace_back("decode", LatencyOrNone(phases.decode()));
-  figures->emplace_back(
-      "transfers",
-      absl::StrCat(WithThousands(transfers.count()), " of ",
-                   WithThousands(transfers.loaded_tokens()), " tokens, ",
-                   absl::StrFormat("%.4g GB", static_cast<double>(transfers.bytes()) / 1e9),
-                   "; link busy ", Percent(transfers.busy_share()), ", at most ",
-                   WithThousands(transfers.peak_under_way()), " at once, queueing mean ",
-                   Span(transfers.queueing().mean_ms() / 1e3)));
-  figures->emplace_back("holds",
-                        absl::StrCat("blocks without work, time x requests: ",
-                                     Span(transfers.prefill_hold_s()), " on prefill replicas, ",
-                                     Span(transfers.decode_hold_s()), " on decode replicas"));
+void AddTransfers(const pb::Handover& handover, TextPage& page) {
+  const pb::Transfers& transfers = handover.transfers();
+  page.Text("transfers",
+            Say("$0 of $1 tokens, $2 GB; link busy $3, at most $4 at once, queueing mean $5$6",
+                transfers.count(), transfers.loaded_tokens(),
+                absl::StrFormat("%.4g", static_cast<double>(transfers.bytes()) / 1e9),
+                Percent(transfers.busy_share()), transfers.peak_under_way(),
+                Span(transfers.queueing().mean_ms() / 1e3),
+                handover.requests_local() > 0
+                    ? Say("; $0 more computed where they decode",
+                          Plural(handover.requests_local(), "request"))
+                    : ""));
+  page.Text("holds", Say("blocks without work, time x requests: $0 on prefill replicas, $1 on "
+                         "decode replicas",
+                         Span(transfers.prefill_hold_s()), Span(transfers.decode_hold_s())));
 }
 
 bool IsAnyInLockstep(const pb::Report& report) {
@@ -181,113 +166,35 @@ std::string RanksText(const pb::Report& report) {
 }
 
 std::string ChoicesText(const pb::Decisions& d) {
-  return absl::StrCat(WithThousands(d.routed()), " requests sent; for ",
-                      WithThousands(d.another_held_more()),
-                      " another replica held more of the prompt, by ",
-                      WithThousands(d.oracle_more_tokens()), " tokens in all");
+  return Say("$0 requests sent; for $1 another replica held more of the prompt, by $2 tokens in "
+             "all",
+             d.routed(), d.another_held_more(), d.oracle_more_tokens());
 }
 
 std::string ClaimsText(const pb::Decisions& d) {
-  return absl::StrCat(WithThousands(d.claimed_tokens()), " tokens claimed, ",
-                      WithThousands(d.found_tokens()), " found at admission; too high for ",
-                      Plural(d.claims_too_high(), "request"), " (",
-                      WithThousands(d.missing_tokens()), " tokens missing), too low for ",
-                      WithThousands(d.claims_too_low()), " (", WithThousands(d.unknown_tokens()),
-                      " tokens unknown)");
+  return Say("$0 tokens claimed, $1 found at admission; too high for $2 ($3 tokens missing), too "
+             "low for $4 ($5 tokens unknown)",
+             d.claimed_tokens(), d.found_tokens(), Plural(d.claims_too_high(), "request"),
+             d.missing_tokens(), d.claims_too_low(), d.unknown_tokens());
 }
 
-std::string RequestsText(const pb::Report& report) {
-  const pb::Totals& totals = report.totals();
-  const pb::Throughput& throughput = report.throughput();
-  std::string requests = absl::StrCat(WithThousands(report.workload().requests_arrived()),
-                                      " arrived, ",
-                                      WithThousands(totals.requests_finished()), " finished");
-  for (const auto& [count, what] :
-       {std::pair(totals.requests_rejected(), " rejected"),
-        std::pair(totals.requests_aborted(), " aborted"),
-        std::pair(totals.requests_failed(), " failed"),
-        std::pair(report.workload().requests_skipped(), " left out"),
-        std::pair(report.handover().requests_local(), " computed where they decode")}) {
-    if (count > 0) absl::StrAppend(&requests, ", ", WithThousands(count), what);
-  }
-  return absl::StrCat(
-      requests, " in ", Span(throughput.duration_s()), "; ",
-      absl::StrFormat("%.4g requests/s, %.4g output tokens/s", throughput.requests_per_s(),
-                      throughput.output_tokens_per_s()));
+void AddQueue(const pb::Router& router, TextPage& page) {
+  if (router.queue_requests() == 0 && router.queue_tokens() == 0) return;
+  page.Text("router queue",
+            Say("$0 waited, $1 at once at most; $2$3 rejected there, $4 gave up",
+                Plural(router.requests_queued(), "request"), router.most_queued(),
+                router.requests_queued() > 0 ? LatencyText(router.queueing()) + "; " : "",
+                router.requests_rejected(), router.requests_aborted()));
 }
 
-Figures FleetFigures(const pb::Report& report) {
-  Figures figures;
-  const auto add = [&](const char* name, std::string text) {
-    figures.emplace_back(name, std::move(text));
-  };
-  const pb::Router& router = report.router();
-  add("fleet", report.has_handover()             ? RolesText(report)
-               : report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
-                                              : RanksText(report));
-  for (const pb::ReplicaKind& kind : report.kinds()) {
-    const int64_t last = kind.first() + kind.count() - 1;
-    figures.emplace_back(
-        absl::StrCat("  ", kind.first(), last > kind.first() ? absl::StrCat(" to ", last) : ""),
-        absl::StrCat(kind.model(), " on ", kind.tensor_parallel(), " x ", kind.device(), ", ",
-                     WithThousands(kind.num_blocks()), " blocks",
-                     kind.options().empty() ? "" : absl::StrCat(": ", kind.options())));
-  }
-  if (report.has_handover()) add("link", LinkText(report.handover()));
-  if (report.has_router()) add("router", DescribeRouter(router));
-  add("requests", RequestsText(report));
-  if (report.has_whole_run()) {
-    const pb::Ratio& hits = report.whole_run().token_hit_rate();
-    add("hit rate", absl::StrCat(Percent(hits.value()), ": ", WithThousands(hits.numerator()),
-                                 " of ", WithThousands(hits.denominator()), " prompt tokens"));
-  }
-  if (router.queue_requests() > 0 || router.queue_tokens() > 0) {
-    std::string text = absl::StrCat(Plural(router.requests_queued(), "request"), " waited, ",
-                                    WithThousands(router.most_queued()), " at once at most");
-    if (router.requests_queued() > 0) {
-      absl::StrAppend(&text, "; ", LatencyText(router.queueing()));
-    }
-    absl::StrAppend(&text, "; ", WithThousands(router.requests_rejected()),
-                    " rejected there, ", WithThousands(router.requests_aborted()),
-                    " gave up");
-    add("router queue", text);
-  }
-  add("queueing", LatencyText(report.latency().queueing()));
-  add("TTFT", LatencyText(report.latency().ttft()));
-  add("TPOT", LatencyText(report.latency().tpot()));
-  add("E2E", LatencyText(report.latency().e2e()));
-  if (report.has_handover()) AddPhases(report, &figures);
-  if (report.has_goodput()) {
-    const auto& goodput = report.goodput();
-    add("goodput", absl::StrFormat("%s of %s requests meet %s, %.4g requests/s; %s",
-                                   Percent(goodput.good_share()),
-                                   WithThousands(goodput.requests_total()), report.config().slo(),
-                                   goodput.good_requests_per_s(),
-                                   goodput.met() ? "all limits hold" : "not all limits hold"));
-  }
-  if (router.has_imbalance()) {
-    const pb::Imbalance& imbalance = router.imbalance();
-    add("most / mean",
-        absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
-                        imbalance.requests(), imbalance.prompt_tokens(), imbalance.output_tokens(),
-                        imbalance.busy_time()));
-  }
-  if (router.has_decisions()) add("choices", ChoicesText(router.decisions()));
-  if (LooksAtContent(router)) add("claims", ClaimsText(router.decisions()));
-  for (const pb::RankGroup& group : report.rank_groups()) {
-    if (!group.lockstep()) continue;
-    add("lockstep",
-        absl::StrCat(report.rank_groups_size() > 1
-                         ? absl::StrCat("ranks from ", group.first(), ": ")
-                         : "",
-                     WithThousands(group.passes()), " passes in ", Span(group.passes_s()),
-                     ", of which a rank computes ", Percent(group.own_share()),
-                     ", waits for a slower one ", Percent(group.lost_share()),
-                     " and has no requests ", Percent(group.dummy_share()), "; ",
-                     WithThousands(group.idle_passes()), " more passes without any requests"));
-  }
-  if (report.has_scaling()) AddScaling(report.scaling(), &figures);
-  return figures;
+void AddLockstep(const pb::RankGroup& group, bool is_only_one, TextPage& page) {
+  if (!group.lockstep()) return;
+  page.Text("lockstep",
+            Say("$0$1 passes in $2, of which a rank computes $3, waits for a slower one $4 and has "
+                "no requests $5; $6 more passes without any requests",
+                is_only_one ? "" : absl::StrCat("ranks from ", group.first(), ": "),
+                group.passes(), Span(group.passes_s()), Percent(group.own_share()),
+                Percent(group.lost_share()), Percent(group.dummy_share()), group.idle_passes()));
 }
 
 std::vector<std::string> ReplicaColumns(const pb::Report& report) {
@@ -319,27 +226,52 @@ std::vector<std::string> ReplicaCells(const pb::Report& report, const pb::Replic
 
 }  // namespace
 
-std::string FormatReplicas(const pb::Report& report, bool color) {
-  TextPage page(color);
-  for (const auto& [name, text] : FleetFigures(report)) page.Text(name, text);
-  if (report.has_scaling()) AddTimeline(report.scaling(), page);
+void AddFleet(const pb::Report& report, TextPage& page) {
+  page.Text("fleet", report.has_handover()          ? RolesText(report)
+                     : report.rank_groups().empty() ? Plural(report.replicas_size(), "replica")
+                                                    : RanksText(report));
+  for (const pb::ReplicaKind& kind : report.kinds()) {
+    const int64_t last = kind.first() + kind.count() - 1;
+    page.Text(
+        absl::StrCat("  ", kind.first(), last > kind.first() ? absl::StrCat(" to ", last) : ""),
+        absl::StrCat(kind.model(), " on ", kind.tensor_parallel(), " x ", kind.device(), ", ",
+                     WithThousands(kind.num_blocks()), " blocks",
+                     kind.options().empty() ? "" : absl::StrCat(": ", kind.options())));
+  }
+  if (report.has_handover()) page.Text("link", LinkText(report.handover()));
+  if (report.has_router()) page.Text("router", DescribeRouter(report.router()));
+}
+
+void AddReplicas(const pb::Report& report, TextPage& page) {
+  const pb::Router& router = report.router();
+  AddQueue(router, page);
+  if (report.has_handover()) AddTransfers(report.handover(), page);
+  if (router.has_imbalance()) {
+    const pb::Imbalance& imbalance = router.imbalance();
+    page.Text("most / mean", absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens "
+                                             "%.3f, busy time %.3f",
+                                             imbalance.requests(), imbalance.prompt_tokens(),
+                                             imbalance.output_tokens(), imbalance.busy_time()));
+  }
+  if (router.has_decisions()) page.Text("choices", ChoicesText(router.decisions()));
+  if (LooksAtContent(router)) page.Text("claims", ClaimsText(router.decisions()));
+  for (const pb::RankGroup& group : report.rank_groups()) {
+    AddLockstep(group, report.rank_groups_size() == 1, page);
+  }
+  if (report.has_scaling()) AddScaling(report.scaling(), page);
   page.Blank();
-  AddTiers(report.tiers(), page);
   std::vector<size_t> widths = {10, 14, 9, 13, 8, 9, 13, 8, 12};
   if (report.has_handover()) widths[2] = 13;
   page.Cells(report.rank_groups().empty() ? "replica" : "rank", ReplicaColumns(report), widths);
   const int rows = std::min(report.replicas_size(), kMostRows);
   for (int r = 0; r < rows; ++r) {
     const pb::Replica& row = report.replicas(r);
-    page.Cells(absl::StrCat("  ", row.name()),
-               ReplicaCells(report, row), widths);
+    page.Cells(absl::StrCat("  ", row.name()), ReplicaCells(report, row), widths);
   }
   if (rows < report.replicas_size()) {
     page.Line("", absl::StrCat("and ", report.replicas_size() - rows, " more, see --json"));
   }
   if (report.notes_size() > 0) page.Blank();
-  for (const std::string& note : report.notes()) page.Text("note", note);
-  return page.Take();
 }
 
 std::string FormatRouting(const pb::RoutingExplanation& routing, bool color) {

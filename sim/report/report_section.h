@@ -15,6 +15,7 @@
 #include "sim/report/report.pb.h"
 #include "sim/report/request_rows.h"
 #include "sim/simulation.h"
+#include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 
@@ -53,6 +54,10 @@ class ReportSection : public EngineObserver {
 
 inline double Milliseconds(SimTime time) {
   return static_cast<double>(time) / static_cast<double>(kMillisecond);
+}
+// "1234.5": exact.
+inline std::string MillisecondsText(SimTime time) {
+  return FormatScaledDecimal(time, /*exponent=*/9);
 }
 inline double Seconds(SimTime time) {
   return static_cast<double>(time) / static_cast<double>(kSecond);

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "sim/trace/decimal.h"
+#include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
@@ -11,11 +11,8 @@ namespace {
 
 constexpr size_t kBufferBytes = 64 << 10;
 constexpr std::string_view kLineEnd = "\r\n";
-constexpr int kPicosecondsPerMillisecondExponent = 9;
 
-std::string Time(SimTime time) {
-  return time < 0 ? std::string() : FormatScaledDecimal(time, kPicosecondsPerMillisecondExponent);
-}
+std::string Time(SimTime time) { return time < 0 ? "" : MillisecondsText(time); }
 
 // A line with further fields behind the others.
 std::string WithFurther(std::string line, const std::string& further) {

@@ -14,20 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "sim/trace/decimal.h"
+#include "sim/report/report_section.h"
 #include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
-
-namespace {
-
-constexpr int kPicosecondsPerMillisecondExponent = 9;
-
-std::string Ms(SimTime time) {
-  return FormatScaledDecimal(time, kPicosecondsPerMillisecondExponent);
-}
-
-}  // namespace
 
 std::string StepFile::Header(bool with_requests, bool has_replicas) {
   return absl::StrCat(
@@ -94,8 +84,8 @@ void StepRows::OnStepFinished(const StepRecord& step) {
   const Row row = std::move(in_flight_.front());
   in_flight_.pop_front();
   std::string line = absl::StrCat(
-      row.step, ",", Ms(step.start), ",", Ms(step.end), ",", step.num_tokens, ",",
-      step.num_prefill_tokens, ",", step.num_decode_tokens, ",", step.scheduled.size(), ",",
+      row.step, ",", MillisecondsText(step.start), ",", MillisecondsText(step.end), ",",
+      step.num_tokens, ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",", step.scheduled.size(), ",",
       row.num_running, ",", row.num_waiting, ",", row.num_free, ",", row.num_preempted, ",",
       row.num_new_blocks, ",", row.num_hit_tokens, ",");
   if (file_.has_replicas()) absl::StrAppend(&line, replica_, ",");

@@ -15,7 +15,7 @@ namespace {
 
 namespace pb = ::kvblocks::report::v1;
 
-double Seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
+double SecondsOfNs(int64_t ns) { return static_cast<double>(ns) / 1e9; }
 
 // "[request "a"]", with whatever the trace calls it made harmless.
 std::string Whose(const TraceProblem& problem) {
@@ -96,8 +96,8 @@ pb::TraceValidation ToProto(const TraceValidation& v, bool strict) {
   out.set_output_tokens(v.output_tokens);
   out.set_longest_input(v.max_input);
   out.set_longest_output(v.max_output);
-  out.set_first_arrival_s(Seconds(v.first_arrival_ns));
-  out.set_last_arrival_s(Seconds(v.last_arrival_ns));
+  out.set_first_arrival_s(SecondsOfNs(v.first_arrival_ns));
+  out.set_last_arrival_s(SecondsOfNs(v.last_arrival_ns));
   out.set_backwards_rows(v.num_backwards);
   out.set_sessions(v.num_sessions);
   out.set_waiting_requests(v.num_waiting);

@@ -202,7 +202,7 @@ void ThroughputSection::Fill(const ReplayEnd& end, ::kvblocks::report::v1::Repor
 
 namespace {
 
-constexpr int64_t kMillion = 1'000'000;
+constexpr int64_t kPpm = 1'000'000;
 
 bool IsNone(const Warmup& part) {
   switch (part.kind) {
@@ -219,7 +219,7 @@ bool IsNone(const Warmup& part) {
 // Of `total` requests.
 int64_t NumRequests(const Warmup& part, int64_t total) {
   if (part.kind == Warmup::Kind::kRequests) return std::min(part.requests, total);
-  return static_cast<int64_t>(static_cast<__int128>(total) * part.share_ppm / kMillion);
+  return static_cast<int64_t>(static_cast<__int128>(total) * part.share_ppm / kPpm);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/checked_int64.h"
 #include "sim/serve/api_fields.h"
 
 namespace kvblocks::sim {
@@ -18,7 +19,6 @@ constexpr size_t kMaxStopBytes = 4096;
 constexpr size_t kMaxSaltBytes = 4096;
 constexpr size_t kMaxTextBytes = 256;  // of names
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;  // whose pieces take ten times as much
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // A parser keeps memory for the longest body so far; behind this it is given back.
 constexpr size_t kKeptBytes = size_t{1} << 20;
 constexpr size_t kMaxFields = 1024;  // of a body: each is looked at some 60 times

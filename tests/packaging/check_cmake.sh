@@ -84,20 +84,23 @@ find_package() {
     if loads_kvblocks "$out/$program"; then is_equal "$kind" shared; else is_equal "$kind" static; fi || return 1
   done
 }
-# with_pkg_config PREFIX FLAGS...
+# with_pkg_config PREFIX FLAGS...: compiles the first time, and links what was compiled to the libraries of PREFIX.
 with_pkg_config() {
   local prefix=$1 program out=$work/pkg-config
   shift
   mkdir -p "$out"
   export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
   compile() {
+    local package=kvblocks-${1/_/-}
+    [ "$1" != c_interface ] || package=kvblocks-c
     # shellcheck disable=SC2046
-    if [ "$1" = c_interface ]; then
-      cc -std=c99 -pedantic-errors -Wall -Wextra -Werror consumer/c_interface.c -o "$out/$1" \
-        $(pkg-config "${@:2}" --cflags --libs kvblocks-c)
+    if [ -e "$out/$1.o" ]; then
+      :
+    elif [ "$1" = c_interface ]; then
+      cc -std=c99 -pedantic-errors -Wall -Wextra -Werror -c consumer/c_interface.c -o "$out/$1.o" $(pkg-config --cflags "$package")
     else
-      c++ -std=c++20 "consumer/$1.cc" -o "$out/$1" $(pkg-config "${@:2}" --cflags --libs "kvblocks-${1/_/-}")
-    fi
+      c++ -std=c++20 -c "consumer/$1.cc" -o "$out/$1.o" $(pkg-config --cflags "$package")
+    fi && $([ "$1" = c_interface ] && echo cc || echo c++) "$out/$1.o" -o "$out/$1" $(pkg-config "${@:2}" --libs "$package")
   }
   export -f compile
   export out
