@@ -322,6 +322,7 @@ void AddLatency(const pb::Report& report, TextPage& page) {
   const pb::Latency& latency = report.latency();
   if (report.setup().latency_is_meaningful() && latency.e2e().count() > 0) {
     const auto row = [&](const std::string& name, const pb::Distribution& d) {
+      if (d.count() == 0) return;
       const TimeUnit unit = UnitFor(d.mean_ms());
       const auto value = [&](double ms) { return Decimal(ms / unit.ms); };
       page.Line("", absl::StrFormat("%-22s %10s %10s %10s %10s %10s",
@@ -336,13 +337,11 @@ void AddLatency(const pb::Report& report, TextPage& page) {
     row("TPOT, ITL/request", latency.tpot());
     row("ITL per gap", latency.itl());
     row("E2E", latency.e2e());
-    if (report.handover().transfers().count() > 0) {
-      const pb::Handover& phases = report.handover();
-      row("prefill", phases.prefill());
-      row("hand-over", phases.handover());
-      row("transfer", phases.transfer());
-      row("decode", phases.decode());
-    }
+    const pb::Handover& phases = report.handover();
+    row("prefill", phases.prefill());
+    row("hand-over", phases.handover());
+    row("transfer", phases.transfer());
+    row("decode", phases.decode());
   }
   const pb::Throughput& t = report.throughput();
   page.Text("throughput",
