@@ -205,7 +205,10 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
     for (const std::string& other : PlainNames(facts)) {
       if (!plain.empty() && other == plain) return facts;
       goes_on |= !plain.empty() && absl::StartsWith(other, absl::StrCat(plain, "-"));
-      distance = std::min(distance, EditDistance(plain.substr(0, kLongestName), other));
+      // Of "h2000", h200-sxm is as near as its first word.
+      const std::string asked = plain.substr(0, kLongestName);
+      distance = std::min({distance, EditDistance(asked, other),
+                           EditDistance(asked, other.substr(0, plain.size()))});
     }
     if (goes_on) begins.push_back(&facts);
     nearest.emplace_back(distance, known);
