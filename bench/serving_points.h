@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,9 +42,13 @@ struct ServingRecipe {
 
   std::string kv_dtype = "", expert_dtype = "";  // as the kernel tables name them
   bool has_whole_experts = false;                // ranks share experts out, none is divided
+  bool fuses_allreduce = false;                  // with norms
   int64_t max_num_batched_tokens = 8192;
   int64_t max_num_seqs = 1024;
 };
+// Of "0.17.0"; what stands for a version that has no number is the caller's to say.
+std::optional<int> MinorVersionOf(const ServingPoint& point);
+
 ServingRecipe RecipeOf(const ServingPoint& point, const std::string& family);
 
 // From the columns of a silicon_*.csv[.gz] file; rows that are no single pool of one engine, or are

@@ -15,6 +15,8 @@ constexpr absl::string_view kMeasured = "measured kernels";
 constexpr absl::string_view kEstimated = "roofline";
 constexpr int64_t kTokenBytes = 2;  // activations travel as 16-bit values
 constexpr int64_t kNormBytes = 8;   // of a token: two sums in 32 bits
+// What the norm and the residual take inside of an all-reduce.
+constexpr int64_t kFusedNormTime = 2 * kMicrosecond;
 
 // No one operation takes longer, so that sums over layers stay small.
 int64_t Limited(int64_t time) { return std::min(time, KernelGrid::kMaxTime); }
@@ -276,7 +278,15 @@ void LayerTimes::AddExperts() {
 }
 
 void LayerTimes::AddCollectives() {
-  if (ranks_ > 1) reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+  if (ranks_ > 1) {
+    reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+    const KernelGrid* fused = tables_.Find("allreduce_fused", absl::StrCat(ranks_));
+    if (options_.fuses_allreduce && fused != nullptr && fused->num_axes() == 1) {
+      reduce_.fused = fused;
+      Say("collectives with norms",
+          absl::StrCat(kMeasured, ", fused up to messages of ", fused->last(0) >> 10, " KiB"));
+    }
+  }
   // MiniMax-M2 normalises queries and keys over the heads of all ranks, which sum their squares.
   if (ranks_ > 1 && model_.family == "minimax_m2") {
     norm_ = MakeCollective("sums for norms", model_.num_layers(), ranks_);
@@ -347,12 +357,20 @@ int64_t LayerTimes::Experts(int64_t num_tokens) const {
 
 int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes) const {
   if (collective.count == 0) return 0;
-  if (collective.grid != nullptr) return collective.count * collective.grid->At({bytes});
-  const double ranks = ToDouble(collective.ranks);
-  const double seconds =
-      2.0 * (ranks - 1) / ranks * ToDouble(bytes) / (options_.roofline.device.link_gb_per_s * 1e9);
-  return collective.count * Limited(Limited(options_.roofline.allreduce_latency) +
-                                    Limited(RoundToPicoseconds(seconds)));
+  int64_t time;
+  if (collective.grid != nullptr) {
+    time = collective.grid->At({bytes});
+  } else {
+    const double ranks = ToDouble(collective.ranks);
+    const double seconds = 2.0 * (ranks - 1) / ranks * ToDouble(bytes) /
+                           (options_.roofline.device.link_gb_per_s * 1e9);
+    time = Limited(Limited(options_.roofline.allreduce_latency) +
+                   Limited(RoundToPicoseconds(seconds)));
+  }
+  if (collective.fused != nullptr && bytes <= collective.fused->last(0)) {
+    time = std::min(time, collective.fused->At({bytes}) + kFusedNormTime);
+  }
+  return collective.count * time;
 }
 
 int64_t LayerTimes::DispatchTime(int64_t num_tokens) const {

@@ -156,6 +156,9 @@ struct LayerTimesOptions {
   std::string gemm_dtype = "";
   std::string expert_dtype = "";
   std::string kv_dtype = "";
+  // The engine fuses the all-reduces of a layer with the norms after them, up to the size of
+  // messages that the tables have: vLLM since 0.17, on Blackwell Ultra since 0.19.
+  bool fuses_allreduce = true;
 };
 
 // Counts up to which the tables reach; no limit where the roofline is used instead.
@@ -199,7 +202,8 @@ class LayerTimes {
   // So many exchanges between ranks per step, of an all-reduce's traffic each.
   struct Collective {
     int64_t count = 0, ranks = 1;
-    const KernelGrid* grid = nullptr;  // null: roofline
+    const KernelGrid* grid = nullptr;   // null: roofline
+    const KernelGrid* fused = nullptr;  // up to its last size, where it is faster
   };
   // So many products of tokens x k with k x n.
   struct Product {

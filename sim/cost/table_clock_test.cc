@@ -179,6 +179,31 @@ TEST(TableClockTest, NormsOverAllRanksAreAnExchangeMore) {
   EXPECT_EQ(LayerTimes(TablesOf("b200"), options.layers).Linear(64), alone.Linear(64));
 }
 
+// An engine fuses an all-reduce with the norm after it up to a size, and where that is faster.
+TEST(TableClockTest, AllReducesAreFusedWithNormsUpToASize) {
+  TableClockOptions options = OptionsOf("llama-3.1-70b", "b200", 8);
+  const auto saved = [&](int64_t num_tokens) {
+    options.layers.fuses_allreduce = false;
+    const int64_t without = LayerTimes(TablesOf("b200"), options.layers).Linear(num_tokens);
+    options.layers.fuses_allreduce = true;
+    return without - LayerTimes(TablesOf("b200"), options.layers).Linear(num_tokens);
+  };
+  const KernelGrid& plain = *TablesOf("b200").Find("allreduce", "8");
+  const KernelGrid& fused = *TablesOf("b200").Find("allreduce_fused", "8");
+  const int64_t token_bytes = 8192 * 2;
+  // Of 256 KiB, which takes the plain one 26 us.
+  const int64_t each = plain.At({16 * token_bytes}) - fused.At({16 * token_bytes});
+  EXPECT_EQ(saved(16), 2 * 80 * (each - 2 * kMicrosecond));
+  EXPECT_GT(saved(16), 2 * 80 * 10 * kMicrosecond);
+  // 1 MiB is the most for eight ranks, and there the plain one is faster.
+  EXPECT_GT(fused.At({64 * token_bytes}), plain.At({64 * token_bytes}));
+  EXPECT_EQ(saved(64), 0);
+  EXPECT_EQ(saved(128), 0);
+  // No engine does so for three ranks, or on older devices.
+  EXPECT_EQ(TablesOf("b200").Find("allreduce_fused", "3"), nullptr);
+  EXPECT_TRUE(TablesOf("a100-sxm-80gb").GridsOf("allreduce_fused").empty());
+}
+
 TEST(TableClockTest, DecodesAddUpForEveryModelAndDevice) {
   const char* const devices[] = {"a100-sxm-80gb", "h100-sxm", "b300", "rtx-pro-6000"};
   size_t i = 0;
@@ -246,7 +271,9 @@ TEST(TableClockTest, SM67PartsNameTheirSources) {
   };
   const std::string llama = sources(*ClockOf(OptionsOf("llama-3.1-8b", "h100-sxm", 2)));
   EXPECT_THAT(llama, HasSubstr("attention of 32 layers: measured kernels\n"));
-  EXPECT_THAT(llama, HasSubstr("collectives: measured kernels, 2 ranks in captured graphs\n"));
+  EXPECT_THAT(llama, HasSubstr("collectives: measured kernels, 2 ranks in captured graphs\n"
+                               "collectives with norms: measured kernels, fused up to messages of "
+                               "65536 KiB\n"));
   EXPECT_THAT(llama, HasSubstr("between kernels: 448us per step and 9us per sequence"));
   // How good such predictions were; not where a constant is the user's.
   EXPECT_THAT(llama, HasSubstr("error on measured servers: TPOT within 3 % on half of the runs and "
