@@ -28,7 +28,8 @@ const Catalogue& PointCatalogue();
 absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling);
 
 struct ServingPoint {
-  std::string id, engine_version, model, device, precision, campaign, flags, measured_date;
+  std::string id = "", engine_version = "", model = "", device = "", precision = "";
+  std::string campaign = "", flags = "", measured_date = "";
   int64_t input_tokens = 0, output_tokens = 0;
   int64_t concurrency = 0;
   int64_t tensor_parallel = 1, data_parallel = 1;
