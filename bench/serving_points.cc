@@ -372,7 +372,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
                                     options_.client_latency_ms_per_1k_tokens * mean_input / 1000,
                          .tpot_ms = report.latency().tpot().mean_ms(),
                          .num_steps = (*simulation)->result().scheduler.num_steps,
-                         .num_outside = (*clock)->num_outside()};
+                         .num_outside = (*simulation)->result().step_tally.num_outside};
 }
 
 }  // namespace kvblocks::sim

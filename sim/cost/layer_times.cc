@@ -55,6 +55,7 @@ LayerTimes::LayerTimes(const KernelTables& tables, const LayerTimesOptions& opti
 void LayerTimes::Say(std::string_view part, std::string source, bool measured) {
   parts_.push_back({std::string(part), std::move(source)});
   has_measured_ |= measured;
+  has_estimated_ |= !measured;
 }
 
 std::string LayerTimes::GemmDtype() const {
@@ -336,8 +337,9 @@ int64_t LayerTimes::ProductTime(const Product& product, int64_t num_tokens) cons
                                       num_tokens);
 }
 
-int64_t LayerTimes::Experts(int64_t num_tokens) const {
+int64_t LayerTimes::Experts(int64_t num_tokens, Which which) const {
   if (num_expert_layers_ == 0 || num_tokens == 0) return 0;
+  if (which == Which::kEstimated && experts_ != nullptr) return 0;
   const int64_t tokens = num_tokens * data_parallel_;
   if (experts_ != nullptr) return num_expert_layers_ * experts_->At({tokens});
   const ExpertFacts& experts = *model_.experts;
@@ -355,8 +357,9 @@ int64_t LayerTimes::Experts(int64_t num_tokens) const {
                       params * read * experts.bytes_per_param / (bytes_per_s_ * ranks))));
 }
 
-int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes) const {
+int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes, Which which) const {
   if (collective.count == 0) return 0;
+  if (which == Which::kEstimated && collective.grid != nullptr) return 0;
   int64_t time;
   if (collective.grid != nullptr) {
     time = collective.grid->At({bytes});
@@ -373,21 +376,22 @@ int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes) const {
   return collective.count * time;
 }
 
-int64_t LayerTimes::DispatchTime(int64_t num_tokens) const {
+int64_t LayerTimes::DispatchTime(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
-  return TimeOf(dispatch_, num_tokens * data_parallel_ * model_.hidden_size * kTokenBytes);
+  return TimeOf(dispatch_, num_tokens * data_parallel_ * model_.hidden_size * kTokenBytes, which);
 }
 
-int64_t LayerTimes::Shared(int64_t num_tokens) const {
-  return Experts(num_tokens) + DispatchTime(num_tokens);
+int64_t LayerTimes::Shared(int64_t num_tokens, Which which) const {
+  return Experts(num_tokens, which) + DispatchTime(num_tokens, which);
 }
 
-int64_t LayerTimes::Linear(int64_t num_tokens) const {
+int64_t LayerTimes::Linear(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
-  int64_t time = Shared(num_tokens) +
-                 TimeOf(reduce_, num_tokens * model_.hidden_size * kTokenBytes) +
-                 TimeOf(norm_, num_tokens * kNormBytes);
+  int64_t time = Shared(num_tokens, which) +
+                 TimeOf(reduce_, num_tokens * model_.hidden_size * kTokenBytes, which) +
+                 TimeOf(norm_, num_tokens * kNormBytes, which);
   for (const Product& product : products_) {
+    if (which == Which::kEstimated && product.grid != nullptr) continue;
     if (num_tokens > product.hidden_tokens) time += ProductTime(product, num_tokens);
   }
   if (rest_.params > 0) {
@@ -398,8 +402,9 @@ int64_t LayerTimes::Linear(int64_t num_tokens) const {
   return time;
 }
 
-int64_t LayerTimes::Head(int64_t num_samples) const {
-  return num_samples == 0 ? 0 : ProductTime(head_, num_samples);
+int64_t LayerTimes::Head(int64_t num_samples, Which which) const {
+  if (num_samples == 0 || (which == Which::kEstimated && head_.grid != nullptr)) return 0;
+  return ProductTime(head_, num_samples);
 }
 
 int64_t LayerTimes::AttentionTimeOf(const Attention& attention, int64_t table_time) const {
@@ -408,10 +413,11 @@ int64_t LayerTimes::AttentionTimeOf(const Attention& attention, int64_t table_ti
   return attention.count * time;
 }
 
-int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context) const {
+int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context, Which which) const {
   if (num_sequences == 0) return 0;
   int64_t time = 0;
   for (const Attention& attention : attention_) {
+    if (which == Which::kEstimated) break;
     time += AttentionTimeOf(attention,
                             attention.decode->At({num_sequences, std::max<int64_t>(context, 1)}));
   }
@@ -425,10 +431,11 @@ int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context) const {
   return time;
 }
 
-int64_t LayerTimes::Context(int64_t num_tokens) const {
+int64_t LayerTimes::Context(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
   int64_t time = 0;
   for (const Attention& attention : attention_) {
+    if (which == Which::kEstimated) break;
     time += AttentionTimeOf(attention, attention.context->At({num_tokens}));
   }
   if (estimated_attention_) {

@@ -255,11 +255,44 @@ TEST(TableClockTest, SM62WhatLiesOutsideTheTablesIsCounted) {
   TableClockOptions options = OptionsOf("llama-3.1-8b", "h100-sxm");
   options.max_sequence_len = 1 << 20;
   const auto clock = ClockOf(options);
-  ASSERT_TRUE(clock->StepTime({DecodeAt(1000)}).ok());
-  EXPECT_EQ(clock->num_outside(), 0);
-  ASSERT_TRUE(clock->StepTime({DecodeAt(500'000)}).ok());
-  ASSERT_TRUE(clock->StepTime({SequenceWork{.num_context = 100'000, .num_new = 1000}}).ok());
-  EXPECT_EQ(clock->num_outside(), 2);
+  StepTally tally;
+  clock->Tally({DecodeAt(1000)}, Decodes(), StepPeers(), &tally);
+  EXPECT_EQ(tally.num_outside, 0);
+  clock->Tally({DecodeAt(500'000)}, Decodes(), StepPeers(), &tally);
+  const SequenceWork chunk{.num_context = 100'000, .num_new = 1000};
+  clock->Tally({chunk}, Decodes(), StepPeers(), &tally);
+  EXPECT_EQ(tally.num_outside, 2);
+}
+
+// What a step takes, by source: nothing is counted twice or left out.
+TEST(TableClockTest, TalliesSumToWhatStepsTake) {
+  const auto tally_of = [](const TableClockOptions& options) {
+    const auto clock = ClockOf(options);
+    const std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, DecodeAt(5000)};
+    const Decodes decodes{.num_sequences = 3, .sum_context = 6000};
+    StepTally tally;
+    clock->Tally(work, decodes, StepPeers(), &tally);
+    EXPECT_EQ(static_cast<SimTime>(tally.measured + tally.estimated + tally.constants),
+              *clock->StepTime(work, decodes));
+    const SimTime layers = options.layers.roofline.model.num_layers();
+    if (options.layers.roofline.tensor_parallel == 1) {
+      // 25 us of layers that the roofline says, 11 us of others, 100 us of all with prompts.
+      const int64_t estimated =
+          LayerTimes(TablesOf("h100-sxm"), options.layers).num_estimated_layers();
+      EXPECT_EQ(static_cast<SimTime>(tally.constants),
+                (layers * 111 + estimated * 14 + 5 * 9) * kMicrosecond);
+    }
+    return tally;
+  };
+  const StepTally llama = tally_of(OptionsOf("llama-3.1-8b", "h100-sxm"));
+  EXPECT_EQ(static_cast<int64_t>(llama.estimated), 0);
+  EXPECT_GT(llama.measured, 0);
+  // Windows of 4,096 tokens are in no table.
+  const StepTally gemma = tally_of(OptionsOf("gemma-2-27b", "h100-sxm"));
+  EXPECT_GT(gemma.estimated, 0);
+  EXPECT_GT(gemma.measured, gemma.estimated);
+  // No table has collectives of three ranks.
+  EXPECT_GT(tally_of(OptionsOf("llama-3.1-8b", "h100-sxm", 3)).estimated, 0);
 }
 
 TEST(TableClockTest, SM67PartsNameTheirSources) {
