@@ -104,7 +104,8 @@ void LayerTimes::AddAttention() {
   std::string letters;  // that have tables
   if (AddTabledAttention('F', model_.full_kv_heads(), model_.full_head_size(), 0)) letters += 'F';
   if (AddTabledAttention('S', model_.num_kv_heads, model_.head_size, model_.window)) letters += 'S';
-  if (AddLatentBlocks()) letters += 'M';
+  if (AddLatentBlocks('M', "mla")) letters += 'M';
+  if (AddLatentBlocks('N', "sparse_mla")) letters += 'N';
   ModelFacts others = model_;
   std::erase_if(others.layer_pattern,
                 [&](char letter) { return letters.find(letter) != std::string::npos; });
@@ -172,18 +173,24 @@ bool LayerTimes::AddTabledAttention(char letter, int64_t num_kv_heads, int64_t h
   return true;
 }
 
-// The tables have DeepSeek-V3's block with any number of heads: projections included.
-bool LayerTimes::AddLatentBlocks() {
-  const int64_t count = model_.CountLayers("M");
+// The tables have DeepSeek-V3's block with any number of heads, projections included, and that of
+// V3.2 with its indexer.
+bool LayerTimes::AddLatentBlocks(char letter, const std::string& operation) {
+  const int64_t count = model_.CountLayers(std::string_view(&letter, 1));
   if (count == 0 || model_.hidden_size != 7168 || model_.latent->kv_lora_rank != 512 ||
       model_.latent->q_lora_rank != 1536 || model_.latent->qk_rope_head_dim != 64) {
+    return false;
+  }
+  const bool is_sparse = letter == 'N';
+  if (is_sparse && (model_.indexer->num_heads != 64 || model_.indexer->head_dim != 128 ||
+                    model_.indexer->top_k != 2048)) {
     return false;
   }
   const std::string kv = options_.kv_dtype.empty() ? "bfloat16" : options_.kv_dtype;
   const std::string gemm = GemmDtype() == "fp8" ? "fp8_block" : GemmDtype();
   const std::string key = absl::StrCat(kv, "|", gemm, "|", PerRank(model_.num_heads, ranks_));
-  const KernelGrid* context = tables_.Find("mla_context", key);
-  const KernelGrid* decode = tables_.Find("mla_decode", key);
+  const KernelGrid* context = tables_.Find(absl::StrCat(operation, "_context"), key);
+  const KernelGrid* decode = tables_.Find(absl::StrCat(operation, "_decode"), key);
   if (context == nullptr || decode == nullptr || context->num_axes() != 1 ||
       decode->num_axes() != 2) {
     return false;
@@ -197,7 +204,8 @@ bool LayerTimes::AddLatentBlocks() {
   range_.decode_context = std::min(range_.decode_context, decode->last(1));
   range_.prompt_end = std::min(range_.prompt_end, context->last(0));
   num_block_layers_ += count;
-  Say(absl::StrCat("latent attention of ", count, " layers, projections included"),
+  Say(absl::StrCat(is_sparse ? "sparse " : "", "latent attention of ", count,
+                   " layers, projections included"),
       absl::StrCat(kMeasured, ", ", gemm));
   const LatentFacts& latent = *model_.latent;
   const double heads = ToDouble(model_.num_heads);

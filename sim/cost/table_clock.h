@@ -234,7 +234,7 @@ class LayerTimes {
 
   void AddAttention();
   bool AddTabledAttention(char letter, int64_t num_kv_heads, int64_t head_size, int64_t window);
-  bool AddLatentBlocks();
+  bool AddLatentBlocks(char letter, const std::string& operation);
   void AddDenseLayers();
   void AddExperts();
   void AddCollectives();

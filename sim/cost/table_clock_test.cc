@@ -295,6 +295,25 @@ TEST(TableClockTest, TalliesSumToWhatStepsTake) {
   EXPECT_GT(tally_of(OptionsOf("llama-3.1-8b", "h100-sxm", 3)).estimated, 0);
 }
 
+// Alike but for what a sparse layer selects: both read all of a short context, and V3.2 has an
+// indexer on top.
+TEST(TableClockTest, SparseLayersAreFasterFromLongContextsOnOnly) {
+  for (const std::string device : {"h100-sxm", "h200-sxm", "b200", "b300"}) {
+    const auto dense = ClockOf(OptionsOf("deepseek-v3", device, 8));
+    const auto sparse = ClockOf(OptionsOf("deepseek-v3.2", device, 8));
+    const auto slower = [&](int64_t context) {
+      const std::vector<SequenceWork> work(64, DecodeAt(context));
+      return static_cast<double>(*sparse->StepTime(work)) /
+             static_cast<double>(*dense->StepTime(work));
+    };
+    EXPECT_GT(slower(1024), 1) << device;
+    EXPECT_LT(slower(32000), 1) << device;
+    StepTally tally;
+    sparse->Tally({DecodeAt(1024)}, Decodes(), StepPeers(), &tally);
+    EXPECT_EQ(static_cast<int64_t>(tally.estimated), 0) << device;
+  }
+}
+
 TEST(TableClockTest, SM67PartsNameTheirSources) {
   const auto sources = [](const StepTimeModel& clock) {
     std::string text;
