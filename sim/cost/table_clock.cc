@@ -33,9 +33,9 @@ struct ErrorBand {
 constexpr ErrorBand kErrorBands[] = {
     {"dense models", "Hopper", 3, 8, 7, 25},
     {"models with experts", "Hopper", 9, 16, 19, 29},
-    {"models with experts", "Blackwell", 5, 13, 12, 30},
+    {"models with experts", "Blackwell", 6, 13, 10, 30},
     {"models with experts and latent attention", "Hopper", 6, 12, 12, 26},
-    {"models with experts and latent attention", "Blackwell", 8, 14, 17, 50},
+    {"models with experts and latent attention", "Blackwell", 7, 14, 17, 50},
 };
 
 absl::string_view GenerationOf(absl::string_view device) {
