@@ -199,7 +199,7 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
   const std::string plain = Plain(name);
   constexpr size_t kLongestName = 64;  // a wrong name may be as long as a request
   std::vector<const Facts*> begins;
-  // By the distance of a name's beginning, and of all of it: h2000 is nearer to h200-sxm than to h20.
+  // By the distance of a name's beginning, then of all of it: h2000 is nearest to h200-sxm.
   std::vector<std::tuple<size_t, size_t, std::string>> nearest;
   for (const auto& [known, facts] : entries) {
     size_t distance = SIZE_MAX, whole = SIZE_MAX;
