@@ -176,6 +176,7 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point, const Serv
   layers.expert_parallel = point.expert_parallel;
   if (!recipe.expert_dtype.empty()) layers.expert_dtype = recipe.expert_dtype;
   layers.kv_dtype = recipe.kv_dtype;
+  layers.fuses_allreduce = recipe.fuses_allreduce;
   if (recipe.kv_dtype == "fp8") layers.roofline.kv_bytes_per_element = 1;
   if (recipe.has_whole_experts) {
     layers.expert_parallel = std::max(layers.expert_tensor_parallel, layers.expert_parallel);
@@ -186,11 +187,7 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point, const Serv
 
 // vLLM schedules a step while the one before it runs, by default since 0.14. A version that is not
 // known counts as a later one.
-bool SchedulesAhead(const ServingPoint& point) {
-  const std::vector<std::string> parts = absl::StrSplit(point.engine_version, '.');
-  int minor;
-  return parts.size() < 2 || parts[0] != "0" || !absl::SimpleAtoi(parts[1], &minor) || minor >= 14;
-}
+bool SchedulesAhead(const ServingPoint& point) { return MinorVersionOf(point).value_or(14) >= 14; }
 
 }  // namespace
 
@@ -375,7 +372,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
                                     options_.client_latency_ms_per_1k_tokens * mean_input / 1000,
                          .tpot_ms = report.latency().tpot().mean_ms(),
                          .num_steps = (*simulation)->result().scheduler.num_steps,
-                         .num_outside = (*clock)->num_outside()};
+                         .num_outside = (*simulation)->result().step_tally.num_outside};
 }
 
 }  // namespace kvblocks::sim

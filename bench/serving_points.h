@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ const Catalogue& PointCatalogue();
 absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling);
 
 struct ServingPoint {
-  std::string id, engine_version, model, device, precision, campaign, flags, measured_date;
+  std::string id = "", engine_version = "", model = "", device = "", precision = "";
+  std::string campaign = "", flags = "", measured_date = "";
   int64_t input_tokens = 0, output_tokens = 0;
   int64_t concurrency = 0;
   int64_t tensor_parallel = 1, data_parallel = 1;
@@ -41,9 +43,13 @@ struct ServingRecipe {
 
   std::string kv_dtype = "", expert_dtype = "";  // as the kernel tables name them
   bool has_whole_experts = false;                // ranks share experts out, none is divided
+  bool fuses_allreduce = false;                  // with norms
   int64_t max_num_batched_tokens = 8192;
   int64_t max_num_seqs = 1024;
 };
+// Of "0.17.0"; what stands for a version that has no number is the caller's to say.
+std::optional<int> MinorVersionOf(const ServingPoint& point);
+
 ServingRecipe RecipeOf(const ServingPoint& point, const std::string& family);
 
 // From the columns of a silicon_*.csv[.gz] file; rows that are no single pool of one engine, or are

@@ -57,6 +57,28 @@ TEST(ServingPointsTest, RecipesFollowModelDeviceAndDate) {
   EXPECT_EQ(RecipeOf(point, "qwen3").max_num_batched_tokens, 8192);
 }
 
+// By the campaign's scripts, or because the version does.
+TEST(ServingPointsTest, VersionsAndScriptsFuseAllReduces) {
+  const auto fuses = [](const char* device, const char* version, const char* family,
+                        const char* campaign = "inferencex") {
+    const ServingPoint point{
+        .engine_version = version, .device = device, .campaign = campaign, .measured_date = "2026"};
+    return RecipeOf(point, family).fuses_allreduce;
+  };
+  EXPECT_FALSE(fuses("h200-sxm", "0.16.0", "gpt_oss"));
+  EXPECT_TRUE(fuses("h200-sxm", "0.17.0", "gpt_oss"));
+  EXPECT_TRUE(fuses("b200", "0.17.0", "minimax_m2"));
+  EXPECT_FALSE(fuses("b300", "0.18.0", "minimax_m2"));
+  EXPECT_TRUE(fuses("b300", "0.19.0", "minimax_m2"));
+  EXPECT_TRUE(fuses("b300", "nightly-0123", "minimax_m2"));
+  EXPECT_TRUE(fuses("h200-sxm", "0.16.0", "kimi_k2"));
+  EXPECT_TRUE(fuses("b200", "unknown", "llama"));
+  EXPECT_TRUE(fuses("b200", "0.11.0", "gpt_oss"));
+  EXPECT_FALSE(fuses("h100-sxm", "unknown", "llama"));
+  EXPECT_FALSE(fuses("b200", "0.11.0", "gpt_oss", "own_sweep"));
+  EXPECT_TRUE(fuses("h100-sxm", "0.18.0", "qwen3", "own_sweep"));
+}
+
 // Rows as other files spell them; one of an unknown model, which the reader leaves to the prediction.
 TEST(ServingPointsTest, EveryRowOfAKnownModelIsPredicted) {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/points.csv";

@@ -57,7 +57,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
 --tensor-parallel: got 3, expected a divisor|replay --tp=3
 --model: "gpt-9" is none of the 28 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
---device: "abacus" is none of the 10 known; the nearest are b200, b300, l40s (kvsim plan --list-devices prints all)|replay --device=abacus
+--device: "abacus" is none of the 10 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
 --device: "h2000" is none of|replay --device=h2000
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got -1, expected 0 to|replay --max-num-seqs=-1

@@ -364,6 +364,7 @@ absl::Status Replica::TimeStages(const StepPeers* peers) {
         step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_), &send_time_);
     if (!status.ok()) return status;
   }
+  step_time_->Tally(work_, decodes, peers != nullptr ? *peers : StepPeers(), &result_.step_tally);
   const auto copies = CopyTime();
   if (!copies.ok()) return copies.status();
   for (SimTime& stage : stage_times_) {

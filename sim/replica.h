@@ -54,6 +54,7 @@ struct SimulationResult {
   SimTime copy_time = 0;  // the part of it that copies of blocks took
   SimTime load_time = 0;  // and that steps waited for KV from elsewhere
   int64_t copied_bytes = 0;  // on one device
+  StepTally step_tally;      // of the steps that had requests
   // Requests.
   int64_t num_arrived = 0;
   int64_t num_rejected = 0;

@@ -5,7 +5,7 @@
 
 FOLDER has <device>/<operation>.csv.gz with a header; the last column is time_us. Kept is what the clock reads:
 GEMMs per dtype, attention per head shape (prompts one by one), experts with uneven load, the collectives of captured
-graphs, whole blocks of latent attention. A time is kept as its binary logarithm, in steps of 1/2048; a row of a grid
+graphs, those that engines fuse with norms, whole blocks of latent attention. A time is kept as its binary logarithm, in steps of 1/2048; a row of a grid
 as differences to the time before. The form is sim/cost/kernel_tables.proto, written here by hand so that the tool
 needs no package; UNPACKED, the files of the wheel aisimulate, gives NEWER tables and FURTHER experts and needs pyarrow. Prints what was
 packed and the largest error of rounding.
@@ -23,8 +23,8 @@ STEPS_PER_OCTAVE = 2048
 ATTRIBUTION = """\
 Kernel measurements: from aiconfigurator-core 0.12.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES,
 Apache-2.0; modified: units, columns, thinned, duplicates merged; packed by tools/pack_kernel_tables.py, times rounded.
-Products, attention and experts of H100, H200, B200 and B300: from aisimulate 0.13.0.dev202610270000000085, Copyright
-(c) 2025-2026 NVIDIA CORPORATION & AFFILIATES, Apache-2.0; modified in the same way.
+Products, attention (sparse included), experts and fused all-reduces of H100, H200, B200 and B300: from aisimulate
+0.13.0.dev202610270000000085, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES, Apache-2.0; modified in the same way.
 """
 
 WHEEL_DATA = "aisimulate_core/systems/data"
@@ -56,6 +56,17 @@ FURTHER = [
     ("b300", "b300_sxm/moe/sglang/0.5.14/moe_perf.parquet", "w4a8_mxfp4_mxfp8", "w4a8_mxfp4_mxfp8"),
 ]
 
+# vLLM fuses an all-reduce with the norm after it by FlashInfer, whose kernel is TensorRT-LLM's all-reduce. By device and
+# ranks: the MiB of a message up to which it does.
+FUSED = "comm/trtllm/1.3.0rc20/custom_allreduce_perf.parquet"
+FUSED_COLUMNS = {"gpus": "num_gpus", "message_elements": "message_size"}  # of 2 bytes
+HOPPER_MIB = {2: 64, 4: 2, 8: 0.5}
+FUSED_MIB = {"h100-sxm": HOPPER_MIB, "h200-sxm": HOPPER_MIB, "b200": {2: 64, 4: 32, 8: 1}, "b300": {2: 64, 4: 64, 8: 2}}
+
+# Whole blocks of DeepSeek-V3.2, indexer included; the folder's were measured with eager launches.
+SPARSE = {"sparse_mla_context": ("context", {"new_tokens": "isl"}),
+          "sparse_mla_decode": ("generation", {"context_tokens": "step"})}
+
 # Devices by the catalogue's names where the folder's differ.
 CATALOGUE_NAMES = {"a100-sxm": "a100-sxm-80gb"}
 
@@ -71,7 +82,16 @@ OPERATIONS = {
     "allreduce": (["gpus"], ["message_bytes"], lambda row: row["mode"] == "vllm_graph"),
     "mla_context": (["kv_dtype", "gemm_dtype", "num_heads_local"], ["new_tokens"], lambda row: row["batch"] == "1"),
     "mla_decode": (["kv_dtype", "gemm_dtype", "num_heads_local"], ["batch", "context_tokens"], lambda row: True),
+    "allreduce_fused": (["gpus"], ["message_bytes"], lambda row: True),
+    "sparse_mla_context": (["kv_dtype", "gemm_dtype", "num_heads_local"], ["new_tokens"],
+                           lambda row: row["batch"] == "1" and row["step"] == "0"),
+    "sparse_mla_decode": (["kv_dtype", "gemm_dtype", "num_heads_local"], ["batch", "context_tokens"],
+                          lambda row: is_power(row["context_tokens"]) and int(row["context_tokens"]) >= 128),
 }
+
+
+def is_power(text):
+    return int(text) & (int(text) - 1) == 0
 
 
 def varint(value):
@@ -176,11 +196,33 @@ def further_experts(wheel, device):
         if name != device:
             continue
         for row in wheel_rows(wheel, path, NEWER["moe"][1]):
-            tokens = int(row["tokens"])
-            if row["dtype"] == theirs and tokens & (tokens - 1) == 0 and int(row["moe_ep"]) <= 64 \
+            if row["dtype"] == theirs and is_power(row["tokens"]) and int(row["moe_ep"]) <= 64 \
                     and int(row["moe_tp"]) <= 8 and keep(row):
                 row["dtype"] = ours
-                add_faster(grids.setdefault("|".join(row[k] for k in keys), {}), [tokens], row["time_us"])
+                add_faster(grids.setdefault("|".join(row[k] for k in keys), {}), [row["tokens"]], row["time_us"])
+    return grids
+
+
+def fused_allreduces(wheel, device):
+    grids = {}
+    for row in wheel_rows(wheel, f"{NEWER_DEVICES[device]}/{FUSED}", FUSED_COLUMNS) if device in FUSED_MIB else []:
+        message_bytes = 2 * int(row["message_elements"])
+        if message_bytes <= FUSED_MIB[device].get(int(row["gpus"]), 0) * 2**20:
+            add_faster(grids.setdefault(row["gpus"], {}), [message_bytes], row["time_us"])
+    return grids
+
+
+def sparse_blocks(wheel, device, name):
+    keys, axes, keep = OPERATIONS[name]
+    kind, columns = SPARSE[name]
+    path = f"{NEWER_DEVICES[device]}/sparse_attention/vllm/0.24.0/dsa_{kind}_module_perf.parquet"
+    columns = LATENT | {"step": "step", "op": "op_name", "architecture": "architecture"} | columns
+    grids = {}
+    for row in wheel_rows(wheel, path, columns):
+        # Products of whole-tensor FP8 are not what the published model has.
+        if row["op"] == f"dsa_{kind}_module" and row["architecture"] == "DeepseekV32ForCausalLM" \
+                and row["gemm_dtype"] != "fp8" and keep(row):
+            add_faster(grids.setdefault("|".join(row[k] for k in keys), {}), [row[a] for a in axes], row["time_us"])
     return grids
 
 
@@ -188,11 +230,10 @@ def pack_device(folder, wheel):
     operations, num_times, worst = b"", 0, 0.0
     for name, (keys, axes, keep) in OPERATIONS.items():
         path = os.path.join(folder, name + ".csv.gz")
-        if not os.path.exists(path):
-            continue
-        grids = {}
-        with gzip.open(path, "rt", newline="") as file:
-            rows = list(csv.DictReader(file))
+        grids, rows = {}, []
+        if os.path.exists(path):
+            with gzip.open(path, "rt", newline="") as file:
+                rows = list(csv.DictReader(file))
         for row in rows:
             if keep(row) and (name != "gemm" or row["dtype"] != "fp8_block"):
                 grid = grids.setdefault("|".join(row[k] for k in keys), {})
@@ -202,6 +243,12 @@ def pack_device(folder, wheel):
             grids |= newer_grids(wheel, device, name, [row for row in rows if keep(row)])
             if name == "moe":
                 grids |= further_experts(wheel, device)
+            if name == "allreduce_fused":
+                grids |= fused_allreduces(wheel, device)
+            if name in SPARSE and device in NEWER_DEVICES:
+                grids |= sparse_blocks(wheel, device, name)
+        if not grids:
+            continue
         message = field(1, name.encode())
         for key in sorted(grids):
             grid, count, error = grid_message(key, grids[key], len(axes))

@@ -282,7 +282,10 @@ void FleetReplay::FillOne(size_t r, const TraceReader& reader,
 }
 
 void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report* report) {
-  if (!is_fleet_) return FillOne(0, reader, report);
+  if (!is_fleet_) {
+    FillOne(0, reader, report);
+    return NoteStepsOutside(report);
+  }
   report->set_outcome("complete");
   const bool is_alike = config_.replica().empty();
   if (!is_alike) FillKinds(report);
@@ -304,6 +307,7 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report
     }
   }
   metrics_->Fill(options_, result_, report);
+  NoteStepsOutside(report);
   std::vector<const TierConnector*> tiers;
   for (const auto& one : tiers_) {
     if (one != nullptr) tiers.push_back(one.get());

@@ -78,7 +78,6 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
     described_part->set_part(part.part);
     described_part->set_source(part.source);
   }
-  described->set_steps_outside_tables(setup.step_time->num_outside());
   described->set_num_blocks_source(setup.num_blocks_source);
   described->set_devices(std::max<int64_t>(config.tensor_parallel(), 1) * config.pipeline_parallel());
   const bool is_chosen = config.max_num_seqs() == 0 || config.max_num_batched_tokens() == 0;
@@ -147,11 +146,6 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                                    " tokens, and the model no cross attention: they are left out"));
   }
   if (!setup.note.empty()) report->add_notes(setup.note);
-  if (described->steps_outside_tables() > 0) {
-    report->add_notes(absl::StrCat(
-        described->steps_outside_tables(), " of ", report->totals().steps(),
-        " steps have more tokens, requests or context than the kernel tables were measured for"));
-  }
   if (workload->bad_rows() > 0) {
     report->add_notes(absl::StrCat(workload->bad_rows(), " bad rows were skipped"));
   }
@@ -160,6 +154,14 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                                    report->counters().hit_tokens(), " hits of ",
                                    report->counters().queried_tokens(), " queried tokens"));
   }
+}
+
+void NoteStepsOutside(::kvblocks::report::v1::Report* report) {
+  const int64_t outside = report->setup().steps_outside_tables();
+  if (outside == 0) return;
+  report->add_notes(absl::StrCat(
+      outside, " of ", report->totals().steps(),
+      " steps have more tokens, requests or context than the kernel tables were measured for"));
 }
 
 absl::Status CheckSomethingRan(const SimulationResult& result,

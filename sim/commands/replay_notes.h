@@ -17,6 +17,9 @@ namespace kvblocks::sim {
 void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
                     const TraceReader& reader, ::kvblocks::report::v1::Report* report);
 
+// Of a replica, or of all of a fleet. REQUIRES: as DescribeReplay.
+void NoteStepsOutside(::kvblocks::report::v1::Report* report);
+
 // FailedPrecondition if every request was rejected, with the smallest pool that takes them.
 absl::Status CheckSomethingRan(const SimulationResult& result,
                                const ::kvblocks::config::v1::ReplayConfig& config,

@@ -144,8 +144,29 @@ TEST(KernelTablesTest, TheShippedFileHasTheMeasuredDevices) {
     if (blocks != nullptr) {
       EXPECT_LT(blocks->At({2048, 3072, 1}), 20'000'000) << device;
     }
+    EXPECT_EQ(tables->GridsOf("allreduce_fused").size(), is_captured ? 3 : 0) << device;
     EXPECT_EQ(tables->Find("nothing", "bfloat16"), nullptr);
   }
+}
+
+// Up to the size at which vLLM stops fusing, and without the plain exchange's jump.
+TEST(KernelTablesTest, FusedAllReducesEndWhereTheEngineStopsFusing) {
+  constexpr int64_t kMib = 1 << 20;
+  const std::pair<const char*, std::vector<int64_t>> cases[] = {
+      {"h100-sxm", {64 * kMib, 2 * kMib, kMib / 2}},
+      {"h200-sxm", {64 * kMib, 2 * kMib, kMib / 2}},
+      {"b200", {64 * kMib, 32 * kMib, kMib}},
+      {"b300", {64 * kMib, 64 * kMib, 2 * kMib}}};
+  for (const auto& [device, last] : cases) {
+    const auto tables = LoadKernelTables(FindKernelTablesFile(), device);
+    ASSERT_TRUE(tables.ok()) << tables.status();
+    for (size_t i = 0; i < last.size(); ++i) {
+      EXPECT_EQ(tables->Find("allreduce_fused", absl::StrCat(2 << i))->last(0), last[i]) << device;
+    }
+  }
+  const auto b200 = LoadKernelTables(FindKernelTablesFile(), "b200");
+  ExpectNear(b200->Find("allreduce_fused", "8")->At({kMib / 4}), 7.930e6);
+  EXPECT_GT(b200->Find("allreduce", "8")->At({kMib / 4}), 25'000'000);
 }
 
 TEST(KernelTablesTest, SaysWhoseMeasurementsTheyAre) {

@@ -15,6 +15,8 @@ constexpr absl::string_view kMeasured = "measured kernels";
 constexpr absl::string_view kEstimated = "roofline";
 constexpr int64_t kTokenBytes = 2;  // activations travel as 16-bit values
 constexpr int64_t kNormBytes = 8;   // of a token: two sums in 32 bits
+// What the norm and the residual take inside of an all-reduce.
+constexpr int64_t kFusedNormTime = 2 * kMicrosecond;
 
 // No one operation takes longer, so that sums over layers stay small.
 int64_t Limited(int64_t time) { return std::min(time, KernelGrid::kMaxTime); }
@@ -53,6 +55,7 @@ LayerTimes::LayerTimes(const KernelTables& tables, const LayerTimesOptions& opti
 void LayerTimes::Say(std::string_view part, std::string source, bool measured) {
   parts_.push_back({std::string(part), std::move(source)});
   has_measured_ |= measured;
+  has_estimated_ |= !measured;
 }
 
 std::string LayerTimes::GemmDtype() const {
@@ -101,7 +104,8 @@ void LayerTimes::AddAttention() {
   std::string letters;  // that have tables
   if (AddTabledAttention('F', model_.full_kv_heads(), model_.full_head_size(), 0)) letters += 'F';
   if (AddTabledAttention('S', model_.num_kv_heads, model_.head_size, model_.window)) letters += 'S';
-  if (AddLatentBlocks()) letters += 'M';
+  if (AddLatentBlocks('M', "mla")) letters += 'M';
+  if (AddLatentBlocks('N', "sparse_mla")) letters += 'N';
   ModelFacts others = model_;
   std::erase_if(others.layer_pattern,
                 [&](char letter) { return letters.find(letter) != std::string::npos; });
@@ -169,18 +173,24 @@ bool LayerTimes::AddTabledAttention(char letter, int64_t num_kv_heads, int64_t h
   return true;
 }
 
-// The tables have DeepSeek-V3's block with any number of heads: projections included.
-bool LayerTimes::AddLatentBlocks() {
-  const int64_t count = model_.CountLayers("M");
+// The tables have DeepSeek-V3's block with any number of heads, projections included, and that of
+// V3.2 with its indexer.
+bool LayerTimes::AddLatentBlocks(char letter, const std::string& operation) {
+  const int64_t count = model_.CountLayers(std::string_view(&letter, 1));
   if (count == 0 || model_.hidden_size != 7168 || model_.latent->kv_lora_rank != 512 ||
       model_.latent->q_lora_rank != 1536 || model_.latent->qk_rope_head_dim != 64) {
+    return false;
+  }
+  const bool is_sparse = letter == 'N';
+  if (is_sparse && (model_.indexer->num_heads != 64 || model_.indexer->head_dim != 128 ||
+                    model_.indexer->top_k != 2048)) {
     return false;
   }
   const std::string kv = options_.kv_dtype.empty() ? "bfloat16" : options_.kv_dtype;
   const std::string gemm = GemmDtype() == "fp8" ? "fp8_block" : GemmDtype();
   const std::string key = absl::StrCat(kv, "|", gemm, "|", PerRank(model_.num_heads, ranks_));
-  const KernelGrid* context = tables_.Find("mla_context", key);
-  const KernelGrid* decode = tables_.Find("mla_decode", key);
+  const KernelGrid* context = tables_.Find(absl::StrCat(operation, "_context"), key);
+  const KernelGrid* decode = tables_.Find(absl::StrCat(operation, "_decode"), key);
   if (context == nullptr || decode == nullptr || context->num_axes() != 1 ||
       decode->num_axes() != 2) {
     return false;
@@ -194,7 +204,8 @@ bool LayerTimes::AddLatentBlocks() {
   range_.decode_context = std::min(range_.decode_context, decode->last(1));
   range_.prompt_end = std::min(range_.prompt_end, context->last(0));
   num_block_layers_ += count;
-  Say(absl::StrCat("latent attention of ", count, " layers, projections included"),
+  Say(absl::StrCat(is_sparse ? "sparse " : "", "latent attention of ", count,
+                   " layers, projections included"),
       absl::StrCat(kMeasured, ", ", gemm));
   const LatentFacts& latent = *model_.latent;
   const double heads = ToDouble(model_.num_heads);
@@ -276,7 +287,15 @@ void LayerTimes::AddExperts() {
 }
 
 void LayerTimes::AddCollectives() {
-  if (ranks_ > 1) reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+  if (ranks_ > 1) {
+    reduce_ = MakeCollective("collectives", 2 * model_.num_layers(), ranks_);
+    const KernelGrid* fused = tables_.Find("allreduce_fused", absl::StrCat(ranks_));
+    if (options_.fuses_allreduce && fused != nullptr && fused->num_axes() == 1) {
+      reduce_.fused = fused;
+      Say("collectives with norms",
+          absl::StrCat(kMeasured, ", fused up to messages of ", fused->last(0) >> 10, " KiB"));
+    }
+  }
   // MiniMax-M2 normalises queries and keys over the heads of all ranks, which sum their squares.
   if (ranks_ > 1 && model_.family == "minimax_m2") {
     norm_ = MakeCollective("sums for norms", model_.num_layers(), ranks_);
@@ -326,8 +345,9 @@ int64_t LayerTimes::ProductTime(const Product& product, int64_t num_tokens) cons
                                       num_tokens);
 }
 
-int64_t LayerTimes::Experts(int64_t num_tokens) const {
+int64_t LayerTimes::Experts(int64_t num_tokens, Which which) const {
   if (num_expert_layers_ == 0 || num_tokens == 0) return 0;
+  if (which == Which::kEstimated && experts_ != nullptr) return 0;
   const int64_t tokens = num_tokens * data_parallel_;
   if (experts_ != nullptr) return num_expert_layers_ * experts_->At({tokens});
   const ExpertFacts& experts = *model_.experts;
@@ -345,31 +365,41 @@ int64_t LayerTimes::Experts(int64_t num_tokens) const {
                       params * read * experts.bytes_per_param / (bytes_per_s_ * ranks))));
 }
 
-int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes) const {
+int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes, Which which) const {
   if (collective.count == 0) return 0;
-  if (collective.grid != nullptr) return collective.count * collective.grid->At({bytes});
-  const double ranks = ToDouble(collective.ranks);
-  const double seconds =
-      2.0 * (ranks - 1) / ranks * ToDouble(bytes) / (options_.roofline.device.link_gb_per_s * 1e9);
-  return collective.count * Limited(Limited(options_.roofline.allreduce_latency) +
-                                    Limited(RoundToPicoseconds(seconds)));
+  if (which == Which::kEstimated && collective.grid != nullptr) return 0;
+  int64_t time;
+  if (collective.grid != nullptr) {
+    time = collective.grid->At({bytes});
+  } else {
+    const double ranks = ToDouble(collective.ranks);
+    const double seconds = 2.0 * (ranks - 1) / ranks * ToDouble(bytes) /
+                           (options_.roofline.device.link_gb_per_s * 1e9);
+    time = Limited(Limited(options_.roofline.allreduce_latency) +
+                   Limited(RoundToPicoseconds(seconds)));
+  }
+  if (collective.fused != nullptr && bytes <= collective.fused->last(0)) {
+    time = std::min(time, collective.fused->At({bytes}) + kFusedNormTime);
+  }
+  return collective.count * time;
 }
 
-int64_t LayerTimes::DispatchTime(int64_t num_tokens) const {
+int64_t LayerTimes::DispatchTime(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
-  return TimeOf(dispatch_, num_tokens * data_parallel_ * model_.hidden_size * kTokenBytes);
+  return TimeOf(dispatch_, num_tokens * data_parallel_ * model_.hidden_size * kTokenBytes, which);
 }
 
-int64_t LayerTimes::Shared(int64_t num_tokens) const {
-  return Experts(num_tokens) + DispatchTime(num_tokens);
+int64_t LayerTimes::Shared(int64_t num_tokens, Which which) const {
+  return Experts(num_tokens, which) + DispatchTime(num_tokens, which);
 }
 
-int64_t LayerTimes::Linear(int64_t num_tokens) const {
+int64_t LayerTimes::Linear(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
-  int64_t time = Shared(num_tokens) +
-                 TimeOf(reduce_, num_tokens * model_.hidden_size * kTokenBytes) +
-                 TimeOf(norm_, num_tokens * kNormBytes);
+  int64_t time = Shared(num_tokens, which) +
+                 TimeOf(reduce_, num_tokens * model_.hidden_size * kTokenBytes, which) +
+                 TimeOf(norm_, num_tokens * kNormBytes, which);
   for (const Product& product : products_) {
+    if (which == Which::kEstimated && product.grid != nullptr) continue;
     if (num_tokens > product.hidden_tokens) time += ProductTime(product, num_tokens);
   }
   if (rest_.params > 0) {
@@ -380,8 +410,9 @@ int64_t LayerTimes::Linear(int64_t num_tokens) const {
   return time;
 }
 
-int64_t LayerTimes::Head(int64_t num_samples) const {
-  return num_samples == 0 ? 0 : ProductTime(head_, num_samples);
+int64_t LayerTimes::Head(int64_t num_samples, Which which) const {
+  if (num_samples == 0 || (which == Which::kEstimated && head_.grid != nullptr)) return 0;
+  return ProductTime(head_, num_samples);
 }
 
 int64_t LayerTimes::AttentionTimeOf(const Attention& attention, int64_t table_time) const {
@@ -390,10 +421,11 @@ int64_t LayerTimes::AttentionTimeOf(const Attention& attention, int64_t table_ti
   return attention.count * time;
 }
 
-int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context) const {
+int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context, Which which) const {
   if (num_sequences == 0) return 0;
   int64_t time = 0;
   for (const Attention& attention : attention_) {
+    if (which == Which::kEstimated) break;
     time += AttentionTimeOf(attention,
                             attention.decode->At({num_sequences, std::max<int64_t>(context, 1)}));
   }
@@ -407,10 +439,11 @@ int64_t LayerTimes::Decode(int64_t num_sequences, int64_t context) const {
   return time;
 }
 
-int64_t LayerTimes::Context(int64_t num_tokens) const {
+int64_t LayerTimes::Context(int64_t num_tokens, Which which) const {
   if (num_tokens == 0) return 0;
   int64_t time = 0;
   for (const Attention& attention : attention_) {
+    if (which == Which::kEstimated) break;
     time += AttentionTimeOf(attention, attention.context->At({num_tokens}));
   }
   if (estimated_attention_) {

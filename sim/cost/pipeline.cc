@@ -78,7 +78,14 @@ class Pipeline final : public PipelinedSteps {
     }
     return all;
   }
-  int64_t num_outside() const override { return stages_[0]->num_outside(); }
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers&,
+             StepTally* tally) const override {
+    const int64_t num_outside = tally->num_outside;
+    for (size_t s = stages_.size(); s > 0; --s) {
+      tally->num_outside = num_outside;  // the first stage says it for all
+      stages_[s - 1]->Tally(work, decodes, StepPeers(), tally);
+    }
+  }
 
  private:
   const std::vector<std::unique_ptr<StepTimeModel>> stages_;
@@ -107,7 +114,10 @@ class DividedClock final : public PipelinedSteps {
   bool adds_up_decodes() const override { return whole_->adds_up_decodes(); }
   std::string_view source() const override { return whole_->source(); }
   std::vector<TimePart> parts() const override { return whole_->parts(); }
-  int64_t num_outside() const override { return whole_->num_outside(); }
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers&,
+             StepTally* tally) const override {
+    whole_->Tally(work, decodes, StepPeers(), tally);
+  }
 
  private:
   const std::unique_ptr<StepTimeModel> whole_;
@@ -144,7 +154,10 @@ class DraftedStepTime final : public StepTimeModel {
                                 num_passes_, num_passes_ == 1 ? " pass" : " passes", " per step")});
     return parts;
   }
-  int64_t num_outside() const override { return target_->num_outside(); }
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,
+             StepTally* tally) const override {
+    target_->Tally(work, decodes, peers, tally);
+  }
 
  private:
   absl::StatusOr<SimTime> WithDrafts(absl::StatusOr<SimTime> verified,

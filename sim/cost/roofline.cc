@@ -39,11 +39,16 @@ class Roofline final : public StepTimeModel {
   }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,
+             StepTally* tally) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
   bool adds_up_decodes() const override { return attention_.adds_up(); }
   std::string_view source() const override { return source_; }
 
  private:
+  Wide Constants(int64_t num_sequences) const {
+    return fixed_time_ + Wide{time_per_sequence_} * num_sequences;
+  }
   int64_t WeightTime(int64_t num_tokens) const {
     return num_tokens < static_cast<int64_t>(weight_times_.size())
                ? weight_times_[static_cast<size_t>(num_tokens)]
@@ -154,15 +159,23 @@ absl::StatusOr<SimTime> Roofline::StepTimeAmong(absl::Span<const SequenceWork> w
   const Wide weights = WeightTime(all_tokens);
   const Wide device =
       std::max(linear_compute + attention.compute, weights + attention.traffic);
-  const Wide total =
-      device + comm_per_step_ + Wide{comm_per_token_} * num_tokens +
-      Wide{dispatch_per_token_} * all_tokens + fixed_time_ +
-      Wide{time_per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
+  const Wide total = device + comm_per_step_ + Wide{comm_per_token_} * num_tokens +
+                     Wide{dispatch_per_token_} * all_tokens +
+                     Constants(static_cast<int64_t>(work.size()) + decodes.num_sequences);
   if (total > kMaxSimTime) {
     return absl::OutOfRangeError(
         absl::StrCat("a step of ", num_tokens, " tokens takes longer than the clock's 106 days"));
   }
   return static_cast<SimTime>(total);
+}
+
+void Roofline::Tally(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                     const StepPeers& peers, StepTally* tally) const {
+  const auto time = StepTimeAmong(work, decodes, peers);
+  if (!time.ok()) return;
+  const Wide constants = Constants(static_cast<int64_t>(work.size()) + decodes.num_sequences);
+  tally->constants += constants;
+  tally->estimated += *time - constants;
 }
 
 // "PREFIX.FIELD is VALUE, expected LOW to HIGH".

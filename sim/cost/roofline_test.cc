@@ -254,6 +254,21 @@ TEST(RooflineTest, HostTimesAreAdded) {
   EXPECT_EQ(Time(options, {{10, 1, 1}, {10, 1, 1}}), before + 7 + 200);
 }
 
+TEST(RooflineTest, TalliesTellConstantsFromTheRest) {
+  RooflineOptions options = {.device = *Catalogue::BuiltIn().FindDevice("h100-sxm"),
+                             .model = *Catalogue::BuiltIn().FindModel("llama-3.1-8b"),
+                             .time_per_layer = 78 * kMicrosecond,
+                             .time_per_sequence = 5 * kMicrosecond};
+  const auto clock = MakeRoofline(options);
+  ASSERT_TRUE(clock.ok()) << clock.status();
+  const std::vector<SequenceWork> work(2, {.num_context = 99, .num_new = 1, .num_sampled = 1});
+  StepTally tally;
+  for (int i = 0; i < 2; ++i) (*clock)->Tally(work, Decodes(), StepPeers(), &tally);
+  EXPECT_EQ(static_cast<SimTime>(tally.constants), 2 * (1000 + 32 * 78 + 2 * 5) * kMicrosecond);
+  EXPECT_EQ(static_cast<SimTime>(tally.constants + tally.estimated), 2 * *(*clock)->StepTime(work));
+  EXPECT_EQ(static_cast<int64_t>(tally.measured), 0);
+}
+
 TEST(RooflineTest, StepBeyondTheClockIsAnError) {
   const auto model = MakeRoofline(Llama8bOnH100());
   const std::vector<SequenceWork> work = {{int64_t{1} << 32, int64_t{1} << 31, 1}};

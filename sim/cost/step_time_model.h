@@ -52,6 +52,20 @@ struct TimePart {
   friend bool operator==(const TimePart&, const TimePart&) = default;
 };
 
+// What steps took, by where it comes from, and in how many a count lay beyond what was measured.
+struct StepTally {
+  Wide measured = 0, estimated = 0, constants = 0;  // picoseconds
+  int64_t num_outside = 0;
+
+  void operator+=(const StepTally& other) {
+    measured += other.measured;
+    estimated += other.estimated;
+    constants += other.constants;
+    num_outside += other.num_outside;
+  }
+  friend bool operator==(const StepTally&, const StepTally&) = default;
+};
+
 class StepTimeModel {
  public:
   virtual ~StepTimeModel() = default;
@@ -98,8 +112,12 @@ class StepTimeModel {
   // The same part by part, where parts differ.
   virtual std::vector<TimePart> parts() const { return {}; }
 
-  // Steps asked for so far in which a count lay beyond what was measured.
-  virtual int64_t num_outside() const { return 0; }
+  // Adds what StepTimeAmong says of a step, drafts aside; without peers, what StepTime says. Nothing
+  // where a clock has no such parts. REQUIRES: as StepTimeAmong.
+  virtual void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                     const StepPeers& peers, StepTally* tally) const {
+    (void)work, (void)decodes, (void)peers, (void)tally;
+  }
 };
 
 // Every step takes `step_time`. InvalidArgument unless it is at least 1 ps.

@@ -1,9 +1,9 @@
 #include "sim/cost/table_clock.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,9 +33,9 @@ struct ErrorBand {
 constexpr ErrorBand kErrorBands[] = {
     {"dense models", "Hopper", 3, 8, 7, 25},
     {"models with experts", "Hopper", 9, 16, 19, 29},
-    {"models with experts", "Blackwell", 5, 13, 12, 30},
+    {"models with experts", "Blackwell", 6, 13, 10, 30},
     {"models with experts and latent attention", "Hopper", 6, 12, 12, 26},
-    {"models with experts and latent attention", "Blackwell", 8, 14, 17, 50},
+    {"models with experts and latent attention", "Blackwell", 7, 14, 17, 50},
 };
 
 absl::string_view GenerationOf(absl::string_view device) {
@@ -74,6 +74,114 @@ std::string MeasuredError(const TableClockOptions& options) {
                       generation.empty() ? absl::string_view(device) : generation);
 }
 
+// What a step has of each kind.
+struct StepCounts {
+  int64_t num_sequences = 0, num_samples = 0;
+  int64_t num_decodes = 0, mean_context = 0;
+  int64_t decode_tokens = 0, prompt_tokens = 0;
+  int64_t longest_prompt = 0;
+  // As many tokens as each rank has on average, whose experts they share.
+  bool has_peers = false;
+  int64_t shared_tokens = 0, shared_decodes = 0;
+
+  int64_t num_tokens() const { return decode_tokens + prompt_tokens; }
+  bool has_prompts() const { return prompt_tokens > 0 || shared_tokens > shared_decodes; }
+};
+
+// Of a prompt, or of a chunk of one: not each of its tokens is followed by one that is drawn.
+bool IsPrompt(const SequenceWork& sequence) { return sequence.num_sampled != sequence.num_new; }
+
+StepCounts CountsOf(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                    const StepPeers& peers, int64_t data_parallel) {
+  StepCounts counts{.num_sequences = static_cast<int64_t>(work.size()) + decodes.num_sequences,
+                    .num_samples = decodes.num_sequences,
+                    .num_decodes = decodes.num_sequences,
+                    .decode_tokens = decodes.num_sequences,
+                    .has_peers = peers.num_tokens > 0};
+  Wide sum_context = Wide{decodes.sum_context} + decodes.num_sequences;
+  for (const SequenceWork& sequence : work) {
+    counts.num_samples += sequence.num_sampled;
+    const int64_t end = sequence.num_context + sequence.num_new;
+    if (IsPrompt(sequence)) {
+      counts.prompt_tokens += sequence.num_new;
+      counts.longest_prompt = std::max(counts.longest_prompt, end);
+    } else {
+      ++counts.num_decodes;
+      counts.decode_tokens += sequence.num_new;
+      sum_context += end;
+    }
+  }
+  if (counts.num_decodes > 0) {
+    counts.mean_context = static_cast<int64_t>(sum_context / counts.num_decodes);
+  }
+  if (!counts.has_peers) {
+    counts.shared_tokens = counts.num_tokens();
+    counts.shared_decodes = counts.decode_tokens;
+    return counts;
+  }
+  counts.decode_tokens += std::max<int64_t>(peers.padded_tokens - counts.num_tokens(), 0);
+  counts.shared_tokens = (peers.num_tokens + data_parallel - 1) / data_parallel;
+  counts.shared_decodes = (peers.num_decode_tokens + data_parallel - 1) / data_parallel;
+  return counts;
+}
+
+// LayerTimes, tabulated.
+class LayerCurves {
+ public:
+  LayerCurves(const LayerTimes& times, const TableClockOptions& options, LayerTimes::Which which)
+      : linear_(CountGrid(9, options.max_num_tokens),
+                [&](int64_t n) { return times.Linear(n, which); }),
+        experts_(CountGrid(9, options.max_num_tokens),
+                 [&](int64_t n) { return times.Experts(n, which); }),
+        shared_(CountGrid(9, options.max_num_tokens),
+                [&](int64_t n) { return times.Shared(n, which); }),
+        head_(CountGrid(5, options.max_num_tokens),
+              [&](int64_t n) { return times.Head(n, which); }),
+        decode_(CountGrid(4, options.max_num_seqs), CountGrid(3, options.max_sequence_len),
+                [&](int64_t n, int64_t context) { return times.Decode(n, context, which); }),
+        context_(CountGrid(5, options.max_sequence_len),
+                 [&](int64_t n) { return times.Context(n, which); }),
+        prefill_thousandths_(InThousandths(options.prefill_factor)),
+        expert_thousandths_(InThousandths(options.expert_prefill_factor)) {}
+
+  // A step without the constants.
+  Wide TimeOf(const StepCounts& counts, absl::Span<const SequenceWork> work) const;
+
+ private:
+  // Tile sizes of matrix products make steps, so that small counts are taken one by one.
+  const Curve linear_;
+  const Curve experts_;
+  // Of the experts and the way to them; of as many tokens on each rank.
+  const Curve shared_;
+  const Curve head_;
+  const Surface decode_;
+  const Curve context_;
+  const int64_t prefill_thousandths_, expert_thousandths_;
+};
+
+Wide LayerCurves::TimeOf(const StepCounts& counts, absl::Span<const SequenceWork> work) const {
+  int64_t decode_linear = linear_.At(counts.decode_tokens);
+  int64_t linear = counts.prompt_tokens > 0 ? linear_.At(counts.num_tokens()) : decode_linear;
+  if (counts.has_peers) {
+    decode_linear += shared_.At(counts.shared_decodes) - shared_.At(counts.decode_tokens);
+    linear += shared_.At(counts.shared_tokens) - shared_.At(counts.num_tokens());
+  }
+  Wide total = Wide{head_.At(counts.num_samples)} + decode_linear;
+  if (counts.num_decodes > 0) total += decode_.At(counts.num_decodes, counts.mean_context);
+  if (!counts.has_prompts()) return total;
+  Wide prompts = 0;
+  for (const SequenceWork& sequence : work) {
+    if (!IsPrompt(sequence)) continue;
+    prompts +=
+        context_.At(sequence.num_context + sequence.num_new) - context_.At(sequence.num_context);
+  }
+  const int64_t experts = experts_.At(counts.shared_tokens) - experts_.At(counts.shared_decodes);
+  const Wide others = prompts + linear - decode_linear - experts;
+  return total +
+         std::max<Wide>(others * prefill_thousandths_ + Wide{experts} * expert_thousandths_, 0) /
+             kThousand;
+}
+
 class TableClock final : public StepTimeModel {
  public:
   TableClock(const LayerTimes& times, const TableClockOptions& options);
@@ -84,29 +192,27 @@ class TableClock final : public StepTimeModel {
   }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,
+             StepTally* tally) const override;
   SimTime CopyTime(int64_t bytes) const override { return copy_rate_.TimeOf(bytes); }
   bool adds_up_decodes() const override { return true; }
   std::string_view source() const override { return source_; }
   std::vector<TimePart> parts() const override { return parts_; }
-  int64_t num_outside() const override { return num_outside_.load(std::memory_order_relaxed); }
 
  private:
+  Wide Constants(const StepCounts& counts) const {
+    return per_step_ + Wide{per_sequence_} * counts.num_sequences +
+           (counts.has_prompts() ? per_mixed_step_ : 0);
+  }
+
   const std::string source_;
   const int64_t data_parallel_;
   const CopyRate copy_rate_;
   const MeasuredRange range_;
   std::vector<TimePart> parts_;
-  // Tile sizes of matrix products make steps, so that small counts are taken one by one.
-  const Curve linear_;
-  const Curve experts_;
-  // Of the experts and the way to them; of as many tokens on each rank.
-  const Curve shared_;
-  const Curve head_;
-  const Surface decode_;
-  const Curve context_;
+  const LayerCurves layers_;
+  std::optional<LayerCurves> estimated_;  // the roofline's part of them
   SimTime per_step_, per_mixed_step_, per_sequence_;
-  int64_t prefill_thousandths_, expert_thousandths_;
-  mutable std::atomic<int64_t> num_outside_ = 0;
 };
 
 TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options)
@@ -117,13 +223,7 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
       copy_rate_(options.layers.roofline),
       range_(times.range()),
       parts_(times.parts()),
-      linear_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Linear(n); }),
-      experts_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Experts(n); }),
-      shared_(CountGrid(9, options.max_num_tokens), [&](int64_t n) { return times.Shared(n); }),
-      head_(CountGrid(5, options.max_num_tokens), [&](int64_t n) { return times.Head(n); }),
-      decode_(CountGrid(4, options.max_num_seqs), CountGrid(3, options.max_sequence_len),
-              [&](int64_t n, int64_t context) { return times.Decode(n, context); }),
-      context_(CountGrid(5, options.max_sequence_len), [&](int64_t n) { return times.Context(n); }),
+      layers_(times, options, LayerTimes::Which::kAll),
       per_step_(options.fixed_time +
                 options.rank_overhead * Doublings(options.layers) *
                     (times.num_summed_layers() + times.num_block_layers()) +
@@ -131,9 +231,8 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
                 options.block_layer_overhead * times.num_block_layers() +
                 options.estimated_layer_overhead * times.num_estimated_layers()),
       per_mixed_step_(options.mixed_layer_overhead * options.layers.roofline.model.num_layers()),
-      per_sequence_(options.sequence_overhead),
-      prefill_thousandths_(InThousandths(options.prefill_factor)),
-      expert_thousandths_(InThousandths(options.expert_prefill_factor)) {
+      per_sequence_(options.sequence_overhead) {
+  if (times.has_estimated()) estimated_.emplace(times, options, LayerTimes::Which::kEstimated);
   const auto us = [](SimTime time) { return FormatDuration(time); };
   parts_.push_back(
       {"between kernels", absl::StrCat(us(per_step_), " per step and ", us(per_sequence_),
@@ -149,67 +248,25 @@ TableClock::TableClock(const LayerTimes& times, const TableClockOptions& options
 absl::StatusOr<SimTime> TableClock::StepTimeAmong(absl::Span<const SequenceWork> work,
                                                   const Decodes& decodes,
                                                   const StepPeers& peers) const {
-  const bool has_peers = peers.num_tokens > 0;
-  int64_t num_decodes = decodes.num_sequences;
-  int64_t decode_tokens = num_decodes;
-  int64_t num_samples = num_decodes;
-  int64_t prompt_tokens = 0, longest_prompt = 0;
-  Wide sum_context = Wide{decodes.sum_context} + num_decodes;
-  Wide prompts = 0;
-  for (const SequenceWork& sequence : work) {
-    num_samples += sequence.num_sampled;
-    const int64_t end = sequence.num_context + sequence.num_new;
-    if (sequence.num_sampled == sequence.num_new) {
-      ++num_decodes;
-      decode_tokens += sequence.num_new;
-      sum_context += end;
-      continue;
-    }
-    prompt_tokens += sequence.num_new;
-    prompts += context_.At(end) - context_.At(sequence.num_context);
-    longest_prompt = std::max(longest_prompt, end);
-  }
-  if (has_peers) {
-    decode_tokens += std::max<int64_t>(peers.padded_tokens - decode_tokens - prompt_tokens, 0);
-  }
-  const int64_t num_tokens = decode_tokens + prompt_tokens;
-  // The experts' part is that of as many tokens as a rank has on average.
-  int64_t shared_tokens = num_tokens, shared_decodes = decode_tokens;
-  if (has_peers) {
-    shared_tokens = (peers.num_tokens + data_parallel_ - 1) / data_parallel_;
-    shared_decodes = (peers.num_decode_tokens + data_parallel_ - 1) / data_parallel_;
-  }
-  Wide total = Wide{per_step_} + head_.At(num_samples) +
-               Wide{per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
-  int64_t decode_linear = linear_.At(decode_tokens);
-  int64_t linear = prompt_tokens > 0 ? linear_.At(num_tokens) : decode_linear;
-  if (has_peers) {
-    decode_linear += shared_.At(shared_decodes) - shared_.At(decode_tokens);
-    linear += shared_.At(shared_tokens) - shared_.At(num_tokens);
-  }
-  total += decode_linear;
-  int64_t mean_context = 0;
-  if (num_decodes > 0) {
-    mean_context = static_cast<int64_t>(sum_context / num_decodes);
-    total += decode_.At(num_decodes, mean_context);
-  }
-  if (prompt_tokens > 0 || shared_tokens > shared_decodes) {
-    const int64_t experts = experts_.At(shared_tokens) - experts_.At(shared_decodes);
-    const Wide others = prompts + linear - decode_linear - experts;
-    total +=
-        per_mixed_step_ +
-        std::max<Wide>(others * prefill_thousandths_ + Wide{experts} * expert_thousandths_, 0) /
-            kThousand;
-  }
-  if (num_tokens > range_.num_tokens || num_decodes > range_.num_decodes ||
-      mean_context > range_.decode_context || longest_prompt > range_.prompt_end) {
-    num_outside_.fetch_add(1, std::memory_order_relaxed);
-  }
+  const StepCounts counts = CountsOf(work, decodes, peers, data_parallel_);
+  const Wide total = Constants(counts) + layers_.TimeOf(counts, work);
   if (total > kMaxSimTime) {
-    return absl::OutOfRangeError(
-        absl::StrCat("a step of ", num_tokens, " tokens takes longer than the clock's 106 days"));
+    return absl::OutOfRangeError(absl::StrCat("a step of ", counts.num_tokens(),
+                                              " tokens takes longer than the clock's 106 days"));
   }
   return static_cast<SimTime>(std::max<Wide>(total, 1));
+}
+
+void TableClock::Tally(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                       const StepPeers& peers, StepTally* tally) const {
+  const StepCounts counts = CountsOf(work, decodes, peers, data_parallel_);
+  const Wide estimated = estimated_ ? estimated_->TimeOf(counts, work) : 0;
+  tally->constants += Constants(counts);
+  tally->estimated += estimated;
+  tally->measured += layers_.TimeOf(counts, work) - estimated;
+  tally->num_outside +=
+      counts.num_tokens() > range_.num_tokens || counts.num_decodes > range_.num_decodes ||
+      counts.mean_context > range_.decode_context || counts.longest_prompt > range_.prompt_end;
 }
 
 }  // namespace

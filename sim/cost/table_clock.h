@@ -156,6 +156,9 @@ struct LayerTimesOptions {
   std::string gemm_dtype = "";
   std::string expert_dtype = "";
   std::string kv_dtype = "";
+  // The engine fuses the all-reduces of a layer with the norms after them, up to the size of
+  // messages that the tables have: vLLM since 0.17, on Blackwell Ultra since 0.19.
+  bool fuses_allreduce = true;
 };
 
 // Counts up to which the tables reach; no limit where the roofline is used instead.
@@ -170,21 +173,24 @@ struct MeasuredRange {
 
 class LayerTimes {
  public:
+  // All of a time, or what of it comes from the roofline.
+  enum class Which { kAll, kEstimated };
+
   LayerTimes(const KernelTables& tables, const LayerTimesOptions& options);
 
   // Matrix products, experts and collectives of all layers for a step of so many tokens.
-  int64_t Linear(int64_t num_tokens) const;
+  int64_t Linear(int64_t num_tokens, Which which = Which::kAll) const;
   // The routed experts' part of it.
-  int64_t Experts(int64_t num_tokens) const;
+  int64_t Experts(int64_t num_tokens, Which which = Which::kAll) const;
   // With it what sending the tokens of all groups to the experts and back takes; of as many tokens
   // each.
-  int64_t Shared(int64_t num_tokens) const;
+  int64_t Shared(int64_t num_tokens, Which which = Which::kAll) const;
   // The output head at so many positions.
-  int64_t Head(int64_t num_samples) const;
+  int64_t Head(int64_t num_samples, Which which = Which::kAll) const;
   // Attention of all layers for decodes whose mean context, their own token included, is `context`.
-  int64_t Decode(int64_t num_sequences, int64_t context) const;
+  int64_t Decode(int64_t num_sequences, int64_t context, Which which = Which::kAll) const;
   // Attention of all layers over the first `num_tokens` tokens of one prompt.
-  int64_t Context(int64_t num_tokens) const;
+  int64_t Context(int64_t num_tokens, Which which = Which::kAll) const;
 
   // Layers whose attention is summed from kernels, taken as a whole block, or estimated.
   int64_t num_summed_layers() const { return num_summed_layers_; }
@@ -192,14 +198,16 @@ class LayerTimes {
   int64_t num_estimated_layers() const { return num_estimated_layers_; }
   const MeasuredRange& range() const { return range_; }
   const std::vector<TimePart>& parts() const { return parts_; }
-  // Whether anything comes from the tables.
+  // Whether anything comes from the tables, and whether anything from the roofline.
   bool has_measured() const { return has_measured_; }
+  bool has_estimated() const { return has_estimated_; }
 
  private:
   // So many exchanges between ranks per step, of an all-reduce's traffic each.
   struct Collective {
     int64_t count = 0, ranks = 1;
-    const KernelGrid* grid = nullptr;  // null: roofline
+    const KernelGrid* grid = nullptr;   // null: roofline
+    const KernelGrid* fused = nullptr;  // up to its last size, where it is faster
   };
   // So many products of tokens x k with k x n.
   struct Product {
@@ -226,12 +234,12 @@ class LayerTimes {
 
   void AddAttention();
   bool AddTabledAttention(char letter, int64_t num_kv_heads, int64_t head_size, int64_t window);
-  bool AddLatentBlocks();
+  bool AddLatentBlocks(char letter, const std::string& operation);
   void AddDenseLayers();
   void AddExperts();
   void AddCollectives();
   Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks);
-  int64_t TimeOf(const Collective& collective, int64_t bytes) const;
+  int64_t TimeOf(const Collective& collective, int64_t bytes, Which which) const;
   void AddRest();
   void AddProduct(std::string_view part, int64_t count, int64_t n, int64_t k,
                   const std::string& dtype);
@@ -240,7 +248,7 @@ class LayerTimes {
   void Say(std::string_view part, std::string source, bool measured = true);
   int64_t ProductTime(const Product& product, int64_t num_tokens) const;
   int64_t EstimateTime(const Estimate& estimate, int64_t num_tokens) const;
-  int64_t DispatchTime(int64_t num_tokens) const;
+  int64_t DispatchTime(int64_t num_tokens, Which which) const;
   int64_t AttentionTimeOf(const Attention& attention, int64_t table_time) const;
 
   const KernelTables& tables_;
@@ -262,7 +270,7 @@ class LayerTimes {
   int64_t num_summed_layers_ = 0, num_block_layers_ = 0, num_estimated_layers_ = 0;
   MeasuredRange range_;
   std::vector<TimePart> parts_;
-  bool has_measured_ = false;
+  bool has_measured_ = false, has_estimated_ = false;
 };
 
 // Per scheduled sequence and step, in an engine that schedules a step when the one before it has

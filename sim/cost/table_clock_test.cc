@@ -179,6 +179,31 @@ TEST(TableClockTest, NormsOverAllRanksAreAnExchangeMore) {
   EXPECT_EQ(LayerTimes(TablesOf("b200"), options.layers).Linear(64), alone.Linear(64));
 }
 
+// An engine fuses an all-reduce with the norm after it up to a size, and where that is faster.
+TEST(TableClockTest, AllReducesAreFusedWithNormsUpToASize) {
+  TableClockOptions options = OptionsOf("llama-3.1-70b", "b200", 8);
+  const auto saved = [&](int64_t num_tokens) {
+    options.layers.fuses_allreduce = false;
+    const int64_t without = LayerTimes(TablesOf("b200"), options.layers).Linear(num_tokens);
+    options.layers.fuses_allreduce = true;
+    return without - LayerTimes(TablesOf("b200"), options.layers).Linear(num_tokens);
+  };
+  const KernelGrid& plain = *TablesOf("b200").Find("allreduce", "8");
+  const KernelGrid& fused = *TablesOf("b200").Find("allreduce_fused", "8");
+  const int64_t token_bytes = 8192 * 2;
+  // Of 256 KiB, which takes the plain one 26 us.
+  const int64_t each = plain.At({16 * token_bytes}) - fused.At({16 * token_bytes});
+  EXPECT_EQ(saved(16), 2 * 80 * (each - 2 * kMicrosecond));
+  EXPECT_GT(saved(16), 2 * 80 * 10 * kMicrosecond);
+  // 1 MiB is the most for eight ranks, and there the plain one is faster.
+  EXPECT_GT(fused.At({64 * token_bytes}), plain.At({64 * token_bytes}));
+  EXPECT_EQ(saved(64), 0);
+  EXPECT_EQ(saved(128), 0);
+  // No engine does so for three ranks, or on older devices.
+  EXPECT_EQ(TablesOf("b200").Find("allreduce_fused", "3"), nullptr);
+  EXPECT_TRUE(TablesOf("a100-sxm-80gb").GridsOf("allreduce_fused").empty());
+}
+
 TEST(TableClockTest, DecodesAddUpForEveryModelAndDevice) {
   const char* const devices[] = {"a100-sxm-80gb", "h100-sxm", "b300", "rtx-pro-6000"};
   size_t i = 0;
@@ -230,11 +255,63 @@ TEST(TableClockTest, SM62WhatLiesOutsideTheTablesIsCounted) {
   TableClockOptions options = OptionsOf("llama-3.1-8b", "h100-sxm");
   options.max_sequence_len = 1 << 20;
   const auto clock = ClockOf(options);
-  ASSERT_TRUE(clock->StepTime({DecodeAt(1000)}).ok());
-  EXPECT_EQ(clock->num_outside(), 0);
-  ASSERT_TRUE(clock->StepTime({DecodeAt(500'000)}).ok());
-  ASSERT_TRUE(clock->StepTime({SequenceWork{.num_context = 100'000, .num_new = 1000}}).ok());
-  EXPECT_EQ(clock->num_outside(), 2);
+  StepTally tally;
+  clock->Tally({DecodeAt(1000)}, Decodes(), StepPeers(), &tally);
+  EXPECT_EQ(tally.num_outside, 0);
+  clock->Tally({DecodeAt(500'000)}, Decodes(), StepPeers(), &tally);
+  const SequenceWork chunk{.num_context = 100'000, .num_new = 1000};
+  clock->Tally({chunk}, Decodes(), StepPeers(), &tally);
+  EXPECT_EQ(tally.num_outside, 2);
+}
+
+// What a step takes, by source: nothing is counted twice or left out.
+TEST(TableClockTest, TalliesSumToWhatStepsTake) {
+  const auto tally_of = [](const TableClockOptions& options) {
+    const auto clock = ClockOf(options);
+    const std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, DecodeAt(5000)};
+    const Decodes decodes{.num_sequences = 3, .sum_context = 6000};
+    StepTally tally;
+    clock->Tally(work, decodes, StepPeers(), &tally);
+    EXPECT_EQ(static_cast<SimTime>(tally.measured + tally.estimated + tally.constants),
+              *clock->StepTime(work, decodes));
+    const SimTime layers = options.layers.roofline.model.num_layers();
+    if (options.layers.roofline.tensor_parallel == 1) {
+      // 25 us of layers that the roofline says, 11 us of others, 100 us of all with prompts.
+      const int64_t estimated =
+          LayerTimes(TablesOf("h100-sxm"), options.layers).num_estimated_layers();
+      EXPECT_EQ(static_cast<SimTime>(tally.constants),
+                (layers * 111 + estimated * 14 + 5 * 9) * kMicrosecond);
+    }
+    return tally;
+  };
+  const StepTally llama = tally_of(OptionsOf("llama-3.1-8b", "h100-sxm"));
+  EXPECT_EQ(static_cast<int64_t>(llama.estimated), 0);
+  EXPECT_GT(llama.measured, 0);
+  // Windows of 4,096 tokens are in no table.
+  const StepTally gemma = tally_of(OptionsOf("gemma-2-27b", "h100-sxm"));
+  EXPECT_GT(gemma.estimated, 0);
+  EXPECT_GT(gemma.measured, gemma.estimated);
+  // No table has collectives of three ranks.
+  EXPECT_GT(tally_of(OptionsOf("llama-3.1-8b", "h100-sxm", 3)).estimated, 0);
+}
+
+// Alike but for what a sparse layer selects: both read all of a short context, and V3.2 has an
+// indexer on top.
+TEST(TableClockTest, SparseLayersAreFasterFromLongContextsOnOnly) {
+  for (const std::string device : {"h100-sxm", "h200-sxm", "b200", "b300"}) {
+    const auto dense = ClockOf(OptionsOf("deepseek-v3", device, 8));
+    const auto sparse = ClockOf(OptionsOf("deepseek-v3.2", device, 8));
+    const auto slower = [&](int64_t context) {
+      const std::vector<SequenceWork> work(64, DecodeAt(context));
+      return static_cast<double>(*sparse->StepTime(work)) /
+             static_cast<double>(*dense->StepTime(work));
+    };
+    EXPECT_GT(slower(1024), 1) << device;
+    EXPECT_LT(slower(32000), 1) << device;
+    StepTally tally;
+    sparse->Tally({DecodeAt(1024)}, Decodes(), StepPeers(), &tally);
+    EXPECT_EQ(static_cast<int64_t>(tally.estimated), 0) << device;
+  }
 }
 
 TEST(TableClockTest, SM67PartsNameTheirSources) {
@@ -246,7 +323,9 @@ TEST(TableClockTest, SM67PartsNameTheirSources) {
   };
   const std::string llama = sources(*ClockOf(OptionsOf("llama-3.1-8b", "h100-sxm", 2)));
   EXPECT_THAT(llama, HasSubstr("attention of 32 layers: measured kernels\n"));
-  EXPECT_THAT(llama, HasSubstr("collectives: measured kernels, 2 ranks in captured graphs\n"));
+  EXPECT_THAT(llama, HasSubstr("collectives: measured kernels, 2 ranks in captured graphs\n"
+                               "collectives with norms: measured kernels, fused up to messages of "
+                               "65536 KiB\n"));
   EXPECT_THAT(llama, HasSubstr("between kernels: 448us per step and 9us per sequence"));
   // How good such predictions were; not where a constant is the user's.
   EXPECT_THAT(llama, HasSubstr("error on measured servers: TPOT within 3 % on half of the runs and "

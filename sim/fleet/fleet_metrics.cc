@@ -6,6 +6,7 @@
 #include "google/protobuf/message.h"
 #include "sim/report/latency_metrics.h"
 #include "sim/report/result_file.h"
+#include "sim/report/workload_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -407,6 +408,9 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
                         pb::Report* out) {
   out->set_schema_version(kReportSchemaVersion);
   SumReplicas(out);
+  StepTally tally;
+  for (const SimulationResult& one : result.replicas) tally += one.step_tally;
+  FillTally(tally, out->mutable_setup());
   out->mutable_workload()->set_requests_skipped(result.num_skipped);
   out->mutable_totals()->set_peak_live_requests(result.peak_live_requests);
   if (options.handover) return FillHandover(*options.handover, options.router, result, out);

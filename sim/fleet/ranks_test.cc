@@ -30,6 +30,11 @@ class PerToken final : public StepTimeModel {
     for (const SequenceWork& sequence : work) tokens += sequence.num_new;
     return std::max(tokens, peers.padded_tokens) * kSecond;
   }
+  void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,
+             StepTally* tally) const override {
+    tally->measured += *StepTimeAmong(work, decodes, peers);
+    ++tally->num_outside;
+  }
   bool adds_up_decodes() const override { return true; }
   std::string_view source() const override { return "test"; }
 };
@@ -84,6 +89,22 @@ TEST_F(RanksTest, AStepLastsAsLongAsTheSlowestRank) {
   EXPECT_EQ(result_.lockstep[1].num_steps, 3);
   EXPECT_EQ(result_.lockstep[1].own_time, 4 * kSecond);
   EXPECT_EQ(result_.lockstep[1].lost_time, 8 * kSecond);
+}
+
+// All share a clock, and each is told what its own steps took.
+TEST_F(RanksTest, StepsAreTalliedByRank) {
+  for (const bool is_lockstep : {true, false}) {
+    options_.ranks[0].is_lockstep = is_lockstep;
+    workload_ = Replay();
+    workload_.config.scheduler.async = false;
+    workload_.Add({.id = "long", .prompt = 10, .output = 2, .at = 0});
+    workload_.Add({.id = "short", .prompt = 2, .output = 3, .at = 0});
+    ASSERT_TRUE(Run().ok());
+    EXPECT_EQ(result_.replicas[0].step_tally,
+              (StepTally{.measured = 11 * kSecond, .num_outside = 2}));
+    EXPECT_EQ(result_.replicas[1].step_tally,
+              (StepTally{.measured = 4 * kSecond, .num_outside = 3}));
+  }
 }
 
 // D-6: alone, each takes as long as it takes.

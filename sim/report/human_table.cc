@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -45,6 +46,16 @@ std::string Decimal(double value) {
 
 // Parts of a step's time that do not come from where most of it does.
 void AddTimeParts(const pb::Setup& setup, TextPage& page) {
+  if (setup.has_time_shares()) {
+    std::string text;
+    for (const auto& [share, source] : {std::pair(setup.time_shares().kernels(), "kernel tables"),
+                                        std::pair(setup.time_shares().roofline(), "the roofline"),
+                                        std::pair(setup.time_shares().constants(), "constants")}) {
+      if (share == 0) continue;
+      absl::StrAppend(&text, text.empty() ? "from " : ", ", source, " ", Percent(share));
+    }
+    page.Text("", text);
+  }
   std::string estimated;
   for (const pb::TimePart& part : setup.time_parts()) {
     if (part.source() != "roofline") continue;

@@ -108,6 +108,19 @@ TEST(HumanTableTest, FitsOneScreen) {
   EXPECT_TRUE(is_name_whole);
 }
 
+TEST(HumanTableTest, TimesNameTheSourcesThatHaveAShare) {
+  const auto text_of = [](const std::string& shares) {
+    return FormatReport(WithFields(Crowded(), "setup { time_shares {" + shares + "} }"), false);
+  };
+  EXPECT_THAT(FormatReport(Crowded(), false), Not(HasSubstr("constants")));
+  EXPECT_THAT(
+      text_of("kernels: 0.825 roofline: 0.125 constants: 0.05"),
+      HasSubstr("\n              from kernel tables 82.50 %, the roofline 12.50 %, constants "
+                "5.00 %\n"));
+  EXPECT_THAT(text_of("roofline: 0.75 constants: 0.25"),
+              HasSubstr(" from the roofline 75.00 %, constants 25.00 %\n"));
+}
+
 // Three lines more, for those who asked for it.
 TEST(HumanTableTest, RetentionIsTold) {
   EXPECT_THAT(FormatReport(Crowded(), false), Not(HasSubstr("retain")));

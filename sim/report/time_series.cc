@@ -4,7 +4,6 @@
 #include <string>
 
 namespace kvblocks::sim {
-
 void TimeSeries::Add(const Counts& counts, Counts& sum) {
   sum.prefill_tokens += counts.prefill_tokens;
   sum.decode_tokens += counts.decode_tokens;
@@ -34,7 +33,7 @@ TimeSeries::Point& TimeSeries::PointAt(SimTime time) {
         merged.referenced += other.referenced;
         merged.resident += other.resident;
         merged.busy += other.busy;
-        merged.step_time += other.step_time;
+        merged.steps_run += other.steps_run;
         Add(other.counts, merged.counts);
       }
       points_[i / 2] = merged;
@@ -61,7 +60,7 @@ void TimeSeries::AddInterval(SimTime from, SimTime to, const Gauges& gauges) {
     point.resident += dt * gauges.resident;
     if (gauges.is_busy) {
       point.busy += end - from;
-      point.step_time += dt * gauges.step_time;
+      if (gauges.step_time > 0) point.steps_run += dt * kOneStep / gauges.step_time;
     }
     from = end;
   }
@@ -110,8 +109,9 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
                      static_cast<double>(kMillisecond));
     }
     p->set_busy_share(mean(point.busy));
-    if (point.busy > 0) {
-      p->set_step_time_ms(static_cast<double>(point.step_time) / static_cast<double>(point.busy) /
+    if (point.steps_run > 0) {
+      const double steps = static_cast<double>(point.steps_run) / static_cast<double>(kOneStep);
+      p->set_step_time_ms(static_cast<double>(point.busy) / steps /
                           static_cast<double>(kMillisecond));
     }
   }

@@ -11,6 +11,20 @@ namespace pb = ::kvblocks::report::v1;
 
 // --- What ran ---
 
+void FillTally(const StepTally& tally, pb::Setup* setup) {
+  setup->set_steps_outside_tables(tally.num_outside);
+  setup->clear_time_shares();
+  const Wide all = tally.measured + tally.estimated + tally.constants;
+  if (all == 0) return;
+  const auto share = [&](Wide part) {
+    return static_cast<double>(part) / static_cast<double>(all);
+  };
+  pb::TimeShares* shares = setup->mutable_time_shares();
+  shares->set_kernels(share(tally.measured));
+  shares->set_roofline(share(tally.estimated));
+  shares->set_constants(share(tally.constants));
+}
+
 void WorkloadSection::OnRunStart(const RunInfo& info) {
   trace_ = *info.trace;
   time_source_ = info.time_source;
@@ -55,6 +69,8 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   setup->set_block_tokens(block_tokens_);
   setup->set_hit_unit_tokens(hit_unit_tokens_);
   setup->set_capacity_tokens(usable_blocks_ * first_group_block_tokens_);
+
+  FillTally(result.step_tally, setup);
 
   auto* totals = out->mutable_totals();
   totals->set_requests_finished(result.num_finished);

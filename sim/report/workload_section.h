@@ -12,10 +12,14 @@
 #include <vector>
 
 #include "sim/cost/sim_time.h"
+#include "sim/cost/step_time_model.h"
 #include "sim/report/hit_rate_metrics.h"
 #include "sim/report/report_section.h"
 
 namespace kvblocks::sim {
+
+// What steps took by source, and in how many a count lay beyond the tables.
+void FillTally(const StepTally& tally, ::kvblocks::report::v1::Setup* setup);
 
 class WorkloadSection final : public ReportSection {
  public:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -198,17 +199,20 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
   const std::string plain = Plain(name);
   constexpr size_t kLongestName = 64;  // a wrong name may be as long as a request
   std::vector<const Facts*> begins;
-  std::vector<std::pair<size_t, std::string>> nearest;
+  // By the distance of a name's beginning, then of all of it: h2000 is nearest to h200-sxm.
+  std::vector<std::tuple<size_t, size_t, std::string>> nearest;
   for (const auto& [known, facts] : entries) {
-    size_t distance = SIZE_MAX;
+    size_t distance = SIZE_MAX, whole = SIZE_MAX;
     bool goes_on = false;
     for (const std::string& other : PlainNames(facts)) {
       if (!plain.empty() && other == plain) return facts;
       goes_on |= !plain.empty() && absl::StartsWith(other, absl::StrCat(plain, "-"));
-      distance = std::min(distance, EditDistance(plain.substr(0, kLongestName), other));
+      const std::string asked = plain.substr(0, kLongestName);
+      whole = std::min(whole, EditDistance(asked, other));
+      distance = std::min({distance, whole, EditDistance(asked, other.substr(0, plain.size()))});
     }
     if (goes_on) begins.push_back(&facts);
-    nearest.emplace_back(distance, known);
+    nearest.emplace_back(distance, whole, known);
   }
   if (begins.size() == 1) return *begins[0];
   std::vector<std::string> names;
@@ -216,7 +220,7 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
   std::sort(nearest.begin(), nearest.end());
   constexpr size_t kShown = 3;
   for (size_t i = 0; begins.empty() && i < std::min(kShown, nearest.size()); ++i) {
-    names.push_back(nearest[i].second);
+    names.push_back(std::get<2>(nearest[i]));
   }
   return absl::NotFoundError(absl::StrCat(
       kind, " \"", View(name), "\" is ",

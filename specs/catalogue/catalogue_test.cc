@@ -49,7 +49,10 @@ TEST(CatalogueTest, UnknownNamesListTheNearestThree) {
   const auto device = catalogue.FindDevice("h1000");
   EXPECT_EQ(device.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(device.status().message(),
-            "device \"h1000\" is none of the 10 known; the nearest are b200, b300, h20");
+            "device \"h1000\" is none of the 10 known; the nearest are h100-sxm, a100-sxm-80gb, "
+            "h200-sxm");
+  EXPECT_THAT(catalogue.FindDevice("h2000").status().message(),
+              HasSubstr("the nearest are h200-sxm, "));
   EXPECT_THAT(catalogue.FindModel("qwen4-8b").status().message(),
               HasSubstr("the nearest are qwen3-8b, qwen3-32b, "));
   EXPECT_FALSE(catalogue.FindModel("").ok());

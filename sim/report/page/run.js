@@ -61,7 +61,7 @@ function drawOverTime(page, runs) {
   page.chart(tokens);
   if (runs.some((run) => run.meaningful)) {
     add("Step time", "Mean of the steps of each point.", { label: "step time", kind: "ms" },
-        [["step", (p) => (p.busy_share > 0 ? p.step_ms / p.busy_share : NaN)]]);
+        [["step", (p) => (p.step_rate > 0 ? p.busy_share / p.step_rate : NaN)]]);
     add("Time to first token, over time", "Mean of the first tokens of each point.", { label: "TTFT", kind: "ms" },
         [["TTFT", (p) => (p.first_tokens > 0 ? p.ttft_sum / p.first_tokens : NaN)]],
         runs[0].objectives.filter((o) => o.metric === "ttft").map((o) => ({ at: num(o.limit_ms), name: "SLO" })));

@@ -17,19 +17,19 @@ function bucketed(series, tick) {
     let made = buckets.get(index);
     if (!made) {
       made = { start_s: index * tick, ticks: 0, running: 0, waiting: 0, usage: 0, resident: 0, busy_share: 0,
-               step_ms: 0, ttft_sum: 0, missed_blocks: new Array(causes).fill(0) };
+               step_rate: 0, ttft_sum: 0, missed_blocks: new Array(causes).fill(0) };
       for (const name of COUNTS) made[name] = 0;
       buckets.set(index, made);
     }
     made.ticks += 1;
     for (const name of COUNTS) made[name] += num(point[name]);
     for (const name of ["running", "waiting", "usage", "resident", "busy_share"]) made[name] += num(point[name]);
-    made.step_ms += num(point.busy_share) * num(point.step_time_ms);
+    if (num(point.step_time_ms) > 0) made.step_rate += num(point.busy_share) / num(point.step_time_ms);
     made.ttft_sum += num(point.first_tokens) * num(point.ttft_ms);
     list(point.missed_blocks).forEach((blocks, i) => { made.missed_blocks[i] += num(blocks); });
   }
   for (const made of buckets.values()) {
-    for (const name of ["running", "waiting", "usage", "resident", "busy_share", "step_ms"]) made[name] /= made.ticks;
+    for (const name of ["running", "waiting", "usage", "resident", "busy_share", "step_rate"]) made[name] /= made.ticks;
   }
   return [...buckets.values()].sort((a, b) => a.start_s - b.start_s);
 }
@@ -54,14 +54,14 @@ function addedUp(all) {
         sums.set(point.start_s, { ...point, missed_blocks: [...point.missed_blocks] });
         continue;
       }
-      for (const name of [...COUNTS, "running", "waiting", "usage", "resident", "busy_share", "step_ms", "ttft_sum"]) {
+      for (const name of [...COUNTS, "running", "waiting", "usage", "resident", "busy_share", "step_rate", "ttft_sum"]) {
         made[name] += point[name];
       }
       point.missed_blocks.forEach((blocks, i) => { made.missed_blocks[i] = num(made.missed_blocks[i]) + blocks; });
     }
   }
   for (const made of sums.values()) {
-    for (const name of ["usage", "resident", "busy_share", "step_ms"]) made[name] /= all.length;
+    for (const name of ["usage", "resident", "busy_share", "step_rate"]) made[name] /= all.length;
   }
   return [...sums.values()].sort((a, b) => a.start_s - b.start_s);
 }
