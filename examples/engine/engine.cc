@@ -1,0 +1,93 @@
+#include "examples/engine/engine.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+
+namespace kvblocks::engine {
+namespace {
+
+// Checks what the model cannot compute, and makes room for the output.
+class PromptReader final : public sim::ForwardingReader {
+ public:
+  PromptReader(std::unique_ptr<sim::TraceReader> trace, int64_t vocabulary)
+      : ForwardingReader(std::move(trace)), vocabulary_(vocabulary) {}
+
+  absl::StatusOr<bool> Next(sim::TraceRequest& out) override {
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, ForwardingReader::Next(out));
+    if (!more) return false;
+    if (out.ids_cover_output || static_cast<int64_t>(out.content_ids.size()) != out.input_length) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("request ", out.id, ": got ", out.content_ids.size(),
+                       " ids, expected a token id for each of ", out.input_length,
+                       " prompt tokens and none of the output"));
+    }
+    for (const int64_t id : out.content_ids) {
+      if (id >= 0 && id < vocabulary_) continue;
+      return absl::InvalidArgumentError(absl::StrCat("request ", out.id, ": got token ", id,
+                                                     ", expected 0 to ", vocabulary_ - 1));
+    }
+    out.output_length = std::max<int64_t>(out.output_length, 1);
+    out.output_ids.assign(static_cast<size_t>(out.output_length), 0);
+    return true;
+  }
+
+ private:
+  const int64_t vocabulary_;
+};
+
+class Collector final : public sim::EngineObserver {
+ public:
+  void OnRejection(const sim::SimRequest& request, sim::SimTime) override { Take(request); }
+  void OnFinish(const sim::SimRequest& request, sim::SimTime) override { Take(request); }
+
+  std::vector<sim::TraceRequest> Sorted() {
+    std::sort(requests_.begin(), requests_.end(),
+              [](const auto& a, const auto& b) { return a.row < b.row; });
+    return std::move(requests_);
+  }
+
+ private:
+  void Take(const sim::SimRequest& request) {
+    sim::TraceRequest& taken = requests_.emplace_back(request.spec);
+    if (!request.is_completed()) return taken.output_ids.clear();
+    // The longest sequence may end it earlier.
+    taken.output_length = request.num_outputs();
+    taken.output_ids.resize(static_cast<size_t>(taken.output_length));
+  }
+
+  std::vector<sim::TraceRequest> requests_;
+};
+
+}  // namespace
+
+absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::SimulationConfig config,
+                             std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
+                             const std::vector<sim::EngineObserver*>& observers) {
+  if (trace->info().block_tokens != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the trace's ids stand for ", trace->info().block_tokens,
+                     " tokens each, expected token ids, blocks of 1"));
+  }
+  config.kv_cache = plan.config;
+  config.progress_interval = 1;
+  auto reader =
+      std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
+  Collector collector;
+  std::vector<sim::EngineObserver*> all = {runner.get(), &collector};
+  all.insert(all.end(), observers.begin(), observers.end());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto simulation,
+                            sim::Simulation::Create(config, reader.get(), runner.get(), all));
+  const absl::Status status = simulation->Run();
+  if (!runner->status().ok()) return runner->status();
+  if (!status.ok()) return status;
+  return Served{.requests = collector.Sorted(),
+                .result = simulation->result(),
+                .trace = std::move(reader)};
+}
+
+}  // namespace kvblocks::engine

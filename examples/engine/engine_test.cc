@@ -1,0 +1,308 @@
+// The engine's tokens and logits are those of the reference, however requests are batched, cut,
+// cached, preempted and laid out. The models are tiny and random; tools/engine_models.py makes them
+// and their answers.
+
+#include "examples/engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "examples/engine/safetensors.h"
+#include "gtest/gtest.h"
+#include "kvblocks/planning.h"
+#include "sim/testing/replay.h"
+
+namespace kvblocks::engine {
+namespace {
+
+using attention::KvLayout;
+
+constexpr int64_t kRequests = 64, kOutputs = 8;
+constexpr double kTolerance = 1e-4;  // of a logit
+
+struct Golden {
+  std::vector<std::vector<int64_t>> prompts;
+  std::vector<std::vector<uint32_t>> tokens;
+  std::vector<float> first_logits, last_logits;  // [requests, vocabulary]
+
+  static Golden Read(const std::string& folder) {
+    const Safetensors file = Safetensors::Open({folder + "/golden.safetensors"}).value();
+    const std::vector<int64_t> shape = file.ShapeOf("prompts").value();
+    const auto prompts = file.Ints("prompts", shape).value();
+    const auto lengths = file.Ints("prompt_lens", {kRequests}).value();
+    const auto tokens = file.Ints("tokens", {kRequests, kOutputs}).value();
+    Golden golden;
+    for (int64_t r = 0; r < kRequests; ++r) {
+      const auto row = prompts.begin() + r * shape[1];
+      golden.prompts.emplace_back(row, row + lengths[static_cast<size_t>(r)]);
+      const auto output = tokens.begin() + r * kOutputs;
+      golden.tokens.emplace_back(output, output + kOutputs);
+    }
+    const auto logits = file.ShapeOf("first_logits").value();
+    golden.first_logits = file.Floats("first_logits", logits).value();
+    golden.last_logits = file.Floats("last_logits", logits).value();
+    return golden;
+  }
+};
+
+// How requests are served. The defaults hold all of them at once.
+struct Settings {
+  LayerCacheOptions caches = {.block_size = 16, .model_dtype = DataType::kFloat32};
+  PlanOptions plan = {.num_blocks_override = 2000};
+  sim::SchedulerOptions scheduler;
+  bool caching = true;
+  int64_t concurrency = 0;
+  RunnerOptions runner;
+
+  Settings() {
+    scheduler.max_num_batched_tokens = 512;
+    scheduler.async = false;
+  }
+};
+
+struct Outcome {
+  Served served;
+  double max_error = 0;        // of logits behind the prompt and of the last token
+  double max_first_error = 0;  // of those behind the prompt alone
+  int64_t num_wrong_tokens = 0;
+};
+
+std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden) {
+  sim::TraceInfo info;
+  info.block_tokens = 1;
+  std::vector<sim::TraceRequest> requests;
+  for (int64_t r = 0; r < kRequests; ++r) {
+    sim::TraceRequest& request = requests.emplace_back();
+    request.row = r;
+    request.id = absl::StrCat(r);
+    request.content_ids = golden.prompts[static_cast<size_t>(r)];
+    request.input_length = static_cast<int64_t>(request.content_ids.size());
+    request.output_length = kOutputs;
+  }
+  return std::make_unique<sim::VectorTraceReader>(info, std::move(requests));
+}
+
+absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
+                                std::unique_ptr<sim::TraceReader> trace,
+                                const std::vector<sim::EngineObserver*>& observers = {}) {
+  const auto caches = LayerCaches(model.config().facts, settings.caches);
+  if (!caches.ok()) return caches.status();
+  sim::SimulationConfig config;
+  config.scheduler = settings.scheduler;
+  config.manager.max_model_len = 256;
+  config.manager.enable_caching = settings.caching;
+  config.concurrency = settings.concurrency;
+  config.check_invariants = true;
+  settings.plan.limits = {.max_model_len = config.manager.max_model_len,
+                          .max_in_flight_tokens = sim::MaxInFlightTokens(config)};
+  settings.plan.available_bytes = {int64_t{1} << 30};
+  const PlanResult planned = MakePlan(*caches, settings.plan);
+  if (!planned.ok()) return absl::InvalidArgumentError(planned.errors.front().message);
+  settings.runner.threads = 1;
+  return Serve(model, *planned.plan, config, std::move(trace), settings.runner, observers);
+}
+
+class EngineTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::string Folder() {
+    return absl::StrCat("examples/engine/testdata/", GetParam());
+  }
+
+  Outcome Run(Settings settings) {
+    Outcome outcome;
+    const auto vocabulary = static_cast<size_t>(model_.config().facts.vocab_size);
+    settings.runner.on_logits = [&](const sim::SimRequest& request, int64_t index,
+                                    absl::Span<const float> logits) {
+      if (index != 0 && index != kOutputs - 1) return;
+      const auto& expected = index == 0 ? golden_.first_logits : golden_.last_logits;
+      for (size_t i = 0; i < vocabulary; ++i) {
+        const double error = std::abs(
+            logits[i] - expected[static_cast<size_t>(request.spec.row) * vocabulary + i]);
+        outcome.max_error = std::max(outcome.max_error, error);
+        if (index == 0) outcome.max_first_error = std::max(outcome.max_first_error, error);
+      }
+    };
+    auto served = TryServe(model_, settings, TraceOf(golden_));
+    EXPECT_TRUE(served.ok()) << served.status();
+    if (!served.ok()) return outcome;
+    outcome.served = *std::move(served);
+    EXPECT_EQ(outcome.served.result.num_finished, kRequests);
+    for (const sim::TraceRequest& request : outcome.served.requests) {
+      const auto& expected = golden_.tokens[static_cast<size_t>(request.row)];
+      for (size_t i = 0; i < expected.size(); ++i) {
+        outcome.num_wrong_tokens +=
+            i >= request.output_ids.size() || request.output_ids[i] != expected[i];
+      }
+    }
+    return outcome;
+  }
+  Outcome ExpectGolden(const Settings& settings) {
+    Outcome outcome = Run(settings);
+    EXPECT_EQ(outcome.num_wrong_tokens, 0);
+    EXPECT_LT(outcome.max_error, kTolerance);
+    return outcome;
+  }
+
+  const Model model_ = Model::Load(Folder()).value();
+  const Golden golden_ = Golden::Read(Folder());
+};
+
+TEST_P(EngineTest, OneRequestAtATime) {
+  Settings settings;
+  settings.caching = false;
+  settings.concurrency = 1;
+  const Outcome outcome = ExpectGolden(settings);
+  EXPECT_EQ(outcome.served.result.prefix_cache.hits, 0);
+  EXPECT_EQ(outcome.served.result.scheduler.num_steps, kRequests * kOutputs);
+}
+
+TEST_P(EngineTest, BatchedWithPrefixHits) {
+  const Outcome outcome = ExpectGolden({});
+  EXPECT_GT(outcome.served.result.prefix_cache.hits, 500);
+  EXPECT_LT(outcome.served.result.scheduler.num_steps, kRequests);
+}
+
+TEST_P(EngineTest, Asynchronous) {
+  Settings settings;
+  settings.scheduler.async = true;
+  ExpectGolden(settings);
+}
+
+TEST_P(EngineTest, PromptsInChunks) {
+  for (const int64_t chunk : {7, 64}) {
+    SCOPED_TRACE(chunk);
+    Settings settings;
+    settings.scheduler.max_num_batched_tokens = chunk;
+    settings.scheduler.max_num_seqs = std::min<int64_t>(chunk, 32);
+    ExpectGolden(settings);
+    settings.scheduler.max_num_batched_tokens = 512;
+    settings.scheduler.long_prefill_token_threshold = chunk;
+    ExpectGolden(settings);
+  }
+}
+
+TEST_P(EngineTest, PreemptedAndResumed) {
+  Settings settings;
+  settings.caches.block_size = 4;
+  // Enough for the longest request, and hardly for two of them.
+  const auto groups = static_cast<int64_t>(
+      std::count(model_.config().facts.layer_pattern.begin(),
+                 model_.config().facts.layer_pattern.end(), 'S') > 0 ? 2 : 1);
+  settings.plan.num_blocks_override = groups * 60;
+  const Outcome outcome = ExpectGolden(settings);
+  EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 5);
+  EXPECT_GT(outcome.served.result.scheduler.num_recomputed, 0);
+  EXPECT_GT(outcome.served.result.prefix_cache.hits, 100);
+}
+
+TEST_P(EngineTest, EveryLayout) {
+  const bool is_latent = model_.config().facts.latent.has_value();
+  for (const PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
+    for (const KvLayout kv_layout : {KvLayout::kNhd, KvLayout::kHnd}) {
+      if (is_latent && kv_layout == KvLayout::kHnd) continue;  // rows have no heads
+      for (const int64_t kernel_blocks : {1, 2}) {
+        SCOPED_TRACE(absl::StrCat(std::string(LayoutName(layout)), ", ",
+                                  attention::Name(kv_layout), ", ", kernel_blocks));
+        Settings settings;
+        settings.plan.layout = layout;
+        settings.runner.kv_layout = kv_layout;
+        settings.runner.kernel_blocks = kernel_blocks;
+        ExpectGolden(settings);
+      }
+    }
+  }
+  Settings settings;
+  settings.plan.policy = PlanPolicy::kUpstream;
+  ExpectGolden(settings);
+  settings.plan.hybrid = false;
+  ExpectGolden(settings);
+}
+
+// Rows of fewer bits: logits behind the prompts, whose tokens are the same, are near the
+// reference's.
+TEST_P(EngineTest, QuantisedCachesWithinTheirBounds) {
+  struct {
+    const char* dtype;
+    double bound;
+  } const formats[] = {{"bfloat16", 0.02}, {"fp8", 0.2}, {"fp8_per_token_head", 0.2}};
+  for (const auto& format : formats) {
+    if (model_.config().facts.latent && std::string(format.dtype) == "fp8_per_token_head") continue;
+    SCOPED_TRACE(format.dtype);
+    Settings settings;
+    settings.caches.cache_dtype = format.dtype;
+    const Outcome outcome = Run(settings);
+    RecordProperty(format.dtype, absl::StrCat(outcome.max_first_error));
+    EXPECT_LT(outcome.max_first_error, format.bound);
+    EXPECT_GT(outcome.max_first_error, kTolerance);  // else it stored something else
+  }
+}
+
+// What a request answered is found by one that continues it.
+TEST_P(EngineTest, OutputsAreHit) {
+  class Hits final : public sim::EngineObserver {
+   public:
+    void OnAdmission(const sim::AdmissionRecord& record, sim::SimTime) override {
+      tokens[record.request->spec.row] = record.num_hit_tokens;
+    }
+    std::map<int64_t, int64_t> tokens;
+  } hits;
+  sim::TraceInfo info;
+  info.block_tokens = 1;
+  std::vector<sim::TraceRequest> requests(2);
+  for (int64_t r = 0; r < 2; ++r) {
+    requests[static_cast<size_t>(r)].row = r;
+    requests[static_cast<size_t>(r)].content_ids = golden_.prompts[0];
+    requests[static_cast<size_t>(r)].output_length = kOutputs;
+  }
+  requests[1].waits_for = {0};
+  for (const uint32_t token : golden_.tokens[0]) requests[1].content_ids.push_back(token);
+  for (sim::TraceRequest& request : requests) {
+    request.input_length = static_cast<int64_t>(request.content_ids.size());
+  }
+  Settings settings;
+  settings.caches.block_size = 4;
+  const auto served = TryServe(model_, settings,
+                               std::make_unique<sim::VectorTraceReader>(info, requests), {&hits});
+  ASSERT_TRUE(served.ok()) << served.status();
+  EXPECT_EQ(served->requests[0].output_ids, golden_.tokens[0]);
+  // All but the last token, in blocks of 4.
+  EXPECT_EQ(hits.tokens[1], (requests[1].input_length - 1) / 4 * 4);
+}
+
+TEST_P(EngineTest, SamplesBySeed) {
+  const auto sample = [&](float temperature, uint64_t seed) {
+    Settings settings;
+    settings.runner.temperature = temperature;
+    settings.runner.seed = seed;
+    std::vector<std::vector<uint32_t>> tokens;
+    for (const auto& request : TryServe(model_, settings, TraceOf(golden_))->requests) {
+      tokens.push_back(request.output_ids);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(sample(1e-4f, 1), golden_.tokens);
+  EXPECT_EQ(sample(1, 1), sample(1, 1));
+  EXPECT_NE(sample(1, 1), sample(1, 2));
+}
+
+TEST_P(EngineTest, RefusesTokensThatTheModelLacks) {
+  Golden golden = golden_;
+  golden.prompts[3].back() = model_.config().facts.vocab_size;
+  const auto served = TryServe(model_, {}, TraceOf(golden));
+  EXPECT_EQ(served.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(served.status().message().find("request 3: got token"), std::string::npos)
+      << served.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Values("llama"),
+                         [](const auto& param) { return std::string(param.param); });
+
+}  // namespace
+}  // namespace kvblocks::engine

@@ -1,0 +1,170 @@
+#include "examples/engine/model_runner.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+
+namespace kvblocks::engine {
+
+using attention::KvGroupConfig;
+
+ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
+    : model_(model),
+      options_(std::move(options)),
+      threads_(options_.threads),
+      random_(options_.seed) {
+  openblas_set_num_threads(threads_.num_threads());
+}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
+    const Model& model, const Plan& plan, const sim::SimulationConfig& config,
+    RunnerOptions options) {
+  if (config.scheduler.num_draft_tokens > 0 || config.scheduler.pipeline_stages > 1) {
+    return absl::UnimplementedError(
+        "drafts or pipeline stages: the engine computes neither; turn them off");
+  }
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(options)));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      runner->memory_,
+      PlannedMemory::Create(plan, {.kernel_blocks = std::vector<int64_t>(
+                                       plan.groups.size(), runner->options_.kernel_blocks),
+                                   .layout = runner->options_.kv_layout}));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
+                            {.groups = runner->group_configs_,
+                             .max_num_reqs = config.scheduler.max_num_seqs,
+                             .max_num_tokens = config.scheduler.max_num_batched_tokens,
+                             .max_seq_len = config.manager.max_model_len}));
+  return runner;
+}
+
+absl::Status ModelRunner::AddLayers() {
+  for (int64_t i = 0; i < model_.config().facts.num_layers(); ++i) {
+    const attention::LayerConfig config = model_.AttentionOf(i);
+    const LayerMemory* const memory = memory_->Find(config.name + ".attn");
+    if (memory == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the plan has no cache ", config.name, ".attn; it must be one of the same model"));
+    }
+    Layer& layer = layers_.emplace_back();
+    if (config.is_mla()) {
+      KVBLOCKS_ASSIGN_OR_RETURN(layer.cache, memory->LatentCache(config.latent_rank));
+    } else {
+      layer.cache = memory->cache;
+    }
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CpuBackend().MakeImpl(config));
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.metadata, MetadataOf(*memory));
+  }
+  if (static_cast<size_t>(layers_.size()) != memory_->layers().size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan has ", memory_->layers().size(), " caches, expected one for each of ",
+                     layers_.size(), " layers"));
+  }
+  return absl::OkStatus();
+}
+
+// Layers of one group whose blocks have the same numbers share their metadata.
+absl::StatusOr<int> ModelRunner::MetadataOf(const LayerMemory& layer) {
+  const KvGroupConfig config = memory_->KvGroupOf(layer);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const KvGroupConfig& other = group_configs_[i];
+    if (groups_[i] == layer.group && other.block_map == config.block_map &&
+        other.key() == config.key()) {
+      return static_cast<int>(i);
+    }
+  }
+  groups_.push_back(layer.group);
+  group_configs_.push_back(config);
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+void ModelRunner::OnStepScheduled(const sim::StepRecord& step) {
+  if (!status_.ok() || step.scheduled.empty()) return;
+  const auto start = std::chrono::steady_clock::now();
+  status_ = Run(step);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
+  step_time_ = std::max<int64_t>(1, took.count()) * sim::kNanosecond;
+}
+
+absl::StatusOr<sim::SimTime> ModelRunner::StepTime(absl::Span<const sim::SequenceWork>,
+                                                   const sim::Decodes&) const {
+  if (!status_.ok()) return status_;
+  return step_time_;
+}
+
+absl::Status ModelRunner::Build(const sim::StepRecord& step) {
+  if (!step.copies.empty()) {
+    return absl::UnimplementedError("a step begins with copies of blocks, which states alone need");
+  }
+  inputs_.clear();
+  tables_.clear();
+  for (const sim::ScheduledRecord& record : step.scheduled) {
+    inputs_.push_back({.num_computed_tokens = record.num_context,
+                       .num_scheduled_tokens = record.num_tokens,
+                       .num_prompt_tokens = record.request->num_prompt});
+    for (const int group : groups_) {
+      tables_.push_back(manager_->GetBlocks(*record.request->kv, group));
+    }
+  }
+  return builder_->Build({.requests = inputs_, .block_ids = tables_});
+}
+
+absl::Status ModelRunner::Run(const sim::StepRecord& step) {
+  KVBLOCKS_RETURN_IF_ERROR(Build(step));
+  // The builder puts decodes first: tokens in its order, and the requests that get a token.
+  std::vector<int32_t> tokens, positions, rows;
+  std::vector<const sim::ScheduledRecord*> sampled;
+  for (const int32_t index : builder_->permutation()) {
+    const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
+    const sim::TraceRequest& spec = record.request->spec;
+    for (int64_t p = record.num_context; p < record.num_context + record.num_tokens; ++p) {
+      positions.push_back(static_cast<int32_t>(p));
+      tokens.push_back(static_cast<int32_t>(
+          p < spec.input_length
+              ? spec.content_ids[static_cast<size_t>(p)]
+              : int64_t{spec.output_ids[static_cast<size_t>(p - spec.input_length)]}));
+    }
+    if (record.is_chunk) continue;
+    rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
+    sampled.push_back(&record);
+  }
+  attention::ExecContext context;
+  context.threads = &threads_;
+  const auto attend = [&](int64_t index, const attention::LayerTensors& tensors) {
+    const Layer& layer = layers_[static_cast<size_t>(index)];
+    attention::LayerTensors paged = tensors;
+    paged.cache = layer.cache;
+    return layer.impl->Forward(context, paged, &builder_->metadata(layer.metadata));
+  };
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const std::vector<float> logits,
+      model_.Forward({.tokens = tokens, .positions = positions, .rows = rows}, attend));
+  const size_t vocabulary = rows.empty() ? 0 : logits.size() / rows.size();
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    const sim::ScheduledRecord& record = *sampled[i];
+    Sample(*record.request, record.num_context + record.num_tokens - record.request->num_prompt,
+           absl::MakeConstSpan(logits).subspan(i * vocabulary, vocabulary));
+  }
+  return absl::OkStatus();
+}
+
+void ModelRunner::Sample(sim::SimRequest& request, int64_t index,
+                         absl::Span<const float> logits) {
+  // An asynchronous engine computes a step too many behind a request's last token.
+  if (index >= static_cast<int64_t>(request.spec.output_ids.size())) return;
+  const int32_t token = options_.temperature > 0
+                            ? engine::Sample(logits, options_.temperature, random_)
+                            : Greedy(logits);
+  request.spec.output_ids[static_cast<size_t>(index)] = static_cast<uint32_t>(token);
+  if (options_.on_logits) options_.on_logits(request, index, logits);
+}
+
+}  // namespace kvblocks::engine
