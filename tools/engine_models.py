@@ -41,7 +41,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 FOLDER = pathlib.Path(__file__).parent.parent / "examples/engine/testdata"
 PROMPTS, TOKENS, LONGEST = 64, 8, 150
 MARGIN = 1e-3          # between the two best logits of a step
-NOISE, MOVED = 1e-6, 1e-4  # relative noise on embeddings, and how far it may move a logit
+NOISE, MOVED = 1e-6, 3e-4  # relative noise on embeddings, and how far it may move a logit
 CLOSE = 1e-4           # two ways to compute a logit
 COMMON = dict(vocab_size=128, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -52,6 +52,32 @@ MODELS = {
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, rms_norm_eps=1e-5,
         rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                              original_max_position_embeddings=64)),
+    "qwen3": dict(
+        model_type="qwen3", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    "gemma3": dict(
+        model_type="gemma3_text", hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=24, sliding_window=16,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
+    "gemma2": dict(
+        model_type="gemma2", hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=24, sliding_window=32,
+        attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
+    "gpt_oss": dict(
+        model_type="gpt_oss", hidden_size=32, intermediate_size=24, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2,
+        rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, truncate=False,
+                             original_max_position_embeddings=64)),
+    "deepseek_v2_lite": dict(
+        model_type="deepseek_v2", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=16, first_k_dense_replace=1,
+        routed_scaling_factor=1.5, norm_topk_prob=False, topk_method="greedy",
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, mscale=0.707,
+                             mscale_all_dim=0.707, original_max_position_embeddings=64)),
 }
 
 # Fields of config.json that say how a model is trained or was loaded.
@@ -69,9 +95,10 @@ def draw_weights(model, seed):
         if "embed_tokens" in name or "lm_head" in name:
             weight.copy_(noise * 2.5 / weight.shape[-1] ** 0.5)  # logits of a few units
         elif weight.dim() > 1:
-            weight.copy_(noise * 1.5 / weight.shape[-1] ** 0.5)  # attention with a clear preference
+            weight.copy_(noise * 1.25 / weight.shape[-1] ** 0.5)  # attention with a clear preference
         else:
-            weight.add_(noise * 0.2)  # norms around what they are without training, biases around zero
+            # Norms around 1 (Gemma: 0, to which it adds 1), biases around 0; sinks that take their share.
+            weight.copy_(weight.round() + noise * (2.0 if "sinks" in name else 0.2))
 
 
 def save_model(name, seed, folder):
