@@ -301,7 +301,8 @@ TEST_P(EngineTest, RefusesTokensThatTheModelLacks) {
       << served.status();
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Values("llama"),
+INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Values("llama", "qwen3", "gemma3", "gemma2", "gpt_oss",
+                                           "deepseek_v2_lite", "deepseek_v3"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

@@ -165,17 +165,11 @@ std::vector<float> Model::Feed(const LayerWeights& layer, const std::vector<floa
     float weight;
   };
   std::vector<std::vector<Choice>> choices(layer.experts.size());
-  std::vector<float> scores = Apply(layer.router, x);
-  const bool chooses_first = config_.facts.family == "gpt_oss";  // shares are of the chosen ones
+  const std::vector<float> logits = Apply(layer.router, x);
   for (int64_t t = 0; t < static_cast<int64_t>(x.size()) / hidden; ++t) {
-    const auto row = absl::MakeSpan(scores).subspan(Size(t) * choices.size(), choices.size());
-    if (!chooses_first) Softmax(row);
-    const std::vector<int32_t> chosen = TopK(row, config_.facts.experts->experts_per_token);
-    std::vector<float> shares;
-    for (const int32_t e : chosen) shares.push_back(row[Size(e)]);
-    if (chooses_first) Softmax(absl::MakeSpan(shares));
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      choices[Size(chosen[i])].push_back({t, shares[i] * config_.routed_scale});
+    const auto row = absl::MakeConstSpan(logits).subspan(Size(t) * choices.size(), choices.size());
+    for (const ExpertShare& share : Route(config_.routing, layer.router_bias, row)) {
+      choices[Size(share.expert)].push_back({t, share.weight});
     }
   }
   for (size_t e = 0; e < choices.size(); ++e) {

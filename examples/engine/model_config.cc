@@ -20,8 +20,8 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr std::array kFamilies = {"llama",  "mistral", "qwen2",   "qwen3",
-                                  "gemma2", "gemma3",  "gpt_oss", "deepseek_v2"};
+constexpr std::array kFamilies = {"llama",  "mistral", "qwen2",       "qwen3",      "gemma2",
+                                  "gemma3", "gpt_oss", "deepseek_v2", "deepseek_v3"};
 
 // One object of the configuration; null counts as absent, and the first problem stays.
 class Fields {
@@ -154,6 +154,40 @@ double LatentScale(Fields& fields, const LatentFacts& latent) {
   return magnitude * magnitude / std::sqrt(size);
 }
 
+void ReadRouting(Fields& fields, ModelConfig& config) {
+  const ExpertFacts& experts = *config.facts.experts;
+  Routing& routing = config.routing;
+  routing.per_token = experts.experts_per_token;
+  if (config.facts.family == "gpt_oss") {
+    routing.scores = Routing::Scores::kSoftmaxOfChosen;
+    return;
+  }
+  const auto whole = [&](const char* field, int64_t low, int64_t high, int64_t fallback) {
+    return static_cast<int64_t>(fields.Number(field, static_cast<double>(low),
+                                              static_cast<double>(high),
+                                              static_cast<double>(fallback)));
+  };
+  config.first_expert_layer = whole("first_k_dense_replace", 0, kMaxLayers, 0);
+  config.expert_layer_step = whole("moe_layer_freq", 1, kMaxLayers, 1);
+  routing.scale = static_cast<float>(fields.Number("routed_scaling_factor", 0, 1e6, 1));
+  if (config.facts.family == "deepseek_v2") {
+    fields.Word("topk_method", {"greedy"});
+    return;
+  }
+  fields.Word("scoring_func", {"sigmoid"});
+  fields.Word("topk_method", {"noaux_tc"});
+  routing.scores = Routing::Scores::kSigmoid;
+  routing.sums_to_one = fields.Bool("norm_topk_prob", true);
+  routing.num_groups = whole("n_group", 1, experts.num_experts, 1);
+  routing.top_groups = whole("topk_group", 1, routing.num_groups, 1);
+  if (experts.num_experts % routing.num_groups != 0 ||
+      routing.per_token > experts.num_experts / routing.num_groups * routing.top_groups) {
+    fields.Take(absl::InvalidArgumentError(absl::StrCat(
+        "n_group: got ", routing.num_groups, ", expected a divisor of ", experts.num_experts,
+        " experts, and ", routing.per_token, " of them in ", routing.top_groups, " groups")));
+  }
+}
+
 void ReadArchitecture(Fields& fields, ModelConfig& config) {
   const ModelFacts& facts = config.facts;
   const bool is_oss = facts.family == "gpt_oss";
@@ -193,12 +227,8 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
   if (facts.latent) {
     config.rotary.interleaved = true;
     config.attention_scale = static_cast<float>(LatentScale(fields, *facts.latent));
-    fields.Word("topk_method", {"greedy"});
-    config.routed_scale = static_cast<float>(fields.Number("routed_scaling_factor", 0, 1e6, 1));
-    config.first_expert_layer =
-        static_cast<int64_t>(fields.Number("first_k_dense_replace", 0, kMaxLayers, 0));
-    config.expert_layer_step = static_cast<int64_t>(fields.Number("moe_layer_freq", 1, kMaxLayers, 1));
   }
+  if (facts.experts) ReadRouting(fields, config);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "examples/engine/math.h"
+#include "examples/engine/routing.h"
 #include "kvblocks/model_facts.h"
 
 namespace kvblocks::engine {
@@ -30,7 +31,7 @@ struct ModelConfig {
   Rotary window_rotary;  // of layers with a window
   // Layers with experts: from this one on, every `expert_layer_step`th.
   int64_t first_expert_layer = 0, expert_layer_step = 1;
-  float routed_scale = 1;  // of the experts' sum
+  Routing routing;
 
   bool has_experts(int64_t layer) const {
     return facts.experts && layer >= first_expert_layer && layer % expert_layer_step == 0;

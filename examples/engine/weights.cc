@@ -105,6 +105,9 @@ void Reader::ReadLatent(const std::string& name, LayerWeights& layer) {
 void Reader::ReadExperts(const std::string& name, LayerWeights& layer) {
   const ExpertFacts& experts = *facts_.experts;
   layer.router = Matrix(name + ".gate", facts_.hidden_size, experts.num_experts);
+  if (config_.routing.scores == Routing::Scores::kSigmoid) {
+    layer.router_bias = Floats(name + ".gate.e_score_correction_bias", {experts.num_experts});
+  }
   for (int64_t e = 0; e < experts.num_experts && status_.ok(); ++e) {
     layer.experts.push_back(
         ReadMlp(absl::StrCat(name, ".experts.", e), experts.intermediate_size));

@@ -39,6 +39,7 @@ struct LayerWeights {
   std::vector<float> sinks;
   Mlp mlp;  // of a dense layer, or the experts that all tokens take
   Linear router;
+  std::vector<float> router_bias;  // of the choice alone; or empty
   std::vector<Mlp> experts;
 };
 
