@@ -58,6 +58,7 @@ struct Settings {
   PlanOptions plan = {.num_blocks_override = 2000};
   sim::SchedulerOptions scheduler;
   bool caching = true;
+  bool quantised_index = false;  // of DeepSeek V3.2: rows as engines store them, in 8 bits
   int64_t concurrency = 0;
   RunnerOptions runner;
 
@@ -92,8 +93,14 @@ std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden) {
 absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
                                 std::unique_ptr<sim::TraceReader> trace,
                                 const std::vector<sim::EngineObserver*>& observers = {}) {
-  const auto caches = LayerCaches(model.config().facts, settings.caches);
+  auto caches = LayerCaches(model.config().facts, settings.caches);
   if (!caches.ok()) return caches.status();
+  for (LayerCache& cache : *caches) {
+    if (!cache.name.ends_with(".indexer") || settings.quantised_index) continue;
+    cache.spec = *MlaAttentionSpec::Create({.block_size = cache.spec.block_size(),
+                                            .head_size = model.config().facts.indexer->head_dim,
+                                            .dtype = DataType::kFloat32});
+  }
   sim::SimulationConfig config;
   config.scheduler = settings.scheduler;
   config.manager.max_model_len = 256;
@@ -302,7 +309,7 @@ TEST_P(EngineTest, RefusesTokensThatTheModelLacks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Values("llama", "qwen3", "gemma3", "gemma2", "gpt_oss",
-                                           "deepseek_v2_lite", "deepseek_v3"),
+                                           "deepseek_v2_lite", "deepseek_v3", "deepseek_v32"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

@@ -40,11 +40,26 @@ void RmsNorm(absl::Span<const float> weight, float eps, absl::Span<float> x) {
   }
 }
 
+void LayerNorm(absl::Span<const float> weight, absl::Span<const float> bias, float eps,
+               absl::Span<float> x) {
+  for (size_t row = 0; row < x.size(); row += weight.size()) {
+    const absl::Span<float> values = x.subspan(row, weight.size());
+    const auto count = static_cast<double>(values.size());
+    double sum = 0, squares = 0;
+    for (const float value : values) sum += value;
+    for (const float value : values) squares += (value - sum / count) * (value - sum / count);
+    const double factor = 1 / std::sqrt(squares / count + eps);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>((values[i] - sum / count) * factor) * weight[i] + bias[i];
+    }
+  }
+}
+
 void Rotary::Rotate(absl::Span<const int32_t> positions, int64_t heads, int64_t head_size,
-                    absl::Span<float> x) const {
+                    int64_t first, absl::Span<float> x) const {
   const size_t n = frequencies.size();
   std::vector<float> cosines(n), sines(n);
-  float* head = x.data() + head_size - static_cast<int64_t>(2 * n);
+  float* head = x.data() + first;
   for (const int32_t position : positions) {
     for (size_t i = 0; i < n; ++i) {
       const float angle = static_cast<float>(position) * frequencies[i];

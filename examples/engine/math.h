@@ -35,14 +35,18 @@ void Multiply(const float* a, int64_t a_stride, const float* b, bool transposed,
 // Each `weight.size()` values of x over their root mean square, times weight; in place.
 void RmsNorm(absl::Span<const float> weight, float eps, absl::Span<float> x);
 
-// Rotary embedding of the last 2 * frequencies.size() values of each head; in place.
+// Each `weight.size()` values of x, less their mean, over their deviation, times weight plus bias.
+void LayerNorm(absl::Span<const float> weight, absl::Span<const float> bias, float eps,
+               absl::Span<float> x);
+
+// Rotary embedding of 2 * frequencies.size() values of each head; in place.
 struct Rotary {
   std::vector<float> frequencies = {};  // radians per position
   float scale = 1;                      // of cosine and sine
   bool interleaved = false;             // pairs are neighbours; else halves
 
-  // x [tokens, heads, head_size].
-  void Rotate(absl::Span<const int32_t> positions, int64_t heads, int64_t head_size,
+  // x [tokens, heads, head_size]; the values are those from `first` on.
+  void Rotate(absl::Span<const int32_t> positions, int64_t heads, int64_t head_size, int64_t first,
               absl::Span<float> x) const;
 };
 

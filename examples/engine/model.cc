@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "examples/engine/safetensors.h"
+#include "kvblocks/attention_layer.h"
 #include "kvblocks/tensor_view.h"
 
 namespace kvblocks::engine {
@@ -48,6 +49,11 @@ attention::LayerConfig Model::AttentionOf(int64_t layer) const {
     config.head_size = facts.latent->qk_nope_head_dim + facts.latent->qk_rope_head_dim;
     config.latent_rank = facts.latent->kv_lora_rank;
     config.rotary_dim = facts.latent->qk_rope_head_dim;
+    if (facts.indexer) {
+      config.sparse = {.topk = facts.indexer->top_k,
+                       .index_heads = facts.indexer->num_heads,
+                       .index_dim = facts.indexer->head_dim};
+    }
   } else {
     config.num_kv_heads = facts.num_kv_heads;
     config.head_size = facts.head_size;
@@ -86,8 +92,8 @@ absl::StatusOr<std::vector<float>> Model::Attention(int64_t layer, const Step& s
   }
   const bool is_window = facts.layer_pattern[Size(layer)] == 'S';
   const Rotary& rotary = is_window ? config_.window_rotary : config_.rotary;
-  rotary.Rotate(step.positions, facts.num_heads, facts.head_size, absl::MakeSpan(q));
-  rotary.Rotate(step.positions, facts.num_kv_heads, facts.head_size, absl::MakeSpan(k));
+  rotary.Rotate(step.positions, facts.num_heads, facts.head_size, 0, absl::MakeSpan(q));
+  rotary.Rotate(step.positions, facts.num_kv_heads, facts.head_size, 0, absl::MakeSpan(k));
   std::vector<float> out(q.size());
   const auto tokens = static_cast<int64_t>(step.tokens.size());
   KVBLOCKS_RETURN_IF_ERROR(
@@ -111,11 +117,12 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
   const int64_t size = plain + rotated, row = rank + rotated;
   const auto tokens = static_cast<int64_t>(step.tokens.size());
 
-  std::vector<float> q = weights.latent.q_down.absent()
-                             ? Apply(weights.q, x)
-                             : Apply(weights.q, Normed(Apply(weights.latent.q_down, x),
-                                                       weights.latent.q_norm, kRowEps));
-  config_.rotary.Rotate(step.positions, heads, size, absl::MakeSpan(q));
+  const std::vector<float> queries =
+      weights.latent.q_down.absent()
+          ? x
+          : Normed(Apply(weights.latent.q_down, x), weights.latent.q_norm, kRowEps);
+  std::vector<float> q = Apply(weights.q, queries);
+  config_.rotary.Rotate(step.positions, heads, size, plain, absl::MakeSpan(q));
   const std::vector<float> down = Apply(weights.latent.kv_down, x);
   std::vector<float> rows(Size(tokens * rank)), keys(Size(tokens * rotated));
   for (int64_t t = 0; t < tokens; ++t) {
@@ -124,7 +131,7 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
     std::copy(from + rank, from + row, keys.data() + t * rotated);
   }
   RmsNorm(weights.latent.row_norm, kRowEps, absl::MakeSpan(rows));
-  config_.rotary.Rotate(step.positions, 1, rotated, absl::MakeSpan(keys));
+  config_.rotary.Rotate(step.positions, 1, rotated, 0, absl::MakeSpan(keys));
 
   std::vector<float> absorbed(Size(tokens * heads * row)), mixed(Size(tokens * heads * rank));
   for (int64_t h = 0; h < heads; ++h) {
@@ -134,11 +141,21 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
   for (int64_t i = 0; i < tokens * heads; ++i) {
     std::copy_n(q.data() + i * size + plain, rotated, absorbed.data() + i * row + rank);
   }
-  KVBLOCKS_RETURN_IF_ERROR(
-      attend(layer, {.q = ViewOf(absl::MakeConstSpan(absorbed), {tokens, heads, row}),
-                     .k = ViewOf(absl::MakeConstSpan(rows), {tokens, rank}),
-                     .v = ViewOf(absl::MakeConstSpan(keys), {tokens, rotated}),
-                     .out = ViewOf(absl::MakeSpan(mixed), {tokens, heads, rank})}));
+  attention::LayerTensors tensors{.q = ViewOf(absl::MakeConstSpan(absorbed), {tokens, heads, row}),
+                                  .k = ViewOf(absl::MakeConstSpan(rows), {tokens, rank}),
+                                  .v = ViewOf(absl::MakeConstSpan(keys), {tokens, rotated}),
+                                  .out = ViewOf(absl::MakeSpan(mixed), {tokens, heads, rank})};
+  Index index;
+  attention::SparseTensors sparse;
+  if (config_.facts.indexer) {
+    index = MakeIndex(weights.latent.indexer, step, x, queries);
+    const int64_t n = config_.facts.indexer->num_heads, dim = config_.facts.indexer->head_dim;
+    sparse.index_q = ViewOf(absl::MakeConstSpan(index.q), {tokens, n, dim});
+    sparse.index_k = ViewOf(absl::MakeConstSpan(index.k), {tokens, dim});
+    sparse.index_weights = ViewOf(absl::MakeConstSpan(index.weights), {tokens, n});
+    tensors.sparse = &sparse;
+  }
+  KVBLOCKS_RETURN_IF_ERROR(attend(layer, tensors));
   const int64_t values = latent.v_head_dim;
   std::vector<float> out(Size(tokens * heads * values));
   for (int64_t h = 0; h < heads; ++h) {
@@ -146,6 +163,24 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
              true, out.data() + h * values, heads * values, tokens, rank, values);
   }
   return Apply(weights.o, out);
+}
+
+// What the indexer chooses rows by. It turns halves where attention turns pairs.
+Model::Index Model::MakeIndex(const IndexerWeights& weights, const Step& step,
+                              const std::vector<float>& x,
+                              const std::vector<float>& queries) const {
+  const IndexerFacts& facts = *config_.facts.indexer;
+  Rotary rotary = config_.rotary;
+  rotary.interleaved = false;
+  Index index{.q = Apply(weights.q, queries),
+              .k = Apply(weights.k, x),
+              .weights = Apply(weights.weights, x)};
+  LayerNorm(weights.norm, weights.norm_bias, 1e-6f, absl::MakeSpan(index.k));
+  rotary.Rotate(step.positions, facts.num_heads, facts.head_dim, 0, absl::MakeSpan(index.q));
+  rotary.Rotate(step.positions, 1, facts.head_dim, 0, absl::MakeSpan(index.k));
+  const float scale = 1 / std::sqrt(static_cast<float>(facts.num_heads * facts.head_dim));
+  for (float& weight : index.weights) weight *= scale;
+  return index;
 }
 
 std::vector<float> Model::Dense(const Mlp& mlp, absl::Span<const float> x) const {

@@ -60,6 +60,11 @@ class Model {
   absl::StatusOr<std::vector<float>> LatentAttention(int64_t layer, const Step& step,
                                                      const std::vector<float>& x,
                                                      Attend attend) const;
+  struct Index {
+    std::vector<float> q, k, weights;
+  };
+  Index MakeIndex(const IndexerWeights& weights, const Step& step, const std::vector<float>& x,
+                  const std::vector<float>& queries) const;
   std::vector<float> Dense(const Mlp& mlp, absl::Span<const float> x) const;
   std::vector<float> Feed(const LayerWeights& layer, const std::vector<float>& x) const;
 

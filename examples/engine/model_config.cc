@@ -20,8 +20,8 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr std::array kFamilies = {"llama",  "mistral", "qwen2",       "qwen3",      "gemma2",
-                                  "gemma3", "gpt_oss", "deepseek_v2", "deepseek_v3"};
+constexpr std::array kFamilies = {"llama",  "mistral", "qwen2",       "qwen3",       "gemma2",
+                                  "gemma3", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"};
 
 // One object of the configuration; null counts as absent, and the first problem stays.
 class Fields {

@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
                                        plan.groups.size(), runner->options_.kernel_blocks),
                                    .layout = runner->options_.kv_layout}));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
+  KVBLOCKS_RETURN_IF_ERROR(runner->AddSparseWork(config));
   KVBLOCKS_ASSIGN_OR_RETURN(
       runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
                             {.groups = runner->group_configs_,
@@ -47,6 +48,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
 }
 
 absl::Status ModelRunner::AddLayers() {
+  size_t num_caches = 0;
   for (int64_t i = 0; i < model_.config().facts.num_layers(); ++i) {
     const attention::LayerConfig config = model_.AttentionOf(i);
     const LayerMemory* const memory = memory_->Find(config.name + ".attn");
@@ -61,18 +63,57 @@ absl::Status ModelRunner::AddLayers() {
       layer.cache = memory->cache;
     }
     KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CpuBackend().MakeImpl(config));
-    KVBLOCKS_ASSIGN_OR_RETURN(layer.metadata, MetadataOf(*memory));
+    layer.metadata = MetadataOf(*memory);
+    ++num_caches;
+    if (!config.sparse.enabled()) continue;
+    const LayerMemory* const index = memory_->Find(config.name + ".indexer");
+    // Slots that the indexer chooses are read in the layer's cache.
+    if (index == nullptr || MetadataOf(*index) != layer.metadata) {
+      return absl::UnimplementedError(absl::StrCat(
+          config.name, ": its indexer's cache is not planned, or its blocks have other numbers than "
+          "the layer's; use the uniform layout"));
+    }
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.index_cache, IndexCacheOf(*index, config.sparse.index_dim));
+    ++num_caches;
   }
-  if (static_cast<size_t>(layers_.size()) != memory_->layers().size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the plan has ", memory_->layers().size(), " caches, expected one for each of ",
-                     layers_.size(), " layers"));
+  if (num_caches != memory_->layers().size()) {
+    return absl::InvalidArgumentError(absl::StrCat("the plan has ", memory_->layers().size(),
+                                                   " caches, of which the model's layers read ",
+                                                   num_caches));
   }
   return absl::OkStatus();
 }
 
+// Rows of values, or, as engines store them, of codes with a scale each behind those of the block.
+absl::StatusOr<attention::IndexCacheView> ModelRunner::IndexCacheOf(const LayerMemory& layer,
+                                                                    int64_t dim) {
+  if (layer.rows.absent()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the cache ", layer.name, " has no rows of one vector each"));
+  }
+  if (layer.rows.dtype != attention::DType::kU8) return attention::IndexCacheView(layer.rows);
+  const int64_t rows = layer.rows.extent[1];
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const auto blocks,
+      layer.placed.pages.Slice(1, 0, attention::IndexBlockBytes(rows, dim)));
+  return attention::IndexCacheView(blocks, rows);
+}
+
+absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
+  const attention::LayerConfig& layer = layers_.front().impl->config();
+  if (!layer.sparse.enabled()) return absl::OkStatus();
+  const attention::SparseWorkBounds bounds{
+      .max_tokens = config.scheduler.max_num_batched_tokens,
+      .max_seq_len = config.manager.max_model_len};
+  work_memory_.resize(static_cast<size_t>(attention::SparseWorkBytes(layer, bounds)));
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      work_, attention::MakeSparseWork(
+                 layer, bounds, attention::ViewOf(absl::MakeSpan(work_memory_))));
+  return absl::OkStatus();
+}
+
 // Layers of one group whose blocks have the same numbers share their metadata.
-absl::StatusOr<int> ModelRunner::MetadataOf(const LayerMemory& layer) {
+int ModelRunner::MetadataOf(const LayerMemory& layer) {
   const KvGroupConfig config = memory_->KvGroupOf(layer);
   for (size_t i = 0; i < groups_.size(); ++i) {
     const KvGroupConfig& other = group_configs_[i];
@@ -142,6 +183,13 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     attention::LayerTensors paged = tensors;
     paged.cache = layer.cache;
+    attention::SparseTensors sparse;
+    if (tensors.sparse != nullptr) {
+      sparse = *tensors.sparse;
+      sparse.index_cache = layer.index_cache;
+      sparse.work = work_;
+      paged.sparse = &sparse;
+    }
     return layer.impl->Forward(context, paged, &builder_->metadata(layer.metadata));
   };
   KVBLOCKS_ASSIGN_OR_RETURN(

@@ -16,6 +16,7 @@
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_MODEL_RUNNER_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_MODEL_RUNNER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,12 +71,15 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
   struct Layer {
     std::unique_ptr<attention::AttentionImpl> impl;
     attention::KvCacheView cache;
+    attention::IndexCacheView index_cache;  // of sparse layers
     int metadata = 0;  // which of the builder's
   };
 
   ModelRunner(const Model& model, RunnerOptions options);
   absl::Status AddLayers();
-  absl::StatusOr<int> MetadataOf(const LayerMemory& layer);
+  absl::StatusOr<attention::IndexCacheView> IndexCacheOf(const LayerMemory& layer, int64_t dim);
+  absl::Status AddSparseWork(const sim::SimulationConfig& config);
+  int MetadataOf(const LayerMemory& layer);
   absl::Status Build(const sim::StepRecord& step);
   absl::Status Run(const sim::StepRecord& step);
   void Sample(sim::SimRequest& request, int64_t index, absl::Span<const float> logits);
@@ -86,6 +90,8 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
   std::mt19937_64 random_;
   std::optional<PlannedMemory> memory_;
   std::vector<Layer> layers_;  // of the model
+  std::vector<std::byte> work_memory_;
+  attention::SparseWork work_;  // of all sparse layers
   std::vector<int> groups_;    // the manager's group of each metadata
   std::vector<attention::KvGroupConfig> group_configs_;  // likewise
   std::optional<attention::AttentionMetadataBuilder> builder_;

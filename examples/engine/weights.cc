@@ -91,6 +91,16 @@ void Reader::ReadLatent(const std::string& name, LayerWeights& layer) {
       Matrix(name + ".kv_a_proj_with_mqa", hidden, rank + latent.qk_rope_head_dim);
   layer.latent.row_norm = Norm(name + ".kv_a_layernorm", rank);
   layer.o = Matrix(name + ".o_proj", heads * values, hidden);
+  if (facts_.indexer) {
+    const IndexerFacts& index = *facts_.indexer;
+    const std::string own = name + ".indexer";
+    layer.latent.indexer = {
+        .q = Matrix(own + ".wq_b", latent.q_lora_rank, index.num_heads * index.head_dim),
+        .k = Matrix(own + ".wk", hidden, index.head_dim),
+        .weights = Matrix(own + ".weights_proj", hidden, index.num_heads),
+        .norm = Floats(own + ".k_norm.weight", {index.head_dim}),
+        .norm_bias = Floats(own + ".k_norm.bias", {index.head_dim})};
+  }
   const Linear up = Matrix(name + ".kv_b_proj", rank, heads * (plain + values));
   if (up.absent()) return;
   auto row = up.weight.begin();

@@ -20,6 +20,12 @@ struct Mlp {
   Linear gate, up, down;
 };
 
+// DeepSeek V3.2's indexer, which chooses the rows that a query reads.
+struct IndexerWeights {
+  Linear q, k, weights;
+  std::vector<float> norm, norm_bias;  // of keys
+};
+
 // H heads, N and P values of a head without and with position, R of a latent row, V of a value.
 struct LatentWeights {
   Linear q_down;  // absent: `LayerWeights::q` takes the layer's input
@@ -28,6 +34,7 @@ struct LatentWeights {
   std::vector<float> row_norm;   // of R
   std::vector<float> keys;       // [H, N, R]: of a head's query to one of latent rows
   std::vector<float> values;     // [H, V, R]: of latent rows to a head's output
+  IndexerWeights indexer;        // or absent
 };
 
 struct LayerWeights {
