@@ -289,7 +289,8 @@ TEST_P(EngineTest, SamplesBySeed) {
     settings.runner.temperature = temperature;
     settings.runner.seed = seed;
     std::vector<std::vector<uint32_t>> tokens;
-    for (const auto& request : TryServe(model_, settings, TraceOf(golden_))->requests) {
+    const Served served = TryServe(model_, settings, TraceOf(golden_)).value();
+    for (const sim::TraceRequest& request : served.requests) {
       tokens.push_back(request.output_ids);
     }
     return tokens;
