@@ -57,6 +57,7 @@ struct Settings {
   LayerCacheOptions caches = {.block_size = 16, .model_dtype = DataType::kFloat32};
   PlanOptions plan = {.num_blocks_override = 2000};
   sim::SchedulerOptions scheduler;
+  const char* engine = "vllm-0.33";
   bool caching = true;
   bool quantised_index = false;  // of DeepSeek V3.2: rows as engines store them, in 8 bits
   int64_t concurrency = 0;
@@ -70,8 +71,8 @@ struct Settings {
 
 struct Outcome {
   Served served;
-  double max_error = 0;        // of logits behind the prompt and of the last token
-  double max_first_error = 0;  // of those behind the prompt alone
+  double max_error = 0;  // of logits behind the prompt and of the last token
+  double rms_error = 0;  // of those behind the prompts alone, as a share of the logits'
   int64_t num_wrong_tokens = 0;
 };
 
@@ -103,7 +104,9 @@ absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
   }
   sim::SimulationConfig config;
   config.scheduler = settings.scheduler;
-  config.manager.max_model_len = 256;
+  const absl::Status preset = sim::ApplyEnginePreset(settings.engine, &config);
+  if (!preset.ok()) return preset;
+  config.manager.max_model_len = 160;
   config.manager.enable_caching = settings.caching;
   config.concurrency = settings.concurrency;
   config.check_invariants = true;
@@ -125,6 +128,7 @@ class EngineTest : public ::testing::TestWithParam<const char*> {
   Outcome Run(Settings settings) {
     Outcome outcome;
     const auto vocabulary = static_cast<size_t>(model_.config().facts.vocab_size);
+    double squares = 0, error_squares = 0;
     settings.runner.on_logits = [&](const sim::SimRequest& request, int64_t index,
                                     absl::Span<const float> logits) {
       if (index != 0 && index != kOutputs - 1) return;
@@ -133,13 +137,14 @@ class EngineTest : public ::testing::TestWithParam<const char*> {
         const double error = std::abs(
             logits[i] - expected[static_cast<size_t>(request.spec.row) * vocabulary + i]);
         outcome.max_error = std::max(outcome.max_error, error);
-        if (index == 0) outcome.max_first_error = std::max(outcome.max_first_error, error);
+        if (index == 0) squares += double{logits[i]} * logits[i], error_squares += error * error;
       }
     };
     auto served = TryServe(model_, settings, TraceOf(golden_));
     EXPECT_TRUE(served.ok()) << served.status();
     if (!served.ok()) return outcome;
     outcome.served = *std::move(served);
+    outcome.rms_error = std::sqrt(error_squares / squares);
     EXPECT_EQ(outcome.served.result.num_finished, kRequests);
     for (const sim::TraceRequest& request : outcome.served.requests) {
       const auto& expected = golden_.tokens[static_cast<size_t>(request.row)];
@@ -199,12 +204,10 @@ TEST_P(EngineTest, PreemptedAndResumed) {
   Settings settings;
   settings.caches.block_size = 4;
   // Enough for the longest request, and hardly for two of them.
-  const auto groups = static_cast<int64_t>(
-      std::count(model_.config().facts.layer_pattern.begin(),
-                 model_.config().facts.layer_pattern.end(), 'S') > 0 ? 2 : 1);
-  settings.plan.num_blocks_override = groups * 60;
+  const bool has_windows = model_.config().facts.has(LayerKind::kSliding);
+  settings.plan.num_blocks_override = has_windows ? 100 : 60;
   const Outcome outcome = ExpectGolden(settings);
-  EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 5);
+  EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 3);
   EXPECT_GT(outcome.served.result.scheduler.num_recomputed, 0);
   EXPECT_GT(outcome.served.result.prefix_cache.hits, 100);
 }
@@ -215,6 +218,10 @@ TEST_P(EngineTest, EveryLayout) {
     for (const KvLayout kv_layout : {KvLayout::kNhd, KvLayout::kHnd}) {
       if (is_latent && kv_layout == KvLayout::kHnd) continue;  // rows have no heads
       for (const int64_t kernel_blocks : {1, 2}) {
+        // Pages of an indexer and its layer are of two sizes, and their halves have other numbers.
+        if (model_.config().facts.indexer && layout == PoolLayout::kNative && kernel_blocks > 1) {
+          continue;
+        }
         SCOPED_TRACE(absl::StrCat(std::string(LayoutName(layout)), ", ",
                                   attention::Name(kv_layout), ", ", kernel_blocks));
         Settings settings;
@@ -233,21 +240,28 @@ TEST_P(EngineTest, EveryLayout) {
 }
 
 // Rows of fewer bits: logits behind the prompts, whose tokens are the same, are near the
-// reference's.
+// reference's. That of a wrong cache would be about as far from it as another prompt's, 1.4. Where a
+// router or an indexer chooses, a few tokens get other experts or rows, and are far off.
 TEST_P(EngineTest, QuantisedCachesWithinTheirBounds) {
+  const ModelFacts& facts = model_.config().facts;
+  const bool is_latent = facts.latent.has_value(), chooses = facts.experts.has_value();
   struct {
     const char* dtype;
     double bound;
-  } const formats[] = {{"bfloat16", 0.02}, {"fp8", 0.2}, {"fp8_per_token_head", 0.2}};
+  } const formats[] = {{"bfloat16", chooses ? 0.1 : 0.01},
+                       {"fp8", chooses ? 0.35 : 0.15},
+                       {"fp8_per_token_head", chooses ? 0.35 : 0.15}};
   for (const auto& format : formats) {
-    if (model_.config().facts.latent && std::string(format.dtype) == "fp8_per_token_head") continue;
+    if (is_latent && std::string(format.dtype) == "fp8_per_token_head") continue;
+    // Of V3.2 it is DeepSeek's own format, for rows of 576 values.
+    if (facts.indexer && std::string(format.dtype) == "fp8") continue;
     SCOPED_TRACE(format.dtype);
     Settings settings;
     settings.caches.cache_dtype = format.dtype;
     const Outcome outcome = Run(settings);
-    RecordProperty(format.dtype, absl::StrCat(outcome.max_first_error));
-    EXPECT_LT(outcome.max_first_error, format.bound);
-    EXPECT_GT(outcome.max_first_error, kTolerance);  // else it stored something else
+    RecordProperty(format.dtype, absl::StrCat(outcome.rms_error));
+    EXPECT_LT(outcome.rms_error, format.bound);
+    EXPECT_GT(outcome.max_error, kTolerance);  // else it stored something else
   }
 }
 
@@ -275,6 +289,7 @@ TEST_P(EngineTest, OutputsAreHit) {
   }
   Settings settings;
   settings.caches.block_size = 4;
+  settings.engine = "vllm-0.25";  // which keeps windows for reuse not at the end of prompts alone
   const auto served = TryServe(model_, settings,
                                std::make_unique<sim::VectorTraceReader>(info, requests), {&hits});
   ASSERT_TRUE(served.ok()) << served.status();
