@@ -13,7 +13,7 @@ checks=0
 check() {  # MODEL NAME OPTION...
   local model=$models/$1/config.json name=$out/$1.$2
   shift 2
-  local options=(--model="$model" --block-size=4 --max-model-len=256 "$@")
+  local options=(--model="$model" --block-size=4 --max-model-len=160 "$@")
   "$engine" serve "$prompts" "${options[@]}" --threads=1 --answers="$name.jsonl" \
     --steps="$name.steps.csv" --step-requests --json-file="$name.json" --quiet
   "$kvsim" replay "$name.jsonl" "${options[@]}" --time=recorded --step-times="$name.steps.csv" \
@@ -30,7 +30,7 @@ column() {  # FILE NAME: its sum
 for model in llama gemma3 gpt_oss deepseek_v2_lite; do
   check "$model" plain --num-blocks=2000 --no-async
   check "$model" async --num-blocks=2000 --max-num-batched-tokens=64 --max-num-seqs=16
-  check "$model" small --num-blocks=100 --no-async --max-num-seqs=8 --kv-cache-dtype=float32
+  check "$model" small --num-blocks=72 --no-async --speedup=1000 --kv-cache-dtype=float32
   [ "$(column "$out/$model.small.steps.csv" preempted)" -gt 0 ]
   [ "$(column "$out/$model.small.steps.csv" hit_tokens)" -gt 0 ]
 done

@@ -205,9 +205,9 @@ TEST_P(EngineTest, PreemptedAndResumed) {
   settings.caches.block_size = 4;
   // Enough for the longest request, and hardly for two of them.
   const bool has_windows = model_.config().facts.has(LayerKind::kSliding);
-  settings.plan.num_blocks_override = has_windows ? 100 : 60;
+  settings.plan.num_blocks_override = has_windows ? 84 : 60;
   const Outcome outcome = ExpectGolden(settings);
-  EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 3);
+  EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 0);
   EXPECT_GT(outcome.served.result.scheduler.num_recomputed, 0);
   EXPECT_GT(outcome.served.result.prefix_cache.hits, 100);
 }
