@@ -130,23 +130,11 @@ void Reader::ReadExperts(const std::string& name, LayerWeights& layer) {
 std::vector<float> Reader::FusedWeights(const std::string& name, int64_t in, int64_t out) {
   const int64_t experts = facts_.experts->num_experts;
   if (!tensors_.Has(name + "_blocks")) return Floats(name, {experts, in, out});
-  // MXFP4: 32 values along `in` are 16 bytes, the low half first, times a power of two.
-  constexpr std::array<float, 8> kValues = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   const auto blocks = tensors_.Bytes(name + "_blocks", {experts, out, in / 32, 16});
   const auto scales = tensors_.Bytes(name + "_scales", {experts, out, in / 32});
   for (const auto& status : {blocks.status(), scales.status()}) status_.Update(status);
   if (!status_.ok()) return {};
-  std::vector<float> weights(static_cast<size_t>(experts * in * out));
-  for (size_t byte = 0; byte < blocks->size(); ++byte) {
-    const float scale = std::ldexp(1.0f, (*scales)[byte / 16] - 127);
-    const auto row = static_cast<int64_t>(byte) * 2 / in, column = static_cast<int64_t>(byte) * 2 % in;
-    for (int64_t half = 0; half < 2; ++half) {
-      const int code = (*blocks)[byte] >> (4 * half) & 15;
-      const float value = (code & 8 ? -scale : scale) * kValues[static_cast<size_t>(code & 7)];
-      weights[static_cast<size_t>((row / out * in + column + half) * out + row % out)] = value;
-    }
-  }
-  return weights;
+  return DequantiseMxfp4(*blocks, *scales, in, out);
 }
 
 // gpt-oss: all experts in one tensor, [in, out] each, columns of gate and up by turns.
@@ -206,6 +194,20 @@ LayerWeights Reader::ReadLayer(int64_t index) {
 }
 
 }  // namespace
+
+std::vector<float> DequantiseMxfp4(absl::Span<const uint8_t> blocks,
+                                   absl::Span<const uint8_t> scales, int64_t in, int64_t out) {
+  constexpr std::array<float, 8> kValues = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  std::vector<float> weights(2 * blocks.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const int code = blocks[i / 2] >> (i % 2 * 4) & 15;
+    const float scale = std::ldexp(code & 8 ? -1.0f : 1.0f, scales[i / 32] - 127);
+    const auto row = static_cast<int64_t>(i) / in, column = static_cast<int64_t>(i) % in;
+    weights[static_cast<size_t>((row / out * in + column) * out + row % out)] =
+        scale * kValues[static_cast<size_t>(code & 7)];
+  }
+  return weights;
+}
 
 absl::StatusOr<Weights> ReadWeights(const Safetensors& tensors, const ModelConfig& config) {
   const ModelFacts& facts = config.facts;

@@ -7,9 +7,11 @@
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_WEIGHTS_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_WEIGHTS_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "examples/engine/math.h"
 #include "examples/engine/model_config.h"
 #include "examples/engine/safetensors.h"
@@ -58,6 +60,11 @@ struct Weights {
 };
 
 absl::StatusOr<Weights> ReadWeights(const Safetensors& tensors, const ModelConfig& config);
+
+// MXFP4, as gpt-oss is published: rows of `in` values, two codes a byte, the low half first, and a
+// power of two per 32 values; [experts, out, in] -> [experts, in, out].
+std::vector<float> DequantiseMxfp4(absl::Span<const uint8_t> blocks,
+                                   absl::Span<const uint8_t> scales, int64_t in, int64_t out);
 
 }  // namespace kvblocks::engine
 
