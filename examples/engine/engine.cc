@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "examples/engine/host_tiers.h"
 
 namespace kvblocks::engine {
 namespace {
@@ -66,7 +68,8 @@ class Collector final : public sim::EngineObserver {
 
 absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::SimulationConfig config,
                              std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
-                             const std::vector<sim::EngineObserver*>& observers) {
+                             const std::vector<sim::EngineObserver*>& observers,
+                             sim::TierConnector* tiers) {
   if (trace->info().block_tokens != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the trace's ids stand for ", trace->info().block_tokens,
@@ -80,8 +83,22 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
   Collector collector;
   std::vector<sim::EngineObserver*> all = {runner.get(), &collector};
   all.insert(all.end(), observers.begin(), observers.end());
+  // First, so that the others can ask it what it found.
+  if (tiers != nullptr) all.insert(all.begin(), tiers);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto simulation,
                             sim::Simulation::Create(config, reader.get(), runner.get(), all));
+  std::optional<HostTiers> host;
+  if (tiers != nullptr) {
+    if (tiers->NeedsEvents()) {
+      return absl::InvalidArgumentError(
+          "tiers that take what the device evicts: it is known when its block has been written "
+          "anew; expected another store");
+    }
+    KVBLOCKS_RETURN_IF_ERROR(tiers->Attach(simulation->manager()));
+    simulation->set_connector(tiers);
+    KVBLOCKS_ASSIGN_OR_RETURN(host, HostTiers::Create(*tiers, plan, runner->memory()));
+    tiers->set_on_copies([&](absl::Span<const sim::KvCopy> copies) { host->Copy(copies); });
+  }
   const absl::Status status = simulation->Run();
   if (!runner->status().ok()) return runner->status();
   if (!status.ok()) return status;

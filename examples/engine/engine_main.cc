@@ -27,6 +27,7 @@
 #include "sim/commands/report_output.h"
 #include "sim/report/human_table.h"
 #include "sim/report/metrics.h"
+#include "sim/report/tier_section.h"
 #include "sim/trace/byte_sink.h"
 #include "sim/trace/convert.h"
 
@@ -117,9 +118,16 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
     return absl::InvalidArgumentError(
         "--num-blocks: got 0, expected the size of a pool in this machine's memory, or --kv-memory");
   }
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto setup, sim::MakeReplaySetup(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, sim::MakeReplaySetup(config));
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
-  KVBLOCKS_RETURN_IF_ERROR(sim::RefuseTiers(setup));
+  if (setup.tiers) {
+    if (setup.tiers->load_if_faster) {
+      return absl::InvalidArgumentError(
+          "--load-if: got faster, expected always: what computing would take is not known here");
+    }
+    setup.tiers->step_time = nullptr;
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, sim::MakeTiers(setup));
   KVBLOCKS_RETURN_IF_ERROR(output_.Check({}));
   KVBLOCKS_RETURN_IF_ERROR(exports_.Check());
   KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, sim::FindModelOnDevice(setup.config));
@@ -139,12 +147,13 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
                                   {.threads = static_cast<int>(threads_),
                                    .temperature = static_cast<float>(temperature_),
                                    .seed = static_cast<uint64_t>(seed_)},
-                                  observers));
+                                  observers, tiers.get()));
   KVBLOCKS_RETURN_IF_ERROR(exports_.Close());
   KVBLOCKS_RETURN_IF_ERROR(WriteAnswers(served));
   KVBLOCKS_RETURN_IF_ERROR(sim::CheckSomethingRan(served.result, config, setup));
   ::kvblocks::report::v1::Report report;
   metrics.Fill(served.result, &report);
+  if (tiers != nullptr) sim::FillTiers(*tiers, report.mutable_tiers());
   sim::DescribeReplay(config, setup, *served.trace, &report);
   sim::PrintWarnings(*served.trace);
   return output_.Print("serve", report,

@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/planning.h"
 #include "sim/testing/replay.h"
+#include "sim/tiers/tier_text.h"
 
 namespace kvblocks::engine {
 namespace {
@@ -61,6 +62,8 @@ struct Settings {
   bool caching = true;
   bool quantised_index = false;  // of DeepSeek V3.2: rows as engines store them, in 8 bits
   int64_t concurrency = 0;
+  std::string tiers;  // as kvsim takes them; empty: none
+  sim::LoadMode load_mode = sim::LoadMode::kAsync;
   RunnerOptions runner;
 
   Settings() {
@@ -116,7 +119,16 @@ absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
   const PlanResult planned = MakePlan(*caches, settings.plan);
   if (!planned.ok()) return absl::InvalidArgumentError(planned.errors.front().message);
   settings.runner.threads = 1;
-  return Serve(model, *planned.plan, config, std::move(trace), settings.runner, observers);
+  std::unique_ptr<sim::TierConnector> tiers;
+  if (!settings.tiers.empty()) {
+    sim::TierConnector::Options options;
+    options.tiers = sim::ParseTiers(settings.tiers).value();
+    options.mode = settings.load_mode;
+    options.group_block_bytes.assign(planned.plan->groups.size(), 1024);
+    tiers = sim::TierConnector::Create(options).value();
+  }
+  return Serve(model, *planned.plan, config, std::move(trace), settings.runner, observers,
+               tiers.get());
 }
 
 class EngineTest : public ::testing::TestWithParam<const char*> {
@@ -210,6 +222,22 @@ TEST_P(EngineTest, PreemptedAndResumed) {
   EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 0);
   EXPECT_GT(outcome.served.result.scheduler.num_recomputed, 0);
   EXPECT_GT(outcome.served.result.prefix_cache.hits, 100);
+}
+
+// Blocks that the small pool has evicted come back from host memory.
+TEST_P(EngineTest, LoadedFromATierBehindThePool) {
+  for (const sim::LoadMode mode : {sim::LoadMode::kAsync, sim::LoadMode::kSync}) {
+    for (const bool async : {false, true}) {
+      Settings settings;
+      settings.caches.block_size = 4;
+      settings.plan.num_blocks_override = 120;
+      settings.scheduler.async = async;
+      settings.tiers = "host:2000chunks:read=1GB/s:chunk=2";
+      settings.load_mode = mode;
+      const Outcome outcome = ExpectGolden(settings);
+      EXPECT_GT(outcome.served.result.scheduler.num_external, 100);
+    }
+  }
 }
 
 TEST_P(EngineTest, EveryLayout) {

@@ -57,6 +57,8 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
                                                              RunnerOptions options);
 
   const absl::Status& status() const { return status_; }
+  // Of the cache, in the plan's tensors.
+  const PlannedMemory& memory() const { return *memory_; }
 
   void OnRunStart(const sim::RunInfo& info) override { manager_ = info.manager; }
   void OnStepScheduled(const sim::StepRecord& step) override;
