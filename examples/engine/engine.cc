@@ -77,8 +77,7 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
   }
   config.kv_cache = plan.config;
   config.progress_interval = 1;
-  auto reader =
-      std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size);
+  auto reader = std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
   Collector collector;
   std::vector<sim::EngineObserver*> all = {runner.get(), &collector};
@@ -102,9 +101,8 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
   const absl::Status status = simulation->Run();
   if (!runner->status().ok()) return runner->status();
   if (!status.ok()) return status;
-  return Served{.requests = collector.Sorted(),
-                .result = simulation->result(),
-                .trace = std::move(reader)};
+  return Served{
+      .requests = collector.Sorted(), .result = simulation->result(), .trace = std::move(reader)};
 }
 
 }  // namespace kvblocks::engine

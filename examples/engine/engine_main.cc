@@ -3,8 +3,8 @@
 //
 //   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl
 //
-// Prompts come as token ids, of any trace format that has them; so do the answers, which are a trace
-// again: the same requests, with the tokens of their outputs.
+// Prompts come as token ids, in any trace format that has them. The answers are a trace again: the
+// same requests, with the tokens of their outputs.
 
 #include <cstdint>
 #include <cstdio>
@@ -37,9 +37,8 @@ namespace {
 using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr const char* kFooter =
-    R"(The options are those of kvsim replay, and --kv-cache-dtype says what the cache holds: float32 is
-exact. Steps take what they take on this machine's processors; in between the clock jumps to the
-next arrival.
+    R"(The options are those of kvsim replay. --kv-cache-dtype=float32 makes the cache exact. Steps take
+what they take on this machine's processors; in between the clock jumps to the next arrival.
 
 Examples
   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl
@@ -116,7 +115,8 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   }
   if (config.num_blocks() == 0 && config.kv_memory() == 0) {
     return absl::InvalidArgumentError(
-        "--num-blocks: got 0, expected the size of a pool in this machine's memory, or --kv-memory");
+        "--num-blocks: got 0, expected the size of a pool in this machine's memory, or "
+        "--kv-memory");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(auto setup, sim::MakeReplaySetup(config));
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));

@@ -133,9 +133,7 @@ absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
 
 class EngineTest : public ::testing::TestWithParam<const char*> {
  protected:
-  static std::string Folder() {
-    return absl::StrCat("examples/engine/testdata/", GetParam());
-  }
+  static std::string Folder() { return absl::StrCat("examples/engine/testdata/", GetParam()); }
 
   Outcome Run(Settings settings) {
     Outcome outcome;
@@ -146,8 +144,8 @@ class EngineTest : public ::testing::TestWithParam<const char*> {
       if (index != 0 && index != kOutputs - 1) return;
       const auto& expected = index == 0 ? golden_.first_logits : golden_.last_logits;
       for (size_t i = 0; i < vocabulary; ++i) {
-        const double error = std::abs(
-            logits[i] - expected[static_cast<size_t>(request.spec.row) * vocabulary + i]);
+        const double error =
+            std::abs(logits[i] - expected[static_cast<size_t>(request.spec.row) * vocabulary + i]);
         outcome.max_error = std::max(outcome.max_error, error);
         if (index == 0) squares += double{logits[i]} * logits[i], error_squares += error * error;
       }
@@ -250,8 +248,8 @@ TEST_P(EngineTest, EveryLayout) {
         if (model_.config().facts.indexer && layout == PoolLayout::kNative && kernel_blocks > 1) {
           continue;
         }
-        SCOPED_TRACE(absl::StrCat(std::string(LayoutName(layout)), ", ",
-                                  attention::Name(kv_layout), ", ", kernel_blocks));
+        SCOPED_TRACE(absl::StrCat(std::string(LayoutName(layout)), ", ", attention::Name(kv_layout),
+                                  ", ", kernel_blocks));
         Settings settings;
         settings.plan.layout = layout;
         settings.runner.kv_layout = kv_layout;
@@ -268,8 +266,9 @@ TEST_P(EngineTest, EveryLayout) {
 }
 
 // Rows of fewer bits: logits behind the prompts, whose tokens are the same, are near the
-// reference's. That of a wrong cache would be about as far from it as another prompt's, 1.4. Where a
-// router or an indexer chooses, a few tokens get other experts or rows, and are far off.
+// reference's. Those of a wrong cache would be as far from it as another prompt's, 1.4 times their
+// size. Where a router or an indexer chooses, a few tokens get other experts or rows, and are far
+// off.
 TEST_P(EngineTest, QuantisedCachesWithinTheirBounds) {
   const ModelFacts& facts = model_.config().facts;
   const bool is_latent = facts.latent.has_value(), chooses = facts.experts.has_value();
@@ -291,6 +290,13 @@ TEST_P(EngineTest, QuantisedCachesWithinTheirBounds) {
     EXPECT_LT(outcome.rms_error, format.bound);
     EXPECT_GT(outcome.max_error, kTolerance);  // else it stored something else
   }
+  if (!facts.indexer) return;
+  Settings settings;
+  settings.quantised_index = true;
+  const Outcome outcome = Run(settings);
+  RecordProperty("index_rows", absl::StrCat(outcome.rms_error));
+  EXPECT_LT(outcome.rms_error, 0.35);
+  EXPECT_GT(outcome.max_error, kTolerance);
 }
 
 // What a request answered is found by one that continues it.
@@ -318,8 +324,8 @@ TEST_P(EngineTest, OutputsAreHit) {
   Settings settings;
   settings.caches.block_size = 4;
   settings.engine = "vllm-0.25";  // which keeps windows for reuse not at the end of prompts alone
-  const auto served = TryServe(model_, settings,
-                               std::make_unique<sim::VectorTraceReader>(info, requests), {&hits});
+  const auto served =
+      TryServe(model_, settings, std::make_unique<sim::VectorTraceReader>(info, requests), {&hits});
   ASSERT_TRUE(served.ok()) << served.status();
   EXPECT_EQ(served->requests[0].output_ids, golden_.tokens[0]);
   // All but the last token, in blocks of 4.
@@ -352,7 +358,8 @@ TEST_P(EngineTest, RefusesTokensThatTheModelLacks) {
       << served.status();
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Values("llama", "qwen3", "gemma3", "gemma2", "gpt_oss",
+INSTANTIATE_TEST_SUITE_P(Models, EngineTest,
+                         ::testing::Values("llama", "qwen3", "gemma3", "gemma2", "gpt_oss",
                                            "deepseek_v2_lite", "deepseek_v3", "deepseek_v32"),
                          [](const auto& param) { return std::string(param.param); });
 

@@ -21,25 +21,24 @@ absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, con
   const offload::OffloadManager& offload = tiers.offload();
   for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
     // Slot 0 is not used.
-    const int64_t blocks = (offload.tier(t).capacity().num_slots + 1) *
-                           offload.tier(t).options().blocks_per_chunk;
+    const int64_t blocks =
+        (offload.tier(t).capacity().num_slots + 1) * offload.tier(t).options().blocks_per_chunk;
     std::byte* data = nullptr;
     if (blocks <= MemoryLimit() / host.block_bytes_) {
       data = static_cast<std::byte*>(
           std::calloc(static_cast<size_t>(blocks), static_cast<size_t>(host.block_bytes_)));
     }
     if (data == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "tier ", t, ": no memory for ", blocks, " blocks of ", host.block_bytes_,
-          " bytes; make it smaller"));
+      return absl::ResourceExhaustedError(absl::StrCat("tier ", t, ": no memory for ", blocks,
+                                                       " blocks of ", host.block_bytes_,
+                                                       " bytes; make it smaller"));
     }
     host.slots_.emplace_back(data);
   }
   return host;
 }
 
-std::byte* HostTiers::At(offload::TierId tier, int64_t place, size_t tensor,
-                         int64_t offset) const {
+std::byte* HostTiers::At(offload::TierId tier, int64_t place, size_t tensor, int64_t offset) const {
   if (tier == offload::kDevice) {
     return tensors_[tensor].data + place * tensors_[tensor].block_bytes;
   }

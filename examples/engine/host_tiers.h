@@ -40,8 +40,8 @@ class HostTiers {
   };
   std::byte* At(offload::TierId tier, int64_t place, size_t tensor, int64_t offset) const;
 
-  std::vector<Tensor> tensors_;  // of the device
-  int64_t block_bytes_ = 0;      // of all of them
+  std::vector<Tensor> tensors_;                            // of the device
+  int64_t block_bytes_ = 0;                                // of all of them
   std::vector<std::unique_ptr<std::byte[], Free>> slots_;  // by tier
 };
 

@@ -89,8 +89,8 @@ void Gate(Activation activation, absl::Span<const float> up, absl::Span<float> g
         gate[i] = g * sigmoid(g) * up[i];
         break;
       case Activation::kGeluTanh:
-        gate[i] = 0.5f * g * (1 + std::tanh(kRootOfTwoOverPi * (g + 0.044715f * g * g * g))) *
-                  up[i];
+        gate[i] =
+            0.5f * g * (1 + std::tanh(kRootOfTwoOverPi * (g + 0.044715f * g * g * g))) * up[i];
         break;
       case Activation::kClampedSwiglu: {
         const float limited = std::min(g, kLimit);
@@ -115,9 +115,8 @@ void Softmax(absl::Span<float> x) {
 std::vector<int32_t> TopK(absl::Span<const float> x, int64_t count) {
   std::vector<int32_t> order(x.size());
   std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
-    return x[a] != x[b] ? x[a] > x[b] : a < b;
-  });
+  std::partial_sort(order.begin(), order.begin() + count, order.end(),
+                    [&](int32_t a, int32_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
   order.resize(static_cast<size_t>(count));
   return order;
 }

@@ -135,8 +135,8 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
 
   std::vector<float> absorbed(Size(tokens * heads * row)), mixed(Size(tokens * heads * rank));
   for (int64_t h = 0; h < heads; ++h) {
-    Multiply(q.data() + h * size, heads * size, weights.latent.keys.data() + h * plain * rank, false,
-             absorbed.data() + h * row, heads * row, tokens, plain, rank);
+    Multiply(q.data() + h * size, heads * size, weights.latent.keys.data() + h * plain * rank,
+             false, absorbed.data() + h * row, heads * row, tokens, plain, rank);
   }
   for (int64_t i = 0; i < tokens * heads; ++i) {
     std::copy_n(q.data() + i * size + plain, rotated, absorbed.data() + i * row + rank);
@@ -159,8 +159,9 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
   const int64_t values = latent.v_head_dim;
   std::vector<float> out(Size(tokens * heads * values));
   for (int64_t h = 0; h < heads; ++h) {
-    Multiply(mixed.data() + h * rank, heads * rank, weights.latent.values.data() + h * values * rank,
-             true, out.data() + h * values, heads * values, tokens, rank, values);
+    Multiply(mixed.data() + h * rank, heads * rank,
+             weights.latent.values.data() + h * values * rank, true, out.data() + h * values,
+             heads * values, tokens, rank, values);
   }
   return Apply(weights.o, out);
 }

@@ -20,8 +20,9 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr std::array kFamilies = {"llama",  "mistral", "qwen2",       "qwen3",       "gemma2",
-                                  "gemma3", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"};
+constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",   "qwen3",
+                                  "gemma2",      "gemma3",      "gpt_oss", "deepseek_v2",
+                                  "deepseek_v3", "deepseek_v32"};
 
 // One object of the configuration; null counts as absent, and the first problem stays.
 class Fields {
@@ -64,10 +65,10 @@ class Fields {
  private:
   void Refuse(std::string_view field, const std::string& expected) {
     dom::element element;
-    const std::string got = object_.at_key(field).get(element) ? "nothing"
-                                                               : simdjson::minify(element);
-    status_.Update(absl::InvalidArgumentError(absl::StrCat(
-        std::string(field), ": got ", got.substr(0, 60), ", expected ", expected)));
+    const std::string got =
+        object_.at_key(field).get(element) ? "nothing" : simdjson::minify(element);
+    status_.Update(absl::InvalidArgumentError(
+        absl::StrCat(std::string(field), ": got ", got.substr(0, 60), ", expected ", expected)));
   }
 
   dom::object object_;
@@ -101,14 +102,15 @@ void Stretch(const std::string& type, Fields& fields, double theta, Rotary& rota
     last = std::min(last, size - 1);
     if (first == last) last += 0.001;
     for (size_t i = 0; i < rotary.frequencies.size(); ++i) {
-      const double stretched = std::clamp((static_cast<double>(i) - first) / (last - first), 0., 1.);
+      const double stretched =
+          std::clamp((static_cast<double>(i) - first) / (last - first), 0., 1.);
       rotary.frequencies[i] *= static_cast<float>(stretched / factor + 1 - stretched);
     }
     const auto magnitude = [&](double share) { return 0.1 * share * std::log(factor) + 1; };
     const double of_scores = fields.Number("mscale", 0, 1e3, 0);
     const double of_all = fields.Number("mscale_all_dim", 0, 1e3, 0);
-    const double scale = of_scores > 0 && of_all > 0 ? magnitude(of_scores) / magnitude(of_all)
-                                                     : magnitude(1);
+    const double scale =
+        of_scores > 0 && of_all > 0 ? magnitude(of_scores) / magnitude(of_all) : magnitude(1);
     rotary.scale = static_cast<float>(fields.Number("attention_factor", 0, 1e3, scale));
   } else {
     for (float& frequency : rotary.frequencies) frequency /= static_cast<float>(factor);
@@ -163,9 +165,8 @@ void ReadRouting(Fields& fields, ModelConfig& config) {
     return;
   }
   const auto whole = [&](const char* field, int64_t low, int64_t high, int64_t fallback) {
-    return static_cast<int64_t>(fields.Number(field, static_cast<double>(low),
-                                              static_cast<double>(high),
-                                              static_cast<double>(fallback)));
+    return static_cast<int64_t>(fields.Number(
+        field, static_cast<double>(low), static_cast<double>(high), static_cast<double>(fallback)));
   };
   config.first_expert_layer = whole("first_k_dense_replace", 0, kMaxLayers, 0);
   config.expert_layer_step = whole("moe_layer_freq", 1, kMaxLayers, 1);
@@ -192,15 +193,14 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
   const ModelFacts& facts = config.facts;
   const bool is_oss = facts.family == "gpt_oss";
   config.is_gemma = facts.family == "gemma2" || facts.family == "gemma3";
-  config.norm_eps = static_cast<float>(
-      fields.Number("rms_norm_eps", 0, 1, is_oss ? 1e-5 : 1e-6));
+  config.norm_eps = static_cast<float>(fields.Number("rms_norm_eps", 0, 1, is_oss ? 1e-5 : 1e-6));
   if (is_oss) {
     config.activation = Activation::kClampedSwiglu;
   } else {
     const char* const field = fields.Has("hidden_activation") ? "hidden_activation" : "hidden_act";
-    const std::string word = fields.Word(
-        field, config.is_gemma ? std::vector<std::string>{"gelu_pytorch_tanh"}
-                               : std::vector<std::string>{"silu", "gelu_pytorch_tanh"});
+    const std::string word =
+        fields.Word(field, config.is_gemma ? std::vector<std::string>{"gelu_pytorch_tanh"}
+                                           : std::vector<std::string>{"silu", "gelu_pytorch_tanh"});
     if (word != "silu") config.activation = Activation::kGeluTanh;
   }
   if (config.is_gemma) {
@@ -216,7 +216,9 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
   const int64_t rotary_size = facts.latent ? facts.latent->qk_rope_head_dim : facts.head_size;
   const bool is_gemma3 = facts.family == "gemma3";
   const double base = fields.Number("rope_theta", 1.001, 1e12,
-                                    is_gemma3 ? 1e6 : is_oss ? 150'000 : 10'000);
+                                    is_gemma3 ? 1e6
+                                    : is_oss  ? 150'000
+                                              : 10'000);
   config.rotary = ReadRotary(fields, "full_attention", rotary_size, base);
   if (is_gemma3 && !fields.Has("rope_parameters")) {
     config.window_rotary =

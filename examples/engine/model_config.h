@@ -1,5 +1,5 @@
-// ModelConfig: what the engine must know of a model beside the facts that its cache is planned from:
-// norms, scales, soft caps, rotary embeddings, which layers have experts.
+// ModelConfig: what the engine must know of a model beside the facts that its cache is planned
+// from: norms, scales, soft caps, rotary embeddings, routing.
 //
 // All of it comes from the config.json of a checkpoint. ModelFromHfConfig checks the text and reads
 // the facts; what is read here is a number in a range or a word of a list. Errors read
@@ -25,7 +25,7 @@ struct ModelConfig {
   // the root of their size.
   bool is_gemma = false;
   Activation activation = Activation::kSilu;
-  float attention_scale = 0;  // 0: the root of the head's size
+  float attention_scale = 0;                         // 0: the root of the head's size
   float attention_soft_cap = 0, logit_soft_cap = 0;  // 0: none
   Rotary rotary;
   Rotary window_rotary;  // of layers with a window

@@ -15,7 +15,8 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kvblocks::engine;
   static const std::string path =
-      (std::filesystem::temp_directory_path() / absl::StrCat("model_config_fuzz.", getpid())).string();
+      (std::filesystem::temp_directory_path() / absl::StrCat("model_config_fuzz.", getpid()))
+          .string();
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), size);
   const auto config = ReadModelConfig(path);
   std::filesystem::remove(path);

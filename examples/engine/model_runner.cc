@@ -38,12 +38,12 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
                                    .layout = runner->options_.kv_layout}));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
   KVBLOCKS_RETURN_IF_ERROR(runner->AddSparseWork(config));
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
-                            {.groups = runner->group_configs_,
-                             .max_num_reqs = config.scheduler.max_num_seqs,
-                             .max_num_tokens = config.scheduler.max_num_batched_tokens,
-                             .max_seq_len = config.manager.max_model_len}));
+  KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_,
+                            attention::CpuBackend().MakeMetadataBuilder(
+                                {.groups = runner->group_configs_,
+                                 .max_num_reqs = config.scheduler.max_num_seqs,
+                                 .max_num_tokens = config.scheduler.max_num_batched_tokens,
+                                 .max_seq_len = config.manager.max_model_len}));
   return runner;
 }
 
@@ -53,8 +53,8 @@ absl::Status ModelRunner::AddLayers() {
     const attention::LayerConfig config = model_.AttentionOf(i);
     const LayerMemory* const memory = memory_->Find(config.name + ".attn");
     if (memory == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the plan has no cache ", config.name, ".attn; it must be one of the same model"));
+      return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", config.name,
+                                                     ".attn; it must be one of the same model"));
     }
     Layer& layer = layers_.emplace_back();
     if (config.is_mla()) {
@@ -70,7 +70,8 @@ absl::Status ModelRunner::AddLayers() {
     // Slots that the indexer chooses are read in the layer's cache.
     if (index == nullptr || MetadataOf(*index) != layer.metadata) {
       return absl::UnimplementedError(absl::StrCat(
-          config.name, ": its indexer's cache is not planned, or its blocks have other numbers than "
+          config.name,
+          ": its indexer's cache is not planned, or its blocks have other numbers than "
           "the layer's; use the uniform layout"));
     }
     KVBLOCKS_ASSIGN_OR_RETURN(layer.index_cache, IndexCacheOf(*index, config.sparse.index_dim));
@@ -93,22 +94,20 @@ absl::StatusOr<attention::IndexCacheView> ModelRunner::IndexCacheOf(const LayerM
   }
   if (layer.rows.dtype != attention::DType::kU8) return attention::IndexCacheView(layer.rows);
   const int64_t rows = layer.rows.extent[1];
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      const auto blocks,
-      layer.placed.pages.Slice(1, 0, attention::IndexBlockBytes(rows, dim)));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto blocks,
+                            layer.placed.pages.Slice(1, 0, attention::IndexBlockBytes(rows, dim)));
   return attention::IndexCacheView(blocks, rows);
 }
 
 absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
   const attention::LayerConfig& layer = layers_.front().impl->config();
   if (!layer.sparse.enabled()) return absl::OkStatus();
-  const attention::SparseWorkBounds bounds{
-      .max_tokens = config.scheduler.max_num_batched_tokens,
-      .max_seq_len = config.manager.max_model_len};
+  const attention::SparseWorkBounds bounds{.max_tokens = config.scheduler.max_num_batched_tokens,
+                                           .max_seq_len = config.manager.max_model_len};
   work_memory_.resize(static_cast<size_t>(attention::SparseWorkBytes(layer, bounds)));
   KVBLOCKS_ASSIGN_OR_RETURN(
-      work_, attention::MakeSparseWork(
-                 layer, bounds, attention::ViewOf(absl::MakeSpan(work_memory_))));
+      work_,
+      attention::MakeSparseWork(layer, bounds, attention::ViewOf(absl::MakeSpan(work_memory_))));
   return absl::OkStatus();
 }
 
@@ -204,8 +203,7 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   return absl::OkStatus();
 }
 
-void ModelRunner::Sample(sim::SimRequest& request, int64_t index,
-                         absl::Span<const float> logits) {
+void ModelRunner::Sample(sim::SimRequest& request, int64_t index, absl::Span<const float> logits) {
   // An asynchronous engine computes a step too many behind a request's last token.
   if (index >= static_cast<int64_t>(request.spec.output_ids.size())) return;
   const int32_t token = options_.temperature > 0

@@ -1,5 +1,5 @@
-// ModelRunner: computes the steps that the simulator's scheduler decides, on the block tables of its
-// block manager. To the simulation it is an observer that also says how long each step took.
+// ModelRunner: computes the steps that the simulator's scheduler decides, on the block tables of
+// its block manager. To the simulation it is an observer that also says how long each step took.
 //
 //   auto runner = ModelRunner::Create(model, plan, simulation_config, options);
 //   Simulation::Create(config, reader, /*step_time=*/runner->get(), {runner->get(), ...});
@@ -40,10 +40,10 @@ namespace kvblocks::engine {
 
 struct RunnerOptions {
   attention::KvLayout kv_layout = attention::KvLayout::kNhd;  // of caches with heads
-  int64_t kernel_blocks = 1;  // that a page of the plan is
-  int threads = 0;            // of attention and matrix products; 0: one per processor
-  float temperature = 0;      // 0: greedy
-  uint64_t seed = 0;          // of sampling
+  int64_t kernel_blocks = 1;                                  // that a page of the plan is
+  int threads = 0;        // of attention and matrix products; 0: one per processor
+  float temperature = 0;  // 0: greedy
+  uint64_t seed = 0;      // of sampling
   // Told of each token that is sampled, by its place in the output, and what from.
   std::function<void(const sim::SimRequest&, int64_t index, absl::Span<const float> logits)>
       on_logits = nullptr;
@@ -74,7 +74,7 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
     std::unique_ptr<attention::AttentionImpl> impl;
     attention::KvCacheView cache;
     attention::IndexCacheView index_cache;  // of sparse layers
-    int metadata = 0;  // which of the builder's
+    int metadata = 0;                       // which of the builder's
   };
 
   ModelRunner(const Model& model, RunnerOptions options);
@@ -93,8 +93,8 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
   std::optional<PlannedMemory> memory_;
   std::vector<Layer> layers_;  // of the model
   std::vector<std::byte> work_memory_;
-  attention::SparseWork work_;  // of all sparse layers
-  std::vector<int> groups_;    // the manager's group of each metadata
+  attention::SparseWork work_;                           // of all sparse layers
+  std::vector<int> groups_;                              // the manager's group of each metadata
   std::vector<attention::KvGroupConfig> group_configs_;  // likewise
   std::optional<attention::AttentionMetadataBuilder> builder_;
   const KvCacheManager* manager_ = nullptr;

@@ -39,26 +39,30 @@ std::string Refusal(const std::string& from, const std::string& to) {
 }
 
 TEST(ModelTest, RefusesWhatItCannotRun) {
-  EXPECT_EQ(Refusal("\"hidden_size\": 64", "\"hidden_size\": 32"),
-            "/model.safetensors: model.embed_tokens.weight: shape is [128, 64], expected [128, 32]");
+  EXPECT_EQ(
+      Refusal("\"hidden_size\": 64", "\"hidden_size\": 32"),
+      "/model.safetensors: model.embed_tokens.weight: shape is [128, 64], expected [128, 32]");
   EXPECT_EQ(Refusal("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"),
             "/model.safetensors: no tensor model.layers.2.input_layernorm.weight among 20");
-  EXPECT_EQ(Refusal("\"rope_type\": \"llama3\"", "\"rope_type\": \"dynamic\""),
-            "/config.json: rope_type: got \"dynamic\", expected one of default, linear, llama3, yarn");
+  EXPECT_EQ(
+      Refusal("\"rope_type\": \"llama3\"", "\"rope_type\": \"dynamic\""),
+      "/config.json: rope_type: got \"dynamic\", expected one of default, linear, llama3, yarn");
   EXPECT_EQ(Refusal("\"factor\": 8.0", "\"factor\": -1"),
             "/config.json: factor: got -1, expected a number from 1 to 1e+06");
   EXPECT_EQ(Refusal("\"hidden_act\": \"silu\"", "\"hidden_act\": [\"silu\"]"),
             "/config.json: hidden_act: got [\"silu\"], expected one of silu, gelu_pytorch_tanh");
-  EXPECT_NE(Refusal("\"model_type\": \"llama\"", "\"model_type\": \"glm4_moe\"").find(
-                "model_type: got the family glm4_moe, expected one that the engine runs: llama,"),
-            std::string::npos);
+  EXPECT_NE(
+      Refusal("\"model_type\": \"llama\"", "\"model_type\": \"glm4_moe\"")
+          .find("model_type: got the family glm4_moe, expected one that the engine runs: llama,"),
+      std::string::npos);
   EXPECT_NE(Refusal("{", "[").find("/config.json: JSON: "), std::string::npos);
 }
 
 TEST(WeightsTest, DequantisesMxfp4) {
   // One expert, 2 rows of 32 values. Codes 0 to 15 twice, times 2; then all 1 (code 2), times 1/4.
   std::vector<uint8_t> blocks;
-  for (int i = 0; i < 16; ++i) blocks.push_back(static_cast<uint8_t>((2 * i + 1) % 16 << 4 | 2 * i % 16));
+  for (int i = 0; i < 16; ++i)
+    blocks.push_back(static_cast<uint8_t>((2 * i + 1) % 16 << 4 | 2 * i % 16));
   blocks.resize(32, 0x22);
   const std::vector<float> weights = DequantiseMxfp4(blocks, std::vector<uint8_t>{128, 125}, 32, 2);
   const std::vector<float> values = {0, 1, 2, 3, 4, 6, 8, 12};
@@ -69,7 +73,7 @@ TEST(WeightsTest, DequantisesMxfp4) {
 }
 
 TEST(RoutingTest, ChoosesInTheBestGroups) {
-  // Groups of 2. Sums of sigmoids are largest in the last two groups, the largest one is in the first.
+  // Groups of 2. The largest is in the first, but the largest sums are those of the last two.
   const std::vector<float> logits = {3, -9, -9, -9, 1, 1.5f, 2, 1};
   const Routing routing{.scores = Routing::Scores::kSigmoid,
                         .per_token = 2,
@@ -82,7 +86,8 @@ TEST(RoutingTest, ChoosesInTheBestGroups) {
   EXPECT_EQ(chosen[0].expert, 6);
   EXPECT_EQ(chosen[1].expert, 5);
   EXPECT_NEAR(chosen[0].weight + chosen[1].weight, 3, 1e-6);
-  EXPECT_NEAR(chosen[0].weight / chosen[1].weight, (1 + std::exp(-1.5)) / (1 + std::exp(-2.0)), 1e-6);
+  EXPECT_NEAR(chosen[0].weight / chosen[1].weight, (1 + std::exp(-1.5)) / (1 + std::exp(-2.0)),
+              1e-6);
   // A bias plays a part in the choice, and none in the weights.
   const auto biased = Route(routing, {0, 0, 0, 0, 1, 0, 0, 0}, logits);
   EXPECT_EQ(biased[0].expert, 4);

@@ -46,7 +46,8 @@ std::vector<ExpertShare> Route(const Routing& routing, absl::Span<const float> b
   const std::vector<int32_t> chosen = TopK(scores, routing.per_token);
   std::vector<float> shares;
   float sum = 0;
-  for (const int32_t expert : chosen) sum += shares.emplace_back(weights[static_cast<size_t>(expert)]);
+  for (const int32_t expert : chosen)
+    sum += shares.emplace_back(weights[static_cast<size_t>(expert)]);
   if (routing.scores == Routing::Scores::kSoftmaxOfChosen) Softmax(absl::MakeSpan(shares));
   std::vector<ExpertShare> result;
   for (size_t i = 0; i < chosen.size(); ++i) {

@@ -108,7 +108,8 @@ absl::Status Safetensors::AddFile(const std::string& path) {
   }
   const int64_t most = std::min(size - kLengthBytes, kMostHeaderBytes);
   if (length > static_cast<uint64_t>(most)) {
-    return Bad(path, "", "the header has ", length, " bytes by its length, expected at most ", most);
+    return Bad(path, "", "the header has ", length, " bytes by its length, expected at most ",
+               most);
   }
   std::string header(length, '\0');
   if (!in.read(header.data(), static_cast<std::streamsize>(length))) {
@@ -152,11 +153,13 @@ absl::Status Safetensors::AddFile(const std::string& path) {
       return Bad(path, name, "shape ", Text(*shape), " of ", dtype, " takes ", bytes,
                  " bytes, data_offsets give it ", end - begin);
     }
-    const bool is_new = tensors_.try_emplace(name, Tensor{.file = paths_.size(),
-                                                          .dtype = dtype,
-                                                          .shape = *shape,
-                                                          .begin = data + begin,
-                                                          .bytes = end - begin}).second;
+    const bool is_new = tensors_
+                            .try_emplace(name, Tensor{.file = paths_.size(),
+                                                      .dtype = dtype,
+                                                      .shape = *shape,
+                                                      .begin = data + begin,
+                                                      .bytes = end - begin})
+                            .second;
     if (!is_new) return Bad(path, name, "the name is there twice; expected each once");
   }
   paths_.push_back(path);
@@ -197,8 +200,8 @@ absl::StatusOr<std::string> Safetensors::Read(const std::string& name,
   std::ifstream in(path, std::ios::binary);
   in.seekg(tensor->begin);
   if (!in.read(bytes.data(), tensor->bytes) && tensor->bytes > 0) {
-    return absl::DataLossError(absl::StrCat(path, ": ", name, ": its ", tensor->bytes,
-                                            " bytes at ", tensor->begin, " cannot be read"));
+    return absl::DataLossError(absl::StrCat(path, ": ", name, ": its ", tensor->bytes, " bytes at ",
+                                            tensor->begin, " cannot be read"));
   }
   return bytes;
 }

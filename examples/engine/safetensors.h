@@ -1,4 +1,4 @@
-// Safetensors: the tensors of one or more .safetensors files, by name, read when they are asked for.
+// Safetensors: the tensors of one or more .safetensors files by name, read when asked for.
 //
 // A file is 8 bytes of length, a JSON header of that length, and the tensors' bytes; the header has
 // dtype, shape and the place of each. Files may come from anywhere: the header is at most 64 MiB,
@@ -32,8 +32,8 @@ class Safetensors {
   std::vector<std::string> Names() const;
   // NotFound names the tensor and the files.
   absl::StatusOr<std::vector<int64_t>> ShapeOf(const std::string& name) const;
-  // Values in row-major order; bf16 and f16 become float32, exactly. InvalidArgument if the shape or
-  // the kind of values is another one.
+  // Values in row-major order; bf16 and f16 become float32, exactly. InvalidArgument if shape or
+  // type is another one.
   absl::StatusOr<std::vector<float>> Floats(const std::string& name,
                                             const std::vector<int64_t>& shape) const;
   absl::StatusOr<std::vector<int32_t>> Ints(const std::string& name,

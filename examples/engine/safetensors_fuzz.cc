@@ -13,7 +13,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::string path =
-      (std::filesystem::temp_directory_path() / absl::StrCat("safetensors_fuzz.", getpid())).string();
+      (std::filesystem::temp_directory_path() / absl::StrCat("safetensors_fuzz.", getpid()))
+          .string();
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), size);
   const auto file = kvblocks::engine::Safetensors::Open({path});
   if (!file.ok()) {

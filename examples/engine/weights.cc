@@ -119,8 +119,7 @@ void Reader::ReadExperts(const std::string& name, LayerWeights& layer) {
     layer.router_bias = Floats(name + ".gate.e_score_correction_bias", {experts.num_experts});
   }
   for (int64_t e = 0; e < experts.num_experts && status_.ok(); ++e) {
-    layer.experts.push_back(
-        ReadMlp(absl::StrCat(name, ".experts.", e), experts.intermediate_size));
+    layer.experts.push_back(ReadMlp(absl::StrCat(name, ".experts.", e), experts.intermediate_size));
   }
   if (experts.num_shared_experts > 0) {
     layer.mlp = ReadMlp(name + ".shared_experts", experts.shared_intermediate_size);

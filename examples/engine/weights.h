@@ -1,5 +1,5 @@
-// Weights of a model, read from its safetensors by Hugging Face's names and turned into the form that
-// the math takes: float32, one matrix per product.
+// Weights of a model, read from its safetensors by Hugging Face's names and turned into the form
+// that the math takes: float32, one matrix per product.
 //
 // Each tensor must have the shape that the configuration says; what is there beside the expected is
 // not read. Memory: four bytes per parameter.
@@ -32,11 +32,11 @@ struct IndexerWeights {
 struct LatentWeights {
   Linear q_down;  // absent: `LayerWeights::q` takes the layer's input
   std::vector<float> q_norm;
-  Linear kv_down;                // to R and P values
-  std::vector<float> row_norm;   // of R
-  std::vector<float> keys;       // [H, N, R]: of a head's query to one of latent rows
-  std::vector<float> values;     // [H, V, R]: of latent rows to a head's output
-  IndexerWeights indexer;        // or absent
+  Linear kv_down;               // to R and P values
+  std::vector<float> row_norm;  // of R
+  std::vector<float> keys;      // [H, N, R]: of a head's query to one of latent rows
+  std::vector<float> values;    // [H, V, R]: of latent rows to a head's output
+  IndexerWeights indexer;       // or absent
 };
 
 struct LayerWeights {
