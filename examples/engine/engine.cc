@@ -15,8 +15,8 @@ namespace {
 // Checks what the model cannot compute, and makes room for the output.
 class PromptReader final : public sim::ForwardingReader {
  public:
-  PromptReader(std::unique_ptr<sim::TraceReader> trace, int64_t vocabulary)
-      : ForwardingReader(std::move(trace)), vocabulary_(vocabulary) {}
+  PromptReader(std::unique_ptr<sim::TraceReader> trace, int64_t vocabulary, bool has_drafts)
+      : ForwardingReader(std::move(trace)), vocabulary_(vocabulary), has_drafts_(has_drafts) {}
 
   absl::StatusOr<bool> Next(sim::TraceRequest& out) override {
     KVBLOCKS_ASSIGN_OR_RETURN(const bool more, ForwardingReader::Next(out));
@@ -34,11 +34,14 @@ class PromptReader final : public sim::ForwardingReader {
     }
     out.output_length = std::max<int64_t>(out.output_length, 1);
     out.output_ids.assign(static_cast<size_t>(out.output_length), 0);
+    // A step with drafts yields a token at least.
+    out.accepted_drafts.assign(has_drafts_ ? out.output_ids.size() : 0, 0);
     return true;
   }
 
  private:
   const int64_t vocabulary_;
+  const bool has_drafts_;
 };
 
 class Collector final : public sim::EngineObserver {
@@ -59,6 +62,7 @@ class Collector final : public sim::EngineObserver {
     // The longest sequence may end it earlier.
     taken.output_length = request.num_outputs();
     taken.output_ids.resize(static_cast<size_t>(taken.output_length));
+    taken.accepted_drafts.resize(static_cast<size_t>(request.num_verifications));
   }
 
   std::vector<sim::TraceRequest> requests_;
@@ -77,7 +81,8 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
   }
   config.kv_cache = plan.config;
   config.progress_interval = 1;
-  auto reader = std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size);
+  auto reader = std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size,
+                                               config.drafts.num_draft_tokens > 0);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
   Collector collector;
   std::vector<sim::EngineObserver*> all = {runner.get(), &collector};

@@ -23,8 +23,8 @@
 namespace kvblocks::engine {
 
 struct Served {
-  // All that arrived, by row; output_ids are what the model answered, or empty for requests that
-  // were rejected or aborted.
+  // All that arrived, by row; output_ids are what the model answered, and accepted_drafts how many
+  // it accepted in each step with drafts. Empty for requests that were rejected or aborted.
   std::vector<sim::TraceRequest> requests;
   sim::SimulationResult result;
   std::unique_ptr<sim::TraceReader> trace;  // at its end

@@ -37,8 +37,8 @@ namespace {
 using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr const char* kFooter =
-    R"(The options are those of kvsim replay. --kv-cache-dtype=float32 makes the cache exact. Steps take
-what they take on this machine's processors; in between the clock jumps to the next arrival.
+    R"(The options are those of kvsim replay. --kv-cache-dtype=float32 makes the cache exact. Steps
+take what they take on this machine's processors; in between the clock jumps to the next arrival.
 
 Examples
   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl

@@ -30,13 +30,14 @@ column() {  # FILE NAME: its sum
 for model in llama gemma3 gpt_oss deepseek_v2_lite; do
   check "$model" plain --num-blocks=2000 --no-async
   check "$model" tiers --num-blocks=72 --no-async --speedup=1000 --tier=host:2000chunks:read=1GB/s
+  check "$model" drafts --num-blocks=2000 --no-async --num-draft-tokens=3
   check "$model" async --num-blocks=2000 --max-num-batched-tokens=64 --max-num-seqs=16
   check "$model" small --num-blocks=72 --no-async --speedup=1000 --kv-cache-dtype=float32
   grep -q '"loaded_tokens": [1-9]' "$out/$model.tiers.json"
   [ "$(column "$out/$model.small.steps.csv" preempted)" -gt 0 ]
   [ "$(column "$out/$model.small.steps.csv" hit_tokens)" -gt 0 ]
 done
-[ "$checks" = 16 ]
+[ "$checks" = 20 ]
 
 # What it cannot serve it refuses, with the way out.
 if "$engine" serve "$prompts" --model=llama-3.1-8b --num-blocks=10 2>"$out/refused"; then

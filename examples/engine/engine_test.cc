@@ -61,7 +61,7 @@ struct Settings {
   const char* engine = "vllm-0.33";
   bool caching = true;
   bool quantised_index = false;  // of DeepSeek V3.2: rows as engines store them, in 8 bits
-  int64_t concurrency = 0;
+  int64_t concurrency = 0, num_drafts = 0, max_model_len = 160;
   std::string tiers;  // as kvsim takes them; empty: none
   sim::LoadMode load_mode = sim::LoadMode::kAsync;
   RunnerOptions runner;
@@ -79,7 +79,7 @@ struct Outcome {
   int64_t num_wrong_tokens = 0;
 };
 
-std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden) {
+std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden, int64_t num_outputs = kOutputs) {
   sim::TraceInfo info;
   info.block_tokens = 1;
   std::vector<sim::TraceRequest> requests;
@@ -89,7 +89,7 @@ std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden) {
     request.id = absl::StrCat(r);
     request.content_ids = golden.prompts[static_cast<size_t>(r)];
     request.input_length = static_cast<int64_t>(request.content_ids.size());
-    request.output_length = kOutputs;
+    request.output_length = num_outputs;
   }
   return std::make_unique<sim::VectorTraceReader>(info, std::move(requests));
 }
@@ -109,7 +109,9 @@ absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
   config.scheduler = settings.scheduler;
   const absl::Status preset = sim::ApplyEnginePreset(settings.engine, &config);
   if (!preset.ok()) return preset;
-  config.manager.max_model_len = 160;
+  const absl::Status drafts = sim::ApplyDrafts({.num_draft_tokens = settings.num_drafts}, &config);
+  if (!drafts.ok()) return drafts;
+  config.manager.max_model_len = settings.max_model_len;
   config.manager.enable_caching = settings.caching;
   config.concurrency = settings.concurrency;
   config.check_invariants = true;
@@ -220,6 +222,24 @@ TEST_P(EngineTest, PreemptedAndResumed) {
   EXPECT_GT(outcome.served.result.scheduler.num_preemptions, 0);
   EXPECT_GT(outcome.served.result.scheduler.num_recomputed, 0);
   EXPECT_GT(outcome.served.result.prefix_cache.hits, 100);
+}
+
+// Random models repeat themselves soon, so that drafts of n-grams are accepted.
+TEST_P(EngineTest, DraftsChangeNoToken) {
+  Settings settings;
+  settings.num_drafts = 3;
+  ExpectGolden(settings);
+  settings.max_model_len = 256;
+  const Served drafted = TryServe(model_, settings, TraceOf(golden_, 64)).value();
+  settings.num_drafts = 0;
+  const Served plain = TryServe(model_, settings, TraceOf(golden_, 64)).value();
+  int64_t num_accepted = 0;
+  for (size_t r = 0; r < plain.requests.size(); ++r) {
+    EXPECT_EQ(drafted.requests[r].output_ids, plain.requests[r].output_ids) << r;
+    for (const uint32_t accepted : drafted.requests[r].accepted_drafts) num_accepted += accepted;
+  }
+  EXPECT_GT(num_accepted, 100);
+  EXPECT_GT(drafted.result.scheduler.num_rejected_drafts, 100);
 }
 
 // Blocks that the small pool has evicted come back from host memory.

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "examples/engine/ngram_drafts.h"
 
 namespace kvblocks::engine {
 
@@ -26,9 +27,14 @@ ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const Model& model, const Plan& plan, const sim::SimulationConfig& config,
     RunnerOptions options) {
-  if (config.scheduler.num_draft_tokens > 0 || config.scheduler.pipeline_stages > 1) {
+  if (config.scheduler.pipeline_stages > 1) {
+    return absl::UnimplementedError("pipeline stages: the engine has one; turn them off");
+  }
+  if (config.drafts.num_draft_tokens > 0 &&
+      (config.drafts.drafter != sim::Drafter::kNgram || config.scheduler.async)) {
     return absl::UnimplementedError(
-        "drafts or pipeline stages: the engine computes neither; turn them off");
+        "drafts: the engine has those of n-grams, and needs to know which were accepted before the "
+        "next step; choose ngram and --no-async");
   }
   std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(options)));
   KVBLOCKS_ASSIGN_OR_RETURN(
@@ -159,22 +165,25 @@ absl::Status ModelRunner::Build(const sim::StepRecord& step) {
 
 absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   KVBLOCKS_RETURN_IF_ERROR(Build(step));
-  // The builder puts decodes first: tokens in its order, and the requests that get a token.
+  // The builder puts decodes first: tokens in its order, and the rows that tokens are sampled from.
   std::vector<int32_t> tokens, positions, rows;
-  std::vector<const sim::ScheduledRecord*> sampled;
+  std::vector<Sampled> sampled;
   for (const int32_t index : builder_->permutation()) {
     const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
-    const sim::TraceRequest& spec = record.request->spec;
-    for (int64_t p = record.num_context; p < record.num_context + record.num_tokens; ++p) {
-      positions.push_back(static_cast<int32_t>(p));
-      tokens.push_back(static_cast<int32_t>(
-          p < spec.input_length
-              ? spec.content_ids[static_cast<size_t>(p)]
-              : int64_t{spec.output_ids[static_cast<size_t>(p - spec.input_length)]}));
+    const int64_t end = record.num_context + record.num_tokens;
+    const int64_t num_known = end - record.num_verified_drafts;
+    std::vector<int32_t> drafts;
+    if (record.num_verified_drafts > 0) {
+      drafts = NgramDrafts(KnownTokens(*record.request, 0, num_known), record.num_verified_drafts);
     }
+    const std::vector<int32_t> known = KnownTokens(*record.request, record.num_context, num_known);
+    tokens.insert(tokens.end(), known.begin(), known.end());
+    tokens.insert(tokens.end(), drafts.begin(), drafts.end());
+    for (int64_t p = record.num_context; p < end; ++p) positions.push_back(static_cast<int32_t>(p));
     if (record.is_chunk) continue;
-    rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
-    sampled.push_back(&record);
+    const auto first = static_cast<int32_t>(tokens.size() - drafts.size()) - 1;
+    for (size_t i = 0; i <= drafts.size(); ++i) rows.push_back(first + static_cast<int32_t>(i));
+    sampled.push_back({&record, std::move(drafts)});
   }
   attention::ExecContext context;
   context.threads = &threads_;
@@ -195,22 +204,56 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
       const std::vector<float> logits,
       model_.Forward({.tokens = tokens, .positions = positions, .rows = rows}, attend));
   const size_t vocabulary = rows.empty() ? 0 : logits.size() / rows.size();
-  for (size_t i = 0; i < sampled.size(); ++i) {
-    const sim::ScheduledRecord& record = *sampled[i];
-    Sample(*record.request, record.num_context + record.num_tokens - record.request->num_prompt,
-           absl::MakeConstSpan(logits).subspan(i * vocabulary, vocabulary));
+  auto left = absl::MakeConstSpan(logits);
+  for (const Sampled& one : sampled) {
+    Sample(one, left, vocabulary);
+    left.remove_prefix((one.drafts.size() + 1) * vocabulary);
   }
   return absl::OkStatus();
 }
 
-void ModelRunner::Sample(sim::SimRequest& request, int64_t index, absl::Span<const float> logits) {
-  // An asynchronous engine computes a step too many behind a request's last token.
-  if (index >= static_cast<int64_t>(request.spec.output_ids.size())) return;
-  const int32_t token = options_.temperature > 0
-                            ? engine::Sample(logits, options_.temperature, random_)
-                            : Greedy(logits);
-  request.spec.output_ids[static_cast<size_t>(index)] = static_cast<uint32_t>(token);
-  if (options_.on_logits) options_.on_logits(request, index, logits);
+// Tokens [begin, end) of prompt and output.
+std::vector<int32_t> ModelRunner::KnownTokens(const sim::SimRequest& request, int64_t begin,
+                                              int64_t end) {
+  const sim::TraceRequest& spec = request.spec;
+  std::vector<int32_t> tokens;
+  for (int64_t p = begin; p < end; ++p) {
+    tokens.push_back(static_cast<int32_t>(
+        p < spec.input_length
+            ? spec.content_ids[static_cast<size_t>(p)]
+            : int64_t{spec.output_ids[static_cast<size_t>(p - spec.input_length)]}));
+  }
+  return tokens;
+}
+
+// A token behind the known ones, and one behind each draft as long as the model agrees with it.
+void ModelRunner::Sample(const Sampled& sampled, absl::Span<const float> logits,
+                         size_t vocabulary) {
+  const sim::ScheduledRecord& record = *sampled.record;
+  sim::SimRequest& request = *record.request;
+  const auto num_drafts = static_cast<int64_t>(sampled.drafts.size());
+  const int64_t first = record.num_context + record.num_tokens - num_drafts - request.num_prompt;
+  int64_t accepted = 0;
+  while (true) {
+    const auto row = logits.subspan(static_cast<size_t>(accepted) * vocabulary, vocabulary);
+    const int32_t token =
+        options_.temperature > 0 ? engine::Sample(row, options_.temperature, random_) : Greedy(row);
+    const auto index = static_cast<size_t>(first + accepted);
+    // Tokens behind a request's last one are computed for nothing.
+    if (index < request.spec.output_ids.size()) {
+      request.spec.output_ids[index] = static_cast<uint32_t>(token);
+      if (options_.on_logits) options_.on_logits(request, first + accepted, row);
+    }
+    if (record.is_padded || accepted == num_drafts ||
+        token != sampled.drafts[static_cast<size_t>(accepted)]) {
+      break;
+    }
+    ++accepted;
+  }
+  const auto verification = static_cast<size_t>(request.num_verifications);
+  if (num_drafts > 0 && verification < request.spec.accepted_drafts.size()) {
+    request.spec.accepted_drafts[verification] = static_cast<uint32_t>(accepted);
+  }
 }
 
 }  // namespace kvblocks::engine

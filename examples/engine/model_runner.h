@@ -8,7 +8,8 @@
 // runner builds the batch's metadata, once per KV-cache group, runs the model, whose layers store
 // and attend in the memory that the plan lays out, and samples. A sampled token goes to
 // spec.output_ids, which must have room for it: that is where the scheduler finds what later blocks
-// are hashed from, and the next step its input.
+// are hashed from, and the next step its input. Drafts are verified, and how many were accepted
+// goes to spec.accepted_drafts, which the scheduler reads likewise.
 //
 // The first error stays in status(), and nothing is computed behind it. Single-threaded, but for
 // the threads of matrix products and attention.
@@ -84,7 +85,14 @@ class ModelRunner final : public sim::EngineObserver, public sim::StepTimeModel 
   int MetadataOf(const LayerMemory& layer);
   absl::Status Build(const sim::StepRecord& step);
   absl::Status Run(const sim::StepRecord& step);
-  void Sample(sim::SimRequest& request, int64_t index, absl::Span<const float> logits);
+  // A request that gets a token or more.
+  struct Sampled {
+    const sim::ScheduledRecord* record = nullptr;
+    std::vector<int32_t> drafts;
+  };
+  static std::vector<int32_t> KnownTokens(const sim::SimRequest& request, int64_t begin,
+                                          int64_t end);
+  void Sample(const Sampled& sampled, absl::Span<const float> logits, size_t vocabulary);
 
   const Model& model_;
   const RunnerOptions options_;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/engine/ngram_drafts.h"
 #include "examples/engine/routing.h"
 #include "examples/engine/weights.h"
 #include "gtest/gtest.h"
@@ -92,6 +93,14 @@ TEST(RoutingTest, ChoosesInTheBestGroups) {
   const auto biased = Route(routing, {0, 0, 0, 0, 1, 0, 0, 0}, logits);
   EXPECT_EQ(biased[0].expert, 4);
   EXPECT_EQ(biased[1].expert, 6);
+}
+
+TEST(NgramDraftsTest, ContinuesAsBefore) {
+  const std::vector<int32_t> known = {1, 2, 3, 9, 2, 3, 8, 7, 1, 2, 3};
+  EXPECT_EQ(NgramDrafts(known, 2), (std::vector<int32_t>{9, 2}));  // of 1, 2, 3
+  EXPECT_EQ(NgramDrafts({5, 2, 3, 8, 6, 2, 3}, 3), (std::vector<int32_t>{8, 6, 2}));
+  EXPECT_EQ(NgramDrafts({4, 4}, 3), (std::vector<int32_t>{4, 4, 4}));
+  EXPECT_EQ(NgramDrafts({7}, 2), (std::vector<int32_t>{7, 7}));
 }
 
 }  // namespace
