@@ -311,11 +311,12 @@ TEST_P(EngineTest, QuantisedCachesWithinTheirBounds) {
     EXPECT_GT(outcome.max_error, kTolerance);  // else it stored something else
   }
   if (!facts.indexer) return;
+  // Index keys of 8 bits choose other rows, though not just any: those would be 1.2 off.
   Settings settings;
   settings.quantised_index = true;
   const Outcome outcome = Run(settings);
   RecordProperty("index_rows", absl::StrCat(outcome.rms_error));
-  EXPECT_LT(outcome.rms_error, 0.35);
+  EXPECT_LT(outcome.rms_error, 0.6);
   EXPECT_GT(outcome.max_error, kTolerance);
 }
 
