@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
 #include "examples/engine/engine.h"
+#include "examples/engine/request_log.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_parser.h"
 #include "sim/commands/output.h"
@@ -73,6 +74,12 @@ class ServeCommand {
                   .group = kModel,
                   .file = sim::FileUse::kWritten},
                  &answers_);
+    options->Add({.name = "--request-log",
+                  .unit = "FILE",
+                  .help = "the times of each request, which kvsim calibrate takes as --measured",
+                  .group = kModel,
+                  .file = sim::FileUse::kWritten},
+                 &request_log_);
     const char* kOutput = "Output";
     output_.AddFiles(options, kOutput, {.has_page = true});
     exports_.AddOptions(options, kOutput);
@@ -91,7 +98,7 @@ class ServeCommand {
   sim::ReportOutput output_;
   double temperature_ = 0;
   int64_t seed_ = 0, threads_ = 0;
-  std::string answers_;
+  std::string answers_, request_log_;
 };
 
 absl::Status ServeCommand::WriteAnswers(const Served& served) const {
@@ -119,6 +126,7 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
         "--kv-memory");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(auto setup, sim::MakeReplaySetup(config));
+  setup.note.clear();  // what the clock of a replay leaves out
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
   if (setup.tiers) {
     if (setup.tiers->load_if_faster) {
@@ -136,6 +144,8 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(auto reader, sim::OpenReplayTrace(config, setup.reader));
 
   sim::ReplayMetricsOptions measured = setup.metrics;
+  RequestLog log;
+  measured.rows = &log;
   std::vector<sim::EngineObserver*> observers;
   KVBLOCKS_RETURN_IF_ERROR(exports_.Open());
   exports_.Attach(0, setup, &measured, &observers);
@@ -150,6 +160,9 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
                                   observers, tiers.get()));
   KVBLOCKS_RETURN_IF_ERROR(exports_.Close());
   KVBLOCKS_RETURN_IF_ERROR(WriteAnswers(served));
+  if (!request_log_.empty()) {
+    KVBLOCKS_RETURN_IF_ERROR(sim::WriteFile(request_log_, log.Text()));
+  }
   KVBLOCKS_RETURN_IF_ERROR(sim::CheckSomethingRan(served.result, config, setup));
   ::kvblocks::report::v1::Report report;
   metrics.Fill(served.result, &report);

@@ -39,8 +39,20 @@ for model in llama gemma3 gpt_oss deepseek_v2_lite; do
 done
 [ "$checks" = 20 ]
 
+# The times of its requests are what kvsim calibrate fits constants to.
+calibrated=(--model="$models/llama/config.json" --num-blocks=2000 --no-async)
+"$engine" serve "$prompts" "${calibrated[@]}" --answers="$out/log.jsonl" \
+  --request-log="$out/times.jsonl" --quiet
+"$kvsim" calibrate "$out/log.jsonl" --measured="$out/times.jsonl" "${calibrated[@]}" >"$out/fitted"
+grep -q '^held out, 16 requests' "$out/fitted"
+
 # What it cannot serve it refuses, with the way out.
 if "$engine" serve "$prompts" --model=llama-3.1-8b --num-blocks=10 2>"$out/refused"; then
   exit 1
 fi
 grep -q 'expected the path of a config.json' "$out/refused"
+if "$engine" serve "$prompts" --model="$models/llama/config.json" --num-blocks=100 \
+    --tensor-parallel=2 2>"$out/refused"; then
+  exit 1
+fi
+grep -q 'its cache has 1 heads that can be read, expected 2; the engine has one rank' "$out/refused"

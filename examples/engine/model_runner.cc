@@ -27,8 +27,9 @@ ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const Model& model, const Plan& plan, const sim::SimulationConfig& config,
     RunnerOptions options) {
-  if (config.scheduler.pipeline_stages > 1) {
-    return absl::UnimplementedError("pipeline stages: the engine has one; turn them off");
+  if (config.scheduler.pipeline_stages > 1 || config.ranks_per_block > 1) {
+    return absl::UnimplementedError(
+        "pipeline stages or context parallelism: the engine has one rank; turn them off");
   }
   if (config.drafts.num_draft_tokens > 0 &&
       (config.drafts.drafter != sim::Drafter::kNgram || config.scheduler.async)) {
@@ -63,10 +64,16 @@ absl::Status ModelRunner::AddLayers() {
                                                      ".attn; it must be one of the same model"));
     }
     Layer& layer = layers_.emplace_back();
-    if (config.is_mla()) {
+    layer.cache = memory->cache;
+    if (config.is_mla() && layer.cache.absent()) {
       KVBLOCKS_ASSIGN_OR_RETURN(layer.cache, memory->LatentCache(config.latent_rank));
-    } else {
-      layer.cache = memory->cache;
+    }
+    // Without a cache it would attend to the step's own tokens alone.
+    if (layer.cache.absent() || layer.cache.num_kv_heads() != config.num_kv_heads) {
+      return absl::UnimplementedError(absl::StrCat(
+          config.name, ": its cache has ", layer.cache.absent() ? 0 : layer.cache.num_kv_heads(),
+          " heads that can be read, expected ", config.num_kv_heads,
+          memory->opaque.empty() ? "; the engine has one rank" : ": ", memory->opaque));
     }
     KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CpuBackend().MakeImpl(config));
     layer.metadata = MetadataOf(*memory);
