@@ -58,7 +58,11 @@ class Collector final : public sim::EngineObserver {
  private:
   void Take(const sim::SimRequest& request) {
     sim::TraceRequest& taken = requests_.emplace_back(request.spec);
-    if (!request.is_completed()) return taken.output_ids.clear();
+    if (!request.is_completed()) {
+      taken.output_ids.clear();
+      taken.accepted_drafts.clear();
+      return;
+    }
     // The longest sequence may end it earlier.
     taken.output_length = request.num_outputs();
     taken.output_ids.resize(static_cast<size_t>(taken.output_length));

@@ -171,6 +171,7 @@ class EngineTest : public ::testing::TestWithParam<const char*> {
     Outcome outcome = Run(settings);
     EXPECT_EQ(outcome.num_wrong_tokens, 0);
     EXPECT_LT(outcome.max_error, kTolerance);
+    RecordProperty("max_error", absl::StrCat(outcome.max_error));
     return outcome;
   }
 
@@ -244,7 +245,8 @@ TEST_P(EngineTest, DraftsChangeNoToken) {
 
 // Blocks that the small pool has evicted come back from host memory.
 TEST_P(EngineTest, LoadedFromATierBehindThePool) {
-  for (const sim::LoadMode mode : {sim::LoadMode::kAsync, sim::LoadMode::kSync}) {
+  for (const sim::LoadMode mode :
+       {sim::LoadMode::kAsync, sim::LoadMode::kSync, sim::LoadMode::kLayerwise}) {
     for (const bool async : {false, true}) {
       Settings settings;
       settings.caches.block_size = 4;
