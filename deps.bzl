@@ -28,6 +28,7 @@ _OVERLAYS = [
     "com_google_absl",
     "com_google_googletest",
     "highway",
+    "openblas",
     "openssl",
     "rapidcheck",
     "remote_coverage_tools",

@@ -150,6 +150,7 @@ prefill_replicas and decode_replicas are for several|curve --config split.textpr
 --pipeline-parallel: got 2, expected 1 with --time=recorded|replay --pp=2 --time=recorded --step-times=rows.csv
 --async with --pipeline-parallel: set for --engine=vllm-0.25|replay --pp=2 --engine=vllm-0.25 --async
 --tier: got "host:1GiB:read=free", expected nothing with --pipeline-parallel|replay --pp=2 --tier=host:1GiB:read=free
+--load-if: got "faster", expected always with --time=recorded|replay --tier=host:1GiB:read=free --load-if=faster --time=recorded --step-times=again.csv
 --data-parallel: got "2", expected 1 with --pipeline-parallel|replay --dp=2 --pp=2
 --data-parallel: got "2", expected 1 with --engine=vllm-0.25|replay --dp=2 --engine=vllm-0.25
 --data-parallel: got "2", expected 1 with --time=recorded|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --time=recorded --step-times=rows.csv

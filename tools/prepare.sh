@@ -11,6 +11,8 @@ kvblocks_packages=(
   libsimdjson-dev libcli11-dev libzmq3-dev cppzmq-dev libboost-dev libzstd-dev zlib1g-dev libhwy-dev
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
+  # matrix products of the example engine
+  libopenblas-dev
 )
 
 # For sanitizers and fuzzers.

@@ -86,6 +86,10 @@ PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, 
 std::optional<int64_t> MatchUnitOf(const ::kvblocks::config::v1::ReplayConfig& config,
                                    const std::vector<LayerCache>& caches);
 
+// The plan of a replay's pool; of models, not of groups that a file lists.
+absl::StatusOr<Plan> PlanPool(const ::kvblocks::config::v1::ReplayConfig& config,
+                              const ModelOnDevice& hardware);
+
 // All errors of a plan as one status.
 absl::Status ToStatus(const std::vector<PlanError>& errors);
 

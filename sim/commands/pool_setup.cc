@@ -67,29 +67,10 @@ absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& har
   return absl::OkStatus();
 }
 
-// Groups and sizes as planned for the model's layers. A scheduler may have a higher limit than what
-// the pool can hold; the plan is made for the longest that it does.
+// Groups and sizes as planned for the model's layers.
 absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
                               ReplaySetup* setup) {
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto caches, LayerCachesOf(config, hardware.model));
-  std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
-  if (config.num_blocks() == 0) {
-    const auto available = CacheBytes(config, hardware);
-    if (!available.ok()) return SizeError(available.status());
-    bytes = *available;
-  }
-  PlanOptions options = MakePlanOptions(config, PolicyOf(config), bytes);
-  options.match_unit = MatchUnitOf(config, caches);
-  options.longest_automatic_len = config.max_model_len();
-  options.limits.max_model_len = 0;
-  PlanResult result = MakePlan(caches, options);
-  if (!result.ok()) {
-    const absl::Status status = ToStatus(result.errors);
-    if (config.num_blocks() == 0) return SizeError(status);
-    return absl::InvalidArgumentError(
-        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
-  }
-  const Plan& plan = *result.plan;
+  KVBLOCKS_ASSIGN_OR_RETURN(const Plan plan, PlanPool(config, hardware));
   setup->simulation.kv_cache = plan.config;
   setup->plan = std::string(PolicyName(plan.policy));
   setup->layout = std::string(LayoutName(plan.layout));
@@ -185,6 +166,30 @@ absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cac
 }
 
 }  // namespace
+
+// A scheduler may have a higher limit than what the pool can hold; the plan is made for the longest
+// that it does.
+absl::StatusOr<Plan> PlanPool(const ReplayConfig& config, const ModelOnDevice& hardware) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto caches, LayerCachesOf(config, hardware.model));
+  std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
+  if (config.num_blocks() == 0) {
+    const auto available = CacheBytes(config, hardware);
+    if (!available.ok()) return SizeError(available.status());
+    bytes = *available;
+  }
+  PlanOptions options = MakePlanOptions(config, PolicyOf(config), bytes);
+  options.match_unit = MatchUnitOf(config, caches);
+  options.longest_automatic_len = config.max_model_len();
+  options.limits.max_model_len = 0;
+  PlanResult result = MakePlan(caches, options);
+  if (!result.ok()) {
+    const absl::Status status = ToStatus(result.errors);
+    if (config.num_blocks() == 0) return SizeError(status);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
+  }
+  return *std::move(result.plan);
+}
 
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {

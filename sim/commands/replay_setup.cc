@@ -257,7 +257,12 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
     setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
   }
-  options.step_time = setup->step_time.get();
+  // Recorded steps say of no other what it would take, and are used up by whoever asks.
+  if (config.time() != "recorded") options.step_time = setup->step_time.get();
+  if (options.step_time == nullptr && options.load_if_faster) {
+    return BadOption("--load-if", "faster",
+                     "always with --time=recorded, which does not know what computing would take");
+  }
   for (const KvCacheGroup& group : simulation.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
     const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;

@@ -1,5 +1,5 @@
 // EngineObserver: receives the events of a simulation, for measurements. Observers never change a
-// schedule.
+// schedule; one that computes output tokens decides what later prompts find of them (SimRequest).
 //
 // Order of calls, per engine iteration at time t:
 //   OnArrival | OnRejection, then OnFinish of aborted requests

@@ -9,7 +9,9 @@
 // block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
 // hashes. The caller of Submit may make `kv` earlier, from the token ids of its prompt: then
 // blocks are hashed and reported as an engine would, and spec.output_ids must have an id for each
-// output token.
+// output token. Or an observer computes the tokens: it writes them into spec.output_ids, and into
+// spec.accepted_drafts how many drafts it accepts, in OnStepScheduled of the step that yields them,
+// before anything reads them. Both have room for all from the start (examples/engine).
 //
 // Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
 //         While it runs, num_settled <= num_computed, equal unless a step of it is under way.

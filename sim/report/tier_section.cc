@@ -165,12 +165,15 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                 Percent(tiers.hit_rate()), tiers.device_hit_tokens(), tiers.loaded_tokens(),
                 tiers.load(), tiers.load_if()));
   if (tiers.loads() > 0) {
-    page.Text("", absl::StrFormat("%s of %s; one took %s, computing would %s: break-even at %s/s",
-                                  Plural(tiers.loads(), "load"),
-                                  Bytes(static_cast<double>(tiers.loaded_bytes())),
-                                  Span(tiers.mean_load_ms() / 1e3),
-                                  Span(tiers.mean_compute_ms() / 1e3),
-                                  Bytes(tiers.break_even_bytes_per_s())));
+    std::string text = absl::StrFormat("%s of %s; one took %s", Plural(tiers.loads(), "load"),
+                                       Bytes(static_cast<double>(tiers.loaded_bytes())),
+                                       Span(tiers.mean_load_ms() / 1e3));
+    if (tiers.mean_compute_ms() > 0) {
+      absl::StrAppendFormat(&text, ", computing would %s: break-even at %s/s",
+                            Span(tiers.mean_compute_ms() / 1e3),
+                            Bytes(tiers.break_even_bytes_per_s()));
+    }
+    page.Text("", text);
   }
   if (!tiers.load_failure_policy().empty()) {
     page.Text("", Say("$0 failed, and $1 tokens of them were of no use ($2)",

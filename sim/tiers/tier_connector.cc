@@ -195,6 +195,7 @@ void TierConnector::TakeEvents(SimTime now, ConnectorEvents* events) {
 // --- Loads ---
 
 SimTime TierConnector::ComputeTime(int64_t num_context, int64_t num_tokens) const {
+  if (options_.step_time == nullptr) return 0;
   const SequenceWork work = {.num_context = num_context, .num_new = num_tokens};
   const auto time = options_.step_time->StepTime(absl::MakeConstSpan(&work, 1));
   return time.ok() ? *time : kMaxSimTime;  // beyond the clock

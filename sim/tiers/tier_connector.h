@@ -98,7 +98,9 @@ class TierConnector final : public KvConnector, public EngineObserver {
     bool load_if_faster = false;  // load only what takes less time than computing it
     // Of a block on one device, per group.
     std::vector<int64_t> group_block_bytes;
-    const StepTimeModel* step_time = nullptr;  // not owned
+    // What loading is compared with; not owned. Null, and not with load_if_faster: unknown, times
+    // of computing are 0.
+    const StepTimeModel* step_time = nullptr;
     double load_failures = 0;  // share of asynchronous loads
     uint64_t seed = 0;         // of the draws
     // For what never ends: what was written is not remembered, and num_distinct and missed_tokens

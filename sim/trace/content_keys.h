@@ -53,7 +53,8 @@ class ContentKeys {
   // (prompt, then output) that are full, have lookahead_tokens behind them and were not appended
   // before. Tokens may become known one
   // at a time or many at once; the keys are the same. Fewer tokens than before append nothing.
-  // REQUIRES: `request` has the content it was constructed with.
+  // REQUIRES: `request` has the content it was constructed with; output ids may be filled in until
+  // they are among the known tokens.
   void AppendBlocks(const TraceRequest& request, int64_t num_tokens,
                     std::vector<absl::uint128>* keys);
   // The same as the block hashes that stand for them.

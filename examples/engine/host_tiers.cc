@@ -1,0 +1,60 @@
+#include "examples/engine/host_tiers.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "checks/memory_limit.h"
+
+namespace kvblocks::engine {
+
+absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, const Plan& plan,
+                                            const PlannedMemory& memory) {
+  if (plan.layout == PoolLayout::kNative) {
+    return absl::UnimplementedError(
+        "tiers with the native layout: a block's place follows from its group; choose another one");
+  }
+  HostTiers host;
+  for (const attention::TensorView& tensor : memory.tensors()) {
+    host.tensors_.push_back({tensor.data, tensor.extent[0] / plan.num_blocks()});
+    host.block_bytes_ += host.tensors_.back().block_bytes;
+  }
+  const offload::OffloadManager& offload = tiers.offload();
+  for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
+    // Slot 0 is not used.
+    const int64_t blocks =
+        (offload.tier(t).capacity().num_slots + 1) * offload.tier(t).options().blocks_per_chunk;
+    std::byte* data = nullptr;
+    if (blocks <= MemoryLimit() / host.block_bytes_) {
+      data = static_cast<std::byte*>(
+          std::calloc(static_cast<size_t>(blocks), static_cast<size_t>(host.block_bytes_)));
+    }
+    if (data == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("tier ", t, ": no memory for ", blocks,
+                                                       " blocks of ", host.block_bytes_,
+                                                       " bytes; make it smaller"));
+    }
+    host.slots_.emplace_back(data);
+  }
+  return host;
+}
+
+std::byte* HostTiers::At(offload::TierId tier, int64_t place, size_t tensor, int64_t offset) const {
+  if (tier == offload::kDevice) {
+    return tensors_[tensor].data + place * tensors_[tensor].block_bytes;
+  }
+  return slots_[static_cast<size_t>(tier)].get() + place * block_bytes_ + offset;
+}
+
+void HostTiers::Copy(absl::Span<const sim::KvCopy> copies) {
+  for (const sim::KvCopy& copy : copies) {
+    int64_t offset = 0;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const int64_t bytes = tensors_[i].block_bytes;
+      std::memcpy(At(copy.to_tier, copy.to, i, offset), At(copy.from_tier, copy.from, i, offset),
+                  static_cast<size_t>(bytes));
+      offset += bytes;
+    }
+  }
+}
+
+}  // namespace kvblocks::engine

@@ -1,0 +1,77 @@
+// Model: a decoder of a Hugging Face checkpoint, all of it but attention, which the caller does.
+//
+//   auto model = Model::Load(folder);
+//   auto logits = model->Forward({.tokens = ids, .positions = positions, .rows = last},
+//                                [&](int64_t layer, const attention::LayerTensors& tensors) {...});
+//
+// One code runs Llama, Mistral, Qwen, Gemma, gpt-oss and DeepSeek-V2: what differs is in the
+// configuration and in which weights there are. Queries and keys come rotated; those of latent
+// attention are in the form that AttentionLayer takes: the query absorbed, the latent row and its
+// rotary part in place of keys and values.
+//
+// Cost: the matrix products; activations are allocated per step. Never changes after Load.
+
+#ifndef KVBLOCKS_EXAMPLES_ENGINE_MODEL_H_
+#define KVBLOCKS_EXAMPLES_ENGINE_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "examples/engine/model_config.h"
+#include "examples/engine/weights.h"
+#include "kvblocks/attention_backend.h"
+
+namespace kvblocks::engine {
+
+class Model {
+ public:
+  // T tokens of all requests, one after another.
+  struct Step {
+    absl::Span<const int32_t> tokens, positions;  // [T]
+    absl::Span<const int32_t> rows;               // whose logits are wanted
+  };
+  // Stores the layer's new keys and values and fills `out`.
+  using Attend = absl::FunctionRef<absl::Status(int64_t layer, const attention::LayerTensors&)>;
+
+  // A folder with config.json and model*.safetensors.
+  static absl::StatusOr<Model> Load(const std::string& folder);
+
+  const ModelConfig& config() const { return config_; }
+  // What attention must know of a layer; its sinks are a view of the model's.
+  attention::LayerConfig AttentionOf(int64_t layer) const;
+
+  // The logits of step.rows, [rows, vocabulary]. InvalidArgument for a token that is none of the
+  // vocabulary; else errors are attend's.
+  absl::StatusOr<std::vector<float>> Forward(const Step& step, Attend attend) const;
+
+ private:
+  Model(ModelConfig config, Weights weights)
+      : config_(std::move(config)), weights_(std::move(weights)) {}
+
+  absl::StatusOr<std::vector<float>> Embed(absl::Span<const int32_t> tokens) const;
+  absl::StatusOr<std::vector<float>> Attention(int64_t layer, const Step& step,
+                                               const std::vector<float>& x, Attend attend) const;
+  absl::StatusOr<std::vector<float>> LatentAttention(int64_t layer, const Step& step,
+                                                     const std::vector<float>& x,
+                                                     Attend attend) const;
+  struct Index {
+    std::vector<float> q, k, weights;
+  };
+  Index MakeIndex(const IndexerWeights& weights, const Step& step, const std::vector<float>& x,
+                  const std::vector<float>& queries) const;
+  std::vector<float> Dense(const Mlp& mlp, absl::Span<const float> x) const;
+  std::vector<float> Feed(const LayerWeights& layer, const std::vector<float>& x) const;
+
+  ModelConfig config_;
+  Weights weights_;
+};
+
+}  // namespace kvblocks::engine
+
+#endif  // KVBLOCKS_EXAMPLES_ENGINE_MODEL_H_

@@ -1,0 +1,266 @@
+#include "examples/engine/model_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <numbers>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
+#include "simdjson.h"
+
+namespace kvblocks::engine {
+namespace {
+
+namespace dom = simdjson::dom;
+
+constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",   "qwen3",
+                                  "gemma2",      "gemma3",      "gpt_oss", "deepseek_v2",
+                                  "deepseek_v3", "deepseek_v32"};
+
+// One object of the configuration; null counts as absent, and the first problem stays.
+class Fields {
+ public:
+  Fields() : is_empty_(true) {}
+  explicit Fields(const dom::object& object) : object_(object) {}
+
+  // Without it: one without fields.
+  Fields Object(std::string_view field) const {
+    dom::object inner;
+    return is_empty_ || object_.at_key(field).get(inner) ? Fields() : Fields(inner);
+  }
+  bool is_empty() const { return is_empty_; }
+  bool Has(std::string_view field) const {
+    dom::element element;
+    return !is_empty_ && !object_.at_key(field).get(element) && !element.is_null();
+  }
+  double Number(std::string_view field, double low, double high, double fallback) {
+    if (!Has(field)) return fallback;
+    double value = 0;
+    if (!object_.at_key(field).get(value) && value >= low && value <= high) return value;
+    Refuse(field, absl::StrCat("a number from ", low, " to ", high));
+    return fallback;
+  }
+  bool Bool(std::string_view field, bool fallback) {
+    bool value = fallback;
+    if (Has(field) && object_.at_key(field).get(value)) Refuse(field, "true or false");
+    return value;
+  }
+  std::string Word(std::string_view field, const std::vector<std::string>& words) {
+    std::string_view value = words.front();
+    if (Has(field) && object_.at_key(field).get(value)) value = "";
+    if (std::find(words.begin(), words.end(), value) != words.end()) return std::string(value);
+    Refuse(field, absl::StrCat("one of ", absl::StrJoin(words, ", ")));
+    return words.front();
+  }
+  void Take(const absl::Status& status) { status_.Update(status); }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Refuse(std::string_view field, const std::string& expected) {
+    dom::element element;
+    const std::string got =
+        object_.at_key(field).get(element) ? "nothing" : simdjson::minify(element);
+    status_.Update(absl::InvalidArgumentError(
+        absl::StrCat(std::string(field), ": got ", got.substr(0, 60), ", expected ", expected)));
+  }
+
+  dom::object object_;
+  bool is_empty_ = false;
+  absl::Status status_;
+};
+
+// Positions that were trained, stretched by `factor`: all of them (linear), by their wavelength
+// (llama3), or by how often a pair turns (yarn).
+void Stretch(const std::string& type, Fields& fields, double theta, Rotary& rotary) {
+  const double factor = fields.Number("factor", 1, 1e6, 1);
+  const double trained = fields.Number("original_max_position_embeddings", 1, 1e9, 8192);
+  const auto size = static_cast<double>(2 * rotary.frequencies.size());
+  if (type == "llama3") {
+    const double low = fields.Number("low_freq_factor", 1e-3, 1e3, 1);
+    const double high = fields.Number("high_freq_factor", 1e-3, 1e3, 4);
+    for (float& frequency : rotary.frequencies) {
+      const double turns = trained * frequency / (2 * std::numbers::pi);
+      const double smooth =
+          high > low ? std::clamp((turns - low) / (high - low), 0.0, 1.0) : turns >= low;
+      frequency = static_cast<float>((1 - smooth) * frequency / factor + smooth * frequency);
+    }
+  } else if (type == "yarn") {
+    const auto pair_with = [&](double turns) {
+      return size * std::log(trained / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+    };
+    double first = pair_with(fields.Number("beta_fast", 1e-3, 1e6, 32));
+    double last = pair_with(fields.Number("beta_slow", 1e-3, 1e6, 1));
+    if (fields.Bool("truncate", true)) first = std::floor(first), last = std::ceil(last);
+    first = std::max(first, 0.0);
+    last = std::min(last, size - 1);
+    if (first == last) last += 0.001;
+    for (size_t i = 0; i < rotary.frequencies.size(); ++i) {
+      const double stretched =
+          std::clamp((static_cast<double>(i) - first) / (last - first), 0., 1.);
+      rotary.frequencies[i] *= static_cast<float>(stretched / factor + 1 - stretched);
+    }
+    const auto magnitude = [&](double share) { return 0.1 * share * std::log(factor) + 1; };
+    const double of_scores = fields.Number("mscale", 0, 1e3, 0);
+    const double of_all = fields.Number("mscale_all_dim", 0, 1e3, 0);
+    const double scale =
+        of_scores > 0 && of_all > 0 ? magnitude(of_scores) / magnitude(of_all) : magnitude(1);
+    rotary.scale = static_cast<float>(fields.Number("attention_factor", 0, 1e3, scale));
+  } else {
+    for (float& frequency : rotary.frequencies) frequency /= static_cast<float>(factor);
+  }
+}
+
+// The object that says how far positions turn: `rope_parameters`, which may have one per kind of
+// layer, or `rope_scaling` beside the base.
+Fields RotaryFields(const Fields& fields, const char* kind) {
+  const Fields all = fields.Object("rope_parameters"), own = all.Object(kind);
+  if (all.is_empty()) return fields.Object("rope_scaling");
+  return own.is_empty() ? all : own;
+}
+
+Rotary MakeRotary(int64_t size, double theta) {
+  Rotary rotary;
+  for (int64_t i = 0; i < size / 2; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(size);
+    rotary.frequencies.push_back(1 / std::pow(static_cast<float>(theta), exponent));
+  }
+  return rotary;
+}
+
+Rotary ReadRotary(Fields& fields, const char* kind, int64_t size, double base) {
+  Fields own = RotaryFields(fields, kind);
+  const double theta = own.Number("rope_theta", 1.001, 1e12, base);
+  const bool is_old = own.Has("type") && !own.Has("rope_type");
+  const std::string type =
+      own.Word(is_old ? "type" : "rope_type", {"default", "linear", "llama3", "yarn"});
+  Rotary rotary = MakeRotary(size, theta);
+  if (type != "default") Stretch(type, own, theta, rotary);
+  fields.Take(own.status());
+  return rotary;
+}
+
+// DeepSeek's scores grow with the stretch.
+double LatentScale(Fields& fields, const LatentFacts& latent) {
+  const auto size = static_cast<double>(latent.qk_nope_head_dim + latent.qk_rope_head_dim);
+  Fields own = RotaryFields(fields, "full_attention");
+  const double factor = own.Number("factor", 1, 1e6, 1);
+  const double share = own.Number("mscale_all_dim", 0, 1e3, 0);
+  const double magnitude = 0.1 * share * std::log(factor) + 1;
+  return magnitude * magnitude / std::sqrt(size);
+}
+
+void ReadRouting(Fields& fields, ModelConfig& config) {
+  const ExpertFacts& experts = *config.facts.experts;
+  Routing& routing = config.routing;
+  routing.per_token = experts.experts_per_token;
+  if (config.facts.family == "gpt_oss") {
+    routing.scores = Routing::Scores::kSoftmaxOfChosen;
+    return;
+  }
+  const auto whole = [&](const char* field, int64_t low, int64_t high, int64_t fallback) {
+    return static_cast<int64_t>(fields.Number(
+        field, static_cast<double>(low), static_cast<double>(high), static_cast<double>(fallback)));
+  };
+  config.first_expert_layer = whole("first_k_dense_replace", 0, kMaxLayers, 0);
+  config.expert_layer_step = whole("moe_layer_freq", 1, kMaxLayers, 1);
+  routing.scale = static_cast<float>(fields.Number("routed_scaling_factor", 0, 1e6, 1));
+  if (config.facts.family == "deepseek_v2") {
+    fields.Word("topk_method", {"greedy"});
+    return;
+  }
+  fields.Word("scoring_func", {"sigmoid"});
+  fields.Word("topk_method", {"noaux_tc"});
+  routing.scores = Routing::Scores::kSigmoid;
+  routing.sums_to_one = fields.Bool("norm_topk_prob", true);
+  routing.num_groups = whole("n_group", 1, experts.num_experts, 1);
+  routing.top_groups = whole("topk_group", 1, routing.num_groups, 1);
+  if (experts.num_experts % routing.num_groups != 0 ||
+      routing.per_token > experts.num_experts / routing.num_groups * routing.top_groups) {
+    fields.Take(absl::InvalidArgumentError(absl::StrCat(
+        "n_group: got ", routing.num_groups, ", expected a divisor of ", experts.num_experts,
+        " experts, and ", routing.per_token, " of them in ", routing.top_groups, " groups")));
+  }
+}
+
+void ReadArchitecture(Fields& fields, ModelConfig& config) {
+  const ModelFacts& facts = config.facts;
+  const bool is_oss = facts.family == "gpt_oss";
+  config.is_gemma = facts.family == "gemma2" || facts.family == "gemma3";
+  config.norm_eps = static_cast<float>(fields.Number("rms_norm_eps", 0, 1, is_oss ? 1e-5 : 1e-6));
+  if (is_oss) {
+    config.activation = Activation::kClampedSwiglu;
+  } else {
+    const char* const field = fields.Has("hidden_activation") ? "hidden_activation" : "hidden_act";
+    const std::string word =
+        fields.Word(field, config.is_gemma ? std::vector<std::string>{"gelu_pytorch_tanh"}
+                                           : std::vector<std::string>{"silu", "gelu_pytorch_tanh"});
+    if (word != "silu") config.activation = Activation::kGeluTanh;
+  }
+  if (config.is_gemma) {
+    const double scalar = fields.Number("query_pre_attn_scalar", 1e-6, 1e9, 256);
+    config.attention_scale = static_cast<float>(1 / std::sqrt(scalar));
+  }
+  const bool caps = facts.family == "gemma2";
+  config.attention_soft_cap =
+      static_cast<float>(fields.Number("attn_logit_softcapping", 0, 1e6, caps ? 50 : 0));
+  config.logit_soft_cap =
+      static_cast<float>(fields.Number("final_logit_softcapping", 0, 1e6, caps ? 30 : 0));
+
+  const int64_t rotary_size = facts.latent ? facts.latent->qk_rope_head_dim : facts.head_size;
+  const bool is_gemma3 = facts.family == "gemma3";
+  const double base = fields.Number("rope_theta", 1.001, 1e12,
+                                    is_gemma3 ? 1e6
+                                    : is_oss  ? 150'000
+                                              : 10'000);
+  config.rotary = ReadRotary(fields, "full_attention", rotary_size, base);
+  if (is_gemma3 && !fields.Has("rope_parameters")) {
+    config.window_rotary =
+        MakeRotary(rotary_size, fields.Number("rope_local_base_freq", 1.001, 1e12, 10'000));
+  } else {
+    config.window_rotary = ReadRotary(fields, "sliding_attention", rotary_size, base);
+  }
+  if (facts.latent) {
+    config.rotary.interleaved = true;
+    config.attention_scale = static_cast<float>(LatentScale(fields, *facts.latent));
+  }
+  if (facts.experts) ReadRouting(fields, config);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  std::string text(static_cast<size_t>(4 << 20) + 1, '\0');  // one byte more than is taken
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  ModelConfig config;
+  KVBLOCKS_ASSIGN_OR_RETURN(config.facts, ModelFromHfConfig(text, path));
+  if (std::find(kFamilies.begin(), kFamilies.end(), config.facts.family) == kFamilies.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": model_type: got the family ", config.facts.family,
+                     ", expected one that the engine runs: ", absl::StrJoin(kFamilies, ", ")));
+  }
+  dom::parser parser;
+  dom::object object;
+  if (parser.parse(text).get(object)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": expected one JSON object"));
+  }
+  Fields whole(object);
+  const Fields text_model = whole.Object("text_config");
+  Fields fields = text_model.is_empty() ? whole : text_model;
+  ReadArchitecture(fields, config);
+  if (!fields.status().ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", fields.status().message()));
+  }
+  return config;
+}
+
+}  // namespace kvblocks::engine

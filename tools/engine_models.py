@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Makes the tiny models of examples/engine/testdata and what a reference answers with them.
+
+  pip install torch transformers safetensors     # the CPU is enough
+  tools/engine_models.py                         # makes all models anew
+  tools/engine_models.py llama gemma3            # makes these
+  tools/engine_models.py --check                 # makes all elsewhere, compares, changes nothing
+
+A model is a folder as Hugging Face has them, so that whatever loads a published checkpoint loads it: config.json,
+model.safetensors (random bfloat16 weights with the names of published checkpoints), and golden.safetensors:
+
+  prompts       int32 [64, longest], filled up with -1; many begin like others, a few are the start of another
+  prompt_lens   int32 [64]
+  tokens        int32 [64, 8], chosen greedily
+  first_logits  float32 [64, vocabulary], those that the first token was chosen by
+  last_logits   float32 [64, vocabulary], those that the last one was
+
+The reference is `transformers`, in float32 from the stored values: for each token a whole pass over all tokens before it,
+without a KV cache. No answer hangs on rounding: a prompt is drawn again if the two best logits of a step are closer than
+MARGIN, or if noise of rounding's size moves logits visibly, as where a router or an indexer has a tie.
+
+--check also answers all prompts by generate(), with transformers' KV cache and its default kernels, and by the saved folder
+alone. The same seed makes the same bytes with the versions that the metadata of golden.safetensors names; with others, other
+weights may be drawn. Exit status of --check: 0 all agrees, 1 something differs.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+import tempfile
+import zlib
+from unittest import mock
+
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+FOLDER = pathlib.Path(__file__).parent.parent / "examples/engine/testdata"
+PROMPTS, TOKENS, LONGEST = 64, 8, 150
+MARGIN = 1e-3          # between the two best logits of a step
+NOISE, MOVED = 3e-7, 2e-4  # on embeddings and on scores that are ranked, and how far it may move a logit
+CLOSE = 1e-4           # two ways to compute a logit
+COMMON = dict(vocab_size=128, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+# What makes each model special is small enough to matter within 150 tokens: windows, rotary scaling, caps, top-k.
+MODELS = {
+    "llama": dict(
+        model_type="llama", hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=64)),
+    "qwen3": dict(
+        model_type="qwen3", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    "gemma3": dict(
+        model_type="gemma3_text", hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=24, sliding_window=16,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
+    "gemma2": dict(
+        model_type="gemma2", hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=24, sliding_window=32,
+        attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
+    "gpt_oss": dict(
+        model_type="gpt_oss", hidden_size=32, intermediate_size=24, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2,
+        rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, truncate=False,
+                             original_max_position_embeddings=64)),
+    "deepseek_v2_lite": dict(
+        model_type="deepseek_v2", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=16, first_k_dense_replace=1,
+        routed_scaling_factor=1.5, norm_topk_prob=False, topk_method="greedy",
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, mscale=0.707,
+                             mscale_all_dim=0.707, original_max_position_embeddings=64)),
+    "deepseek_v3": dict(
+        model_type="deepseek_v3", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=16, first_k_dense_replace=1,
+        n_group=4, topk_group=2, routed_scaling_factor=1.5, norm_topk_prob=True, num_mtp_layers=0,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, mscale=1.0,
+                             mscale_all_dim=1.0, original_max_position_embeddings=64)),
+    "deepseek_v32": dict(
+        model_type="deepseek_v32", hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        index_n_heads=8, index_head_dim=16, index_topk=24, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+        moe_intermediate_size=16, first_k_dense_replace=1, n_group=1, topk_group=1, routed_scaling_factor=1.5,
+        norm_topk_prob=True,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0, mscale=1.0,
+                             mscale_all_dim=1.0, original_max_position_embeddings=64)),
+}
+
+# Fields of config.json that say how a model is trained or was loaded.
+UNUSED_FIELDS = ["_name_or_path", "attention_dropout", "initializer_range", "output_router_logits", "pretraining_tp",
+                 "router_aux_loss_coef", "router_jitter_noise", "transformers_version", "use_cache"]
+
+
+def draw_weights(model, seed):
+    """Random values for all weights; those of one do not depend on which others there are."""
+    weights = dict(model.named_parameters())
+    weights |= {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    for name, weight in weights.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        noise = torch.randn(weight.shape, generator=generator)
+        if "embed_tokens" in name or "lm_head" in name:
+            weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)  # logits of a few units
+        elif weight.dim() > 1:
+            weight.copy_(noise * 1.25 / weight.shape[-1] ** 0.5)  # attention with a clear preference
+        else:
+            # Norms around 1 (Gemma: 0, to which it adds 1), biases around 0; sinks that take their share.
+            weight.copy_(weight.round() + noise * (2.0 if "sinks" in name else 0.2))
+
+
+def save_model(name, seed, folder):
+    config = AutoConfig.for_model(**COMMON | MODELS[name])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    draw_weights(model, f"{seed} {name}")
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    fields = json.loads((folder / "config.json").read_text())
+    fields = {key: value for key, value in fields.items() if key not in UNUSED_FIELDS}
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def draw_prompt(rng, earlier):
+    """Fresh tokens, or the first 20 to 90 of an earlier prompt and, but for a few, tokens of its own."""
+    parents = [prompt for prompt in earlier if len(prompt) > 20]
+    kind = rng.random()
+    if not parents or kind < 0.25:
+        return [rng.randrange(COMMON["vocab_size"]) for _ in range(rng.randint(5, LONGEST))]
+    parent = rng.choice(parents)
+    shared = rng.randint(20, min(90, len(parent)))
+    own = 0 if kind < 0.35 else rng.randint(1, min(60, LONGEST - shared))
+    return parent[:shared] + [rng.randrange(COMMON["vocab_size"]) for _ in range(own)]
+
+
+def answer(model, prompt):
+    """The greedy tokens and the logits of each step, [8, vocabulary]."""
+    ids, logits = list(prompt), []
+    for _ in range(TOKENS):
+        logits.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1])
+        ids.append(int(logits[-1].argmax()))
+    return ids[len(prompt):], torch.stack(logits)
+
+
+def hangs_on_rounding(model, prompt, tokens, logits):
+    best = logits.topk(2).values
+    if float((best[:, 0] - best[:, 1]).min()) < MARGIN:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    topk = torch.Tensor.topk
+
+    def disturb(values):
+        return values + NOISE * torch.randn(values.shape, generator=generator)
+
+    def disturbed_topk(values, *args, **options):
+        return topk(disturb(values), *args, **options)
+
+    hook = model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: disturb(output))
+    with mock.patch.object(torch.Tensor, "topk", disturbed_topk), mock.patch.object(torch, "topk", disturbed_topk):
+        again = [model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, -TOKENS:] for _ in range(8)]
+    hook.remove()
+    return max(float((other - logits).abs().max()) for other in again) > MOVED
+
+
+def load(folder, **options):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+
+def make(name, seed, folder):
+    """Writes the model's folder; returns how many prompts were drawn again."""
+    save_model(name, seed, folder)
+    model = load(folder, attn_implementation="eager", experts_implementation="eager")
+    rng = random.Random(f"{seed} {name}")
+    prompts, tokens, first, last, redrawn = [], [], [], [], 0
+    while len(prompts) < PROMPTS:
+        prompt = draw_prompt(rng, prompts)
+        chosen, logits = answer(model, prompt)
+        if hangs_on_rounding(model, prompt, chosen, logits):
+            redrawn += 1
+            continue
+        prompts.append(prompt)
+        tokens.append(chosen)
+        first.append(logits[0])
+        last.append(logits[-1])
+    longest = max(map(len, prompts))
+    golden = {"prompts": torch.tensor([prompt + [-1] * (longest - len(prompt)) for prompt in prompts], dtype=torch.int32),
+              "prompt_lens": torch.tensor(list(map(len, prompts)), dtype=torch.int32),
+              "tokens": torch.tensor(tokens, dtype=torch.int32),
+              "first_logits": torch.stack(first), "last_logits": torch.stack(last)}
+    # One entry: safetensors writes several in any order.
+    made_with = f"seed {seed}, torch {torch.__version__}, transformers {transformers.__version__}"
+    save_file(golden, folder / "golden.safetensors", {"made_with": made_with})
+    return redrawn
+
+
+def differences(name, seed):
+    """What differs between the tree's files and the same made anew, and generate()'s answers."""
+    there = FOLDER / name
+    golden = load_file(there / "golden.safetensors")
+    with tempfile.TemporaryDirectory() as anew:
+        anew = pathlib.Path(anew)
+        make(name, seed, anew)
+        for file in ["config.json", "model.safetensors"]:
+            if (anew / file).read_bytes() != (there / file).read_bytes():
+                yield f"{file} is another when made anew"
+        for key, values in load_file(anew / "golden.safetensors").items():
+            if values.shape != golden[key].shape:
+                yield f"{key} has another shape when made anew"
+            elif float((values.double() - golden[key].double()).abs().max()) > (CLOSE if "logits" in key else 0):
+                yield f"{key} is another when made anew"
+    model = load(there)
+    rules = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    for i, length in enumerate(golden["prompt_lens"].tolist()):
+        ids = golden["prompts"][i:i + 1, :length].long()
+        result = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=rules)
+        if result.sequences[0, length:].tolist() != golden["tokens"][i].tolist():
+            yield f"prompt {i}: generate() chooses {result.sequences[0, length:].tolist()}"
+        for key, logits in [("first_logits", result.logits[0]), ("last_logits", result.logits[-1])]:
+            error = float((logits[0] - golden[key][i]).abs().max())
+            if error > CLOSE:
+                yield f"prompt {i}: generate() has {key} that differ by {error:.1e}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="of " + ", ".join(MODELS) + "; without any, all")
+    parser.add_argument("--check", action="store_true", help="compare with the files of the tree and write nothing")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and prompts (default 1)")
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)  # sums in one order
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    failed = False
+    for name in options.models or MODELS:
+        if options.check:
+            found = list(differences(name, options.seed))
+            print(f"{name}: " + ("\n  ".join(["differs", *found]) if found else "agrees"))
+            failed |= bool(found)
+            continue
+        folder = FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        redrawn = make(name, options.seed, folder)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        print(f"{name}: {size:,} bytes, {redrawn} prompts drawn again")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
