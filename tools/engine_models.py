@@ -7,7 +7,7 @@
   tools/engine_models.py --check                 # makes all elsewhere, compares, changes nothing
 
 A model is a folder as Hugging Face has them, so that whatever loads a published checkpoint loads it: config.json,
-model.safetensors (random bfloat16 weights with the names of published checkpoints), and golden.safetensors:
+model.safetensors (random bfloat16 weights under the names that save_pretrained gives), and golden.safetensors:
 
   prompts       int32 [64, longest], filled up with -1; many begin like others, a few are the start of another
   prompt_lens   int32 [64]
