@@ -17,7 +17,7 @@ TABLES = [[3, 7, 1], [5, 2, 9]]
 STEPS = [([0, 0], [9, 5]), ([9, 5], [1, 4]), ([10, 9], [1, 1])]  # tokens before, new ones: prefill, mixed, decode
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
+class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
     """Two layers, the second with a window, that share nothing."""
 
     def __init__(self) -> None:
@@ -130,5 +130,5 @@ def test_refusals() -> None:
     with pytest.raises(kvblocks.KVBlocksError, match="full"):
         model.context.add_layer("full", attention.KVCache(*model.caches[0]), num_heads=HEADS)
     with pytest.raises(TypeError, match="set_metadata: an AttentionMetadata is expected, got <class 'int'>"):
-        model.context.set_metadata({"full": 1})
+        model.context.set_metadata({"full": 1})  # type: ignore[dict-item]
     assert model.caches[0][0].abs().sum() == 0
