@@ -76,12 +76,7 @@ void AddWorkload(const pb::Workload& workload, TextPage& page) {
                 Span(workload.last_arrival_s() - workload.first_arrival_s())));
 }
 
-// Whether all replicas are as the configuration says; else each kind says what it is.
-bool AreAlike(const pb::Report& report) {
-  return report.kinds().empty() || (report.kinds_size() == 1 && report.kinds(0).options().empty());
-}
-
-// What a replica is.
+// What a replica is, where all are the same.
 void AddSetup(const pb::Report& report, TextPage& page) {
   const auto& setup = report.setup();
   const auto& config = report.config();
@@ -128,7 +123,7 @@ void AddTime(const pb::Report& report, TextPage& page) {
   const auto& setup = report.setup();
   const auto& config = report.config();
   std::string hardware;
-  if (AreAlike(report)) {
+  if (report.kinds().empty()) {
     hardware = absl::StrCat(": ", config.model(), " on ", config.tensor_parallel(), " x ",
                             config.device());
     if (config.pipeline_parallel() > 1) {
@@ -427,7 +422,7 @@ std::string FormatReport(const pb::Report& report, bool color) {
   TextPage page(color);
   AddWorkload(report.workload(), page);
   if (!is_one) AddFleet(report, page);
-  if (AreAlike(report)) AddSetup(report, page);
+  if (report.kinds().empty()) AddSetup(report, page);
   AddTime(report, page);
   page.Blank();
   AddHitRates(report, page);
