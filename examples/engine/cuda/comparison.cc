@@ -107,8 +107,9 @@ Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t
                   int64_t head_size, bool head_norms, uint32_t seed) {
   ModelConfig config;
   ModelFacts& facts = config.facts;
+  facts = Catalogue::BuiltIn().FindModel(head_norms ? "qwen3-32b" : "llama-3.1-8b").value();
   facts.name = "random";
-  facts.family = head_norms ? "qwen3" : "llama";
+  facts.tied_embeddings = false;
   facts.layer_pattern.assign(static_cast<size_t>(num_layers), 'F');
   facts.hidden_size = hidden;
   facts.intermediate_size = 2 * hidden;

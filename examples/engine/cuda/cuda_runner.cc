@@ -197,11 +197,14 @@ absl::Status CudaRunner::Run(const sim::StepRecord& step) {
   } else {
     KVBLOCKS_RETURN_IF_ERROR(graphs_->builder().Build(input));
   }
+  last_ = {.is_graph = last_set_ != nullptr, .build_us = MicrosSince(start)};
   const StepTokens tokens = TokensOf(step, graphs_->builder().permutation());
   const auto num_tokens = static_cast<int64_t>(tokens.tokens.size());
   KVBLOCKS_RETURN_IF_ERROR(
       UploadTokens(tokens, last_set_ != nullptr ? last_set_->num_tokens : num_tokens));
   KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
+  last_.num_tokens = num_tokens;
+  last_.upload_us = MicrosSince(start);
   if (last_set_ != nullptr) {
     KVBLOCKS_RETURN_IF_ERROR(Replay(*last_set_));
   } else {
@@ -219,8 +222,7 @@ absl::Status CudaRunner::Run(const sim::StepRecord& step) {
     error = cuda::CopyAsync(out + 1, sampled_.as<void>(), static_cast<size_t>(num_sampled) * 4,
                             context_.stream);
   }
-  last_ = {
-      .num_tokens = num_tokens, .is_graph = last_set_ != nullptr, .issue_us = MicrosSince(start)};
+  last_.issue_us = MicrosSince(start);
   if (error == 0) error = cuda::Synchronize(context_.stream);
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("a step", error));
   last_.total_us = MicrosSince(start);

@@ -53,7 +53,9 @@ class CudaRunner final : public StepRunner {
   struct LastStep {
     int64_t num_tokens = 0;
     bool is_graph = false;
-    double issue_us = 0, total_us = 0;  // until all was enqueued; until tokens were on the host
+    // From the start until metadata was built, it and the tokens were on their way, all was
+    // enqueued, and tokens were on the host.
+    double build_us = 0, upload_us = 0, issue_us = 0, total_us = 0;
   };
   const LastStep& last_step() const { return last_; }
 

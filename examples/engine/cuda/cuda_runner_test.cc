@@ -50,7 +50,7 @@ TEST(CudaRunnerTest, GoldenModelsAnswerAsOnTheCpu) {
     const auto comparison = CompareWithCpu(*model, products, /*margin=*/0.05);
     ASSERT_TRUE(comparison.ok()) << comparison.status();
     EXPECT_EQ(comparison->num_wrong, 0) << comparison->Text();
-    EXPECT_LT(comparison->max_error, 0.1) << comparison->Text();
+    EXPECT_LT(comparison->rms_error, 0.02) << comparison->Text();
     EXPECT_GT(comparison->num_tokens, 100);
     EXPECT_GT(comparison->num_graph_steps, 0);
     EXPECT_LT(comparison->num_graph_steps, comparison->num_steps);
@@ -64,7 +64,7 @@ TEST(CudaRunnerTest, HeadsOfFastKernelsAnswerAsOnTheCpu) {
   const auto comparison = CompareWithCpu(model, products, /*margin=*/0.05);
   ASSERT_TRUE(comparison.ok()) << comparison.status();
   EXPECT_EQ(comparison->num_wrong, 0) << comparison->Text();
-  EXPECT_LT(comparison->max_error, 0.2) << comparison->Text();
+  EXPECT_LT(comparison->rms_error, 0.02) << comparison->Text();
 }
 
 TEST(CudaRunnerTest, OtherModelsAreRefused) {

@@ -91,6 +91,8 @@ class StepTimes final : public sim::EngineObserver {
     if (!last.is_graph || last.num_tokens != num_requests_ || done()) return;
     if (++num_decodes_ <= kWarmSteps) return;
     decode_us.push_back(last.total_us);
+    build_us.push_back(last.build_us);
+    upload_us.push_back(last.upload_us - last.build_us);
     issue_us.push_back(last.issue_us);
     context = 0;
     for (const sim::ScheduledRecord& record : step.scheduled) context += record.num_context + 1;
@@ -107,8 +109,9 @@ class StepTimes final : public sim::EngineObserver {
   bool done() const { return static_cast<int>(decode_us.size()) == kTimedSteps; }
 
   CudaRunner::LastStep largest;
-  std::vector<double> decode_us, issue_us, part_ms;  // parts: all, attention, products, rest
-  int64_t context = 0;                               // tokens of all requests, at the end
+  std::vector<double> decode_us, build_us, upload_us, issue_us;
+  std::vector<double> part_ms;  // all, attention, products, rest
+  int64_t context = 0;          // tokens of all requests, at the end
   absl::Status status;
 
  private:
@@ -143,12 +146,13 @@ class Bench {
     const double ms = Median(times.decode_us) * 1e-3, least = (weights + cache) / read_rate_ * 1e3;
     std::printf(
         "decode %lld requests of %lld: %.1f tokens/s, step %.3f ms (device %.3f, host issues in "
-        "%.1f us), weights %.2f GB, cache %.2f GB, at the read rate %.3f ms: %.1f %% of it; "
+        "%.1f us: metadata %.1f, uploads %.1f), weights %.2f GB, cache %.2f GB, at the read rate "
+        "%.3f ms: %.1f %% of it; "
         "alone: attention %.3f ms, products %.3f, rest %.3f\n",
         static_cast<long long>(requests), static_cast<long long>(context),
         static_cast<double>(requests) / ms * 1e3, ms, times.part_ms[0], Median(times.issue_us),
-        weights * 1e-9, cache * 1e-9, least, 100 * least / ms, times.part_ms[1], times.part_ms[2],
-        times.part_ms[3]);
+        Median(times.build_us), Median(times.upload_us), weights * 1e-9, cache * 1e-9, least,
+        100 * least / ms, times.part_ms[1], times.part_ms[2], times.part_ms[3]);
     return absl::OkStatus();
   }
 
