@@ -81,7 +81,7 @@ grep -q '"options": "device=h200 tensor-parallel=2"' mixed.json || fail "a fleet
 expect 0 '' replay --num-blocks=2000 --replica='2:device=h200:tensor-parallel=2;num-blocks=1000' --router=prefix --json
 cmp out mixed.json || fail "kinds that are parted by ; are others"
 expect 0 '' replay --num-blocks=2000 --replica=3 --router=prefix
-sed -e 1d -e '/^  0 to 2/d' out >alike
+sed 1d out >alike
 expect 0 '' replay $fleet --router=prefix
 sed 1d out | cmp - alike || fail "three of one kind are not three replicas: $(cat alike)"
 part='^kvsim replay: --replica, part 2 "2:'

@@ -78,23 +78,23 @@ void Rotary::Rotate(absl::Span<const int32_t> positions, int64_t heads, int64_t 
   }
 }
 
-void Gate(Activation activation, absl::Span<const float> up, absl::Span<float> gate) {
-  constexpr float kLimit = 7, kAlpha = 1.702f;
+void Gate(const Activation& activation, absl::Span<const float> up, absl::Span<float> gate) {
   constexpr float kRootOfTwoOverPi = 0.7978845608f;
   const auto sigmoid = [](float value) { return 1 / (1 + std::exp(-value)); };
   for (size_t i = 0; i < gate.size(); ++i) {
     const float g = gate[i];
-    switch (activation) {
-      case Activation::kSilu:
+    switch (activation.kind) {
+      case Activation::Kind::kSilu:
         gate[i] = g * sigmoid(g) * up[i];
         break;
-      case Activation::kGeluTanh:
+      case Activation::Kind::kGeluTanh:
         gate[i] =
             0.5f * g * (1 + std::tanh(kRootOfTwoOverPi * (g + 0.044715f * g * g * g))) * up[i];
         break;
-      case Activation::kClampedSwiglu: {
-        const float limited = std::min(g, kLimit);
-        gate[i] = (std::clamp(up[i], -kLimit, kLimit) + 1) * limited * sigmoid(limited * kAlpha);
+      case Activation::Kind::kClampedSwiglu: {
+        const float limit = activation.limit, limited = std::min(g, limit);
+        gate[i] = (std::clamp(up[i], -limit, limit) + 1) * limited *
+                  sigmoid(limited * activation.alpha);
         break;
       }
     }

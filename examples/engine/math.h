@@ -50,14 +50,19 @@ struct Rotary {
               absl::Span<float> x) const;
 };
 
-enum class Activation {
-  kSilu,
-  kGeluTanh,
-  kClampedSwiglu,  // gpt-oss: limits of 7, a sigmoid of 1.702 times the gate, and up + 1
+struct Activation {
+  enum class Kind {
+    kSilu,
+    kGeluTanh,
+    // gpt-oss: gate and up within limits, a sigmoid of alpha times the gate, and up + 1.
+    kClampedSwiglu,
+  };
+  Kind kind = Kind::kSilu;
+  float limit = 7, alpha = 1.702f;
 };
 
 // gate = activation(gate) * up; in place.
-void Gate(Activation activation, absl::Span<const float> up, absl::Span<float> gate);
+void Gate(const Activation& activation, absl::Span<const float> up, absl::Span<float> gate);
 
 // cap * tanh(x / cap); in place.
 void SoftCap(float cap, absl::Span<float> x);

@@ -195,13 +195,15 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
   config.is_gemma = facts.family == "gemma2" || facts.family == "gemma3";
   config.norm_eps = static_cast<float>(fields.Number("rms_norm_eps", 0, 1, is_oss ? 1e-5 : 1e-6));
   if (is_oss) {
-    config.activation = Activation::kClampedSwiglu;
+    config.activation = {.kind = Activation::Kind::kClampedSwiglu,
+                         .limit = static_cast<float>(fields.Number("swiglu_limit", 0, 1e6, 7)),
+                         .alpha = static_cast<float>(fields.Number("swiglu_alpha", 0, 1e6, 1.702))};
   } else {
     const char* const field = fields.Has("hidden_activation") ? "hidden_activation" : "hidden_act";
     const std::string word =
         fields.Word(field, config.is_gemma ? std::vector<std::string>{"gelu_pytorch_tanh"}
                                            : std::vector<std::string>{"silu", "gelu_pytorch_tanh"});
-    if (word != "silu") config.activation = Activation::kGeluTanh;
+    if (word != "silu") config.activation.kind = Activation::Kind::kGeluTanh;
   }
   if (config.is_gemma) {
     const double scalar = fields.Number("query_pre_attn_scalar", 1e-6, 1e9, 256);

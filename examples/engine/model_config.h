@@ -24,7 +24,7 @@ struct ModelConfig {
   // Norms multiply by 1 + weight, stand behind attention and MLP, too, and embeddings are scaled by
   // the root of their size.
   bool is_gemma = false;
-  Activation activation = Activation::kSilu;
+  Activation activation;
   float attention_scale = 0;                         // 0: the root of the head's size
   float attention_soft_cap = 0, logit_soft_cap = 0;  // 0: none
   Rotary rotary;

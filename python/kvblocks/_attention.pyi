@@ -716,3 +716,39 @@ class DeviceMetadata:
 
     def metadata(self, group: int = 0) -> AttentionMetadata:
         """The builder's metadata, with arrays on the device."""
+
+unified_attention_mutates: tuple[str, ...]
+
+class ForwardContext:
+    """
+    Layers by name, with their caches, and the metadata of a step.
+
+    What model code calls: unified_attention stores the step's keys and values and attends, decodes and prefills each
+    by their own operation. Layers run where their cache is. kvblocks.torch_ops makes an operator of torch of it. One
+    thread at a time.
+    """
+
+    def __init__(self) -> None: ...
+
+    def add_layer(self, name: str, cache: KVCache, *, num_heads: int, head_size: int = 0, value_head_size: int = 0, scale: float = 0.0, soft_cap: float = 0.0, window: int = 0, chunk: int = 0, sinks: Array | None = None, alibi_slopes: Array | None = None, shares_cache_of: str = "") -> None:
+        """
+        head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are absorbed, head_size is that
+        before absorption and gives the scale. scale: 0 is 1 / sqrt(head_size). window: tokens, the query included; 0 is
+        all. sinks, alibi_slopes: float32 [H]. shares_cache_of: the layer whose cache this one reads; it stores nothing.
+        """
+
+    def set_metadata(self, metadata: AttentionMetadata | dict[str, AttentionMetadata] | None) -> None:
+        """
+        Of the step, for all layers or by layer; after each build, again. None: nothing is stored, and outputs are zeros (profiling).
+        """
+
+    def output_shape(self, layer: str, q_shape: Sequence[int]) -> tuple[int, ...]:
+        """What a layer makes of q [T, H, D] or [T, H * D]; its type is q's."""
+
+    def unified_attention(self, layer: str, q: Array, k: Array, v: Array, out: Array | None = None, *, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+        """
+        Stores k and v of the step's tokens and attends.
+
+        q [T, H, D] or [T, H * D], k and v with Hkv heads alike; of a latent cache k is kv_c [T, R_kv] and v k_pe [T, R_pe].
+        Rows past the metadata's tokens are padding; their output is zeros. Returns out, of output_shape.
+        """

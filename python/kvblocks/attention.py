@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvblocks._attention import (
-    AttentionMetadata, AttentionMetadataBuilder, BlockSparse, DecodePlan, DeviceMetadata, KVCache, KVGroup, Mask,
-    SplitPlanner, Tensor, ThreadPool, Workspace, build_compressed_slots, build_dense_compressed_indices,
+    AttentionMetadata, AttentionMetadataBuilder, BlockSparse, DecodePlan, DeviceMetadata, ForwardContext, KVCache,
+    KVGroup, Mask, SplitPlanner, Tensor, ThreadPool, Workspace, build_compressed_slots, build_dense_compressed_indices,
     build_swa_indices, build_topk_slots, cache_index_keys, cascade, combine_prefill_indices, compress_tokens,
     compute_kv_scales, compute_slot_mapping, concat_and_cache_mla, convert_layout, copy_blocks, fill_blocks,
     fuse_kv, gather_cache, gather_rows, has_cuda, hkvd_count, index_topk, merge_states, mla_decode, paged_decode,
@@ -89,8 +89,8 @@ def pack_mask(masks: Iterable[Any]) -> Any:
 
 
 __all__ = [
-    "AttentionMetadata", "AttentionMetadataBuilder", "BlockSparse", "DecodePlan", "DeviceMetadata", "KVCache",
-    "KVGroup", "Mask", "SplitPlanner", "Tensor", "ThreadPool", "Workspace", "build_compressed_slots",
+    "AttentionMetadata", "AttentionMetadataBuilder", "BlockSparse", "DecodePlan", "DeviceMetadata", "ForwardContext",
+    "KVCache", "KVGroup", "Mask", "SplitPlanner", "Tensor", "ThreadPool", "Workspace", "build_compressed_slots",
     "build_dense_compressed_indices", "build_swa_indices", "build_topk_slots", "cache_index_keys", "cascade",
     "combine_prefill_indices", "compress_tokens", "compute_kv_scales", "compute_slot_mapping",
     "concat_and_cache_mla", "convert_layout", "copy_blocks", "fill_blocks", "fuse_kv", "gather_cache",

@@ -1000,6 +1000,33 @@ def test_long_calls_let_other_threads_run() -> None:
     assert len(results) == 9 and all((result == results[0]).all() for result in results)
 
 
+def test_layers_by_name() -> None:
+    rng = np.random.default_rng(5)
+    builder = attention.AttentionMetadataBuilder(
+        [attention.KVGroup(9, manager_block_size=4)], max_num_reqs=2, max_num_tokens=8, max_seq_len=8)
+    builder.build([0, 0], [5, 3], [[[3, 7], [5]]])
+    meta = builder.metadata()
+    rows, other = np.zeros((2, 9, 4, 40), np.float32)
+    cache, expected_cache = (attention.KVCache(k, layout="mla_latent", latent_rank=32) for k in (rows, other))
+    q, kv_c, k_pe, sinks = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 40), (8, 32), (8, 8), 4))
+    attention.concat_and_cache_mla(kv_c, k_pe, meta.slot_mapping, expected_cache)
+    expected = attention.mla_decode(q, expected_cache, meta.block_table, meta.seq_lens, scale=24**-0.5, sinks=sinks,
+                                    query_start_loc=meta.query_start_loc)
+
+    context = attention.ForwardContext()
+    context.add_layer("latent", cache, num_heads=4, head_size=24, sinks=sinks)
+    context.add_layer("reader", cache, num_heads=4, head_size=24, sinks=sinks, shares_cache_of="latent")
+    assert context.output_shape("latent", [8, 160]) == (8, 128)
+    out = context.unified_attention("latent", q, kv_c, k_pe)
+    assert out.shape == expected.shape and not out.any() and not rows.any()  # no step: profiling
+    context.set_metadata({"latent": meta, "reader": meta})
+    np.testing.assert_allclose(context.unified_attention("latent", q, kv_c, k_pe), expected, rtol=1e-5, atol=1e-6)
+    assert (rows == other).all()
+    again = context.unified_attention("reader", q, kv_c * 2, k_pe)
+    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
+    assert (rows == other).all()
+
+
 def test_cuda_is_said_to_be_missing() -> None:
     if attention.has_cuda:
         pytest.skip("built with CUDA")

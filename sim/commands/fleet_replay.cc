@@ -287,7 +287,7 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report
     return NoteStepsOutside(report);
   }
   report->set_outcome("complete");
-  const bool is_alike = config_.replica().empty();
+  const bool is_alike = kinds_.size() == 1 && kinds_[0].asked.options.empty();
   if (!is_alike) FillKinds(report);
   const std::vector<std::string> names = Names();
   for (size_t r = 0; r < result_.replicas.size(); ++r) {

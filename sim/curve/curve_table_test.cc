@@ -212,24 +212,24 @@ TEST(LossByRoundingTest, CountsWhatWholeBlocksLeave) {
 constexpr int kNumSizes = 8;
 constexpr int64_t kSizes[kNumSizes] = {1'000, 2'000, 4'000, 5'859, 10'000, 20'000, 50'000, 97'656};
 
-struct Expected {
+struct PublishedCurve {
   const char* trace;
   int64_t ids[kNumSizes];     // hits where every content id is a block
   int64_t full[kNumSizes];    // where full blocks alone are
   int64_t belady[kNumSizes];  // the bound of the first
 };
 
-constexpr Expected kConversation = {
+constexpr PublishedCurve kConversation = {
     "conversation",
     {12'847, 15'665, 24'964, 39'258, 61'046, 83'035, 102'290, 104'870},
     {12'990, 15'944, 26'005, 40'644, 62'005, 84'692, 102'724, 104'926},
     {51'705, 71'949, 92'472, 101'431, 105'710, 105'710, 105'710, 105'710}};
-constexpr Expected kSynthetic = {"synthetic",
+constexpr PublishedCurve kSynthetic = {"synthetic",
                                  {10'252, 17'839, 28'577, 37'703, 51'669, 69'686, 77'953, 77'953},
                                  {10'370, 18'256, 30'217, 38'368, 52'952, 70'849, 77'740, 77'740},
                                  {32'803, 45'608, 60'063, 66'978, 75'241, 77'953, 77'953, 77'953}};
 
-class PublishedCurveTest : public testing::TestWithParam<Expected> {
+class PublishedCurveTest : public testing::TestWithParam<PublishedCurve> {
  protected:
   // Null if the trace is not here.
   std::unique_ptr<TraceReader> Open() {

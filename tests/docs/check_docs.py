@@ -261,7 +261,10 @@ class Checker:
             self.check_flags(path, number, own, dict.fromkeys(BAZEL_FLAGS))
             if passed_on:
                 folders = [l.partition(":")[0] for l in LABEL.findall(own)]
-                self.check_flags(path, number, passed_on, self.flags_in_folders(folders))
+                flags = self.flags_in_folders(folders)
+                if "examples/engine" in folders:  # it takes the options of a replay, too
+                    flags = merge([flags, self.kvsim["replay"]])
+                self.check_flags(path, number, passed_on, flags)
             return True
         if program in self.scripts:
             flags = dict(self.scripts[program])
@@ -285,7 +288,7 @@ class Checker:
         return flags
 
     def any_flags(self):
-        programs = self.flags_in_folders(["attention/cuda/check", "bench", "examples"])
+        programs = self.flags_in_folders(["attention/cuda/check", "bench", "examples", "examples/engine"])
         return merge([self.all_kvsim, dict.fromkeys(BAZEL_FLAGS), programs] + list(self.scripts.values()))
 
     def check_flags(self, path, number, code, flags):

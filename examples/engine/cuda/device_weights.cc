@@ -48,8 +48,9 @@ absl::Status DeviceWeights::Check(const ModelConfig& config) {
   if (facts.layer_pattern.find_first_not_of('F') != std::string::npos) {
     refused = "layers without full attention";
   }
-  if (config.is_gemma || config.activation != Activation::kSilu || config.rotary.interleaved ||
-      config.attention_soft_cap > 0 || config.logit_soft_cap > 0 || facts.sink_bias) {
+  if (config.is_gemma || config.activation.kind != Activation::Kind::kSilu ||
+      config.rotary.interleaved || config.attention_soft_cap > 0 || config.logit_soft_cap > 0 ||
+      facts.sink_bias) {
     refused = "Gemma's norms, soft caps, sinks, or another activation than SiLU";
   }
   if (static_cast<int64_t>(config.rotary.frequencies.size()) * 2 != facts.head_size) {

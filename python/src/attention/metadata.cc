@@ -291,6 +291,15 @@ void CopyTo(const char* name, const ConstTensorView& from, nb::handle to) {
 
 }  // namespace
 
+CommonAttentionMetadata MetadataFrom(nb::handle metadata) {
+  if (!nb::isinstance<PyMetadata>(metadata)) {
+    PyErr_Format(PyExc_TypeError, "set_metadata: an AttentionMetadata is expected, got %S",
+                 reinterpret_cast<PyObject*>(Py_TYPE(metadata.ptr())));
+    nb::raise_python_error();
+  }
+  return nb::cast<const PyMetadata&>(metadata).core();
+}
+
 void BindMetadata(nb::module_& module) {
   nb::class_<attention::KvGroupConfig>(module, "KVGroup",
                                        "One KV-cache group, as metadata sees it.")

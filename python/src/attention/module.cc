@@ -22,4 +22,5 @@ NB_MODULE(_attention, module) {
   BindIndexOps(module);
   BindIndexerOps(module);
   BindMetadata(module);
+  BindLayers(module);
 }

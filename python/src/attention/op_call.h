@@ -24,6 +24,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/attention_args.h"
 #include "kvblocks/attention_cpu.h"
+#include "kvblocks/attention_metadata.h"
 #include "kvblocks/attention_ops.h"
 #include "kvblocks/kv_cache_view.h"
 #include "python/src/attention/arrays.h"
@@ -77,6 +78,9 @@ struct CallOptions {
 inline int64_t Extent(const attention::ConstTensorView& view, int dim) {
   return dim < view.rank ? view.extent[dim] : -1;
 }
+
+// Of Python's AttentionMetadata, whose builder must outlive it.
+attention::CommonAttentionMetadata MetadataFrom(nb::handle metadata);
 
 // A cudaStream_t, of a number or of what torch, CuPy and cuda.core have. `op` is for messages.
 void* StreamFrom(const char* op, nb::handle stream);
@@ -184,6 +188,7 @@ void BindMlaOps(nb::module_& module);
 void BindIndexOps(nb::module_& module);
 void BindIndexerOps(nb::module_& module);
 void BindMetadata(nb::module_& module);
+void BindLayers(nb::module_& module);
 void BindAttentionRules(nb::module_& module);  // Mask, BlockSparse, SplitPlanner
 void BindBlockOps(nb::module_& module);
 
