@@ -22,7 +22,7 @@ using cuda::StatusOf;
 
 constexpr attention::DeviceId kDevice = {attention::DeviceKind::kCuda, 0};
 constexpr int64_t kRowMultiple = 64;  // of products outside of graphs: fewer shapes to choose for
-constexpr int64_t kMostInGraph = 512, kMostPrefetching = 256;
+constexpr int64_t kMostInGraph = 512;
 
 using Clock = std::chrono::steady_clock;
 double MicrosSince(Clock::time_point start) {
@@ -286,14 +286,8 @@ absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, con
                             x.as<Bf16Bits>(), weight.as<Bf16Bits>(), y.as<void>(), context_.stream);
 }
 
-// Of many tokens products compute for longer than their weights take to come.
-Prefetch CudaRunner::PrefetchOf(const DeviceArray& weight, int64_t rows) const {
-  if (rows > kMostPrefetching) return {};
-  return {weight.as<void>(), std::min(prefetch_bytes_, weight.bytes()) / 16 * 16};
-}
-
 absl::Status CudaRunner::Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
-                              int64_t rows, const DeviceArray& next) {
+                              int64_t rows) {
   if ((parts & kRest) == 0) return absl::OkStatus();
   return StatusOf("a norm",
                   LaunchAddAndNorm(launch_, {.x = x_.as<Bf16Bits>(),
@@ -302,8 +296,7 @@ absl::Status CudaRunner::Norm(unsigned parts, const DeviceArray* added, const De
                                              .out = normed_.as<Bf16Bits>(),
                                              .num_rows = rows,
                                              .size = static_cast<int32_t>(model_.facts.hidden_size),
-                                             .eps = model_.norm_eps,
-                                             .next = PrefetchOf(next, rows)}));
+                                             .eps = model_.norm_eps}));
 }
 
 // Queries, keys and values lie side by side in the rows of one tensor.
@@ -352,7 +345,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DeviceWeights::Layer& weights = weights_.layers[i];
     KVBLOCKS_RETURN_IF_ERROR(
-        Norm(parts, i == 0 ? nullptr : &added_, weights.attention_norm, tokens, weights.qkv));
+        Norm(parts, i == 0 ? nullptr : &added_, weights.attention_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
         Multiply(parts, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
     if (rest) {
@@ -373,7 +366,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
     }
     if ((parts & kAttention) != 0) KVBLOCKS_RETURN_IF_ERROR(Attend(layers_[i], batch));
     KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.o, attended_, rows, queries, hidden, added_));
-    KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights.mlp_norm, tokens, weights.gate_up));
+    KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights.mlp_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
         Multiply(parts, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
     if (rest) {
@@ -381,19 +374,18 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
           StatusOf("gates", LaunchGate(launch_, {.gate_up = gate_up_.as<Bf16Bits>(),
                                                  .out = gated_.as<Bf16Bits>(),
                                                  .num_rows = tokens,
-                                                 .size = static_cast<int32_t>(inner),
-                                                 .next = PrefetchOf(weights.down, tokens)})));
+                                                 .size = static_cast<int32_t>(inner)})));
     }
     KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.down, gated_, rows, inner, hidden, added_));
   }
   if (batch.num_sampled == 0) return absl::OkStatus();
-  const DeviceArray& head = weights_.head.absent() ? weights_.embedding : weights_.head;
-  KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights_.norm, tokens, head));
+  KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights_.norm, tokens));
   if (rest && !batch.samples_all) {
     KVBLOCKS_RETURN_IF_ERROR(take(normed_, tokens, rows_, batch.num_sampled, last_rows_));
   }
   KVBLOCKS_RETURN_IF_ERROR(
-      Multiply(parts, head, batch.samples_all ? normed_ : last_rows_,
+      Multiply(parts, weights_.head.absent() ? weights_.embedding : weights_.head,
+               batch.samples_all ? normed_ : last_rows_,
                batch.samples_all ? batch.num_sampled : RoundUp(batch.num_sampled), hidden,
                facts.vocab_size, logits_, /*float_out=*/true));
   if (!rest) return absl::OkStatus();

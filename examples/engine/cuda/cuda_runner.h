@@ -59,10 +59,6 @@ class CudaRunner final : public StepRunner {
   };
   const LastStep& last_step() const { return last_; }
 
-  // How much of a product's weights is brought into the second-level cache by the kernel before it,
-  // in steps of few tokens; of graphs that are captured from now on.
-  void set_prefetch_bytes(int64_t bytes) { prefetch_bytes_ = bytes; }
-
   // How long the device takes for these parts of the last step, which must have been a graph:
   // milliseconds of a replay. To be asked when nothing is to be computed any more: parts alone
   // leave activations and the last token's keys and values wrong.
@@ -104,8 +100,7 @@ class CudaRunner final : public StepRunner {
                         int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
                         bool float_out = false);
   absl::Status Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
-                    int64_t rows, const DeviceArray& next);
-  Prefetch PrefetchOf(const DeviceArray& weight, int64_t rows) const;
+                    int64_t rows);
 
   const ModelConfig& model_;
   const DeviceWeights& weights_;
@@ -131,7 +126,6 @@ class CudaRunner final : public StepRunner {
   DeviceArray tokens_, rows_, last_rows_, logits_, sampled_;
   DeviceArray host_in_, host_out_;  // pinned: tokens and rows; error flags and sampled tokens
   int64_t max_tokens_ = 0, max_sampled_ = 0;
-  int64_t prefetch_bytes_ = int64_t{8} << 20;
 };
 
 }  // namespace kvblocks::engine

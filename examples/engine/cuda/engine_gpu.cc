@@ -71,7 +71,6 @@ int Main(int argc, char** argv) {
   speed->add_option("--requests", options.requests, "that decode at once")->delimiter(',');
   speed->add_option("--context", options.context, "tokens of each prompt");
   speed->add_option("--prefill", options.prefill_tokens, "tokens of the prefill");
-  speed->add_option("--prefetch-bytes", options.prefetch_bytes, "of weights, ahead of products");
   CLI11_PARSE(program, argc, argv);
 
   int num_devices = 0;

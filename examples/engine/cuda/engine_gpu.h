@@ -17,7 +17,6 @@ struct SpeedOptions {
   std::vector<int64_t> requests = {1, 16, 64, 256};
   int64_t context = 1024;         // tokens of each prompt
   int64_t prefill_tokens = 8192;  // of the step that is timed, and the most of any
-  int64_t prefetch_bytes = -1;    // CudaRunner::set_prefetch_bytes; -1: as it is
 };
 
 // Prints bytes per second that the device reads, then a line per number of requests, and one of

@@ -230,7 +230,6 @@ absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
   KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve, PlanServing(model.facts, settings));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, CudaRunner::Create(model, weights, products,
                                                                   serve.plan, serve.config, {}));
-  if (options.prefetch_bytes >= 0) runner->set_prefetch_bytes(options.prefetch_bytes);
   Bench bench(model, weights, runner.get(), &serve, read_rate);
   absl::Status first;
   const auto keep = [&first](const std::string& name, const absl::Status& status) {

@@ -24,25 +24,6 @@ KVB_DEVICE void StoreUnit(const float (&values)[kUnit], Bf16Bits* to) {
                  Bf16::Pack(values[4], values[5]), Bf16::Pack(values[6], values[7]));
 }
 
-constexpr uint32_t kPrefetchBytes = 16 << 10;  // of one instruction
-
-// By the first warp of each block.
-KVB_DEVICE void Start(const Prefetch& next) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (threadIdx.x >= 32) return;
-  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  const int64_t step = int64_t{gridDim.x} * gridDim.y * 32 * kPrefetchBytes;
-  for (int64_t at = (block * 32 + threadIdx.x) * kPrefetchBytes; at < next.bytes; at += step) {
-    const int64_t left = next.bytes - at;
-    const uint32_t bytes = left < kPrefetchBytes ? static_cast<uint32_t>(left) : kPrefetchBytes;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     static_cast<const unsigned char*>(next.data) + at),
-                 "r"(bytes)
-                 : "memory");
-  }
-#endif
-}
-
 // A block per row.
 __global__ void __launch_bounds__(kThreads)
     TakeRowsKernel(const __grid_constant__ TakeRowsParams params) {
@@ -62,7 +43,6 @@ __global__ void __launch_bounds__(kThreads)
     AddAndNormKernel(const __grid_constant__ NormParams params) {
   __shared__ float sums[kWarps];
   AllowNextKernel();
-  Start(params.next);
   WaitForPreviousKernel();
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t begin = int64_t{blockIdx.x} * params.size;
@@ -138,7 +118,6 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     GateKernel(const __grid_constant__ GateParams params) {
   AllowNextKernel();
-  Start(params.next);
   WaitForPreviousKernel();
   const int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kUnit;
   if (i >= params.size) return;

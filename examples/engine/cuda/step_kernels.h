@@ -15,14 +15,6 @@ namespace kvblocks::engine {
 
 using Bf16Bits = uint16_t;
 
-// Memory that the kernel behind will read: a kernel that has it brings it into the second-level
-// cache while it computes, which leaves the memory idle. Multiples of 16 bytes; devices before
-// Hopper do nothing.
-struct Prefetch {
-  const void* data = nullptr;
-  int64_t bytes = 0;
-};
-
 // out[i] = table[indices[i]]; zeros where there is no such row.
 struct TakeRowsParams {
   const Bf16Bits* table = nullptr;
@@ -43,7 +35,6 @@ struct NormParams {
   int64_t num_rows = 0;
   int32_t size = 0;
   float eps = 0;
-  Prefetch next = {};
 };
 attention::cuda::Error LaunchAddAndNorm(const attention::cuda::LaunchContext& context,
                                         const NormParams& params);
@@ -68,7 +59,6 @@ struct GateParams {
   Bf16Bits* out = nullptr;
   int64_t num_rows = 0;
   int32_t size = 0;
-  Prefetch next = {};
 };
 attention::cuda::Error LaunchGate(const attention::cuda::LaunchContext& context,
                                   const GateParams& params);
