@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "examples/engine/host_tiers.h"
+#include "examples/engine/model_runner.h"
 
 namespace kvblocks::engine {
 namespace {
@@ -78,6 +79,16 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
                              std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
                              const std::vector<sim::EngineObserver*>& observers,
                              sim::TierConnector* tiers) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
+  return ServeBy(*runner, model.config().facts.vocab_size, plan, std::move(config),
+                 std::move(trace), observers, tiers);
+}
+
+absl::StatusOr<Served> ServeBy(StepRunner& runner, int64_t vocabulary, const Plan& plan,
+                               sim::SimulationConfig config,
+                               std::unique_ptr<sim::TraceReader> trace,
+                               const std::vector<sim::EngineObserver*>& observers,
+                               sim::TierConnector* tiers) {
   if (trace->info().block_tokens != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the trace's ids stand for ", trace->info().block_tokens,
@@ -85,16 +96,15 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
   }
   config.kv_cache = plan.config;
   config.progress_interval = 1;
-  auto reader = std::make_unique<PromptReader>(std::move(trace), model.config().facts.vocab_size,
+  auto reader = std::make_unique<PromptReader>(std::move(trace), vocabulary,
                                                config.drafts.num_draft_tokens > 0);
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
   Collector collector;
-  std::vector<sim::EngineObserver*> all = {runner.get(), &collector};
+  std::vector<sim::EngineObserver*> all = {&runner, &collector};
   all.insert(all.end(), observers.begin(), observers.end());
   // First, so that the others can ask it what it found.
   if (tiers != nullptr) all.insert(all.begin(), tiers);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto simulation,
-                            sim::Simulation::Create(config, reader.get(), runner.get(), all));
+                            sim::Simulation::Create(config, reader.get(), &runner, all));
   std::optional<HostTiers> host;
   if (tiers != nullptr) {
     if (tiers->NeedsEvents()) {
@@ -104,11 +114,11 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
     }
     KVBLOCKS_RETURN_IF_ERROR(tiers->Attach(simulation->manager()));
     simulation->set_connector(tiers);
-    KVBLOCKS_ASSIGN_OR_RETURN(host, HostTiers::Create(*tiers, plan, runner->memory()));
+    KVBLOCKS_ASSIGN_OR_RETURN(host, HostTiers::Create(*tiers, plan, runner.memory()));
     tiers->set_on_copies([&](absl::Span<const sim::KvCopy> copies) { host->Copy(copies); });
   }
   const absl::Status status = simulation->Run();
-  if (!runner->status().ok()) return runner->status();
+  if (!runner.status().ok()) return runner.status();
   if (!status.ok()) return status;
   return Served{
       .requests = collector.Sorted(), .result = simulation->result(), .trace = std::move(reader)};

@@ -8,12 +8,13 @@
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_ENGINE_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_ENGINE_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "examples/engine/model.h"
-#include "examples/engine/model_runner.h"
+#include "examples/engine/step_runner.h"
 #include "kvblocks/plan.h"
 #include "sim/engine/engine_observer.h"
 #include "sim/simulation.h"
@@ -39,6 +40,14 @@ absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::Simulati
                              std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
                              const std::vector<sim::EngineObserver*>& observers = {},
                              sim::TierConnector* tiers = nullptr);
+
+// The same by a runner that was made for this plan and configuration, of a model with so many
+// tokens in its vocabulary.
+absl::StatusOr<Served> ServeBy(StepRunner& runner, int64_t vocabulary, const Plan& plan,
+                               sim::SimulationConfig config,
+                               std::unique_ptr<sim::TraceReader> trace,
+                               const std::vector<sim::EngineObserver*>& observers = {},
+                               sim::TierConnector* tiers = nullptr);
 
 }  // namespace kvblocks::engine
 

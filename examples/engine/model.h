@@ -41,8 +41,13 @@ class Model {
 
   // A folder with config.json and model*.safetensors.
   static absl::StatusOr<Model> Load(const std::string& folder);
+  // REQUIRES: weights of the shapes that the configuration says.
+  static Model Of(ModelConfig config, Weights weights) {
+    return Model(std::move(config), std::move(weights));
+  }
 
   const ModelConfig& config() const { return config_; }
+  const Weights& weights() const { return weights_; }
   // What attention must know of a layer; its sinks are a view of the model's.
   attention::LayerConfig AttentionOf(int64_t layer) const;
 

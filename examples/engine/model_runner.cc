@@ -2,55 +2,31 @@
 
 #include <cblas.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
-#include "examples/engine/ngram_drafts.h"
 
 namespace kvblocks::engine {
 
-using attention::KvGroupConfig;
-
 ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
-    : model_(model),
-      options_(std::move(options)),
-      threads_(options_.threads),
-      random_(options_.seed) {
+    : StepRunner(std::move(options)), model_(model), threads_(options_.threads) {
   openblas_set_num_threads(threads_.num_threads());
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const Model& model, const Plan& plan, const sim::SimulationConfig& config,
     RunnerOptions options) {
-  if (config.scheduler.pipeline_stages > 1 || config.ranks_per_block > 1) {
-    return absl::UnimplementedError(
-        "pipeline stages or context parallelism: the engine has one rank; turn them off");
-  }
-  if (config.drafts.num_draft_tokens > 0 &&
-      (config.drafts.drafter != sim::Drafter::kNgram || config.scheduler.async)) {
-    return absl::UnimplementedError(
-        "drafts: the engine has those of n-grams, and needs to know which were accepted before the "
-        "next step; choose ngram and --no-async");
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(options)));
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      runner->memory_,
-      PlannedMemory::Create(plan, {.kernel_blocks = std::vector<int64_t>(
-                                       plan.groups.size(), runner->options_.kernel_blocks),
-                                   .layout = runner->options_.kv_layout}));
+  KVBLOCKS_ASSIGN_OR_RETURN(runner->memory_,
+                            PlannedMemory::Create(plan, runner->MemoryOptions(plan)));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
   KVBLOCKS_RETURN_IF_ERROR(runner->AddSparseWork(config));
-  KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_,
-                            attention::CpuBackend().MakeMetadataBuilder(
-                                {.groups = runner->group_configs_,
-                                 .max_num_reqs = config.scheduler.max_num_seqs,
-                                 .max_num_tokens = config.scheduler.max_num_batched_tokens,
-                                 .max_seq_len = config.manager.max_model_len}));
+  KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
+                                                  runner->BuilderOptions(config)));
   return runner;
 }
 
@@ -124,74 +100,10 @@ absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
   return absl::OkStatus();
 }
 
-// Layers of one group whose blocks have the same numbers share their metadata.
-int ModelRunner::MetadataOf(const LayerMemory& layer) {
-  const KvGroupConfig config = memory_->KvGroupOf(layer);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    const KvGroupConfig& other = group_configs_[i];
-    if (groups_[i] == layer.group && other.block_map == config.block_map &&
-        other.key() == config.key()) {
-      return static_cast<int>(i);
-    }
-  }
-  groups_.push_back(layer.group);
-  group_configs_.push_back(config);
-  return static_cast<int>(groups_.size()) - 1;
-}
-
-void ModelRunner::OnStepScheduled(const sim::StepRecord& step) {
-  if (!status_.ok() || step.scheduled.empty()) return;
-  const auto start = std::chrono::steady_clock::now();
-  status_ = Run(step);
-  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
-  step_time_ = std::max<int64_t>(1, took.count()) * sim::kNanosecond;
-}
-
-absl::StatusOr<sim::SimTime> ModelRunner::StepTime(absl::Span<const sim::SequenceWork>,
-                                                   const sim::Decodes&) const {
-  if (!status_.ok()) return status_;
-  return step_time_;
-}
-
-absl::Status ModelRunner::Build(const sim::StepRecord& step) {
-  if (!step.copies.empty()) {
-    return absl::UnimplementedError("a step begins with copies of blocks, which states alone need");
-  }
-  inputs_.clear();
-  tables_.clear();
-  for (const sim::ScheduledRecord& record : step.scheduled) {
-    inputs_.push_back({.num_computed_tokens = record.num_context,
-                       .num_scheduled_tokens = record.num_tokens,
-                       .num_prompt_tokens = record.request->num_prompt});
-    for (const int group : groups_) {
-      tables_.push_back(manager_->GetBlocks(*record.request->kv, group));
-    }
-  }
-  return builder_->Build({.requests = inputs_, .block_ids = tables_});
-}
-
 absl::Status ModelRunner::Run(const sim::StepRecord& step) {
-  KVBLOCKS_RETURN_IF_ERROR(Build(step));
-  // The builder puts decodes first: tokens in its order, and the rows that tokens are sampled from.
-  std::vector<int32_t> tokens, positions, rows;
-  std::vector<Sampled> sampled;
-  for (const int32_t index : builder_->permutation()) {
-    const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
-    const int64_t end = record.num_context + record.num_tokens;
-    const int64_t num_known = end - record.num_verified_drafts;
-    std::vector<int32_t> drafts;
-    if (record.num_verified_drafts > 0) {
-      drafts = NgramDrafts(KnownTokens(*record.request, 0, num_known), record.num_verified_drafts);
-    }
-    const std::vector<int32_t> known = KnownTokens(*record.request, record.num_context, num_known);
-    tokens.insert(tokens.end(), known.begin(), known.end());
-    tokens.insert(tokens.end(), drafts.begin(), drafts.end());
-    for (int64_t p = record.num_context; p < end; ++p) positions.push_back(static_cast<int32_t>(p));
-    if (record.is_chunk) continue;
-    const auto first = static_cast<int32_t>(tokens.size() - drafts.size()) - 1;
-    for (size_t i = 0; i <= drafts.size(); ++i) rows.push_back(first + static_cast<int32_t>(i));
-    sampled.push_back({&record, std::move(drafts)});
-  }
+  KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
+  KVBLOCKS_RETURN_IF_ERROR(builder_->Build(input));
+  const StepTokens tokens = TokensOf(step, builder_->permutation());
   attention::ExecContext context;
   context.threads = &threads_;
   const auto attend = [&](int64_t index, const attention::LayerTensors& tensors) {
@@ -209,58 +121,10 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   };
   KVBLOCKS_ASSIGN_OR_RETURN(
       const std::vector<float> logits,
-      model_.Forward({.tokens = tokens, .positions = positions, .rows = rows}, attend));
-  const size_t vocabulary = rows.empty() ? 0 : logits.size() / rows.size();
-  auto left = absl::MakeConstSpan(logits);
-  for (const Sampled& one : sampled) {
-    Sample(one, left, vocabulary);
-    left.remove_prefix((one.drafts.size() + 1) * vocabulary);
-  }
+      model_.Forward({.tokens = tokens.tokens, .positions = tokens.positions, .rows = tokens.rows},
+                     attend));
+  Take(tokens, logits);
   return absl::OkStatus();
-}
-
-// Tokens [begin, end) of prompt and output.
-std::vector<int32_t> ModelRunner::KnownTokens(const sim::SimRequest& request, int64_t begin,
-                                              int64_t end) {
-  const sim::TraceRequest& spec = request.spec;
-  std::vector<int32_t> tokens;
-  for (int64_t p = begin; p < end; ++p) {
-    tokens.push_back(static_cast<int32_t>(
-        p < spec.input_length
-            ? spec.content_ids[static_cast<size_t>(p)]
-            : int64_t{spec.output_ids[static_cast<size_t>(p - spec.input_length)]}));
-  }
-  return tokens;
-}
-
-// A token behind the known ones, and one behind each draft as long as the model agrees with it.
-void ModelRunner::Sample(const Sampled& sampled, absl::Span<const float> logits,
-                         size_t vocabulary) {
-  const sim::ScheduledRecord& record = *sampled.record;
-  sim::SimRequest& request = *record.request;
-  const auto num_drafts = static_cast<int64_t>(sampled.drafts.size());
-  const int64_t first = record.num_context + record.num_tokens - num_drafts - request.num_prompt;
-  int64_t accepted = 0;
-  while (true) {
-    const auto row = logits.subspan(static_cast<size_t>(accepted) * vocabulary, vocabulary);
-    const int32_t token =
-        options_.temperature > 0 ? engine::Sample(row, options_.temperature, random_) : Greedy(row);
-    const auto index = static_cast<size_t>(first + accepted);
-    // Tokens behind a request's last one are computed for nothing.
-    if (index < request.spec.output_ids.size()) {
-      request.spec.output_ids[index] = static_cast<uint32_t>(token);
-      if (options_.on_logits) options_.on_logits(request, first + accepted, row);
-    }
-    if (record.is_padded || accepted == num_drafts ||
-        token != sampled.drafts[static_cast<size_t>(accepted)]) {
-      break;
-    }
-    ++accepted;
-  }
-  const auto verification = static_cast<size_t>(request.num_verifications);
-  if (num_drafts > 0 && verification < request.spec.accepted_drafts.size()) {
-    request.spec.accepted_drafts[verification] = static_cast<uint32_t>(accepted);
-  }
 }
 
 }  // namespace kvblocks::engine

@@ -8,8 +8,10 @@ The repository has
   cuda.bzl   CUDA_ARCHS, from KVBLOCKS_CUDA_ARCHS=sm_90a,... : what kernels are compiled for instead of the default (PTX alone,
              compute_90a, is not optimised: it is for seeing that kernels compile);
              CUDA_AVAILABLE; CUDA_NVCC, the compiler's path; CUDA_VERSION, such as "13.0"; CUDA_MISSING, why there is none
+             CUBLAS_AVAILABLE: whether cuBLASLt lies beside it
   :headers   the runtime's headers, for host code that includes cuda_runtime.h
   :cudart    these, and the runtime, linked statically
+  :cublas_lt where there is cuBLASLt: the headers, and the shared library, which programs load
   :release   a file that changes with the compiler
 
 nvcc runs from where it is installed, as g++ does: its thousands of headers would have to be linked into every sandbox.
@@ -50,7 +52,9 @@ def _usable(repository_ctx, folder):
     header = _first(repository_ctx, folder, ["include", "targets/x86_64-linux/include"], "cuda_runtime.h")
     if not header:
         return None, "%s has no cuda_runtime.h" % folder
+    has_cublas = header.dirname.get_child("cublasLt.h").exists
     return struct(
+        cublas = _first(repository_ctx, folder, ["lib64", "lib", "targets/x86_64-linux/lib"], "libcublasLt.so") if has_cublas else None,
         nvcc = nvcc,
         include = header.dirname,
         library = library,
@@ -77,6 +81,7 @@ CUDA_NVCC = {nvcc}
 CUDA_VERSION = {version}
 CUDA_MISSING = {missing}
 CUDA_ARCHS = {archs}
+CUBLAS_AVAILABLE = {cublas}
 """
 
 _BUILD_WITH = """package(default_visibility = ["//visibility:public"])
@@ -108,6 +113,19 @@ cc_library(
 )
 """
 
+_BUILD_CUBLAS = """
+# Too large to be copied about: it is linked, and loaded, from where it is.
+cc_library(
+    name = "cublas_lt",
+    linkopts = [
+        "-L{folder}",
+        "-lcublasLt",
+        "-Wl,-rpath,{folder}",
+    ],
+    deps = [":headers"],
+)
+"""
+
 _BUILD_WITHOUT = """package(default_visibility = ["//visibility:public"])
 
 exports_files(["release"])
@@ -135,9 +153,13 @@ def _local_cuda_impl(repository_ctx):
         print(("no CUDA compiler: %s. Everything but the CUDA backend is built and tested. " +
                "tools/cuda_toolkit.sh installs one (105 MB, no root)") % "; ".join(reasons))
         repository_ctx.file("release", "none\n", executable = False)
-    repository_ctx.file("BUILD.bazel", _BUILD_WITH if cuda else _BUILD_WITHOUT, executable = False)
+    build = _BUILD_WITH if cuda else _BUILD_WITHOUT
+    if cuda and cuda.cublas:
+        build += _BUILD_CUBLAS.format(folder = cuda.cublas.dirname)
+    repository_ctx.file("BUILD.bazel", build, executable = False)
     repository_ctx.file("cuda.bzl", _CONSTANTS.format(
         available = bool(cuda),
+        cublas = bool(cuda and cuda.cublas),
         nvcc = repr(str(cuda.nvcc) if cuda else ""),
         version = repr(cuda.version if cuda else ""),
         missing = repr("" if cuda else "; ".join(reasons)),

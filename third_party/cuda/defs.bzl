@@ -1,4 +1,4 @@
-"""CUDA C++ in this build: cuda_library, cuda_test, if_cuda.
+"""CUDA C++ in this build: cuda_library, cuda_test, if_cuda, if_cublas.
 
 Without a CUDA compiler the same BUILD files load: a cuda_library then keeps its headers and is incompatible with the
 platform, so //... leaves it out with everything that needs it; a cuda_test or cuda_binary does not exist; if_cuda gives
@@ -6,7 +6,7 @@ the other value. A target that is to exist either way takes its CUDA part throug
 """
 
 load("//:kvblocks.bzl", "COPTS", "kv_cc_binary", "kv_cc_library", "kv_cc_test")
-load("@local_cuda//:cuda.bzl", "CUDA_ARCHS", "CUDA_AVAILABLE", "CUDA_NVCC", "CUDA_VERSION")
+load("@local_cuda//:cuda.bzl", "CUBLAS_AVAILABLE", "CUDA_ARCHS", "CUDA_AVAILABLE", "CUDA_NVCC", "CUDA_VERSION")
 
 # Machine code for A100 and its family, for Hopper with wgmma and the bulk copy engine, and PTX from which a driver
 # compiles for newer GPUs.
@@ -24,6 +24,10 @@ _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")
 def if_cuda(then, otherwise = []):
     """The first value where there is a CUDA compiler, else the second."""
     return then if CUDA_AVAILABLE else otherwise
+
+def if_cublas(then, otherwise = []):
+    """The first value where there are a CUDA compiler and cuBLASLt, else the second."""
+    return then if CUBLAS_AVAILABLE else otherwise
 
 def _gencode(arch):
     kind, _, number = arch.partition("_")

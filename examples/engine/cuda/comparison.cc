@@ -1,0 +1,229 @@
+#include "examples/engine/cuda/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checks/status_macros.h"
+#include "examples/engine/cuda/cuda_runner.h"
+#include "kvblocks/planning.h"
+#include "sim/testing/replay.h"
+
+namespace kvblocks::engine {
+namespace {
+
+constexpr int64_t kOutputs = 12;
+
+// Logits and tokens by request and place.
+struct Sampled {
+  std::map<std::pair<int64_t, int64_t>, std::vector<float>> logits;
+  std::vector<sim::TraceRequest> requests;
+
+  RunnerOptions Options() {
+    RunnerOptions options;
+    options.on_logits = [this](const sim::SimRequest& request, int64_t index,
+                               absl::Span<const float> row) {
+      logits[{request.spec.row, index}].assign(row.begin(), row.end());
+    };
+    return options;
+  }
+};
+
+// Counts the steps that were graphs.
+class StepCounter final : public sim::EngineObserver {
+ public:
+  StepCounter(const CudaRunner* runner, Comparison* out) : runner_(runner), out_(out) {}
+  void OnStepScheduled(const sim::StepRecord& step) override {
+    if (step.scheduled.empty()) return;
+    ++out_->num_steps;
+    out_->num_graph_steps += runner_->last_step().is_graph;
+  }
+
+ private:
+  const CudaRunner* runner_;
+  Comparison* out_;
+};
+
+double MarginOf(std::vector<float> logits) {
+  std::nth_element(logits.begin(), logits.begin() + 1, logits.end(), std::greater<float>());
+  return double{logits[0]} - logits[1];
+}
+
+}  // namespace
+
+absl::StatusOr<ServePlan> PlanServing(const ModelFacts& facts, const ServeSettings& settings) {
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      const std::vector<LayerCache> caches,
+      LayerCaches(facts, {.block_size = 16, .model_dtype = settings.cache_dtype}));
+  ServePlan made;
+  made.config.scheduler.max_num_batched_tokens = settings.max_num_batched_tokens;
+  made.config.scheduler.max_num_seqs = settings.max_num_seqs;
+  KVBLOCKS_RETURN_IF_ERROR(sim::ApplyEnginePreset("vllm-0.33", &made.config));
+  made.config.scheduler.async = false;
+  made.config.manager.max_model_len = settings.max_model_len;
+  made.config.manager.enable_caching = settings.caching;
+  PlanOptions options{.num_blocks_override = settings.num_blocks};
+  options.limits = {.max_model_len = settings.max_model_len,
+                    .max_in_flight_tokens = sim::MaxInFlightTokens(made.config)};
+  options.available_bytes = {int64_t{1} << 40};
+  PlanResult planned = MakePlan(caches, options);
+  if (!planned.ok()) return absl::InvalidArgumentError(planned.errors.front().message);
+  made.plan = *std::move(planned.plan);
+  return made;
+}
+
+std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
+                                                int64_t num_outputs, int64_t vocabulary) {
+  std::mt19937 random(7);
+  sim::TraceInfo info;
+  info.block_tokens = 1;
+  std::vector<sim::TraceRequest> requests;
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    sim::TraceRequest request;
+    request.row = static_cast<int64_t>(r);
+    request.id = absl::StrCat(r);
+    request.input_length = lengths[r];
+    request.output_length = num_outputs;
+    if (r % 2 == 1) {
+      const auto& before = requests.back().content_ids;
+      request.content_ids.assign(
+          before.begin(),
+          before.begin() + static_cast<int64_t>(std::min<size_t>(
+                               before.size(), static_cast<size_t>(lengths[r] / 2))));
+    }
+    while (static_cast<int64_t>(request.content_ids.size()) < lengths[r]) {
+      request.content_ids.push_back(static_cast<int64_t>(random() % vocabulary));
+    }
+    requests.push_back(std::move(request));
+  }
+  return std::make_unique<sim::VectorTraceReader>(info, std::move(requests));
+}
+
+Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t num_kv_heads,
+                  int64_t head_size, bool head_norms, uint32_t seed) {
+  ModelConfig config;
+  ModelFacts& facts = config.facts;
+  facts = Catalogue::BuiltIn().FindModel(head_norms ? "qwen3-32b" : "llama-3.1-8b").value();
+  facts.name = "random";
+  facts.tied_embeddings = false;
+  facts.layer_pattern.assign(static_cast<size_t>(num_layers), 'F');
+  facts.hidden_size = hidden;
+  facts.intermediate_size = 2 * hidden;
+  facts.num_heads = num_heads;
+  facts.num_kv_heads = num_kv_heads;
+  facts.head_size = head_size;
+  facts.vocab_size = 512;
+  for (int64_t i = 0; i < head_size / 2; ++i) {
+    config.rotary.frequencies.push_back(
+        std::pow(10000.0f, -2 * static_cast<float>(i) / static_cast<float>(head_size)));
+  }
+  std::mt19937 random(seed);
+  const auto draw = [&random](size_t count, float mean, float deviation) {
+    std::normal_distribution<float> normal(mean, deviation);
+    std::vector<float> values(count);
+    for (float& value : values) value = RoundToBf16(normal(random));
+    return values;
+  };
+  // Logits come out with a deviation of about 2, as far apart as those of a trained model.
+  const auto matrix = [&draw](int64_t in, int64_t out, float gain = 1) {
+    return Linear{
+        .in = in,
+        .out = out,
+        .weight = draw(static_cast<size_t>(in * out), 0, gain / std::sqrt(static_cast<float>(in)))};
+  };
+  const auto norm = [&draw](int64_t size) { return draw(static_cast<size_t>(size), 1, 0.1f); };
+  Weights weights;
+  weights.embedding = matrix(hidden, facts.vocab_size, std::sqrt(static_cast<float>(hidden)));
+  weights.head = matrix(hidden, facts.vocab_size, 2);
+  weights.norm = norm(hidden);
+  const int64_t queries = num_heads * head_size, keys = num_kv_heads * head_size;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    LayerWeights& layer = weights.layers.emplace_back();
+    layer.attention_norm = norm(hidden);
+    layer.mlp_norm = norm(hidden);
+    if (head_norms) {
+      layer.q_norm = norm(head_size);
+      layer.k_norm = norm(head_size);
+    }
+    layer.q = matrix(hidden, queries);
+    layer.k = matrix(hidden, keys);
+    layer.v = matrix(hidden, keys);
+    layer.o = matrix(queries, hidden);
+    layer.mlp = {.gate = matrix(hidden, facts.intermediate_size),
+                 .up = matrix(hidden, facts.intermediate_size),
+                 .down = matrix(facts.intermediate_size, hidden)};
+  }
+  return Model::Of(std::move(config), std::move(weights));
+}
+
+std::string Comparison::Text() const {
+  return absl::StrFormat(
+      "%d tokens compared, %d wrong, %d different with a small margin; logits differ by at most "
+      "%.4f, %.2f %% of what they are; %d steps, %d of them graphs",
+      num_tokens, num_wrong, num_excused, max_error, 100 * rms_error, num_steps, num_graph_steps);
+}
+
+absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin) {
+  const ModelFacts& facts = model.config().facts;
+  // Chunks of prompts beside decodes, prefix hits, and one prompt of a single token.
+  const std::vector<int64_t> lengths = {1, 70, 140, 30, 17, 64, 100, 5, 33, 200, 16, 48};
+  Comparison out;
+  Sampled cpu, gpu;
+  {
+    KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve,
+                              PlanServing(facts, {.cache_dtype = DataType::kFloat32}));
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        Served served, Serve(model, serve.plan, serve.config,
+                             RandomPrompts(lengths, kOutputs, facts.vocab_size), cpu.Options()));
+    cpu.requests = std::move(served.requests);
+  }
+  {
+    KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve, PlanServing(facts, {}));
+    KVBLOCKS_ASSIGN_OR_RETURN(const DeviceWeights weights,
+                              DeviceWeights::Upload(model.config(), model.weights()));
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
+                              CudaRunner::Create(model.config(), weights, products, serve.plan,
+                                                 serve.config, gpu.Options()));
+    StepCounter counter(runner.get(), &out);
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        Served served, ServeBy(*runner, facts.vocab_size, serve.plan, serve.config,
+                               RandomPrompts(lengths, kOutputs, facts.vocab_size), {&counter}));
+    gpu.requests = std::move(served.requests);
+  }
+  double errors = 0, squares = 0;
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    const auto& wanted = cpu.requests[r].output_ids;
+    const auto& got = gpu.requests[r].output_ids;
+    if (wanted.size() != static_cast<size_t>(kOutputs) || got.size() != wanted.size()) {
+      return absl::InternalError(absl::StrCat("request ", r, " has ", got.size(), " tokens and ",
+                                              wanted.size(), " on the CPU, expected ", kOutputs));
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const std::pair<int64_t, int64_t> at(cpu.requests[r].row, i);
+      const std::vector<float>&a = cpu.logits[at], &b = gpu.logits[at];
+      if (a.size() != b.size() || a.size() < 2) {
+        return absl::InternalError(absl::StrCat("request ", r, ", token ", i, ": no logits"));
+      }
+      for (size_t v = 0; v < a.size(); ++v) {
+        const double error = std::abs(double{a[v]} - b[v]);
+        errors += error * error;
+        squares += double{a[v]} * a[v];
+        // A NaN counts as far away.
+        out.max_error = error <= out.max_error ? out.max_error : error;
+        if (std::isnan(error)) out.max_error = HUGE_VAL;
+      }
+      ++out.num_tokens;
+      if (wanted[i] == got[i]) continue;
+      ++(MarginOf(a) <= margin ? out.num_excused : out.num_wrong);
+      break;
+    }
+  }
+  out.rms_error = std::sqrt(errors / squares);
+  return out;
+}
+
+}  // namespace kvblocks::engine

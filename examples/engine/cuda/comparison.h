@@ -1,0 +1,61 @@
+// Comparison: the same requests served by CudaRunner in bf16 and by the engine on the CPU in
+// float32, token by token.
+//
+// A request is compared up to the first token that differs: behind it the two have other inputs. A
+// token may differ where the CPU's two best logits are nearly the same.
+
+#ifndef KVBLOCKS_EXAMPLES_ENGINE_CUDA_COMPARISON_H_
+#define KVBLOCKS_EXAMPLES_ENGINE_CUDA_COMPARISON_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "examples/engine/cuda/products.h"
+#include "examples/engine/engine.h"
+#include "examples/engine/model.h"
+#include "kvblocks/plan.h"
+#include "sim/simulation.h"
+#include "sim/trace/trace_reader.h"
+
+namespace kvblocks::engine {
+
+// How requests are served: one pool, no asynchronous scheduling.
+struct ServeSettings {
+  int64_t num_blocks = 2000, max_model_len = 1024;
+  int64_t max_num_batched_tokens = 64, max_num_seqs = 16;
+  bool caching = true;
+  DataType cache_dtype = DataType::kBFloat16;
+};
+struct ServePlan {
+  Plan plan;
+  sim::SimulationConfig config;
+};
+absl::StatusOr<ServePlan> PlanServing(const ModelFacts& facts, const ServeSettings& settings);
+
+// Requests that arrive at once, of random tokens; every second one begins as the one before it.
+std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
+                                                int64_t num_outputs, int64_t vocabulary);
+
+// A model of a few layers of Llama's shape, or, with norms of heads, of Qwen3's; weights are values
+// of bf16 from a seed.
+Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t num_kv_heads,
+                  int64_t head_size, bool head_norms, uint32_t seed);
+
+struct Comparison {
+  int64_t num_tokens = 0;   // compared
+  int64_t num_excused = 0;  // different, with a margin of at most the one given
+  int64_t num_wrong = 0;    // different, with a larger one
+  double max_error = 0;     // of a logit
+  double rms_error = 0;     // of logits, as a share of their own
+  int64_t num_steps = 0, num_graph_steps = 0;
+
+  std::string Text() const;
+};
+absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin);
+
+}  // namespace kvblocks::engine
+
+#endif  // KVBLOCKS_EXAMPLES_ENGINE_CUDA_COMPARISON_H_

@@ -1,0 +1,454 @@
+#include "examples/engine/cuda/cuda_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "attention/backends/workspace.h"
+#include "attention/cuda/cuda_call.h"
+#include "checks/status_macros.h"
+#include "examples/engine/cuda/step_kernels.h"
+#include "kvblocks/attention_cuda.h"
+
+namespace kvblocks::engine {
+namespace {
+
+namespace cuda = attention::cuda;
+using attention::DType;
+using attention::TensorView;
+using cuda::StatusOf;
+
+constexpr attention::DeviceId kDevice = {attention::DeviceKind::kCuda, 0};
+constexpr int64_t kRowMultiple = 64;  // of products outside of graphs: fewer shapes to choose for
+constexpr int64_t kMostInGraph = 512;
+
+using Clock = std::chrono::steady_clock;
+double MicrosSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+int64_t RoundUp(int64_t n) { return (n + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
+
+}  // namespace
+
+CudaRunner::CudaRunner(const ModelConfig& model, const DeviceWeights& weights, Products& products,
+                       RunnerOptions options)
+    : StepRunner(std::move(options)), model_(model), weights_(weights), products_(products) {}
+
+CudaRunner::~CudaRunner() {
+  if (context_.stream == nullptr) return;
+  (void)cuda::Synchronize(context_.stream);
+  for (const auto& [size, graph] : captured_) (void)cuda::DestroyGraph(graph);
+  device_.reset();
+  (void)cuda::DestroyStream(context_.stream);
+}
+
+absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig& model,
+                                                               const DeviceWeights& weights,
+                                                               Products& products, const Plan& plan,
+                                                               const sim::SimulationConfig& config,
+                                                               RunnerOptions options) {
+  KVBLOCKS_RETURN_IF_ERROR(CheckConfig(config));
+  KVBLOCKS_RETURN_IF_ERROR(DeviceWeights::Check(model));
+  std::unique_ptr<CudaRunner> runner(new CudaRunner(model, weights, products, std::move(options)));
+  runner->context_.device = kDevice;
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a stream", cuda::CreateStream(&runner->context_.stream)));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateCaches(plan));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
+  KVBLOCKS_RETURN_IF_ERROR(runner->AddMetadata(config));
+  const int64_t max_tokens = config.scheduler.max_num_batched_tokens;
+  const int64_t max_requests = config.scheduler.max_num_seqs;
+  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateWorkspace(max_tokens, max_requests));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateActivations(
+      max_tokens, std::min(max_tokens, max_requests * (1 + config.drafts.num_draft_tokens))));
+  return runner;
+}
+
+absl::Status CudaRunner::AllocateCaches(const Plan& plan) {
+  PlannedMemoryOptions options = MemoryOptions(plan);
+  for (const PlannedTensor& tensor : plan.workers[0].tensors) {
+    KVBLOCKS_ASSIGN_OR_RETURN(DeviceArray memory,
+                              DeviceArray::Create("a tensor of the cache", tensor.bytes));
+    options.tensors.push_back(
+        TensorView::Contiguous(memory.as<std::byte>(), DType::kU8, {tensor.bytes}, kDevice));
+    caches_.push_back(std::move(memory));
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(memory_, PlannedMemory::Create(plan, options));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::AddLayers() {
+  const ModelFacts& facts = model_.facts;
+  for (int64_t i = 0; i < facts.num_layers(); ++i) {
+    attention::LayerConfig config;
+    config.name = absl::StrCat("model.layers.", i);
+    config.num_heads = facts.num_heads;
+    config.num_kv_heads = facts.num_kv_heads;
+    config.head_size = facts.head_size;
+    config.scale = model_.attention_scale;
+    const LayerMemory* const memory = memory_->Find(config.name + ".attn");
+    if (memory == nullptr || memory->cache.absent() ||
+        memory->cache.num_kv_heads() != facts.num_kv_heads ||
+        memory->cache.k.dtype != DType::kBF16) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the plan has no cache ", config.name, ".attn of ", facts.num_kv_heads,
+          " heads in bfloat16; it must be one of the same model, with that type, for one rank"));
+    }
+    Layer& layer = layers_.emplace_back();
+    layer.cache = memory->cache;
+    layer.metadata = MetadataOf(*memory);
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CudaBackend().MakeImpl(config));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::AddMetadata(const sim::SimulationConfig& config) {
+  const attention::MetadataBuilderOptions options = BuilderOptions(config);
+  const int64_t most = std::min({options.max_num_reqs, options.max_num_tokens, kMostInGraph});
+  std::vector<int64_t> sizes = attention::GraphCaptureSizes(most);
+  if (sizes.empty() || sizes.back() < most) sizes.push_back(most);
+  KVBLOCKS_ASSIGN_OR_RETURN(graphs_,
+                            attention::GraphParameters::Create(
+                                options, {.sizes = std::move(sizes), .uniform_query_len = 1}));
+  KVBLOCKS_ASSIGN_OR_RETURN(device_, cuda::DeviceMetadata::Create(context_, &graphs_->builder()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::AllocateWorkspace(int64_t max_tokens, int64_t max_requests) {
+  cuda::DeviceProperties device;
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("the device", cuda::PropertiesOf(0, &device)));
+  int64_t bytes = 0;
+  for (const attention::OpKind op :
+       {attention::OpKind::kPagedDecode, attention::OpKind::kPagedPrefill}) {
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        const attention::WorkspaceSize size,
+        attention::WorkspaceBytes(op, {.max_reqs = max_requests,
+                                       .max_tokens = max_tokens,
+                                       .num_heads = model_.facts.num_heads,
+                                       .num_kv_heads = model_.facts.num_kv_heads,
+                                       .value_head_size = model_.facts.head_size,
+                                       .max_parts = 2 * device.num_multiprocessors}));
+    bytes = std::max(bytes, size.device);
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(workspace_memory_, DeviceArray::Create("workspace", bytes));
+  KVBLOCKS_ASSIGN_OR_RETURN(flag_memory_, DeviceArray::Create("error flags", sizeof(uint32_t)));
+  workspace_.device = absl::MakeSpan(workspace_memory_.as<std::byte>(), static_cast<size_t>(bytes));
+  flags_.bits = flag_memory_.as<uint32_t>();
+  context_.workspace = &workspace_;
+  context_.error_flags = &flags_;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto call, cuda::CudaCall::Begin("engine", context_));
+  launch_ = call.launch();
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::AllocateActivations(int64_t max_tokens, int64_t max_sampled) {
+  const ModelFacts& facts = model_.facts;
+  max_tokens_ = RoundUp(max_tokens);
+  max_sampled_ = RoundUp(max_sampled);
+  const int64_t queries = facts.num_heads * facts.head_size;
+  const int64_t keys = facts.num_kv_heads * facts.head_size;
+  struct Wanted {
+    DeviceArray& array;
+    const char* what;
+    int64_t bytes;
+  };
+  for (const Wanted& wanted : {
+           Wanted{x_, "activations", max_tokens_ * facts.hidden_size * 2},
+           Wanted{normed_, "activations", max_tokens_ * facts.hidden_size * 2},
+           Wanted{added_, "activations", max_tokens_ * facts.hidden_size * 2},
+           Wanted{qkv_, "queries, keys and values", max_tokens_ * (queries + 2 * keys) * 2},
+           Wanted{attended_, "attention's output", max_tokens_ * queries * 2},
+           Wanted{gate_up_, "gates", max_tokens_ * facts.intermediate_size * 4},
+           Wanted{gated_, "gated activations", max_tokens_ * facts.intermediate_size * 2},
+           Wanted{tokens_, "tokens", max_tokens_ * 4},
+           Wanted{rows_, "rows", max_sampled_ * 4},
+           Wanted{last_rows_, "the last rows", max_sampled_ * facts.hidden_size * 2},
+           Wanted{logits_, "logits", max_sampled_ * facts.vocab_size * 4},
+           Wanted{sampled_, "sampled tokens", max_sampled_ * 4},
+       }) {
+    KVBLOCKS_ASSIGN_OR_RETURN(wanted.array, DeviceArray::Create(wanted.what, wanted.bytes));
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(host_in_,
+                            DeviceArray::Pinned("tokens", (max_tokens_ + max_sampled_) * 4));
+  KVBLOCKS_ASSIGN_OR_RETURN(host_out_,
+                            DeviceArray::Pinned("sampled tokens", (1 + max_sampled_) * 4));
+  const std::vector<float>& frequencies = model_.rotary.frequencies;
+  const auto bytes = frequencies.size() * sizeof(float);
+  KVBLOCKS_ASSIGN_OR_RETURN(frequencies_,
+                            DeviceArray::Create("frequencies", static_cast<int64_t>(bytes)));
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf(
+      "frequencies",
+      cuda::CopyAsync(frequencies_.as<void>(), frequencies.data(), bytes, context_.stream)));
+  return StatusOf("frequencies", cuda::Synchronize(context_.stream));
+}
+
+absl::Status CudaRunner::Run(const sim::StepRecord& step) {
+  const auto start = Clock::now();
+  KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
+  const bool fits_graph =
+      static_cast<int64_t>(input.requests.size()) <= graphs_->sets().back().num_tokens &&
+      std::all_of(input.requests.begin(), input.requests.end(),
+                  [](const auto& request) { return request.num_scheduled_tokens == 1; });
+  last_set_ = nullptr;
+  if (fits_graph) {
+    KVBLOCKS_ASSIGN_OR_RETURN(last_set_, graphs_->Update(input));
+  } else {
+    KVBLOCKS_RETURN_IF_ERROR(graphs_->builder().Build(input));
+  }
+  last_ = {.is_graph = last_set_ != nullptr, .build_us = MicrosSince(start)};
+  const StepTokens tokens = TokensOf(step, graphs_->builder().permutation());
+  const auto num_tokens = static_cast<int64_t>(tokens.tokens.size());
+  KVBLOCKS_RETURN_IF_ERROR(
+      UploadTokens(tokens, last_set_ != nullptr ? last_set_->num_tokens : num_tokens));
+  KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
+  last_.num_tokens = num_tokens;
+  last_.upload_us = MicrosSince(start);
+  if (last_set_ != nullptr) {
+    KVBLOCKS_RETURN_IF_ERROR(Replay(*last_set_));
+  } else {
+    Batch batch{.num_tokens = num_tokens, .num_sampled = static_cast<int64_t>(tokens.rows.size())};
+    for (int group = 0; group < graphs_->builder().num_groups(); ++group) {
+      batch.metadata.push_back(device_->metadata(group));
+    }
+    KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kAll));
+  }
+  const int64_t num_sampled =
+      last_set_ != nullptr ? last_set_->num_tokens : static_cast<int64_t>(tokens.rows.size());
+  auto* const out = host_out_.as<int32_t>();
+  cuda::Error error = cuda::CopyAsync(out, flags_.bits, sizeof(uint32_t), context_.stream);
+  if (error == 0) {
+    error = cuda::CopyAsync(out + 1, sampled_.as<void>(), static_cast<size_t>(num_sampled) * 4,
+                            context_.stream);
+  }
+  last_.issue_us = MicrosSince(start);
+  if (error == 0) error = cuda::Synchronize(context_.stream);
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a step", error));
+  last_.total_us = MicrosSince(start);
+  return Finish(tokens);
+}
+
+absl::Status CudaRunner::UploadTokens(const StepTokens& tokens, int64_t num_padded) {
+  if (num_padded > max_tokens_ || static_cast<int64_t>(tokens.rows.size()) > max_sampled_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a step of ", num_padded, " tokens, of which ", tokens.rows.size(),
+                     " are sampled from; there is room for ", max_tokens_, " and ", max_sampled_));
+  }
+  auto* const ids = host_in_.as<int32_t>();
+  std::fill_n(std::copy(tokens.tokens.begin(), tokens.tokens.end(), ids),
+              num_padded - static_cast<int64_t>(tokens.tokens.size()), 0);
+  int32_t* const rows = ids + max_tokens_;
+  std::copy(tokens.rows.begin(), tokens.rows.end(), rows);
+  cuda::Error error = cuda::CopyAsync(tokens_.as<void>(), ids, static_cast<size_t>(num_padded) * 4,
+                                      context_.stream);
+  if (error == 0 && !tokens.rows.empty()) {
+    error = cuda::CopyAsync(rows_.as<void>(), rows, tokens.rows.size() * 4, context_.stream);
+  }
+  return StatusOf("tokens", error);
+}
+
+CudaRunner::Batch CudaRunner::BatchOf(const attention::GraphParameterSet& set) const {
+  Batch batch{.num_tokens = set.num_tokens, .num_sampled = set.num_tokens, .samples_all = true};
+  for (const auto& metadata : set.metadata) batch.metadata.push_back(device_->OnDevice(metadata));
+  return batch;
+}
+
+absl::StatusOr<void*> CudaRunner::Capture(const Batch& batch, unsigned parts) {
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a capture", cuda::BeginCapture(context_.stream)));
+  const absl::Status status = Forward(batch, parts);
+  void* graph = nullptr;
+  const absl::Status ended = StatusOf("a capture", cuda::EndCapture(context_.stream, &graph));
+  if (status.ok() && ended.ok()) return graph;
+  if (graph != nullptr) (void)cuda::DestroyGraph(graph);
+  return status.ok() ? ended : status;
+}
+
+absl::Status CudaRunner::Replay(const attention::GraphParameterSet& set) {
+  const Batch batch = BatchOf(set);
+  // Where kernels are emulated, nothing can be captured.
+  if (cuda::IsEmulation()) return Forward(batch, kAll);
+  void*& graph = captured_[set.num_tokens];
+  if (graph == nullptr) {
+    // Products choose their algorithms outside of a capture. What this step stores, the replay
+    // stores again.
+    KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kAll));
+    KVBLOCKS_ASSIGN_OR_RETURN(graph, Capture(batch, kAll));
+  }
+  return StatusOf("a graph", cuda::LaunchGraph(graph, context_.stream));
+}
+
+absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
+                                  int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
+                                  bool float_out) {
+  if ((parts & kProducts) == 0) return absl::OkStatus();
+  return products_.Multiply({.rows = rows, .in = in, .out = out, .float_out = float_out},
+                            x.as<Bf16Bits>(), weight.as<Bf16Bits>(), y.as<void>(), context_.stream);
+}
+
+absl::Status CudaRunner::Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
+                              int64_t rows) {
+  if ((parts & kRest) == 0) return absl::OkStatus();
+  return StatusOf("a norm",
+                  LaunchAddAndNorm(launch_, {.x = x_.as<Bf16Bits>(),
+                                             .added = added ? added->as<Bf16Bits>() : nullptr,
+                                             .weight = weight.as<Bf16Bits>(),
+                                             .out = normed_.as<Bf16Bits>(),
+                                             .num_rows = rows,
+                                             .size = static_cast<int32_t>(model_.facts.hidden_size),
+                                             .eps = model_.norm_eps}));
+}
+
+// Queries, keys and values lie side by side in the rows of one tensor.
+absl::Status CudaRunner::Attend(const Layer& layer, const Batch& batch) {
+  const ModelFacts& facts = model_.facts;
+  const int64_t size = facts.head_size, width = facts.num_heads + 2 * facts.num_kv_heads;
+  const auto heads = [&](int64_t first, int64_t count) {
+    return TensorView::Make(qkv_.as<std::byte>() + first * size * 2, DType::kBF16,
+                            {batch.num_tokens, count, size}, {width * size, size, 1}, kDevice);
+  };
+  KVBLOCKS_ASSIGN_OR_RETURN(const TensorView q, heads(0, facts.num_heads));
+  KVBLOCKS_ASSIGN_OR_RETURN(const TensorView k, heads(facts.num_heads, facts.num_kv_heads));
+  KVBLOCKS_ASSIGN_OR_RETURN(const TensorView v,
+                            heads(facts.num_heads + facts.num_kv_heads, facts.num_kv_heads));
+  return layer.impl->Forward(
+      context_,
+      {.q = q,
+       .k = k,
+       .v = v,
+       .cache = layer.cache,
+       .out = TensorView::Contiguous(attended_.as<std::byte>(), DType::kBF16,
+                                     {batch.num_tokens, facts.num_heads, size}, kDevice)},
+      &batch.metadata[static_cast<size_t>(layer.metadata)]);
+}
+
+absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
+  const ModelFacts& facts = model_.facts;
+  const int64_t tokens = batch.num_tokens, hidden = facts.hidden_size;
+  // Rows of padding hold what earlier steps left there; nobody reads what is made of them.
+  const int64_t rows = batch.samples_all ? tokens : RoundUp(tokens);
+  const int64_t queries = facts.num_heads * facts.head_size;
+  const int64_t keys = facts.num_kv_heads * facts.head_size, inner = facts.intermediate_size;
+  const bool rest = (parts & kRest) != 0;
+  const auto take = [&](const DeviceArray& table, int64_t table_rows, const DeviceArray& indices,
+                        int64_t num_rows, const DeviceArray& out) {
+    return StatusOf("rows", LaunchTakeRows(launch_, {.table = table.as<Bf16Bits>(),
+                                                     .indices = indices.as<int32_t>(),
+                                                     .out = out.as<Bf16Bits>(),
+                                                     .num_rows = num_rows,
+                                                     .table_rows = table_rows,
+                                                     .size = static_cast<int32_t>(hidden)}));
+  };
+  if (rest) {
+    KVBLOCKS_RETURN_IF_ERROR(take(weights_.embedding, facts.vocab_size, tokens_, tokens, x_));
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const DeviceWeights::Layer& weights = weights_.layers[i];
+    KVBLOCKS_RETURN_IF_ERROR(
+        Norm(parts, i == 0 ? nullptr : &added_, weights.attention_norm, tokens));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
+    if (rest) {
+      const auto& metadata = batch.metadata[static_cast<size_t>(layers_[i].metadata)];
+      KVBLOCKS_RETURN_IF_ERROR(
+          StatusOf("rotary embedding",
+                   LaunchRotate(launch_, {.qkv = qkv_.as<Bf16Bits>(),
+                                          .positions = metadata.positions.as<int32_t>(),
+                                          .frequencies = frequencies_.as<float>(),
+                                          .q_weight = weights.q_norm.as<Bf16Bits>(),
+                                          .k_weight = weights.k_norm.as<Bf16Bits>(),
+                                          .num_rows = tokens,
+                                          .heads = static_cast<int32_t>(facts.num_heads),
+                                          .kv_heads = static_cast<int32_t>(facts.num_kv_heads),
+                                          .head_size = static_cast<int32_t>(facts.head_size),
+                                          .scale = model_.rotary.scale,
+                                          .eps = model_.norm_eps})));
+    }
+    if ((parts & kAttention) != 0) KVBLOCKS_RETURN_IF_ERROR(Attend(layers_[i], batch));
+    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.o, attended_, rows, queries, hidden, added_));
+    KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights.mlp_norm, tokens));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
+    if (rest) {
+      KVBLOCKS_RETURN_IF_ERROR(
+          StatusOf("gates", LaunchGate(launch_, {.gate_up = gate_up_.as<Bf16Bits>(),
+                                                 .out = gated_.as<Bf16Bits>(),
+                                                 .num_rows = tokens,
+                                                 .size = static_cast<int32_t>(inner)})));
+    }
+    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.down, gated_, rows, inner, hidden, added_));
+  }
+  if (batch.num_sampled == 0) return absl::OkStatus();
+  KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights_.norm, tokens));
+  if (rest && !batch.samples_all) {
+    KVBLOCKS_RETURN_IF_ERROR(take(normed_, tokens, rows_, batch.num_sampled, last_rows_));
+  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      Multiply(parts, weights_.head.absent() ? weights_.embedding : weights_.head,
+               batch.samples_all ? normed_ : last_rows_,
+               batch.samples_all ? batch.num_sampled : RoundUp(batch.num_sampled), hidden,
+               facts.vocab_size, logits_, /*float_out=*/true));
+  if (!rest) return absl::OkStatus();
+  return StatusOf("argmax",
+                  LaunchArgmax(launch_, {.logits = logits_.as<float>(),
+                                         .out = sampled_.as<int32_t>(),
+                                         .num_rows = batch.num_sampled,
+                                         .size = static_cast<int32_t>(facts.vocab_size)}));
+}
+
+// What came out, to those whose it is. Graphs sample behind every row.
+absl::Status CudaRunner::Finish(const StepTokens& tokens) {
+  const auto* const out = host_out_.as<int32_t>();
+  if (out[0] != 0) {
+    return absl::InternalError(absl::StrCat("a kernel found bad indices or lengths: flags ", out[0],
+                                            " (kvblocks/device_types.h has the bits)"));
+  }
+  const auto row_of = [&](size_t i) {
+    return last_set_ != nullptr ? static_cast<size_t>(tokens.rows[i]) : i;
+  };
+  std::vector<int32_t> greedy;
+  for (size_t i = 0; i < tokens.rows.size(); ++i) greedy.push_back(out[1 + row_of(i)]);
+  std::vector<float> logits;
+  if (wants_logits()) {
+    const auto vocabulary = static_cast<size_t>(model_.facts.vocab_size);
+    logits.resize(tokens.rows.size() * vocabulary);
+    cuda::Error error = 0;
+    for (size_t i = 0; i < tokens.rows.size() && error == 0; ++i) {
+      error = cuda::CopyAsync(logits.data() + i * vocabulary,
+                              logits_.as<float>() + row_of(i) * vocabulary, vocabulary * 4,
+                              context_.stream);
+    }
+    if (error == 0) error = cuda::Synchronize(context_.stream);
+    KVBLOCKS_RETURN_IF_ERROR(StatusOf("logits", error));
+  }
+  Take(tokens, logits, greedy);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> CudaRunner::TimePart(unsigned parts, int rounds) {
+  if (last_set_ == nullptr || cuda::IsEmulation()) {
+    return absl::FailedPreconditionError(
+        "the last step was no graph of decodes on a GPU, whose parts can be timed");
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(void* const graph, Capture(BatchOf(*last_set_), parts));
+  void *begin = nullptr, *end = nullptr;
+  float ms = 0;
+  cuda::Error error = cuda::CreateEvent(&begin);
+  if (error == 0) error = cuda::CreateEvent(&end);
+  if (error == 0) error = cuda::LaunchGraph(graph, context_.stream);  // the first is slower
+  if (error == 0) error = cuda::RecordEvent(begin, context_.stream);
+  for (int i = 0; i < rounds && error == 0; ++i) {
+    error = cuda::LaunchGraph(graph, context_.stream);
+  }
+  if (error == 0) error = cuda::RecordEvent(end, context_.stream);
+  if (error == 0) error = cuda::Synchronize(context_.stream);
+  if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
+  for (void* event : {begin, end}) {
+    if (event != nullptr) (void)cuda::DestroyEvent(event);
+  }
+  (void)cuda::DestroyGraph(graph);
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("timing a part", error));
+  return double{ms} / rounds;
+}
+
+}  // namespace kvblocks::engine

@@ -1,0 +1,133 @@
+// CudaRunner: computes the simulator's steps on an NVIDIA GPU.
+//
+// Dense models of Llama's and Qwen3's shape in bf16. Attention is kvblocks' own, by AttentionLayers
+// on the CUDA backend over the plan's tensors in device memory; products are a library's. Steps of
+// decodes alone, padded to one of a list of sizes, are CUDA graphs, captured when a size first
+// comes: the host then writes metadata and tokens, launches one graph, and waits for the tokens
+// that were sampled. Other steps launch their kernels one by one.
+//
+// Memory: weights, the plan's tensors, activations and float logits of the largest step. Device 0;
+// single-threaded.
+
+#ifndef KVBLOCKS_EXAMPLES_ENGINE_CUDA_CUDA_RUNNER_H_
+#define KVBLOCKS_EXAMPLES_ENGINE_CUDA_CUDA_RUNNER_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/kernels/params.h"
+#include "examples/engine/cuda/device_array.h"
+#include "examples/engine/cuda/device_weights.h"
+#include "examples/engine/cuda/products.h"
+#include "examples/engine/model_config.h"
+#include "examples/engine/step_runner.h"
+#include "kvblocks/attention.h"
+#include "kvblocks/plan.h"
+#include "sim/simulation_config.h"
+
+namespace kvblocks::engine {
+
+class CudaRunner final : public StepRunner {
+ public:
+  // What a step is made of.
+  enum Part : unsigned { kAttention = 1, kProducts = 2, kRest = 4, kAll = 7 };
+
+  // The weights, all of `config`, and the products must outlive it. The plan must be of caches of
+  // bf16. ResourceExhausted names the memory that there is not enough of.
+  static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const ModelConfig& model,
+                                                            const DeviceWeights& weights,
+                                                            Products& products, const Plan& plan,
+                                                            const sim::SimulationConfig& config,
+                                                            RunnerOptions options);
+  ~CudaRunner() override;
+
+  struct LastStep {
+    int64_t num_tokens = 0;
+    bool is_graph = false;
+    // From the start until metadata was built, it and the tokens were on their way, all was
+    // enqueued, and tokens were on the host.
+    double build_us = 0, upload_us = 0, issue_us = 0, total_us = 0;
+  };
+  const LastStep& last_step() const { return last_; }
+
+  // How long the device takes for these parts of the last step, which must have been a graph:
+  // milliseconds of a replay. To be asked when nothing is to be computed any more: parts alone
+  // leave activations and the last token's keys and values wrong.
+  absl::StatusOr<double> TimePart(unsigned parts, int rounds);
+
+ private:
+  struct Layer {
+    std::unique_ptr<attention::AttentionImpl> impl;
+    attention::KvCacheView cache;
+    int metadata = 0;
+  };
+  // A step as kernels see it.
+  struct Batch {
+    int64_t num_tokens = 0;    // with the padding of graphs
+    int64_t num_sampled = 0;   // rows that logits are wanted of
+    bool samples_all = false;  // every row, in order
+    std::vector<attention::CommonAttentionMetadata> metadata = {};  // on the device, per group
+  };
+
+  CudaRunner(const ModelConfig& model, const DeviceWeights& weights, Products& products,
+             RunnerOptions options);
+  absl::Status AllocateCaches(const Plan& plan);
+  absl::Status AddLayers();
+  absl::Status AddMetadata(const sim::SimulationConfig& config);
+  absl::Status AllocateActivations(int64_t max_tokens, int64_t max_sampled);
+  absl::Status AllocateWorkspace(int64_t max_tokens, int64_t max_requests);
+
+  absl::Status Run(const sim::StepRecord& step) override;
+  absl::Status UploadTokens(const StepTokens& tokens, int64_t num_padded);
+  absl::Status Replay(const attention::GraphParameterSet& set);
+  absl::StatusOr<void*> Capture(const Batch& batch, unsigned parts);
+  Batch BatchOf(const attention::GraphParameterSet& set) const;
+  absl::Status Forward(const Batch& batch, unsigned parts);
+  absl::Status Attend(const Layer& layer, const Batch& batch);
+  absl::Status Finish(const StepTokens& tokens);
+
+  // Named by what is computed, if `part` is among `parts`.
+  absl::Status Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
+                        int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
+                        bool float_out = false);
+  absl::Status Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
+                    int64_t rows);
+
+  const ModelConfig& model_;
+  const DeviceWeights& weights_;
+  Products& products_;
+
+  attention::ExecContext context_;
+  attention::Workspace workspace_;
+  attention::DeviceErrorFlags flags_;
+  attention::cuda::LaunchContext launch_;
+  std::vector<Layer> layers_;
+  std::optional<attention::GraphParameters> graphs_;
+  std::unique_ptr<attention::cuda::DeviceMetadata> device_;
+  std::map<int64_t, void*> captured_;  // by the size of the set
+  const attention::GraphParameterSet* last_set_ = nullptr;
+  LastStep last_;
+
+  std::vector<DeviceArray> caches_;  // the plan's tensors
+  DeviceArray workspace_memory_, flag_memory_, frequencies_;
+  // Of a step, rows of tokens: the residual, what the norms make of it, queries with keys and
+  // values, attention's output, gates with what they gate, the product of both, what is added to
+  // the residual.
+  DeviceArray x_, normed_, qkv_, attended_, gate_up_, gated_, added_;
+  DeviceArray tokens_, rows_, last_rows_, logits_, sampled_;
+  DeviceArray host_in_, host_out_;  // pinned: tokens and rows; error flags and sampled tokens
+  int64_t max_tokens_ = 0, max_sampled_ = 0;
+};
+
+}  // namespace kvblocks::engine
+
+#endif  // KVBLOCKS_EXAMPLES_ENGINE_CUDA_CUDA_RUNNER_H_

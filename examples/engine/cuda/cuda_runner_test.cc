@@ -1,0 +1,79 @@
+// Steps on the device, emulated: the CPU's tokens, with kvblocks' own attention kernels and the
+// engine's, and products by plain loops.
+
+#include "examples/engine/cuda/cuda_runner.h"
+
+#include <bit>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "examples/engine/cuda/comparison.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::engine {
+namespace {
+
+float ToFloat(Bf16Bits bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+// Emulated device memory is the host's.
+class PlainProducts final : public Products {
+ public:
+  absl::Status Multiply(const Shape& shape, const Bf16Bits* x, const Bf16Bits* weight, void* y,
+                        void*) override {
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      for (int64_t out = 0; out < shape.out; ++out) {
+        float sum = 0;
+        for (int64_t i = 0; i < shape.in; ++i) {
+          sum += ToFloat(x[row * shape.in + i]) * ToFloat(weight[out * shape.in + i]);
+        }
+        if (shape.float_out) {
+          static_cast<float*>(y)[row * shape.out + out] = sum;
+        } else {
+          static_cast<Bf16Bits*>(y)[row * shape.out + out] =
+              static_cast<Bf16Bits>(std::bit_cast<uint32_t>(RoundToBf16(sum)) >> 16);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST(CudaRunnerTest, GoldenModelsAnswerAsOnTheCpu) {
+  for (const char* name : {"llama", "qwen3"}) {
+    SCOPED_TRACE(name);
+    const auto model = Model::Load(absl::StrCat("examples/engine/testdata/", name));
+    ASSERT_TRUE(model.ok()) << model.status();
+    PlainProducts products;
+    const auto comparison = CompareWithCpu(*model, products, /*margin=*/0.05);
+    ASSERT_TRUE(comparison.ok()) << comparison.status();
+    EXPECT_EQ(comparison->num_wrong, 0) << comparison->Text();
+    EXPECT_LT(comparison->rms_error, 0.02) << comparison->Text();
+    EXPECT_GT(comparison->num_tokens, 100);
+    EXPECT_GT(comparison->num_graph_steps, 0);
+    EXPECT_LT(comparison->num_graph_steps, comparison->num_steps);
+  }
+}
+
+TEST(CudaRunnerTest, HeadsOfFastKernelsAnswerAsOnTheCpu) {
+  const Model model = RandomModel(/*num_layers=*/2, /*hidden=*/64, /*num_heads=*/2,
+                                  /*num_kv_heads=*/1, /*head_size=*/64, /*head_norms=*/true, 3);
+  PlainProducts products;
+  const auto comparison = CompareWithCpu(model, products, /*margin=*/0.05);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  EXPECT_EQ(comparison->num_wrong, 0) << comparison->Text();
+  EXPECT_LT(comparison->rms_error, 0.02) << comparison->Text();
+}
+
+TEST(CudaRunnerTest, OtherModelsAreRefused) {
+  const auto model = ReadModelConfig("examples/engine/testdata/gemma3/config.json");
+  ASSERT_TRUE(model.ok()) << model.status();
+  const absl::Status status = DeviceWeights::Check(*model);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("run it on the CPU"));
+}
+
+}  // namespace
+}  // namespace kvblocks::engine

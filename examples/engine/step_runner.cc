@@ -1,0 +1,172 @@
+#include "examples/engine/step_runner.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "examples/engine/math.h"
+#include "examples/engine/ngram_drafts.h"
+
+namespace kvblocks::engine {
+
+using attention::KvGroupConfig;
+
+absl::Status StepRunner::CheckConfig(const sim::SimulationConfig& config) {
+  if (config.scheduler.pipeline_stages > 1 || config.ranks_per_block > 1) {
+    return absl::UnimplementedError(
+        "pipeline stages or context parallelism: the engine has one rank; turn them off");
+  }
+  if (config.drafts.num_draft_tokens > 0 &&
+      (config.drafts.drafter != sim::Drafter::kNgram || config.scheduler.async)) {
+    return absl::UnimplementedError(
+        "drafts: the engine has those of n-grams, and needs to know which were accepted before the "
+        "next step; choose ngram and --no-async");
+  }
+  return absl::OkStatus();
+}
+
+PlannedMemoryOptions StepRunner::MemoryOptions(const Plan& plan) const {
+  return {.kernel_blocks = std::vector<int64_t>(plan.groups.size(), options_.kernel_blocks),
+          .layout = options_.kv_layout};
+}
+
+int StepRunner::MetadataOf(const LayerMemory& layer) {
+  const KvGroupConfig config = memory_->KvGroupOf(layer);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const KvGroupConfig& other = group_configs_[i];
+    if (groups_[i] == layer.group && other.block_map == config.block_map &&
+        other.key() == config.key()) {
+      return static_cast<int>(i);
+    }
+  }
+  groups_.push_back(layer.group);
+  group_configs_.push_back(config);
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+attention::MetadataBuilderOptions StepRunner::BuilderOptions(
+    const sim::SimulationConfig& config) const {
+  return {.groups = group_configs_,
+          .max_num_reqs = config.scheduler.max_num_seqs,
+          .max_num_tokens = config.scheduler.max_num_batched_tokens,
+          .max_seq_len = config.manager.max_model_len};
+}
+
+void StepRunner::OnStepScheduled(const sim::StepRecord& step) {
+  if (!status_.ok() || step.scheduled.empty()) return;
+  const auto start = std::chrono::steady_clock::now();
+  status_ = Run(step);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
+  step_time_ = std::max<int64_t>(1, took.count()) * sim::kNanosecond;
+}
+
+absl::StatusOr<sim::SimTime> StepRunner::StepTime(absl::Span<const sim::SequenceWork>,
+                                                  const sim::Decodes&) const {
+  if (!status_.ok()) return status_;
+  return step_time_;
+}
+
+absl::StatusOr<attention::BatchInput> StepRunner::InputOf(const sim::StepRecord& step) {
+  if (!step.copies.empty()) {
+    return absl::UnimplementedError("a step begins with copies of blocks, which states alone need");
+  }
+  inputs_.clear();
+  tables_.clear();
+  for (const sim::ScheduledRecord& record : step.scheduled) {
+    inputs_.push_back({.num_computed_tokens = record.num_context,
+                       .num_scheduled_tokens = record.num_tokens,
+                       .num_prompt_tokens = record.request->num_prompt});
+    for (const int group : groups_) {
+      tables_.push_back(manager_->GetBlocks(*record.request->kv, group));
+    }
+  }
+  return attention::BatchInput{.requests = inputs_, .block_ids = tables_};
+}
+
+// The builder puts decodes first: tokens are in its order.
+StepRunner::StepTokens StepRunner::TokensOf(const sim::StepRecord& step,
+                                            absl::Span<const int32_t> permutation) {
+  StepTokens out;
+  for (const int32_t index : permutation) {
+    const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
+    const int64_t end = record.num_context + record.num_tokens;
+    const int64_t num_known = end - record.num_verified_drafts;
+    std::vector<int32_t> drafts;
+    if (record.num_verified_drafts > 0) {
+      drafts = NgramDrafts(KnownTokens(*record.request, 0, num_known), record.num_verified_drafts);
+    }
+    const std::vector<int32_t> known = KnownTokens(*record.request, record.num_context, num_known);
+    out.tokens.insert(out.tokens.end(), known.begin(), known.end());
+    out.tokens.insert(out.tokens.end(), drafts.begin(), drafts.end());
+    for (int64_t p = record.num_context; p < end; ++p) {
+      out.positions.push_back(static_cast<int32_t>(p));
+    }
+    if (record.is_chunk) continue;
+    const auto first = static_cast<int32_t>(out.tokens.size() - drafts.size()) - 1;
+    for (size_t i = 0; i <= drafts.size(); ++i) {
+      out.rows.push_back(first + static_cast<int32_t>(i));
+    }
+    out.sampled.push_back({&record, std::move(drafts)});
+  }
+  return out;
+}
+
+void StepRunner::Take(const StepTokens& tokens, absl::Span<const float> logits,
+                      absl::Span<const int32_t> greedy) {
+  const size_t vocabulary = tokens.rows.empty() ? 0 : logits.size() / tokens.rows.size();
+  for (const Sampled& one : tokens.sampled) {
+    const size_t rows = one.drafts.size() + 1;
+    Sample(one, logits.subspan(0, rows * vocabulary), greedy.subspan(0, rows));
+    logits.remove_prefix(rows * vocabulary);
+    greedy.remove_prefix(std::min(rows, greedy.size()));
+  }
+}
+
+// Tokens [begin, end) of prompt and output.
+std::vector<int32_t> StepRunner::KnownTokens(const sim::SimRequest& request, int64_t begin,
+                                             int64_t end) {
+  const sim::TraceRequest& spec = request.spec;
+  std::vector<int32_t> tokens;
+  for (int64_t p = begin; p < end; ++p) {
+    tokens.push_back(static_cast<int32_t>(
+        p < spec.input_length
+            ? spec.content_ids[static_cast<size_t>(p)]
+            : int64_t{spec.output_ids[static_cast<size_t>(p - spec.input_length)]}));
+  }
+  return tokens;
+}
+
+// A token behind the known ones, and one behind each draft as long as the model agrees with it.
+void StepRunner::Sample(const Sampled& sampled, absl::Span<const float> logits,
+                        absl::Span<const int32_t> greedy) {
+  const sim::ScheduledRecord& record = *sampled.record;
+  sim::SimRequest& request = *record.request;
+  const auto num_drafts = static_cast<int64_t>(sampled.drafts.size());
+  const int64_t first = record.num_context + record.num_tokens - num_drafts - request.num_prompt;
+  const size_t vocabulary = logits.size() / (sampled.drafts.size() + 1);
+  int64_t accepted = 0;
+  while (true) {
+    const auto at = static_cast<size_t>(accepted);
+    const auto row = logits.subspan(at * vocabulary, vocabulary);
+    const int32_t token = options_.temperature > 0
+                              ? engine::Sample(row, options_.temperature, random_)
+                          : greedy.empty() ? Greedy(row)
+                                           : greedy[at];
+    const auto index = static_cast<size_t>(first + accepted);
+    // Tokens behind a request's last one are computed for nothing.
+    if (index < request.spec.output_ids.size()) {
+      request.spec.output_ids[index] = static_cast<uint32_t>(token);
+      if (options_.on_logits) options_.on_logits(request, first + accepted, row);
+    }
+    if (record.is_padded || accepted == num_drafts ||
+        token != sampled.drafts[static_cast<size_t>(accepted)]) {
+      break;
+    }
+    ++accepted;
+  }
+  const auto verification = static_cast<size_t>(request.num_verifications);
+  if (num_drafts > 0 && verification < request.spec.accepted_drafts.size()) {
+    request.spec.accepted_drafts[verification] = static_cast<uint32_t>(accepted);
+  }
+}
+
+}  // namespace kvblocks::engine
