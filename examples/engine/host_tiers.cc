@@ -15,6 +15,11 @@ absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, con
   }
   HostTiers host;
   for (const attention::TensorView& tensor : memory.tensors()) {
+    if (!tensor.device.on_host()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "tiers behind caches on ", attention::Name(tensor.device),
+          ": blocks are copied by the host; serve without tiers, or on the CPU"));
+    }
     host.tensors_.push_back({tensor.data, tensor.extent[0] / plan.num_blocks()});
     host.block_bytes_ += host.tensors_.back().block_bytes;
   }

@@ -44,13 +44,15 @@ absl::StatusOr<std::unique_ptr<CublasProducts>> CublasProducts::Create() {
 }
 
 CublasProducts::~CublasProducts() {
-  for (auto& [shape, plan] : plans_) {
-    for (cublasLtMatrixLayout_t layout : {plan.weight, plan.x, plan.y}) {
-      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
-    }
-    if (plan.product != nullptr) (void)cublasLtMatmulDescDestroy(plan.product);
-  }
+  for (const auto& [shape, plan] : plans_) Destroy(plan);
   if (handle_ != nullptr) (void)cublasLtDestroy(handle_);
+}
+
+void CublasProducts::Destroy(const Plan& plan) {
+  for (cublasLtMatrixLayout_t layout : {plan.weight, plan.x, plan.y}) {
+    if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
+  }
+  if (plan.product != nullptr) (void)cublasLtMatmulDescDestroy(plan.product);
 }
 
 absl::Status CublasProducts::Multiply(const Shape& shape, const Bf16Bits* x, const Bf16Bits* weight,
@@ -169,12 +171,16 @@ absl::StatusOr<CublasProducts::Plan*> CublasProducts::PlanOf(const Shape& shape,
   };
   const cublasStatus_t status = set_up();
   if (preference != nullptr) (void)cublasLtMatmulPreferenceDestroy(preference);
-  Plan& kept = plans_[shape] = plan;  // whatever comes: it is destroyed with the others
+  Plan& kept = plans_[shape] = plan;
   absl::Status result = CublasStatus("no algorithm", shape, status);
   if (result.ok() && num_found == 0) {
     result = CublasStatus("no algorithm", shape, CUBLAS_STATUS_NOT_SUPPORTED);
   }
-  if (!result.ok()) return result;
+  if (!result.ok()) {
+    Destroy(kept);
+    plans_.erase(shape);
+    return result;
+  }
   kept.algorithm = found[0].algo;
   if (shape.rows > kMostTimedRows) return &kept;
   float best = HUGE_VALF;

@@ -39,6 +39,7 @@ class CublasProducts final : public Products {
   };
 
   CublasProducts() = default;
+  static void Destroy(const Plan& plan);
   absl::StatusOr<Plan*> PlanOf(const Shape& shape, const Bf16Bits* x, const Bf16Bits* weight,
                                void* y, void* stream);
   cublasStatus_t Run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Bf16Bits* x,

@@ -12,6 +12,8 @@
 #include "examples/engine/cuda/comparison.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sim/tiers/tier_connector.h"
+#include "sim/tiers/tier_text.h"
 
 namespace kvblocks::engine {
 namespace {
@@ -65,6 +67,29 @@ TEST(CudaRunnerTest, HeadsOfFastKernelsAnswerAsOnTheCpu) {
   ASSERT_TRUE(comparison.ok()) << comparison.status();
   EXPECT_EQ(comparison->num_wrong, 0) << comparison->Text();
   EXPECT_LT(comparison->rms_error, 0.02) << comparison->Text();
+}
+
+// The host copies what tiers hold, and cannot reach a device's memory.
+TEST(CudaRunnerTest, TiersBehindDeviceMemoryAreRefused) {
+  const Model model = RandomModel(/*num_layers=*/1, /*hidden=*/64, /*num_heads=*/2,
+                                  /*num_kv_heads=*/1, /*head_size=*/64, /*head_norms=*/false, 3);
+  PlainProducts products;
+  const auto weights = DeviceWeights::Upload(model.config(), model.weights());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const auto serving = PlanServing(model.config().facts, {});
+  ASSERT_TRUE(serving.ok()) << serving.status();
+  const auto runner = CudaRunner::Create(model.config(), *weights, products, serving->plan,
+                                         serving->config, {});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  sim::TierConnector::Options options;
+  options.tiers = sim::ParseTiers("host:1MiB:read=free").value();
+  options.group_block_bytes.assign(serving->plan.groups.size(), 1024);
+  const auto tiers = sim::TierConnector::Create(options).value();
+  const auto served =
+      ServeBy(**runner, model.config().facts.vocab_size, serving->plan, serving->config,
+              RandomPrompts({5}, 2, model.config().facts.vocab_size), {}, tiers.get());
+  EXPECT_EQ(served.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(served.status().message()), testing::HasSubstr("caches on cuda:0"));
 }
 
 TEST(CudaRunnerTest, OtherModelsAreRefused) {
