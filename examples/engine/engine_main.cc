@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
 #include "examples/engine/engine.h"
@@ -101,6 +102,22 @@ class ServeCommand {
   std::string answers_, request_log_;
 };
 
+// Options of a replay's clock, which has no say here.
+absl::Status CheckNoClock(const ReplayConfig& given) {
+  for (const char* field :
+       {"time", "step_time", "step_times", "kernel_tables", "compute_efficiency",
+        "memory_efficiency", "fixed_time", "time_per_sequence", "time_per_layer", "prefill_factor",
+        "expert_prefill_factor", "prefill_time_per_layer", "calibration", "draft_time"}) {
+    if (!given.GetReflection()->HasField(given, given.GetDescriptor()->FindFieldByName(field))) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", absl::StrReplaceAll(field, {{"_", "-"}}),
+                     ": got a value, expected none: steps take what they take on this machine"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ServeCommand::WriteAnswers(const Served& served) const {
   if (answers_.empty()) return absl::OkStatus();
   KVBLOCKS_ASSIGN_OR_RETURN(auto sink, sim::OpenByteSink(answers_));
@@ -114,6 +131,7 @@ absl::Status ServeCommand::WriteAnswers(const Served& served) const {
 
 absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const ReplayConfig config, input_.Configure());
+  KVBLOCKS_RETURN_IF_ERROR(CheckNoClock(input_.given()));
   absl::string_view folder = config.model();
   if (!absl::ConsumeSuffix(&folder, "config.json")) {
     return absl::InvalidArgumentError(

@@ -56,3 +56,8 @@ if "$engine" serve "$prompts" --model="$models/llama/config.json" --num-blocks=1
   exit 1
 fi
 grep -q 'its cache has 1 heads that can be read, expected 2; the engine has one rank' "$out/refused"
+if "$engine" serve "$prompts" --model="$models/llama/config.json" --num-blocks=100 \
+    --time=fixed 2>"$out/refused"; then
+  exit 1
+fi
+grep -q -e '--time: got a value, expected none' "$out/refused"
