@@ -39,7 +39,7 @@ struct RunnerOptions {
   int threads = 0;        // of attention and matrix products; 0: one per processor
   float temperature = 0;  // 0: greedy
   uint64_t seed = 0;      // of sampling
-  // Told of each token that is sampled, by its place in the output, and what from.
+  // Called for each token that is sampled, by its place in the output, and what from.
   std::function<void(const sim::SimRequest&, int64_t index, absl::Span<const float> logits)>
       on_logits = nullptr;
 };

@@ -315,7 +315,7 @@ KVB_DEVICE uint32_t InPass(uint32_t at, int pass) { return pass == 0 ? at : (at 
 // Places are found for four tiles at a time: of tile t of those, this warp's rows by lanes 8 t on.
 inline constexpr int kPlacedTiles = 32 / kOwnRows;
 // The first key that a producing thread finds the place of, from the first tile's on; the others
-// are kPlacedTiles tiles apart.
+// have a distance of kPlacedTiles tiles.
 KVB_DEVICE int OwnKey(int thread) {
   return thread % 32 / kOwnRows * kKeys + thread / 32 * kOwnRows + thread % kOwnRows;
 }
