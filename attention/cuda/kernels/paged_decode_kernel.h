@@ -1,8 +1,8 @@
 // The decode kernel. Device code: included by paged_decode*.cu, one per padded head size.
 //
 // A block of four warps does pieces of one KV head, tiles of 64 keys at a time, 16 by each warp. A
-// warp copies its own keys, kStages tiles ahead and on into the next piece, and computes on nothing
-// else: warps meet only at the end of a piece, when their four states are merged.
+// warp prefetches its own keys by kStages tiles, also those of the next piece, and computes on
+// nothing else: warps meet only at the end of a piece, when their four states are merged.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_

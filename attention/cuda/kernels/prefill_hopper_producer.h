@@ -2,7 +2,7 @@
 // the barriers in it.
 //
 // The producer finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
-// copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V ahead of the
+// copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V before the
 // consumers (prefill_hopper_kernel.h); completion arrives at barriers in shared memory. K and V
 // come as boxes of tensors: keys of one block, 128 bytes of each. Codes are made into 16-bit
 // elements by the producing warp that copied them, where they are: a row's codes are the last 128
