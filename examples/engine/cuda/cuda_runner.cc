@@ -274,6 +274,19 @@ absl::Status CudaRunner::Replay(const attention::GraphParameterSet& set) {
   return StatusOf("a graph", cuda::LaunchGraph(graph, context_.stream));
 }
 
+absl::Status CudaRunner::WarmUp() {
+  // Before the first step it is metadata of requests without tokens.
+  KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
+  for (const attention::GraphParameterSet& set : graphs_->sets()) {
+    KVBLOCKS_RETURN_IF_ERROR(Replay(set));
+  }
+  for (int64_t tokens = kRowMultiple; tokens <= max_tokens_; tokens += kRowMultiple) {
+    Batch batch{.num_tokens = tokens, .num_sampled = std::min(tokens, max_sampled_)};
+    KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kProducts));
+  }
+  return StatusOf("warming up", cuda::Synchronize(context_.stream));
+}
+
 absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
                                   int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
                                   bool float_out) {

@@ -50,6 +50,10 @@ class CudaRunner final : public StepRunner {
                                                             RunnerOptions options);
   ~CudaRunner() override;
 
+  // Captures the graphs and chooses the products of all steps ahead of the first one, which would
+  // take some seconds longer for it. Writes to the null block only.
+  absl::Status WarmUp();
+
   struct LastStep {
     int64_t num_tokens = 0;
     bool is_graph = false;
