@@ -1,19 +1,14 @@
 #include "bench/serving_points.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
-#include <set>
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "kvblocks/model_facts.h"
@@ -94,61 +89,8 @@ class ClosedLoop final : public TraceReader {
   std::vector<std::string> warnings_;
 };
 
-// Models of serving points that the built-in catalogue does not have.
-constexpr const char* kFurtherModels = R"pb(
-  model {
-    name: "kimi-k2.5"
-    hf_id: "moonshotai/Kimi-K2.5"
-    family: "kimi_k2"
-    layer_pattern: "M*61"
-    hidden_size: 7168
-    intermediate_size: 18432
-    num_heads: 64
-    num_kv_heads: 64
-    vocab_size: 163840
-    max_position_embeddings: 262144
-    mla {
-      kv_lora_rank: 512
-      q_lora_rank: 1536
-      qk_rope_head_dim: 64
-      qk_nope_head_dim: 128
-      v_head_dim: 128
-    }
-    moe {
-      num_experts: 384
-      experts_per_token: 8
-      intermediate_size: 2048
-      num_layers: 60
-      num_shared_experts: 1
-      shared_intermediate_size: 2048
-      bytes_per_param: 0.5625  # 4 bits and a 16-bit scale per 32
-    }
-    params_b: 1026.41
-    active_params_b: 32.86
-    published_cache { bf16_all_layers: 70272 bf16_unbounded_layers: 70272 }
-    notes: "The text model. Published with experts in 4 bits."
-  }
-  model {
-    name: "minimax-m2.5"
-    hf_id: "MiniMaxAI/MiniMax-M2.5"
-    family: "minimax_m2"
-    layer_pattern: "F*62"
-    hidden_size: 3072
-    num_heads: 48
-    num_kv_heads: 8
-    head_size: 128
-    vocab_size: 200064
-    max_position_embeddings: 196608
-    moe { num_experts: 256 experts_per_token: 8 intermediate_size: 1536 num_layers: 62 }
-    params_b: 228.69
-    active_params_b: 11.03
-    bytes_per_param: 1  # published in FP8
-    published_cache { bf16_all_layers: 253952 bf16_unbounded_layers: 253952 }
-  }
-)pb";
-
 absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point, const ServingRecipe& recipe) {
-  auto device = PointCatalogue().FindDevice(point.device);
+  auto device = Catalogue::BuiltIn().FindDevice(point.device);
   if (!device.ok()) return device.status();
   auto model = FindPointModel(point.model);
   if (!model.ok()) return model.status();
@@ -191,38 +133,14 @@ bool SchedulesAhead(const ServingPoint& point) { return MinorVersionOf(point).va
 
 }  // namespace
 
-const Catalogue& PointCatalogue() {
-  static const Catalogue* const catalogue = [] {
-    auto* merged = new Catalogue(Catalogue::BuiltIn());
-    const absl::Status status = merged->Merge(kFurtherModels, "serving points");
-    if (!status.ok()) {
-      std::fprintf(stderr, "%s\n", status.ToString().c_str());
-      std::abort();
-    }
-    return merged;
-  }();
-  return *catalogue;
-}
-
 absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling) {
-  const auto exact = PointCatalogue().FindModel(spelling);
-  if (exact.ok()) return exact;
-  // The name's parts that say which model it is.
-  const auto plain = [](absl::string_view name) {
-    static const auto* const kOthers = new std::set<std::string>{
-        "meta", "instruct", "chat", "it", "hf", "fp8", "fp4", "nvfp4", "mxfp4", "int4", "bf16"};
-    std::vector<std::string> parts =
-        absl::StrSplit(absl::AsciiStrToLower(name.substr(name.rfind('/') + 1)), '-');
-    std::erase_if(parts, [](const std::string& part) { return kOthers->contains(part); });
-    return absl::StrJoin(parts, "-");
-  };
-  // Of the same shape.
-  const std::string wanted = absl::StrReplaceAll(plain(spelling), {{"llama-3.3", "llama-3.1"}});
-  for (const auto& [name, model] : PointCatalogue().models()) {
-    if (plain(name) == wanted || plain(model.hf_id) == wanted) return model;
+  static constexpr absl::string_view kFormats[] = {"-NVFP4", "-MXFP4", "-FP4",
+                                                   "-FP8",   "-INT4",  "-BF16"};
+  absl::string_view name = spelling;
+  for (const absl::string_view format : kFormats) {
+    if (absl::EndsWithIgnoreCase(name, format)) name.remove_suffix(format.size());
   }
-  return absl::NotFoundError(
-      absl::StrCat("model ", spelling, ": not known by this or a like name"));
+  return Catalogue::BuiltIn().FindModel(std::string(name));
 }
 
 absl::StatusOr<std::vector<ServingPoint>> ReadServingPoints(const std::string& path,

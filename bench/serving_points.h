@@ -20,11 +20,7 @@
 
 namespace kvblocks::sim {
 
-// The built-in catalogue, and the models of serving points that it lacks.
-const Catalogue& PointCatalogue();
-
-// By name, Hugging Face id, or a spelling of these that differs in the publisher, "Instruct" or the
-// format of the weights. NotFound names the spelling.
+// As the catalogue finds it, behind whose name may be the format of the weights ("-FP8").
 absl::StatusOr<ModelFacts> FindPointModel(const std::string& spelling);
 
 struct ServingPoint {

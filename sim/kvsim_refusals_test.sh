@@ -56,7 +56,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --retention-interval: got "64", expected -1 next to|replay --retention-interval=64 --cache-all-blocks --model=gpt-oss-20b
 --max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
 --tensor-parallel: got 3, expected a divisor|replay --tp=3
---model: "gpt-9" is none of the 28 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
+--model: "gpt-9" is none of the 30 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
 --device: "abacus" is none of the 10 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
 --device: "h2000" is none of|replay --device=h2000
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16

@@ -7,7 +7,11 @@
 Makes a model with random weights (Llama's form, 27 million parameters) and a trace of prompts that
 share beginnings, both from a seed. The engine serves the trace, which takes two minutes. Then:
 - kvsim replay with the recorded times must have the same steps, to the byte;
-- kvsim calibrate fits the roofline's constants to half of the requests, and judges the other half.
+- kvsim calibrate fits the clock's constants to half of the requests, and judges the other half.
+
+With --gpu=DEVICE, one of the catalogue, it is Llama-3.1-8B's shape and engine_gpu, which may run on
+another machine: --step=make writes the trace and prints the command, --step=compare takes the files
+that the command wrote.
 Exit status: 0 done, 1 the steps differ, 2 a program failed.
 """
 
@@ -59,24 +63,32 @@ def make_model(folder):
         json.dump(config, file)
 
 
-def make_trace(path, requests):
+def make_trace(path, requests, vocabulary, scale, rate):
     def tokens(count):
-        return [random.randrange(VOCABULARY) for _ in range(count)]
+        return [random.randrange(vocabulary) for _ in range(count)]
 
-    beginnings, now = [tokens(200) for _ in range(12)], 0.0
+    beginnings, now = [tokens(200 * scale) for _ in range(12)], 0.0
     with open(path, "w", encoding="ascii") as file:
         for _ in range(requests):
-            now += random.expovariate(3.0)
-            prompt = random.choice(beginnings)[:random.choice([0, 64, 128, 200])] + tokens(random.randint(16, 200))
-            json.dump({"timestamp": int(1000 * now), "input_length": len(prompt), "output_length": random.randint(10, 60),
+            now += random.expovariate(rate)
+            prompt = (random.choice(beginnings)[:random.choice([0, 64, 128, 200]) * scale] +
+                      tokens(random.randint(16, 200) * scale))
+            json.dump({"timestamp": int(1000 * now), "input_length": len(prompt), "output_length": random.randint(10, 60) * scale,
                        "block_size": 1, "hash_ids": prompt}, file)
             file.write("\n")
+
+
+def run(command):
+    if subprocess.run(command, check=False).returncode != 0:
+        sys.exit(2)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", help="where files are made and kept; default: a temporary one")
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--gpu", metavar="DEVICE", help="serve Llama-3.1-8B's shape on this device of the catalogue")
+    parser.add_argument("--step", choices=["make", "compare", "all"], default="all")
     options = parser.parse_args()
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     bin_folder = subprocess.run(["bazel", "info", "-c", "opt", "bazel-bin"], cwd=root, check=True, text=True,
@@ -85,22 +97,37 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = os.path.abspath(options.folder or temporary)
         os.makedirs(folder, exist_ok=True)
+        trace, answers, steps, again, log = (
+            f"{folder}/{name}" for name in ("trace.jsonl", "answers.jsonl", "steps.csv", "again.csv", "log.jsonl"))
         random.seed(1)
-        make_model(folder)
-        make_trace(f"{folder}/trace.jsonl", options.requests)
-        with open(f"{folder}/devices.textproto", "w", encoding="ascii") as file:
-            file.write(DEVICE)
-        server = [f"--model={folder}/config.json", "--num-blocks=2000", "--no-async", "--max-num-seqs=64",
-                  "--max-num-batched-tokens=512"]
-        answers, steps, again, log = (f"{folder}/{name}" for name in ("answers.jsonl", "steps.csv", "again.csv", "log.jsonl"))
-        for command in [
-                [f"{bin_folder}/examples/engine/engine_program", "serve", f"{folder}/trace.jsonl", *server,
-                 f"--answers={answers}", f"--steps={steps}", f"--request-log={log}", "--quiet"],
-                [kvsim, "replay", answers, *server, "--time=recorded", f"--step-times={steps}", f"--steps={again}", "--quiet"],
-                [kvsim, "calibrate", answers, f"--measured={log}", *server, "--time=roofline",
-                 f"--catalogue={folder}/devices.textproto", "--device=this-machine"]]:
-            if subprocess.run(command, check=False).returncode != 0:
-                sys.exit(2)
+        if options.gpu:
+            program = "engine_gpu"
+            server = ["--model=llama-3.1-8b", f"--device={options.gpu}", "--num-blocks=20000", "--no-async", "--max-num-seqs=128",
+                      "--max-num-batched-tokens=2048", "--max-model-len=4096"]
+            clocks = [["--time=roofline"], []]
+        else:
+            program = f"{bin_folder}/examples/engine/engine_program"
+            server = [f"--model={folder}/config.json", "--num-blocks=2000", "--no-async", "--max-num-seqs=64",
+                      "--max-num-batched-tokens=512"]
+            clocks = [["--time=roofline", f"--catalogue={folder}/devices.textproto", "--device=this-machine"]]
+        if options.step != "compare":
+            if options.gpu:
+                make_trace(trace, options.requests, vocabulary=128256, scale=6, rate=10.0)
+            else:
+                make_model(folder)
+                make_trace(trace, options.requests, VOCABULARY, scale=1, rate=3.0)
+                with open(f"{folder}/devices.textproto", "w", encoding="ascii") as file:
+                    file.write(DEVICE)
+        serve = [program, "serve", trace, *server, f"--answers={answers}", f"--steps={steps}", f"--request-log={log}",
+                 "--quiet"]
+        if options.step == "make":
+            print(" ".join(serve))
+            return
+        if options.step == "all":
+            run(serve)
+        run([kvsim, "replay", answers, *server, "--time=recorded", f"--step-times={steps}", f"--steps={again}", "--quiet"])
+        for clock in clocks:
+            run([kvsim, "calibrate", answers, f"--measured={log}", *server, *clock])
         same = filecmp.cmp(steps, again, shallow=False)
         print(f"steps with recorded times: {'the same, to the byte' if same else 'different'}")
         sys.exit(0 if same else 1)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -384,6 +385,68 @@ TEST(DeviceMemoryTest, ARefusedCallStoresNothing) {
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   EXPECT_EQ(k_cache.Bytes(), cache.bytes);
   EXPECT_EQ(v_cache.Bytes(), cache.bytes);
+}
+
+// Arrays so long that each is copied by itself; batches that use more and less of them.
+TEST(CudaDeviceMemoryTest, MetadataOnTheDeviceIsTheHosts) {
+  MetadataBuilderOptions options;
+  options.groups = {{.manager_block_size = 16, .kernel_block_size = 16, .num_blocks = 999},
+                    {.manager_block_size = 32, .kernel_block_size = 32, .num_blocks = 999}};
+  options.max_num_reqs = 4096, options.max_num_tokens = 8192, options.max_seq_len = 1024;
+  auto builder = CudaBackend().MakeMetadataBuilder(options);
+  ASSERT_TRUE(builder.ok()) << builder.status();
+  DeviceContext on;
+  const auto uploaded = DeviceMetadata::Create(on.context, &*builder);
+  ASSERT_TRUE(uploaded.ok()) << uploaded.status();
+  int num_compared = 0;
+  const auto expect_equal = [&](const ConstTensorView& host, const ConstTensorView& device) {
+    if (host.absent() || host.empty()) return;
+    ++num_compared;
+    const auto bytes = static_cast<size_t>(host.num_elements() * ElementBytes(host.dtype));
+    std::vector<std::byte> copy(bytes);
+    ASSERT_NE(device.data, host.data);
+    ASSERT_EQ(CopyAsync(copy.data(), device.data, bytes, on.context.stream), 0);
+    ASSERT_EQ(Synchronize(on.context.stream), 0);
+    EXPECT_TRUE(std::equal(copy.begin(), copy.end(), host.data));
+  };
+  std::mt19937_64 random(5);
+  for (const int64_t num_reqs : {3, 60, 1, 40, 40}) {
+    std::vector<RequestInput> requests;
+    std::vector<std::vector<int32_t>> blocks;
+    std::vector<int32_t> encoder_lens;
+    for (int32_t i = 0; i < num_reqs; ++i) {
+      requests.push_back({.num_computed_tokens = IntegerDraw(random, 0, 90),
+                          .num_scheduled_tokens = IntegerDraw(random, 1, 120)});
+      encoder_lens.push_back(i + 1);
+      for (const int32_t num_blocks : {14, 7}) {
+        blocks.emplace_back(static_cast<size_t>(num_blocks));
+        std::iota(blocks.back().begin(), blocks.back().end(), 1 + i * num_blocks);
+      }
+    }
+    const std::vector<absl::Span<const int32_t>> tables(blocks.begin(), blocks.end());
+    ASSERT_EQ(builder->Build({.requests = requests,
+                              .block_ids = tables,
+                              .encoder_lens = encoder_lens,
+                              .padded_num_reqs = num_reqs + 4,
+                              .padded_num_tokens = 7500}),
+              absl::OkStatus());
+    (void)builder->token_to_req();
+    ASSERT_EQ((*uploaded)->Upload(on.context), absl::OkStatus());
+    for (const int group : {0, 1}) {
+      for (const CommonAttentionMetadata& host :
+           {builder->metadata(group), builder->decode_view(group), builder->prefill_view(group),
+            builder->cross_metadata()}) {
+        const CommonAttentionMetadata device = (*uploaded)->OnDevice(host);
+        expect_equal(host.query_start_loc, device.query_start_loc);
+        expect_equal(host.seq_lens, device.seq_lens);
+        expect_equal(host.block_table, device.block_table);
+        expect_equal(host.slot_mapping, device.slot_mapping);
+        expect_equal(host.positions, device.positions);
+        expect_equal(host.token_to_req, device.token_to_req);
+      }
+    }
+  }
+  EXPECT_GT(num_compared, 5 * 2 * (6 + 4 + 6 + 4) / 2);
 }
 
 }  // namespace

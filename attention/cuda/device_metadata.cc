@@ -1,5 +1,7 @@
 #include "attention/cuda/device_metadata.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,24 @@
 #include "attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
+namespace {
+
+// Ranges that lie closer are copied as one: a copy costs more than so many bytes.
+constexpr size_t kGapBytes = 8192;
+
+std::array<ConstTensorView*, 8> ViewsOf(CommonAttentionMetadata& metadata) {
+  return {&metadata.query_start_loc,         &metadata.seq_lens,
+          &metadata.block_table,             &metadata.slot_mapping,
+          &metadata.positions,               &metadata.token_to_req,
+          &metadata.prefill_query_start_loc, &metadata.local_context_lens};
+}
+
+bool LiesIn(absl::Span<const std::byte> storage, const ConstTensorView& view) {
+  return !view.absent() && view.data >= storage.data() &&
+         view.data < storage.data() + storage.size();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceMetadata>> DeviceMetadata::Create(
     const ExecContext& context, const AttentionMetadataBuilder* builder) {
@@ -39,15 +59,49 @@ DeviceMetadata::~DeviceMetadata() {
   }
 }
 
-absl::Status DeviceMetadata::Upload(const ExecContext& context) {
-  const int i = next_;
-  if (used_[i]) {
-    if (const Error error = WaitForEvent(copied_[i]); error != 0)
-      return StatusOf("metadata", error);
-  }
+// Of the last batch, and of what decode views, prefill views and cross attention take from it.
+void DeviceMetadata::FindRanges() {
+  ranges_.clear();
   const absl::Span<const std::byte> storage = builder_->storage();
-  std::memcpy(pinned_[i], storage.data(), storage.size());
-  Error error = CopyAsync(memory_, pinned_[i], storage.size(), context.stream);
+  if (!used_[0]) {
+    ranges_.push_back({0, storage.size()});
+    return;
+  }
+  const auto add = [&](const ConstTensorView& view) {
+    if (!LiesIn(storage, view)) return;
+    const auto begin = static_cast<size_t>(view.data - storage.data());
+    const auto bytes = static_cast<size_t>(view.num_elements() * ElementBytes(view.dtype));
+    ranges_.push_back({begin, begin + bytes});
+  };
+  for (int group = 0; group < builder_->num_groups(); ++group) {
+    CommonAttentionMetadata metadata = builder_->metadata(group);
+    for (const ConstTensorView* view : ViewsOf(metadata)) add(*view);
+  }
+  add(builder_->cross_metadata().seq_lens);
+  std::sort(ranges_.begin(), ranges_.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  size_t num = 0;
+  for (const Range& range : ranges_) {
+    if (num > 0 && range.begin <= ranges_[num - 1].end + kGapBytes) {
+      ranges_[num - 1].end = std::max(ranges_[num - 1].end, range.end);
+    } else {
+      ranges_[num++] = range;
+    }
+  }
+  ranges_.resize(num);
+}
+
+absl::Status DeviceMetadata::Upload(const ExecContext& context) {
+  FindRanges();
+  const int i = next_;
+  Error error = used_[i] ? WaitForEvent(copied_[i]) : 0;
+  for (const Range& range : ranges_) {
+    if (error != 0) break;
+    std::byte* const from = pinned_[i] + range.begin;
+    const size_t bytes = range.end - range.begin;
+    std::memcpy(from, builder_->storage().data() + range.begin, bytes);
+    error = CopyAsync(memory_ + range.begin, from, bytes, context.stream);
+  }
   if (error == 0) error = RecordEvent(copied_[i], context.stream);
   if (error != 0) return StatusOf("metadata", error);
   used_[i] = true;
@@ -57,14 +111,8 @@ absl::Status DeviceMetadata::Upload(const ExecContext& context) {
 
 CommonAttentionMetadata DeviceMetadata::OnDevice(CommonAttentionMetadata metadata) const {
   const absl::Span<const std::byte> storage = builder_->storage();
-  for (ConstTensorView* view :
-       {&metadata.query_start_loc, &metadata.seq_lens, &metadata.block_table,
-        &metadata.slot_mapping, &metadata.positions, &metadata.token_to_req,
-        &metadata.prefill_query_start_loc, &metadata.local_context_lens}) {
-    if (view->absent() || view->data < storage.data() ||
-        view->data >= storage.data() + storage.size()) {
-      continue;
-    }
+  for (ConstTensorView* view : ViewsOf(metadata)) {
+    if (!LiesIn(storage, *view)) continue;
     view->data = memory_ + (view->data - storage.data());
     view->device = device_;
   }

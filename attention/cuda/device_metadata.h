@@ -1,15 +1,20 @@
-// DeviceMetadata: a step's metadata in device memory, by one asynchronous copy.
+// DeviceMetadata: a step's metadata in device memory, by a few asynchronous copies.
 //
-// The builder keeps all arrays of all groups in one stretch of memory; Upload copies it into pinned
-// memory and enqueues its copy to a buffer of the same size, whose addresses stay the same from
-// step to step: what a captured graph reads. Nothing else is enqueued and nothing waits, but for
-// the copy of the upload before the last, whose pinned memory it takes.
+// The builder keeps all arrays of all groups in one stretch of memory. Upload copies what the last
+// batch has of it, padding included, into pinned memory, and enqueues copies to a buffer of the
+// same size. Its addresses stay the same from step to step: what a captured graph reads. Nothing
+// else is enqueued, and nothing waits, but for the copies of the upload before the last, whose
+// pinned memory it takes.
+//
+// Cost: the bytes of the batch, and a copy for every array that others do not lie beside; the first
+// upload copies everything.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,7 +33,7 @@ class DeviceMetadata {
   DeviceMetadata(const DeviceMetadata&) = delete;
   DeviceMetadata& operator=(const DeviceMetadata&) = delete;
 
-  // The builder's arrays as they are now. Internal for CUDA errors.
+  // The builder's arrays, as the last Build left them. Internal for CUDA errors.
   absl::Status Upload(const ExecContext& context);
 
   // The builder's metadata of a group with views of device memory; host arrays stay the host's.
@@ -41,9 +46,14 @@ class DeviceMetadata {
   CommonAttentionMetadata OnDevice(CommonAttentionMetadata metadata) const;
 
  private:
+  struct Range {
+    size_t begin = 0, end = 0;  // bytes of the storage
+  };
   explicit DeviceMetadata(const AttentionMetadataBuilder* builder) : builder_(builder) {}
+  void FindRanges();
 
   const AttentionMetadataBuilder* builder_;
+  std::vector<Range> ranges_;  // that the next upload copies
   DeviceId device_;
   std::byte* memory_ = nullptr;
   std::byte* pinned_[2] = {nullptr, nullptr};

@@ -1,218 +1,34 @@
-// engine: kvsim replay with a model in it. It takes the same options, computes each step with the
-// weights beside the model's config.json, and prints the same report with times that it measured.
+// engine: kvsim replay with a model in it (serve_command.h), computed by this machine's processors.
 //
 //   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl
-//
-// Prompts come as token ids, in any trace format that has them. The answers are a trace again: the
-// same requests, with the tokens of their outputs.
 
-#include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
-#include "examples/engine/engine.h"
-#include "examples/engine/request_log.h"
-#include "sim/commands/model_plan.h"
-#include "sim/commands/option_parser.h"
-#include "sim/commands/output.h"
-#include "sim/commands/replay_exports.h"
-#include "sim/commands/replay_input.h"
-#include "sim/commands/replay_notes.h"
-#include "sim/commands/replay_setup.h"
-#include "sim/commands/report_output.h"
-#include "sim/report/human_table.h"
-#include "sim/report/metrics.h"
-#include "sim/report/tier_section.h"
-#include "sim/trace/byte_sink.h"
-#include "sim/trace/convert.h"
+#include "examples/engine/serve_command.h"
 
 namespace kvblocks::engine {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
-constexpr const char* kFooter =
-    R"(The options are those of kvsim replay. --kv-cache-dtype=float32 makes the cache exact. Steps
-take what they take on this machine's processors; in between the clock jumps to the next arrival.
-
-Examples
-  engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl
-  engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --steps=steps.csv
-  kvsim replay answers.jsonl --model=FOLDER/config.json --num-blocks=2000 \
-      --time=recorded --step-times=steps.csv --steps=predicted.csv
-  kvsim compare steps.csv predicted.csv)";
-
-class ServeCommand {
- public:
-  explicit ServeCommand(sim::OptionParser* options) : input_(options) {
-    const char* kModel = "Model";
-    options->Add({.name = "--temperature",
-                  .unit = "T",
-                  .help = "of sampling; 0: the likeliest token [0]",
-                  .group = kModel},
-                 0.0, 100.0, &temperature_);
-    options->Add({.name = "--sampling-seed",
-                  .unit = "N",
-                  .help = "of sampling [0]",
-                  .group = kModel,
-                  .needs = "--temperature"},
-                 0, INT64_MAX, &seed_);
-    options->Add({.name = "--threads",
-                  .unit = "N",
-                  .help = "of matrix products and attention; 0: one per processor [0]",
-                  .group = kModel},
-                 0, 1024, &threads_);
-    options->Add({.name = "--answers",
-                  .unit = "FILE",
-                  .help = "the requests with their output tokens, as a trace in Mooncake's form",
-                  .group = kModel,
-                  .file = sim::FileUse::kWritten},
-                 &answers_);
-    options->Add({.name = "--request-log",
-                  .unit = "FILE",
-                  .help = "the times of each request, which kvsim calibrate takes as --measured",
-                  .group = kModel,
-                  .file = sim::FileUse::kWritten},
-                 &request_log_);
-    const char* kOutput = "Output";
-    output_.AddFiles(options, kOutput, {.has_page = true});
-    exports_.AddOptions(options, kOutput);
-    output_.AddTerminal(options, kOutput, "no table");
-    input_.AddOptions();
-    options->set_footer(kFooter);
-  }
-
-  absl::StatusOr<sim::ExitStatus> Execute();
-
- private:
-  absl::Status WriteAnswers(const Served& served) const;
-
-  sim::ReplayInput input_;
-  sim::ReplayExports exports_;
-  sim::ReportOutput output_;
-  double temperature_ = 0;
-  int64_t seed_ = 0, threads_ = 0;
-  std::string answers_, request_log_;
-};
-
-// Options of a replay's clock, which has no say here.
-absl::Status CheckNoClock(const ReplayConfig& given) {
-  for (const char* field :
-       {"time", "step_time", "step_times", "kernel_tables", "compute_efficiency",
-        "memory_efficiency", "fixed_time", "time_per_sequence", "time_per_layer", "prefill_factor",
-        "expert_prefill_factor", "prefill_time_per_layer", "calibration", "draft_time"}) {
-    if (!given.GetReflection()->HasField(given, given.GetDescriptor()->FindFieldByName(field))) {
-      continue;
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", absl::StrReplaceAll(field, {{"_", "-"}}),
-                     ": got a value, expected none: steps take what they take on this machine"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ServeCommand::WriteAnswers(const Served& served) const {
-  if (answers_.empty()) return absl::OkStatus();
-  KVBLOCKS_ASSIGN_OR_RETURN(auto sink, sim::OpenByteSink(answers_));
-  const auto writer = sim::MakeMooncakeWriter(std::move(sink));
-  KVBLOCKS_RETURN_IF_ERROR(writer->Begin(served.trace->info()));
-  for (const sim::TraceRequest& request : served.requests) {
-    KVBLOCKS_RETURN_IF_ERROR(writer->Write(request));
-  }
-  return sim::UnlessReaderGone(writer->Finish());
-}
-
-absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
-  KVBLOCKS_ASSIGN_OR_RETURN(const ReplayConfig config, input_.Configure());
-  KVBLOCKS_RETURN_IF_ERROR(CheckNoClock(input_.given()));
-  absl::string_view folder = config.model();
+absl::StatusOr<Served> ServeByCpu(const ToServe& serve, std::unique_ptr<sim::TraceReader> trace) {
+  absl::string_view folder = serve.model_name;
   if (!absl::ConsumeSuffix(&folder, "config.json")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--model: got \"", config.model(),
+        absl::StrCat("--model: got \"", serve.model_name,
                      "\", expected the path of a config.json with model*.safetensors beside it"));
   }
-  if (config.num_blocks() == 0 && config.kv_memory() == 0) {
-    return absl::InvalidArgumentError(
-        "--num-blocks: got 0, expected the size of a pool in this machine's memory, or "
-        "--kv-memory");
-  }
-  KVBLOCKS_ASSIGN_OR_RETURN(auto setup, sim::MakeReplaySetup(config));
-  setup.note.clear();  // what the clock of a replay leaves out
-  KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
-  if (setup.tiers) {
-    if (setup.tiers->load_if_faster) {
-      return absl::InvalidArgumentError(
-          "--load-if: got faster, expected always: what computing would take is not known here");
-    }
-    setup.tiers->step_time = nullptr;
-  }
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, sim::MakeTiers(setup));
-  KVBLOCKS_RETURN_IF_ERROR(output_.Check({}));
-  KVBLOCKS_RETURN_IF_ERROR(exports_.Check());
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, sim::FindModelOnDevice(setup.config));
-  KVBLOCKS_ASSIGN_OR_RETURN(const Plan plan, sim::PlanPool(setup.config, hardware));
   KVBLOCKS_ASSIGN_OR_RETURN(const Model model, Model::Load(absl::StrCat(folder, ".")));
-  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, sim::OpenReplayTrace(config, setup.reader));
-
-  sim::ReplayMetricsOptions measured = setup.metrics;
-  RequestLog log;
-  measured.rows = &log;
-  std::vector<sim::EngineObserver*> observers;
-  KVBLOCKS_RETURN_IF_ERROR(exports_.Open());
-  exports_.Attach(0, setup, &measured, &observers);
-  sim::ReplayMetrics metrics(measured);
-  observers.insert(observers.begin(), &metrics);
-  const sim::SimulationConfig simulation = sim::ConfigFor(setup, *reader);
-  KVBLOCKS_ASSIGN_OR_RETURN(const Served served,
-                            Serve(model, plan, simulation, std::move(reader),
-                                  {.threads = static_cast<int>(threads_),
-                                   .temperature = static_cast<float>(temperature_),
-                                   .seed = static_cast<uint64_t>(seed_)},
-                                  observers, tiers.get()));
-  KVBLOCKS_RETURN_IF_ERROR(exports_.Close());
-  KVBLOCKS_RETURN_IF_ERROR(WriteAnswers(served));
-  if (!request_log_.empty()) {
-    KVBLOCKS_RETURN_IF_ERROR(sim::WriteFile(request_log_, log.Text()));
-  }
-  KVBLOCKS_RETURN_IF_ERROR(sim::CheckSomethingRan(served.result, config, setup));
-  ::kvblocks::report::v1::Report report;
-  metrics.Fill(served.result, &report);
-  if (tiers != nullptr) sim::FillTiers(*tiers, report.mutable_tiers());
-  sim::DescribeReplay(config, setup, *served.trace, &report);
-  sim::PrintWarnings(*served.trace);
-  return output_.Print("serve", report,
-                       {.table = [&](bool color) { return sim::FormatReport(report, color); }});
-}
-
-int Main(int argc, char** argv) {
-  sim::OptionParser program("engine", "serves token ids with a small model on this machine");
-  sim::OptionParser* const options =
-      program.AddCommand("serve", "Serve a trace with a model and report what happened");
-  ServeCommand command(options);
-  std::string text;
-  switch (program.Parse(argc, argv, &text)) {
-    case sim::ParseOutcome::kHelp:
-      return sim::WriteStdout(text) ? sim::kDone : sim::kBadInput;
-    case sim::ParseOutcome::kRefused:
-      std::fprintf(stderr, "%s", text.c_str());
-      return sim::kBadInput;
-    case sim::ParseOutcome::kParsed:
-      break;
-  }
-  const auto status = command.Execute();
-  if (status.ok()) return *status;
-  std::fprintf(stderr, "engine: %s\n", std::string(status.status().message()).c_str());
-  return sim::IsNoProgress(status.status()) ? sim::kNoProgress : sim::kBadInput;
+  return Serve(model, *serve.plan, serve.config, std::move(trace), serve.options, serve.observers,
+               serve.tiers);
 }
 
 }  // namespace
 }  // namespace kvblocks::engine
 
-int main(int argc, char** argv) { return kvblocks::engine::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return kvblocks::engine::ServeMain(argc, argv, "engine",
+                                     "serves token ids with a small model on this machine",
+                                     kvblocks::engine::ServeByCpu);
+}

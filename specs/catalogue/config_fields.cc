@@ -64,11 +64,12 @@ struct ConfigFields::Document {
 
   // The object that a nested field is looked for in: the entered one's, else the whole's.
   std::optional<dom::element> In(std::string_view name, std::string_view field) const {
+    const std::string pointer = "/" + std::string(name) + "/" + std::string(field);
     for (const dom::object& outer : {entered, whole}) {
-      const auto element = Find(outer, name);
-      dom::object object;
-      if (!element || element->get(object)) continue;
-      if (auto found = Find(object, field)) return found;
+      dom::element found;
+      if (outer.at_pointer(pointer).get(found) == simdjson::SUCCESS && !found.is_null()) {
+        return found;
+      }
     }
     return std::nullopt;
   }

@@ -47,7 +47,7 @@ class ConfigFields {
   // The same of the whole configuration where the entered object lacks the field.
   bool InheritedBool(std::string_view field, bool default_value);
   std::optional<std::string> InheritedString(std::string_view field);
-  // Of the object `object`, of the whole or of the entered one.
+  // Of the object `object`, of the whole or of the entered one; "a/b" is an object in another.
   std::optional<std::string> StringIn(std::string_view object, std::string_view field);
   std::optional<int64_t> IntIn(std::string_view object, std::string_view field, int64_t low,
                                int64_t high);

@@ -87,6 +87,14 @@ void ReadWeights(ConfigFields& fields, HfModel& model) {
   if (const auto bits = fields.IntIn(kQuantisation, "bits", 1, 16)) {
     facts.bytes_per_param = static_cast<double>(*bits) / 8;
   }
+  // Of published models in this form, only the routed experts are.
+  constexpr const char* kGroup = "quantization_config/config_groups/group_0/weights";
+  const auto group_bits = fields.IntIn(kGroup, "num_bits", 1, 16);
+  if (method == "compressed-tensors" && group_bits && facts.experts) {
+    const auto group_size = fields.IntIn(kGroup, "group_size", 1, kMaxConfigSize);
+    expert_bytes = static_cast<double>(*group_bits) / 8 +
+                   (group_size ? 2 / static_cast<double>(*group_size) : 0);  // a scale per group
+  }
   for (const auto& dtype :
        {fields.String("expert_dtype"), fields.StringIn(kQuantisation, "expert_dtype")}) {
     if (dtype.value_or("") == "fp4") expert_bytes = kFourBitBytes;

@@ -216,6 +216,14 @@ void ReadGptOss(ConfigFields& fields, HfModel& model) {
               model.facts.num_layers(), model.facts);
 }
 
+// Experts in every layer, and nothing beside them.
+void ReadMiniMax(ConfigFields& fields, HfModel& model) {
+  ReadLlama(fields, model);
+  ReadExperts(fields, {.num_experts = "num_local_experts", .intermediate = "intermediate_size"},
+              model.facts.num_layers(), model.facts);
+  model.facts.intermediate_size = 0;
+}
+
 void ReadGlm4Moe(ConfigFields& fields, HfModel& model) {
   ReadLlama(fields, model);
   ReadDeepseekExperts(fields, model.facts);
@@ -247,6 +255,8 @@ constexpr HfFamily kFamilies[] = {
     {"deepseek_v2", "DeepseekV2ForCausalLM", "deepseek_v2", false, 0, ReadDeepseek},
     {"deepseek_v3", "DeepseekV3ForCausalLM", "deepseek_v3", false, 0, ReadDeepseek},
     {"kimi_k2", "KimiK2ForCausalLM", "kimi_k2", false, 0, ReadDeepseek},
+    {"kimi_k25", "KimiK25ForConditionalGeneration", "kimi_k2", false, 0, ReadDeepseek},
+    {"minimax_m2", "MiniMaxM2ForCausalLM", "minimax_m2", false, 0, ReadMiniMax},
     {"deepseek_v32", "DeepseekV32ForCausalLM", "deepseek_v32", false, 0, ReadDeepseek32},
     {"deepseek_v4", "DeepseekV4ForCausalLM", "deepseek_v4", false, 512, ReadDeepseek4},
     {"deepseek_v41", "DeepseekV41ForCausalLM", "deepseek_v41", false, 512, ReadDeepseek41},

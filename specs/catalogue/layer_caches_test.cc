@@ -78,7 +78,7 @@ TEST(LayerCachesTest, BytesPerTokenOfEveryModelAreThePublishedOnes) {
       ++num_figures;
     }
   }
-  EXPECT_EQ(num_figures, 25 + 3);
+  EXPECT_EQ(num_figures, 27 + 3);
 }
 
 TEST(LayerCachesTest, NamesAreUniqueAndInLayerOrder) {

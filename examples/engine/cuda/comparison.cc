@@ -188,6 +188,7 @@ absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products
     KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
                               CudaRunner::Create(model.config(), weights, products, serve.plan,
                                                  serve.config, gpu.Options()));
+    KVBLOCKS_RETURN_IF_ERROR(runner->WarmUp());
     StepCounter counter(runner.get(), &out);
     KVBLOCKS_ASSIGN_OR_RETURN(
         Served served, ServeBy(*runner, facts.vocab_size, serve.plan, serve.config,

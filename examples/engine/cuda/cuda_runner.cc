@@ -60,9 +60,9 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
   KVBLOCKS_RETURN_IF_ERROR(runner->AddMetadata(config));
   const int64_t max_tokens = config.scheduler.max_num_batched_tokens;
   const int64_t max_requests = config.scheduler.max_num_seqs;
-  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateWorkspace(max_tokens, max_requests));
   KVBLOCKS_RETURN_IF_ERROR(runner->AllocateActivations(
       max_tokens, std::min(max_tokens, max_requests * (1 + config.drafts.num_draft_tokens))));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateWorkspace(max_tokens, max_requests));
   return runner;
 }
 
@@ -133,9 +133,8 @@ absl::Status CudaRunner::AllocateWorkspace(int64_t max_tokens, int64_t max_reque
     bytes = std::max(bytes, size.device);
   }
   KVBLOCKS_ASSIGN_OR_RETURN(workspace_memory_, DeviceArray::Create("workspace", bytes));
-  KVBLOCKS_ASSIGN_OR_RETURN(flag_memory_, DeviceArray::Create("error flags", sizeof(uint32_t)));
   workspace_.device = absl::MakeSpan(workspace_memory_.as<std::byte>(), static_cast<size_t>(bytes));
-  flags_.bits = flag_memory_.as<uint32_t>();
+  flags_.bits = results_.as<uint32_t>();
   context_.workspace = &workspace_;
   context_.error_flags = &flags_;
   KVBLOCKS_ASSIGN_OR_RETURN(const auto call, cuda::CudaCall::Begin("engine", context_));
@@ -166,7 +165,7 @@ absl::Status CudaRunner::AllocateActivations(int64_t max_tokens, int64_t max_sam
            Wanted{rows_, "rows", max_sampled_ * 4},
            Wanted{last_rows_, "the last rows", max_sampled_ * facts.hidden_size * 2},
            Wanted{logits_, "logits", max_sampled_ * facts.vocab_size * 4},
-           Wanted{sampled_, "sampled tokens", max_sampled_ * 4},
+           Wanted{results_, "sampled tokens", (1 + max_sampled_) * 4},
        }) {
     KVBLOCKS_ASSIGN_OR_RETURN(wanted.array, DeviceArray::Create(wanted.what, wanted.bytes));
   }
@@ -216,12 +215,9 @@ absl::Status CudaRunner::Run(const sim::StepRecord& step) {
   }
   const int64_t num_sampled =
       last_set_ != nullptr ? last_set_->num_tokens : static_cast<int64_t>(tokens.rows.size());
-  auto* const out = host_out_.as<int32_t>();
-  cuda::Error error = cuda::CopyAsync(out, flags_.bits, sizeof(uint32_t), context_.stream);
-  if (error == 0) {
-    error = cuda::CopyAsync(out + 1, sampled_.as<void>(), static_cast<size_t>(num_sampled) * 4,
-                            context_.stream);
-  }
+  cuda::Error error =
+      cuda::CopyAsync(host_out_.as<void>(), results_.as<void>(),
+                      static_cast<size_t>(1 + num_sampled) * 4, context_.stream);
   last_.issue_us = MicrosSince(start);
   if (error == 0) error = cuda::Synchronize(context_.stream);
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("a step", error));
@@ -242,7 +238,7 @@ absl::Status CudaRunner::UploadTokens(const StepTokens& tokens, int64_t num_padd
   std::copy(tokens.rows.begin(), tokens.rows.end(), rows);
   cuda::Error error = cuda::CopyAsync(tokens_.as<void>(), ids, static_cast<size_t>(num_padded) * 4,
                                       context_.stream);
-  if (error == 0 && !tokens.rows.empty()) {
+  if (error == 0 && last_set_ == nullptr && !tokens.rows.empty()) {  // graphs sample every row
     error = cuda::CopyAsync(rows_.as<void>(), rows, tokens.rows.size() * 4, context_.stream);
   }
   return StatusOf("tokens", error);
@@ -276,6 +272,19 @@ absl::Status CudaRunner::Replay(const attention::GraphParameterSet& set) {
     KVBLOCKS_ASSIGN_OR_RETURN(graph, Capture(batch, kAll));
   }
   return StatusOf("a graph", cuda::LaunchGraph(graph, context_.stream));
+}
+
+absl::Status CudaRunner::WarmUp() {
+  // Before the first step it is metadata of requests without tokens.
+  KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
+  for (const attention::GraphParameterSet& set : graphs_->sets()) {
+    KVBLOCKS_RETURN_IF_ERROR(Replay(set));
+  }
+  for (int64_t tokens = kRowMultiple; tokens <= max_tokens_; tokens += kRowMultiple) {
+    Batch batch{.num_tokens = tokens, .num_sampled = std::min(tokens, max_sampled_)};
+    KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kProducts));
+  }
+  return StatusOf("warming up", cuda::Synchronize(context_.stream));
 }
 
 absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
@@ -391,7 +400,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
   if (!rest) return absl::OkStatus();
   return StatusOf("argmax",
                   LaunchArgmax(launch_, {.logits = logits_.as<float>(),
-                                         .out = sampled_.as<int32_t>(),
+                                         .out = results_.as<int32_t>() + 1,
                                          .num_rows = batch.num_sampled,
                                          .size = static_cast<int32_t>(facts.vocab_size)}));
 }

@@ -50,6 +50,10 @@ class CudaRunner final : public StepRunner {
                                                             RunnerOptions options);
   ~CudaRunner() override;
 
+  // Captures the graphs and chooses the products of all steps ahead of the first one, which would
+  // take some seconds longer for it. Writes to the null block only.
+  absl::Status WarmUp();
+
   struct LastStep {
     int64_t num_tokens = 0;
     bool is_graph = false;
@@ -118,13 +122,14 @@ class CudaRunner final : public StepRunner {
   LastStep last_;
 
   std::vector<DeviceArray> caches_;  // the plan's tensors
-  DeviceArray workspace_memory_, flag_memory_, frequencies_;
+  DeviceArray workspace_memory_, frequencies_;
   // Of a step, rows of tokens: the residual, what the norms make of it, queries with keys and
   // values, attention's output, gates with what they gate, the product of both, what is added to
   // the residual.
   DeviceArray x_, normed_, qkv_, attended_, gate_up_, gated_, added_;
-  DeviceArray tokens_, rows_, last_rows_, logits_, sampled_;
-  DeviceArray host_in_, host_out_;  // pinned: tokens and rows; error flags and sampled tokens
+  DeviceArray tokens_, rows_, last_rows_, logits_;
+  DeviceArray results_;             // error flags and sampled tokens
+  DeviceArray host_in_, host_out_;  // pinned: tokens and rows; results
   int64_t max_tokens_ = 0, max_sampled_ = 0;
 };
 

@@ -2,8 +2,10 @@
 //
 //   engine_gpu check [FOLDER...]     checkpoints, and random models with the heads of fast kernels
 //   engine_gpu speed --model=llama-3.1-8b --requests=1,16,64,256 --context=1024
+//   engine_gpu serve TRACE --model=llama-3.1-8b --num-blocks=20000 --steps=steps.csv
 //
-// Exit status: 0 all well, 1 a check failed, 2 bad arguments or no device.
+// serve takes kvsim replay's options (serve_command.h). Exit status: 0 all well, 1 a check failed,
+// 2 bad arguments or no device.
 
 #include "examples/engine/cuda/engine_gpu.h"
 
@@ -14,9 +16,14 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "attention/cuda/kernels/runtime.h"
+#include "checks/status_macros.h"
 #include "examples/engine/cuda/comparison.h"
 #include "examples/engine/cuda/cublas_products.h"
+#include "examples/engine/cuda/cuda_runner.h"
+#include "examples/engine/serve_command.h"
 
 namespace kvblocks::engine {
 namespace {
@@ -59,7 +66,43 @@ bool CheckAll(Products& products, const std::vector<std::string>& folders) {
   return good;
 }
 
+absl::StatusOr<Served> ServeWith(CudaRunner& runner, const ToServe& serve,
+                                 std::unique_ptr<sim::TraceReader> trace) {
+  KVBLOCKS_RETURN_IF_ERROR(runner.WarmUp());
+  return ServeBy(runner, serve.facts->vocab_size, *serve.plan, serve.config, std::move(trace),
+                 serve.observers, serve.tiers);
+}
+
+// With the weights beside the model's config.json, or, for one of the catalogue, with random ones.
+absl::StatusOr<Served> ServeByGpu(Products& products, const ToServe& serve,
+                                  std::unique_ptr<sim::TraceReader> trace) {
+  RunnerOptions options = serve.options;
+  absl::string_view folder = serve.model_name;
+  if (absl::ConsumeSuffix(&folder, "config.json")) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const Model model, Model::Load(absl::StrCat(folder, ".")));
+    KVBLOCKS_ASSIGN_OR_RETURN(const DeviceWeights weights,
+                              DeviceWeights::Upload(model.config(), model.weights()));
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
+                              CudaRunner::Create(model.config(), weights, products, *serve.plan,
+                                                 serve.config, std::move(options)));
+    return ServeWith(*runner, serve, std::move(trace));
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(const RandomDeviceModel model, MakeRandomModel(*serve.facts));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
+                            CudaRunner::Create(model.config, model.weights, products, *serve.plan,
+                                               serve.config, std::move(options)));
+  return ServeWith(*runner, serve, std::move(trace));
+}
+
 int Main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "serve") {
+    return ServeMain(argc, argv, "engine_gpu", "serves token ids with a model on an NVIDIA GPU",
+                     [](const ToServe& serve, std::unique_ptr<sim::TraceReader> trace)
+                         -> absl::StatusOr<Served> {
+                       KVBLOCKS_ASSIGN_OR_RETURN(const auto products, CublasProducts::Create());
+                       return ServeByGpu(*products, serve, std::move(trace));
+                     });
+  }
   CLI::App program("the engine on an NVIDIA GPU, checked against the CPU, and timed");
   program.require_subcommand(1);
   std::vector<std::string> folders;

@@ -8,7 +8,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "examples/engine/cuda/device_weights.h"
 #include "examples/engine/cuda/products.h"
+#include "examples/engine/model_config.h"
 
 namespace kvblocks::engine {
 
@@ -22,6 +25,13 @@ struct SpeedOptions {
 // Prints bytes per second that the device reads, then a line per number of requests, and one of
 // the prefill. What fails is printed, and the rest goes on; the first error is returned.
 absl::Status MeasureSpeed(Products& products, const SpeedOptions& options);
+
+// A model of these facts, with what has no influence on speed, and weights made on the device.
+struct RandomDeviceModel {
+  ModelConfig config;
+  DeviceWeights weights;
+};
+absl::StatusOr<RandomDeviceModel> MakeRandomModel(const ModelFacts& facts);
 
 }  // namespace kvblocks::engine
 

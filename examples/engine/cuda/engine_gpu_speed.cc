@@ -67,17 +67,6 @@ double Median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-// The facts of the catalogue, and what has no influence on speed.
-absl::StatusOr<ModelConfig> ConfigOf(const std::string& name) {
-  ModelConfig config;
-  KVBLOCKS_ASSIGN_OR_RETURN(config.facts, Catalogue::BuiltIn().FindModel(name));
-  const auto size = static_cast<float>(config.facts.head_size);
-  for (int64_t i = 0; i < config.facts.head_size / 2; ++i) {
-    config.rotary.frequencies.push_back(std::pow(500'000.0f, -2 * static_cast<float>(i) / size));
-  }
-  return config;
-}
-
 // Of a run's steps: those in which all requests decode, and the largest one.
 class StepTimes final : public sim::EngineObserver {
  public:
@@ -199,15 +188,19 @@ class Bench {
 
 }  // namespace
 
-absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
-  KVBLOCKS_ASSIGN_OR_RETURN(const double read_rate, ReadRate());
-  std::printf("model %s, measured read rate %.1f GB/s\n", options.model.c_str(), read_rate * 1e-9);
-  KVBLOCKS_ASSIGN_OR_RETURN(const ModelConfig model, ConfigOf(options.model));
+absl::StatusOr<RandomDeviceModel> MakeRandomModel(const ModelFacts& facts) {
+  RandomDeviceModel made;
+  made.config.facts = facts;
+  const auto size = static_cast<float>(facts.head_size);
+  for (int64_t i = 0; i < facts.head_size / 2; ++i) {
+    made.config.rotary.frequencies.push_back(
+        std::pow(500'000.0f, -2 * static_cast<float>(i) / size));
+  }
   const cuda::LaunchContext context = ContextOfDevice();
   uint32_t seed = 0;
   KVBLOCKS_ASSIGN_OR_RETURN(
-      const DeviceWeights weights,
-      DeviceWeights::Random(model, /*head_norms=*/model.facts.family == "qwen3",
+      made.weights,
+      DeviceWeights::Random(made.config, /*head_norms=*/facts.family == "qwen3",
                             [&](const DeviceArray& to, int64_t count, float deviation) {
                               return StatusOf(
                                   "weights",
@@ -215,6 +208,16 @@ absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
                                                          cuda::Element::kBF16, ++seed, deviation));
                             }));
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("weights", cuda::Synchronize(nullptr)));
+  return made;
+}
+
+absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const double read_rate, ReadRate());
+  std::printf("model %s, measured read rate %.1f GB/s\n", options.model.c_str(), read_rate * 1e-9);
+  KVBLOCKS_ASSIGN_OR_RETURN(const ModelFacts facts, Catalogue::BuiltIn().FindModel(options.model));
+  KVBLOCKS_ASSIGN_OR_RETURN(const RandomDeviceModel random, MakeRandomModel(facts));
+  const ModelConfig& model = random.config;
+  const DeviceWeights& weights = random.weights;
 
   constexpr int64_t kMostOutputs = 80;
   const int64_t most = options.requests.empty()

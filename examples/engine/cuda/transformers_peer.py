@@ -2,8 +2,8 @@
 """A decode step of transformers with random weights in bf16 at Llama-3.1-8B's shape, beside engine_gpu speed.
 
 For each number of requests: the median time of a step at 1,024 tokens of context, with the dynamic cache as it is, and with
-the static cache and torch.compile in CUDA graphs (mode reduce-overhead) where time is left. These are plain loops over the
-model, not transformers' continuous batching. Needs torch, transformers and a GPU.
+the static cache and torch.compile in CUDA graphs (mode reduce-overhead) where time is left: plain loops over the model.
+First, what transformers' continuous batching (generate_batch) takes per token. Needs torch, transformers and a GPU.
 """
 import argparse
 import time
@@ -76,6 +76,18 @@ def static(requests):
     return median(step)
 
 
+def continuous(requests, outputs=48):
+    """The median time between tokens of a request, when all requests decode."""
+    prompts = torch.randint(0, 128256, (requests, options.context)).tolist()
+    config = transformers.GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    done = model.generate_batch(prompts, generation_config=config, record_timestamps=True)
+    stamps = [sorted(output.timestamps) for output in done.values()]
+    begin, end = max(times[0] for times in stamps), min(times[-1] for times in stamps)
+    gaps = sorted(b - a for times in stamps for a, b in zip(times, times[1:]) if a >= begin and b <= end)
+    print(f"  {len(stamps)} answers of {min(map(len, stamps))} tokens, {len(gaps)} gaps while all decode", flush=True)
+    return gaps[len(gaps) // 2] * 1e3
+
+
 def measure(name, function, requests):
     if time.monotonic() > end:
         print(f"transformers {name}, {requests} requests: no time left", flush=True)
@@ -94,6 +106,8 @@ def prefill_8k():
     return median(lambda: model(tokens, use_cache=False, logits_to_keep=1), 4)
 
 
+for count in (64, 16, 1):
+    measure("continuous batching", continuous, count)
 for count in (1, 16, 64):
     measure("dynamic cache", dynamic, count)
 try:
