@@ -69,6 +69,19 @@ class ServeCommand {
                   .help = "of matrix products and attention; 0: one per processor [0]",
                   .group = kModel},
                  0, 1024, &threads_);
+    options->Add({.name = "--requests",
+                  .unit = "FILE",
+                  .help = "what single requests ask of attention: JSON lines with a request_id and "
+                          "documents, mask, chunks or keep",
+                  .group = kModel,
+                  .file = sim::FileUse::kRead},
+                 &requests_);
+    options->Add({.name = "--blend-ratio",
+                  .unit = "R",
+                  .help = "of the tokens of blended chunks, to be computed again [0.16]",
+                  .group = kModel,
+                  .needs = "--requests"},
+                 0.0, 1.0, &blend_ratio_);
     options->Add({.name = "--answers",
                   .unit = "FILE",
                   .help = "the requests with their output tokens, as a trace in Mooncake's form",
@@ -97,9 +110,9 @@ class ServeCommand {
   sim::ReplayInput input_;
   sim::ReplayExports exports_;
   sim::ReportOutput output_;
-  double temperature_ = 0;
+  double temperature_ = 0, blend_ratio_ = 0.16;
   int64_t seed_ = 0, threads_ = 0;
-  std::string answers_, request_log_;
+  std::string requests_, answers_, request_log_;
 };
 
 // Options of a replay's clock, which has no say here.
@@ -161,6 +174,14 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const Model model, Model::Load(absl::StrCat(folder, ".")));
   KVBLOCKS_ASSIGN_OR_RETURN(auto reader, sim::OpenReplayTrace(config, setup.reader));
 
+  RunnerOptions runner{.threads = static_cast<int>(threads_),
+                       .temperature = static_cast<float>(temperature_),
+                       .seed = static_cast<uint64_t>(seed_),
+                       .blend_ratio = blend_ratio_};
+  if (!requests_.empty()) {
+    KVBLOCKS_ASSIGN_OR_RETURN(runner.requests, ReadRequestAttentions(requests_));
+  }
+
   sim::ReplayMetricsOptions measured = setup.metrics;
   RequestLog log;
   measured.rows = &log;
@@ -170,12 +191,8 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   sim::ReplayMetrics metrics(measured);
   observers.insert(observers.begin(), &metrics);
   const sim::SimulationConfig simulation = sim::ConfigFor(setup, *reader);
-  KVBLOCKS_ASSIGN_OR_RETURN(const Served served,
-                            Serve(model, plan, simulation, std::move(reader),
-                                  {.threads = static_cast<int>(threads_),
-                                   .temperature = static_cast<float>(temperature_),
-                                   .seed = static_cast<uint64_t>(seed_)},
-                                  observers, tiers.get()));
+  KVBLOCKS_ASSIGN_OR_RETURN(const Served served, Serve(model, plan, simulation, std::move(reader),
+                                                       runner, observers, tiers.get()));
   KVBLOCKS_RETURN_IF_ERROR(exports_.Close());
   KVBLOCKS_RETURN_IF_ERROR(WriteAnswers(served));
   if (!request_log_.empty()) {
