@@ -1,5 +1,7 @@
 // What masks contain, how they are cached and how they grow: EX-21, EX-36, T-24.
 
+#include "kvblocks/attention_masks.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,7 +13,6 @@
 
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/says.h"
-#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {
