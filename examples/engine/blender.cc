@@ -102,19 +102,21 @@ absl::StatusOr<std::optional<attention::BlendSession>> Blender::SessionOf(
 absl::StatusOr<std::vector<float>> Blender::Run(
     const attention::ExecContext& context, const attention::CommonAttentionMetadata& metadata,
     absl::Span<const attention::BlendSession* const> sessions, const Model::Step& step,
-    std::vector<attention::BlendLayerReport>* report) const {
+    attention::LayerHooks* hooks, std::vector<attention::BlendLayerReport>* report) const {
   KVBLOCKS_ASSIGN_OR_RETURN(const std::vector<float> embedded, model_->Embed(step.tokens));
   const auto num_tokens = static_cast<int64_t>(step.tokens.size());
   const attention::BlendModel callbacks{
-      .project =
-          [&](int layer, const ConstTensorView& hidden, const TensorView& q, const TensorView& k,
-              const TensorView& v) {
-            const Model::Heads heads = model_->Project(layer, Copy(hidden));
-            Copy(heads.q, q);
-            Copy(heads.k, k);
-            Copy(heads.v, v);
-            return absl::OkStatus();
-          },
+      .project = [&](int layer, const ConstTensorView& hidden, const TensorView& q,
+                     const TensorView& k, const TensorView& v) -> absl::Status {
+        if (hooks != nullptr) {
+          KVBLOCKS_RETURN_IF_ERROR(hooks->WaitForLayer(model_->AttentionOf(layer).name, context));
+        }
+        const Model::Heads heads = model_->Project(layer, Copy(hidden));
+        Copy(heads.q, q);
+        Copy(heads.k, k);
+        Copy(heads.v, v);
+        return absl::OkStatus();
+      },
       .attend =
           [&](int layer, const attention::PagedPrefillArgs& args) {
             const attention::LayerConfig config = model_->AttentionOf(layer);

@@ -38,11 +38,11 @@ class Blender {
                                                                    absl::Span<const int64_t> chunks,
                                                                    int64_t num_computed) const;
   // A step of `tokens`, with a session or null for each row of the batch. Logits of `rows` of them,
-  // which sessions must be left with: behind their chunks.
+  // which sessions must be left with: behind their chunks. Of hooks, or null, layers wait.
   absl::StatusOr<std::vector<float>> Run(const attention::ExecContext& context,
                                          const attention::CommonAttentionMetadata& metadata,
                                          absl::Span<const attention::BlendSession* const> sessions,
-                                         const Model::Step& step,
+                                         const Model::Step& step, attention::LayerHooks* hooks,
                                          std::vector<attention::BlendLayerReport>* report) const;
 
  private:

@@ -140,8 +140,10 @@ absl::StatusOr<Served> ServeBy(StepRunner& runner, int64_t vocabulary, const Pla
     simulation->set_connector(tiers);
     KVBLOCKS_ASSIGN_OR_RETURN(host, HostTiers::Create(*tiers, plan, runner.memory()));
     tiers->set_on_copies([&](absl::Span<const sim::KvCopy> copies) { host->Copy(copies); });
+    runner.set_hooks(&*host);
   }
   const absl::Status status = simulation->Run();
+  runner.set_hooks(nullptr);
   if (!runner.status().ok()) return runner.status();
   if (!status.ok()) return status;
   return Served{

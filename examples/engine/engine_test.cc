@@ -567,6 +567,8 @@ TEST_P(BlendTest, AllComputedAgainIsTheFullPrefill) {
   settings.num_drafts = 0;
   settings.plan.num_blocks_override = 60;
   EXPECT_GT(expect_golden(settings).num_preemptions, 0);
+  settings.tiers = "host:2000chunks:read=1GB/s:chunk=2";
+  expect_golden(settings);
   settings = {};
   settings.scheduler.max_num_batched_tokens = 64;  // cuts prompts: what is left of them is blended
   expect_golden(settings);

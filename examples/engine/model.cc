@@ -40,7 +40,7 @@ absl::StatusOr<Model> Model::Load(const std::string& folder) {
 attention::LayerConfig Model::AttentionOf(int64_t layer) const {
   const ModelFacts& facts = config_.facts;
   attention::LayerConfig config;
-  config.name = absl::StrCat("model.layers.", layer);
+  config.name = absl::StrCat("model.layers.", layer, ".attn");
   config.num_heads = facts.num_heads;
   config.scale = config_.attention_scale;
   config.soft_cap = config_.attention_soft_cap;
@@ -53,6 +53,7 @@ attention::LayerConfig Model::AttentionOf(int64_t layer) const {
       config.sparse = {.topk = facts.indexer->top_k,
                        .index_heads = facts.indexer->num_heads,
                        .index_dim = facts.indexer->head_dim};
+      config.sparse.names.index = absl::StrCat("model.layers.", layer, ".indexer");
     }
   } else {
     config.num_kv_heads = facts.num_kv_heads;

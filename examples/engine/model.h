@@ -48,7 +48,8 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
-  // What attention must know of a layer; its sinks are a view of the model's.
+  // What attention must know of a layer, which has the name of its cache in a plan; its sinks are a
+  // view of the model's.
   attention::LayerConfig AttentionOf(int64_t layer) const;
 
   // The logits of step.rows, [rows, vocabulary]. InvalidArgument for a token that is none of the

@@ -37,10 +37,10 @@ absl::Status ModelRunner::AddLayers() {
   size_t num_caches = 0;
   for (int64_t i = 0; i < model_.config().facts.num_layers(); ++i) {
     const attention::LayerConfig config = model_.AttentionOf(i);
-    const LayerMemory* const memory = memory_->Find(config.name + ".attn");
+    const LayerMemory* const memory = memory_->Find(config.name);
     if (memory == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", config.name,
-                                                     ".attn; it must be one of the same model"));
+                                                     "; it must be one of the same model"));
     }
     Layer& layer = layers_.emplace_back();
     layer.cache = memory->cache;
@@ -58,7 +58,7 @@ absl::Status ModelRunner::AddLayers() {
     layer.metadata = MetadataOf(*memory);
     ++num_caches;
     if (!config.sparse.enabled()) continue;
-    const LayerMemory* const index = memory_->Find(config.name + ".indexer");
+    const LayerMemory* const index = memory_->Find(config.sparse.names.index);
     // Slots that the indexer chooses are read in the layer's cache.
     if (index == nullptr || MetadataOf(*index) != layer.metadata) {
       return absl::UnimplementedError(absl::StrCat(
@@ -197,8 +197,8 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   std::vector<float> logits;
   if (std::any_of(sessions.begin(), sessions.end(), [](const auto* one) { return one; })) {
     std::vector<attention::BlendLayerReport> report;
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        logits, blender_->Run(context_, builder_->metadata(0), sessions, model_step, &report));
+    KVBLOCKS_ASSIGN_OR_RETURN(logits, blender_->Run(context_, builder_->metadata(0), sessions,
+                                                    model_step, hooks_, &report));
     if (options_.on_blend) options_.on_blend(report);
   } else {
     KVBLOCKS_ASSIGN_OR_RETURN(logits,
@@ -215,6 +215,7 @@ absl::Status ModelRunner::Attend(const Layer& layer, const attention::LayerTenso
                                  const std::map<int64_t, attention::MaskRef>& masks) {
   attention::LayerTensors paged = tensors;
   paged.cache = layer.cache;
+  paged.hooks = hooks_;
   attention::SparseTensors sparse;
   if (tensors.sparse != nullptr) {
     sparse = *tensors.sparse;

@@ -54,6 +54,8 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
  public:
   const absl::Status& status() const { return status_; }
   const RunnerOptions& options() const { return options_; }
+  // Around the attention of each layer; null: none. Must outlive the steps.
+  void set_hooks(attention::LayerHooks* hooks) { hooks_ = hooks; }
   // Of the cache, in the plan's tensors.
   const PlannedMemory& memory() const { return *memory_; }
 
@@ -107,6 +109,7 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   bool wants_logits() const { return options_.temperature > 0 || options_.on_logits; }
 
   const RunnerOptions options_;
+  attention::LayerHooks* hooks_ = nullptr;
   std::optional<PlannedMemory> memory_;
   std::vector<int> groups_;                              // the manager's group of each metadata
   std::vector<attention::KvGroupConfig> group_configs_;  // likewise
