@@ -98,6 +98,7 @@ MaskRule StridedRule(int64_t stride);
 // The new tokens of a request: positions first_position on, each a row over num_keys keys.
 struct MaskRows {
   int64_t first_position = 0, num_rows = 0, num_keys = 0;
+  const MaskRule* rule = nullptr;  // of this request, instead of the batch's
 };
 
 struct CustomMaskSpec {
