@@ -3,9 +3,9 @@
 //   bazel run -c opt //bench:c_interface
 //   c_interface LIBRARY [--check]     // --check: exit status 1 if C costs more than 5 ns more
 //
-// The shared library is opened as a program would find it, so that calls go through pointers. Rounds
-// of both alternate, and the difference is the median over the pairs of neighbouring rounds: what
-// the machine does meanwhile hits both.
+// The shared library is opened as a program would find it, so that calls go through pointers.
+// Rounds of both alternate, and the difference is the median over the pairs of neighbouring rounds:
+// what the machine does meanwhile hits both.
 
 #include <dlfcn.h>
 

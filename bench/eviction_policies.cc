@@ -112,7 +112,8 @@ Hits Belady(const Prompts& prompts, int64_t num_blocks) {
   for (size_t r = prompts.blocks.size(); r-- > 0;) {
     if (static_cast<int64_t>(prompts.blocks[r].size()) > num_blocks) continue;
     for (const int32_t block : prompts.blocks[r]) {
-      next_uses[r].push_back(std::exchange(next[static_cast<size_t>(block)], static_cast<int64_t>(r)));
+      next_uses[r].push_back(
+          std::exchange(next[static_cast<size_t>(block)], static_cast<int64_t>(r)));
     }
   }
   using Entry = std::tuple<int64_t, int64_t, int32_t>;  // next use, depth, block
@@ -189,11 +190,12 @@ void Print(const char* name, const Hits& hits, const Prompts& prompts, const Hit
   const auto percent = [](int64_t part, int64_t whole) {
     return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
   };
-  std::printf("| %s | %.2f %% | %.2f %% | %.1f %% | %.1f %% | %.0f |\n", name,
-              percent(hits.all, prompts.num_references), percent(hits.second_half, late),
-              percent(hits.all - lru.all, bound.all - lru.all),
-              percent(hits.second_half - lru.second_half, bound.second_half - lru.second_half),
-              hits.seconds * 1e9 / static_cast<double>(std::max<int64_t>(1, prompts.num_references)));
+  std::printf(
+      "| %s | %.2f %% | %.2f %% | %.1f %% | %.1f %% | %.0f |\n", name,
+      percent(hits.all, prompts.num_references), percent(hits.second_half, late),
+      percent(hits.all - lru.all, bound.all - lru.all),
+      percent(hits.second_half - lru.second_half, bound.second_half - lru.second_half),
+      hits.seconds * 1e9 / static_cast<double>(std::max<int64_t>(1, prompts.num_references)));
   std::fflush(stdout);
 }
 
@@ -205,7 +207,8 @@ int Main(int argc, char** argv) {
   std::string trace;
   std::string sizes = "1000,3000,10000";
   int64_t block_size = 512;
-  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"}, &trace);
+  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
+              &trace);
   options.Add({.name = "--sizes", .unit = "LIST", .help = "blocks in the pool [1000,3000,10000]"},
               &sizes);
   options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [512]"}, 1,

@@ -7,10 +7,10 @@
 // The scheduler's thread hands over a batch of --events events per step, --rate events per second;
 // half of them store four blocks of 16 tokens, half remove a block. A subscriber in this process
 // decodes everything and keeps an index. "handed over" is the time of one Publish, from the median
-// and the 99th percentile over groups of 32 calls; the clock is read once per group. Groups in which
-// the kernel took the thread off its core are counted, and left out of a second percentile: on a
-// machine with other work it does so by itself. Times of threads are processor time, so other work on
-// the machine is not counted.
+// and the 99th percentile over groups of 32 calls; the clock is read once per group. Groups in
+// which the kernel took the thread off its core are counted, and left out of a second percentile:
+// on a machine with other work it does so by itself. Times of threads are processor time, so other
+// work on the machine is not counted.
 
 #include <sys/resource.h>
 
@@ -152,11 +152,11 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
   std::printf(
       "handed over           %8.0f ns per step with %lld events (99th percentile %.0f ns)\n",
       Quantile(with_events, 0.5), static_cast<long long>(num_events), Quantile(with_events, 0.99));
-  std::printf("                      %8.0f ns in the 99th percentile without %lld of %lld groups in "
-              "which the kernel interrupted the thread\n",
-              Quantile(undisturbed, 0.99),
-              static_cast<long long>(with_events.size() - undisturbed.size()),
-              static_cast<long long>(with_events.size()));
+  std::printf(
+      "                      %8.0f ns in the 99th percentile without %lld of %lld groups in "
+      "which the kernel interrupted the thread\n",
+      Quantile(undisturbed, 0.99), static_cast<long long>(with_events.size() - undisturbed.size()),
+      static_cast<long long>(with_events.size()));
   std::printf("                      %8.1f ns per step without events\n",
               Quantile(without_events, 0.5));
   std::printf("sent                  %8.0f events/s, %.1f MB/s; received %lld of %lld\n",

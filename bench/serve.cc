@@ -1,10 +1,10 @@
-// A load for kvsim serve, or any server with the OpenAI API: so many connections that ask one request
-// after the other, and count what comes back.
+// A load for kvsim serve, or any server with the OpenAI API: so many connections that ask one
+// request after the other, and count what comes back.
 //
 //   ./kvsim serve --port=8000 & bazel run -c opt //bench:serve -- --port=8000 --connections=64
 //
-// One thread. A request counts as an error unless its answer is 200 and complete: with its usage, or
-// as a stream with an event per token and its [DONE].
+// One thread. A request counts as an error unless its answer is 200 and complete: with its usage,
+// or as a stream with an event per token and its [DONE].
 
 #include <algorithm>
 #include <chrono>
@@ -90,22 +90,24 @@ class Connection : public std::enable_shared_from_this<Connection> {
     request_ = {http::verb::post, "/v1/completions", 11};
     request_.set(http::field::host, options_.host);
     request_.set(http::field::content_type, "application/json");
-    request_.body() = absl::StrCat("{\"prompt\":\"", prompt, "\",\"max_tokens\":", options_.max_tokens,
-                                   ",\"ignore_eos\":true", options_.stream ? ",\"stream\":true}" : "}");
+    request_.body() =
+        absl::StrCat("{\"prompt\":\"", prompt, "\",\"max_tokens\":", options_.max_tokens,
+                     ",\"ignore_eos\":true", options_.stream ? ",\"stream\":true}" : "}");
     request_.prepare_payload();
     start_ = Clock::now();
     will_abort_ = number * 7919 % 100 < options_.abort_percent;
-    http::async_write(*stream_, request_, [self = shared_from_this()](beast::error_code code, size_t) {
-      if (code) return self->End(code.message());
-      if (self->will_abort_) return self->Abort();
-      self->parser_.emplace();
-      self->parser_->body_limit(std::numeric_limits<uint64_t>::max());
-      http::async_read(*self->stream_, self->buffer_, *self->parser_,
-                       [self](beast::error_code failed, size_t bytes) {
-                         self->totals_->bytes += static_cast<int64_t>(bytes);
-                         self->End(failed ? failed.message() : "");
-                       });
-    });
+    http::async_write(*stream_, request_,
+                      [self = shared_from_this()](beast::error_code code, size_t) {
+                        if (code) return self->End(code.message());
+                        if (self->will_abort_) return self->Abort();
+                        self->parser_.emplace();
+                        self->parser_->body_limit(std::numeric_limits<uint64_t>::max());
+                        http::async_read(*self->stream_, self->buffer_, *self->parser_,
+                                         [self](beast::error_code failed, size_t bytes) {
+                                           self->totals_->bytes += static_cast<int64_t>(bytes);
+                                           self->End(failed ? failed.message() : "");
+                                         });
+                      });
   }
 
   // The client goes, some time into the answer.
@@ -170,10 +172,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
 };
 
 void Print(const LoadOptions& options, Totals& totals, double seconds) {
-  std::printf("%lld requests on %lld connections, at most %lld at once, in %.2f s: %.0f requests/s\n",
-              static_cast<long long>(totals.started), static_cast<long long>(options.connections),
-              static_cast<long long>(totals.most_under_way), seconds,
-              static_cast<double>(totals.started) / seconds);
+  std::printf(
+      "%lld requests on %lld connections, at most %lld at once, in %.2f s: %.0f requests/s\n",
+      static_cast<long long>(totals.started), static_cast<long long>(options.connections),
+      static_cast<long long>(totals.most_under_way), seconds,
+      static_cast<double>(totals.started) / seconds);
   std::printf("%lld answered, %lld errors, %lld aborted by us, %lld met a fault\n",
               static_cast<long long>(totals.done), static_cast<long long>(totals.errors),
               static_cast<long long>(totals.aborted), static_cast<long long>(totals.refused));
@@ -197,8 +200,8 @@ int Main(int argc, char** argv) {
   options.Add({.name = "--host", .unit = "ADDRESS", .help = "[127.0.0.1]"}, &load.host);
   options.Add({.name = "--port", .unit = "PORT", .help = "of the first replica [8000]"}, 1, 65535,
               &load.port);
-  options.Add({.name = "--replicas", .unit = "N", .help = "ports that follow each other [1]"}, 1, 256,
-              &load.replicas);
+  options.Add({.name = "--replicas", .unit = "N", .help = "ports that follow each other [1]"}, 1,
+              256, &load.replicas);
   options.Add({.name = "--connections", .unit = "N", .help = "at once [64]"}, 1, 60000,
               &load.connections);
   options.Add({.name = "--requests", .unit = "N", .help = "in all [20000]"}, 1, 1'000'000'000,
@@ -207,8 +210,9 @@ int Main(int argc, char** argv) {
               &load.prompt_tokens);
   options.Add({.name = "--max-tokens", .unit = "TOKENS", .help = "per answer [1]"}, 1, 1'000'000,
               &load.max_tokens);
-  options.Add({.name = "--abort-percent", .unit = "N", .help = "of requests that the client leaves [0]"},
-              0, 100, &load.abort_percent);
+  options.Add(
+      {.name = "--abort-percent", .unit = "N", .help = "of requests that the client leaves [0]"}, 0,
+      100, &load.abort_percent);
   options.AddFlag({.name = "--stream", .help = "as server-sent events"}, &load.stream);
   options.AddFlag({.name = "--faults-are-fine", .help = "cuts, errors and crashes were asked for"},
                   &load.faults_are_fine);

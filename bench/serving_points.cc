@@ -174,21 +174,22 @@ absl::StatusOr<std::vector<ServingPoint>> ReadServingPoints(const std::string& p
       int64_t value;
       return absl::SimpleAtoi(cell(name), &value) ? value : fallback;
     };
-    ServingPoint point{.id = cell("id"),
-                       .engine_version = cell("engine_version"),
-                       .model = cell("model"),
-                       .device = cell("gpu"),
-                       .precision = cell("precision"),
-                       .campaign = cell("campaign"),
-                       .flags = cell("flags"),
-                       .measured_date = columns.contains("measured_date") ? cell("measured_date") : "",
-                       .input_tokens = count("isl_tokens", 0),
-                       .output_tokens = count("osl_tokens", 0),
-                       .concurrency = count("concurrency", count("batch_per_dp_rank", 0)),
-                       .tensor_parallel = count("tp", 1),
-                       .data_parallel = count("attention_dp", 1),
-                       .expert_tensor_parallel = count("moe_tp", 0),
-                       .expert_parallel = count("moe_ep", 0)};
+    ServingPoint point{
+        .id = cell("id"),
+        .engine_version = cell("engine_version"),
+        .model = cell("model"),
+        .device = cell("gpu"),
+        .precision = cell("precision"),
+        .campaign = cell("campaign"),
+        .flags = cell("flags"),
+        .measured_date = columns.contains("measured_date") ? cell("measured_date") : "",
+        .input_tokens = count("isl_tokens", 0),
+        .output_tokens = count("osl_tokens", 0),
+        .concurrency = count("concurrency", count("batch_per_dp_rank", 0)),
+        .tensor_parallel = count("tp", 1),
+        .data_parallel = count("attention_dp", 1),
+        .expert_tensor_parallel = count("moe_tp", 0),
+        .expert_parallel = count("moe_ep", 0)};
     const bool is_single_pool = cell("mode") == "agg" && count("pp", 1) == 1;
     if (!is_single_pool || !absl::SimpleAtod(cell("ttft_ms"), &point.ttft_ms) ||
         !absl::SimpleAtod(cell("tpot_ms"), &point.tpot_ms) || point.concurrency < 1 ||

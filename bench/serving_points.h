@@ -1,5 +1,5 @@
-// Serving points: measured runs of servers - model, device, ranks, lengths, requests in flight - and
-// what the simulator says of each.
+// Serving points: measured runs of servers - model, device, ranks, lengths, requests in flight -
+// and what the simulator says of each.
 //
 // A point is replayed as the run was driven: a closed loop of `concurrency` requests, ten times as
 // many in all, lengths drawn uniformly from 80 % of the nominal ones up to these. Nothing that was
@@ -33,7 +33,7 @@ struct ServingPoint {
   double ttft_ms = 0, tpot_ms = 0;
 };
 
-// What a run's server was told; otherwise the engine's defaults count.
+// Options given to a run's server; otherwise the engine's defaults count.
 struct ServingRecipe {
   static constexpr int64_t kTwoPrompts = -1;  // as many tokens as two prompts
 

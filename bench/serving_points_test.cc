@@ -79,7 +79,7 @@ TEST(ServingPointsTest, VersionsAndScriptsFuseAllReduces) {
   EXPECT_TRUE(fuses("h100-sxm", "0.18.0", "qwen3", "own_sweep"));
 }
 
-// Rows as other files spell them; one of an unknown model, which the reader leaves to the prediction.
+// Rows as other files spell them; one of an unknown model, which the reader accepts.
 TEST(ServingPointsTest, EveryRowOfAKnownModelIsPredicted) {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/points.csv";
   std::ofstream file(path);

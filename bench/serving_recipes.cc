@@ -1,6 +1,6 @@
-// How the campaign's servers were started, where that is not the engine's default: from the scripts of
-// the public repository SemiAnalysisAI/InferenceX (benchmarks/, Apache-2.0) at the points' dates.
-// Which weights a published checkpoint has in which format comes from its quantization config.
+// How the campaign's servers were started, where that is not the engine's default: from the scripts
+// of the public repository SemiAnalysisAI/InferenceX (benchmarks/, Apache-2.0) at the points'
+// dates. Weight formats of published checkpoints come from their quantization configs.
 
 #include <optional>
 #include <string>
@@ -92,7 +92,8 @@ ServingRecipe RecipeOf(const ServingPoint& point, const std::string& family) {
   if (point.campaign != "inferencex") return recipe;
   for (const RecipeRow& row : kRecipes) {
     if (row.family == family && Fits(row.devices, point.device) &&
-        Fits(row.precision, point.precision) && row.since <= absl::string_view(point.measured_date)) {
+        Fits(row.precision, point.precision) &&
+        row.since <= absl::string_view(point.measured_date)) {
       recipe = row.recipe;
     }
   }

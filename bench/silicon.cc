@@ -1,11 +1,11 @@
 // How well step times predict measured serving: each point of a file of serving points is replayed,
 // and the errors are printed per model and device.
 //
-//   bazel run -c opt //bench:silicon -- [--clock=tables|roofline|roofline+78us] [--CONSTANT=VALUE]...
-//       [--only=TEXT] [--rows=FILE.csv] FILE.csv.gz
+//   bazel run -c opt //bench:silicon -- [--clock=tables|roofline|roofline+78us]
+//       [--CONSTANT=VALUE]... [--only=TEXT] [--rows=FILE.csv] FILE.csv.gz
 //
-// Columns: points; mean / median / 90th percentile of the absolute error of TPOT in per cent, and the
-// median of predicted / measured; the same for TTFT.
+// Columns: points; mean / median / 90th percentile of the absolute error of TPOT in per cent, and
+// the median of predicted / measured; the same for TTFT.
 
 #include <algorithm>
 #include <cmath>

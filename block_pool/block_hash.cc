@@ -29,7 +29,7 @@ constexpr std::string_view kVllmSeed = "vllm-none-hash";
 
 struct Preamble {
   BlockHash parent;
-  uint32_t counts;                // of tokens; in the highest byte, of look-ahead tokens
+  uint32_t counts;                // of tokens; in the highest byte, of lookahead tokens
   uint32_t extra_bytes_plus_one;  // 0: no extra keys
 };
 static_assert(sizeof(Preamble) == 40);
@@ -73,7 +73,7 @@ BlockHash Sha256OfPadded(const char* input, size_t padded) {
   return hash;
 }
 
-// What nearly every hash is made of: a preamble, 16 tokens, a few look-ahead tokens or none, and no
+// What nearly every hash is made of: a preamble, 16 tokens, a few lookahead tokens or none, and no
 // extra keys.
 constexpr size_t kUsualTokens = 16;
 constexpr size_t kMostUsualLookahead = 3;  // what two compressions have room for
@@ -111,7 +111,7 @@ std::string_view Bytes(const T* data, size_t count) {
   return {reinterpret_cast<const char*>(data), count * sizeof(T)};
 }
 
-// The hashes of usual blocks, whose tokens and look-ahead tokens follow each other.
+// The hashes of usual blocks, whose tokens and lookahead tokens follow each other.
 template <size_t kLookahead>
 void HashUsualChain(bool is_sha256, absl::Span<const uint8_t> secret, const BlockHash& parent,
                     const TokenId* tokens, absl::Span<BlockHash> out) {

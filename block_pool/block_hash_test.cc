@@ -65,7 +65,7 @@ class BlockHasherTest : public testing::TestWithParam<HashAlgorithm> {
   const BlockHasher hasher_{GetParam(), "seed"};
 };
 
-// Also at sizes without a path of their own, from any parent, and with look-ahead (V-10).
+// Also at sizes without a path of their own, from any parent, and with lookahead (V-10).
 TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
   for (size_t block_size : {1, 4, 15, 16, 17, 32, 300}) {
     for (size_t num_lookahead : {0, 1, 2, 3, 4, 255}) {
@@ -326,7 +326,7 @@ TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
 }
 
 // Hashing tokens allocates nothing: neither whole prompts nor output token by token, with every
-// algorithm, looking ahead or not (V-10).
+// algorithm, with and without lookahead (V-10).
 
 TEST(HashAllocationTest, ChainsAllocateNothing) {
   for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,

@@ -16,7 +16,7 @@ constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 // How many blocks before its use a cache line is fetched where many blocks are handled in a row.
 constexpr int64_t kNeighboursAhead = 8;
 constexpr int64_t kRecordsAhead = 16;
-// How many blocks are dealt with at once where one step's misses overlap before the next begins.
+// How many blocks are processed at once where one step's misses overlap before the next begins.
 constexpr size_t kBatch = 32;
 }  // namespace
 

@@ -46,7 +46,7 @@ TEST(BlockPoolPartialTest, TailsAreComparedTokenByToken) {
       EXPECT_EQ(find(content), id);
       EXPECT_EQ(find(Content(2, {.token_ids = {1, 2, 3, 4, 5, 9, 7, 8, 9}}, lookahead)),
                 kNullBlockId);
-      // Behind the tail; a look-ahead hash stands for the next token, too.
+      // Behind the tail; a lookahead hash stands for the next token, too.
       EXPECT_EQ(find(Content(2, {.token_ids = {1, 2, 3, 4, 5, 6, 9, 8, 9}}, lookahead)),
                 lookahead == 0 ? id : kNullBlockId);
       EXPECT_EQ(find(Content(2, {.token_ids = {1, 2, 3, 4, 5, 6, 7, 9, 9}}, lookahead)), id);

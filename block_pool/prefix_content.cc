@@ -114,12 +114,12 @@ absl::Status ValidateHashSizes(int64_t hash_block_size, int64_t num_lookahead_to
     return InvalidArgument("hash_block_size is ", hash_block_size, ", expected at least 1 token");
   }
   if (num_lookahead_tokens < 0 || num_lookahead_tokens > BlockHasher::kMaxLookaheadTokens) {
-    return InvalidArgument("number of look-ahead tokens of block hashes is ", num_lookahead_tokens,
+    return InvalidArgument("number of lookahead tokens of block hashes is ", num_lookahead_tokens,
                            ", expected 0 to ", BlockHasher::kMaxLookaheadTokens);
   }
   if (num_lookahead_tokens > 0 && hash_block_size > BlockHasher::kMaxLookaheadBlockSize) {
     return InvalidArgument("hash_block_size is ", hash_block_size, ", expected at most ",
-                           BlockHasher::kMaxLookaheadBlockSize, " where hashes look ahead");
+                           BlockHasher::kMaxLookaheadBlockSize, " with lookahead hashes");
   }
   return absl::OkStatus();
 }

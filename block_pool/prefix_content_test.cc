@@ -187,7 +187,7 @@ TEST(PrefixContentTest, LookaheadOutOfRangeIsRefused) {
   EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing((1 << 24) - 1, 1)).ok());
   EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing(1 << 24, 0)).ok());
   EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(4, -1))),
-              HasSubstr("look-ahead tokens of block hashes is -1, expected 0 to 255"));
+              HasSubstr("lookahead tokens of block hashes is -1, expected 0 to 255"));
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(0, {}, Hashing(4, 256))), HasSubstr("is 256"));
   EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(1 << 24, 1))),
               HasSubstr("hash_block_size is 16777216, expected at most 16777215"));

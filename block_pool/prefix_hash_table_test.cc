@@ -30,7 +30,7 @@ TEST(PrefixHashTableDeathTest, SecondKeyOfABlockStopsTheProcess) {
   EXPECT_DEATH(table.Insert(Hash(2), 0, 1), "block 1 already has the key");
 }
 
-// Rings of 1 to 5 blocks with one key, taken apart in every order.
+// Rings of 1 to 5 blocks with one key, emptied in every order.
 TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
   for (int size = 1; size <= 5; ++size) {
     std::vector<BlockId> order;

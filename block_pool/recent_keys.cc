@@ -9,7 +9,7 @@
 
 namespace kvblocks {
 namespace {
-constexpr size_t kForgottenAhead = 8;
+constexpr size_t kPrefetchDistance = 8;
 
 class RecentHistory final : public LookupHistory {
  public:
@@ -81,8 +81,8 @@ void RecentKeys::Remember(const BlockHash& hash, GroupId group, int64_t number, 
   __builtin_prefetch(&slots_[Home(tag)]);
   if (num_remembered_ >= capacity()) {
     // The oldest go in the order of the ring, so whose slot is read soon is known.
-    const size_t ahead = next_ + kForgottenAhead;
-    const Record& soon = ring_[ahead < ring_.size() ? ahead : 0];
+    const size_t soon_at = next_ + kPrefetchDistance;
+    const Record& soon = ring_[soon_at < ring_.size() ? soon_at : 0];
     __builtin_prefetch(&slots_[Home(Tag(soon.words, soon.group))]);
     ForgetPlace(next_);
   }

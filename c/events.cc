@@ -171,7 +171,7 @@ kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t inde
         stored == nullptr || !stored->lookahead_token_ids ? 0 : stored->lookahead_token_ids->size();
     if (block >= num_blocks) {
       return Fail(KVB_NOT_FOUND, absl::StrCat("kvb_events_get_lookahead_tokens: event ", index,
-                                              " has look-ahead tokens of ", num_blocks,
+                                              " has lookahead tokens of ", num_blocks,
                                               " blocks, asked for block ", block));
     }
     const std::vector<TokenId>& tokens = (*stored->lookahead_token_ids)[block];

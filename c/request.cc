@@ -85,7 +85,8 @@ kvb_status Allocate(kvb_request& request, const kvb_allocation& allocation) noex
   });
 }
 
-// Of a caller whose kvb_allocation has another size than ours. Apart, to keep the step short.
+// Of a caller whose kvb_allocation has another size than ours. A function of its own, to keep the
+// step short.
 [[gnu::noinline]] kvb_status AllocateOtherSize(kvb_request& request,
                                                const kvb_allocation* allocation) noexcept {
   kvb_allocation whole;

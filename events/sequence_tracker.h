@@ -32,7 +32,7 @@ class SequenceTracker {
                : Arrival::kRestart;
   }
 
-  // The message is dealt with.
+  // The message was processed.
   // REQUIRES: Classify says kNext.
   void Accept(std::string_view payload) {
     recent_.push_back(Fingerprint(payload));

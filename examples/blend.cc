@@ -1,8 +1,8 @@
-// CacheBlend over the blocks of a KvCacheManager: chunks are prefilled alone and read out of the cache;
-// prompts of a system's tokens, which are hit, some chunks and a question are then put together from
-// them by recomputing part of their tokens, against the full prefill. The model is small and random:
-// what counts is how the error falls with the share of recomputed tokens and what that costs, and what
-// choosing the tokens that deviate most is worth.
+// CacheBlend over the blocks of a KvCacheManager: chunks are prefilled alone and read out of the
+// cache; prompts of a system's tokens, which are hit, some chunks and a question are then put
+// together from them by recomputing part of their tokens, against the full prefill. The model is
+// small and random: what counts is how the error falls with the share of recomputed tokens and what
+// that costs, and what choosing the tokens that deviate most is worth.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -104,9 +104,9 @@ class Engine {
     BlendResult result;
     double milliseconds = 0;  // to the final hidden rows
   };
-  // Prefills a prompt behind what the manager has of it. `make_session`, if given, says of the number
-  // of computed tokens how chunks are to be blended; nobody may hit the blocks of such a prompt, so
-  // `keep` is false. `look`, if given, sees the request's blocks before they are freed.
+  // Prefills a prompt behind what the manager has of it. `make_session`, if given, says of the
+  // number of computed tokens how chunks are to be blended; nobody may hit the blocks of such a
+  // prompt, so `keep` is false. `look`, if given, sees the request's blocks before they are freed.
   using MakeSession = std::function<BlendSession(int64_t num_computed)>;
   using Look = std::function<void(absl::Span<const int32_t> blocks)>;
   Output Prefill(const AttentionOps& ops, const std::vector<int32_t>& ids, bool keep,

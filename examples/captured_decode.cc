@@ -1,6 +1,6 @@
 // Decodes by graphs of a few sizes: each is captured once, and every step is padded to the smallest
-// that it fits into. A closure over a set's metadata stands for a captured graph here; on a GPU it is
-// one, and DeviceMetadata uploads what Update wrote (kvblocks/attention/cuda/device_metadata.h).
+// that it fits into. A closure over a set's metadata stands for a captured graph here; on a GPU it
+// is one, and DeviceMetadata uploads what Update wrote (kvblocks/attention/cuda/device_metadata.h).
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -22,8 +22,8 @@ int main() {
                                .max_num_tokens = kMostRequests,
                                .max_seq_len = kMaxLen},
                               {.sizes = GraphCaptureSizes(/*most=*/4), .uniform_query_len = 1});
-  const auto layer =
-      CpuBackend().MakeImpl({.name = "layer", .num_heads = 1, .num_kv_heads = 1, .head_size = kDim});
+  const auto layer = CpuBackend().MakeImpl(
+      {.name = "layer", .num_heads = 1, .num_kv_heads = 1, .head_size = kDim});
   if (!graphs.ok() || !layer.ok()) return 1;
 
   // What graphs read and write stays where it is: the cache, and rows for the largest size.

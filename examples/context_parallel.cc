@@ -1,5 +1,6 @@
-// Decode context parallelism over two ranks, in one process: the tokens of a request are spread over
-// two caches, each rank attends to its own, and merging their states gives undivided attention.
+// Decode context parallelism over two ranks, in one process: the tokens of a request are spread
+// over two caches, each rank attends to its own, and merging their states gives undivided
+// attention.
 //
 // On GPUs each rank is a process: `q` is gathered before the layer and `outs` and `lses` after it.
 #include <cmath>
@@ -113,7 +114,8 @@ int main() {
     (*request)->set_num_computed_tokens(computed + tokens);
 
     // The mean of the squares up to the last token.
-    const double last = static_cast<double>(computed + tokens - 1), mean = last * (2 * last + 1) / 6;
+    const double last = static_cast<double>(computed + tokens - 1);
+    const double mean = last * (2 * last + 1) / 6;
     const bool same = std::abs(out[(tokens - 1) * kHeads * kDim] - mean) < 1e-3;
     std::printf("%2d tokens, stored on the ranks: %d and %d; the last sees the mean %.2f: %s\n",
                 int(tokens), stored[0], stored[1], mean, same ? "yes" : "no");

@@ -1,7 +1,7 @@
-// One layer of DeepSeek V4 with a compression of 4 (C4A): a window of 128 tokens, a compressed row per
-// 4 tokens in 584 bytes, and an indexer with rows of 132 bytes that chooses 32 of them per query. The
-// manager gives out blocks of three groups; a second request with the same prompt finds 512 tokens
-// computed - rows, window and compressor states - and gets the same output.
+// One layer of DeepSeek V4 with a compression of 4 (C4A): a window of 128 tokens, a compressed row
+// per 4 tokens in 584 bytes, and an indexer with rows of 132 bytes that chooses 32 of them per
+// query. The manager gives out blocks of three groups; a second request with the same prompt finds
+// 512 tokens computed - rows, window and compressor states - and gets the same output.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -26,7 +26,7 @@ std::vector<float> Project(int64_t first_token, int64_t tokens, int64_t columns,
 }
 
 int main() {
-  // Groups with V4's blocks: compressed rows and their index, the window, states of the compressors.
+  // Groups with V4's blocks: compressed rows and their index, window, compressor states.
   const auto rows = MlaAttentionSpec::Create({.block_size = 256, .head_size = kRow});
   const auto window = SlidingWindowMlaSpec::Create(
       {.block_size = 64, .head_size = kRow, .sliding_window = kWindow});

@@ -7,7 +7,7 @@ int main() {
   using namespace kvblocks::attention;
   constexpr int64_t kBlocks = 8, kBlockSize = 4, kHeads = 2, kKvHeads = 1, kDim = 8, kTokens = 6;
 
-  // One layer's cache, and the block table of a request: tokens 0 to 3 in block 5, 4 and 5 in block 2.
+  // One layer's cache, and a request's block table: tokens 0 to 3 in block 5, 4 and 5 in block 2.
   std::vector<float> k_cache(kBlocks * kBlockSize * kKvHeads * kDim), v_cache(k_cache);
   const KvCacheView cache(
       KvLayout::kNhd, ViewOf(absl::MakeSpan(k_cache), {kBlocks, kBlockSize, kKvHeads, kDim}),

@@ -1,6 +1,7 @@
-// From a plan to outputs: one layer of full attention and three with a window share a pool in each of
-// the three layouts. The planner says where their pages lie, PlannedMemory makes tensors of it, the manager
-// gives out blocks, and the layers attend. The numbers are the same whatever the layout.
+// From a plan to outputs: one layer of full attention and three with a window share a pool in each
+// of the three layouts. The planner says where their pages lie, PlannedMemory makes tensors of it,
+// the manager gives out blocks, and the layers attend. The numbers are the same whatever the
+// layout.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -32,8 +33,8 @@ double Attend(const std::vector<LayerCache>& caches, PoolLayout layout, bool pri
   if (!memory.ok() || !manager.ok()) return NAN;
   for (const LayerMemory& layer : memory->layers()) {
     if (!prints) break;
-    std::printf("  %-8s group %d, tensor %d, byte %lld, blocks %lld bytes apart\n", layer.name.c_str(),
-                layer.group, layer.tensor, (long long)layer.place.offset,
+    std::printf("  %-8s group %d, tensor %d, byte %lld, block stride %lld bytes\n",
+                layer.name.c_str(), layer.group, layer.tensor, (long long)layer.place.offset,
                 (long long)layer.place.block_stride);
   }
   const std::vector<TokenId> prompt(kPrompt, /*token=*/7);
@@ -53,7 +54,7 @@ double Attend(const std::vector<LayerCache>& caches, PoolLayout layout, bool pri
                                                .num_kv_heads = kv_heads,
                                                .head_size = kDim,
                                                .window = spec.sliding_window().value_or(0)});
-      // An engine makes one builder for all groups once; KvGroupOf knows the layout's block numbers.
+      // An engine makes one builder for all groups; KvGroupOf knows the layout's block numbers.
       auto builder = CpuBackend().MakeMetadataBuilder({.groups = {memory->KvGroupOf(layer)},
                                                        .max_num_reqs = 1,
                                                        .max_num_tokens = 128,
@@ -81,8 +82,8 @@ double Attend(const std::vector<LayerCache>& caches, PoolLayout layout, bool pri
   return sum;
 }
 
-// A layer of full attention and three with a window. Rows in a format with scales of its own are attended
-// to through the same calls.
+// A layer of full attention and three with a window. Rows in a format with scales of its own are
+// attended to through the same calls.
 std::vector<LayerCache> Model(DataType dtype, QuantMode mode) {
   const auto full = FullAttentionSpec::Create(
       {.block_size = 16, .num_kv_heads = 2, .head_size = kDim, .dtype = dtype, .quant_mode = mode});

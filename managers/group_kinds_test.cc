@@ -332,7 +332,8 @@ class SlidingWindowProbesTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(Step(*manager_, *donor_, 256));
-    if (Searches() == 0) GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
+    if (Searches() == 0)
+      GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
   }
   int64_t ProbesFor(const std::vector<TokenId>& tokens) {
     const auto request = NewRequest(*manager_, tokens);
@@ -370,7 +371,7 @@ TEST(SlidingWindowManagerTest, CommonPrefixIsAlwaysZero) {
   EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
 }
 
-// With look-ahead hashes the last whole chunk may have no hash yet. It counts as computed all the
+// With lookahead hashes the last whole chunk may have no hash yet. It counts as computed all the
 // same, as in vLLM 0.33; a position inside the last chunk counts only if it is hashed and cached.
 TEST(ChunkedLocalAttentionManagerTest, ChunksThatAreNotHashedYetAreHit) {
   for (const auto& [chunk, num_tokens, hit] :
@@ -425,7 +426,8 @@ TEST(FullAttentionManagerTest, LookupProbesTheHitsAndOneMore) {
   ASSERT_TRUE(Step(*manager, *donor, 20));
   const auto request = NewRequest(*manager, Tokens(100));
   const int64_t before = PrefixHashTable::NumSearchesForTest();
-  if (before == 0) GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
+  if (before == 0)
+    GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
   EXPECT_EQ(Hits(*manager, *request).num_tokens(), 20);
   EXPECT_EQ(PrefixHashTable::NumSearchesForTest() - before, 6);
 }

@@ -123,7 +123,7 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 // --- Allocation ---
 
 // Whether a call is valid and asks for nothing but slots, of which the table then has at most
-// `most`. With the request's quiet slots all of them are made and nothing is to be freed or
+// `most`. With the request's no-op slots all of them are made and nothing is to be freed or
 // registered: a decode step inside a block. Unsigned, so that negative counts are too large.
 [[gnu::always_inline]] inline bool KvCacheManager::AsksForSlotsOnly(
     const Request& request, const AllocateSlotsParams& params, int64_t most) const {
@@ -140,7 +140,7 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
          static_cast<uint64_t>(request.num_inflight_tokens_) <= uint64_t{kMaxTokens};
 }
 
-int64_t KvCacheManager::QuietSlots(const Request& request) const {
+int64_t KvCacheManager::NoopSlots(const Request& request) const {
   if (!keeps_all_blocks_ || registers_tails_) return 0;
   int64_t slots = options_.max_model_len;
   for (GroupId g = 0; g < num_groups(); ++g) {
@@ -157,7 +157,7 @@ int64_t KvCacheManager::QuietSlots(const Request& request) const {
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
   if (request.holder_ == this) {
-    if (AsksForSlotsOnly(request, params, request.quiet_slots_)) {
+    if (AsksForSlotsOnly(request, params, request.noop_slots_)) {
       for (GroupBlocks& held : request.groups_) held.num_new = 0;
       return std::optional<NewBlocks>(NewBlocks(request.groups_));
     }
@@ -260,7 +260,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
     RegisterTokens(request, verified);
   }
-  request.quiet_slots_ = QuietSlots(request);
+  request.noop_slots_ = NoopSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
@@ -282,7 +282,7 @@ std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSl
   if (options_.enable_caching && !params.delay_cache_blocks) {
     RegisterTokens(request, std::min(main, request.num_tokens()));
   }
-  request.quiet_slots_ = QuietSlots(request);
+  request.noop_slots_ = NoopSlots(request);
   return NewBlocks(request.groups_);
 }
 
@@ -349,7 +349,7 @@ void KvCacheManager::Release(Request& request) {
     spare_groups_.push_back(std::move(request.groups_));
   }
   request.groups_.clear();
-  request.quiet_slots_ = 0;
+  request.noop_slots_ = 0;
   holders_[request.holder_index_] = holders_.back();
   holders_[request.holder_index_]->holder_index_ = request.holder_index_;
   holders_.pop_back();
@@ -473,7 +473,7 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   }
   if (!HoldsBlocks(request)) return absl::OkStatus();
   RegisterTokens(request, num_tokens);
-  request.quiet_slots_ = QuietSlots(request);
+  request.noop_slots_ = NoopSlots(request);
   return absl::OkStatus();
 }
 

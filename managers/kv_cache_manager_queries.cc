@@ -233,7 +233,7 @@ absl::Status KvCacheManager::AdvanceTime(int64_t now) {
   }
   if (now < now_) {
     return InvalidArgument("AdvanceTime: now is ", now, ", expected at least ", now_,
-                           ", the time told last");
+                           ", the time of the last call");
   }
   now_ = now;
   pool_->AdvanceTime(now);
@@ -265,9 +265,9 @@ absl::Status KvCacheManager::CheckInvariants() const {
         return status;
       }
     }
-    if (request->quiet_slots_ > QuietSlots(*request)) {
-      return BrokenInvariant("request ", request->id(), ": ", request->quiet_slots_,
-                             " slots count as quiet, expected at most ", QuietSlots(*request));
+    if (request->noop_slots_ > NoopSlots(*request)) {
+      return BrokenInvariant("request ", request->id(), ": ", request->noop_slots_,
+                             " no-op slots, expected at most ", NoopSlots(*request));
     }
   }
   for (const auto& [id, count] : outside_references_) references[static_cast<size_t>(id)] += count;

@@ -29,7 +29,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
 
 // Which groups drop the block behind a hit: the flagged ones; all, if none is flagged but use_eagle
 // is set; and siblings with the spec of one, since they are looked up together. None with
-// look-ahead hashes, nor, as the semantics say, without use_eagle.
+// lookahead hashes, nor, as the semantics say, without use_eagle.
 std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
                                       const KvCacheManagerOptions& options);
 

@@ -18,9 +18,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class QuietStepTest : public testing::Test {
+class NoopStepTest : public testing::Test {
  protected:
-  // Five of 40 known tokens are computed: slots 5 to 6 of the second block are quiet.
+  // Five of 40 known tokens are computed: steps up to slot 6 of the second block are no-ops.
   void SetUp() override { ASSERT_TRUE(Step(*manager_, *request_, 5)); }
 
   // The answer to a step inside the second block: "ok N" with N new blocks, "full", or an error.
@@ -34,7 +34,7 @@ class QuietStepTest : public testing::Test {
   std::unique_ptr<Request> request_ = NewRequest(*manager_, Tokens(40), "r");
 };
 
-TEST_F(QuietStepTest, NothingIsTakenAndNothingIsNew) {
+TEST_F(NoopStepTest, NothingIsTakenAndNothingIsNew) {
   const std::string before = State(*manager_, {request_.get()});
   EXPECT_EQ(Answer({.num_new_tokens = 1}), "ok 0");
   EXPECT_EQ(Answer({.num_new_tokens = 1, .num_lookahead_tokens = 1}), "ok 0");
@@ -44,32 +44,32 @@ TEST_F(QuietStepTest, NothingIsTakenAndNothingIsNew) {
 
 // vLLM's rules register the end of a prompt inside a block of several hashes; then a step inside a
 // block may have something to do.
-TEST_F(QuietStepTest, StepsAreQuietUnlessTailsAreRegistered) {
+TEST_F(NoopStepTest, StepsAreNoopsUnlessTailsAreRegistered) {
   KvCacheManagerOptions options{.max_model_len = 100};
   options.semantics = *Semantics::ByName("vllm-0.33-exactly");
-  const auto quiet_slots = [&](std::vector<KvCacheSpec> specs) {
+  const auto noop_slots = [&](std::vector<KvCacheSpec> specs) {
     const auto manager = Manager(30, std::move(specs), options);
     const auto request = NewRequest(*manager, Tokens(14));
     EXPECT_TRUE(Step(*manager, *request, 13));
-    return request->quiet_slots();
+    return request->noop_slots();
   };
-  EXPECT_EQ(quiet_slots({Full(4)}), 15);
-  EXPECT_EQ(quiet_slots({Full(4), Full(8)}), 0);
+  EXPECT_EQ(noop_slots({Full(4)}), 15);
+  EXPECT_EQ(noop_slots({Full(4), Full(8)}), 0);
 }
 
-TEST_F(QuietStepTest, LastResultIsGone) {
+TEST_F(NoopStepTest, LastResultIsGone) {
   ASSERT_EQ(Answer({.num_new_tokens = 4}), "ok 1");
   request_->set_num_computed_tokens(9);
   EXPECT_EQ(Answer({.num_new_tokens = 1}), "ok 0");
 }
 
-TEST_F(QuietStepTest, FilledBlockIsRegistered) {
+TEST_F(NoopStepTest, FilledBlockIsRegistered) {
   EXPECT_EQ(manager_->pool().num_keys(), 1);
   EXPECT_EQ(Answer({.num_new_tokens = 3}), "ok 0");
   EXPECT_EQ(manager_->pool().num_keys(), 2);
 }
 
-TEST_F(QuietStepTest, DelayedRegistrationIsMadeUpFor) {
+TEST_F(NoopStepTest, DelayedRegistrationIsMadeUpFor) {
   EXPECT_EQ(Answer({.num_new_tokens = 3, .delay_cache_blocks = true}), "ok 0");
   EXPECT_EQ(manager_->pool().num_keys(), 1);
   request_->set_num_computed_tokens(8);
@@ -77,12 +77,12 @@ TEST_F(QuietStepTest, DelayedRegistrationIsMadeUpFor) {
   EXPECT_EQ(manager_->pool().num_keys(), 2);
 }
 
-TEST_F(QuietStepTest, FilledBlocksThatAreNeverRegisteredAreQuiet) {
+TEST_F(NoopStepTest, FilledBlocksThatAreNeverRegisteredNeedNothing) {
   const auto request = *manager_->NewRequest({.id = "never",
                                               .content = {.token_ids = Tokens(14, 1'000)},
                                               .skip_writing_prefix_cache = true});
   ASSERT_TRUE(Step(*manager_, *request, 10));
-  EXPECT_EQ(request->quiet_slots(), 12);
+  EXPECT_EQ(request->noop_slots(), 12);
   for (int token = 0; token < 4; ++token) ASSERT_TRUE(Step(*manager_, *request, 1));
   EXPECT_EQ(manager_->pool().num_keys(), 1);
   EXPECT_EQ(manager_->CacheBlocks(*request, 12).code(), absl::StatusCode::kFailedPrecondition);
@@ -90,7 +90,7 @@ TEST_F(QuietStepTest, FilledBlocksThatAreNeverRegisteredAreQuiet) {
 }
 
 // The pool has 8 usable blocks, two of them held; 40 known tokens need 10.
-TEST_F(QuietStepTest, GatesHold) {
+TEST_F(NoopStepTest, GatesHold) {
   EXPECT_EQ(Answer({.num_new_tokens = 1, .full_sequence_must_fit = true}), "full");
   EXPECT_EQ(Answer({.num_new_tokens = 1, .reserved_blocks = 6}), "ok 0");
   EXPECT_EQ(Answer({.num_new_tokens = 1, .reserved_blocks = 7}), "full");
@@ -103,7 +103,7 @@ TEST_F(QuietStepTest, GatesHold) {
   EXPECT_EQ(Answer({.num_new_tokens = 1, .has_scheduled_requests = true}), "ok 0");
 }
 
-TEST_F(QuietStepTest, MisuseIsRefused) {
+TEST_F(NoopStepTest, MisuseIsRefused) {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   for (int64_t n : {kLeast, int64_t{-1}, kMost}) {
@@ -131,14 +131,14 @@ TEST_F(QuietStepTest, MisuseIsRefused) {
   EXPECT_THAT(Answer({.num_new_tokens = 1}), HasSubstr("the request is finished"));
 }
 
-TEST_F(QuietStepTest, FreedRequestStartsAnew) {
+TEST_F(NoopStepTest, FreedRequestStartsAnew) {
   ASSERT_TRUE(manager_->Free(*request_).ok());
   EXPECT_THAT(Answer({.num_new_tokens = 1}), HasSubstr("num_computed_tokens is 5, expected 0"));
   request_->MarkPreempted();
   EXPECT_EQ(Answer({.num_new_tokens = 6}), "ok 2");
 }
 
-TEST(QuietStepWindowTest, WindowsAreTrimmedInEveryStep) {
+TEST(NoopStepWindowTest, WindowsAreTrimmedInEveryStep) {
   const auto manager = Manager(20, {Window(4, 3)});
   const auto request = NewRequest(*manager, Tokens(40));
   ASSERT_TRUE(Step(*manager, *request, 5));
@@ -148,8 +148,8 @@ TEST(QuietStepWindowTest, WindowsAreTrimmedInEveryStep) {
   EXPECT_EQ(manager->GetBlocks(*request, 0)[0], kNullBlockId);
 }
 
-// Retention through the manager: whose blocks it finds, what it refuses, and that it never stands in
-// the way of an allocation.
+// Retention through the manager: whose blocks it finds, what it refuses, and that it never stands
+// in the way of an allocation.
 
 const KvCacheManagerOptions kHalf = {.eviction_policy = ParseEvictionPolicy("lru").value(),
                                      .max_retained_share = 0.5};
@@ -184,7 +184,7 @@ TEST(RetentionTest, ParametersOutsideTheirRangeAreRefused) {
             start + "ttl is 0, expected at least 1; leave it out to keep for good");
   ASSERT_TRUE(manager->AdvanceTime(7).ok());
   EXPECT_EQ(manager->AdvanceTime(6).message(),
-            "AdvanceTime: now is 6, expected at least 7, the time told last");
+            "AdvanceTime: now is 6, expected at least 7, the time of the last call");
 }
 
 // Half of 19 blocks is 9, which the two groups share token by token; the window keeps its end only.
@@ -228,7 +228,7 @@ TEST(RetentionTest, HiddenStatesBehindAGapAreLeftOut) {
   EXPECT_EQ(manager->Retain(*request, {})->num_retained, 3 + 1);
 }
 
-TEST(RetentionTest, ATimeToLiveCountsFromTheTimeToldLast) {
+TEST(RetentionTest, ATimeToLiveCountsFromTheTimeOfTheLastCall) {
   const auto manager = Manager(20, {Full(4)}, kHalf);
   const auto request = NewRequest(*manager, Tokens(14));
   ASSERT_TRUE(Step(*manager, *request, 14));
@@ -256,7 +256,7 @@ TEST(RetentionTest, AnAllocationNeverFailsForRetainedBlocks) {
   EXPECT_EQ(manager->CheckInvariants(), absl::OkStatus());
 }
 
-// compare_tokens_on_hit: contents that share a hash are told apart, for every kind of attention.
+// compare_tokens_on_hit: contents that share a hash are distinguished, for every kind of attention.
 // `request` gets the hash of block `index` of `other`, as if the two contents collided.
 void Collide(const Request& other, size_t index, Request& request) {
   PrefixContentPeer::CopyHash(other.content(), index,

@@ -32,7 +32,7 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
   full_lengths_.assign(lookup_groups_.size(), kNotLookedUp);
   verified_.assign(lookup_groups_.size(), 0);
   Hit hit;
-  // With look-ahead hashes these end earlier than the tokens.
+  // With lookahead hashes these end earlier than the tokens.
   const int64_t num_hashed = content.num_hashed_tokens();
   const int64_t most_with_drop = drops_last_full_block_ ? num_hashed : max_tokens;
   int64_t candidate = max_tokens;

@@ -183,7 +183,7 @@ TEST(HashOptionsTest, LookaheadOutOfRangeIsRefused) {
         {.max_model_len = 64, .num_hash_lookahead_tokens = value, .compare_tokens_on_hit = true});
     EXPECT_EQ(manager.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(manager.status().message()),
-                HasSubstr("look-ahead tokens of block hashes is " + std::to_string(value)));
+                HasSubstr("lookahead tokens of block hashes is " + std::to_string(value)));
   }
 }
 

@@ -56,7 +56,7 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
-// V-101: tokens that a drafter may compute again are left out with look-ahead hashes, too, which
+// V-101: tokens that a drafter may compute again are left out with lookahead hashes, too, which
 // need not be. What a window keeps is its spec's (V-100).
 TEST(VersionRulesTest, ReplaysBehindLookaheadHashes) {
   KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};

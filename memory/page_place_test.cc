@@ -56,7 +56,7 @@ TEST(PagePlaceTest, WhatContradictsItselfIsRefused) {
   EXPECT_THAT(status_of(even, 0), Says("num_blocks is 0"));
   EXPECT_THAT(status_of(even, 12), Says("end at byte 1080 of the memory, which has 1000"));
   EXPECT_THAT(status_of(even, 11, 4), Says("split is 4; it must divide the 90"));
-  EXPECT_THAT(status_of({.page_bytes = 90, .block_stride = 89}), Says("89 bytes apart"));
+  EXPECT_THAT(status_of({.page_bytes = 90, .block_stride = 89}), Says("89 bytes of stride"));
   EXPECT_THAT(status_of({.offset = INT64_MAX, .page_bytes = 1, .block_stride = 1}),
               Says("beyond 2^63"));
   const attention::PagePlace chunks = {.page_bytes = 40,

@@ -88,7 +88,7 @@ absl::Status CheckPlan(const Plan& plan, const WorkerPlan& worker) {
       return InvalidArgument("PlannedMemory: layers ",
                              plan.layers[static_cast<size_t>(order[i - 1]->layer)].name, " and ",
                              name, " of group ", d.group, " share bytes from ", d.offset,
-                             " on; pages of one group must lie apart");
+                             " on; pages of one group must not overlap");
     }
     if (d.offset - order[first]->offset > d.block_stride - d.page_bytes) {
       return InvalidArgument("PlannedMemory: layer ", name, ": a page of ", d.page_bytes,

@@ -150,7 +150,7 @@ TEST(PlannedMemoryTest, BadPlansAndOptionsAreRefused) {
   bad = plan;
   bad.workers[0].descriptors[0].tensor = 1;
   refuse(bad, {}, "tensor 1");
-  // Uniform tensors must be apart.
+  // Uniform tensors must not overlap.
   const Plan uniform = PlanIn(PoolLayout::kUniform, Model());
   std::vector<float> memory(1 << 18);
   const TensorView whole = ViewOf(absl::MakeSpan(memory));

@@ -123,7 +123,7 @@ class RandomRun {
         naive_->Use(content, num_tokens);
         break;
       case 9:
-        Rare();
+        ResetOrAbandon();
         break;
     }
     Compare();
@@ -166,7 +166,7 @@ class RandomRun {
     open_.erase(at);
   }
 
-  void Rare() {
+  void ResetOrAbandon() {
     if (Draw(6) == 0) {
       offload_->Reset();
       naive_->Reset();

@@ -47,7 +47,7 @@ SlotId Tier::StartWrite(const Chunk& chunk, std::vector<Evicted>* evicted) {
     ++stats_.num_evicted;
     table_.erase(key(victim));
     LeaveCandidates(victim);
-    Tell([&](EvictionPolicy& policy) { policy.Remove(victim, /*was_evicted=*/true); });
+    Notify([&](EvictionPolicy& policy) { policy.Remove(victim, /*was_evicted=*/true); });
     FreeSlot(victim);
   }
   SlotId slot = kNoSlot;
@@ -74,7 +74,7 @@ void Tier::FinishWrites(absl::Span<const SlotId> slots, std::vector<SlotId>* rea
       continue;
     }
     At(slot).state = State::kReadable;
-    Tell([&](EvictionPolicy& policy) {
+    Notify([&](EvictionPolicy& policy) {
       policy.Insert(slot, key(slot).Mixed(), chunk(slot).num_tokens);
     });
     scratch_.push_back(slot);
@@ -82,7 +82,7 @@ void Tier::FinishWrites(absl::Span<const SlotId> slots, std::vector<SlotId>* rea
   readable->insert(readable->end(), scratch_.begin(), scratch_.end());
   if (scratch_.empty()) return;
   std::reverse(scratch_.begin(), scratch_.end());
-  Tell([&](EvictionPolicy& policy) { policy.Release(scratch_); });
+  Notify([&](EvictionPolicy& policy) { policy.Release(scratch_); });
   for (const SlotId slot : scratch_) EnterCandidates(slot);
 }
 
@@ -131,7 +131,7 @@ void Tier::Touch(absl::Span<const SlotId> slots, bool is_use) {
     LeaveCandidates(slot);
     if (is_use) policy_->Hit(slot);
   }
-  Tell([&](EvictionPolicy& policy) { policy.Release(scratch_); });
+  Notify([&](EvictionPolicy& policy) { policy.Release(scratch_); });
   for (const SlotId slot : scratch_) {
     if (At(slot).num_readers == 0) EnterCandidates(slot);
   }
@@ -143,7 +143,7 @@ void Tier::Doom(SlotId slot) {
   table_.erase(held.chunk.key);
   if (held.state == State::kReadable) {
     LeaveCandidates(slot);
-    Tell([&](EvictionPolicy& policy) { policy.Remove(slot, /*was_evicted=*/false); });
+    Notify([&](EvictionPolicy& policy) { policy.Remove(slot, /*was_evicted=*/false); });
   }
   held.is_doomed = true;
   if (held.state == State::kReadable && held.num_readers == 0) FreeSlot(slot);
@@ -162,7 +162,7 @@ void Tier::EnterCandidates(SlotId slot) {
   At(slot).is_candidate = true;
   ++num_candidates_;
   candidate_bytes_ += BytesOf(key(slot).group);
-  Tell([&](EvictionPolicy& policy) { policy.Enter(slot); });
+  Notify([&](EvictionPolicy& policy) { policy.Enter(slot); });
 }
 
 void Tier::LeaveCandidates(SlotId slot) {
@@ -170,7 +170,7 @@ void Tier::LeaveCandidates(SlotId slot) {
   At(slot).is_candidate = false;
   --num_candidates_;
   candidate_bytes_ -= BytesOf(key(slot).group);
-  Tell([&](EvictionPolicy& policy) { policy.Leave(slot); });
+  Notify([&](EvictionPolicy& policy) { policy.Leave(slot); });
 }
 
 void Tier::FreeSlot(SlotId slot) {

@@ -5,7 +5,7 @@
 // max(own time, last finish of its dependencies + think time). With a concurrency of k, whenever
 // fewer than k sessions are active the next one starts: its first turn arrives at once, and its
 // other turns keep their distance to the first. A session is active while a turn of it that was
-// read is unfinished; up to kReadAhead rows are read ahead to find a session's turns. A request
+// read is unfinished; up to kReadAhead rows are read early to find a session's turns. A request
 // without a session is one of its own.
 //
 // Memory: live requests, bounded by CheckHeldBytes; 8 bytes per row read, and one entry per session
@@ -106,7 +106,7 @@ class Arrivals {
   const Starts starts_;
   int64_t num_started_ = 0;  // sessions of a closed loop
 
-  std::optional<TraceRequest> next_;  // read ahead by one
+  std::optional<TraceRequest> next_;  // the row that was read last
   bool is_at_end_ = false;
 
   std::priority_queue<Due, std::vector<Due>, std::greater<Due>> due_;  // may name requests gone

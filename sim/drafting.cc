@@ -14,10 +14,10 @@ struct Traits {
   Drafter drafter;
   std::string_view name;
   EngineVersion since;
-  bool writes_ahead;         // look-ahead slots
+  bool writes_ahead;         // lookahead slots
   bool reads_hidden_states;  // of the tokens before those that it drafts
   // What it caches depends on the next token, too, so that a hit must not end right before the
-  // first one that it reads, or hashes look ahead.
+  // first one that it reads, or hashes have lookahead.
   bool depends_on_next_token;
 };
 
@@ -106,7 +106,7 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   const bool has_slots = has_drafts && config->engine >= EngineVersion::kVllm033;
   scheduler.num_draft_slots = has_slots ? NumDraftSlots(drafts) : 0;
   if (has_drafts && (drafts.drafter == Drafter::kDFlash || drafts.drafter == Drafter::kDSpark)) {
-    // Their drafts are one pass over the look-ahead slots of all requests, within a step's tokens.
+    // Their drafts are one pass over the lookahead slots of all requests, within a step's tokens.
     const int64_t most = scheduler.max_num_batched_tokens / scheduler.num_lookahead_tokens;
     const int64_t active = scheduler.max_num_active_seqs > 0 ? scheduler.max_num_active_seqs
                                                              : scheduler.max_num_seqs;

@@ -4,8 +4,8 @@
 //
 // What follows from the kind, with K drafts per step:
 //
-//   drafter               look-ahead   draft   last hit block or hash     prefill
-//                         slots        slots   look-ahead (see below)     look-ahead
+//   drafter               lookahead    draft   last hit block or hash     prefill
+//                         slots        slots   lookahead (see below)      lookahead
 //   ngram                 0            0       nothing                    0
 //   eagle, mtp            K            0       1 token                    1
 //   parallel_eagle        K            K-1     1 token                    1
@@ -17,7 +17,7 @@
 //
 // What the drafters in the middle cache depends on the token behind, too. From vllm-0.33 on the
 // hash of a block covers that many tokens behind it, and a hit ends where the drafter can go on;
-// before, and without look-ahead hashes, a look-up gives its last block back. Draft slots count
+// before, and without lookahead hashes, a look-up gives its last block back. Draft slots count
 // against the engine's second budget, since vllm-0.28 (V-10, V-71, V-80, V-111). Windows keep what
 // a drafter may compute again (V-100), and Mamba groups K further states for every drafter (V-108).
 

@@ -130,7 +130,7 @@ expect 0 '' verify --limit=100 --num-blocks=400 --load-failures=0.2 --load-failu
   --tier=host:600chunks:read=20GB/s,disk:3000chunks:read=3GB/s:store=on-evict
 grep -q '^verified  *no wrong number' out && grep -q '^loaded  *[1-9]' out || fail "verify loads nothing: $(cat out)"
 expect 2 'got store=on-evict in the first tier' verify --tier=host:1GiB:read=20GB/s:store=on-evict
-# V-10: with tiers there are no look-ahead hashes.
+# V-10: with tiers there are no lookahead hashes.
 expect 0 '' replay --print-config --tier=host:2GiB:read=20GB/s --drafter=eagle --num-draft-tokens=1
 grep -q '^lookahead_hashes: false$' out || fail "hashes look ahead beside a tier"
 # Some loads fail: the same requests do in each run, and every request ends.
@@ -163,7 +163,7 @@ grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
 grep -q '^retention_interval: 0$' out || fail "0.33 does not keep windows sparsely"
 expect 0 '' replay --engine=vllm-0.25 --print-config
 grep -q '^retention_interval: -1$' out || fail "0.25 is not dense"
-grep -q '^lookahead_hashes: false$' out || fail "0.25 has look-ahead hashes"
+grep -q '^lookahead_hashes: false$' out || fail "0.25 has lookahead hashes"
 expect 0 '' replay --engine=vllm-0.25 --num-draft-tokens=2 --print-config
 grep -q '^async: false$' out || fail "0.25 drafts n-grams asynchronously"
 echo 'eagle: true' >eagle.textproto
@@ -220,11 +220,11 @@ expect 2 '--eviction-policy: got arc, expected lru' curve --eviction-policy=arc
 expect 2 '--retain: got all, expected nothing' curve --retain=all
 expect 2 '--prefill-factor: requests that run one after the other' curve --prefill-factor=2
 
-# --- Drafters: look-ahead hashes lose no block to the drafter, a drop does ---
+# --- Drafters: lookahead hashes lose no block to the drafter, a drop does ---
 dropped() { expect 0 '' replay --quiet --json --num-blocks=2000 --num-draft-tokens=1 "$@"
   tr -s '\n ' ' ' <out | grep -o '"first_admission_misses".*' | grep -o '"cause": "draft drop"[^}]*' | head -1 |
     grep -o '"tokens": [0-9]*' | grep -o '[0-9]*'; }
-[ "$(dropped --drafter=eagle)" = 0 ] || fail "look-ahead hashes drop blocks"
+[ "$(dropped --drafter=eagle)" = 0 ] || fail "lookahead hashes drop blocks"
 [ "$(dropped --drafter=eagle --no-lookahead-hashes)" -gt 0 ] || fail "without them no block is dropped"
 [ "$(dropped --drafter=ngram)" = 0 ] || fail "n-gram drafts drop blocks"
 

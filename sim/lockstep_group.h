@@ -6,9 +6,9 @@
 // nothing to schedule runs a pass without requests.
 //
 // As in vLLM 0.33: engines schedule in rounds, one pass each, and with asynchronous scheduling one
-// pass ahead. Up to the size of captured graphs each computes as many tokens as the one with most.
-// After the first pass since they were idle, and after every `sync_interval`-th, they check whether
-// any engine has work left; until then they run passes without requests. With a
+// pass earlier. Up to the size of captured graphs each computes as many tokens as the one with
+// most. After the first pass since they were idle, and after every `sync_interval`-th, they check
+// whether any engine has work left; until then they run passes without requests. With a
 // prefill_schedule_interval all engines compute prompts in the first pass since they were idle and
 // in every prefill_schedule_interval-th after it.
 //

@@ -44,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
   if (!scheduler.ok()) return scheduler.status();
   replica->scheduler_ = *std::move(scheduler);
   if (!replica->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
-    replica->scheduler_->LeaveOutQuiet();
+    replica->scheduler_->EnableSkips();
   }
   return replica;
 }
@@ -354,7 +354,7 @@ absl::Status Replica::TimeStages(const StepPeers* peers) {
                      .num_new = record.num_tokens,
                      .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
   }
-  const Decodes decodes = {.num_sequences = step.num_quiet, .sum_context = step.quiet_context};
+  const Decodes decodes = {.num_sequences = step.num_skipped, .sum_context = step.skipped_context};
   if (peers != nullptr) {
     const auto time = step_time_->StepTimeAmong(work_, decodes, *peers);
     if (!time.ok()) return time.status();

@@ -8,7 +8,7 @@
 //   2. Owner::BeforeArrivals
 //   3. Owner::OnArrived for each request whose time has come, in order of arrival
 //   4. Owner::AfterArrivals
-//   5. all aborts, then all schedulers, in replica order; then those of replicas in lockstep, by group
+//   5. all aborts, then all schedulers, in replica order; then those of lockstep groups
 //
 // So what happens at one instant does not depend on how the replicas are numbered, but for what the
 // owner makes of the numbers.

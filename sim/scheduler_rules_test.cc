@@ -410,7 +410,7 @@ TEST_F(SchedulerRulesTest, V89_OlderEnginesTrimWindowsByWhatIsScheduled) {
   }
 }
 
-// --- Look-ahead hashes (V-10) and drops ---
+// --- Lookahead hashes (V-10) and drops ---
 
 TEST_F(SchedulerRulesTest, V10_LookaheadHashesHitTheWholePrompt) {
   ASSERT_TRUE(

@@ -28,7 +28,7 @@ enum class ZeroOutput {
 struct SimulationConfig {
   // Whose rules the options below follow, as ApplyEnginePreset set them.
   EngineVersion engine = EngineVersion::kVllm033;
-  // As ApplyDrafts was told.
+  // As given to ApplyDrafts.
   DraftOptions drafts;
 
   KvCacheConfig kv_cache;

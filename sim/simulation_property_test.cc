@@ -112,8 +112,8 @@ void FillOnce(Replay& replay, uint64_t seed, const Case& which) {
   DrawRules(draw, scheduler);
   DrawSemantics(draw, config);
   if (draw.OneIn(2)) {
-    // Look-ahead hashes, drops, draft slots and prefill look-ahead come with the drafter. Modules
-    // must be drawn without look-ahead hashes, too, and semantics as the engine's: otherwise
+    // Lookahead hashes, drops, draft slots and prefill lookahead come with the drafter. Modules
+    // must be drawn without lookahead hashes, too, and semantics as the engine's: otherwise
     // nothing that outputs settle may be computed again, and a quick path that forgets it goes
     // unseen (V-110).
     RC_ASSERT(ApplyDrafts({.drafter = static_cast<Drafter>(

@@ -116,7 +116,7 @@ absl::Status CheckSession(const BlendConfig& config, const BlendStep& step, Devi
       config.hidden_size != own.hidden_size || config.dtype != own.dtype ||
       config.theta != own.theta || config.rotary_dim != own.rotary_dim ||
       config.pairs != own.pairs) {
-    return Refuse("session ", b, " is of another model than the run; run them apart");
+    return Refuse("session ", b, " is of another model than the run; run them separately");
   }
   const int64_t length = step.metadata->host_seq_lens[b];
   const int64_t rows =

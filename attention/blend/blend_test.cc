@@ -132,7 +132,7 @@ TEST_P(BlendTest, RequestsOfABatchDoNotMatterToEachOther) {
   const BlendSession one = Session(Config(0.2), {a, b}, suffix);
   const BlendSession two = Session(late, {b, a, a}, Tokens(1, 9), 5);
   const std::vector<int32_t> chunked = Tokens(14, 5), decoded = Tokens(9, 6);
-  std::vector<std::vector<float>> apart;
+  std::vector<std::vector<float>> alone;
   for (const bool together : {false, true}) {
     PagedModel paged(transformer, {});
     const std::vector<int32_t> chunked_blocks = paged.TakeBlocks(14);
@@ -146,17 +146,17 @@ TEST_P(BlendTest, RequestsOfABatchDoNotMatterToEachOther) {
         {.ids = decoded, .num_computed = 8, .blocks = decoded_blocks}};
     if (!together) {
       for (const StepRequest& request : requests) {
-        apart.push_back(RowsOf(Run(paged, {request}), 0));
+        alone.push_back(RowsOf(Run(paged, {request}), 0));
       }
       // What is no blend is the prefill of its tokens.
       const PrefilledPrompt full = Prefill(chunked);
-      EXPECT_EQ(apart[1], std::vector<float>(full.hidden.begin() + 6 * 24, full.hidden.end()));
-      EXPECT_EQ(apart[3], Row(Prefill(decoded), 8));
+      EXPECT_EQ(alone[1], std::vector<float>(full.hidden.begin() + 6 * 24, full.hidden.end()));
+      EXPECT_EQ(alone[3], Row(Prefill(decoded), 8));
       continue;
     }
     const BlendResult result = Run(paged, requests);
     for (size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_EQ(RowsOf(result, paged.RowOf(static_cast<int64_t>(i))), apart[i]) << "request " << i;
+      EXPECT_EQ(RowsOf(result, paged.RowOf(static_cast<int64_t>(i))), alone[i]) << "request " << i;
     }
     EXPECT_EQ(paged.RowOf(3), 0);  // decodes come first
   }

@@ -69,7 +69,7 @@ TEST(CacheRowsTest, Ex1SlotsAreBlockAndOffset) {
 TEST(CacheRowsTest, FollowsAnyStride) {
   const Numbered memory(1000);
   const auto* data = reinterpret_cast<const std::byte*>(memory.values.data());
-  // Tokens 7 apart, heads 3, dims 2, blocks 100.
+  // Strides: tokens 7, heads 3, dims 2, blocks 100.
   const auto k = *ConstTensorView::Make(data, DType::kF32, {3, 4, 2, 2}, {100, 7, 3, 2});
   const auto v = *ConstTensorView::Make(data, DType::kF32, {3, 4, 2, 1}, {100, 7, 3, 2});
   const ConstKvCacheView cache(KvLayout::kNhd, k, v);

@@ -60,7 +60,8 @@ auto RowsOfValues(const BasicKvCacheView<View>& cache);
 void CopyElements(int64_t element_bytes, const std::byte* from, int64_t from_stride, std::byte* to,
                   int64_t to_stride, int64_t count);
 
-// A row to and from `stride` bytes apart elements outside, as `row` (an address of Row()) has them.
+// A row to and from strided elements outside (`stride` bytes), as `row` (an address of Row()) has
+// them.
 void WriteRow(const RowLayout& layout, std::byte* row, const std::byte* from, int64_t stride);
 void ReadRow(const ConstRowLayout& layout, const std::byte* row, std::byte* to, int64_t stride);
 

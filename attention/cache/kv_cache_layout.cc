@@ -369,7 +369,7 @@ absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv
   const auto refuse = [&](const auto&... why) {
     return InvalidArgument("SplitKvCache: cache ", cache.DebugString(), ": ", why...);
   };
-  if (IsMla(layout)) return refuse("layout ", Name(layout), " has no K and V apart");
+  if (IsMla(layout)) return refuse("layout ", Name(layout), " has no separate K and V");
   if (cache.rank != 3 || cache.extent[0] != 2) return refuse("expected [2, NB, BS * Hkv * D]");
   constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
   if (absl::Status status = cache.Validate(kAnyBytes); !status.ok()) {

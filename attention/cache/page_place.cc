@@ -18,7 +18,8 @@ absl::Status CheckPlace(const PagePlace& place, int64_t num_blocks, int64_t spli
   }
   if (place.offset < 0 || place.page_bytes < 1 || place.block_stride < place.page_bytes) {
     return InvalidArgument("pages of ", place.page_bytes, " bytes at ", place.offset, ", ",
-                           place.block_stride, " bytes apart; expected an offset of at least 0, a "
+                           place.block_stride,
+                           " bytes of stride; expected an offset of at least 0, a "
                            "byte at least, and a stride of at least a page");
   }
   if (split < 1 || place.page_bytes % split != 0) {
@@ -60,9 +61,10 @@ absl::Status CheckElement(const PlacedPages& placed, DType dtype, int64_t offset
   if (placed.pages.stride[0] % element != 0 ||
       (reinterpret_cast<uintptr_t>(placed.pages.data) + static_cast<uintptr_t>(offset)) %
               static_cast<uintptr_t>(element) != 0) {
-    return InvalidArgument("pages ", placed.pages.stride[0], " bytes apart from byte ", offset,
-                           " on hold no ", Name(dtype), ": not all addresses are multiples of ",
-                           element, " bytes; align the memory, or pad pages to a multiple");
+    return InvalidArgument("pages with a stride of ", placed.pages.stride[0], " bytes from byte ",
+                           offset, " on hold no ", Name(dtype),
+                           ": not all addresses are multiples of ", element,
+                           " bytes; align the memory, or pad pages to a multiple");
   }
   return absl::OkStatus();
 }
@@ -109,7 +111,7 @@ absl::StatusOr<PlacedPages> PlacePages(const PagePlace& place, int64_t num_block
   const int64_t count =
       (*last.value() - place.offset) / step + (split - 1) * blocks.block_stride + 1;
   if (count > kMaxInt32) {
-    return InvalidArgument("pages ", place.block_stride, " bytes apart",
+    return InvalidArgument("pages with a stride of ", place.block_stride, " bytes",
                            in_chunks ? " in chunks" : "", " have only steps of ", step,
                            " bytes in common, so block numbers reach ", count, ", beyond ",
                            kMaxInt32, "; pad pages (or chunks) to a larger common divisor");

@@ -188,7 +188,7 @@ TEST(GatherRowsTest, TakesRowsOfAnyTypeAndStride) {
   std::vector<float> out(6, -1);
   GatherRowsArgs args;
   args.index = ViewOf(absl::MakeConstSpan(index));
-  // Rows of two elements that lie two apart.
+  // Rows of two elements with a stride of two.
   args.in = *ViewOf(absl::MakeConstSpan(in), {3, 2, 2}).Select(2, 1);
   args.out = ViewOf(absl::MakeSpan(out), {3, 2});
   ASSERT_EQ(CpuReference().GatherRows({}, args), absl::OkStatus());
@@ -231,7 +231,7 @@ TEST(RotateKeysTest, PositionZeroCopiesEvenInfinities) {
 TEST(RotateKeysTest, InPlaceEqualsOutOfPlaceAndOverlapIsRefused) {
   std::vector<float> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   const std::vector<int32_t> positions = {7, 1};
-  const std::vector<float> apart = Rotate({1, 2, 3, 4, 5, 6, 7, 8}, 4, positions);
+  const std::vector<float> alone = Rotate({1, 2, 3, 4, 5, 6, 7, 8}, 4, positions);
   RotateKeysArgs args;
   args.out = ViewOf(absl::MakeSpan(rows).first(8), {2, 1, 4});
   args.positions = ViewOf(absl::MakeConstSpan(positions));
@@ -239,7 +239,7 @@ TEST(RotateKeysTest, InPlaceEqualsOutOfPlaceAndOverlapIsRefused) {
   EXPECT_EQ(CpuReference().RotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
   args.in = args.out;
   ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
-  EXPECT_EQ(std::vector<float>(rows.begin(), rows.begin() + 8), apart);
+  EXPECT_EQ(std::vector<float>(rows.begin(), rows.begin() + 8), alone);
   EXPECT_EQ(rows[8], 9);
 }
 

@@ -316,16 +316,15 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t* seen_keys, const S
 template <typename T, int R, int C>
 HWY_INLINE void AccumulateColumns(const AccumulateTileArgs& args, int row, int64_t column) {
   // Each pass over the keys asks for its share of what is upcoming.
-  const int64_t ahead = args.upcoming.bytes * column / args.dim;
-  const int64_t ahead_end =
-      row > 0 ? ahead : args.upcoming.bytes * (column + C * kLanes) / args.dim;
+  const int64_t begin = args.upcoming.bytes * column / args.dim;
+  const int64_t end = row > 0 ? begin : args.upcoming.bytes * (column + C * kLanes) / args.dim;
   VF acc[R * C];
 #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) acc[i] = hn::Zero(kF);
   const float* HWY_RESTRICT p = args.probabilities + row * kTileKeys;
   for (int key = args.begin; key < args.end; ++key) {
     const T* values = static_cast<const T*>(args.values[key]) + column;
-    Prefetch(args.upcoming, key, key + 1, ahead, ahead_end);
+    Prefetch(args.upcoming, key, key + 1, begin, end);
     VF value[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) value[c] = LoadRow(values + c * kLanes);

@@ -36,7 +36,8 @@ struct Upcoming {
 };
 
 // Scores of all keys in groups of 16 that `keys_seen` touches: scores[row * 64 + key] = factor[row]
-// * <q row, key>. Pointers of such groups must all be valid. dim is padded, q rows are dim apart.
+// * <q row, key>. Pointers of such groups must all be valid. dim is padded; q rows have
+//   stride dim.
 struct ScoreTileArgs {
   const float* q;
   int num_rows;
@@ -72,7 +73,7 @@ double SoftmaxTile(double* scores, uint64_t* seen, const ScoreRules& rules, RowS
                    float* probabilities);
 
 // acc[row] = acc[row] * rescale[row] + sum over keys [begin, end) of p * value row. acc rows are
-// float64, dim apart; dim is padded.
+// float64, with a stride of dim; dim is padded.
 struct AccumulateTileArgs {
   const float* probabilities;  // [row * 64 + key]
   int num_rows;
@@ -92,9 +93,9 @@ bool AllFinite(const void* row, DType type, int64_t n);
 // n elements of any narrow float, float32 or int8 as float32, exactly; codes without their scale.
 // The elements up to the next multiple of kRowPad become 0.
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out);
-// Sixteen rows out of columns that are `stride` bytes apart, 16 elements each: out[row * row_floats
-// + d] is element `row` of column d, for d < n. The elements up to the next multiple of kRowPad
-// become 0.
+// Sixteen rows out of columns with a stride of `stride` bytes, 16 elements each: out[row *
+// row_floats + d] is element `row` of column d, for d < n. The elements up to the next multiple of
+// kRowPad become 0.
 void ConvertSixteenColumns(DType from, const std::byte* source, int64_t stride, int64_t n,
                            float* out, int64_t row_floats);
 // A float32 row rounded to nearest even into f32, f16 or bf16.

@@ -256,7 +256,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
       return;
     }
     // Raw elements go to the end of the row's own scratch when they must be collected first;
-    // widening then runs ahead of no element it has yet to read.
+    // widening then overwrites no element that it has yet to read.
     std::byte* raw = reinterpret_cast<std::byte*>(out);
     if (paged_x_key) {
       raw += row_floats_ * 4 - Padded(plane.dim) * bytes;

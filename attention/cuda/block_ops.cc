@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kTensorsPerLaunch = std::extent_v<decltype(BlockParams::tensors)>;
 
-// Blocks like `source` and `target`, which are block 0 and may be empty, so many bytes apart.
-// REQUIRES: equal shapes and types.
+// Blocks like `source` and `target`, which are block 0 and may be empty, with a stride of so many
+// bytes. REQUIRES: equal shapes and types.
 BlockBytes BytesOf(const ConstTensorView& source, const TensorView& target,
                    int64_t from_block_stride, int64_t to_block_stride) {
   const int64_t element = ElementBytes(target.dtype);

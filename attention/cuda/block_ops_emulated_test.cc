@@ -59,7 +59,7 @@ struct Labelled {
     TensorView both = ViewOf(absl::MakeSpan(memory), {blocks, 2, 2, 1, 8});
     both.device.kind = kind;
     if (heads_apart) {
-      // K and V of a token beside each other, tokens of a block apart.
+      // K and V of a token are adjacent, tokens of a block are not.
       view = KvCacheView(KvLayout::kNhd, *both.Select(2, 0), *both.Select(2, 1));
     } else {
       both = ViewOf(absl::MakeSpan(memory), {2, blocks, 2, 1, 8});

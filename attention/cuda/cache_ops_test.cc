@@ -354,7 +354,7 @@ TEST(CudaCacheOpsTest, ScaleAndCacheGivesTheBytesOfBothOperations) {
     for (Tensor* tensor : outputs) FillWithPoison(*tensor);
     ASSERT_EQ(RowsOnDevice().ComputeKvScales({}, args.scales), absl::OkStatus());
     ASSERT_EQ(RowsOnDevice().ReshapeAndCache({}, args.write()), absl::OkStatus());
-    expect_same("apart");
+    expect_same("separate");
     for (int turn = 0; turn < 3; ++turn) {
       ASSERT_EQ(RowsOnDevice().ScaleAndCache({}, args), absl::OkStatus());
       expect_same("together");

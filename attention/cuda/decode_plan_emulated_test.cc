@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/kernels/decode_plan.h"
 #include "gtest/gtest.h"
 #include "kvblocks/split_planner.h"

@@ -142,7 +142,7 @@ TEST(CudaMlaTest, WindowsSinksAndSplits) {
   }
 }
 
-// Scores hundreds of powers of two apart: maxima that grow, and grow late.
+// Scores that differ by hundreds of powers of two: maxima that grow, and grow late.
 TEST(CudaMlaTest, SumsFollowMaxima) {
   for (const int64_t heads : {16, 33}) {
     DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, 64), {330}, {1}, heads);

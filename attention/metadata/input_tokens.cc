@@ -72,8 +72,8 @@ absl::Status CheckRow(const InputTokensArgs& args, int64_t b) {
                                 ? args.sampled.extent[0]
                                 : std::min(args.sampled.extent[0], args.drafts.extent[0]);
   if (row.last >= last_rows) {
-    return OutOfRange(kGather, ": last_rows[", b, "] is ", row.last, "; the last step had ", last_rows,
-                      " rows");
+    return OutOfRange(kGather, ": last_rows[", b, "] is ", row.last, "; the last step had ",
+                      last_rows, " rows");
   }
   if (!args.drafts.absent() && row.num_logits - 1 > args.drafts.extent[1]) {
     return InvalidArgument(kGather, ": request ", b, " has ", row.num_logits - 1,

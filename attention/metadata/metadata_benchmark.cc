@@ -21,7 +21,7 @@ struct Batch {
     const int64_t per_request = CeilDiv(seq_len, kBlockSize);
     num_blocks = 1 + num_reqs * per_request;
     tables.resize(static_cast<size_t>(num_reqs));
-    for (int64_t k = 0; k < per_request; ++k) {  // blocks of a request lie apart, as in use
+    for (int64_t k = 0; k < per_request; ++k) {  // blocks of a request are scattered, as in use
       for (int64_t i = 0; i < num_reqs; ++i) {
         tables[static_cast<size_t>(i)].push_back(static_cast<int32_t>(1 + k * num_reqs + i));
       }

@@ -280,7 +280,7 @@ absl::Status ArgChecker::Finish() {
     for (int j = 0; ok() && j < num_views_; ++j) {
       if (j == i || (views_[j].output && j < i)) continue;
       if (MayOverlap(out.view, views_[j].view)) {
-        Invalid(out.name, " shares memory with ", views_[j].name, "; outputs must be apart");
+        Invalid(out.name, " shares memory with ", views_[j].name, "; outputs must not overlap");
       }
     }
   }

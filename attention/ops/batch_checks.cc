@@ -31,7 +31,7 @@ ConstTensorView Hull(absl::Span<const ConstTensorView> views) {
 }
 
 // Views of a cache that is written: all outputs, but for a v that lies within k. Where blocks may
-// share memory, only what lies in one block must be apart.
+// share memory, only what lies in one block must not overlap.
 void RememberCache(ArgChecker& check, const CacheNames& names, const ConstKvCacheView& cache,
                    bool written, bool has_v) {
   absl::InlinedVector<std::pair<const char*, ConstTensorView>, 4> all = {{names.k, cache.k}};

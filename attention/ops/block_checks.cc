@@ -128,8 +128,8 @@ absl::Status CheckTargetsApart(const char* op, const ConstKvCacheView& dst,
     if ((int64_t{targets[i]} - targets[i - 1]) * step < bytes) {
       return InvalidArgument(op, ": destination blocks ", targets[i - 1], " and ", targets[i],
                              " of dst share memory: a block has ", bytes,
-                             " bytes, and numbers are ", step,
-                             " apart; give blocks that are in use together");
+                             " bytes, and the distance between block numbers is ", step,
+                             "; give blocks that are in use together");
     }
   }
   return absl::OkStatus();

@@ -108,7 +108,7 @@ TEST(CacheFormatChecksTest, WritersRefuse) {
 }
 
 // Codes and scales take turns within a token, tokens within a block, and blocks have gaps: that
-// these are apart is seen, and so is a single byte that two of them share.
+// these do not overlap is seen, and so is a single byte that two of them share.
 TEST(CacheFormatChecksTest, InterleavedCodesAndScalesAreApart) {
   KvCacheGeometry geometry;
   geometry.format = KvRowFormat::kPerTokenHead;

@@ -171,9 +171,9 @@ TEST(SplitPlannerTest, APlanForOthersIsRecognised) {
 
 // --- T-17 ---
 
-// Deals single tiles: slow, and looks at nothing but the rule.
-std::vector<SplitRange> DealTiles(const std::vector<int64_t>& tiles, int64_t overhead,
-                                  int64_t num_parts, std::vector<size_t>& range_ends) {
+// Assigns single tiles: slow, and follows nothing but the rule.
+std::vector<SplitRange> AssignTiles(const std::vector<int64_t>& tiles, int64_t overhead,
+                                    int64_t num_parts, std::vector<size_t>& range_ends) {
   int64_t work = 0;
   for (const int64_t n : tiles) work += n + overhead;
   const int64_t payload = (work + num_parts - 1) / num_parts + overhead;
@@ -270,10 +270,10 @@ TEST(SplitPlannerTest, T17PlansTileEveryRequestOnceInEqualParts) {
       num_cut += part.last_is_cut;
     }
     ASSERT_EQ(next_range, static_cast<int32_t>(plan.ranges.size()));
-    // And the whole is what dealing tiles one by one gives.
+    // And the whole is what assigning tiles one by one gives.
     std::vector<size_t> range_ends;
     const std::vector<SplitRange> naive =
-        DealTiles(tiles, input.overhead, input.num_parts, range_ends);
+        AssignTiles(tiles, input.overhead, input.num_parts, range_ends);
     ASSERT_EQ(naive, std::vector<SplitRange>(plan.ranges.begin(), plan.ranges.end()));
     for (size_t p = 0; p < range_ends.size(); ++p) {
       ASSERT_EQ(plan.parts[p].end_range, static_cast<int32_t>(range_ends[p]));

@@ -164,7 +164,7 @@ TEST(OpsExamplesTest, Ex35GroupsOfHeadsShareKeys) {
   for (int h : {0, 1}) {
     paged.SetKey(0, 0, h, axis(0, 1));
     paged.SetKey(0, 1, h, axis(1, 1));
-    const double factor = h == 0 ? 1 : 10;  // to tell the KV heads apart
+    const double factor = h == 0 ? 1 : 10;  // so that the KV heads differ
     paged.SetValue(0, 0, h, std::vector<double>(32, 10 * factor));
     paged.SetValue(0, 1, h, std::vector<double>(32, 20 * factor));
   }

@@ -19,7 +19,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // --- Requests in scattered blocks ---
 
 // Requests of these lengths, of which the last q_lens are new, in blocks of `block_size` rows. Ids
-// are dealt backwards from the last block.
+// are assigned backwards from the last block.
 struct Batch {
   Batch(std::vector<int64_t> lengths, std::vector<int64_t> q_lens, int64_t rows_per_block,
         int64_t num_columns)

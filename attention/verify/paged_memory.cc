@@ -110,8 +110,9 @@ absl::Status PagedMemory::Place(const std::vector<Layer>& layers, const Verified
     }
     in_chunks_ = chunked;
     if (!chunked && tensor.block_stride != 0 && tensor.block_stride != placed.place.block_stride) {
-      return refuse(InvalidArgument("blocks are ", placed.place.block_stride, " bytes apart, and ",
-                                    tensor.block_stride, " for another layer of the tensor"));
+      return refuse(InvalidArgument("blocks have a stride of ", placed.place.block_stride,
+                                    " bytes, and ", tensor.block_stride,
+                                    " for another layer of the tensor"));
     }
     tensor.block_stride = placed.place.block_stride;
 

@@ -28,7 +28,7 @@ struct Linear {
 std::vector<float> Apply(const Linear& linear, absl::Span<const float> x);
 
 // c [rows, out] = a [rows, in] * b, b being [out, in], or [in, out] if not transposed; the rows of
-// a and c lie `a_stride` and `c_stride` apart.
+// a and c have strides `a_stride` and `c_stride`.
 void Multiply(const float* a, int64_t a_stride, const float* b, bool transposed, float* c,
               int64_t c_stride, int64_t rows, int64_t in, int64_t out);
 

@@ -43,7 +43,7 @@ struct RunnerOptions {
   uint64_t seed = 0;                // of sampling
   RequestAttentions requests = {};  // those that ask for more than causal attention
   double blend_ratio = 0.16;        // of the tokens of blended chunks, to be computed again
-  // Told of each token that is sampled, by its place in the output, and what from.
+  // Called for each token that is sampled, by its place in the output, and what from.
   std::function<void(const sim::SimRequest&, int64_t index, absl::Span<const float> logits)>
       on_logits = nullptr;
   // Told of each step in which prompts were blended, by layer.

@@ -94,7 +94,7 @@ absl::Status CheckContextParallel(const ContextParallel& parallel, int64_t rows_
 
 // The positions that a rank of prefill context parallelism has of `num_tokens` tokens. They are cut
 // into 2 * N chunks of equal length, the last ones short or empty; rank r takes chunks r and
-// 2 * N - 1 - r, one after the other, so that all ranks have as many keys to look at.
+// 2 * N - 1 - r, one after the other, so that all ranks attend to as many keys.
 struct ShardRows {
   int64_t first_begin = 0, first_size = 0;
   int64_t second_begin = 0, second_size = 0;

@@ -12,7 +12,7 @@
 // Checked<Args>: arguments of one operation that a backend has looked at and accepted, with the
 // context to run it in.
 //
-// Only AttentionOps::Check makes one, so what takes a Checked need not look again. It refers to
+// Only AttentionOps::Check makes one, so what takes a Checked need not check again. It refers to
 // both and copies neither: they must outlive it and stay as they are.
 
 namespace kvblocks::attention {

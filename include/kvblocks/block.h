@@ -21,16 +21,16 @@
 //   hash_k = H(hash_{k-1}, tokens of block k, extra keys of block k),   hash_{-1} = root
 //
 // so equal hashes mean equal whole prefixes. H hashes an injective encoding; absent extra keys
-// differ from empty ones. Where hashes look ahead, the tokens right after the block are hashed with
+// differ from empty ones. With lookahead hashes, the tokens right after the block are hashed with
 // the extra keys. SHA-256 (default) resists collisions made on purpose. XXH3-128 is about ten times
 // faster; use it only where senders of prompts cannot profit from a collision, because a
 // collision serves one request the KV of another.
 //
-// There are two encodings. Our own is the parent, the counts, the tokens, the look-ahead tokens,
+// There are two encodings. Our own is the parent, the counts, the tokens, the lookahead tokens,
 // then the extra keys; it is the faster one, and XXH3-128 is keyed with a secret. The other is that
 // of vLLM's sha256_cbor and xxhash_cbor, byte by byte, for exchanging hashes with it: the
 // canonical CBOR of [parent, [tokens], extra], where extra is null or the array of extra keys, and
-// with look-ahead tokens the array of that and of them.
+// with lookahead tokens the array of that and of them.
 //
 // The root comes from the seed, so that processes with equal seeds agree on every hash. Without a
 // seed it is random, drawn once per process; only kSha256Cbor has a default seed, vLLM's.
@@ -80,7 +80,7 @@ class BlockHasher {
   size_t digest_size() const { return is_sha256() ? 32 : 16; }
 
   // `encoded_extra_keys`: nullopt where there are none. `lookahead`: the tokens right after the
-  // block, if hashes look ahead. REQUIRES: with look-ahead tokens, at most kMaxLookaheadTokens of
+  // block, with lookahead hashes. REQUIRES: with lookahead tokens, at most kMaxLookaheadTokens of
   // them and at most kMaxLookaheadBlockSize tokens.
   // Cost: two SHA-256 compressions for 16 tokens without extra keys; no allocation for up to 380
   // tokens without extra keys.
@@ -138,7 +138,7 @@ inline constexpr BlockId kUnlinked = -1;
 inline constexpr GroupId kMaxGroupId = 32766;
 
 struct KvCacheBlock {
-  int32_t ref_count = 0;     // holders: block tables, popped lists, pins; 1 for ever if permanent
+  int32_t ref_count = 0;     // holders: block tables, popped lists, pins; always 1 if permanent
   BlockId prev = kUnlinked;  // free-queue links: both set or both kUnlinked
   BlockId next = kUnlinked;
   int16_t key_group = -1;  // group of the block's key, -1: no key

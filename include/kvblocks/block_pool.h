@@ -215,7 +215,7 @@ class BlockPool {
     // One BlockStored per CacheFullBlocks, also where the mask leaves nothing, with the tokens of
     // all its positions; otherwise one per run.
     bool one_event_per_registration = false;
-    // Size of the largest blocks whose tokens are kept and compared on a hit, with the look-ahead
+    // Size of the largest blocks whose tokens are kept and compared on a hit, with the lookahead
     // tokens of their hashes (see BlockTokens); 0: hits trust the hash.
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.

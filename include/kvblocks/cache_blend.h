@@ -255,7 +255,7 @@ struct BlendStep {
   absl::Span<const BlendSession* const> sessions;
   // By row of the metadata, if there is a session: so many first tokens of the request have blocks
   // that others may hit (KvCacheManager::GetNumRegisteredTokens; 0 without a prefix cache). Of a
-  // session's request they may not reach behind its computed tokens; other rows are not looked at.
+  // session's request they may not reach behind its computed tokens; other rows are ignored.
   absl::Span<const int64_t> num_registered_tokens;
   absl::Span<const BlendLayer> layers;
   ConstTensorView hidden;  // [T, E]: embeddings of the step's tokens; not changed

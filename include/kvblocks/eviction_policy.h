@@ -79,8 +79,8 @@ struct RetainOutcome {
 inline constexpr int32_t kHighestPriority = 100;
 inline constexpr int64_t kNeverExpires = std::numeric_limits<int64_t>::max();
 
-// What a pool tells and asks where its queue does not decide alone: a policy, retained blocks, or
-// both. The one implementation is EvictionIndex.
+// The pool's interface to what decides evictions beside its queue: a policy, retained blocks, or
+// both. The only implementation is EvictionIndex.
 class EvictionOrder : public CachedPrefixes {
  public:
   // The block got a key, as the record says, behind `parent` (null: nothing cached before it), with
@@ -93,7 +93,7 @@ class EvictionOrder : public CachedPrefixes {
   // The block is losing its key.
   virtual void OnKeyRemoved(BlockId id, bool was_evicted) = 0;
   virtual void Clear() = 0;
-  // kNullBlockId: the front of the pool's queue. No block may be a candidate, when only parents of
+  // The block to evict; kNullBlockId: the front of the pool's queue, for one if only parents of
   // blocks in use are left.
   virtual BlockId Victim() = 0;
 
@@ -105,9 +105,9 @@ class EvictionOrder : public CachedPrefixes {
   virtual void AdvanceTime(int64_t now) = 0;
   // Null if none can be retained.
   virtual const Retention* retention() const = 0;
-  // Whether a block of the group is of no use without those before it.
+  // Whether a block of the group is useless without those before it.
   virtual bool IsChained(GroupId group) const = 0;
-  // Requests that used a cached block since it is cached, the first one included.
+  // Requests that used a block since it was cached, the first one included.
   virtual int32_t NumUses(BlockId id) const = 0;
 
   // O(number of blocks).
@@ -123,14 +123,14 @@ struct EvictionPolicyFactory {
   using Make = std::function<std::unique_ptr<EvictionPolicy>(int32_t num_blocks,
                                                              const CachedPrefixes& prefixes)>;
   Make make = nullptr;
-  // Retained blocks stand among the others, where the policy ranks them (SetRetention).
+  // The policy ranks retained blocks among the others (SetRetention).
   bool ranks_retained = false;
   // Its Victim may leave the choice to the pool's queue although there are candidates.
   bool may_follow_queue = false;
   // Host memory that the policy takes, at most; null: not counted.
   int64_t (*policy_bytes)(int64_t num_blocks) = nullptr;
 
-  // What stands between a pool and the policy, and its memory with that of the policy.
+  // Makes the EvictionOrder between a pool and the policy, and counts the memory of both.
   std::unique_ptr<EvictionOrder> (*make_order)(const EvictionPolicyFactory& policy,
                                                std::vector<uint8_t> is_chained_group,
                                                const BlockRecords* records,

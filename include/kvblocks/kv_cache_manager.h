@@ -63,8 +63,8 @@ using MissCounts = std::array<int64_t, kNumMissReasons>;
 // One group (vLLM's unitary coordinator): its own look-up. Several (the hybrid one): groups with
 // equal specs are looked up together, and the hit is a fixed point: each kind is asked for its
 // longest hit within the shortest so far, and the round is repeated until none shortens it.
-// Lengths never grow, so this ends; kinds of full type, of whose hits every prefix is a hit, are
-// asked once. Without prefix caching there are no look-ups.
+// Lengths never grow, so this ends. Full kinds are asked once, because every prefix of their hits
+// is a hit, too. Without prefix caching there are no look-ups.
 
 class PrefixLookup {
  public:
@@ -113,9 +113,9 @@ class PrefixLookup {
 //
 // Semantics are those of vLLM V1's KV-cache core; docs/semantics.md lists versions and differences.
 //
-// Always: look-ups and queries change nothing, but for the events of a request that asks for its
-// reused blocks; a refused call changes nothing, except that a call
-// that finds no space keeps the trim of the request's own out-of-window blocks.
+// Always: look-ups and queries change nothing, except that a request may ask for events of its
+// reused blocks. A refused call changes nothing. A call that finds no space has still freed the
+// request's own out-of-window blocks.
 //
 // Cost, with G groups: AllocateSlots O(G) plus blocks moved and hashes registered; a decode step
 // that takes no block and fills none walks no table and allocates nothing. GetComputedBlocks
@@ -134,13 +134,13 @@ struct KvCacheManagerOptions {
   bool enable_caching = true;
   // Drop the last matched block of draft groups, so that the draft head sees hidden states.
   bool use_eagle = false;
-  // A block's hash also covers so many tokens behind it, which a drafter's cache depends on, and
-  // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM
-  // 0.33 has 1 for EAGLE and MTP, without external KV. V-10.
+  // A block's hash also covers this many tokens after the block, because a drafter's cache depends
+  // on them. It exists only once they are known (see PrefixHashing), and hits drop no block. 0 to
+  // 255; vLLM 0.33 has 1 for EAGLE and MTP, without external KV. V-10.
   int64_t num_hash_lookahead_tokens = 0;
   // Tokens after a prefill's part that the drafter reads: 0 without one, 1 for EAGLE, K for
   // multi-module MTP. All but one of them may be computed again, so they are not registered before
-  // they are final. Window specs say themselves what they keep for it (extra_retained_tokens).
+  // they are final. Window specs say what they keep for such a drafter (extra_retained_tokens).
   // V-14, V-100.
   int64_t prefill_lookahead_tokens = 0;
   bool enable_events = false;
@@ -149,20 +149,20 @@ struct KvCacheManagerOptions {
   // share of the chunks that admissions leave idle or unassigned.
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
-  // Which cached block without references is reused next. Any but the default, lru, needs
-  // caching and free_order kUnhashedFirst, and no native layout. ParseEvictionPolicy knows some by
-  // name; docs/policies.md says when which helps, and how to bring another one.
+  // Which cached block without references is reused next. Policies other than the default, lru,
+  // need caching and free_order kUnhashedFirst, and no native layout. ParseEvictionPolicy makes one
+  // by its name; docs/policies.md compares them and says how to write one.
   EvictionPolicyFactory eviction_policy = {};
   // Share of the pool that Retain may keep at most, 0 to 1; 0: nothing can be retained, and it
-  // costs nothing. The conditions are those of eviction_policy, which ParseEvictionPolicy must have
-  // given: what retains blocks comes with it, also for "lru".
+  // costs nothing. Above 0 it needs an eviction_policy from ParseEvictionPolicy, also for "lru",
+  // since that brings what retains blocks.
   double max_retained_share = 0.0;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
-  // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
-  // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
+  // Processes that exchange hashes need the same seed. Default: random; for kSha256Cbor that of
+  // vLLM. With the CBOR algorithms it is what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
-  // that share a hash do not hit each other: for kXxh3_128 where prompts come from strangers. Takes
+  // that share a hash do not hit each other: for kXxh3_128 where clients are untrusted. Takes
   // 4 bytes per token slot of the pool; requests must be made from tokens.
   bool compare_tokens_on_hit = false;
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
@@ -178,14 +178,14 @@ struct KvCacheManagerOptions {
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
   // have blocks of that size. The caller must then run the copies of TakeBlockCopies.
   bool partial_hits = false;
-  // Ranks over which the tokens of a block are spread round robin, so that a block of one rank
-  // covers so many times its tokens: with decode context parallelism in all groups but those of
-  // Mamba and rings, whose blocks each rank has as a whole; with prefill context parallelism in the
-  // only group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
+  // Ranks over which the tokens of a block are spread round robin. A block of one rank then covers
+  // its tokens times the ranks. Decode context parallelism applies to all groups except Mamba and
+  // rings, whose blocks every rank has as a whole. Prefill context parallelism needs one group.
+  // Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
   int64_t decode_context_parallel = 1;
   int64_t prefill_context_parallel = 1;
   // For Mamba groups with checkpoint blocks (MambaSpec num_checkpoint_blocks): the backend can
-  // export a state so many tokens, or a multiple, behind the start of a chunk. V-45.
+  // export a state at multiples of this many tokens after the start of a chunk. V-45.
   int64_t checkpoint_alignment = 1;
   // How many removals from the prefix cache ExplainLookup remembers, to distinguish evicted blocks
   // from content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra
@@ -213,21 +213,20 @@ struct AllocateSlotsParams {
 
 // What to keep of a request's content, and how.
 struct RetainParams {
-  // The first so many tokens; default: all that the request knows. Blocks count that lie within.
+  // The first tokens to keep; default: all that the request knows. Blocks inside them count.
   std::optional<int64_t> num_tokens = std::nullopt;
-  // Only blocks that at least so many requests used since they are cached, and before the first
-  // that fewer did.
+  // Only the leading blocks that at least this many requests used since they were cached.
   int64_t min_uses = 1;
-  // 1 to 100. The lowest gives way first where the cap is reached, or nothing else can be reused.
+  // 1 to 100. The lowest goes first when the cap is reached, or when nothing else can be reused.
   int32_t priority = 50;
-  // For so long from the time of the last AdvanceTime, in its unit, at least 1; default: for good.
+  // Time to live from the last AdvanceTime on, in its unit, at least 1; default: unlimited.
   std::optional<int64_t> ttl = std::nullopt;
 };
 
 // The blocks that one AllocateSlots call took for new tokens, per group, possibly none: the end of
-// each block table. Where a hit ended inside a block, its copy comes first. For Mamba in align mode
-// this is what the table grew by, null blocks and blocks moved there from earlier positions
-// included. Valid until the request's next AllocateSlots or Free.
+// each block table. If a hit ended inside a block, its copy comes first. For Mamba in align mode
+// this is all that the table grew by, with null blocks and blocks moved from earlier positions.
+// Valid until the request's next AllocateSlots or Free.
 class NewBlocks {
  public:
   explicit NewBlocks(absl::Span<const GroupBlocks> groups) : groups_(groups) {}
@@ -251,8 +250,8 @@ class NewBlocks {
 struct PrefixCacheStats {
   int64_t requests = 0, queries = 0, hits = 0;
   int64_t preempted_requests = 0, preempted_queries = 0, preempted_hits = 0;
-  // Tokens not hit, of the admissions that came with them: if all did, they and the hits sum to the
-  // queries.
+  // Tokens not hit, of the admissions that reported them. If all did, they and the hits add up to
+  // the queries.
   MissCounts missed = {}, preempted_missed = {};
   bool reset = false;  // the prefix cache was reset in between
 
@@ -270,12 +269,12 @@ class KvCacheManager {
     std::string id = {};
     PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
-    // Registers nothing, as with delay_cache_blocks in every step; CacheBlocks refuses. For keys
-    // and values that other requests must not hit, as those of a blend (attention/blend).
+    // Registers nothing, as with delay_cache_blocks in every step, and CacheBlocks refuses. For
+    // keys and values that other requests must not hit, such as those of a blend.
     bool skip_writing_prefix_cache = false;
     // Each look-up with a hit emits BlockStored for the blocks of the hit, as if they were
-    // registered now: for consumers that see one engine's answers to one request only, since those
-    // that count blocks would count them twice. Needs enable_events.
+    // registered now. This is for consumers that follow single requests; those that count blocks
+    // would count them twice. Needs enable_events.
     bool report_reused_blocks = false;
   };
 
@@ -299,36 +298,36 @@ class KvCacheManager {
 
   // --- The step path ---
 
-  // Call it before the first AllocateSlots of each step if any group is of kind Mamba, for others
-  // it does nothing: states registered since then are not ready, and AllocateSlots finds no space
-  // for a request that hit one, or whose hit ends inside a block registered since then.
+  // Call it before the first AllocateSlots of each step if any group is of kind Mamba; otherwise it
+  // does nothing. States registered since this call are not ready: AllocateSlots finds no space for
+  // a request that hit one, or whose hit ends inside a block registered since then.
   void NewStepStarts() {
     for (size_t g = 0; has_states_ && g < groups_.size(); ++g) groups_[g]->NewStepStarts();
   }
 
-  // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
-  // computed; and at most max_tokens. With windows that are computed again
-  // (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a
-  // request without tokens.
+  // The longest cached prefix of a request: at most max_tokens, and at most num_tokens() - 1,
+  // because the last token is always computed. Windows that are computed again after a hit make it
+  // shorter by KvCacheSpec::replay_tokens. Reuses the lists of `out`. InvalidArgument for a request
+  // without tokens.
   absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out,
                                  int64_t max_tokens = kMaxTokens) const;
   absl::StatusOr<ComputedBlocks> GetComputedBlocks(const Request& request) const;
 
-  // Makes room for a request's next tokens: frees its out-of-window blocks, adopts hits, makes
+  // Makes room for a request's next tokens: frees its out-of-window blocks, adopts hits, takes
   // blocks for external, new and lookahead tokens, and registers the full blocks of known tokens.
-  // Empty: does not fit now.
+  // Empty: it does not fit now.
   absl::StatusOr<std::optional<NewBlocks>> AllocateSlots(Request& request,
                                                          const AllocateSlotsParams& params);
 
   // Frees all blocks, the deepest of each table first. No-op for a request that holds none.
-  // InvalidArgument if another manager's.
+  // InvalidArgument for a request of another manager.
   absl::Status Free(Request& request);
 
   // With partial_hits: the copies to be made, in this order (by group, then by call of
   // AllocateSlots), before the next step computes anything. Returns and clears; always empty
   // otherwise. Both blocks of a copy stay referenced until ReleaseBlockCopies.
   std::vector<BlockCopy> TakeBlockCopies();
-  // Whether there are any to be taken.
+  // Whether TakeBlockCopies would return any.
   bool has_block_copies() const { return !copies_.empty(); }
   // The copies have been made: frees their blocks in the order of the list, the source of each
   // before its target. InvalidArgument, and nothing changed, for copies that TakeBlockCopies did
@@ -354,16 +353,18 @@ class KvCacheManager {
   // that skips writing.
   absl::Status CacheBlocks(Request& request, int64_t num_tokens);
 
-  // Asks to keep what is cached of a request's content: as long as other cached blocks can be
-  // reused, those go, whatever the eviction policy. It is a wish: retained blocks count as free, an
-  // allocation never fails for them, and they go when nothing else is left. What was retained
-  // before keeps the higher priority and the later end. At the cap (max_retained_share), retentions
-  // of lower priority, and older ones of the same, give way; where there are none, the rest of the
-  // prefix is refused. The request need not hold blocks; best called before it frees them.
+  // Asks to keep what is cached of a request's content. Other cached blocks are reused first,
+  // whatever the eviction policy. It is a preference: retained blocks count as free, an allocation
+  // never fails because of them, and they are reused when nothing else is left. A block that was
+  // retained before keeps the higher priority and the later end. At the cap (max_retained_share)
+  // this displaces retentions of lower priority, and older ones of the same priority; if there are
+  // none, the rest of the prefix is refused. The request need not hold blocks; call this before it
+  // frees them.
   // InvalidArgument, and nothing changed, for parameters outside their range or without a cap.
   // O(blocks of the prefix x log(blocks of the pool)).
   absl::StatusOr<RetainOutcome> Retain(const Request& request, const RetainParams& params);
-  // The caller's clock, in a unit of its choice; ends what was retained until then. It starts at 0.
+  // Sets the caller's clock, in a unit of its choice, and ends what was retained until then. The
+  // clock starts at 0.
   // InvalidArgument if it goes back or max_retained_share is 0.
   absl::Status AdvanceTime(int64_t now);
 
@@ -375,9 +376,9 @@ class KvCacheManager {
   // One group's block table, null blocks as 0; empty for a request that holds none. Valid until the
   // next change.
   absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
-  // Gives the request other memory for a block table, with the same entries, and returns the memory
-  // it had: a caller that showed it to others (see GetBlocks) can keep it for them. Empty for a
-  // request that holds none. O(entries).
+  // Gives the request new memory for a block table, with the same entries, and returns the old
+  // memory, so that others who read it (see GetBlocks) may go on. Empty for a request that holds no
+  // blocks. O(entries).
   std::vector<BlockId> MoveBlockTable(Request& request, GroupId group);
   // Copies for all groups, clipped to the blocks that cover num_tokens.
   std::vector<std::vector<BlockId>> GetBlockIds(const Request& request,
@@ -386,7 +387,7 @@ class KvCacheManager {
   std::optional<std::vector<std::vector<BlockId>>> GetBlockIdsIfAny(const Request& request) const;
   // Real blocks without a key, per group.
   std::vector<std::vector<BlockId>> GetUnhashedBlockIds(const Request& request) const;
-  // Tokens up to the end of the group's last block that has a key; 0: none has. O(blocks behind
+  // Tokens up to the end of the group's last block that has a key; 0: none has. O(blocks after
   // it).
   int64_t GetNumRegisteredTokens(const Request& request, GroupId group) const;
   // Leading blocks that all requests holding blocks share, per group; 0 for windowed groups.
@@ -395,13 +396,13 @@ class KvCacheManager {
   // the lists cover it.
   absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
                                                         int64_t num_tokens) const;
-  // Blocks that slots for num_tokens in all would take out of the free queue now; with apply_cap as
-  // if what is missing were computed step by step, so that windows let go of theirs in between.
+  // Blocks that slots for num_tokens in all would take out of the free queue now. With apply_cap
+  // the missing tokens count as computed step by step, so windows free blocks in between.
   int64_t NumBlocksNeeded(const Request& request, int64_t num_tokens, bool apply_cap) const;
-  // Where the step that the latest AllocateSlots made slots for must export the state of a Mamba
-  // group with checkpoint blocks on its way, and into which block; empty: nowhere. V-45.
+  // For a Mamba group with checkpoint blocks: after which token the step of the latest
+  // AllocateSlots must export its state, and into which block; empty: no export. V-45.
   struct StateCheckpoint {
-    int64_t num_tokens = 0;  // the state behind so many tokens of the request
+    int64_t num_tokens = 0;  // of the request, that the state covers
     BlockId block = kNullBlockId;
   };
   std::optional<StateCheckpoint> GetStateCheckpoint(const Request& request, GroupId group) const;
@@ -415,8 +416,8 @@ class KvCacheManager {
 
   // With report_new_blocks: the blocks that attention groups (all but Mamba and rings) took since
   // the last call, in the order of taking: for external, encoder's and new tokens, and the targets
-  // of copies. A block that was freed and taken again in between stands there twice. Returns and
-  // clears; always empty otherwise.
+  // of copies. A block that was freed and taken again in between is listed twice. Returns and
+  // clears; always empty without the option.
   std::vector<BlockId> TakeNewBlockIds() { return std::exchange(new_block_ids_, {}); }
 
   // Events since the last call, with group kinds filled in.
@@ -465,7 +466,7 @@ class KvCacheManager {
   bool AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
                         int64_t most) const;
   std::optional<NewBlocks> Grow(Request& request, const AllocateSlotsParams& params);
-  int64_t QuietSlots(const Request& request) const;
+  int64_t NoopSlots(const Request& request) const;
   [[gnu::noinline]] bool FitsInChunks(const Request& request, const ComputedBlocks& computed,
                                       int64_t total_computed, const SlotDemand& demand,
                                       bool apply_cap, int64_t kept_chunks, int64_t reserved);

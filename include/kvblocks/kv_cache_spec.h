@@ -361,7 +361,7 @@ struct KvCacheKind {
   std::function<absl::StatusOr<int64_t>(const KvCacheSpecOptions&)> page_bytes = nullptr;
 };
 
-// Refuses a name that is malformed or taken. The kind stays where it is for ever.
+// Refuses a name that is malformed or taken. The kind is never moved or freed.
 absl::StatusOr<const KvCacheKind*> RegisterKvCacheKind(KvCacheKind kind);
 
 // Null if there is none of this name.

@@ -194,7 +194,7 @@ class PagedMemory {
   int64_t num_poisoned_ = 0;
 };
 
-// KvCacheVerifier: a sanitizer for KV caches. Told of every step of an engine, it does the step
+// KvCacheVerifier: a sanitizer for KV caches. Given every step of an engine, it does the step
 // with real tensors and says where the first wrong number appears.
 //
 //   auto verifier = KvCacheVerifier::Create({.num_blocks = n, .groups = groups, .ops = &ops});

@@ -46,7 +46,7 @@ struct BlockStored {
   std::optional<std::string> ownership = std::nullopt;
   // Of the request that caused the event; others may share its blocks.
   std::optional<std::string> session_id = std::nullopt;
-  // One list of L tokens per hash where hashes look ahead; none for a request without token ids.
+  // One list of L tokens per hash with lookahead hashes; none for a request without token ids.
   std::optional<std::vector<std::vector<TokenId>>> lookahead_token_ids = std::nullopt;
 
   friend bool operator==(const BlockStored&, const BlockStored&) = default;

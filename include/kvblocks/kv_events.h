@@ -15,7 +15,7 @@
 //   if (batch.ok()) index.Apply(replica, batch->events);
 //
 // It needs no network library. kvblocks/kv_events_zmq.h has the sockets: a publisher that engines
-// hand their events to, and a subscriber. docs/events.md has the whole of it.
+// hand their events to, and a subscriber. docs/events.md describes all of it.
 
 #ifndef KVBLOCKS_KV_EVENTS_H_
 #define KVBLOCKS_KV_EVENTS_H_

@@ -1,4 +1,4 @@
-// Why a look-up hit no more than it did.
+// Why a look-up hit no more tokens.
 
 #ifndef KVBLOCKS_LOOKUP_EXPLANATION_H_
 #define KVBLOCKS_LOOKUP_EXPLANATION_H_
@@ -61,11 +61,11 @@ constexpr std::string_view MissReasonMeaning(MissReason reason) {
 // Always: the runs of `missed` are in order, without gaps, from token num_hit_tokens to num_tokens,
 // and each token has one reason.
 //
-// A plain value: copy it, keep it. It describes the cache at the moment of the call, and it is for
-// whoever runs the server: it says whether another sender's tokens are or were in the cache.
+// A plain value that may be copied and kept. It describes the cache at the moment of the call. Show
+// it to operators only: it says whether another sender's tokens are or were in the cache.
 
 // Why one block of one group is not in the cache: kFirstUse, kEvicted, kRemoved, kSaltOrAdapter,
-// kNotKept or kNotCached. With partial hits: why not as far as the hit needs it.
+// kNotKept or kNotCached. With partial hits: why not up to the end of the hit.
 struct Absence {
   MissReason reason = MissReason::kNotCached;
   // kEvicted, kRemoved: blocks the pool has handed out since, those of the call that took the block
@@ -85,7 +85,7 @@ struct MissedRun {
   // the run. -1: none.
   GroupId group = -1;
   int64_t block = -1;
-  // Of that block.
+  // Why that block is absent.
   std::optional<Absence> absence = std::nullopt;
 
   friend bool operator==(const MissedRun&, const MissedRun&) = default;

@@ -385,7 +385,7 @@ SchedulerLimits DefaultSchedulerLimits(const ServerDevice& server);
 //
 //   CacheBytesInMemory({.device = *catalogue.FindDevice("h200"), .model = *model})
 //
-// What activations take is the engine's to know: measured values of one version and device stand
+// Only the engine knows what activations take: measured values of one version and device stand
 // in, or the caller's.
 
 struct PoolMemory {

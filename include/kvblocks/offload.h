@@ -18,7 +18,7 @@
 //   ... copy what load->reads names into the request's blocks ...
 //   (*offload)->CompleteLoad(load->ticket);
 //
-// It moves no bytes and needs no device. docs/tiers.md has the whole of it.
+// It moves no bytes and needs no device. docs/tiers.md describes all of it.
 
 #ifndef KVBLOCKS_OFFLOAD_H_
 #define KVBLOCKS_OFFLOAD_H_
@@ -53,7 +53,7 @@
 
 namespace kvblocks::offload {
 
-// What the tier's events say of it, as vLLM's do.
+// Medium and locality of a tier in its events, as in vLLM's.
 enum class TierMedium : uint8_t { kCpu, kStorage };
 enum class TierLocality : uint8_t { kLocal, kRemote };
 
@@ -88,24 +88,24 @@ std::string_view WritePolicyName(WritePolicy policy);  // "write-through", "on-e
 // InvalidArgument, with the list of names, for another one.
 absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name);
 absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name);
-// Of the policies that tiers take: they retain nothing, so none that ranks retained blocks.
+// A policy for tiers. Those that rank retained blocks are refused, because tiers retain nothing.
 absl::StatusOr<EvictionPolicyFactory> ParseTierPolicy(std::string_view name);
 
 struct TierOptions {
   std::string name = "host";
-  // Exactly one of both is above 0. With slots, every chunk takes one of them, whatever its bytes.
+  // Exactly one of the two is above 0. With slots, every chunk takes one slot, whatever its bytes.
   int64_t capacity_bytes = 0;
   int64_t capacity_slots = 0;
   int64_t blocks_per_chunk = 1;
   SlotLayout layout = SlotLayout::kPacked;
-  // Fixed slots are rounded up to a multiple of it.
+  // Fixed slots are rounded up to a multiple of this, in bytes.
   int64_t slot_alignment = 1;
   EvictionPolicyFactory policy = {};
   WritePolicy write_policy = WritePolicy::kWriteThrough;
-  // What was loaded leaves the tier.
+  // A chunk that was loaded leaves the tier.
   bool exclusive = false;
   bool prompt_only = false;
-  // Of kOnSecondUse: how many chunks that were offered once are remembered.
+  // For kOnSecondUse: how many chunks that were offered once are remembered.
   int64_t second_use_memory = 64'000;
   TierMedium medium = TierMedium::kCpu;
   TierLocality locality = TierLocality::kLocal;
@@ -126,10 +126,10 @@ absl::StatusOr<TierCapacity> ResolveCapacity(const TierOptions& options,
 
 // Tier: what one tier holds - a table of chunks, each in a slot, and the order in which they leave.
 //
-// A slot is free, being written, readable, or doomed: no longer found, and free as soon as nobody
-// writes or reads it. Always: the table has exactly the slots that are written or readable; the
-// policy's candidates are the readable slots without readers; the bytes taken are those of all
-// slots that are not free, and never above the capacity.
+// A slot is free, being written, readable, or doomed. A doomed slot is no longer found, and becomes
+// free when its writers and readers are done. Always: the table has exactly the slots that are
+// written or readable; the policy's candidates are the readable slots without readers; the bytes
+// taken are those of all slots that are not free, and never above the capacity.
 //
 // Cost: O(1) per call and slot plus what the policy takes. About 190 bytes per slot, most of them
 // taken at construction. Called by OffloadManager only.
@@ -264,7 +264,7 @@ class Tier final : private CachedPrefixes {
   }
   // Makes the same call to all policies.
   template <typename Call>
-  void Tell(const Call& call) {
+  void Notify(const Call& call) {
     call(*policy_);
     if (fallback_ != nullptr) call(*fallback_);
   }
@@ -304,26 +304,24 @@ class Tier final : private CachedPrefixes {
 //   ... AllocateSlots with num_external_computed_tokens, copy what load->reads names ...
 //   (*offload)->CompleteLoad(load->ticket);
 //
-// What a prefix needs is what the managers of the groups say
-// (SingleTypeManager::NumUnneededTokens): all blocks for full attention, the last ones for windows,
-// one state for Mamba; a draft group also the block behind. Blocks that the device has need not be
-// in a tier. A block is read from the fastest tier that has it, so a look-up goes on in the next
-// tier where a faster one ends.
+// The managers of the groups say what a prefix needs (SingleTypeManager::NumUnneededTokens): all
+// blocks for full attention, the last ones for windows, one state for Mamba; a draft group needs
+// one block more. Blocks that the device has need not be in a tier. A block is read from the
+// fastest tier that has it, so a look-up continues in the next tier where a faster one ends.
 //
 // Always: a chunk that is being written is not found readable; a slot that is read is not evicted;
 // every reader and every slot being written belongs to an open ticket. So a request that is aborted
-// or preempted leaves its tickets open until the transfers end: Complete or Fail them, or Abandon
-// the owner when it is known that nobody will. Device blocks of an open ticket must be kept as
-// well.
+// or preempted leaves its tickets open until the transfers end. Complete or Fail them then, or
+// Abandon the owner if they will never end. Device blocks of an open ticket must be kept as long.
 //
-// Several managers, of several devices, may share a tier: what one of them stored, all find. They
+// Several managers, of several devices, may share a tier: all find what one of them stored. They
 // need models of equal blocks, and run in one thread.
 //
 // Threads: one at a time. Cost: Lookup O(blocks behind the device's hit) hash look-ups per tier
 // that is asked; a transfer O(its chunks).
 
 using TierId = int32_t;    // index into OffloadOptions::tiers
-using OwnerId = int64_t;   // whom a transfer belongs to: a request, or a user of a shared tier
+using OwnerId = int64_t;   // of a transfer: a request, or a user of a shared tier
 using TicketId = int64_t;  // one transfer
 
 inline constexpr TierId kDevice = -1;
@@ -401,8 +399,8 @@ class OffloadManager {
     int64_t begin = 0;
     int64_t end = 0;
     int64_t num_prompt_tokens = 0;
-    // The request's block tables, per group: chunks without all their blocks are left out, as
-    // windows and states have them. Empty: all blocks are there.
+    // The request's block tables, per group. Chunks that lack a block are left out, which happens
+    // with windows and states. Empty: all blocks are there.
     std::vector<absl::Span<const BlockId>> tables = {};
   };
   // A block that the device is about to reuse.
@@ -410,7 +408,7 @@ class OffloadManager {
     ChunkKey key = {};
     BlockId block = kNullBlockId;  // comes back as ChunkWrite::first_block
   };
-  // What a failed load says of the slots it read.
+  // Whether a failed load keeps or drops the slots that it read.
   enum class AfterFailure : uint8_t { kKeep, kDrop };
 
   // `model` gives block sizes and the rules of its groups, and must outlive the manager; several
@@ -419,8 +417,8 @@ class OffloadManager {
                                                                 OffloadOptions options);
 
   // The longest prefix of at most `max_tokens` that the device's first `num_computed_tokens` and
-  // the tiers hold together, a multiple of the model's scheduler block size; num_computed_tokens if
-  // nothing is to be gained, or if these end inside a block. Changes nothing.
+  // the tiers hold together, a multiple of the model's scheduler block size. It is
+  // num_computed_tokens if tiers add nothing, or if these end inside a block. Changes nothing.
   Match Lookup(const PrefixContent& content, int64_t num_computed_tokens, int64_t max_tokens) const;
 
   // Loads tokens [num_computed_tokens, num_tokens); `num_tokens` at most what Lookup says.
@@ -431,8 +429,8 @@ class OffloadManager {
   absl::Status CompleteLoad(TicketId ticket);
   absl::Status FailLoad(TicketId ticket, AfterFailure after);
 
-  // Offers what was computed to the tiers that take it. As many chunks as there is room for, from
-  // the front. InvalidArgument for a range outside of the content.
+  // Offers computed blocks to the tiers that take them: as many chunks as fit, from the front of
+  // the range. InvalidArgument for a range outside of the content.
   absl::StatusOr<StorePlan> PrepareStore(OwnerId owner, const PrefixContent& content,
                                          const StoreRange& range);
   // Offers what the device evicts to the first tier, if that takes it.
@@ -441,13 +439,13 @@ class OffloadManager {
   absl::Status CompleteStore(TicketId ticket);
   absl::Status FailStore(TicketId ticket);
 
-  // A request uses these tokens, wherever they are: chunks of them become the latest.
+  // A request uses these tokens: chunks of them become the most recently used.
   void Touch(const PrefixContent& content, int64_t num_tokens);
-  // A request ended, by itself or aborted: its chunks become the latest, the first ones last of
-  // all, as the pool orders blocks that are given back. Its tickets stay open.
+  // A request ended or was aborted. Its chunks become the most recently used, those of the prompt's
+  // front last of all, as in the pool. Its tickets stay open.
   void RequestFinished(const PrefixContent& content, int64_t num_tokens);
-  // Ends all tickets of an owner as failed: its transfers are known to be over, or dead. What its
-  // loads read stays. Returns how many there were.
+  // Ends all tickets of an owner as failed, once its transfers are over or dead. Chunks that its
+  // loads read stay. Returns the number of tickets.
   int64_t Abandon(OwnerId owner);
 
   // Takes a chunk out of a tier, at once or when its transfers end. NotFound if it is not there.
@@ -464,8 +462,8 @@ class OffloadManager {
   std::shared_ptr<Tier> shared_tier(TierId id) const { return tiers_[static_cast<size_t>(id)]; }
   int64_t num_open_tickets() const { return static_cast<int64_t>(tickets_.size()); }
   int64_t NumOpenTickets(OwnerId owner) const;
-  // What a load of these tokens would read: bytes per tier, and whether another load of this
-  // manager reads some of it now, so that waiting for that one may save the transfer.
+  // The bytes that a load of these tokens would read, per tier, and whether another load of this
+  // manager reads some of them now; waiting for that one may then save the transfer.
   struct LoadCost {
     std::vector<int64_t> bytes = {};
     bool is_being_read = false;

@@ -1,4 +1,4 @@
-// What a block hash covers: tokens, extra keys and look-ahead tokens.
+// What a block hash covers: tokens, extra keys and lookahead tokens.
 
 #ifndef KVBLOCKS_PREFIX_CONTENT_H_
 #define KVBLOCKS_PREFIX_CONTENT_H_
@@ -18,27 +18,27 @@
 #include "absl/types/span.h"
 #include "kvblocks/block.h"
 
-// PrefixContent: a request as prefix caching sees it - its tokens, what else colours them, and the
-// chain of block hashes.
+// PrefixContent: a request as prefix caching sees it - its tokens, its extra keys, and the chain of
+// block hashes.
 //
 // Always: there is one hash per complete run of hash_block_size tokens that has L tokens behind it,
 // and the hashes are a function of the content alone: growing it in any number of steps gives the
-// hashes of a fresh content with the same tokens. Draft tokens are never part of it.
+// hashes of a new content with the same tokens. Draft tokens are never part of it.
 //
-// L is 0 but for hashes that look ahead (PrefixHashing::num_lookahead_tokens): those name a block
-// together with the L tokens after it, for caches of drafters whose KV of a position depends on the
+// L is 0 without lookahead hashes (PrefixHashing::num_lookahead_tokens). A lookahead hash names a
+// block together with the L tokens after it, for drafters whose KV at a position depends on the
 // tokens that follow.
 //
-// Three ways in. With token ids, hashes are computed here, each token once. Without them, a caller
-// that knows the content (a simulator, a gateway that hashed already) gives one hash per block;
-// such a content has no token ids to report. And with both, for an engine that hashes by itself and
-// wants its tokens reported.
+// A content can be made in three ways. From token ids: hashes are computed here, each token once.
+// From hashes: a caller that knows the content (a simulator, a gateway) gives one hash per block,
+// and no token ids can be reported. From both: for an engine that hashes by itself and wants its
+// tokens reported.
 //
-// What besides the tokens makes the content of a block are its extra keys. Per block, in this
-// order: the LoRA name with the adapter's path; one entry per multimodal feature that reaches into
-// the block, with the feature's offset relative to the block's start (negative if it began
-// earlier); the cache salt, in the block that starts at token 0 only, since the hash chain carries
-// it on; the digest of the block's prompt embeddings. No entry at all is "none".
+// Extra keys are what else belongs to the content of a block. Per block, in this order: the LoRA
+// name with the adapter's path; one entry per multimodal feature that reaches into the block, with
+// the feature's offset relative to the block's start (negative if it began earlier); the cache
+// salt, in the block that starts at token 0 only, since the hash chain carries it on; the digest of
+// the block's prompt embeddings. No entry at all is "none".
 //
 // Cost: appending is O(new tokens); HashOfBlock is O(1) at any multiple of the hash block size.
 // Single-threaded.
@@ -177,7 +177,7 @@ class PrefixContent {
 
   // Extra keys of tokens [begin, end); empty means none.
   ExtraKeys ExtraKeysOf(int64_t begin, int64_t end) const;
-  // As an event shows them for block [begin, end): with those of its look-ahead tokens, and without
+  // As an event shows them for block [begin, end): with those of its lookahead tokens, and without
   // adapter paths.
   ExtraKeys ReportedExtraKeysOf(int64_t begin, int64_t end) const;
   // The L tokens after a block that ends at `end`. REQUIRES: has_token_ids(), and the block is
@@ -218,7 +218,7 @@ class PrefixContent {
 // compared with what it claims to be instead of trusting its hash.
 //
 // Two contents with one hash then give a miss, never each other's blocks. Only the block itself is
-// compared, with the tokens after it where hashes look ahead. The prefixes before it are equal if
+// compared, with the tokens after it for lookahead hashes. The prefixes before it are equal if
 // the blocks before it are compared, too, as they are for every kind of attention that reads them.
 //
 // Cost: 4 bytes per token slot of the pool, and the bytes of extra keys where there are any;
@@ -235,7 +235,7 @@ class BlockTokens {
   int64_t block_size() const { return block_size_; }
 
   // The block now stands for tokens [begin, end) of `content`. REQUIRES: a content with token ids
-  // that hashed them; they and the look-ahead tokens are at most block_size().
+  // that hashed them; they and the lookahead tokens are at most block_size().
   void Store(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) {
     end += content.num_lookahead_tokens();
     std::copy(content.token_ids().begin() + begin, content.token_ids().begin() + end, TokensOf(id));

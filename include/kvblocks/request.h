@@ -15,8 +15,7 @@
 #include "kvblocks/prefix_content.h"
 
 // Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters;
-// the manager keeps the block tables inside it, private to itself, so that no step needs a look-up
-// in a map.
+// the manager keeps the block tables inside it, so that no step needs a look-up in a map.
 //
 //   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}});
 //   ... GetComputedBlocks, AllocateSlots, run the step ...
@@ -38,7 +37,7 @@ enum class RequestStatus { kWaiting, kRunning, kPreempted, kFinished };
 // prompt on); num_cached <= table.size().
 struct GroupBlocks {
   std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
-  int64_t num_cached = 0;      // leading positions already dealt with for registration
+  int64_t num_cached = 0;      // leading positions already processed for registration
   int64_t num_leading_nulls = 0;
   int64_t num_output_nulls = 0;  // behind the blocks of the prompt
   // Blocks at the end of the table that the last allocation took as its result.
@@ -84,7 +83,7 @@ class Request {
   void SetContent(PrefixContent content, int64_t num_prompt_tokens) {
     content_ = std::move(content);
     num_prompt_tokens_ = num_prompt_tokens;
-    quiet_slots_ = 0;
+    noop_slots_ = 0;
   }
 
   // The content, for another request; only to be destroyed or given another one afterwards.
@@ -131,10 +130,10 @@ class Request {
   // Blocks that it makes are never registered, because other requests must not hit them.
   bool skip_writing_prefix_cache() const { return skip_writing_prefix_cache_; }
 
-  // A step is quiet if making its slots takes, frees and registers nothing: a decode step inside a
-  // block. Steps of up to so many slots, lookahead included, are; AllocateSlots does nothing for
-  // them, and need not be called. 0: unknown. Set by AllocateSlots and CacheBlocks.
-  int64_t quiet_slots() const { return quiet_slots_; }
+  // A step is a no-op if making its slots takes, frees and registers nothing, as a decode step
+  // inside a block. This is the number of slots, lookahead included, up to which steps are no-ops:
+  // AllocateSlots need not be called for them. 0: unknown. Set by AllocateSlots and CacheBlocks.
+  int64_t noop_slots() const { return noop_slots_; }
 
   // Distinguishes requests of one process, also those with equal ids.
   uint64_t serial() const { return serial_; }
@@ -161,7 +160,7 @@ class Request {
   // The manager's part. Holds block tables iff holder_ is set.
   KvCacheManager* holder_ = nullptr;
   size_t holder_index_ = 0;  // in the manager's list of requests that hold blocks
-  int64_t quiet_slots_ = 0;
+  int64_t noop_slots_ = 0;
   RequestBlocks groups_;
 };
 

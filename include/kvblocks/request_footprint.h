@@ -15,11 +15,11 @@
 // How much of the pool one request can hold at once, for every kind of spec.
 //
 // The same functions size the pool at start-up and bound a request at admission. Using one function
-// for both is what keeps a request that start-up promised to serve from waiting for ever.
+// for both makes sure that a request which start-up promised to serve never waits forever.
 //
-// How many blocks a request holds is a staircase in its length (DemandOf), the one formula behind
-// the other answers, the planner's among them. All are closed forms, O(1), and refuse limits for
-// which a result would not fit 63 bits.
+// The number of blocks that a request holds is a staircase in its length (DemandOf). All other
+// answers, those of the planner too, follow from this one formula. All are closed forms, O(1), and
+// refuse limits for which a result would not fit 63 bits.
 
 namespace kvblocks {
 
@@ -27,7 +27,7 @@ struct RequestLimits {
   int64_t max_model_len = 0;         // tokens of the longest request
   int64_t max_in_flight_tokens = 0;  // most tokens scheduled but not yet settled
   int64_t decode_context_parallel = 1;
-  int64_t max_encoder_tokens = 0;  // must be set for cross attention; others do not look at it
+  int64_t max_encoder_tokens = 0;  // must be set for cross attention; others ignore it
   // Further tokens below a window of the output that are kept, because a drafter may compute them
   // again. Windows of attention name theirs: KvCacheSpecOptions::extra_retained_tokens.
   int64_t num_retained_tokens = 0;

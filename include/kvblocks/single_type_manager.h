@@ -30,30 +30,30 @@
 //   options.semantics = Semantics::Vllm025();                       // as vLLM 0.25
 //   options.semantics.retention_interval = 1024;                    // denser registration
 //
-// The default is what vLLM 0.33 does, to the letter, but for three things. Two could make a look-up
-// find what was not computed, and one could make a consumer of events believe in blocks that the
-// cache does not hold. Each has a switch, and Vllm033Exactly() has them set, to compare answers with
-// the engine's one by one.
-// Numbers like V-3 are rules of docs/semantics.md, which also says what each does to hit rates.
+// The default is exactly what vLLM 0.33 does, with three exceptions. Two of vLLM's rules could let
+// a look-up hit content that was not computed, and one could make a consumer of events believe in
+// blocks that the cache does not hold. Vllm033Exactly() switches to vLLM's three rules, so that
+// answers can be compared one by one. Numbers like V-3 are rules of docs/semantics.md, which also
+// says what each does to hit rates.
 
 namespace kvblocks {
 
 struct Semantics {
   std::string_view name = "vllm-0.33";
 
-  // As before 0.33. Registration is dense. The block that a draft group drops ends before the last
-  // token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags act
-  // without use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its last
-  // hash boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token to
-  // compute beside hits (V-40). A window of one token keeps a block, a window's hit is aligned once
-  // (V-36), tokens beyond max_model_len are refused (V-41), and the admission gate subtracts what a
-  // hit covers before it caps a window's need (V-42).
+  // The rules before 0.33. Registration is dense. The block that a draft group drops ends before
+  // the last token (V-12), sparse registration takes no notice of the drop (V-3), and draft flags
+  // act without use_eagle, too (V-13). With partial_hits the tail of a prompt is registered at its
+  // last hash boundary if its block is not full by then (V-20 to V-22). AllocateSlots needs a token
+  // to compute beside hits (V-40). A window of one token keeps a block, a window's hit is aligned
+  // once (V-36), tokens beyond max_model_len are refused (V-41), and the admission gate subtracts
+  // what a hit covers before it caps a window's need (V-42).
   bool is_025 = false;
 
-  // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens
-  // (a multiple of the scheduler block size), and at the ends of the prompt and of the prefix that
-  // others share (Request::shared_prefix_boundary). 0: only the latter two. None: whatever some hit
-  // can use. Without such groups 0 changes nothing. V-1.
+  // Windowed and Mamba groups register only what serves hits at multiples of this many tokens (a
+  // multiple of the scheduler block size), at the end of the prompt, and at the end of the prefix
+  // that others share (Request::shared_prefix_boundary). 0: only the latter two. None: all that
+  // some hit can use. Without such groups 0 changes nothing. V-1.
   std::optional<int64_t> retention_interval = 0;
 
   // Tails of prompts are registered also where no look-up can use them: in full-attention groups,
@@ -387,7 +387,7 @@ class SingleTypeManager {
     if (is_new) return CopyHitTail(held, total_computed, copies);
     CopyOverwrittenState(held, demand, copies);
   }
-  // Registers what the first n tokens fill and is not dealt with yet, as far as hits can use it:
+  // Registers what the first n tokens fill and is not registered yet, as far as hits can use it:
   // tokens behind the last boundary at which hits can end serve none, but a draft group also
   // registers the block that its look-up drops. With partial hits also the end of the prompt, if it
   // lies inside a block. O(newly full positions). REQUIRES: the table covers them, the content has

@@ -14,7 +14,7 @@
 
 // SplitPlanner: cuts the keys of a decode batch into parts of equal work.
 //
-// Keys of a request are counted in tiles, at least one. Requests are dealt to parts in order; a
+// Keys of a request are counted in tiles, at least one. Requests are assigned to parts in order; a
 // part takes up to payload = ceil(sum(tiles + overhead) / parts) + overhead tiles, and pays the
 // overhead for every request it begins or continues. A request that does not fit is cut at a tile
 // boundary if a tile fits after paying. Whole requests write their output; pieces write float32

@@ -187,17 +187,19 @@ class KVCacheManager:
 
     def __init__(self, config: KVCacheConfig, *, max_model_len: int, semantics: Semantics | str = 'vllm-0.33', max_in_flight_tokens: int | None = None, enable_caching: bool = True, use_eagle: bool = False, num_hash_lookahead_tokens: int = 0, prefill_lookahead_tokens: int = 0, enable_events: bool = False, log_stats: bool = True, watermark: float = 0.0, free_order: str = 'unhashed_first', eviction_policy: str = 'lru', hash_algorithm: str = 'sha256', hash_seed: str | None = None, compare_tokens_on_hit: bool = False, block_count_formula: str = 'exact', max_encoder_tokens: int | None = None, register_unreachable_blocks: bool = False, partial_hits: bool = False, decode_context_parallel: int = 1, prefill_context_parallel: int = 1, checkpoint_alignment: int = 1, lookup_history_blocks: int = 0, report_new_blocks: bool = False) -> None:
         """
-        max_model_len: tokens of the longest sequence. semantics: whose rules, and switches of them.
+        max_model_len: tokens of the longest sequence. semantics: whose rules, and switches of
+        them.
 
-        max_in_flight_tokens: most tokens scheduled but not settled, of all requests (default: max_model_len).
-        use_eagle: draft groups drop the last matched block. num_hash_lookahead_tokens: tokens behind a block
-        that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads after a prefill's part.
-        watermark: share of the pool, 0 to 1, that admissions leave free. free_order: "unhashed_first" or
-        "append_all". eviction_policy: "lru" or another of docs/policies.md. hash_algorithm: "sha256",
-        "xxh3_128" (faster, not for prompts of strangers), "sha256_cbor" or "xxhash_cbor"; hash_seed: equal in
-        processes that exchange hashes. compare_tokens_on_hit: 4 bytes per token slot of the pool.
-        lookup_history_blocks: removals that explain_lookup remembers, 96 bytes each. report_new_blocks:
-        collect ids for take_new_block_ids. partial_hits: hits end inside blocks; run the block copies.
+        max_in_flight_tokens: most tokens scheduled but not settled, of all requests (default:
+        max_model_len). use_eagle: draft groups drop the last matched block. num_hash_lookahead_tokens:
+        tokens behind a block that its hash covers, 0 to 255. prefill_lookahead_tokens: that a drafter reads
+        after a prefill's part. watermark: share of the pool, 0 to 1, that admissions leave free.
+        free_order: "unhashed_first" or "append_all". eviction_policy: "lru" or another of docs/policies.md.
+        hash_algorithm: "sha256", "xxh3_128" (faster, not for untrusted prompts), "sha256_cbor" or
+        "xxhash_cbor"; hash_seed: equal in processes that exchange hashes. compare_tokens_on_hit: 4 bytes
+        per token slot of the pool. lookup_history_blocks: removals that explain_lookup remembers, 96 bytes
+        each. report_new_blocks: collect ids for take_new_block_ids. partial_hits: hits end inside blocks;
+        run the block copies.
 
         Raises InvalidArgumentError that names the option, its value and the limit.
         """
@@ -224,14 +226,15 @@ class KVCacheManager:
 
     def allocate_slots(self, request: Request, num_new_tokens: int, computed_blocks: ComputedBlocks | None = None, *, num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0, delay_cache_blocks: bool = False, num_encoder_tokens: int = 0, full_sequence_must_fit: bool = False, reserved_blocks: int = 0, has_scheduled_requests: bool = False) -> Blocks | None:
         """
-        Slots for a request's next tokens: the blocks taken for them, or None if they do not fit now.
+        Slots for a request's next tokens: the blocks taken for them, or None if they do not
+        fit now.
 
         num_new_tokens: to compute now, unverified drafts included. computed_blocks: the answer of
-        get_computed_blocks, only for a request that holds no blocks. num_lookahead_tokens: further slots for
-        drafting. num_external_computed_tokens: KV that an external store provides behind the hit.
-        delay_cache_blocks: register nothing now, cache_blocks does later. full_sequence_must_fit: only if all
-        known tokens fit. reserved_blocks: free blocks that must remain. has_scheduled_requests: the step has
-        work already, so the watermark applies.
+        get_computed_blocks, only for a request that holds no blocks. num_lookahead_tokens: further slots
+        for drafting. num_external_computed_tokens: KV that an external store provides behind the hit.
+        delay_cache_blocks: register nothing now, cache_blocks does later. full_sequence_must_fit: only if
+        all known tokens fit. reserved_blocks: free blocks that must remain. has_scheduled_requests: the
+        step has work already, so the watermark applies.
 
         Reads request.num_computed_tokens and num_inflight_tokens; the scheduler advances them.
         Raises InvalidArgumentError that names the argument, its value and the limit.
@@ -362,12 +365,13 @@ class KVCacheManager:
 
     def new_request(self, id: str, token_ids: Int32Like, *, lora_name: str = '', lora_path: str = '', lora_id: int | None = None, cache_salt: str = '', features: Sequence[tuple[str, int, int]] = (), session_id: str | None = None, skip_reading_prefix_cache: bool = False, report_reused_blocks: bool = False) -> Request:
         """
-        A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or int64.
+        A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or
+        int64.
 
-        Requests share blocks only if lora_name, lora_path, cache_salt and features are equal, too. features:
-        (identifier, offset, length) of images and the like, in tokens, sorted. lora_id and session_id only
-        appear in events. skip_reading_prefix_cache: look-ups give nothing. report_reused_blocks: look-ups with
-        hits emit BlockStored; needs enable_events.
+        Requests share blocks only if lora_name, lora_path, cache_salt and features are equal, too.
+        features: (identifier, offset, length) of images and the like, in tokens, sorted. lora_id and
+        session_id only appear in events. skip_reading_prefix_cache: look-ups give nothing.
+        report_reused_blocks: look-ups with hits emit BlockStored; needs enable_events.
 
         Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.
         """
@@ -388,9 +392,10 @@ class KVCacheManager:
         """
         Slots for the next tokens of all requests of a batch, from row `first` on.
 
-        The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one (free
-        it and remove it from the batch) and go on with first=that row. Takes some 30 ns per row that stays inside its
-        block. Raises InvalidArgumentError if a row's request has given its blocks back.
+        The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one
+        (free it and remove it from the batch) and go on with first=that row. Takes some 30 ns per row that
+        stays inside its block. Raises InvalidArgumentError if a row's request has given its blocks
+        back.
         """
 
     @property
@@ -418,8 +423,8 @@ class PrefixContent:
     """
     A prompt as prefix caches name it: a hash per block, of it and all before it.
 
-    For routers, which ask an index for a prompt's blocks, and for a BlockPool without a manager. Hashes are
-    equal to a manager's, or vLLM's, where algorithm, seed, block size and content are.
+    For routers, which ask an index for a prompt's blocks, and for a BlockPool without a manager. Hashes
+    are equal to a manager's, or vLLM's, where algorithm, seed, block size and content are.
     """
 
     def __init__(self, token_ids: Int32Like, *, block_size: int = 16, hash_algorithm: str = 'sha256', hash_seed: str | None = None, num_lookahead_tokens: int = 0, lora_name: str = '', lora_path: str = '', cache_salt: str = '', features: Sequence[tuple[str, int, int]] = ()) -> None:
@@ -588,8 +593,8 @@ class BlockTable:
     One group's block table of a request, without a copy; null blocks are 0.
 
     Follows the request while it grows. Once the request has given its blocks back, every use raises
-    StaleBlockTableError. numpy.asarray(table) and memoryview(table) show the memory itself, read-only: they
-    stay as the table was at that moment and readable for ever.
+    StaleBlockTableError. numpy.asarray(table) and memoryview(table) show the memory itself, read-only:
+    they stay as the table was at that moment and readable for ever.
     """
 
     def __len__(self) -> int: ...
@@ -616,8 +621,8 @@ class DecodeBatch:
     """
     All running requests, for one call of allocate_decode per step.
 
-    Row r is a request. block_tables(group) is one array of all their tables, which is live: the next call of
-    the batch changes it in place. Removing a request moves the last row into its place.
+    Row r is a request. block_tables(group) is one array of all their tables, which is live: the next
+    call of the batch changes it in place. Removing a request moves the last row into its place.
     """
 
     def __init__(self, manager: KVCacheManager, max_requests: int) -> None:
@@ -1103,8 +1108,8 @@ class BlockIndex:
     """
     Which cache holds which block, kept by KV events: what a router asks.
 
-    A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
-    thread at a time; long calls release the interpreter lock.
+    A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash.
+    One thread at a time; long calls release the interpreter lock.
     """
 
     def __init__(self, *, medium: str = 'GPU') -> None:
@@ -1236,8 +1241,8 @@ class StreamCheck:
     """
     Whether streams of KV events are ones that caches can have sent, and what they could hit.
 
-    What `kvsim events` counts. Each stream is one cache's. 40 bytes per hash ever seen beside an index; about 150 ns
-    per hash. One thread at a time; long calls release the interpreter lock.
+    What `kvsim events` counts. Each stream is one cache's. 40 bytes per hash ever seen beside an index;
+    about 150 ns per hash. One thread at a time; long calls release the interpreter lock.
     """
 
     def __init__(self, *, medium: str = 'GPU') -> None:
@@ -1313,19 +1318,23 @@ class EventPublisher:
     Sends KV events to routers over ZeroMQ, as vLLM 0.33's publisher does.
 
     A thread of its own encodes and sends; publish hands the events over and returns. Use it in a with
-    statement, or close it: both send what is queued. publish: one thread at a time; the rest from any.
+    statement, or close it: both send what is queued. publish: one thread at a time; the rest from
+    any.
     """
 
     def __init__(self, endpoint: str = 'tcp://*:5557', *, replay_endpoint: str = '', topic: str = '', data_parallel_rank: int = 0, buffer_batches: int = 10000, high_water_mark: int = 100000, queue_batches: int = 100000, when_full: str = 'drop', digest_size: int = 32, as_integers: bool = False, join_removals: bool = False, poll_interval: float = 0.001, linger: float = 1.0) -> None:
         """
-        endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0: any free one.
+        endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0:
+        any free one.
 
-        replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody. data_parallel_rank is
-        added to ports. high_water_mark: messages that wait per subscriber. when_full, of the queue: "drop" and
-        count, or "wait". digest_size: bytes of the hashes. poll_interval: seconds, 0.001 to 1, that a batch waits
-        at most. linger: seconds that close waits at most. docs/events.md has the wire.
+        replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody.
+        data_parallel_rank is added to ports. high_water_mark: messages that wait per subscriber. when_full,
+        of the queue: "drop" and count, or "wait". digest_size: bytes of the hashes. poll_interval: seconds,
+        0.001 to 1, that a batch waits at most. linger: seconds that close waits at most. docs/events.md has
+        the wire.
 
-        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be bound.
+        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
+        bound.
         """
 
     def publish(self, events: Events, timestamp: float | None = None) -> bool:
@@ -1472,20 +1481,22 @@ class EventSubscriber:
     """
     Receives KV events of one or many publishers, vLLM's or ours, in order.
 
-    Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept. A
-    stream is what comes from one source under one topic. All work is done inside receive; one thread at a time.
-    Use it in a with statement, or close it.
+    Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept.
+    A stream is what comes from one source under one topic. All work is done inside receive; one thread
+    at a time. Use it in a with statement, or close it.
     """
 
     def __init__(self, sources: Sequence[EventSource], *, topic: str = '', max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, keep_index: bool = True, medium: str = 'GPU') -> None:
         """
-        topic: only topics that begin with it. max_queue_bytes: what may wait per source; each message counts
-        as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer one is disconnected.
+        topic: only topics that begin with it. max_queue_bytes: what may wait per source; each
+        message counts as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer
+        one is disconnected.
 
-        replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for what
-        is still buffered. medium: that the index keeps.
+        replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for
+        what is still buffered. medium: that the index keeps.
 
-        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be had.
+        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
+        had.
         """
 
     def receive(self, timeout: float | None = None) -> Received | None:

@@ -7,7 +7,7 @@
 // call of the batch. A row whose request has given its blocks back is refused until it is removed.
 //
 // Most rows of a step stay inside their block, and nothing is to be done for them
-// (Request::quiet_slots). How many more slots that holds for stands in the row; of the request only
+// (Request::noop_slots). How many more slots that holds for stands in the row; of the request only
 // the count of its changes is read.
 
 #include <nanobind/stl/string.h>
@@ -28,7 +28,7 @@ struct Row {
   Request* core = nullptr;  // its own, at hand
   uint64_t generation = 0;
   uint64_t num_changes = 0;   // of the request, when the row was last brought up to date
-  int64_t quiet_left = -1;    // slots behind the computed tokens for which nothing is to be done
+  int64_t noop_left = -1;     // slots behind the computed tokens for which nothing is to be done
   int64_t num_scheduled = 0;  // tokens that the latest step made slots for
 };
 
@@ -45,10 +45,12 @@ struct GroupTables {
 class DecodeBatch {
  public:
   DecodeBatch(nb::object owner, PyManager& manager, int64_t max_requests)
-      : owner_(std::move(owner)), manager_(manager), max_requests_(static_cast<size_t>(max_requests)) {
+      : owner_(std::move(owner)),
+        manager_(manager),
+        max_requests_(static_cast<size_t>(max_requests)) {
     const KvCacheManager& core = *manager.core;
-    const int64_t longest = std::max(core.options().max_model_len,
-                                     core.options().max_encoder_tokens.value_or(0));
+    const int64_t longest =
+        std::max(core.options().max_model_len, core.options().max_encoder_tokens.value_or(0));
     for (GroupId g = 0; g < core.num_groups(); ++g) {
       const KvCacheSpec& spec = core.config().groups[static_cast<size_t>(g)].spec;
       GroupTables group;
@@ -78,18 +80,18 @@ class DecodeBatch {
     auto& request = nb::cast<PyRequest&>(owner);
     CheckOwner(manager_, request);
     if (!manager_.core->HoldsBlocks(*request.core)) {
-      Raise("InvalidArgumentError", absl::StrCat("DecodeBatch.add: request ", request.core->id(),
-                                                 " holds no blocks, expected one after allocate_slots"));
+      Raise("InvalidArgumentError",
+            absl::StrCat("DecodeBatch.add: request ", request.core->id(),
+                         " holds no blocks, expected one after allocate_slots"));
     }
     for (const Row& row : rows_) {
       if (row.request != &request) continue;
-      Raise("InvalidArgumentError",
-            absl::StrCat("DecodeBatch.add: request ", request.core->id(), " is in the batch already"));
+      Raise("InvalidArgumentError", absl::StrCat("DecodeBatch.add: request ", request.core->id(),
+                                                 " is in the batch already"));
     }
     if (rows_.size() == max_requests_) {
-      Raise("ResourceExhaustedError",
-            absl::StrCat("DecodeBatch.add: the batch has ", rows_.size(),
-                         " requests, and max_requests is no more"));
+      Raise("ResourceExhaustedError", absl::StrCat("DecodeBatch.add: the batch has ", rows_.size(),
+                                                   " requests, and max_requests is no more"));
     }
     const size_t r = rows_.size();
     rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation});
@@ -127,15 +129,15 @@ class DecodeBatch {
     new_blocks_.clear();
     KvCacheManager& core = *manager_.core;
     // Other numbers of tokens are refused by AllocateSlots.
-    const bool may_be_quiet = params.num_new_tokens > 0 && IsCount(params.num_new_tokens) &&
-                              IsCount(params.num_lookahead_tokens);
-    const int64_t asked = may_be_quiet ? params.num_new_tokens + params.num_lookahead_tokens
-                                       : std::numeric_limits<int64_t>::max();
+    const bool may_be_noop = params.num_new_tokens > 0 && IsCount(params.num_new_tokens) &&
+                             IsCount(params.num_lookahead_tokens);
+    const int64_t asked = may_be_noop ? params.num_new_tokens + params.num_lookahead_tokens
+                                      : std::numeric_limits<int64_t>::max();
     FetchBusyRows(first, asked);
     for (size_t r = first; r < rows_.size(); ++r) {
       Row& row = rows_[r];
       PyRequest& request = *row.request;
-      if (IsQuiet(row, asked)) [[likely]] {
+      if (IsNoop(row, asked)) [[likely]] {
         row.num_scheduled = params.num_new_tokens;
         continue;
       }
@@ -172,9 +174,10 @@ class DecodeBatch {
     for (size_t r = 0; r < rows_.size(); ++r) {
       Request& request = *rows_[r].request->core;
       request.set_num_computed_tokens(request.num_computed_tokens() + rows_[r].num_scheduled);
-      rows_[r].quiet_left -= rows_[r].num_scheduled;
+      rows_[r].noop_left -= rows_[r].num_scheduled;
       rows_[r].num_scheduled = 0;
-      if (absl::Status status = request.AppendOutputTokens({&tokens[r], 1}); !status.ok()) return status;
+      if (absl::Status status = request.AppendOutputTokens({&tokens[r], 1}); !status.ok())
+        return status;
     }
     return absl::OkStatus();
   }
@@ -187,8 +190,8 @@ class DecodeBatch {
 
  private:
   static bool IsCount(int64_t n) { return n >= 0 && n <= kMaxTokens; }
-  static bool IsQuiet(const Row& row, int64_t asked) {
-    return asked <= row.quiet_left && row.num_changes == row.request->num_changes;
+  static bool IsNoop(const Row& row, int64_t asked) {
+    return asked <= row.noop_left && row.num_changes == row.request->num_changes;
   }
 
   // Has the memory loaded that the rows need for which something is to be done: of all at once, as
@@ -201,7 +204,7 @@ class DecodeBatch {
     for (size_t r = first; r < rows_.size() && busy_.size() < kMost; ++r) {
       if (r + kAhead < rows_.size()) __builtin_prefetch(&rows_[r + kAhead].request->num_changes);
       const Row& row = rows_[r];
-      if (IsQuiet(row, asked) || row.generation != row.request->generation) continue;
+      if (IsNoop(row, asked) || row.generation != row.request->generation) continue;
       const char* const request = reinterpret_cast<const char*>(row.core);
       for (size_t byte = 0; byte < sizeof(Request); byte += 64) __builtin_prefetch(request + byte);
       busy_.push_back(r);
@@ -214,7 +217,8 @@ class DecodeBatch {
       for (size_t g = 0; g < groups_.size(); ++g) {
         const auto table = core.GetBlocks(request, static_cast<GroupId>(g));
         __builtin_prefetch(table.data() + table.size() - !table.empty());
-        __builtin_prefetch(groups_[g].tables.data() + r * groups_[g].width + groups_[g].sizes[r], 1);
+        __builtin_prefetch(groups_[g].tables.data() + r * groups_[g].width + groups_[g].sizes[r],
+                           1);
       }
     }
     const BlockPool& pool = core.pool();
@@ -247,20 +251,22 @@ class DecodeBatch {
       blocks = blocks.first(std::min(blocks.size(), group.width));
       BlockId* const shown = group.tables.data() + r * group.width;
       const size_t size = group.sizes[r];
-      const size_t same = group.change == GroupTables::Change::kAny ? 0 : std::min(size, blocks.size());
+      const size_t same =
+          group.change == GroupTables::Change::kAny ? 0 : std::min(size, blocks.size());
       std::copy(blocks.begin() + static_cast<std::ptrdiff_t>(same), blocks.end(), shown + same);
       if (size > blocks.size()) std::fill(shown + blocks.size(), shown + size, kNullBlockId);
       if (group.change == GroupTables::Change::kLeading) {
         size_t& first = group.first_block[r];
-        for (; first < blocks.size() && blocks[first] == kNullBlockId; ++first) shown[first] = kNullBlockId;
+        for (; first < blocks.size() && blocks[first] == kNullBlockId; ++first)
+          shown[first] = kNullBlockId;
       }
       group.sizes[r] = blocks.size();
     }
     row.num_changes = row.request->num_changes;
     const Request& core = *row.core;
-    const bool is_good = core.status() != RequestStatus::kFinished && IsCount(core.num_computed_tokens()) &&
-                         IsCount(core.num_inflight_tokens());
-    row.quiet_left = is_good ? core.quiet_slots() - core.num_computed_tokens() : -1;
+    const bool is_good = core.status() != RequestStatus::kFinished &&
+                         IsCount(core.num_computed_tokens()) && IsCount(core.num_inflight_tokens());
+    row.noop_left = is_good ? core.noop_slots() - core.num_computed_tokens() : -1;
   }
 
   nb::object owner_;
@@ -288,8 +294,8 @@ size_t AllocateDecode(PyManager& self, DecodeBatch& batch, int64_t num_new_token
   absl::StatusOr<size_t> done = size_t{0};
   {
     const ManagerUse use(self, batch.size() > kManyRows);
-    done = batch.Allocate(first, {.num_new_tokens = num_new_tokens,
-                                  .num_lookahead_tokens = num_lookahead_tokens});
+    done = batch.Allocate(
+        first, {.num_new_tokens = num_new_tokens, .num_lookahead_tokens = num_lookahead_tokens});
   }
   return Value(done);
 }
@@ -298,8 +304,9 @@ void Advance(DecodeBatch& batch, nb::handle token_ids) {
   CheckUse(batch.manager());
   const Int32Argument tokens(token_ids, "token_ids");
   if (tokens.values().size() != batch.size()) {
-    Raise("InvalidArgumentError", absl::StrCat("DecodeBatch.advance: ", tokens.values().size(),
-                                               " token_ids, expected one per request: ", batch.size()));
+    Raise("InvalidArgumentError",
+          absl::StrCat("DecodeBatch.advance: ", tokens.values().size(),
+                       " token_ids, expected one per request: ", batch.size()));
   }
   Check(batch.Advance(tokens.values()));
 }
@@ -317,62 +324,71 @@ void BindBatch(nb::module_& module) {
   nb::class_<DecodeBatch>(module, "DecodeBatch",
                           R"(All running requests, for one call of allocate_decode per step.
 
-Row r is a request. block_tables(group) is one array of all their tables, which is live: the next call of
-the batch changes it in place. Removing a request moves the last row into its place.)")
-      .def("__init__",
-           [](DecodeBatch* self, nb::handle_t<PyManager> manager, int64_t max_requests) {
-             if (max_requests < 1 || max_requests > (int64_t{1} << 20)) {
-               Raise("InvalidArgumentError", absl::StrCat("DecodeBatch: max_requests is ", max_requests,
-                                                          ", expected 1 to ", int64_t{1} << 20));
-             }
-             new (self) DecodeBatch(nb::borrow(manager), nb::cast<PyManager&>(manager), max_requests);
-           },
-           nb::arg("manager"), nb::arg("max_requests"),
-           nb::sig("def __init__(self, manager: KVCacheManager, max_requests: int) -> None"),
-           "Takes 4 bytes per block of max_model_len, request and group, at once.")
-      .def("add",
-           [](DecodeBatch& self, nb::handle_t<PyRequest> request) {
-             CheckUse(self.manager());
-             return self.Add(request);
-           },
-           nb::arg("request"), nb::sig("def add(self, request: Request) -> int"),
-           "Appends a request that holds blocks; its row.\n\nRaises InvalidArgumentError for one "
-           "without blocks or in the batch, ResourceExhaustedError at max_requests.")
-      .def("remove",
-           [](DecodeBatch& self, const PyRequest& request) {
-             CheckUse(self.manager());
-             self.Remove(request);
-           },
-           nb::arg("request"), nb::sig("def remove(self, request: Request) -> None"),
-           "Takes a request out, before or after KVCacheManager.free; the last row takes its place.")
+Row r is a request. block_tables(group) is one array of all their tables, which is live: the next
+call of the batch changes it in place. Removing a request moves the last row into its place.)")
+      .def(
+          "__init__",
+          [](DecodeBatch* self, nb::handle_t<PyManager> manager, int64_t max_requests) {
+            if (max_requests < 1 || max_requests > (int64_t{1} << 20)) {
+              Raise("InvalidArgumentError",
+                    absl::StrCat("DecodeBatch: max_requests is ", max_requests, ", expected 1 to ",
+                                 int64_t{1} << 20));
+            }
+            new (self)
+                DecodeBatch(nb::borrow(manager), nb::cast<PyManager&>(manager), max_requests);
+          },
+          nb::arg("manager"), nb::arg("max_requests"),
+          nb::sig("def __init__(self, manager: KVCacheManager, max_requests: int) -> None"),
+          "Takes 4 bytes per block of max_model_len, request and group, at once.")
+      .def(
+          "add",
+          [](DecodeBatch& self, nb::handle_t<PyRequest> request) {
+            CheckUse(self.manager());
+            return self.Add(request);
+          },
+          nb::arg("request"), nb::sig("def add(self, request: Request) -> int"),
+          "Appends a request that holds blocks; its row.\n\nRaises InvalidArgumentError for one "
+          "without blocks or in the batch, ResourceExhaustedError at max_requests.")
+      .def(
+          "remove",
+          [](DecodeBatch& self, const PyRequest& request) {
+            CheckUse(self.manager());
+            self.Remove(request);
+          },
+          nb::arg("request"), nb::sig("def remove(self, request: Request) -> None"),
+          "Takes a request out, before or after KVCacheManager.free; the last row takes its place.")
       .def("advance", &Advance, nb::arg("token_ids"),
            nb::sig("def advance(self, token_ids: Int32Like) -> None"),
-           "The step has run: per row the tokens that allocate_decode made slots for are computed, and "
+           "The step has run: per row the tokens that allocate_decode made slots for are computed, "
+           "and "
            "one sampled token is appended.")
-      .def("block_tables",
-           [](nb::handle_t<DecodeBatch> self, GroupId group) {
-             auto& batch = nb::cast<DecodeBatch&>(self);
-             CheckGroup(batch, group);
-             return MakeArray(self, batch.Tables(group), batch.width(group));
-           },
-           nb::arg("group") = 0,
-           nb::sig("def block_tables(self, group: int = 0) -> NDArray[numpy.int32]"),
-           "Requests x blocks, read-only, without a copy; zeros behind the end of each table.")
-      .def_prop_ro("new_blocks",
-                   [](nb::handle_t<DecodeBatch> self) {
-                     // A copy: the next step writes over the list.
-                     const auto numbers = nb::cast<DecodeBatch&>(self).new_blocks();
-                     return MakeArray(self, numbers, 3).attr("copy")();
-                   },
-                   nb::sig("def new_blocks(self) -> NDArray[numpy.int32]"),
-                   "What the latest allocate_decode took: rows of (row, group, block id).")
-      .def_prop_ro("requests",
-                   [](const DecodeBatch& self) {
-                     nb::list requests;
-                     for (const Row& row : self.rows()) requests.append(row.owner);
-                     return requests;
-                   },
-                   nb::sig("def requests(self) -> list[Request]"), "By row.")
+      .def(
+          "block_tables",
+          [](nb::handle_t<DecodeBatch> self, GroupId group) {
+            auto& batch = nb::cast<DecodeBatch&>(self);
+            CheckGroup(batch, group);
+            return MakeArray(self, batch.Tables(group), batch.width(group));
+          },
+          nb::arg("group") = 0,
+          nb::sig("def block_tables(self, group: int = 0) -> NDArray[numpy.int32]"),
+          "Requests x blocks, read-only, without a copy; zeros behind the end of each table.")
+      .def_prop_ro(
+          "new_blocks",
+          [](nb::handle_t<DecodeBatch> self) {
+            // A copy: the next step writes over the list.
+            const auto numbers = nb::cast<DecodeBatch&>(self).new_blocks();
+            return MakeArray(self, numbers, 3).attr("copy")();
+          },
+          nb::sig("def new_blocks(self) -> NDArray[numpy.int32]"),
+          "What the latest allocate_decode took: rows of (row, group, block id).")
+      .def_prop_ro(
+          "requests",
+          [](const DecodeBatch& self) {
+            nb::list requests;
+            for (const Row& row : self.rows()) requests.append(row.owner);
+            return requests;
+          },
+          nb::sig("def requests(self) -> list[Request]"), "By row.")
       .def("__len__", &DecodeBatch::size);
 
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
@@ -382,9 +398,10 @@ the batch changes it in place. Removing a request moves the last row into its pl
                    "num_lookahead_tokens: int = 0, first: int = 0) -> int"),
            R"(Slots for the next tokens of all requests of a batch, from row `first` on.
 
-The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one (free
-it and remove it from the batch) and go on with first=that row. Takes some 30 ns per row that stays inside its
-block. Raises InvalidArgumentError if a row's request has given its blocks back.)");
+The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one
+(free it and remove it from the batch) and go on with first=that row. Takes some 30 ns per row that
+stays inside its block. Raises InvalidArgumentError if a row's request has given its blocks
+back.)");
 }
 
 }  // namespace kvblocks::python

@@ -68,17 +68,19 @@ Int32Argument::Int32Argument(nb::handle object, const char* what) {
     }
     return;
   }
-  PyErr_Format(PyExc_TypeError,
-               "%s: expected a list, another sequence, or a contiguous buffer of int32 or int64, got %S", what,
-               reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+  PyErr_Format(
+      PyExc_TypeError,
+      "%s: expected a list, another sequence, or a contiguous buffer of int32 or int64, got %S",
+      what, reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
   nb::raise_python_error();
 }
 
 void Int32Argument::ReadBuffer(const char* what) {
-  const auto size = buffer_.itemsize == 0 ? size_t{0}
-                                          : static_cast<size_t>(buffer_.len / buffer_.itemsize);
+  const auto size =
+      buffer_.itemsize == 0 ? size_t{0} : static_cast<size_t>(buffer_.len / buffer_.itemsize);
   if (buffer_.ndim != 1) {
-    PyErr_Format(PyExc_TypeError, "%s: the buffer has %d dimensions, expected 1", what, buffer_.ndim);
+    PyErr_Format(PyExc_TypeError, "%s: the buffer has %d dimensions, expected 1", what,
+                 buffer_.ndim);
     nb::raise_python_error();
   }
   if (IsInteger(buffer_, 4)) {
@@ -89,8 +91,9 @@ void Int32Argument::ReadBuffer(const char* what) {
     for (size_t i = 0; i < size; ++i) copy_[i] = ToInt32(wide[i], i, what);
     values_ = copy_;
   } else {
-    PyErr_Format(PyExc_TypeError, "%s: the buffer has elements of format '%s', expected int32 or int64",
-                 what, buffer_.format == nullptr ? "B" : buffer_.format);
+    PyErr_Format(PyExc_TypeError,
+                 "%s: the buffer has elements of format '%s', expected int32 or int64", what,
+                 buffer_.format == nullptr ? "B" : buffer_.format);
     nb::raise_python_error();
   }
 }
@@ -138,8 +141,8 @@ std::vector<BlockHash> HashesFrom(nb::handle object, size_t first) {
     return hashes;
   }
   PyBuffer_Release(&buffer);
-  Raise("InvalidArgumentError", absl::StrCat("block hashes: ", bytes, " bytes, expected a multiple of ",
-                                             sizeof(BlockHash)));
+  Raise("InvalidArgumentError", absl::StrCat("block hashes: ", bytes,
+                                             " bytes, expected a multiple of ", sizeof(BlockHash)));
 }
 
 nb::bytes ToBytes(const BlockHash& hash, size_t size) {
@@ -155,8 +158,8 @@ nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash) {
 }
 
 FreeOrder FreeOrderByName(const std::string& name) {
-  return Value(ParseWord("free_order", name, "unhashed_first", FreeOrder::kUnhashedFirst, "append_all",
-                         FreeOrder::kAppendAll));
+  return Value(ParseWord("free_order", name, "unhashed_first", FreeOrder::kUnhashedFirst,
+                         "append_all", FreeOrder::kAppendAll));
 }
 
 nb::list ToList(absl::Span<const BlockId> ids) {
@@ -175,8 +178,9 @@ nb::list ToList(absl::Span<const BlockId> ids) {
 
 void CheckOwner(const PyManager& manager, const PyRequest& request) {
   if (request.manager != &manager) [[unlikely]] {
-    Raise("InvalidArgumentError", absl::StrCat("request ", request.core->id(),
-                                               " belongs to another KVCacheManager, expected this one's"));
+    Raise("InvalidArgumentError",
+          absl::StrCat("request ", request.core->id(),
+                       " belongs to another KVCacheManager, expected this one's"));
   }
 }
 

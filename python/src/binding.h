@@ -68,8 +68,8 @@ struct TableMemory {
 
 struct PyManager {
   std::unique_ptr<KvCacheManager> core;
-  nb::object no_blocks;   // the answer of a step that took none
-  bool is_busy = false;   // in a call without the interpreter lock
+  nb::object no_blocks;  // the answer of a step that took none
+  bool is_busy = false;  // in a call without the interpreter lock
 };
 
 struct PyRequest {

@@ -21,8 +21,9 @@ struct PyContent {
 // Identifier, offset, length.
 using FeatureTuple = std::tuple<std::string, int64_t, int64_t>;
 
-PrefixContent::Options ContentOptions(nb::handle token_ids, std::string lora_name, std::string lora_path,
-                                      std::string cache_salt, const std::vector<FeatureTuple>& features);
+PrefixContent::Options ContentOptions(nb::handle token_ids, std::string lora_name,
+                                      std::string lora_path, std::string cache_salt,
+                                      const std::vector<FeatureTuple>& features);
 
 }  // namespace kvblocks::python
 

@@ -17,8 +17,8 @@ namespace {
 
 HolderId CheckHolder(const BlockIndex& index, int64_t holder) {
   if (holder >= 0 && holder < index.num_holders()) return static_cast<HolderId>(holder);
-  Raise("NotFoundError", absl::StrCat("BlockIndex: holder is ", holder, ", of ", index.num_holders(),
-                                      " that there are, counted from 0"));
+  Raise("NotFoundError", absl::StrCat("BlockIndex: holder is ", holder, ", of ",
+                                      index.num_holders(), " that there are, counted from 0"));
 }
 
 // Pairs of a holder and a number.
@@ -72,7 +72,8 @@ void Forget(PyBlockIndex& self, int64_t holder) {
 PyBlockIndex::Use PyBlockIndex::ToUse() const {
   if (own == nullptr) return find(owner);
   if (num_inside > 0) {
-    Raise("ConcurrentUseError", "another thread is in a call of this BlockIndex; one thread at a time");
+    Raise("ConcurrentUseError",
+          "another thread is in a call of this BlockIndex; one thread at a time");
   }
   return {*own, num_inside};
 }
@@ -87,11 +88,13 @@ BlockIndex& PyBlockIndex::ToChange() {
 }
 
 void BindEventIndex(nb::module_& module) {
-  nb::class_<BlockIndex::Holder>(module, "IndexHolder", "One cache of a BlockIndex, at that moment.")
+  nb::class_<BlockIndex::Holder>(module, "IndexHolder",
+                                 "One cache of a BlockIndex, at that moment.")
       .def_ro("name", &BlockIndex::Holder::name)
       .def_ro("num_keys", &BlockIndex::Holder::num_keys, "Distinct contents that it holds.")
       .def_ro("num_blocks", &BlockIndex::Holder::num_blocks, "Blocks that it holds.")
-      .def_ro("num_stored", &BlockIndex::Holder::num_stored, "Since it was added; as all that follow.")
+      .def_ro("num_stored", &BlockIndex::Holder::num_stored,
+              "Since it was added; as all that follow.")
       .def_ro("num_removed", &BlockIndex::Holder::num_removed)
       .def_ro("num_cleared", &BlockIndex::Holder::num_cleared)
       .def_ro("num_unknown_removals", &BlockIndex::Holder::num_unknown_removals,
@@ -101,42 +104,54 @@ void BindEventIndex(nb::module_& module) {
   nb::class_<PyBlockIndex>(module, "BlockIndex",
                            R"(Which cache holds which block, kept by KV events: what a router asks.
 
-A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
-thread at a time; long calls release the interpreter lock.)")
-      .def("__init__",
-           [](PyBlockIndex* self, std::string medium) {
-             auto own = std::make_unique<BlockIndex>(BlockIndex::Options{.medium = std::move(medium)});
-             new (self) PyBlockIndex{std::move(own), {}, nullptr};
-           },
-           nb::kw_only(), nb::arg("medium") = "GPU", "Events of other media are passed over; \"\": all count.")
-      .def("add_holder",
-           [](PyBlockIndex& self, std::string name) { return self.ToChange().AddHolder(std::move(name)); },
-           nb::arg("name"), "A cache that is empty; its number.")
+A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash.
+One thread at a time; long calls release the interpreter lock.)")
+      .def(
+          "__init__",
+          [](PyBlockIndex* self, std::string medium) {
+            auto own =
+                std::make_unique<BlockIndex>(BlockIndex::Options{.medium = std::move(medium)});
+            new (self) PyBlockIndex{std::move(own), {}, nullptr};
+          },
+          nb::kw_only(), nb::arg("medium") = "GPU",
+          "Events of other media are passed over; \"\": all count.")
+      .def(
+          "add_holder",
+          [](PyBlockIndex& self, std::string name) {
+            return self.ToChange().AddHolder(std::move(name));
+          },
+          nb::arg("name"), "A cache that is empty; its number.")
       .def("apply", &Apply, nb::arg("holder"), nb::arg("events"),
            nb::sig("def apply(self, holder: int, events: Events) -> None"),
            "What a cache said, in its order. Raises NotFoundError for no such holder.")
-      .def("forget", &Forget, nb::arg("holder"), "Nothing is known of this cache any more: restarted, or messages lost. O(blocks).")
+      .def("forget", &Forget, nb::arg("holder"),
+           "Nothing is known of this cache any more: restarted, or messages lost. O(blocks).")
       .def("find_longest_prefix", &FindLongestPrefix, nb::arg("hashes"), nb::arg("group") = 0,
            nb::sig("def find_longest_prefix(self, hashes: PrefixContent | Hashes, group: int = 0) "
                    "-> list[tuple[int, int]]"),
-           "(holder, leading blocks that it holds) of each holder of the first block, the longest first. "
+           "(holder, leading blocks that it holds) of each holder of the first block, the longest "
+           "first. "
            "For groups that need every block of a prefix, as full attention does.")
-      .def("holders",
-           [](const PyBlockIndex& self, nb::handle hash, GroupId group) {
-             return PairsOf(self.ToRead().Holders({HashFrom(hash), group}));
-           },
-           nb::arg("block_hash"), nb::arg("group") = 0,
-           nb::sig("def holders(self, block_hash: bytes, group: int = 0) -> list[tuple[int, int]]"),
-           "(holder, blocks with this content) of each that holds it.")
-      .def("holder",
-           [](const PyBlockIndex& self, int64_t holder) {
-             const BlockIndex& index = self.ToRead();
-             return index.holder(CheckHolder(index, holder));
-           },
-           nb::arg("holder"), "Name and counts of one. Raises NotFoundError.")
-      .def_prop_ro("num_holders", [](const PyBlockIndex& self) { return self.ToRead().num_holders(); })
-      .def_prop_ro("num_keys", [](const PyBlockIndex& self) { return self.ToRead().num_keys(); },
-                   "Distinct contents, over all holders.");
+      .def(
+          "holders",
+          [](const PyBlockIndex& self, nb::handle hash, GroupId group) {
+            return PairsOf(self.ToRead().Holders({HashFrom(hash), group}));
+          },
+          nb::arg("block_hash"), nb::arg("group") = 0,
+          nb::sig("def holders(self, block_hash: bytes, group: int = 0) -> list[tuple[int, int]]"),
+          "(holder, blocks with this content) of each that holds it.")
+      .def(
+          "holder",
+          [](const PyBlockIndex& self, int64_t holder) {
+            const BlockIndex& index = self.ToRead();
+            return index.holder(CheckHolder(index, holder));
+          },
+          nb::arg("holder"), "Name and counts of one. Raises NotFoundError.")
+      .def_prop_ro("num_holders",
+                   [](const PyBlockIndex& self) { return self.ToRead().num_holders(); })
+      .def_prop_ro(
+          "num_keys", [](const PyBlockIndex& self) { return self.ToRead().num_keys(); },
+          "Distinct contents, over all holders.");
 }
 
 }  // namespace kvblocks::python

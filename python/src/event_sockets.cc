@@ -35,9 +35,8 @@ bool Wait(int64_t total, Step&& step) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + milliseconds(std::max<int64_t>(total, 0));
   while (true) {
-    const int64_t left =
-        total < 0 ? std::numeric_limits<int64_t>::max()
-                  : std::chrono::ceil<milliseconds>(end - Clock::now()).count();
+    const int64_t left = total < 0 ? std::numeric_limits<int64_t>::max()
+                                   : std::chrono::ceil<milliseconds>(end - Clock::now()).count();
     bool done;
     {
       const nb::gil_scoped_release released;
@@ -54,7 +53,8 @@ bool Wait(int64_t total, Step&& step) {
 class PyPublisher {
  public:
   PyPublisher(const EventPublisher::Options& options)
-      : hash_bytes_(options.hash_form.digest_size), waits_(options.when_full == EventPublisher::WhenFull::kWait) {
+      : hash_bytes_(options.hash_form.digest_size),
+        waits_(options.when_full == EventPublisher::WhenFull::kWait) {
     core_ = Value(EventPublisher::Create(options));
   }
   ~PyPublisher() { Close(); }
@@ -67,7 +67,8 @@ class PyPublisher {
   // Sends what is queued, at most for `linger`.
   void Close() {
     if (core_ == nullptr) return;
-    if (num_inside_ > 0) Raise("ConcurrentUseError", "EventPublisher.close: another thread is in a call of it");
+    if (num_inside_ > 0)
+      Raise("ConcurrentUseError", "EventPublisher.close: another thread is in a call of it");
     std::unique_ptr<EventPublisher> core = std::move(core_);
     const nb::gil_scoped_release released;
     core.reset();
@@ -75,9 +76,9 @@ class PyPublisher {
 
   bool Publish(nb::handle list, std::optional<double> timestamp) {
     EventsArgument argument(list);
-    const bool has_hashes = std::any_of(argument.events().begin(), argument.events().end(), [](const KvEvent& e) {
-      return !std::holds_alternative<AllBlocksCleared>(e);
-    });
+    const bool has_hashes =
+        std::any_of(argument.events().begin(), argument.events().end(),
+                    [](const KvEvent& e) { return !std::holds_alternative<AllBlocksCleared>(e); });
     if (has_hashes) CheckHashBytes(argument.hash_bytes());
     std::vector<KvEvent> batch = argument.Take();
     for (KvEvent& event : batch) KeepTexts(event);
@@ -101,13 +102,15 @@ class PyPublisher {
  private:
   void CheckPublishing() const {
     if (is_publishing_ > 0) {
-      Raise("ConcurrentUseError", "EventPublisher.publish: another thread publishes; one thread at a time");
+      Raise("ConcurrentUseError",
+            "EventPublisher.publish: another thread publishes; one thread at a time");
     }
   }
   void CheckHashBytes(size_t got) const {
     if (got == hash_bytes_) return;
-    Raise("InvalidArgumentError", absl::StrCat("EventPublisher.publish: hashes have ", got, " bytes, expected ",
-                                               hash_bytes_, ", the publisher's digest_size"));
+    Raise("InvalidArgumentError",
+          absl::StrCat("EventPublisher.publish: hashes have ", got, " bytes, expected ",
+                       hash_bytes_, ", the publisher's digest_size"));
   }
   // Another thread encodes the events later, when the memory of their texts may be gone.
   void KeepTexts(KvEvent& event) {
@@ -123,8 +126,8 @@ class PyPublisher {
     auto it = texts_.find(text);
     if (it == texts_.end()) {
       if (texts_.size() == kMost) {
-        Raise("InvalidArgumentError",
-              absl::StrCat("EventPublisher.publish: more than ", kMost, " different media and kinds of groups"));
+        Raise("InvalidArgumentError", absl::StrCat("EventPublisher.publish: more than ", kMost,
+                                                   " different media and kinds of groups"));
       }
       it = texts_.emplace(text).first;
     }
@@ -136,7 +139,8 @@ class PyPublisher {
     const Inside publishing(is_publishing_);
     const Inside inside(num_inside_);
     const ReleaseIf released(waits_);
-    return timestamp ? publisher.Publish(std::move(batch), *timestamp) : publisher.Publish(std::move(batch));
+    return timestamp ? publisher.Publish(std::move(batch), *timestamp)
+                     : publisher.Publish(std::move(batch));
   }
 
   std::set<std::string, std::less<>> texts_;  // outlive the publisher's thread
@@ -147,14 +151,15 @@ class PyPublisher {
   int is_publishing_ = 0;
 };
 
-void NewPublisher(PyPublisher* self, std::string endpoint, std::string replay_endpoint, std::string topic,
-                  int64_t data_parallel_rank, int64_t buffer_batches, int64_t high_water_mark,
-                  int64_t queue_batches, const std::string& when_full, int64_t digest_size, bool as_integers,
-                  bool join_removals, double poll_interval, double linger) {
+void NewPublisher(PyPublisher* self, std::string endpoint, std::string replay_endpoint,
+                  std::string topic, int64_t data_parallel_rank, int64_t buffer_batches,
+                  int64_t high_water_mark, int64_t queue_batches, const std::string& when_full,
+                  int64_t digest_size, bool as_integers, bool join_removals, double poll_interval,
+                  double linger) {
   const int64_t least = as_integers ? 8 : 1;
   if (digest_size < least || digest_size > static_cast<int64_t>(sizeof(BlockHash))) {
-    Raise("InvalidArgumentError", absl::StrCat("digest_size is ", digest_size, ", expected ", least, " to ",
-                                               sizeof(BlockHash), " bytes"));
+    Raise("InvalidArgumentError", absl::StrCat("digest_size is ", digest_size, ", expected ", least,
+                                               " to ", sizeof(BlockHash), " bytes"));
   }
   new (self) PyPublisher(
       {.endpoint = std::move(endpoint),
@@ -164,8 +169,8 @@ void NewPublisher(PyPublisher* self, std::string endpoint, std::string replay_en
        .buffer_batches = buffer_batches,
        .high_water_mark = high_water_mark,
        .queue_batches = queue_batches,
-       .when_full = Value(ParseWord("when_full", when_full, "drop", EventPublisher::WhenFull::kDrop, "wait",
-                                    EventPublisher::WhenFull::kWait)),
+       .when_full = Value(ParseWord("when_full", when_full, "drop", EventPublisher::WhenFull::kDrop,
+                                    "wait", EventPublisher::WhenFull::kWait)),
        .hash_form = {.digest_size = static_cast<size_t>(digest_size), .as_integers = as_integers},
        .join_removals = join_removals,
        .poll_interval = milliseconds(Milliseconds(poll_interval, "poll_interval")),
@@ -191,40 +196,55 @@ void BindPublisher(nb::module_& module) {
                           R"(Sends KV events to routers over ZeroMQ, as vLLM 0.33's publisher does.
 
 A thread of its own encodes and sends; publish hands the events over and returns. Use it in a with
-statement, or close it: both send what is queued. publish: one thread at a time; the rest from any.)")
-      .def("__init__", &NewPublisher, nb::arg("endpoint") = "tcp://*:5557", nb::kw_only(),
-           nb::arg("replay_endpoint") = "", nb::arg("topic") = "", nb::arg("data_parallel_rank") = 0,
-           nb::arg("buffer_batches") = 10'000, nb::arg("high_water_mark") = 100'000,
-           nb::arg("queue_batches") = 100'000, nb::arg("when_full") = "drop", nb::arg("digest_size") = 32,
-           nb::arg("as_integers") = false, nb::arg("join_removals") = false, nb::arg("poll_interval") = 0.001,
-           nb::arg("linger") = 1.0,
-           R"(endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0: any free one.
+statement, or close it: both send what is queued. publish: one thread at a time; the rest from
+any.)")
+      .def(
+          "__init__", &NewPublisher, nb::arg("endpoint") = "tcp://*:5557", nb::kw_only(),
+          nb::arg("replay_endpoint") = "", nb::arg("topic") = "", nb::arg("data_parallel_rank") = 0,
+          nb::arg("buffer_batches") = 10'000, nb::arg("high_water_mark") = 100'000,
+          nb::arg("queue_batches") = 100'000, nb::arg("when_full") = "drop",
+          nb::arg("digest_size") = 32, nb::arg("as_integers") = false,
+          nb::arg("join_removals") = false, nb::arg("poll_interval") = 0.001,
+          nb::arg("linger") = 1.0,
+          R"(endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0:
+any free one.
 
-replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody. data_parallel_rank is
-added to ports. high_water_mark: messages that wait per subscriber. when_full, of the queue: "drop" and
-count, or "wait". digest_size: bytes of the hashes. poll_interval: seconds, 0.001 to 1, that a batch waits
-at most. linger: seconds that close waits at most. docs/events.md has the wire.
+replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody.
+data_parallel_rank is added to ports. high_water_mark: messages that wait per subscriber. when_full,
+of the queue: "drop" and count, or "wait". digest_size: bytes of the hashes. poll_interval: seconds,
+0.001 to 1, that a batch waits at most. linger: seconds that close waits at most. docs/events.md has
+the wire.
 
-Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be bound.)")
+Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
+bound.)")
       .def("publish", &PyPublisher::Publish, nb::arg("events"), nb::arg("timestamp") = nb::none(),
            nb::sig("def publish(self, events: Events, timestamp: float | None = None) -> bool"),
-           "One batch, at Unix seconds `timestamp` or now; no events, no batch. Whether it was queued: "
+           "One batch, at Unix seconds `timestamp` or now; no events, no batch. Whether it was "
+           "queued: "
            "False, and counted, if the queue is full.\n\n"
            "Raises InvalidArgumentError for hashes of another length than digest_size.")
-      .def("publish_from", &PyPublisher::PublishFrom, nb::arg("manager"), nb::arg("timestamp") = nb::none(),
-           nb::sig("def publish_from(self, manager: KVCacheManager, timestamp: float | None = None) -> bool"),
-           "publish(manager.take_events()) without an object per event: for each step of a scheduler.")
+      .def("publish_from", &PyPublisher::PublishFrom, nb::arg("manager"),
+           nb::arg("timestamp") = nb::none(),
+           nb::sig("def publish_from(self, manager: KVCacheManager, timestamp: float | None = "
+                   "None) -> bool"),
+           "publish(manager.take_events()) without an object per event: for each step of a "
+           "scheduler.")
       .def("flush", &PyPublisher::Flush, nb::arg("timeout") = 1.0,
            "Whether all that was queued before was given to the socket within so many seconds.")
-      .def("close", &PyPublisher::Close, "Sends what is queued, then closes the sockets. Again: no-op.")
-      .def_prop_ro("endpoint", [](const PyPublisher& p) { return p.core().endpoint(); },
-                   "As bound, with the port that the system chose.")
-      .def_prop_ro("replay_endpoint", [](const PyPublisher& p) { return p.core().replay_endpoint(); })
+      .def("close", &PyPublisher::Close,
+           "Sends what is queued, then closes the sockets. Again: no-op.")
+      .def_prop_ro(
+          "endpoint", [](const PyPublisher& p) { return p.core().endpoint(); },
+          "As bound, with the port that the system chose.")
+      .def_prop_ro("replay_endpoint",
+                   [](const PyPublisher& p) { return p.core().replay_endpoint(); })
       .def_prop_ro("stats", [](const PyPublisher& p) { return p.core().stats(); })
-      .def("__enter__", [](nb::handle_t<PyPublisher> self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> EventPublisher"))
-      .def("__exit__", [](PyPublisher& self, nb::args) { self.Close(); },
-           nb::sig("def __exit__(self, *args: object) -> None"));
+      .def(
+          "__enter__", [](nb::handle_t<PyPublisher> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> EventPublisher"))
+      .def(
+          "__exit__", [](PyPublisher& self, nb::args) { self.Close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 // --- Subscriber ---
@@ -247,14 +267,15 @@ class PySubscriber {
   }
   const std::string& endpoint(int64_t source) const {
     if (source < 0 || source >= static_cast<int64_t>(num_sources_)) {
-      Raise("NotFoundError", absl::StrCat("EventSubscriber.endpoint: source is ", source, ", expected 0 to ",
-                                          num_sources_ - 1));
+      Raise("NotFoundError", absl::StrCat("EventSubscriber.endpoint: source is ", source,
+                                          ", expected 0 to ", num_sources_ - 1));
     }
     return core().endpoint(static_cast<size_t>(source));
   }
   PyBlockIndex::Use index() {
     if (!keeps_index_) {
-      Raise("InvalidArgumentError", "EventSubscriber.index: it keeps none, expected keep_index=True");
+      Raise("InvalidArgumentError",
+            "EventSubscriber.index: it keeps none, expected keep_index=True");
     }
     return {core().index(), is_inside_};
   }
@@ -308,41 +329,46 @@ std::optional<PyReceived> Receive(PySubscriber& self, std::optional<double> time
   auto received = self.Receive(timeout);
   if (!received) return std::nullopt;
   const bool has_batch = received->kind == EventSubscriber::Kind::kBatch;
-  return PyReceived{received->kind,
-                    received->stream,
-                    received->sequence,
-                    received->num_lost,
-                    received->is_replayed,
-                    nb::bytes(received->payload.data(), received->payload.size()),
-                    has_batch ? ToPython(std::make_shared<const events::EventBatch>(std::move(received->batch)))
-                              : nb::none(),
-                    std::move(received->error)};
+  return PyReceived{
+      received->kind,
+      received->stream,
+      received->sequence,
+      received->num_lost,
+      received->is_replayed,
+      nb::bytes(received->payload.data(), received->payload.size()),
+      has_batch ? ToPython(std::make_shared<const events::EventBatch>(std::move(received->batch)))
+                : nb::none(),
+      std::move(received->error)};
 }
 
-void NewSubscriber(PySubscriber* self, std::vector<EventSubscriber::Source> sources, std::string topic,
-                   int64_t max_queue_bytes, int64_t max_message_bytes, double replay_timeout,
-                   bool replay_at_start, int64_t max_streams, bool keep_index, std::string medium) {
-  new (self) PySubscriber({.sources = std::move(sources),
-                           .topic = std::move(topic),
-                           .max_queue_bytes = max_queue_bytes,
-                           .max_message_bytes = max_message_bytes,
-                           .replay_timeout = milliseconds(Milliseconds(replay_timeout, "replay_timeout")),
-                           .replay_at_start = replay_at_start,
-                           .max_streams = max_streams,
-                           .keep_index = keep_index,
-                           .medium = std::move(medium)});
+void NewSubscriber(PySubscriber* self, std::vector<EventSubscriber::Source> sources,
+                   std::string topic, int64_t max_queue_bytes, int64_t max_message_bytes,
+                   double replay_timeout, bool replay_at_start, int64_t max_streams,
+                   bool keep_index, std::string medium) {
+  new (self)
+      PySubscriber({.sources = std::move(sources),
+                    .topic = std::move(topic),
+                    .max_queue_bytes = max_queue_bytes,
+                    .max_message_bytes = max_message_bytes,
+                    .replay_timeout = milliseconds(Milliseconds(replay_timeout, "replay_timeout")),
+                    .replay_at_start = replay_at_start,
+                    .max_streams = max_streams,
+                    .keep_index = keep_index,
+                    .medium = std::move(medium)});
 }
 
 void BindReceived(nb::module_& module) {
   using Source = EventSubscriber::Source;
   nb::class_<Source>(module, "EventSource", "Where events come from.")
-      .def("__init__",
-           [](Source* self, std::string endpoint, std::string replay_endpoint, std::string name) {
-             new (self) Source{std::move(endpoint), std::move(replay_endpoint), std::move(name)};
-           },
-           nb::arg("endpoint"), nb::arg("replay_endpoint") = "", nb::arg("name") = "",
-           "endpoint: connected to; bound if it has \"*\", for publishers that connect. name: of the "
-           "holder in the index, default the endpoint.")
+      .def(
+          "__init__",
+          [](Source* self, std::string endpoint, std::string replay_endpoint, std::string name) {
+            new (self) Source{std::move(endpoint), std::move(replay_endpoint), std::move(name)};
+          },
+          nb::arg("endpoint"), nb::arg("replay_endpoint") = "", nb::arg("name") = "",
+          "endpoint: connected to; bound if it has \"*\", for publishers that connect. name: of "
+          "the "
+          "holder in the index, default the endpoint.")
       .def_ro("endpoint", &Source::endpoint)
       .def_ro("replay_endpoint", &Source::replay_endpoint)
       .def_ro("name", &Source::name);
@@ -366,79 +392,100 @@ void BindReceived(nb::module_& module) {
       .def_ro("num_streams_refused", &Stats::num_streams_refused,
               "Messages of streams beyond max_streams.");
   nb::class_<PyReceived>(module, "Received", "A batch, a loss or a restart of one stream.")
-      .def_prop_ro("kind", [](const PyReceived& r) { return KindName(r.kind); },
-                   "\"batch\"; \"loss\": num_lost messages from `sequence` on will not come; \"restart\": "
-                   "the publisher counts from 0 again. After the latter two the index has forgotten the cache.")
+      .def_prop_ro(
+          "kind", [](const PyReceived& r) { return KindName(r.kind); },
+          "\"batch\"; \"loss\": num_lost messages from `sequence` on will not come; \"restart\": "
+          "the publisher counts from 0 again. After the latter two the index has forgotten the "
+          "cache.")
       .def_ro("stream", &PyReceived::stream, "Its number, also that of the holder in the index.")
       .def_ro("sequence", &PyReceived::sequence)
       .def_ro("num_lost", &PyReceived::num_lost)
       .def_ro("is_replayed", &PyReceived::is_replayed)
-      .def_prop_ro("payload", [](const PyReceived& r) { return r.payload; },
-                   nb::sig("def payload(self) -> bytes"), "As it came.")
-      .def_prop_ro("batch", [](const PyReceived& r) { return r.batch; },
-                   nb::sig("def batch(self) -> EventBatch | None"), "None of a loss or restart.")
-      .def_ro("error", &PyReceived::error, "Of a loss: what is wrong with the payload, if that is the reason.")
+      .def_prop_ro(
+          "payload", [](const PyReceived& r) { return r.payload; },
+          nb::sig("def payload(self) -> bytes"), "As it came.")
+      .def_prop_ro(
+          "batch", [](const PyReceived& r) { return r.batch; },
+          nb::sig("def batch(self) -> EventBatch | None"), "None of a loss or restart.")
+      .def_ro("error", &PyReceived::error,
+              "Of a loss: what is wrong with the payload, if that is the reason.")
       .def("__repr__", [](const PyReceived& r) {
-        return absl::StrCat("Received(kind='", KindName(r.kind), "', stream=", r.stream, ", sequence=", r.sequence,
+        return absl::StrCat("Received(kind='", KindName(r.kind), "', stream=", r.stream,
+                            ", sequence=", r.sequence,
                             r.num_lost > 0 ? absl::StrCat(", num_lost=", r.num_lost) : "", ")");
       });
 }
 
 void BindSubscriber(nb::module_& module) {
-  nb::class_<PySubscriber>(module, "EventSubscriber",
-                           R"(Receives KV events of one or many publishers, vLLM's or ours, in order.
+  nb::class_<PySubscriber>(
+      module, "EventSubscriber",
+      R"(Receives KV events of one or many publishers, vLLM's or ours, in order.
 
-Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept. A
-stream is what comes from one source under one topic. All work is done inside receive; one thread at a time.
-Use it in a with statement, or close it.)")
-      .def("__init__", &NewSubscriber, nb::arg("sources"), nb::kw_only(), nb::arg("topic") = "",
-           nb::arg("max_queue_bytes") = int64_t{1} << 30, nb::arg("max_message_bytes") = int64_t{16} << 20,
-           nb::arg("replay_timeout") = 5.0, nb::arg("replay_at_start") = true, nb::arg("max_streams") = 4096,
-           nb::arg("keep_index") = true, nb::arg("medium") = "GPU",
-           nb::sig("def __init__(self, sources: Sequence[EventSource], *, topic: str = '', "
-                   "max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, "
-                   "replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, "
-                   "keep_index: bool = True, medium: str = 'GPU') -> None"),
-           R"(topic: only topics that begin with it. max_queue_bytes: what may wait per source; each message counts
-as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer one is disconnected.
+Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept.
+A stream is what comes from one source under one topic. All work is done inside receive; one thread
+at a time. Use it in a with statement, or close it.)")
+      .def(
+          "__init__", &NewSubscriber, nb::arg("sources"), nb::kw_only(), nb::arg("topic") = "",
+          nb::arg("max_queue_bytes") = int64_t{1} << 30,
+          nb::arg("max_message_bytes") = int64_t{16} << 20, nb::arg("replay_timeout") = 5.0,
+          nb::arg("replay_at_start") = true, nb::arg("max_streams") = 4096,
+          nb::arg("keep_index") = true, nb::arg("medium") = "GPU",
+          nb::sig(
+              "def __init__(self, sources: Sequence[EventSource], *, topic: str = '', "
+              "max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, "
+              "replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, "
+              "keep_index: bool = True, medium: str = 'GPU') -> None"),
+          R"(topic: only topics that begin with it. max_queue_bytes: what may wait per source; each
+message counts as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer
+one is disconnected.
 
-replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for what
-is still buffered. medium: that the index keeps.
+replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for
+what is still buffered. medium: that the index keeps.
 
-Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be had.)")
+Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
+had.)")
       .def("receive", &Receive, nb::arg("timeout") = nb::none(),
            nb::sig("def receive(self, timeout: float | None = None) -> Received | None"),
-           "The next batch, loss or restart; None if there was none within `timeout` seconds (None: wait "
+           "The next batch, loss or restart; None if there was none within `timeout` seconds "
+           "(None: wait "
            "for ever). Lets go of the interpreter lock; Ctrl-C ends it.")
-      .def("catch_up", [](PySubscriber& self) { self.core().CatchUp(); },
-           "Asks every source for what came after the last message: a gap at the end of a stream does not "
-           "show otherwise. receive gives the answers.")
+      .def(
+          "catch_up", [](PySubscriber& self) { self.core().CatchUp(); },
+          "Asks every source for what came after the last message: a gap at the end of a stream "
+          "does not "
+          "show otherwise. receive gives the answers.")
       .def("close", &PySubscriber::Close, "Again: no-op.")
-      .def_prop_ro("streams",
-                   [](const PySubscriber& self) {
-                     const auto streams = self.core().streams();
-                     return std::vector<EventSubscriber::Stream>(streams.begin(), streams.end());
-                   },
-                   "By number.")
-      .def_prop_ro("index",
-                   [](nb::handle_t<PySubscriber> self) {
-                     (void)nb::cast<PySubscriber&>(self).index();  // raises where there is none
-                     return PyBlockIndex{nullptr, nb::borrow(self), [](nb::handle owner) {
-                                           return nb::cast<PySubscriber&>(owner).index();
-                                         }};
-                   },
-                   nb::sig("def index(self) -> BlockIndex"),
-                   "What the streams hold, to read; a stream's number is its holder's.")
+      .def_prop_ro(
+          "streams",
+          [](const PySubscriber& self) {
+            const auto streams = self.core().streams();
+            return std::vector<EventSubscriber::Stream>(streams.begin(), streams.end());
+          },
+          "By number.")
+      .def_prop_ro(
+          "index",
+          [](nb::handle_t<PySubscriber> self) {
+            (void)nb::cast<PySubscriber&>(self).index();  // raises where there is none
+            return PyBlockIndex{nullptr, nb::borrow(self), [](nb::handle owner) {
+                                  return nb::cast<PySubscriber&>(owner).index();
+                                }};
+          },
+          nb::sig("def index(self) -> BlockIndex"),
+          "What the streams hold, to read; a stream's number is its holder's.")
       .def_prop_ro("stats", [](const PySubscriber& self) { return self.core().stats(); })
       .def("endpoint", &PySubscriber::endpoint, nb::arg("source") = 0, "As bound or connected to.")
-      .def("__iter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
-           nb::sig("def __iter__(self) -> EventSubscriber"), "receive() without end.")
-      .def("__next__", [](PySubscriber& self) { return Receive(self, std::nullopt); },
-           nb::sig("def __next__(self) -> Received"))
-      .def("__enter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> EventSubscriber"))
-      .def("__exit__", [](PySubscriber& self, nb::args) { self.Close(); },
-           nb::sig("def __exit__(self, *args: object) -> None"));
+      .def(
+          "__iter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
+          nb::sig("def __iter__(self) -> EventSubscriber"), "receive() without end.")
+      .def(
+          "__next__", [](PySubscriber& self) { return Receive(self, std::nullopt); },
+          nb::sig("def __next__(self) -> Received"))
+      .def(
+          "__enter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> EventSubscriber"))
+      .def(
+          "__exit__", [](PySubscriber& self, nb::args) { self.Close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 }  // namespace

@@ -49,9 +49,7 @@ class EventsArgument {
   }
   // Of all hashes; 32 where there is none.
   size_t hash_bytes() const { return hash_bytes_; }
-  std::vector<KvEvent> Take() {
-    return batch_ == nullptr ? std::move(copies_) : batch_->events;
-  }
+  std::vector<KvEvent> Take() { return batch_ == nullptr ? std::move(copies_) : batch_->events; }
 
  private:
   void SetHashBytes(size_t hash_bytes);

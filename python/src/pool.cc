@@ -35,7 +35,8 @@ struct PyPool {
   BlockPool& ToChange(const char* call) const {
     if (own != nullptr) return *own;
     Raise("InvalidArgumentError",
-          absl::StrCat("BlockPool.", call, ": a KVCacheManager keeps this pool; only its calls change it"));
+          absl::StrCat("BlockPool.", call,
+                       ": a KVCacheManager keeps this pool; only its calls change it"));
   }
   nb::bytes HashOf(BlockId id) const {
     const BlockHash& hash = pool().hash(id);
@@ -70,17 +71,20 @@ BlockInfo InfoOf(const PyPool& self, BlockId id) {
 // --- A pool by itself ---
 
 void CheckNumber(const char* call, int64_t k) {
-  if (k < 0) Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": ", k, " blocks, expected 0 or more"));
+  if (k < 0)
+    Raise("InvalidArgumentError",
+          absl::StrCat("BlockPool.", call, ": ", k, " blocks, expected 0 or more"));
 }
 
 // A block of the pool that is referenced; not the null block.
 void CheckReferenced(const BlockPool& pool, const char* call, BlockId id) {
   if (id < 0 || id >= pool.num_blocks()) {
-    Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": block ", id, ", expected 0 to ",
-                                               pool.num_blocks() - 1));
+    Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": block ", id,
+                                               ", expected 0 to ", pool.num_blocks() - 1));
   }
   if (pool.block(id).is_permanent) {
-    Raise("InvalidArgumentError", absl::StrCat("BlockPool.", call, ": block ", id, " is permanent"));
+    Raise("InvalidArgumentError",
+          absl::StrCat("BlockPool.", call, ": block ", id, " is permanent"));
   }
   if (pool.block(id).ref_count < 1) {
     Raise("InvalidArgumentError",
@@ -112,9 +116,9 @@ void FreeBlocks(PyPool& self, nb::handle ids, bool from_back) {
     if (id == kNullBlockId) continue;
     CheckReferenced(pool, "free_blocks", id);
     if (++times[id] > pool.block(id).ref_count) {
-      Raise("InvalidArgumentError", absl::StrCat("BlockPool.free_blocks: block ", id, " stands ", times[id],
-                                                 " times in the list and has ", pool.block(id).ref_count,
-                                                 " references"));
+      Raise("InvalidArgumentError",
+            absl::StrCat("BlockPool.free_blocks: block ", id, " stands ", times[id],
+                         " times in the list and has ", pool.block(id).ref_count, " references"));
     }
   }
   if (from_back) {
@@ -125,7 +129,8 @@ void FreeBlocks(PyPool& self, nb::handle ids, bool from_back) {
 }
 
 void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int64_t first,
-                     std::optional<int64_t> last, std::optional<int64_t> block_size_or_none, GroupId group) {
+                     std::optional<int64_t> last, std::optional<int64_t> block_size_or_none,
+                     GroupId group) {
   BlockPool& pool = self.ToChange("cache_full_blocks");
   const auto refuse = [](const auto&... what) {
     Raise("InvalidArgumentError", absl::StrCat("BlockPool.cache_full_blocks: ", what...));
@@ -138,17 +143,19 @@ void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int
   if (!pool.enable_caching()) refuse("the pool was made with enable_caching=False");
   if (group < 0) refuse("group is ", group, ", expected 0 or more");
   if (block_size < 1 || block_size % core.hash_block_size() != 0) {
-    refuse("block_size is ", block_size, ", expected a multiple of the content's ", core.hash_block_size());
+    refuse("block_size is ", block_size, ", expected a multiple of the content's ",
+           core.hash_block_size());
   }
   if (first < 0 || end < first || end > size) {
     refuse("positions ", first, " to ", end, ", expected inside the ", size, " block_ids");
   }
   if (end > core.num_hashed_tokens() / block_size) {
-    refuse(end, " blocks of ", block_size, " tokens, but the content has ", core.num_hashed_tokens(),
-           " hashed tokens");
+    refuse(end, " blocks of ", block_size, " tokens, but the content has ",
+           core.num_hashed_tokens(), " hashed tokens");
   }
   if (self.hash_bytes != 0 && self.hash_bytes != content.hash_bytes()) {
-    refuse("hashes have ", content.hash_bytes(), " bytes, and the first ones of this pool ", self.hash_bytes);
+    refuse("hashes have ", content.hash_bytes(), " bytes, and the first ones of this pool ",
+           self.hash_bytes);
   }
   absl::flat_hash_set<BlockId> seen;
   for (int64_t i = first; i < end; ++i) {
@@ -166,96 +173,125 @@ void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int
 nb::list TakeEvents(PyPool& self) {
   nb::list list;
   for (KvEvent& event : self.ToChange("take_events").TakeEvents()) {
-    list.append(ToPython(std::move(event), self.hash_bytes == 0 ? sizeof(BlockHash) : self.hash_bytes));
+    list.append(
+        ToPython(std::move(event), self.hash_bytes == 0 ? sizeof(BlockHash) : self.hash_bytes));
   }
   return list;
 }
 
 void BindOwnPool(nb::class_<PyPool>& c) {
-  c.def("__init__",
-        [](PyPool* self, int64_t num_blocks, bool enable_caching, bool enable_events,
-           const std::string& free_order, const std::string& eviction_policy) {
-          auto own = Value(BlockPool::Create({.num_blocks = num_blocks,
-                                              .enable_caching = enable_caching,
-                                              .enable_events = enable_events,
-                                              .free_order = FreeOrderByName(free_order),
-                                              .eviction_policy = Value(ParseEvictionPolicy(eviction_policy))}));
-          new (self) PyPool{.own = std::move(own)};
-        },
-        nb::arg("num_blocks"), nb::kw_only(), nb::arg("enable_caching") = true, nb::arg("enable_events") = false,
-        nb::arg("free_order") = "unhashed_first", nb::arg("eviction_policy") = "lru",
-        "num_blocks: the null block, which is block 0, included. The rest as KVCacheManager has it.\n\n"
-        "Raises InvalidArgumentError that names the option, ResourceExhaustedError for more than memory holds.")
+  c.def(
+       "__init__",
+       [](PyPool* self, int64_t num_blocks, bool enable_caching, bool enable_events,
+          const std::string& free_order, const std::string& eviction_policy) {
+         auto own = Value(
+             BlockPool::Create({.num_blocks = num_blocks,
+                                .enable_caching = enable_caching,
+                                .enable_events = enable_events,
+                                .free_order = FreeOrderByName(free_order),
+                                .eviction_policy = Value(ParseEvictionPolicy(eviction_policy))}));
+         new (self) PyPool{.own = std::move(own)};
+       },
+       nb::arg("num_blocks"), nb::kw_only(), nb::arg("enable_caching") = true,
+       nb::arg("enable_events") = false, nb::arg("free_order") = "unhashed_first",
+       nb::arg("eviction_policy") = "lru",
+       "num_blocks: the null block, which is block 0, included. The rest as KVCacheManager has "
+       "it.\n\n"
+       "Raises InvalidArgumentError that names the option, ResourceExhaustedError for more than "
+       "memory holds.")
       .def("get_new_blocks", &GetNewBlocks, nb::arg("k"),
            nb::sig("def get_new_blocks(self, k: int) -> list[int] | None"),
-           "k blocks in the order of reuse, each with one reference and without a key; None, and nothing "
+           "k blocks in the order of reuse, each with one reference and without a key; None, and "
+           "nothing "
            "changed, if fewer are free.")
-      .def("touch", &Touch, nb::arg("block_ids"), nb::sig("def touch(self, block_ids: Int32Like) -> None"),
+      .def("touch", &Touch, nb::arg("block_ids"),
+           nb::sig("def touch(self, block_ids: Int32Like) -> None"),
            "One more reference to each: what a look-up found. Null blocks are skipped.")
-      .def("free_blocks", &FreeBlocks, nb::arg("block_ids"), nb::kw_only(), nb::arg("from_back") = false,
-           nb::sig("def free_blocks(self, block_ids: Int32Like, *, from_back: bool = False) -> None"),
-           "One reference less to each, in the order of their reuse: from_back for a block table, whose end "
+      .def("free_blocks", &FreeBlocks, nb::arg("block_ids"), nb::kw_only(),
+           nb::arg("from_back") = false,
+           nb::sig(
+               "def free_blocks(self, block_ids: Int32Like, *, from_back: bool = False) -> None"),
+           "One reference less to each, in the order of their reuse: from_back for a block table, "
+           "whose end "
            "goes first. Cached content stays until reuse. Null blocks are skipped.\n\n"
-           "Raises InvalidArgumentError, and nothing has changed, for a block without so many references.")
-      .def("take_permanent_blocks",
-           [](PyPool& self, int64_t k) {
-             return ToList(Value(self.ToChange("take_permanent_blocks").TakePermanentBlocks(k)));
-           },
-           nb::arg("k"), nb::sig("def take_permanent_blocks(self, k: int) -> list[int]"),
-           "For the life of the pool (attention sinks). Raises ResourceExhaustedError if they are not free.")
-      .def("cache_full_blocks", &CacheFullBlocks, nb::arg("block_ids"), nb::arg("content"), nb::kw_only(),
-           nb::arg("first") = 0, nb::arg("last") = nb::none(), nb::arg("block_size") = nb::none(),
-           nb::arg("group") = 0,
-           nb::sig("def cache_full_blocks(self, block_ids: Int32Like, content: PrefixContent, *, first: int = 0, "
-                   "last: int | None = None, block_size: int | None = None, group: int = 0) -> None"),
-           "Registers positions first to last (default: all) of a block table that holds this content; null "
+           "Raises InvalidArgumentError, and nothing has changed, for a block without so many "
+           "references.")
+      .def(
+          "take_permanent_blocks",
+          [](PyPool& self, int64_t k) {
+            return ToList(Value(self.ToChange("take_permanent_blocks").TakePermanentBlocks(k)));
+          },
+          nb::arg("k"), nb::sig("def take_permanent_blocks(self, k: int) -> list[int]"),
+          "For the life of the pool (attention sinks). Raises ResourceExhaustedError if they are "
+          "not free.")
+      .def("cache_full_blocks", &CacheFullBlocks, nb::arg("block_ids"), nb::arg("content"),
+           nb::kw_only(), nb::arg("first") = 0, nb::arg("last") = nb::none(),
+           nb::arg("block_size") = nb::none(), nb::arg("group") = 0,
+           nb::sig(
+               "def cache_full_blocks(self, block_ids: Int32Like, content: PrefixContent, *, "
+               "first: int = 0, "
+               "last: int | None = None, block_size: int | None = None, group: int = 0) -> None"),
+           "Registers positions first to last (default: all) of a block table that holds this "
+           "content; null "
            "blocks are left out. block_size: tokens per block, by default the content's.\n\n"
-           "Raises InvalidArgumentError for blocks without a reference, cached already or beyond the content.")
-      .def("evict_blocks",
-           [](PyPool& self, nb::handle ids) {
-             const Int32Argument list(ids, "block_ids");
-             Check(self.ToChange("evict_blocks").EvictBlocks(list.values()));
-           },
-           nb::arg("block_ids"), nb::sig("def evict_blocks(self, block_ids: Int32Like) -> None"),
-           "Takes blocks out of the prefix cache; those in use stay in use.")
-      .def("reset_prefix_cache",
-           [](PyPool& self) { return self.ToChange("reset_prefix_cache").ResetPrefixCache(); },
-           "Forgets all cached content. False, and nothing changed, while a block is referenced.")
+           "Raises InvalidArgumentError for blocks without a reference, cached already or beyond "
+           "the content.")
+      .def(
+          "evict_blocks",
+          [](PyPool& self, nb::handle ids) {
+            const Int32Argument list(ids, "block_ids");
+            Check(self.ToChange("evict_blocks").EvictBlocks(list.values()));
+          },
+          nb::arg("block_ids"), nb::sig("def evict_blocks(self, block_ids: Int32Like) -> None"),
+          "Takes blocks out of the prefix cache; those in use stay in use.")
+      .def(
+          "reset_prefix_cache",
+          [](PyPool& self) { return self.ToChange("reset_prefix_cache").ResetPrefixCache(); },
+          "Forgets all cached content. False, and nothing changed, while a block is referenced.")
       .def("take_events", &TakeEvents,
            nb::sig("def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]"),
            "What changed in the prefix cache since the last call, in order; needs enable_events.");
 }
 
 void BindQueries(nb::class_<PyPool>& c) {
-  c.def_prop_ro("num_blocks", [](const PyPool& p) { return p.pool().num_blocks(); },
-                "The null block included.")
-      .def_prop_ro("num_free", [](const PyPool& p) { return p.pool().num_free(); },
-                   "Unreferenced, cached ones included.")
-      .def_prop_ro("num_live", [](const PyPool& p) { return p.pool().num_live(); }, "Referenced.")
+  c.def_prop_ro(
+       "num_blocks", [](const PyPool& p) { return p.pool().num_blocks(); },
+       "The null block included.")
+      .def_prop_ro(
+          "num_free", [](const PyPool& p) { return p.pool().num_free(); },
+          "Unreferenced, cached ones included.")
+      .def_prop_ro(
+          "num_live", [](const PyPool& p) { return p.pool().num_live(); }, "Referenced.")
       .def_prop_ro("num_permanent", [](const PyPool& p) { return p.pool().num_permanent(); })
       .def_prop_ro("num_cached", [](const PyPool& p) { return p.pool().num_keyed_blocks(); })
       .def_prop_ro("num_cached_unreferenced",
                    [](const PyPool& p) { return p.pool().num_cached_unreferenced(); })
-      .def_prop_ro("num_keys", [](const PyPool& p) { return p.pool().num_keys(); },
-                   "Distinct contents that are cached.")
-      .def_prop_ro("num_evictions", [](const PyPool& p) { return p.pool().num_evictions(); },
-                   "Cached blocks lost to reuse since the pool was made.")
-      .def_prop_ro("usage", [](const PyPool& p) { return p.pool().usage(); }, "0 to 1.")
+      .def_prop_ro(
+          "num_keys", [](const PyPool& p) { return p.pool().num_keys(); },
+          "Distinct contents that are cached.")
+      .def_prop_ro(
+          "num_evictions", [](const PyPool& p) { return p.pool().num_evictions(); },
+          "Cached blocks lost to reuse since the pool was made.")
+      .def_prop_ro(
+          "usage", [](const PyPool& p) { return p.pool().usage(); }, "0 to 1.")
       .def("__len__", [](const PyPool& p) { return p.pool().num_blocks(); })
       .def("__getitem__", &InfoOf, nb::arg("block_id"))
-      .def("find_cached",
-           [](const PyPool& p, nb::handle hash, GroupId group) -> std::optional<BlockId> {
-             const BlockId id = p.pool().FindCached(HashFrom(hash), group);
-             return id == kNullBlockId ? std::nullopt : std::optional<BlockId>(id);
-           },
-           nb::arg("block_hash"), nb::arg("group") = 0,
-           nb::sig("def find_cached(self, block_hash: bytes, group: int = 0) -> int | None"),
-           "The earliest cached block of a group whose content has this hash, or None.")
-      .def("free_list", [](const PyPool& p) { return ToList(p.pool().WalkFree()); },
-           nb::sig("def free_list(self) -> list[int]"),
-           "Free blocks in the order of their reuse under lru. O(blocks).")
-      .def("check_invariants", [](const PyPool& p) { Check(p.pool().CheckInvariants()); },
-           "Raises InvariantError, in words. O(blocks).");
+      .def(
+          "find_cached",
+          [](const PyPool& p, nb::handle hash, GroupId group) -> std::optional<BlockId> {
+            const BlockId id = p.pool().FindCached(HashFrom(hash), group);
+            return id == kNullBlockId ? std::nullopt : std::optional<BlockId>(id);
+          },
+          nb::arg("block_hash"), nb::arg("group") = 0,
+          nb::sig("def find_cached(self, block_hash: bytes, group: int = 0) -> int | None"),
+          "The earliest cached block of a group whose content has this hash, or None.")
+      .def(
+          "free_list", [](const PyPool& p) { return ToList(p.pool().WalkFree()); },
+          nb::sig("def free_list(self) -> list[int]"),
+          "Free blocks in the order of their reuse under lru. O(blocks).")
+      .def(
+          "check_invariants", [](const PyPool& p) { Check(p.pool().CheckInvariants()); },
+          "Raises InvariantError, in words. O(blocks).");
 }
 
 }  // namespace
@@ -267,8 +303,9 @@ void BindPool(nb::module_& module) {
       .def_ro("is_null", &BlockInfo::is_null)
       .def_ro("is_permanent", &BlockInfo::is_permanent, "An attention sink's.")
       .def_ro("cached_group", &BlockInfo::cached_group, "Under which it is cached, or None.")
-      .def_prop_ro("block_hash", [](const BlockInfo& b) { return b.block_hash; },
-                   nb::sig("def block_hash(self) -> bytes | None"))
+      .def_prop_ro(
+          "block_hash", [](const BlockInfo& b) { return b.block_hash; },
+          nb::sig("def block_hash(self) -> bytes | None"))
       .def("__repr__", [](const BlockInfo& b) {
         return absl::StrCat("BlockInfo(block_id=", b.block_id, ", ref_count=", b.ref_count, ")");
       });
@@ -280,11 +317,12 @@ is the manager's, read-only: what would change it raises. One thread at a time.)
   BindOwnPool(pool);
   BindQueries(pool);
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
-      .def_prop_ro("pool",
-                   [](nb::handle_t<PyManager> self) {
-                     return PyPool{.owner = nb::borrow(self), .manager = &nb::cast<PyManager&>(self)};
-                   },
-                   nb::sig("def pool(self) -> BlockPool"));
+      .def_prop_ro(
+          "pool",
+          [](nb::handle_t<PyManager> self) {
+            return PyPool{.owner = nb::borrow(self), .manager = &nb::cast<PyManager&>(self)};
+          },
+          nb::sig("def pool(self) -> BlockPool"));
 }
 
 }  // namespace kvblocks::python

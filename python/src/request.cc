@@ -20,18 +20,18 @@ PyRequest NewRequest(nb::handle_t<PyManager> owner, std::string id, nb::handle t
                      bool report_reused_blocks) {
   auto& manager = nb::cast<PyManager&>(owner);
   CheckUse(manager);
-  KvCacheManager::RequestOptions options{.id = std::move(id),
-                                         .content = ContentOptions(token_ids, std::move(lora_name),
-                                                                   std::move(lora_path),
-                                                                   std::move(cache_salt), features),
-                                         .skip_reading_prefix_cache = skip_reading_prefix_cache,
-                                         .report_reused_blocks = report_reused_blocks};
+  KvCacheManager::RequestOptions options{
+      .id = std::move(id),
+      .content = ContentOptions(token_ids, std::move(lora_name), std::move(lora_path),
+                                std::move(cache_salt), features),
+      .skip_reading_prefix_cache = skip_reading_prefix_cache,
+      .report_reused_blocks = report_reused_blocks};
   options.content.lora_id = lora_id;
   options.content.session_id = std::move(session_id);
   absl::StatusOr<std::unique_ptr<Request>> core;
   {
-    const ManagerUse use(
-        manager, static_cast<int64_t>(options.content.token_ids.size()) > kManyTokens);
+    const ManagerUse use(manager,
+                         static_cast<int64_t>(options.content.token_ids.size()) > kManyTokens);
     core = manager.core->NewRequest(std::move(options));
   }
   return PyRequest(nb::borrow(owner), &manager, Value(std::move(core)));
@@ -103,8 +103,8 @@ RequestStatus ParseStatus(const std::string& name) {
 nb::object BlockHashOf(const PyRequest& self, int64_t index, std::optional<int64_t> block_size) {
   CheckUse(*self.manager);
   const PrefixContent& content = self.core->content();
-  return ToBytes(*self.manager->core,
-                 Value(content.HashOfBlockAt(index, block_size.value_or(content.hash_block_size()))));
+  return ToBytes(*self.manager->core, Value(content.HashOfBlockAt(
+                                          index, block_size.value_or(content.hash_block_size()))));
 }
 
 }  // namespace
@@ -112,52 +112,60 @@ nb::object BlockHashOf(const PyRequest& self, int64_t index, std::optional<int64
 void BindRequest(nb::module_& module) {
   nb::class_<PyRequest>(
       module, "Request",
-      "One sequence, made by KVCacheManager.new_request. The scheduler moves its counters; the manager "
+      "One sequence, made by KVCacheManager.new_request. The scheduler moves its counters; the "
+      "manager "
       "keeps its block tables. Its blocks are freed when the last reference to it goes.")
       .def_prop_ro("id", [](const PyRequest& r) { return r.core->id(); })
-      .def_prop_ro("num_tokens", [](const PyRequest& r) { return r.core->num_tokens(); },
-                   "Prompt and accepted output; drafts never count.")
-      .def_prop_ro("num_prompt_tokens", [](const PyRequest& r) { return r.core->num_prompt_tokens(); })
-      .def_prop_rw("num_computed_tokens",
-                   [](const PyRequest& r) { return r.core->num_computed_tokens(); },
-                   [](PyRequest& r, int64_t n) {
-                     r.OnChange();
-                     r.core->set_num_computed_tokens(n);
-                   },
-                   "Tokens computed or scheduled; the scheduler advances it. Checked by the next "
-                   "allocate_slots.")
-      .def_prop_rw("num_inflight_tokens",
-                   [](const PyRequest& r) { return r.core->num_inflight_tokens(); },
-                   [](PyRequest& r, int64_t n) {
-                     r.OnChange();
-                     r.core->set_num_inflight_tokens(n);
-                   },
-                   "The part of num_computed_tokens whose step has not been processed yet.")
-      .def_prop_rw("shared_prefix_boundary",
-                   [](const PyRequest& r) { return r.core->shared_prefix_boundary(); },
-                   [](PyRequest& r, int64_t n) { r.core->set_shared_prefix_boundary(n); },
-                   "Tokens of a prefix that others share; blocks around it are kept where registration "
-                   "is sparse. 0: none.")
-      .def_prop_rw("status",
-                   [](const PyRequest& r) { return kStatusNames[static_cast<int>(r.core->status())]; },
-                   [](PyRequest& r, const std::string& name) {
-                     r.core->set_status(ParseStatus(name));
-                     r.OnChange();
-                   },
-                   "\"waiting\", \"running\", \"preempted\" or \"finished\".")
+      .def_prop_ro(
+          "num_tokens", [](const PyRequest& r) { return r.core->num_tokens(); },
+          "Prompt and accepted output; drafts never count.")
+      .def_prop_ro("num_prompt_tokens",
+                   [](const PyRequest& r) { return r.core->num_prompt_tokens(); })
+      .def_prop_rw(
+          "num_computed_tokens", [](const PyRequest& r) { return r.core->num_computed_tokens(); },
+          [](PyRequest& r, int64_t n) {
+            r.OnChange();
+            r.core->set_num_computed_tokens(n);
+          },
+          "Tokens computed or scheduled; the scheduler advances it. Checked by the next "
+          "allocate_slots.")
+      .def_prop_rw(
+          "num_inflight_tokens", [](const PyRequest& r) { return r.core->num_inflight_tokens(); },
+          [](PyRequest& r, int64_t n) {
+            r.OnChange();
+            r.core->set_num_inflight_tokens(n);
+          },
+          "The part of num_computed_tokens whose step has not been processed yet.")
+      .def_prop_rw(
+          "shared_prefix_boundary",
+          [](const PyRequest& r) { return r.core->shared_prefix_boundary(); },
+          [](PyRequest& r, int64_t n) { r.core->set_shared_prefix_boundary(n); },
+          "Tokens of a prefix that others share; blocks around it are kept where registration "
+          "is sparse. 0: none.")
+      .def_prop_rw(
+          "status",
+          [](const PyRequest& r) { return kStatusNames[static_cast<int>(r.core->status())]; },
+          [](PyRequest& r, const std::string& name) {
+            r.core->set_status(ParseStatus(name));
+            r.OnChange();
+          },
+          "\"waiting\", \"running\", \"preempted\" or \"finished\".")
       .def_prop_ro("num_preemptions", [](const PyRequest& r) { return r.core->num_preemptions(); })
-      .def_prop_ro("num_hashes", [](const PyRequest& r) { return r.core->content().hashes().size(); },
-                   "Blocks of hash_block_size tokens that have a hash.")
-      .def("mark_preempted",
-           [](PyRequest& r) {
-             CheckUse(*r.manager);
-             r.OnChange();
-             r.core->MarkPreempted();
-           },
-           "After KVCacheManager.free: computed tokens to 0, status preempted, one more preemption.")
+      .def_prop_ro(
+          "num_hashes", [](const PyRequest& r) { return r.core->content().hashes().size(); },
+          "Blocks of hash_block_size tokens that have a hash.")
+      .def(
+          "mark_preempted",
+          [](PyRequest& r) {
+            CheckUse(*r.manager);
+            r.OnChange();
+            r.core->MarkPreempted();
+          },
+          "After KVCacheManager.free: computed tokens to 0, status preempted, one more preemption.")
       .def("append_tokens", &AppendTokens, nb::arg("tokens"),
            nb::sig("def append_tokens(self, tokens: int | Int32Like) -> None"),
-           "Accepted output, one token or several.\n\nRaises InvalidArgumentError for a request made "
+           "Accepted output, one token or several.\n\nRaises InvalidArgumentError for a request "
+           "made "
            "from hashes.")
       .def("append_hashed_tokens", &AppendHashedTokens, nb::arg("num_tokens"), nb::arg("hashes"),
            nb::sig("def append_hashed_tokens(self, num_tokens: int, hashes: Hashes) -> None"),
@@ -165,23 +173,26 @@ void BindRequest(nb::module_& module) {
            "complete.")
       .def("sync", &Sync, nb::kw_only(), nb::arg("num_tokens"), nb::arg("block_hashes"),
            nb::arg("num_computed_tokens"), nb::arg("num_inflight_tokens") = 0,
-           nb::sig("def sync(self, *, num_tokens: int, block_hashes: Hashes, num_computed_tokens: int, "
-                   "num_inflight_tokens: int = 0) -> None"),
-           "For engines with requests of their own, made from hashes: takes over the tokens and hashes "
+           nb::sig(
+               "def sync(self, *, num_tokens: int, block_hashes: Hashes, num_computed_tokens: int, "
+               "num_inflight_tokens: int = 0) -> None"),
+           "For engines with requests of their own, made from hashes: takes over the tokens and "
+           "hashes "
            "that came since, and the counters. block_hashes: all of the request's so far.\n\n"
            "Raises InvalidArgumentError if num_tokens shrinks or a hash is missing or too many.")
       .def("block_hash", &BlockHashOf, nb::arg("index"), nb::arg("block_size") = nb::none(),
            nb::sig("def block_hash(self, index: int, block_size: int | None = None) -> bytes"),
            "Hash of block `index` of block_size tokens (default: hash_block_size).")
-      .def_prop_ro("block_hashes",
-                   [](const PyRequest& r) {
-                     nb::list hashes;
-                     for (const BlockHash& hash : r.core->content().hashes()) {
-                       hashes.append(ToBytes(*r.manager->core, hash));
-                     }
-                     return hashes;
-                   },
-                   nb::sig("def block_hashes(self) -> list[bytes]"))
+      .def_prop_ro(
+          "block_hashes",
+          [](const PyRequest& r) {
+            nb::list hashes;
+            for (const BlockHash& hash : r.core->content().hashes()) {
+              hashes.append(ToBytes(*r.manager->core, hash));
+            }
+            return hashes;
+          },
+          nb::sig("def block_hashes(self) -> list[bytes]"))
       .def("__repr__", [](const PyRequest& r) {
         return absl::StrCat("Request(id='", r.core->id(), "', num_tokens=", r.core->num_tokens(),
                             ", num_computed_tokens=", r.core->num_computed_tokens(), ", status='",
@@ -190,32 +201,36 @@ void BindRequest(nb::module_& module) {
 
   nb::class_<PyManager> manager = nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"));
   manager
-      .def("new_request", &NewRequest, nb::arg("id"), nb::arg("token_ids"), nb::kw_only(),
-           nb::arg("lora_name") = "", nb::arg("lora_path") = "", nb::arg("lora_id") = nb::none(),
-           nb::arg("cache_salt") = "", nb::arg("features") = nb::tuple(),
-           nb::arg("session_id") = nb::none(), nb::arg("skip_reading_prefix_cache") = false,
-           nb::arg("report_reused_blocks") = false,
-           nb::sig("def new_request(self, id: str, token_ids: Int32Like, *, lora_name: str = '', "
-                   "lora_path: str = '', lora_id: int | None = None, cache_salt: str = '', "
-                   "features: Sequence[tuple[str, int, int]] = (), session_id: str | None = None, "
-                   "skip_reading_prefix_cache: bool = False, report_reused_blocks: bool = False) "
-                   "-> Request"),
-           R"(A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or int64.
+      .def(
+          "new_request", &NewRequest, nb::arg("id"), nb::arg("token_ids"), nb::kw_only(),
+          nb::arg("lora_name") = "", nb::arg("lora_path") = "", nb::arg("lora_id") = nb::none(),
+          nb::arg("cache_salt") = "", nb::arg("features") = nb::tuple(),
+          nb::arg("session_id") = nb::none(), nb::arg("skip_reading_prefix_cache") = false,
+          nb::arg("report_reused_blocks") = false,
+          nb::sig("def new_request(self, id: str, token_ids: Int32Like, *, lora_name: str = '', "
+                  "lora_path: str = '', lora_id: int | None = None, cache_salt: str = '', "
+                  "features: Sequence[tuple[str, int, int]] = (), session_id: str | None = None, "
+                  "skip_reading_prefix_cache: bool = False, report_reused_blocks: bool = False) "
+                  "-> Request"),
+          R"(A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or
+int64.
 
-Requests share blocks only if lora_name, lora_path, cache_salt and features are equal, too. features:
-(identifier, offset, length) of images and the like, in tokens, sorted. lora_id and session_id only
-appear in events. skip_reading_prefix_cache: look-ups give nothing. report_reused_blocks: look-ups with
-hits emit BlockStored; needs enable_events.
+Requests share blocks only if lora_name, lora_path, cache_salt and features are equal, too.
+features: (identifier, offset, length) of images and the like, in tokens, sorted. lora_id and
+session_id only appear in events. skip_reading_prefix_cache: look-ups give nothing.
+report_reused_blocks: look-ups with hits emit BlockStored; needs enable_events.
 
 Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.)")
-      .def("new_request_from_hashes", &NewRequestFromHashes, nb::arg("id"), nb::arg("num_tokens"),
-           nb::arg("hashes"), nb::kw_only(), nb::arg("session_id") = nb::none(),
-           nb::arg("skip_reading_prefix_cache") = false,
-           nb::sig("def new_request_from_hashes(self, id: str, num_tokens: int, hashes: Hashes, *, "
-                   "session_id: str | None = None, skip_reading_prefix_cache: bool = False) -> Request"),
-           "From block hashes of hash_block_size tokens that the caller computed: one for each full "
-           "block, as bytes objects of at most 32 bytes, or 32 bytes each in one buffer.\n\n"
-           "Raises InvalidArgumentError for a wrong number of hashes.");
+      .def(
+          "new_request_from_hashes", &NewRequestFromHashes, nb::arg("id"), nb::arg("num_tokens"),
+          nb::arg("hashes"), nb::kw_only(), nb::arg("session_id") = nb::none(),
+          nb::arg("skip_reading_prefix_cache") = false,
+          nb::sig(
+              "def new_request_from_hashes(self, id: str, num_tokens: int, hashes: Hashes, *, "
+              "session_id: str | None = None, skip_reading_prefix_cache: bool = False) -> Request"),
+          "From block hashes of hash_block_size tokens that the caller computed: one for each full "
+          "block, as bytes objects of at most 32 bytes, or 32 bytes each in one buffer.\n\n"
+          "Raises InvalidArgumentError for a wrong number of hashes.");
 }
 
 }  // namespace kvblocks::python

@@ -22,9 +22,9 @@ template <typename T>
 T Cast(nb::handle value, std::string_view field) {
   T out;
   if (!nb::try_cast<T>(value, out)) {
-    PyErr_SetString(
-        PyExc_TypeError,
-        absl::StrCat(std::string(field), ": unexpected type ", nb::type_name(value.type()).c_str()).c_str());
+    PyErr_SetString(PyExc_TypeError, absl::StrCat(std::string(field), ": unexpected type ",
+                                                  nb::type_name(value.type()).c_str())
+                                         .c_str());
     nb::raise_python_error();
   }
   return out;
@@ -85,7 +85,8 @@ KvCacheSpecKind ParseKind(const std::string& name) {
     const auto kind = static_cast<KvCacheSpecKind>(i);
     if (KindName(kind) == name) return kind;
   }
-  Raise("InvalidArgumentError", absl::StrCat("kind is \"", name, "\", expected ", SupportedKinds()));
+  Raise("InvalidArgumentError",
+        absl::StrCat("kind is \"", name, "\", expected ", SupportedKinds()));
 }
 
 KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
@@ -103,9 +104,8 @@ KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
     const std::string name(field.name);
     if (!fields.contains(name.c_str())) {
       if (field.RequiredIn(kind)) {
-        Raise("InvalidArgumentError",
-              absl::StrCat(kind_name, ": ", name, " is missing, expected ",
-                           std::string(field.expected)));
+        Raise("InvalidArgumentError", absl::StrCat(kind_name, ": ", name, " is missing, expected ",
+                                                   std::string(field.expected)));
       }
       return;
     }
@@ -117,7 +117,8 @@ KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
 nb::dict FieldsOf(const KvCacheSpec& spec) {
   nb::dict fields;
   ForEachSpecField([&](const SpecField& field, auto member) {
-    if (field.In(spec.kind())) fields[std::string(field.name).c_str()] = Write(spec.options().*member);
+    if (field.In(spec.kind()))
+      fields[std::string(field.name).c_str()] = Write(spec.options().*member);
   });
   return fields;
 }
@@ -138,18 +139,20 @@ void BindSpecs(nb::module_& module) {
   nb::class_<KvCacheSpec>(
       module, "KVCacheSpec",
       "What one layer stores. Immutable, hashable. Made by the functions of kvblocks.specs.")
-      .def_static("create", &MakeSpec, nb::arg("kind"), nb::arg("fields"),
-                  nb::sig("def create(kind: str, **fields: Any) -> KVCacheSpec"),
-                  "A spec of a kind by its name, \"full_attention\" for one; fields as the functions of "
-                  "kvblocks.specs have them.\n\nRaises InvalidArgumentError that names the field, its "
-                  "value and the limit.")
+      .def_static(
+          "create", &MakeSpec, nb::arg("kind"), nb::arg("fields"),
+          nb::sig("def create(kind: str, **fields: Any) -> KVCacheSpec"),
+          "A spec of a kind by its name, \"full_attention\" for one; fields as the functions of "
+          "kvblocks.specs have them.\n\nRaises InvalidArgumentError that names the field, its "
+          "value and the limit.")
       .def_prop_ro("kind", [](const KvCacheSpec& s) { return std::string(s.kind_name()); })
-      .def_prop_ro("fields", &FieldsOf,
-                   nb::sig("def fields(self) -> dict[str, Any]"), "The fields of its kind, defaults filled in.")
+      .def_prop_ro("fields", &FieldsOf, nb::sig("def fields(self) -> dict[str, Any]"),
+                   "The fields of its kind, defaults filled in.")
       .def_prop_ro("block_size", &KvCacheSpec::block_size, "Tokens per block.")
       .def_prop_ro("num_kv_heads", &KvCacheSpec::num_kv_heads)
       .def_prop_ro("head_size", &KvCacheSpec::head_size)
-      .def_prop_ro("dtype", [](const KvCacheSpec& s) { return std::string(DataTypeName(s.dtype())); })
+      .def_prop_ro("dtype",
+                   [](const KvCacheSpec& s) { return std::string(DataTypeName(s.dtype())); })
       .def_prop_ro("sliding_window", &KvCacheSpec::sliding_window, "Tokens, or None.")
       .def_prop_ro("attention_chunk_size", &KvCacheSpec::attention_chunk_size, "Tokens, or None.")
       .def_prop_ro("page_bytes", &KvCacheSpec::page_bytes, "Bytes of one block in one layer.")
@@ -157,15 +160,15 @@ void BindSpecs(nb::module_& module) {
       .def("__hash__", [](const KvCacheSpec& s) { return absl::HashOf(s); })
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));
 
-  nb::class_<KvCacheGroup>(module, "KVCacheGroup",
-                           "Layers that share one block table. Immutable.")
-      .def("__init__",
-           [](KvCacheGroup* self, const KvCacheSpec& spec, std::vector<std::string> layer_names,
-              bool is_draft) {
-             new (self) KvCacheGroup{spec, std::move(layer_names), is_draft};
-           },
-           nb::arg("spec"), nb::arg("layer_names") = nb::tuple(), nb::arg("is_draft") = false,
-           "is_draft: has layers of a speculative drafter (EAGLE, MTP).")
+  nb::class_<KvCacheGroup>(module, "KVCacheGroup", "Layers that share one block table. Immutable.")
+      .def(
+          "__init__",
+          [](KvCacheGroup* self, const KvCacheSpec& spec, std::vector<std::string> layer_names,
+             bool is_draft) {
+            new (self) KvCacheGroup{spec, std::move(layer_names), is_draft};
+          },
+          nb::arg("spec"), nb::arg("layer_names") = nb::tuple(), nb::arg("is_draft") = false,
+          "is_draft: has layers of a speculative drafter (EAGLE, MTP).")
       .def_ro("spec", &KvCacheGroup::spec)
       .def_ro("layer_names", &KvCacheGroup::layer_names)
       .def_ro("is_draft", &KvCacheGroup::is_draft)
@@ -173,12 +176,13 @@ void BindSpecs(nb::module_& module) {
 
   nb::class_<NativeLayout>(module, "NativeLayout",
                            "Memory in chunks, each lent to one class of pages at a time.")
-      .def("__init__",
-           [](NativeLayout* self, int64_t num_chunks, std::vector<int64_t> pages,
-              std::vector<int32_t> classes) {
-             new (self) NativeLayout{num_chunks, std::move(pages), std::move(classes)};
-           },
-           nb::arg("num_chunks"), nb::arg("pages_per_chunk"), nb::arg("class_of_group"))
+      .def(
+          "__init__",
+          [](NativeLayout* self, int64_t num_chunks, std::vector<int64_t> pages,
+             std::vector<int32_t> classes) {
+            new (self) NativeLayout{num_chunks, std::move(pages), std::move(classes)};
+          },
+          nb::arg("num_chunks"), nb::arg("pages_per_chunk"), nb::arg("class_of_group"))
       .def_ro("num_chunks", &NativeLayout::num_chunks)
       .def_ro("pages_per_chunk", &NativeLayout::pages_per_chunk, "Per class of pages.")
       .def_ro("class_of_group", &NativeLayout::class_of_group, "Per group.")
@@ -186,19 +190,20 @@ void BindSpecs(nb::module_& module) {
 
   nb::class_<KvCacheConfig>(module, "KVCacheConfig",
                             "A pool of blocks and the groups that share it. Immutable.")
-      .def("__init__",
-           [](KvCacheConfig* self, int64_t num_blocks, std::vector<KvCacheGroup> groups,
-              std::optional<int64_t> scheduler_block_size, std::optional<int64_t> hash_block_size,
-              std::optional<NativeLayout> native) {
-             KvCacheConfig config{num_blocks, std::move(groups), scheduler_block_size,
-                                  hash_block_size, std::move(native)};
-             Check(Validate(config));
-             new (self) KvCacheConfig(std::move(config));
-           },
-           nb::arg("num_blocks"), nb::arg("groups"), nb::arg("scheduler_block_size") = nb::none(),
-           nb::arg("hash_block_size") = nb::none(), nb::arg("native") = nb::none(),
-           "num_blocks: of the pool, the null block included. Block sizes, in tokens: by default "
-           "derived from the groups.\n\nRaises InvalidArgumentError that names the field.")
+      .def(
+          "__init__",
+          [](KvCacheConfig* self, int64_t num_blocks, std::vector<KvCacheGroup> groups,
+             std::optional<int64_t> scheduler_block_size, std::optional<int64_t> hash_block_size,
+             std::optional<NativeLayout> native) {
+            KvCacheConfig config{num_blocks, std::move(groups), scheduler_block_size,
+                                 hash_block_size, std::move(native)};
+            Check(Validate(config));
+            new (self) KvCacheConfig(std::move(config));
+          },
+          nb::arg("num_blocks"), nb::arg("groups"), nb::arg("scheduler_block_size") = nb::none(),
+          nb::arg("hash_block_size") = nb::none(), nb::arg("native") = nb::none(),
+          "num_blocks: of the pool, the null block included. Block sizes, in tokens: by default "
+          "derived from the groups.\n\nRaises InvalidArgumentError that names the field.")
       .def_ro("num_blocks", &KvCacheConfig::num_blocks)
       .def_ro("groups", &KvCacheConfig::groups)
       .def_ro("scheduler_block_size", &KvCacheConfig::scheduler_block_size)
@@ -208,16 +213,17 @@ void BindSpecs(nb::module_& module) {
                    "Whether a block's memory must be zeroed when a request gets it.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));
 
-  nb::class_<Semantics> semantics(
-      module, "Semantics",
-      "Whose rules a KV-cache manager follows.\n\n"
-      "Semantics(\"vllm-0.33\"), \"vllm-0.25\" or \"vllm-0.33-exactly\"; switches may then be set.");
+  nb::class_<Semantics> semantics(module, "Semantics",
+                                  "Whose rules a KV-cache manager follows.\n\n"
+                                  "Semantics(\"vllm-0.33\"), \"vllm-0.25\" or "
+                                  "\"vllm-0.33-exactly\"; switches may then be set.");
   semantics
-      .def("__init__",
-           [](Semantics* self, const std::string& name) {
-             new (self) Semantics(SemanticsByName(name));
-           },
-           nb::arg("name") = "vllm-0.33")
+      .def(
+          "__init__",
+          [](Semantics* self, const std::string& name) {
+            new (self) Semantics(SemanticsByName(name));
+          },
+          nb::arg("name") = "vllm-0.33")
       .def_prop_ro("name", [](const Semantics& s) { return std::string(s.name); })
       .def_rw("retention_interval", &Semantics::retention_interval, nb::arg().none(),
               "Tokens; 0: the ends of prompts only; None: whatever some hit can use.")

@@ -40,8 +40,8 @@ PyBlockTable GetBlocks(const PyManager& self, nb::handle_t<PyRequest> owner, Gro
   CheckUse(self);
   CheckOwner(self, request);
   if (group < 0 || group >= self.core->num_groups()) {
-    Raise("NotFoundError",
-          absl::StrCat("get_blocks: group is ", group, ", expected 0 to ", self.core->num_groups() - 1));
+    Raise("NotFoundError", absl::StrCat("get_blocks: group is ", group, ", expected 0 to ",
+                                        self.core->num_groups() - 1));
   }
   return {nb::borrow(owner), &request, group, request.generation};
 }
@@ -92,7 +92,8 @@ int GetTableBuffer(PyObject* self, Py_buffer* buffer, int flags) {
     const absl::Span<const BlockId> blocks = table->blocks();
     std::vector<std::shared_ptr<TableMemory>>& shown = table->request->shown;
     const auto g = static_cast<size_t>(table->group);
-    if (shown.empty()) shown.resize(static_cast<size_t>(table->request->manager->core->num_groups()));
+    if (shown.empty())
+      shown.resize(static_cast<size_t>(table->request->manager->core->num_groups()));
     if (shown[g] == nullptr) shown[g] = std::make_shared<TableMemory>();
     return FillBuffer(self, buffer, blocks, 0, flags, shown[g]);
   } catch (nb::python_error& error) {
@@ -151,38 +152,42 @@ size_t NumGroups(const ComputedBlocks& value) { return value.num_groups(); }
 template <typename T>
 nb::class_<T> BindValue(nb::module_& module, const char* name, const char* doc) {
   return nb::class_<T>(module, name, doc)
-      .def("__len__", [](const T& value) { return NumGroups(value); }, "Groups.")
-      .def("__getitem__",
-           [](nb::handle_t<T> self, Py_ssize_t group) {
-             const T& value = nb::cast<const T&>(self);
-             const size_t g = IndexIn(group, NumGroups(value));
-             return MakeArray(self, ListOf(value, g));
-           },
-           nb::arg("group"),
-           nb::sig("def __getitem__(self, group: int, /) -> NDArray[numpy.int32]"),
-           "The ids of one group as a read-only array, without a copy.")
-      .def("block_ids",
-           [](const T& value) {
-             PyObject* lists = PyTuple_New(static_cast<Py_ssize_t>(NumGroups(value)));
-             if (lists == nullptr) nb::raise_python_error();
-             auto out = nb::steal<nb::tuple>(lists);
-             for (size_t g = 0; g < NumGroups(value); ++g) {
-               NB_TUPLE_SET_ITEM(lists, static_cast<Py_ssize_t>(g),
-                                 ToList(ListOf(value, g)).release().ptr());
-             }
-             return out;
-           },
-           nb::sig("def block_ids(self) -> tuple[list[int], ...]"), "Per group a list of ids.")
-      .def_prop_ro("num_blocks",
-                   [](const T& value) {
-                     size_t sum = 0;
-                     for (size_t g = 0; g < NumGroups(value); ++g) sum += ListOf(value, g).size();
-                     return sum;
-                   },
-                   "Over all groups.");
+      .def(
+          "__len__", [](const T& value) { return NumGroups(value); }, "Groups.")
+      .def(
+          "__getitem__",
+          [](nb::handle_t<T> self, Py_ssize_t group) {
+            const T& value = nb::cast<const T&>(self);
+            const size_t g = IndexIn(group, NumGroups(value));
+            return MakeArray(self, ListOf(value, g));
+          },
+          nb::arg("group"), nb::sig("def __getitem__(self, group: int, /) -> NDArray[numpy.int32]"),
+          "The ids of one group as a read-only array, without a copy.")
+      .def(
+          "block_ids",
+          [](const T& value) {
+            PyObject* lists = PyTuple_New(static_cast<Py_ssize_t>(NumGroups(value)));
+            if (lists == nullptr) nb::raise_python_error();
+            auto out = nb::steal<nb::tuple>(lists);
+            for (size_t g = 0; g < NumGroups(value); ++g) {
+              NB_TUPLE_SET_ITEM(lists, static_cast<Py_ssize_t>(g),
+                                ToList(ListOf(value, g)).release().ptr());
+            }
+            return out;
+          },
+          nb::sig("def block_ids(self) -> tuple[list[int], ...]"), "Per group a list of ids.")
+      .def_prop_ro(
+          "num_blocks",
+          [](const T& value) {
+            size_t sum = 0;
+            for (size_t g = 0; g < NumGroups(value); ++g) sum += ListOf(value, g).size();
+            return sum;
+          },
+          "Over all groups.");
 }
 
-ComputedBlocks MakeComputedBlocks(const std::vector<std::vector<BlockId>>& lists, int64_t num_tokens) {
+ComputedBlocks MakeComputedBlocks(const std::vector<std::vector<BlockId>>& lists,
+                                  int64_t num_tokens) {
   return ComputedBlocks(HitLists(lists.begin(), lists.end()), num_tokens);
 }
 
@@ -194,51 +199,64 @@ nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t
 
 void BindTables(nb::module_& module) {
   nb::class_<PyNumbers>(module, "_Numbers", nb::type_slots(numbers_slots));
-  BindValue<PyBlocks>(module, "Blocks",
-                      "The blocks that one allocate_slots took, per group: a value that stays as it is.");
-  BindValue<ComputedBlocks>(module, "ComputedBlocks",
-                            "The answer of a prefix look-up, for allocate_slots of the same request. Pins "
-                            "nothing: a list gone stale is refused.")
-      .def("__init__",
-           [](ComputedBlocks* self, const std::vector<std::vector<BlockId>>& lists, int64_t num_tokens) {
-             new (self) ComputedBlocks(MakeComputedBlocks(lists, num_tokens));
-           },
-           nb::arg("lists") = nb::tuple(), nb::arg("num_tokens") = 0,
-           nb::sig("def __init__(self, lists: Sequence[Sequence[int]] = (), num_tokens: int = 0) -> None"),
-           "Lists put together by the caller, one per group; allocate_slots checks every block of them.")
+  BindValue<PyBlocks>(
+      module, "Blocks",
+      "The blocks that one allocate_slots took, per group: a value that stays as it is.");
+  BindValue<ComputedBlocks>(
+      module, "ComputedBlocks",
+      "The answer of a prefix look-up, for allocate_slots of the same request. Pins "
+      "nothing: a list gone stale is refused.")
+      .def(
+          "__init__",
+          [](ComputedBlocks* self, const std::vector<std::vector<BlockId>>& lists,
+             int64_t num_tokens) {
+            new (self) ComputedBlocks(MakeComputedBlocks(lists, num_tokens));
+          },
+          nb::arg("lists") = nb::tuple(), nb::arg("num_tokens") = 0,
+          nb::sig("def __init__(self, lists: Sequence[Sequence[int]] = (), num_tokens: int = 0) -> "
+                  "None"),
+          "Lists put together by the caller, one per group; allocate_slots checks every block of "
+          "them.")
       .def_prop_ro("num_tokens", &ComputedBlocks::num_tokens, "Tokens that need not be computed.")
-      .def_prop_ro("shared_prefix_boundary", &ComputedBlocks::shared_prefix_boundary,
-                   "Tokens of a longer prefix that others share but a sparsely kept group lacks; 0: none.");
+      .def_prop_ro(
+          "shared_prefix_boundary", &ComputedBlocks::shared_prefix_boundary,
+          "Tokens of a longer prefix that others share but a sparsely kept group lacks; 0: none.");
 
-  nb::class_<PyBlockTable>(module, "BlockTable", nb::type_slots(table_slots),
-                           R"(One group's block table of a request, without a copy; null blocks are 0.
+  nb::class_<PyBlockTable>(
+      module, "BlockTable", nb::type_slots(table_slots),
+      R"(One group's block table of a request, without a copy; null blocks are 0.
 
 Follows the request while it grows. Once the request has given its blocks back, every use raises
-StaleBlockTableError. numpy.asarray(table) and memoryview(table) show the memory itself, read-only: they
-stay as the table was at that moment and readable for ever.)")
+StaleBlockTableError. numpy.asarray(table) and memoryview(table) show the memory itself, read-only:
+they stay as the table was at that moment and readable for ever.)")
       .def("__len__", [](const PyBlockTable& t) { return t.blocks().size(); })
-      .def("__getitem__",
-           [](const PyBlockTable& t, Py_ssize_t index) {
-             const auto blocks = t.blocks();
-             return blocks[IndexIn(index, blocks.size())];
-           },
-           nb::arg("index"))
+      .def(
+          "__getitem__",
+          [](const PyBlockTable& t, Py_ssize_t index) {
+            const auto blocks = t.blocks();
+            return blocks[IndexIn(index, blocks.size())];
+          },
+          nb::arg("index"))
       .def("numpy", &TableArray, nb::sig("def numpy(self) -> NDArray[numpy.int32]"),
            "numpy.asarray(self).")
       // numpy takes the buffer; it comes here where there is none, and would make an array of one
       // object.
-      .def("__array__",
-           [](nb::handle_t<PyBlockTable> self, nb::object dtype, nb::object) {
-             return TableArray(self).attr("astype")(dtype.is_none() ? nb::cast("int32") : dtype);
-           },
-           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-           nb::sig("def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]"))
-      .def("tolist", [](const PyBlockTable& t) { return ToList(t.blocks()); },
-           nb::sig("def tolist(self) -> list[int]"))
+      .def(
+          "__array__",
+          [](nb::handle_t<PyBlockTable> self, nb::object dtype, nb::object) {
+            return TableArray(self).attr("astype")(dtype.is_none() ? nb::cast("int32") : dtype);
+          },
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig(
+              "def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]"))
+      .def(
+          "tolist", [](const PyBlockTable& t) { return ToList(t.blocks()); },
+          nb::sig("def tolist(self) -> list[int]"))
       .def_prop_ro("is_stale",
                    [](const PyBlockTable& t) { return t.generation != t.request->generation; })
-      .def_prop_ro("request", [](const PyBlockTable& t) { return t.owner; },
-                   nb::sig("def request(self) -> Request"))
+      .def_prop_ro(
+          "request", [](const PyBlockTable& t) { return t.owner; },
+          nb::sig("def request(self) -> Request"))
       .def_ro("group", &PyBlockTable::group);
 
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))

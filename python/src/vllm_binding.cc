@@ -20,7 +20,6 @@ namespace {
 
 using namespace nb::literals;
 
-
 absl::Span<const BlockId> ListOf(const VllmBlocks& blocks, size_t group) {
   if (group >= blocks.num_groups) {
     throw nb::index_error("group_ids has a group that the model does not have");
@@ -43,7 +42,7 @@ nb::object GetBlockIds(const VllmBlocks& blocks, bool allow_none, nb::handle gro
   if (lists == nullptr) nb::raise_python_error();
   for (size_t i = 0; i < groups.size(); ++i) {
     PyTuple_SetItem(lists, static_cast<Py_ssize_t>(i),
-                     ToList(ListOf(blocks, groups[i])).release().ptr());
+                    ToList(ListOf(blocks, groups[i])).release().ptr());
   }
   return nb::steal(lists);
 }
@@ -109,8 +108,8 @@ nb::object KeyOf(const VllmBlock& block) {
 // One group: kind, tokens per block, a number that groups with equal specs share, window or chunk,
 // tokens kept below a window, Mamba mode, speculative blocks, checkpoint blocks, and whether it
 // holds draft layers.
-using GroupArguments = std::tuple<std::string, int64_t, int64_t, std::optional<int64_t>,
-                                  int64_t, std::string, int64_t, int64_t, bool>;
+using GroupArguments = std::tuple<std::string, int64_t, int64_t, std::optional<int64_t>, int64_t,
+                                  std::string, int64_t, int64_t, bool>;
 
 KvCacheGroup GroupFrom(const GroupArguments& arguments) {
   const auto& [kind, block_size, spec_number, window, num_retained, mode, num_speculative,
@@ -188,8 +187,7 @@ void NewManager(VllmManager* self, int64_t num_blocks, const std::vector<GroupAr
   const auto semantics = Semantics::ByName(name);
   if (!semantics) CheckVllm(InvalidArgument("semantics \"", name, "\" are not known"));
   core.semantics = *semantics;
-  core.semantics.retention_interval =
-      Take<std::optional<int64_t>>(options, "retention_interval");
+  core.semantics.retention_interval = Take<std::optional<int64_t>>(options, "retention_interval");
   auto manager = KvCacheManager::Create(config, core);
   CheckVllm(manager.status());
 
@@ -269,8 +267,7 @@ nb::object VllmManager::ToPython(const BlockStored& event) const {
   fields["block_size"] = event.block_size;
   fields["lora_id"] = event.lora_id;
   fields["medium"] = "GPU";
-  fields["lora_name"] =
-      event.lora_id ? nb::object(nb::str(event.lora_name.c_str())) : nb::none();
+  fields["lora_name"] = event.lora_id ? nb::object(nb::str(event.lora_name.c_str())) : nb::none();
   fields["extra_keys"] = all_extra_keys;
   fields["group_idx"] = event.group_idx;
   fields["kv_cache_spec_kind"] = kind;
@@ -303,7 +300,7 @@ namespace {
 // --- Decode steps ---
 
 // allocate_slots as vLLM calls it for a running request: (request, n, num_lookahead_tokens=k). Most
-// of these calls are quiet steps, and Python's own calling convention costs them less than the
+// of these calls are no-op steps, and Python's own calling convention costs them less than the
 // general one; everything else goes on to _allocate_slots.
 PyObject* AllocateSlots(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
                         PyObject* names) {
@@ -315,19 +312,18 @@ PyObject* AllocateSlots(PyObject* self, PyObject* const* args, Py_ssize_t num_ar
     const long long num_lookahead = PyLong_AsLongLong(args[2]);
     if (num_new < 0 || num_lookahead < 0) PyErr_Clear();  // the general way says what is wrong
     VllmManager& manager = *nb::inst_ptr<VllmManager>(self);
-    if (manager.IsQuietStep(args[0], num_new, num_lookahead)) {
+    if (manager.IsNoopStep(args[0], num_new, num_lookahead)) {
       return nb::object(manager.no_blocks()).release().ptr();
     }
   }
   absl::InlinedVector<PyObject*, 16> with_self{self};
   with_self.insert(with_self.end(), args, args + num_args + num_names);
-  return PyObject_VectorcallMethod(general, with_self.data(),
-                                   static_cast<size_t>(num_args + 1), names);
+  return PyObject_VectorcallMethod(general, with_self.data(), static_cast<size_t>(num_args + 1),
+                                   names);
 }
 
 PyMethodDef manager_methods[] = {
-    {"allocate_slots",
-     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&AllocateSlots)),
+    {"allocate_slots", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&AllocateSlots)),
      METH_FASTCALL | METH_KEYWORDS,
      "Slots for a request's next tokens, as blocks that are new, or None: see _allocate_slots."},
     {nullptr, nullptr, 0, nullptr}};
@@ -336,8 +332,8 @@ PyType_Slot manager_slots[] = {{Py_tp_methods, manager_methods}, {0, nullptr}};
 }  // namespace
 
 void BindVllm(nb::module_& module) {
-  nb::class_<VllmBlock>(module, "Block",
-                        "One block of the pool; the fields of vLLM's KVCacheBlock that can be read.")
+  nb::class_<VllmBlock>(
+      module, "Block", "One block of the pool; the fields of vLLM's KVCacheBlock that can be read.")
       .def_ro("block_id", &VllmBlock::id)
       .def_prop_ro("is_null", [](const VllmBlock& b) { return b.id == kNullBlockId; })
       .def_prop_ro("ref_cnt",
@@ -346,9 +342,8 @@ void BindVllm(nb::module_& module) {
                                                  : b.manager->core().pool().block(b.id).ref_count;
                    })
       .def_prop_ro("block_hash", &KeyOf, "The key that the block is cached under, or None.")
-      .def("__eq__", [](const VllmBlock& a, const VllmBlock& b) {
-        return a.manager == b.manager && a.id == b.id;
-      })
+      .def("__eq__", [](const VllmBlock& a,
+                        const VllmBlock& b) { return a.manager == b.manager && a.id == b.id; })
       .def("__hash__", [](const VllmBlock& b) { return b.id; })
       .def("__repr__", [](const VllmBlock& b) { return "Block(" + std::to_string(b.id) + ")"; });
 
@@ -356,7 +351,10 @@ void BindVllm(nb::module_& module) {
       .def_prop_ro("blocks", &BlocksOf)
       .def("get_block_ids", &GetBlockIds, "allow_none"_a = false, nb::kw_only(),
            "group_ids"_a = nb::none())
-      .def("new_empty", [](const VllmBlocks& b) { return VllmBlocks{{}, {}, b.num_groups}; })
+      .def("new_empty",
+           [](const VllmBlocks& b) {
+             return VllmBlocks{{}, {}, b.num_groups};
+           })
       .def("get_unhashed_block_ids",
            [](const VllmBlocks& b) {
              if (b.num_groups != 1) throw nb::value_error("several groups, expected one");
@@ -368,78 +366,85 @@ void BindVllm(nb::module_& module) {
   nb::class_<VllmManager>(module, "Manager", nb::type_slots(manager_slots))
       .def("__init__", &NewManager, "num_blocks"_a, "groups"_a, "options"_a)
       .def_prop_ro("empty_kv_cache_blocks", &VllmManager::no_blocks)
-      .def("get_computed_blocks",
-           [](nb::handle_t<VllmManager> self, nb::handle request, nb::handle max_tokens) {
-             return ManagerOf(self).GetComputedBlocks(self, request, max_tokens);
-           },
-           "request"_a, "max_cache_hit_length"_a = nb::none())
-      .def("_allocate_slots",
-           [](nb::handle_t<VllmManager> self, nb::handle request, int64_t num_new_tokens,
-              int64_t num_new_computed_tokens, nb::handle new_computed_blocks,
-              int64_t num_lookahead_tokens, int64_t num_external_computed_tokens,
-              bool delay_cache_blocks, int64_t num_encoder_tokens, bool full_sequence_must_fit,
-              int64_t reserved_blocks, bool has_scheduled_reqs, nb::handle) {
-             return ManagerOf(self).AllocateSlots(
-                 self, request,
-                 {.num_new_tokens = num_new_tokens,
-                  .num_lookahead_tokens = num_lookahead_tokens,
-                  .num_external_computed_tokens = num_external_computed_tokens,
-                  .delay_cache_blocks = delay_cache_blocks,
-                  .full_sequence_must_fit = full_sequence_must_fit,
-                  .reserved_blocks = reserved_blocks,
-                  .has_scheduled_requests = has_scheduled_reqs,
-                  .num_encoder_tokens = num_encoder_tokens},
-                 num_new_computed_tokens, new_computed_blocks);
-           },
-           "request"_a, "num_new_tokens"_a, "num_new_computed_tokens"_a = 0,
-           "new_computed_blocks"_a = nb::none(), "num_lookahead_tokens"_a = 0,
-           "num_external_computed_tokens"_a = 0, "delay_cache_blocks"_a = false,
-           "num_encoder_tokens"_a = 0, "full_sequence_must_fit"_a = false,
-           "reserved_blocks"_a = 0, "has_scheduled_reqs"_a = true,
-           "skip_zeroing_group_ids"_a = nb::none())
+      .def(
+          "get_computed_blocks",
+          [](nb::handle_t<VllmManager> self, nb::handle request, nb::handle max_tokens) {
+            return ManagerOf(self).GetComputedBlocks(self, request, max_tokens);
+          },
+          "request"_a, "max_cache_hit_length"_a = nb::none())
+      .def(
+          "_allocate_slots",
+          [](nb::handle_t<VllmManager> self, nb::handle request, int64_t num_new_tokens,
+             int64_t num_new_computed_tokens, nb::handle new_computed_blocks,
+             int64_t num_lookahead_tokens, int64_t num_external_computed_tokens,
+             bool delay_cache_blocks, int64_t num_encoder_tokens, bool full_sequence_must_fit,
+             int64_t reserved_blocks, bool has_scheduled_reqs, nb::handle) {
+            return ManagerOf(self).AllocateSlots(
+                self, request,
+                {.num_new_tokens = num_new_tokens,
+                 .num_lookahead_tokens = num_lookahead_tokens,
+                 .num_external_computed_tokens = num_external_computed_tokens,
+                 .delay_cache_blocks = delay_cache_blocks,
+                 .full_sequence_must_fit = full_sequence_must_fit,
+                 .reserved_blocks = reserved_blocks,
+                 .has_scheduled_requests = has_scheduled_reqs,
+                 .num_encoder_tokens = num_encoder_tokens},
+                num_new_computed_tokens, new_computed_blocks);
+          },
+          "request"_a, "num_new_tokens"_a, "num_new_computed_tokens"_a = 0,
+          "new_computed_blocks"_a = nb::none(), "num_lookahead_tokens"_a = 0,
+          "num_external_computed_tokens"_a = 0, "delay_cache_blocks"_a = false,
+          "num_encoder_tokens"_a = 0, "full_sequence_must_fit"_a = false, "reserved_blocks"_a = 0,
+          "has_scheduled_reqs"_a = true, "skip_zeroing_group_ids"_a = nb::none())
       .def("cache_blocks", &VllmManager::CacheBlocks, "request"_a, "num_computed_tokens"_a)
       .def("free", &VllmManager::Free, "request"_a)
-      .def("pop_blocks_for_free",
-           [](nb::handle_t<VllmManager> self, nb::handle request) {
-             return ManagerOf(self).PopBlocksForFree(self, request);
-           },
-           "request"_a)
-      .def("remove_skipped_blocks",
-           [](VllmManager& self, std::string_view request_id, int64_t processed_computed_tokens,
-              nb::handle) {
-             self.RemoveSkippedBlocks({request_id.data(), request_id.size()},
-                                      processed_computed_tokens);
-           },
-           "request_id"_a, "processed_computed_tokens"_a, "num_prompt_tokens"_a = nb::none())
-      .def("get_blocks",
-           [](nb::handle_t<VllmManager> self, std::string_view request_id) {
-             return ManagerOf(self).GetBlocks(self, {request_id.data(), request_id.size()});
-           },
-           "request_id"_a)
-      .def("get_block_ids",
-           [](nb::handle_t<VllmManager> self, std::string_view request_id) {
-             const nb::object blocks =
-                 ManagerOf(self).GetBlocks(self, {request_id.data(), request_id.size()});
-             return GetBlockIds(nb::cast<const VllmBlocks&>(blocks), false, nb::none());
-           },
-           "request_id"_a)
+      .def(
+          "pop_blocks_for_free",
+          [](nb::handle_t<VllmManager> self, nb::handle request) {
+            return ManagerOf(self).PopBlocksForFree(self, request);
+          },
+          "request"_a)
+      .def(
+          "remove_skipped_blocks",
+          [](VllmManager& self, std::string_view request_id, int64_t processed_computed_tokens,
+             nb::handle) {
+            self.RemoveSkippedBlocks({request_id.data(), request_id.size()},
+                                     processed_computed_tokens);
+          },
+          "request_id"_a, "processed_computed_tokens"_a, "num_prompt_tokens"_a = nb::none())
+      .def(
+          "get_blocks",
+          [](nb::handle_t<VllmManager> self, std::string_view request_id) {
+            return ManagerOf(self).GetBlocks(self, {request_id.data(), request_id.size()});
+          },
+          "request_id"_a)
+      .def(
+          "get_block_ids",
+          [](nb::handle_t<VllmManager> self, std::string_view request_id) {
+            const nb::object blocks =
+                ManagerOf(self).GetBlocks(self, {request_id.data(), request_id.size()});
+            return GetBlockIds(nb::cast<const VllmBlocks&>(blocks), false, nb::none());
+          },
+          "request_id"_a)
       .def("estimate_cached_tokens", &VllmManager::EstimateCachedTokens, "request"_a)
-      .def("truncate_computed_blocks",
-           [](nb::handle_t<VllmManager> self, const VllmBlocks& blocks, int64_t num_tokens) {
-             return ManagerOf(self).Truncate(self, blocks, num_tokens);
-           },
-           "blocks"_a, "num_computed_tokens"_a)
+      .def(
+          "truncate_computed_blocks",
+          [](nb::handle_t<VllmManager> self, const VllmBlocks& blocks, int64_t num_tokens) {
+            return ManagerOf(self).Truncate(self, blocks, num_tokens);
+          },
+          "blocks"_a, "num_computed_tokens"_a)
       .def("new_step_starts", [](VllmManager& self) { self.core().NewStepStarts(); })
       .def("take_events", &VllmManager::TakeEvents)
       .def_prop_ro("usage", [](const VllmManager& self) { return self.core().usage(); })
-      .def("evict_blocks",
-           [](VllmManager& self, nb::handle block_ids) {
-             // One by one, since events come in the order of the argument.
-             for (nb::handle id : nb::iter(block_ids)) {
-               CheckVllm(self.core().EvictBlocks({nb::cast<BlockId>(id)}));
-             }
-           },
-           "block_ids"_a)
+      .def(
+          "evict_blocks",
+          [](VllmManager& self, nb::handle block_ids) {
+            // One by one, since events come in the order of the argument.
+            for (nb::handle id : nb::iter(block_ids)) {
+              CheckVllm(self.core().EvictBlocks({nb::cast<BlockId>(id)}));
+            }
+          },
+          "block_ids"_a)
       .def("_has_block_copies", [](VllmManager& self) { return self.core().has_block_copies(); })
       .def("_take_block_copies",
            [](nb::handle_t<VllmManager> self) {
@@ -472,7 +477,8 @@ void BindVllm(nb::module_& module) {
            })
       .def("_num_free_blocks", [](VllmManager& self) { return self.core().num_free_blocks(); })
       .def("_num_blocks", [](VllmManager& self) { return self.core().pool().num_blocks(); })
-      .def("_free_block_ids", [](VllmManager& self) { return ToList(self.core().pool().WalkFree()); })
+      .def("_free_block_ids",
+           [](VllmManager& self) { return ToList(self.core().pool().WalkFree()); })
       .def("_find_cached",
            [](VllmManager& self, nb::bytes hash, GroupId group) {
              BlockHash key;

@@ -78,8 +78,7 @@ void RaiseVllm(const absl::Status& status) {
 
 VllmManager::VllmManager(std::unique_ptr<KvCacheManager> core, Settings settings)
     : core_(std::move(core)), settings_(std::move(settings)) {
-  no_blocks_ =
-      nb::cast(VllmBlocks{{}, ComputedBlocks(), static_cast<size_t>(core_->num_groups())});
+  no_blocks_ = nb::cast(VllmBlocks{{}, ComputedBlocks(), static_cast<size_t>(core_->num_groups())});
   if (core_->hashing() != nullptr) {
     hash_block_size_ = core_->hash_block_size();
     num_lookahead_tokens_ = core_->hashing()->num_lookahead_tokens;
@@ -214,7 +213,8 @@ Request& VllmManager::Sync(nb::handle request, bool from_scratch) {
     Bind(*known, request);
     return *known->core;
   }
-  if (known->object.ptr() != request.ptr()) [[unlikely]] Bind(*known, request);
+  if (known->object.ptr() != request.ptr()) [[unlikely]]
+    Bind(*known, request);
   Request& core = *known->core;
   if (known->may_change || num_tokens < core.num_tokens()) [[unlikely]] {
     const int64_t num_prompt_tokens = Names().num_prompt_tokens.IntOf(request);
@@ -227,19 +227,18 @@ Request& VllmManager::Sync(nb::handle request, bool from_scratch) {
   if (num_tokens > core.num_tokens()) {
     const auto& hashes = ReadHashes(request, static_cast<int64_t>(core.content().hashes().size()),
                                     NumHashes(num_tokens));
-    CheckVllm(settings_.keeps_tokens
-                  ? core.AppendOutputTokens(ReadTokens(request, core.num_tokens(), num_tokens),
-                                            hashes)
-                  : core.AppendHashedTokens(num_tokens - core.num_tokens(), hashes));
+    CheckVllm(
+        settings_.keeps_tokens
+            ? core.AppendOutputTokens(ReadTokens(request, core.num_tokens(), num_tokens), hashes)
+            : core.AppendHashedTokens(num_tokens - core.num_tokens(), hashes));
   }
   return core;
 }
 
 nb::object VllmManager::Wrap(nb::handle self, ComputedBlocks lists) const {
   if (lists.empty()) return no_blocks_;
-  return nb::cast(VllmBlocks{nb::borrow(self), std::move(lists), no_blocks_.is_valid()
-                                 ? static_cast<size_t>(core_->num_groups())
-                                 : 0});
+  return nb::cast(VllmBlocks{nb::borrow(self), std::move(lists),
+                             no_blocks_.is_valid() ? static_cast<size_t>(core_->num_groups()) : 0});
 }
 
 // --- Look-up and slots ---
@@ -258,14 +257,14 @@ nb::tuple VllmManager::GetComputedBlocks(nb::handle self, nb::handle request,
   return nb::make_tuple(Wrap(self, std::move(hits)), num_tokens, boundary);
 }
 
-bool VllmManager::IsQuietStep(PyObject* request, int64_t num_new_tokens,
-                              int64_t num_lookahead_tokens) {
+bool VllmManager::IsNoopStep(PyObject* request, int64_t num_new_tokens,
+                             int64_t num_lookahead_tokens) {
   // A request that waits again may have to leave the watermark's blocks alone.
   if (settings_.has_watermark || num_new_tokens <= 0 || num_lookahead_tokens < 0) return false;
   const auto it = by_object_.find(request);
   if (it == by_object_.end()) return false;
   Request& core = *it->second;
-  const int64_t most = core.quiet_slots();
+  const int64_t most = core.noop_slots();
   if (num_new_tokens > most || num_lookahead_tokens > most) return false;
   const int64_t num_computed = Names().num_computed_tokens.IntOrNegativeOf(request);
   if (num_computed < 0 || num_computed > most - num_new_tokens - num_lookahead_tokens) return false;
@@ -333,8 +332,8 @@ void VllmManager::CacheBlocks(nb::handle request, int64_t num_tokens) {
   for (GroupId g = 0; g < core_->num_groups(); ++g) {
     const SingleTypeManager& group = core_->group(g);
     if (!group.is_cacheable()) continue;
-    most = std::min(most,
-                    static_cast<int64_t>(core_->GetBlocks(core, g).size()) * group.block_size());
+    most =
+        std::min(most, static_cast<int64_t>(core_->GetBlocks(core, g).size()) * group.block_size());
   }
   CheckVllm(core_->CacheBlocks(core, std::clamp<int64_t>(num_tokens, 0, most)));
 }

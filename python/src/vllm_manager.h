@@ -92,7 +92,7 @@ class VllmManager {
   // Whether slots for a step of a running request are there already, and making them would change
   // nothing: most decode steps. Reads one attribute of the request, and raises nothing: where
   // anything is odd, the answer is no.
-  bool IsQuietStep(PyObject* request, int64_t num_new_tokens, int64_t num_lookahead_tokens);
+  bool IsNoopStep(PyObject* request, int64_t num_new_tokens, int64_t num_lookahead_tokens);
 
   // vLLM's methods; `self` is the Python object of this.
   nb::tuple GetComputedBlocks(nb::handle self, nb::handle request, nb::handle max_tokens);
@@ -144,7 +144,7 @@ class VllmManager {
   Settings settings_;
   nb::object no_blocks_;
   Counterparts counterparts_;
-  // The same requests by the address of vLLM's object, without those that may change: what a quiet
+  // The same requests by the address of vLLM's object, without those that may change: what a no-op
   // step needs, in one look-up without a string.
   absl::flat_hash_map<const PyObject*, Request*> by_object_;
   size_t hash_size_ = sizeof(BlockHash);  // of vLLM's hashes, in bytes; known with the first one

@@ -115,7 +115,7 @@ def test_a_step_notices_what_others_did_to_a_request() -> None:
         assert manager.allocate_decode(batch) == 2 and not batch.new_blocks.size
         batch.advance([1, 1])
     assert [request.num_computed_tokens for request in requests] == [23, 23]
-    # The counters of a row that would have been quiet.
+    # The counters of a row whose step would have been a no-op.
     requests[1].append_tokens([1] * 9)
     requests[1].num_computed_tokens = 32
     assert manager.allocate_decode(batch) == 2 and batch.new_blocks.tolist() == [[1, 0, 5]]

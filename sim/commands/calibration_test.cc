@@ -135,8 +135,8 @@ TEST(MeasuredReportTest, SM84ReportsAreCutToWhatWasMeasured) {
   EXPECT_FALSE(cut.has_counters());
 }
 
-// --- SM-114, SM-65: runs of a real server, replayed with the settings that they had, and calibrated
-// on one half of the requests (testdata/measured_runs) ---
+// --- SM-114, SM-65: runs of a real server, replayed with the settings that they had, and
+//   calibrated on one half of the requests (testdata/measured_runs) ---
 
 std::string FileOf(const std::string& name) {
   return absl::StrCat("sim/commands/testdata/measured_runs/", name);

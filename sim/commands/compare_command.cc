@@ -26,10 +26,10 @@ constexpr const char* kFooter =
     R"(A and B are reports of kvsim replay --json, or files of kvsim replay --steps: the content decides,
 and compressed files are unpacked. Of reports it prints the options that differ and every metric
 that does, with absolute and relative change. Of step files it prints the first step at which the
-schedules part, both states side by side: before it the two runs scheduled the same tokens of the
+schedules diverge, both states side by side: before it the two runs scheduled the same tokens of the
 same requests in the same blocks.
 
-Without a tolerance nothing is judged. With --tolerance=0 the reports must be equal, apart from the
+Without a tolerance nothing is judged. With --tolerance=0 the reports must be equal except for the
 configuration. Names are parts of metric names: token_hit_rate is that of whole_run and of
 after_warmup, whole_run.token_hit_rate one of them, latency.ttft all its figures. The most specific
 tolerance counts. Metrics that only one report has exceed any tolerance but inf; texts only 0.

@@ -50,7 +50,8 @@ Exit status: 0 done, 2 bad input or options, 3 no request can run, 4 internal ch
 bool IsOfPoolSize(std::string_view field) {
   constexpr std::string_view kFields[] = {
       "model",  "device", "catalogue", "tensor_parallel", "decode_context_parallel",
-      "kv_cache_dtype", "weight_dtype", "memory_utilization", "activation_gb", "graph_gb", "draft_model"};
+      "kv_cache_dtype", "weight_dtype", "memory_utilization", "activation_gb", "graph_gb",
+      "draft_model"};
   return std::find(std::begin(kFields), std::end(kFields), field) != std::end(kFields);
 }
 

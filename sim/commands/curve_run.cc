@@ -179,7 +179,7 @@ void AddNotes(const CurveRun& run, const TraceReader& reader, const OrderRunOpti
         "of it is left out");
   }
   if (run.config.num_draft_tokens() > 0 && report->mode() == "order") {
-    report->add_notes("slots that the drafter writes ahead are left out");
+    report->add_notes("lookahead slots of the drafter are left out");
   }
   if (run.device_blocks == 0) {
     report->add_notes(absl::StrCat(run.replay.device,

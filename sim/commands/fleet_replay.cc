@@ -130,10 +130,11 @@ absl::Status FleetReplay::CheckSharedTiers() const {
     const bool is_alike = own.config.tier() == first.config.tier() && own.tiers && first.tiers &&
                           own.tiers->group_block_bytes == first.tiers->group_block_bytes;
     if (!shares || is_alike) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--tier: got \"", own.config.tier(), "\" for replicas with ", kind.asked.options, ", and \"",
-        first.config.tier(), "\" for the first: a shared tier takes the same tiers, and blocks of the "
-        "same bytes, for all replicas"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tier: got \"", own.config.tier(), "\" for replicas with ",
+                     kind.asked.options, ", and \"", first.config.tier(),
+                     "\" for the first: a shared tier takes the same tiers, and blocks of the "
+                     "same bytes, for all replicas"));
   }
   return absl::OkStatus();
 }
@@ -301,7 +302,8 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report
     if (r > 0 && result_.replicas[r].num_arrived == 0) continue;
     // What holds for one replica and what holds for the trace; said once.
     for (const std::string& note : one->notes()) {
-      if (std::find(report->notes().begin(), report->notes().end(), note) == report->notes().end()) {
+      if (std::find(report->notes().begin(), report->notes().end(), note) ==
+          report->notes().end()) {
         report->add_notes(note);
       }
     }

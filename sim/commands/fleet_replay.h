@@ -1,4 +1,4 @@
-// FleetReplay: a trace through one replica, or several behind a router, as a configuration asks for them.
+// FleetReplay: a trace through one replica, or several behind a router, as configured.
 //
 //   auto fleet = FleetReplay::Create(config);        // everything a user can get wrong
 //   auto reader = OpenReplayTrace(config, (*fleet)->setup().reader);

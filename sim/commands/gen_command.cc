@@ -43,8 +43,8 @@ Examples
   kvsim gen --like=trace.jsonl.gz --to=spec -o like.txtpb
   kvsim gen --like=trace.jsonl.gz --check)";
 
-// As many sessions as have the requests asked for. The first requests of sessions that begin without
-// end would be first turns, most of them.
+// As many sessions as have the requests asked for. The first requests of sessions that begin
+// without end would be first turns, most of them.
 void KeepSessionsWhole(wl::Workload* workload) {
   const SessionPlanner planner(*workload);
   int64_t sessions = 0, requests = 0;

@@ -97,7 +97,7 @@ absl::Status ToStatus(const std::vector<PlanError>& errors);
 //
 //   ngram                               nothing: the host looks tokens up
 //   eagle, parallel_eagle               one dense layer as wide as the target's, with a head
-//   mtp, mtp_modules                    one layer of the target's kind (of each module), with a head
+//   mtp, mtp_modules                    one layer of the target's kind, per module, with a head
 //   draft_model, parallel_draft_model   the model that --draft-model names
 //   dflash, dspark                      unknown, unless --draft-time says it
 //

@@ -110,7 +110,7 @@ std::string BadValue(const CLI::App& app, int argc, char** argv) {
       continue;
     }
     const CLI::Option* option = command->get_option_no_throw(name);
-    if (option == nullptr || !option->nonpositional()) continue;  // told elsewhere
+    if (option == nullptr || !option->nonpositional()) continue;  // reported elsewhere
     const std::string unit = option->get_type_name();
     const std::string expected = unit.empty() ? "a value" : unit;
     if (option->get_expected_max() == 0) {

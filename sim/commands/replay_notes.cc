@@ -20,8 +20,8 @@ std::string BaseName(const std::string& path) {
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
-// The smallest --num-blocks that makes a pool of `num_blocks` block ids. They are the same but in the
-// native layout, where the option stands for memory.
+// The smallest --num-blocks that makes a pool of `num_blocks` block ids. They are the same but in
+// the native layout, where the option stands for memory.
 int64_t SmallestOption(ReplayConfig config, const ReplaySetup& setup, int64_t num_blocks) {
   if (!setup.simulation.kv_cache.native) return num_blocks;
   const auto suffices = [&](int64_t option) {
@@ -79,7 +79,8 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
     described_part->set_source(part.source);
   }
   described->set_num_blocks_source(setup.num_blocks_source);
-  described->set_devices(std::max<int64_t>(config.tensor_parallel(), 1) * config.pipeline_parallel());
+  described->set_devices(std::max<int64_t>(config.tensor_parallel(), 1) *
+                         config.pipeline_parallel());
   const bool is_chosen = config.max_num_seqs() == 0 || config.max_num_batched_tokens() == 0;
   described->set_limits_source(
       is_chosen ? absl::StrCat("chosen as its ", config.entry_point() == "offline"
@@ -136,7 +137,8 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
   }
   if (config.num_blocks() == 0 && config.kv_cache_config().num_blocks() == 0) {
     report->add_notes(
-        "the pool size counts activations as measured on one device and version; compare it with the "
+        "the pool size counts activations as measured on one device and version; compare it with "
+        "the "
         "engine's log");
   }
   if (config.max_encoder_tokens() > 0) {

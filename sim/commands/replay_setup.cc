@@ -230,7 +230,8 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   for (const SimTier& tier : *tiers) {
     if (num_devices == 1 || tier.options.capacity_bytes == 0) continue;
     const double gib = static_cast<double>(tier.options.capacity_bytes) / (1 << 30);
-    absl::StrAppendFormat(&setup->note, "%stier %s: %.4g GiB of each of %d devices, %.4g GiB in all",
+    absl::StrAppendFormat(&setup->note,
+                          "%stier %s: %.4g GiB of each of %d devices, %.4g GiB in all",
                           setup->note.empty() ? "" : "; ", tier.options.name, gib, num_devices,
                           gib * static_cast<double>(num_devices));
   }

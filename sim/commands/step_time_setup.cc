@@ -274,7 +274,8 @@ absl::StatusOr<StepTimeSetup> MakeStepTime(const ReplayConfig& config,
   if (by_layers) add_note(NodesNote(config, hardware));
   // Not refused: `kvsim calibrate` wrote it for all models, as large as the other factor.
   const double expert_factor = config.expert_prefill_factor();
-  if (by_layers && !hardware.model.experts && expert_factor != TableClockOptions().expert_prefill_factor &&
+  if (by_layers && !hardware.model.experts &&
+      expert_factor != TableClockOptions().expert_prefill_factor &&
       expert_factor != config.prefill_factor()) {
     add_note(absl::StrCat("--expert-prefill-factor changes nothing: ", hardware.model.name,
                           " has no experts"));

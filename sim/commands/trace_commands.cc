@@ -204,8 +204,8 @@ class ValidateCommand final : public TraceCommand {
 };
 
 constexpr const char* kConvertFooter =
-    R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests, apart
-from what the format cannot hold, which is listed.
+    R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests except for
+what the format cannot hold, which is listed.
 
 Examples
   kvsim convert trace.jsonl.gz trace.kvt.zst

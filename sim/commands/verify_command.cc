@@ -222,8 +222,9 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
                                          static_cast<double>(found.queries()),
                                number(found.keys_attended())));
   if (found.joint_queries_checked() > 0) {
-    text += Line("joint attention", absl::StrCat(number(found.joint_queries_checked()),
-                                                 " rows over a window and compressed rows at once"));
+    text +=
+        Line("joint attention", absl::StrCat(number(found.joint_queries_checked()),
+                                             " rows over a window and compressed rows at once"));
   }
   if (found.states_written() > 0) {
     text += Line("states", absl::StrCat(number(found.states_written()), " written, ",
@@ -291,7 +292,7 @@ absl::StatusOr<ExitStatus> VerifyCommand::Execute() {
   if (tiers != nullptr && tiers->NeedsEvents()) {
     return absl::InvalidArgumentError(
         "--tier: got store=on-evict in the first tier, expected another one: what the "
-        "device evicts is told when its block has been written anew");
+        "device evicts is known when its block has been written anew");
   }
   VerifyingObserver observer(options);
   if (tiers != nullptr) {

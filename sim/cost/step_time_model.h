@@ -112,8 +112,8 @@ class StepTimeModel {
   // The same part by part, where parts differ.
   virtual std::vector<TimePart> parts() const { return {}; }
 
-  // Adds what StepTimeAmong says of a step, drafts aside; without peers, what StepTime says. Nothing
-  // where a clock has no such parts. REQUIRES: as StepTimeAmong.
+  // Adds what StepTimeAmong says of a step, drafts aside; without peers, what StepTime says.
+  // Nothing where a clock has no such parts. REQUIRES: as StepTimeAmong.
   virtual void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes,
                      const StepPeers& peers, StepTally* tally) const {
     (void)work, (void)decodes, (void)peers, (void)tally;

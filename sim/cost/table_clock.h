@@ -2,8 +2,10 @@
 // what lies between the kernels added as a few constants.
 //
 //   step = linear(decode tokens) + head(samples) + attention(decodes, their mean context)
-//        + F x [linear(all tokens) - linear(decode tokens) + prompts' attention], experts with their own F
+//        + F x [linear(all tokens) - linear(decode tokens) + prompts' attention]
 //        + per layer + per layer if there are prompts + per sequence
+//
+// Experts have a factor F of their own.
 //
 // A sequence all of whose new tokens are sampled is a decode, drafts included. The attention of a
 // chunk of a prompt is that of the whole prompt up to its end less that up to its beginning.

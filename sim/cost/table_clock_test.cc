@@ -155,7 +155,7 @@ TEST(TableClockTest, ExpertsModelsInFp8TakeTheProductsOfScaledBlocks) {
   EXPECT_EQ(source_of("llama-3.1-70b", "gate and up"), "measured kernels, fp8");
 }
 
-// Experts that an engine takes when it is told to: 8-bit activations for 4-bit weights.
+// Experts that an engine takes by an option: 8-bit activations for 4-bit weights.
 TEST(TableClockTest, GptOssHasExpertsWithEightBitActivations) {
   TableClockOptions options = OptionsOf("gpt-oss-120b", "b200");
   const LayerTimes half(TablesOf("b200"), options.layers);

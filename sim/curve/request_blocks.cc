@@ -60,17 +60,17 @@ bool RequestBlocks::Make(TraceRequest& request, CurveRequest* out) {
   out->num_prompt_tokens = prompt;
   switch (options_.counted) {
     case CountedBlocks::kEngine: {
-      const int64_t ahead = options_.hash_lookahead_tokens;
+      const int64_t lookahead = options_.hash_lookahead_tokens;
       // The last token of the output is known and never computed.
       const int64_t computed = output > 0 ? prompt + output - 1 : prompt;
-      MakeKeys(request, ahead > 0 ? prompt + output : computed);
+      MakeKeys(request, lookahead > 0 ? prompt + output : computed);
       const int64_t keyed = std::min<int64_t>(static_cast<int64_t>(keys_.size()), computed / block);
       keys_.resize(static_cast<size_t>(keyed));
       out->num_unkeyed = (computed + block - 1) / block - keyed;
       // Engines ask for room for all tokens.
       out->smallest_pool = (prompt + output + block - 1) / block;
       out->num_eligible =
-          std::min({keyed, (prompt - 1) / block, std::max<int64_t>(prompt - ahead, 0) / block});
+          std::min({keyed, (prompt - 1) / block, std::max<int64_t>(prompt - lookahead, 0) / block});
       out->num_prompt_blocks = prompt / block;
       break;
     }

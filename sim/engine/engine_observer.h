@@ -129,8 +129,8 @@ struct StepRecord {
   // Further requests that decode one token each, inside a block and not their last one, and have no
   // record; 0 unless no observer needs every record. A request that must be looked at again while
   // such a step is under way has a record in OnStepFinished, behind the others.
-  int64_t num_quiet = 0;
-  int64_t quiet_context = 0;  // sum of their num_context when the step was scheduled
+  int64_t num_skipped = 0;
+  int64_t skipped_context = 0;  // sum of their num_context when the step was scheduled
   int64_t num_preempted = 0;  // in this call of the scheduler
   int64_t num_loads_started = 0;  // in this call, for requests that wait for them
   // When the step had been scheduled.
@@ -138,15 +138,15 @@ struct StepRecord {
   int64_t num_waiting = 0;  // preempted and loading requests included
   PoolState pool;
 
-  int64_t num_requests() const { return static_cast<int64_t>(scheduled.size()) + num_quiet; }
+  int64_t num_requests() const { return static_cast<int64_t>(scheduled.size()) + num_skipped; }
 };
 
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
 
-  // Whether each step must have a record of each of its requests. One that does with num_quiet and
-  // OnQuietDecodes says no: if all do, most decodes cost nothing.
+  // Whether each step must have a record of each of its requests. One that does with num_skipped
+  // and OnSkippedDecodes says no: if all do, most decodes cost nothing.
   virtual bool NeedsEveryRecord() const { return true; }
 
   virtual void OnRunStart(const RunInfo& info) { (void)info; }
@@ -180,7 +180,7 @@ class EngineObserver {
   virtual void OnStepScheduled(const StepRecord& step) { (void)step; }
   // The request decoded one token in each of the last `num_steps` steps that finished, without a
   // record. Comes before the request has a record again, is preempted or ends.
-  virtual void OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+  virtual void OnSkippedDecodes(const SimRequest& request, int64_t num_steps) {
     (void)request, (void)num_steps;
   }
   // Finished requests have given their blocks back already; new_blocks is no longer valid.

@@ -55,8 +55,8 @@ class ObserverList : public EngineObserver {
     OnTime(step.start);
     for (EngineObserver* o : observers_) o->OnStepScheduled(step);
   }
-  void OnQuietDecodes(const SimRequest& request, int64_t num_steps) override {
-    for (EngineObserver* o : observers_) o->OnQuietDecodes(request, num_steps);
+  void OnSkippedDecodes(const SimRequest& request, int64_t num_steps) override {
+    for (EngineObserver* o : observers_) o->OnSkippedDecodes(request, num_steps);
   }
   void OnStepFinished(const StepRecord& step) override {
     OnTime(step.end);
@@ -74,7 +74,7 @@ class ObserverList : public EngineObserver {
   }
 
  protected:
-  // Before an event at `now` is told; times never fall.
+  // Before observers get an event at `now`; times never fall.
   virtual void OnTime(SimTime now) { (void)now; }
 
  private:

@@ -90,10 +90,10 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
   }
 }
 
-void Scheduler::LeaveOutQuiet() {
-  leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
-                      manager_->pool().chunks() == nullptr && options_.num_draft_tokens == 0 &&
-                      options_.num_lookahead_tokens == 0 && options_.pipeline_stages == 1;
+void Scheduler::EnableSkips() {
+  skips_decodes_ = !options_.exact_steps && is_all_full_attention_ &&
+                   manager_->pool().chunks() == nullptr && options_.num_draft_tokens == 0 &&
+                   options_.num_lookahead_tokens == 0 && options_.pipeline_stages == 1;
 }
 
 // --- Requests coming and going ---
@@ -243,11 +243,11 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause, SimTime now) {
   if (IsHolding(request)) {
     holding_.erase(std::find(holding_.begin(), holding_.end(), &request));
   } else if (request.state == RequestState::kRunning) {
-    if (request.quiet_since >= 0) {
-      quiet_.Remove(request, num_scheduled_steps_);
-      Wake(request);
+    if (request.skipped_since >= 0) {
+      skipped_.Remove(request, num_scheduled_steps_);
+      StopSkipping(request);
     } else {
-      awake_.erase(std::find(awake_.begin(), awake_.end(), &request));
+      visited_.erase(std::find(visited_.begin(), visited_.end(), &request));
     }
   } else if (request.state == RequestState::kWaiting || request.state == RequestState::kPreempted) {
     waiting_.Remove(&request);
@@ -262,8 +262,8 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause, SimTime now) {
 SimRequest* Scheduler::AnyRequest() {
   if (!holding_.empty()) return holding_.back();
   if (!waiting_.empty()) return waiting_.front();
-  WakeAll();
-  return awake_.empty() ? nullptr : awake_.back();
+  StopSkippingAll();
+  return visited_.empty() ? nullptr : visited_.back();
 }
 
 // --- What is said when nothing moves ---
@@ -279,7 +279,7 @@ std::string Scheduler::DescribeNoProgress() const {
   const SimRequest* request = stuck_;
   if (request == nullptr && !holding_.empty()) request = holding_.front();
   if (request == nullptr && !waiting_.empty()) request = waiting_.front();
-  if (request == nullptr && !awake_.empty()) request = awake_.front();
+  if (request == nullptr && !visited_.empty()) request = visited_.front();
   if (request == nullptr) return "no progress: no request is left";
   std::string text = absl::StrCat("no progress: request ", request->spec.id, " (");
   if (request->spec.line > 0) absl::StrAppend(&text, "line ", request->spec.line, ", ");
@@ -326,15 +326,16 @@ absl::Status Scheduler::CheckInvariants() const {
     return absl::InternalError(
         absl::StrCat(num_running(), " running requests, limit ", options_.max_num_seqs));
   }
-  std::vector<const SimRequest*> running(awake_.begin(), awake_.end());
-  int64_t sum_quiet = 0;
-  quiet_.ForEach([&](const SimRequest& request) {
+  std::vector<const SimRequest*> running(visited_.begin(), visited_.end());
+  int64_t sum_skipped = 0;
+  skipped_.ForEach([&](const SimRequest& request) {
     running.push_back(&request);
-    sum_quiet += QuietDecodes::NumComputed(request, num_scheduled_steps_);
+    sum_skipped += SkippedDecodes::NumComputed(request, num_scheduled_steps_);
   });
-  if (static_cast<int64_t>(running.size()) != num_running() || sum_quiet != quiet_.sum_computed()) {
-    return absl::InternalError(absl::StrCat("quiet requests with ", sum_quiet,
-                                            " computed tokens, counted ", quiet_.sum_computed()));
+  if (static_cast<int64_t>(running.size()) != num_running() ||
+      sum_skipped != skipped_.sum_computed()) {
+    return absl::InternalError(absl::StrCat("skipped decodes with ", sum_skipped,
+                                            " computed tokens, counted ", skipped_.sum_computed()));
   }
   int64_t num_holding = 0;
   for (const SimRequest* request : running) {

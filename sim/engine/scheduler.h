@@ -21,9 +21,9 @@
 // outputs are processed. If a request runs alone and finds no block because of that, it waits for
 // them. Where groups have page classes in chunks, it also waits for blocks that other steps free.
 //
-// A quiet step asks the manager for nothing (see Request::quiet_slots). After LeaveOutQuiet, a step
-// has no records of requests whose next steps are all quiet. It still counts them, and everything
-// else is as if it had the records (see QuietDecodes).
+// A no-op step asks the manager for nothing (see Request::noop_slots). After EnableSkips, a step
+// has no records of requests whose next steps are all no-ops. It still counts them, and everything
+// else is as if it had the records (see SkippedDecodes).
 //
 // With cross attention a request takes the blocks of its encoder's input when it enters, again
 // after a preemption, and the admissions of a step have no more of such inputs than the encoder
@@ -60,9 +60,9 @@
 #include "sim/engine/acceptance.h"
 #include "sim/engine/engine_observer.h"
 #include "sim/engine/kv_connector.h"
-#include "sim/engine/quiet_decodes.h"
 #include "sim/engine/scheduler_options.h"
 #include "sim/engine/sim_request.h"
+#include "sim/engine/skipped_decodes.h"
 #include "sim/engine/waiting_queue.h"
 
 namespace kvblocks::sim {
@@ -106,7 +106,7 @@ class Scheduler {
 
   // From now on steps have no records of requests that decode inside a block. Without drafts and
   // lookahead, and with full attention only; else nothing changes.
-  void LeaveOutQuiet();
+  void EnableSkips();
 
   // Where KV comes from that the pool does not hold; not owned. Before the first Submit, and not
   // with cross attention, whose rows do not come from elsewhere.
@@ -149,7 +149,7 @@ class Scheduler {
 
   // Of the last Schedule; device_start and end are the caller's to fill.
   StepRecord& step() { return step_->record; }
-  bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_quiet == 0; }
+  bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_skipped == 0; }
   // In the order in which their blocks were freed, by the last ProcessOutputs.
   absl::Span<SimRequest* const> finished() const { return finished_; }
   // Those whose load failed and that ended by it, by the last TakeConnectorEvents.
@@ -158,7 +158,7 @@ class Scheduler {
   // never finish.
   const SimRequest* stuck() const { return stuck_; }
 
-  int64_t num_running() const { return static_cast<int64_t>(awake_.size()) + quiet_.size(); }
+  int64_t num_running() const { return static_cast<int64_t>(visited_.size()) + skipped_.size(); }
   // Loading ones included.
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size() + holding_.size()); }
   // Loads under way, and holds of blocks that the connector has not ended yet.
@@ -226,7 +226,7 @@ class Scheduler {
   void Reserve(SimRequest& request);
   void Unreserve(SimRequest& request);
 
-  void TellAdmission(const AdmissionRecord& admission, SimTime now);
+  void NotifyAdmission(const AdmissionRecord& admission, SimTime now);
   enum class Sized { kEnters, kWaits, kLetsOthersPass };
   Sized SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
@@ -236,13 +236,13 @@ class Scheduler {
   bool PadsAdmission(int64_t num_hits) const;
   void Record(SimRequest& request, const ScheduledRecord& record);
   void SyncContent(SimRequest& request);
-  void UpdateQuietSlots(SimRequest& request);
-  int64_t QuietSlotsAtRest(const SimRequest& request) const;
+  void UpdateNoopSlots(SimRequest& request);
+  int64_t NoopSlotsIfSkipped(const SimRequest& request) const;
 
   // scheduler_loads.cc: KV from elsewhere.
   ExternalMatch MatchExternal(SimRequest& request, SimTime now);
   bool StartLoading(SimRequest& request, const AdmissionRecord& admission, SimTime now);
-  void TellConnector(SimRequest& request, int64_t num_external, LoadMode mode, SimTime now);
+  void NotifyConnector(SimRequest& request, int64_t num_external, LoadMode mode, SimTime now);
   int64_t BlocksStillNeeded(const SimRequest& request) const;
   int64_t BlocksReservedForLoads() const;
   void FailIfLost(SimRequest& request);
@@ -253,13 +253,13 @@ class Scheduler {
   void FreeHeld(const std::vector<BlockId>& blocks);
   bool IsHolding(const SimRequest& request) const;
 
-  // scheduler_quiet.cc: who need not be looked at.
-  void WakeForStep();
-  void WakeAll();
-  void Wake(SimRequest& request);
-  bool IsCalm() const;
+  // Skipped decodes, in scheduler_outputs.cc.
+  void StopSkippingForStep();
+  void StopSkippingAll();
+  void StopSkipping(SimRequest& request);
+  bool CanSkip() const;
   bool HasBlocksFor(int64_t num_tokens) const;
-  void LetRest();
+  void SkipDecodes();
 
   int64_t PartOfPrompt(const SimRequest& request, int64_t computed, int64_t num_tokens) const;
   int64_t CheckpointIn(const SimRequest& request, int64_t begin, int64_t end) const;
@@ -305,16 +305,16 @@ class Scheduler {
   // Blocks out of requests that are gone: loads write into them, or others read them.
   std::map<int64_t, std::vector<BlockId>> orphans_, holds_;
   int64_t num_loads_ = 0, num_holds_ = 0;
-  size_t first_admitted_ = 0;  // of awake_, in this step
+  size_t first_admitted_ = 0;  // of visited_, in this step
   std::vector<SimRequest*> failed_;
   ConnectorEvents events_;     // scratch
   SimTime now_ = 0;
   // The running list: those a step looks at, in admission order, and the others.
-  std::vector<SimRequest*> awake_;
-  QuietDecodes quiet_;
+  std::vector<SimRequest*> visited_;
+  SkippedDecodes skipped_;
   int64_t num_admissions_ = 0;
-  bool leaves_out_quiet_ = false;
-  int64_t wakeful_until_ = 0;  // step
+  bool skips_decodes_ = false;
+  int64_t no_skips_until_ = 0;  // step
 
   // Steps under way, the oldest first, then the next one to be scheduled.
   std::vector<Step> steps_;
@@ -366,7 +366,7 @@ class Scheduler {
   std::vector<absl::Span<const BlockHash>> paths_;  // cached blocks of waiting requests
   std::vector<BlockHash> hashes_;
   std::vector<TokenId> tokens_;
-  std::vector<SimRequest*> woken_;
+  std::vector<SimRequest*> returning_;
   NewBlocks last_new_blocks_ = NewBlocks({});
 
   SchedulerTotals totals_;

@@ -12,7 +12,7 @@
 namespace kvblocks::sim {
 
 void Scheduler::ScheduleWaiting(SimTime now) {
-  if (StartsAfresh(awake_.empty() ? nullptr : awake_.front())) return;
+  if (StartsAfresh(visited_.empty() ? nullptr : visited_.front())) return;
   if (AdmitLoaded()) AdmitWaiting(now);
   ReturnSetAside();
 }
@@ -60,17 +60,17 @@ Scheduler::Sized Scheduler::SizeAdmission(const SimRequest& request,
 // A request with blocks enters the running list.
 void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
   Reserve(request);
-  awake_.push_back(&request);
+  visited_.push_back(&request);
   request.admission = num_admissions_++;
   request.state = RequestState::kRunning;
   request.is_deferred = false;
   request.kv->set_status(RequestStatus::kRunning);
   request.num_computed = request.num_settled = record.num_context;
-  UpdateQuietSlots(request);
+  UpdateNoopSlots(request);
   Record(request, record);
 }
 
-void Scheduler::TellAdmission(const AdmissionRecord& admission, SimTime now) {
+void Scheduler::NotifyAdmission(const AdmissionRecord& admission, SimTime now) {
   if (admission.request->has_lost_load) {
     observer_->OnReadmission(admission, now);
   } else {
@@ -175,8 +175,8 @@ void Scheduler::AdmitWaiting(SimTime now) {
     blocked_.head = nullptr;
     waiting_.PopFront();
     Enter(request, record);
-    if (external.num_tokens > 0) TellConnector(request, external.num_tokens, external.mode, now);
-    TellAdmission(admission, now);
+    if (external.num_tokens > 0) NotifyConnector(request, external.num_tokens, external.mode, now);
+    NotifyAdmission(admission, now);
     request.has_lost_load = false;
     if (starts_afresh) return;
   }

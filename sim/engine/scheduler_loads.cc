@@ -67,13 +67,13 @@ bool Scheduler::StartLoading(SimRequest& request, const AdmissionRecord& admissi
   request.num_arrived = -1;
   loads_.emplace(request.load, &request);
   ++step_->record.num_loads_started;
-  TellConnector(request, admission.num_external_tokens, LoadMode::kAsync, now);
-  TellAdmission(admission, now);
+  NotifyConnector(request, admission.num_external_tokens, LoadMode::kAsync, now);
+  NotifyAdmission(admission, now);
   return true;
 }
 
-void Scheduler::TellConnector(SimRequest& request, int64_t num_external, LoadMode mode,
-                              SimTime now) {
+void Scheduler::NotifyConnector(SimRequest& request, int64_t num_external, LoadMode mode,
+                                SimTime now) {
   ++totals_.num_loads;
   totals_.num_external += num_external;
   connector_->StartLoad({.load = num_loads_++,
@@ -108,7 +108,7 @@ int64_t Scheduler::BlocksReservedForLoads() const {
   // Prompts under way: those that had not come to their end before this step, and those that it
   // admits and does not finish, or that come from a load.
   for (size_t i = 0; i < first_admitted_; ++i) {
-    if (awake_[i]->is_chunk) sum += BlocksStillNeeded(*awake_[i]);
+    if (visited_[i]->is_chunk) sum += BlocksStillNeeded(*visited_[i]);
   }
   for (const ScheduledRecord& record : step_->scheduled) {
     if (!record.is_admission) continue;

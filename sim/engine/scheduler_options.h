@@ -89,7 +89,7 @@ struct SchedulerOptions {
   int64_t pipeline_stages = 1;
 
   int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
-  int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead
+  int64_t num_lookahead_tokens = 0;  // LA, slots that the drafter writes
   AcceptanceModel acceptance;
 
   // Of the encoder's input, of requests whose specs do not say; with cross attention.

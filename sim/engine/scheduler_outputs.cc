@@ -22,12 +22,12 @@ StepRecord& Scheduler::ProcessOutputs() {
     ProcessOutput(step.scheduled[i], step.outputs[i]);
   }
   if (!finished_.empty()) {
-    std::erase_if(awake_, [](const SimRequest* request) {
+    std::erase_if(visited_, [](const SimRequest* request) {
       return request->state == RequestState::kFinished;
     });
   }
-  totals_.num_output_tokens += step.record.num_quiet;
-  totals_.num_first_time += step.record.num_quiet;
+  totals_.num_output_tokens += step.record.num_skipped;
+  totals_.num_first_time += step.record.num_skipped;
   step.record.scheduled = step.scheduled;
   step.record.copies = step.copies;
   step.record.outputs = step.outputs;
@@ -119,60 +119,61 @@ void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
   SyncContent(request);
   const absl::Status status = manager_->CacheBlocks(*request.kv, num_tokens);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
-  UpdateQuietSlots(request);
+  UpdateNoopSlots(request);
 }
 
-// Scheduler: skips requests whose next steps are quiet (see QuietDecodes).
+// Scheduler: skips requests whose next steps are no-ops (see SkippedDecodes).
 
 namespace {
 
 // Fewer steps than this are not worth the trouble.
-constexpr int64_t kMinQuietSteps = 3;
-// Steps for which all requests stay awake after all had to be woken.
-constexpr int64_t kWakefulSteps = 32;
+constexpr int64_t kMinSkippedSteps = 3;
+// Steps without skips after all skips had to stop.
+constexpr int64_t kStepsWithoutSkips = 32;
 
 bool EnteredBefore(const SimRequest* a, const SimRequest* b) { return a->admission < b->admission; }
 
 }  // namespace
 
-// Before a step is scheduled: wakes who must be looked at in it.
-void Scheduler::WakeForStep() {
-  if (quiet_.size() == 0) return;
+// Before a step is scheduled: stops skipping the requests that it must visit.
+void Scheduler::StopSkippingForStep() {
+  if (skipped_.size() == 0) return;
   const int64_t next = num_scheduled_steps_;
-  if (!IsCalm()) {
-    WakeAll();
-    wakeful_until_ = next + kWakefulSteps;
+  if (!CanSkip()) {
+    StopSkippingAll();
+    no_skips_until_ = next + kStepsWithoutSkips;
     return;
   }
-  woken_.clear();
-  quiet_.TakeDue(next, &woken_);
-  for (SimRequest* request : woken_) {
-    Wake(*request);
-    awake_.insert(std::upper_bound(awake_.begin(), awake_.end(), request, EnteredBefore), request);
+  returning_.clear();
+  skipped_.TakeDue(next, &returning_);
+  for (SimRequest* request : returning_) {
+    StopSkipping(*request);
+    visited_.insert(std::upper_bound(visited_.begin(), visited_.end(), request, EnteredBefore),
+                    request);
   }
 }
 
-void Scheduler::WakeAll() {
-  if (quiet_.size() == 0) return;
-  woken_.clear();
-  quiet_.TakeAll(num_scheduled_steps_, &woken_);
-  for (SimRequest* request : woken_) Wake(*request);
-  awake_.insert(awake_.end(), woken_.begin(), woken_.end());
-  std::sort(awake_.begin(), awake_.end(), EnteredBefore);
+void Scheduler::StopSkippingAll() {
+  if (skipped_.size() == 0) return;
+  returning_.clear();
+  skipped_.TakeAll(num_scheduled_steps_, &returning_);
+  for (SimRequest* request : returning_) StopSkipping(*request);
+  visited_.insert(visited_.end(), returning_.begin(), returning_.end());
+  std::sort(visited_.begin(), visited_.end(), EnteredBefore);
 }
 
 // Whether the next step surely has blocks and tokens for all running requests. Then it can skip the
-// quiet ones: they cannot be preempted, and they get their token.
-bool Scheduler::IsCalm() const {
-  const int64_t budget = token_budget_ - quiet_.size();
+// skipped ones: they cannot be preempted, and they get their token.
+bool Scheduler::CanSkip() const {
+  const int64_t budget = token_budget_ - skipped_.size();
   int64_t wanted = 0;
-  for (const SimRequest* request : awake_) {
+  for (const SimRequest* request : visited_) {
     if (wanted >= budget) return false;
     const int64_t tokens = request->num_known + request->num_placeholders - request->num_computed;
     wanted += std::clamp<int64_t>(tokens, 0, longest_part_);
   }
-  // The last one may get less than it wants if no quiet one comes after it.
-  if (wanted > budget && awake_.back()->admission < quiet_.latest_admission()) return false;
+  // The last one may get less than it wants if no skipped one comes after it.
+  if (wanted > budget && visited_.back()->admission < skipped_.latest_admission()) return false;
   return HasBlocksFor(std::min(wanted, budget));
 }
 
@@ -184,8 +185,8 @@ bool Scheduler::HasBlocksFor(int64_t num_tokens) const {
 
 // Brings the request's counters up to date, and gives it the records that it lacks in steps that
 // are under way.
-void Scheduler::Wake(SimRequest& request) {
-  const int64_t first = request.quiet_since + 1;
+void Scheduler::StopSkipping(SimRequest& request) {
+  const int64_t first = request.skipped_since + 1;
   const int64_t num_scheduled = num_scheduled_steps_ - first;
   const int64_t num_processed = std::clamp<int64_t>(totals_.num_steps - first, 0, num_scheduled);
   const int64_t num_under_way = num_scheduled - num_processed;
@@ -194,9 +195,9 @@ void Scheduler::Wake(SimRequest& request) {
     step.scheduled.push_back({.request = &request,
                               .num_context = request.num_computed + step.record.step - first,
                               .num_tokens = 1});
-    --step.record.num_quiet;
+    --step.record.num_skipped;
   }
-  request.quiet_since = -1;
+  request.skipped_since = -1;
   request.num_computed += num_scheduled;
   request.num_steps_in_flight += static_cast<int32_t>(num_under_way);
   if (options_.async) request.num_placeholders += static_cast<int32_t>(num_under_way);
@@ -204,39 +205,40 @@ void Scheduler::Wake(SimRequest& request) {
   request.num_known += num_processed;
   request.num_settled += num_processed;
   request.highest_computed = std::max(request.highest_computed, request.num_settled);
-  observer_->OnQuietDecodes(request, num_processed);
+  observer_->OnSkippedDecodes(request, num_processed);
 }
 
 // An asynchronous step makes a slot for a token that is not known yet, so a block is registered a
-// step after its last slot was made: one more step is quiet where the blocks have a slot for it.
-int64_t Scheduler::QuietSlotsAtRest(const SimRequest& request) const {
-  const int64_t slots = request.quiet_slots + 1;
-  if (!options_.async) return request.quiet_slots;
+// step after its last slot was made: one more step is a no-op where the blocks have a slot for it.
+int64_t Scheduler::NoopSlotsIfSkipped(const SimRequest& request) const {
+  const int64_t slots = request.noop_slots + 1;
+  if (!options_.async) return request.noop_slots;
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const auto held = static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size());
-    if (held * manager_->group(g).block_size() < slots) return request.quiet_slots;
+    if (held * manager_->group(g).block_size() < slots) return request.noop_slots;
   }
   return slots;
 }
 
-// Runs after a step was scheduled: moves requests that now decode inside a block to quiet_.
-void Scheduler::LetRest() {
+// Runs after a step was scheduled: moves requests that now decode inside a block to skipped_.
+void Scheduler::SkipDecodes() {
   const StepRecord& step = step_->record;
-  if (!leaves_out_quiet_ || step.step < wakeful_until_ || !HasBlocksFor(step.num_tokens)) return;
+  if (!skips_decodes_ || step.step < no_skips_until_ || !HasBlocksFor(step.num_tokens)) return;
   bool any = false;
   for (const ScheduledRecord& record : step_->scheduled) {
     if (record.is_chunk) continue;
     SimRequest& request = *record.request;
     // In its last step without a record a request has computed `last` tokens before. That step is
-    // quiet, and its token is not the last.
-    const int64_t last = std::min(QuietSlotsAtRest(request) - 1, request.end_tokens - 3);
-    const int64_t num_steps = std::min(last - request.num_computed + 1, QuietDecodes::kHorizon - 1);
-    if (num_steps < kMinQuietSteps || request.highest_computed > request.num_computed) continue;
-    quiet_.Add(request, step.step, step.step + num_steps + 1);
+    // a no-op, and its token is not the last.
+    const int64_t last = std::min(NoopSlotsIfSkipped(request) - 1, request.end_tokens - 3);
+    const int64_t num_steps =
+        std::min(last - request.num_computed + 1, SkippedDecodes::kHorizon - 1);
+    if (num_steps < kMinSkippedSteps || request.highest_computed > request.num_computed) continue;
+    skipped_.Add(request, step.step, step.step + num_steps + 1);
     any = true;
   }
   if (any) {
-    std::erase_if(awake_, [](const SimRequest* request) { return request->quiet_since >= 0; });
+    std::erase_if(visited_, [](const SimRequest* request) { return request->skipped_since >= 0; });
   }
 }
 

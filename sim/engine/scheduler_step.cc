@@ -27,17 +27,17 @@ void Scheduler::Schedule(SimTime now) {
   step = StepRecord();
   step.step = num_scheduled_steps_;
   longest_part_ = LongestPart();
-  WakeForStep();
+  StopSkippingForStep();
   holds_prompts_ = HoldsPrompts();
   manager_->NewStepStarts();
-  step.num_quiet = quiet_.size();
-  step.quiet_context = quiet_.sum_computed();
-  step.num_tokens = step.num_quiet;
-  budget_ -= step.num_quiet;
-  slot_budget_ -= step.num_quiet;
+  step.num_skipped = skipped_.size();
+  step.skipped_context = skipped_.sum_computed();
+  step.num_tokens = step.num_skipped;
+  budget_ -= step.num_skipped;
+  slot_budget_ -= step.num_skipped;
 
   ScheduleRunning(now);
-  first_admitted_ = awake_.size();
+  first_admitted_ = visited_.size();
   const bool admits = step.num_preempted == 0 && !waits_alone_;
   if (admits) ScheduleWaiting(now);
   if (options_.prefill_schedule_interval > 1) {
@@ -82,8 +82,8 @@ void Scheduler::Schedule(SimTime now) {
     ++queue_length_;
     step_->num_empty_behind = 0;
     ++num_scheduled_steps_;
-    quiet_.Advance();
-    LetRest();
+    skipped_.Advance();
+    SkipDecodes();
   } else {
     if (step.num_preempted > 0) ++totals_.num_empty_steps;
     if (num_in_flight_ > 0) {
@@ -146,8 +146,8 @@ bool Scheduler::HoldsPrompts() const {
   } else if (num_scheduled_steps_ - last_prompt_step_ >= options_.prefill_schedule_interval) {
     return false;
   }
-  return quiet_.size() > 0 || std::any_of(awake_.begin(), awake_.end(),
-                                          [](const SimRequest* r) { return !r->is_chunk; });
+  return skipped_.size() > 0 || std::any_of(visited_.begin(), visited_.end(),
+                                            [](const SimRequest* r) { return !r->is_chunk; });
 }
 
 // Whether a request waits for space or budget. Those that were set aside wait for something else.
@@ -171,8 +171,8 @@ void Scheduler::CountPromptStep() {
 
 void Scheduler::ScheduleRunning(SimTime now) {
   const int64_t draft_slots = options_.num_draft_slots;
-  for (size_t i = 0; i < awake_.size() && budget_ > 0 && slot_budget_ > draft_slots; ++i) {
-    SimRequest& request = *awake_[i];
+  for (size_t i = 0; i < visited_.size() && budget_ > 0 && slot_budget_ > draft_slots; ++i) {
+    SimRequest& request = *visited_[i];
     if (holds_prompts_ && request.is_chunk) continue;
     const int64_t computed = request.num_computed;
     const int64_t to_come = request.num_placeholders;
@@ -190,7 +190,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
                            .num_tokens = static_cast<int32_t>(num_tokens),
                            .is_prefill = request.num_known - computed > 1};
     const int64_t target = computed + num_tokens;
-    if (target + options_.num_lookahead_tokens > request.quiet_slots) {
+    if (target + options_.num_lookahead_tokens > request.noop_slots) {
       if (!AllocateRunning(request, num_tokens, i, now)) {
         if (waits_alone_) return;
         // FCFS takes the last one, so none is left.
@@ -294,19 +294,19 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
     if (slots->has_value()) {
       if (!checkpoint_states_.empty()) CountCheckpoint(request);
       last_new_blocks_ = **slots;
-      UpdateQuietSlots(request);
+      UpdateNoopSlots(request);
       return true;
     }
-    KVBLOCKS_CHECK(quiet_.size() == 0, "blocks ran short while requests rest");
+    KVBLOCKS_CHECK(skipped_.size() == 0, "blocks ran short while requests are skipped");
     // What it holds for steps under way, in windows and states, it need not compute again. (Where
     // blocks serve every group it does, as in the engine.)
     const bool gives_back = request.num_steps_in_flight > 0 && manager_->pool().chunks() != nullptr;
-    if (awake_.size() == 1 && gives_back) {
+    if (visited_.size() == 1 && gives_back) {
       waits_alone_ = true;
       return false;
     }
     // With a token still to come this is not the second time in vain.
-    const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0 &&
+    const bool is_lonely = visited_.size() == 1 && request.num_placeholders == 0 &&
                            holding_.empty() && num_connector_debts() == 0 &&
                            !manager_->has_block_copies();
     SimRequest* victim = TakeVictim(index);
@@ -322,17 +322,17 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
 // it still names the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
   if (options_.policy != SchedulingPolicy::kPriority) {
-    SimRequest* victim = awake_.back();
-    awake_.pop_back();
+    SimRequest* victim = visited_.back();
+    visited_.pop_back();
     return victim;
   }
-  const auto worst = std::max_element(awake_.begin(), awake_.end(), MoreUrgent());
+  const auto worst = std::max_element(visited_.begin(), visited_.end(), MoreUrgent());
   SimRequest* victim = *worst;
   const bool moves = options_.rules.victim_before_walk_moves_it
-                         ? static_cast<size_t>(worst - awake_.begin()) < index
+                         ? static_cast<size_t>(worst - visited_.begin()) < index
                          : HasPart(*victim);
   if (moves) --index;
-  awake_.erase(worst);
+  visited_.erase(worst);
   return victim;
 }
 
@@ -364,7 +364,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   victim.kv->MarkPreempted();
   victim.num_computed = 0;
   victim.num_drafts = 0;
-  victim.quiet_slots = 0;
+  victim.noop_slots = 0;
   ++victim.num_preemptions;
   victim.state = RequestState::kPreempted;
   Unreserve(victim);
@@ -424,8 +424,8 @@ void Scheduler::SyncContent(SimRequest& request) {
           : 0);
 }
 
-void Scheduler::UpdateQuietSlots(SimRequest& request) {
-  if (!options_.exact_steps) request.quiet_slots = request.kv->quiet_slots();
+void Scheduler::UpdateNoopSlots(SimRequest& request) {
+  if (!options_.exact_steps) request.noop_slots = request.kv->noop_slots();
 }
 
 }  // namespace kvblocks::sim

@@ -3,7 +3,7 @@
 //
 // The scheduler moves the counters; everyone else reads. Two moments matter to readers: between
 // Schedule and ProcessOutputs num_computed already includes the steps under way. And the counters
-// of a quiet request (see QuietDecodes) do not change until it is due. Its full blocks do not
+// of a skipped request (see SkippedDecodes) do not change until it is due. Its full blocks do not
 // change either, nor does anything derived from them. `kv` exists from the first prefix look-up on,
 // and its token counters may lag behind num_known and num_computed while a request decodes inside a
 // block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
@@ -61,7 +61,7 @@ struct SimRequest {
   int64_t num_settled = 0;
   int64_t end_tokens = 0;   // finished when num_known reaches it: min(P + M, longest sequence)
   int64_t full_length = 0;  // P + M
-  int64_t quiet_slots = 0;  // as kv says, or 0 if every step is to be looked at
+  int64_t noop_slots = 0;   // as kv says, or 0 if every step is to be looked at
   int32_t num_drafts = 0;   // d: attached for the next step
   // ph: output tokens and drafts that steps under way will settle; 0 when scheduling is
   // synchronous.
@@ -74,8 +74,8 @@ struct SimRequest {
   bool is_chunk = false;  // known tokens remained behind its last step
   bool is_deferred = false;  // set aside or loading since it last ran
   int64_t admission = -1;    // counts admissions of all requests: the order of the running list
-  int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
-  int64_t due = -1;          // while quiet: the next step that will
+  int64_t skipped_since = -1;  // the last step that had a record of it; -1: not skipped
+  int64_t due = -1;            // while skipped: the next step that will
   int32_t slot = -1;
   RequestState state = RequestState::kPending;
   FinishReason ending = FinishReason::kLength;  // how it ends with all its output; or kStop

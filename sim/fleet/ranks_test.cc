@@ -91,7 +91,7 @@ TEST_F(RanksTest, AStepLastsAsLongAsTheSlowestRank) {
   EXPECT_EQ(result_.lockstep[1].lost_time, 8 * kSecond);
 }
 
-// All share a clock, and each is told what its own steps took.
+// All share a clock, and each gets what its own steps took.
 TEST_F(RanksTest, StepsAreTalliedByRank) {
   for (const bool is_lockstep : {true, false}) {
     options_.ranks[0].is_lockstep = is_lockstep;

@@ -10,12 +10,12 @@
 //   least-requests      fewest requests sent there and not over
 //   least-tokens        fewest known tokens of these
 //   two-choices         of two replicas drawn at random the one with fewer requests
-//   session             where the session's last turn went, unless that replica has too much to do or
-//                       no room
+//   session             where the session's last turn went, unless that replica has too much to do
+//                       or no room
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
-//   data-parallel       replicas in turn, and of a replica's ranks the one with the lowest score as vLLM's
-//                       own balancer counts it (see score_router.cc)
+//   data-parallel       replicas in rotation, and of a replica's ranks the one with the lowest
+//                       score, as vLLM's own balancer counts it (see score_router.cc)
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
 //
 // The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds

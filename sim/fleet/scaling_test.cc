@@ -66,8 +66,8 @@ TEST(ScaleTextTest, PlansAndRulesAreRead) {
                        {.time = 10 * kSecond, .action = ScaleAction::kStart, .count = 2},
                        {.time = 1500 * kMillisecond, .action = ScaleAction::kStop},
                        {.time = 120 * kSecond, .action = ScaleAction::kCrash, .replica = 3}}));
-  for (const char* bad : {"", "10s", "10:start", "10s:begin", "10s:start=0", "10s:start=", "10s:stop=-1",
-                          "10s:crash@4096", "10s:stop,", "10s:start=1.5"}) {
+  for (const char* bad : {"", "10s", "10:start", "10s:begin", "10s:start=0", "10s:start=",
+                          "10s:stop=-1", "10s:crash@4096", "10s:stop,", "10s:start=1.5"}) {
     EXPECT_NE(ParseSchedule(bad).status().message().find("expected TIME:ACTION"), std::string::npos)
         << bad;
   }

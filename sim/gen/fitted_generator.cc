@@ -45,17 +45,17 @@ class FittedGenerator final : public Generator {
     }
     Draws draws(seed_, "like", static_cast<uint64_t>(row_));
     const int64_t size = phase().requests();
-    const auto dealt = [&](std::string_view what) {
+    const auto draw = [&](std::string_view what) {
       return (static_cast<double>(Shuffled(in_phase_, size, Key(what))) + draws.Uniform()) /
              static_cast<double>(size);
     };
-    const double length = dealt("length");
+    const double length = draw("length");
     // Equal shares with this chance: the rank correlation is just the chance.
-    double output = dealt("output");
+    double output = draw("output");
     if (draws.Chance(std::abs(phase().rank_correlation()))) {
       output = phase().rank_correlation() > 0 ? length : 1 - length;
     }
-    arrival_ns_ = std::min(arrival_ns_ + Value(phase().gap_ns(), dealt("gap")), kMostArrivalNs);
+    arrival_ns_ = std::min(arrival_ns_ + Value(phase().gap_ns(), draw("gap")), kMostArrivalNs);
     const int64_t new_tokens =
         std::min(Value(phase().new_tokens(), length), kMostPromptTokens);
     Find(draws);

@@ -4,7 +4,7 @@
 // block it finds was used (in distinct blocks), and how much of that path others used since. It
 // then begins with the path of the block made so far that comes next to this, and goes on with new
 // blocks. What could not be had exactly is carried over to the requests after it, so that the sums
-// agree. Tables are dealt out like cards: after a phase each row was drawn as often as it counts.
+// agree. Rows are drawn without replacement: after a phase each was drawn as often as it counts.
 //
 // A fit that is asked for more requests than it has begins its last phase again.
 

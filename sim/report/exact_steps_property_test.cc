@@ -22,14 +22,14 @@ namespace kvblocks::sim {
 namespace {
 
 // Counts what was left out.
-class QuietCounter final : public EngineObserver {
+class SkipCounter final : public EngineObserver {
  public:
   bool NeedsEveryRecord() const override { return false; }
   void OnStepFinished(const StepRecord& step) override {
-    num_quiet += step.num_quiet;
+    num_skipped += step.num_skipped;
     num_records += static_cast<int64_t>(step.scheduled.size());
   }
-  int64_t num_quiet = 0;
+  int64_t num_skipped = 0;
   int64_t num_records = 0;
 };
 
@@ -47,7 +47,7 @@ std::unique_ptr<StepTimeModel> SmallRoofline() {
   return *std::move(model);
 }
 
-// Pools from much too small to ample, so that requests rest, are woken and are preempted.
+// Pools from much too small to ample, so that requests are skipped, visited again and preempted.
 void Fill(Replay& replay, ReplayMetricsOptions& metrics, uint64_t seed) {
   Draw draw(seed);
   SimulationConfig& config = replay.config;
@@ -82,7 +82,7 @@ void Fill(Replay& replay, ReplayMetricsOptions& metrics, uint64_t seed) {
   }
   DrawRules(draw, scheduler);
   if (draw.OneIn(8)) {
-    // In half of the cases with look-ahead hashes.
+    // In half of the cases with lookahead hashes.
     ASSERT_TRUE(ApplyDrafts({.drafter = draw.OneIn(2) ? Drafter::kMtp : Drafter::kNgram,
                              .num_draft_tokens = draw(1, 3)},
                             &config)
@@ -136,7 +136,7 @@ struct Outcome {
   SimulationResult result;
   std::vector<BlockId> free_queue, keyed_blocks;
   PoolGauges gauges;
-  int64_t num_quiet = 0, num_records = 0, output_tokens = 0;
+  int64_t num_skipped = 0, num_records = 0, output_tokens = 0;
 };
 
 Outcome RunCase(uint64_t seed, const StepTimeModel* step_time, bool exact_steps) {
@@ -155,7 +155,7 @@ Outcome RunCase(uint64_t seed, const StepTimeModel* step_time, bool exact_steps)
   options.latency.sink = &server;
   options.admissions = &server;
   ReplayMetrics metrics(options);
-  QuietCounter counter;
+  SkipCounter counter;
   Outcome out;
   TimelineFile timeline_file(ByteSinkToString(&out.timeline));
   Timeline timeline(&timeline_file);
@@ -173,7 +173,7 @@ Outcome RunCase(uint64_t seed, const StepTimeModel* step_time, bool exact_steps)
   out.free_queue = replay.free_queue;
   out.keyed_blocks = replay.keyed_blocks;
   out.gauges = metrics.pool_gauges();
-  out.num_quiet = counter.num_quiet;
+  out.num_skipped = counter.num_skipped;
   out.num_records = counter.num_records;
   return out;
 }
@@ -204,8 +204,8 @@ RC_GTEST_PROP(ExactSteps, MakeNoDifference, (uint64_t first_seed)) {
     RC_ASSERT(fast.result == exact.result);
     RC_ASSERT(fast.free_queue == exact.free_queue);
     RC_ASSERT(fast.keyed_blocks == exact.keyed_blocks);
-    RC_ASSERT(exact.num_quiet == 0);
-    RC_ASSERT(fast.num_quiet + fast.num_records == exact.num_records);
+    RC_ASSERT(exact.num_skipped == 0);
+    RC_ASSERT(fast.num_skipped + fast.num_records == exact.num_records);
     if (fast.status != "OK") continue;
     RC_ASSERT(events.Sum("output_tokens") == fast.output_tokens);
     // Nobody is left who holds or has computed anything.
@@ -218,13 +218,13 @@ RC_GTEST_PROP(ExactSteps, MakeNoDifference, (uint64_t first_seed)) {
 }
 
 TEST(ExactStepsTest, ManyDecodesAreLeftOutInTheseWorkloads) {
-  int64_t num_quiet = 0, num_records = 0;
+  int64_t num_skipped = 0, num_records = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const Outcome fast = RunCase(seed, nullptr, false);
-    num_quiet += fast.num_quiet;
+    num_skipped += fast.num_skipped;
     num_records += fast.num_records;
   }
-  EXPECT_GT(num_quiet, num_records / 5);
+  EXPECT_GT(num_skipped, num_records / 5);
 }
 
 TEST(ExactStepsTest, ObserverThatNeedsRecordsGetsThem) {
@@ -232,15 +232,15 @@ TEST(ExactStepsTest, ObserverThatNeedsRecordsGetsThem) {
     Replay replay;
     replay.config.scheduler.async = true;
     replay.is_watching = is_watching;
-    QuietCounter counter;
+    SkipCounter counter;
     replay.further_observers = {&counter};
     replay.config.kv_cache.groups = {FullGroup(64)};
     replay.config.kv_cache.num_blocks = 400;
     replay.Add({.id = "A", .prompt = 60, .output = 1000});
     ASSERT_TRUE(replay.Run().ok());
-    EXPECT_EQ(counter.num_quiet + counter.num_records, 1000);
+    EXPECT_EQ(counter.num_skipped + counter.num_records, 1000);
     if (is_watching) {
-      EXPECT_EQ(counter.num_quiet, 0);
+      EXPECT_EQ(counter.num_skipped, 0);
       EXPECT_EQ(replay.token_times["A"].size(), 1000);
     } else {
       // One record or two per block.

@@ -3,9 +3,9 @@
 // prompts hit (HitGroups), and how near to their eviction hit blocks were (HitReuseSection).
 //
 // All rates count first admissions, in admission order; resumes after a preemption are counted
-// apart, because a request that finds its own blocks again says nothing about the workload. Every
-// rate comes with numerator and denominator. Cost: O(1) per admission; 24 bytes per request if the
-// warm-up is a share of the requests, else O(1) memory.
+// separately, because a request that finds its own blocks again says nothing about the workload.
+// Every rate comes with numerator and denominator. Cost: O(1) per admission; 24 bytes per request
+// if the warm-up is a share of the requests, else O(1) memory.
 
 #ifndef KVBLOCKS_SIM_REPORT_HIT_RATE_METRICS_H_
 #define KVBLOCKS_SIM_REPORT_HIT_RATE_METRICS_H_
@@ -132,7 +132,7 @@ class HitGroups final : public ReportSection {
   static constexpr size_t kMinTopPrefixes = 10;
   // Of tenants and of classes; the last one stands for all further ones.
   static constexpr size_t kMaxNames = 100;
-  // The last turn counted apart is kNumTurns - 2.
+  // The last turn counted separately is kNumTurns - 2.
   static constexpr size_t kNumTurns = 17;
 
   // Lists `top_prefixes` groups, at least kMinTopPrefixes of them if there are so many.

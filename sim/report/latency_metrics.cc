@@ -50,7 +50,7 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step) {
   const SimTime now = step.end;
   // Most requests of a step had their last token from the step before; the gaps of the others are
   // counted after theirs, equal neighbours together.
-  int64_t num_common = step.num_quiet;
+  int64_t num_common = step.num_skipped;
   other_gaps_.clear();
   int64_t num_zero_gaps = 0;
   for (const OutputRecord& output : step.outputs) {
@@ -84,7 +84,7 @@ void LatencyMetrics::AddGaps(SimTime gap, int64_t count, SimTime now) {
   if (options_.sink != nullptr) options_.sink->OnGaps(gap, count, now);
 }
 
-void LatencyMetrics::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+void LatencyMetrics::OnSkippedDecodes(const SimRequest& request, int64_t num_steps) {
   RequestProgress& progress = facts_->requests[request];
   progress.num_outputs += num_steps;
   progress.last_output = last_step_end_;

@@ -2,7 +2,7 @@
 //
 // ITL are the gaps between a request's tokens; further tokens of one step come at gap 0. All but
 // ITL (see RequestLatency) are counted for requests that reach their length. Also keeps what
-// RequestProgress says of output. Cost: about 5 ns per output token, of quiet decodes nothing.
+// RequestProgress says of output. Cost: about 5 ns per output token, of skipped decodes nothing.
 
 #ifndef KVBLOCKS_SIM_REPORT_LATENCY_METRICS_H_
 #define KVBLOCKS_SIM_REPORT_LATENCY_METRICS_H_
@@ -45,7 +45,7 @@ class LatencyMetrics final : public ReportSection {
   LatencyMetrics(const Options& options, SharedFacts* facts);
 
   void OnStepFinished(const StepRecord& step) override;
-  void OnQuietDecodes(const SimRequest& request, int64_t num_steps) override;
+  void OnSkippedDecodes(const SimRequest& request, int64_t num_steps) override;
   void OnFinish(const SimRequest& request, SimTime now) override;
 
   void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* report) override;

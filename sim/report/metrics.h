@@ -7,7 +7,7 @@
 //
 // Composes one ReportSection per section of the report and keeps their time line. Memory: O(live
 // requests), plus what distributions, time series and miss reasons state. Cost: about 10 ns per
-// output token, of quiet decodes nothing, and one table look-up per missed block.
+// output token, of skipped decodes nothing, and one table look-up per missed block.
 
 #ifndef KVBLOCKS_SIM_REPORT_METRICS_H_
 #define KVBLOCKS_SIM_REPORT_METRICS_H_

@@ -292,7 +292,7 @@ TEST(MetricsTest, GoodputOfClasses) {
   EXPECT_FIELDS(goodput.classes(1), "slo_class batch, requests_good 0, requests_total 1");
   EXPECT_FIELDS(goodput.classes(2), "slo_class chat, requests_good 2, good_share 1");
   EXPECT_EQ(goodput.classes(2).objectives_size(), 1);
-  // Without classes there is nothing to tell apart.
+  // Without classes there is nothing to separate.
   EXPECT_EQ(MeasureRequests({none, none}, info, options).goodput().classes_size(), 0);
 }
 

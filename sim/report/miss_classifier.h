@@ -224,7 +224,7 @@ class MissClassifier {
 
   // Of the looked-up tokens; nothing if they fill no block, or without prefix caching.
   std::optional<uint64_t> FirstBlockKey(const AdmissionRecord& record) const {
-    // A full block whose look-ahead tokens are not known yet has no name.
+    // A full block whose lookahead tokens are not known yet has no name.
     if (!is_enabled() || NumFullBlocks(*record.request) == 0) return std::nullopt;
     return KeyOf(record.request->kv->content(), 0);
   }
@@ -249,7 +249,7 @@ class MissClassifier {
     return content.HashOfBlock(block, hashes_per_block_).words[0];
   }
   std::optional<GroupId> VetoGroup(const PrefixContent& content, int64_t num_tokens);
-  // Whose hashes are known: with look-ahead hashes, those with tokens behind them.
+  // Whose hashes are known: with lookahead hashes, those with tokens behind them.
   int64_t NumFullBlocks(const SimRequest& request) const;
   bool IsComputed(uint32_t ordinal, int64_t block) const;
   bool IsResident(const PrefixContent& content, int64_t block) const;

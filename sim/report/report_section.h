@@ -21,9 +21,9 @@ namespace kvblocks::sim {
 
 struct SharedFacts {
   RequestProgressTable requests;
-  AdmissionMisses misses;               // of the admission that is told
+  AdmissionMisses misses;               // of the admission that is reported
   std::optional<uint64_t> first_block;  // key of its first full block, as MissClassifier has it
-  // Of the admission that is told: from which hit block on misses.hit_uses are wanted.
+  // Of the admission that is reported: from which hit block on misses.hit_uses are wanted.
   int64_t first_hit_use = INT64_MAX;
   // Of the request that ends; empty if it emitted no token.
   std::optional<RequestLatency> latency;

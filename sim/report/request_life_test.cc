@@ -61,8 +61,8 @@ TEST(RequestSelectorTest, RefusesWhatSelectsNothing) {
 
 // --- Request life ---
 
-// One request's life as kvsim explain tells it, and the list of those that lost most.
-struct Told {
+// One request's life as kvsim explain shows it, and the list of those that lost most.
+struct Explained {
   pb::Explanation explanation;
   RequestLife::Seen seen;
   std::vector<std::string> ids;
@@ -72,7 +72,7 @@ struct Told {
   std::string Text() const { return FormatExplanation(explanation, /*color=*/false); }
 };
 
-Told Tell(Replay& replay, const std::string& request, int64_t history = 1000) {
+Explained Explain(Replay& replay, const std::string& request, int64_t history = 1000) {
   RequestLife life(RequestSelector::Parse(request).value());
   replay.config.manager.lookup_history_blocks = history;
   ReplayMetricsOptions options;
@@ -80,15 +80,15 @@ Told Tell(Replay& replay, const std::string& request, int64_t history = 1000) {
   ReplayMetrics metrics(options);
   replay.further_observers = {&metrics, &life};
   EXPECT_TRUE(replay.Run().ok());
-  Told told;
-  told.is_found = life.is_found();
-  if (life.is_found()) life.Fill(&told.explanation);
-  metrics.Fill(replay.result, told.explanation.mutable_replay());
-  told.explanation.mutable_replay()->mutable_config()->set_prefix_caching(
+  Explained explained;
+  explained.is_found = life.is_found();
+  if (life.is_found()) life.Fill(&explained.explanation);
+  metrics.Fill(replay.result, explained.explanation.mutable_replay());
+  explained.explanation.mutable_replay()->mutable_config()->set_prefix_caching(
       replay.config.manager.enable_caching);
-  told.seen = life.seen();
-  told.ids = life.ids();
-  return told;
+  explained.seen = life.seen();
+  explained.ids = life.ids();
+  return explained;
 }
 
 std::string Runs(const pb::AdmissionLife& admission) {
@@ -108,8 +108,8 @@ TEST(RequestLifeTest, TellsWhatWasEvictedWhenAndByWhom) {
   replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
   replay.Add({.id = "X", .prompt = 9, .output = 1, .at = 5});
   replay.Add({.id = "A2", .prompt = 13, .output = 2, .at = 10, .content = content});
-  const Told told = Tell(replay, "A2");
-  const pb::RequestLife& life = told.life();
+  const Explained explained = Explain(replay, "A2");
+  const pb::RequestLife& life = explained.life();
   EXPECT_FIELDS(life, "name.row 2, arrival_s 10");
   ASSERT_EQ(life.admissions_size(), 1);
   const pb::AdmissionLife& admission = life.admissions(0);
@@ -124,7 +124,7 @@ TEST(RequestLifeTest, TellsWhatWasEvictedWhenAndByWhom) {
                 "gone.min_blocks_since 3, gone.max_blocks_since 3");
   EXPECT_FIELDS(life, "first_token_s 11, end_s 12, end length, output_tokens 2");
   EXPECT_EQ(
-      told.Text(),
+      explained.Text(),
       ": 3 requests; 6 blocks of 4 tokens\n"
       "\n"
       "request A2 (row 2), line 3: 13 prompt tokens, 2 output tokens asked for\n"
@@ -149,11 +149,11 @@ TEST(RequestLifeTest, WithoutHistoryNobodyKnowsWhenBlocksLeft) {
   replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
   replay.Add({.id = "X", .prompt = 9, .output = 1, .at = 5});
   replay.Add({.id = "A2", .prompt = 13, .output = 2, .at = 10, .content = content});
-  const Told told = Tell(replay, "A2", 0);
-  EXPECT_EQ(Runs(told.life().admissions(0)), "hit 0+8, evicted 8+4 | 1");
-  EXPECT_FALSE(told.life().admissions(0).runs(1).has_gone());
-  EXPECT_TRUE(told.life().admissions(0).runs(1).has_last_use());
-  EXPECT_THAT(told.Text(),
+  const Explained explained = Explain(replay, "A2", 0);
+  EXPECT_EQ(Runs(explained.life().admissions(0)), "hit 0+8, evicted 8+4 | 1");
+  EXPECT_FALSE(explained.life().admissions(0).runs(1).has_gone());
+  EXPECT_TRUE(explained.life().admissions(0).runs(1).has_last_use());
+  EXPECT_THAT(explained.Text(),
               testing::ContainsRegex("when[ \n]+it[ \n]+was[ \n]+removed[ \n]+is[ \n]+forgotten"));
 }
 
@@ -169,8 +169,8 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
   replay.Add({.id = "A2", .prompt = 17, .output = 1, .at = 5, .content = content});
   replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 10});
   replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 20, .content = Content(12, 900, 13)});
-  const Told told = Tell(replay, "B");
-  const pb::AdmissionLife& admission = told.life().admissions(0);
+  const Explained explained = Explain(replay, "B");
+  const pb::AdmissionLife& admission = explained.life().admissions(0);
   ASSERT_EQ(admission.groups_size(), 2);
   EXPECT_EQ(admission.groups(0).kind(), "full_attention");
   EXPECT_EQ(admission.groups(1).kind(), "sliding_window");
@@ -185,12 +185,12 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
     EXPECT_THAT(run.veto().why(), HasSubstr("evicted"));
     vetoed += run.blocks();
   }
-  EXPECT_EQ(vetoed,
-            Blocks(told.explanation.replay().first_admission_misses(), MissReason::kGroupVeto));
+  EXPECT_EQ(vetoed, Blocks(explained.explanation.replay().first_admission_misses(),
+                           MissReason::kGroupVeto));
   EXPECT_EQ(vetoed, 3);
   EXPECT_EQ(admission.groups(0).hit_tokens(), 12);
   EXPECT_EQ(admission.groups(1).hit_tokens(), 0);
-  EXPECT_THAT(told.Text(), HasSubstr("group 1 (sliding_window) alone would hit"));
+  EXPECT_THAT(explained.Text(), HasSubstr("group 1 (sliding_window) alone would hit"));
 }
 
 TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
@@ -200,8 +200,8 @@ TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
   replay.config.scheduler.reserve_full_isl = false;
   replay.Add({.id = "A", .prompt = 7, .output = 8});
   replay.Add({.id = "B", .prompt = 8, .output = 8});
-  const Told told = Tell(replay, "B");
-  const pb::RequestLife& life = told.life();
+  const Explained explained = Explain(replay, "B");
+  const pb::RequestLife& life = explained.life();
   ASSERT_GE(life.preemptions_size(), 1);
   EXPECT_EQ(life.preemptions(0).cause().id(), "A");
   EXPECT_GT(life.preemptions(0).lost_tokens(), 0);
@@ -210,7 +210,7 @@ TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
   EXPECT_DOUBLE_EQ(life.admissions(1).waited_s(),
                    life.admissions(1).time_s() - life.preemptions(0).time_s());
   EXPECT_EQ(life.output_tokens(), 8);
-  const std::string text = told.Text();
+  const std::string text = explained.Text();
   EXPECT_THAT(text, HasSubstr("preempted, "));
   EXPECT_THAT(text, HasSubstr("the block went to request A (row 0)"));
   EXPECT_LT(text.find("preempted"), text.find("resumed after"));
@@ -221,56 +221,56 @@ TEST(RequestLifeTest, TellsOfRejection) {
   replay.config.kv_cache.num_blocks = 6;
   replay.config.manager.max_model_len = 16;
   replay.Add({.id = "long", .prompt = 40, .output = 1});
-  const Told told = Tell(replay, "long");
-  EXPECT_FALSE(told.life().rejection().empty());
-  EXPECT_EQ(told.life().admissions_size(), 0);
-  EXPECT_THAT(told.Text(), HasSubstr("rejected: "));
+  const Explained explained = Explain(replay, "long");
+  EXPECT_FALSE(explained.life().rejection().empty());
+  EXPECT_EQ(explained.life().admissions_size(), 0);
+  EXPECT_THAT(explained.Text(), HasSubstr("rejected: "));
 }
 
 TEST(RequestLifeTest, TellsOfATurnThatNeverArrived) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 8, .output = 50, .abort_after = 2, .session = 1});
   replay.Add({.id = "B", .prompt = 8, .output = 1, .session = 1, .waits_for = {0}, .think = 1});
-  const Told told = Tell(replay, "B");
-  EXPECT_TRUE(told.is_found);
-  EXPECT_TRUE(told.life().never_arrived());
-  EXPECT_THAT(told.Text(), HasSubstr("given up before it arrived"));
-  const Told aborted = [] {
+  const Explained explained = Explain(replay, "B");
+  EXPECT_TRUE(explained.is_found);
+  EXPECT_TRUE(explained.life().never_arrived());
+  EXPECT_THAT(explained.Text(), HasSubstr("given up before it arrived"));
+  const Explained aborted = [] {
     Replay again;
     again.Add({.id = "A", .prompt = 8, .output = 50, .abort_after = 2});
-    return Tell(again, "A");
+    return Explain(again, "A");
   }();
   EXPECT_EQ(aborted.life().end(), "abort");
 }
 
-TEST(RequestLifeTest, TheFirstOfSeveralNamesakesIsTold) {
+TEST(RequestLifeTest, TheFirstOfSeveralNamesakesIsExplained) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 8, .output = 1});
   replay.Add({.id = "A", .prompt = 12, .output = 1, .at = 3});
-  EXPECT_FIELDS(Tell(replay, "A").life(), "prompt_tokens 8, namesakes 1");
-  EXPECT_EQ(Tell(replay, "row:1").life().prompt_tokens(), 12);
+  EXPECT_FIELDS(Explain(replay, "A").life(), "prompt_tokens 8, namesakes 1");
+  EXPECT_EQ(Explain(replay, "row:1").life().prompt_tokens(), 12);
 }
 
 TEST(RequestLifeTest, AnUnknownRequestIsNotFound) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 8, .output = 1});
   replay.Add({.id = "B", .prompt = 12, .output = 1, .at = 3});
-  const Told told = Tell(replay, "C");
-  EXPECT_FALSE(told.is_found);
-  EXPECT_EQ(told.seen.requests, 2);
-  EXPECT_EQ(told.seen.first_row, 0);
-  EXPECT_EQ(told.seen.last_row, 1);
-  EXPECT_EQ(told.ids, (std::vector<std::string>{"A", "B"}));
+  const Explained explained = Explain(replay, "C");
+  EXPECT_FALSE(explained.is_found);
+  EXPECT_EQ(explained.seen.requests, 2);
+  EXPECT_EQ(explained.seen.first_row, 0);
+  EXPECT_EQ(explained.seen.last_row, 1);
+  EXPECT_EQ(explained.ids, (std::vector<std::string>{"A", "B"}));
 }
 
 TEST(RequestLifeTest, PrefixCachingOffLooksNothingUp) {
   Replay replay;
   replay.config.manager.enable_caching = false;
   replay.Add({.id = "A", .prompt = 9, .output = 2});
-  const Told told = Tell(replay, "A");
-  ASSERT_EQ(told.life().admissions_size(), 1);
-  EXPECT_EQ(told.life().admissions(0).runs_size(), 0);
-  EXPECT_THAT(told.Text(), HasSubstr("prefix caching is off"));
+  const Explained explained = Explain(replay, "A");
+  ASSERT_EQ(explained.life().admissions_size(), 1);
+  EXPECT_EQ(explained.life().admissions(0).runs_size(), 0);
+  EXPECT_THAT(explained.Text(), HasSubstr("prefix caching is off"));
 }
 
 // --- On random workloads ---
@@ -312,7 +312,7 @@ class RunChecker final : public EngineObserver, public AdmissionSink {
   int64_t num_checked = 0;
 
  private:
-  // Two ways to the same figures: what both can tell apart must agree.
+  // Two ways to the same figures: what both can distinguish must agree.
   void CheckManager(const AdmissionRecord& record, const AdmissionMisses& misses) {
     const auto tokens = why_.TokensByReason();
     const auto by_manager = [&](MissReason reason) { return tokens[static_cast<size_t>(reason)]; };
@@ -357,9 +357,9 @@ TEST(RequestLifeTest, EveryLifeAddsUp) {
       Replay replay;
       AddRandomRequests(seed, replay);
       TightenPool(seed, replay);
-      const Told told = Tell(replay, absl::StrCat("row:", row));
-      ASSERT_TRUE(told.is_found);
-      for (const pb::AdmissionLife& admission : told.life().admissions()) {
+      const Explained explained = Explain(replay, absl::StrCat("row:", row));
+      ASSERT_TRUE(explained.is_found);
+      for (const pb::AdmissionLife& admission : explained.life().admissions()) {
         int64_t tokens = admission.partial_tokens(), hit = 0;
         for (const pb::BlockRunLife& run : admission.runs()) {
           tokens += run.tokens();
@@ -369,7 +369,7 @@ TEST(RequestLifeTest, EveryLifeAddsUp) {
         ASSERT_EQ(tokens, admission.known_tokens());
         ASSERT_EQ(hit, admission.hit_tokens());
       }
-      const std::vector<std::string> lines = absl::StrSplit(told.Text(), '\n');
+      const std::vector<std::string> lines = absl::StrSplit(explained.Text(), '\n');
       for (const std::string& line : lines) {
         ASSERT_LE(line.size(), 100u) << line;
       }

@@ -16,7 +16,8 @@
 
 namespace kvblocks::sim {
 
-// The version of report.proto that this code writes and reads. Reports of one replica of the version before are read, too.
+// The version of report.proto that this code writes and reads. Reports of one replica of the
+// version before are read, too.
 inline constexpr uint32_t kReportSchemaVersion = 2;
 
 struct ResultFile {

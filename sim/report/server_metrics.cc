@@ -184,7 +184,7 @@ void ServerMetrics::OnGaps(SimTime gap, int64_t count, SimTime now) {
 
 void ServerMetrics::OnStepFinished(const StepRecord& step) {
   Advance(step.end);
-  int64_t emitted = step.num_quiet;
+  int64_t emitted = step.num_skipped;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     const ScheduledRecord& record = step.scheduled[i];
     const OutputRecord& output = step.outputs[i];

@@ -85,9 +85,9 @@ void StepRows::OnStepFinished(const StepRecord& step) {
   in_flight_.pop_front();
   std::string line = absl::StrCat(
       row.step, ",", MillisecondsText(step.start), ",", MillisecondsText(step.end), ",",
-      step.num_tokens, ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",", step.scheduled.size(), ",",
-      row.num_running, ",", row.num_waiting, ",", row.num_free, ",", row.num_preempted, ",",
-      row.num_new_blocks, ",", row.num_hit_tokens, ",");
+      step.num_tokens, ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",",
+      step.scheduled.size(), ",", row.num_running, ",", row.num_waiting, ",", row.num_free, ",",
+      row.num_preempted, ",", row.num_new_blocks, ",", row.num_hit_tokens, ",");
   if (file_.has_replicas()) absl::StrAppend(&line, replica_, ",");
   if (file_.with_requests()) absl::StrAppend(&line, row.requests, ",");
   absl::StrAppend(&line, absl::Hex(row.digest, absl::kZeroPad16), "\r\n");

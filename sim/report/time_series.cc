@@ -160,7 +160,7 @@ void SeriesSection::OnStepScheduled(const StepRecord& step) {
 }
 
 void SeriesSection::OnStepFinished(const StepRecord& step) {
-  counts_.output_tokens += step.num_quiet;
+  counts_.output_tokens += step.num_skipped;
   for (const OutputRecord& output : step.outputs) {
     counts_.output_tokens += output.num_emitted;
     if (output.num_emitted > 0 &&

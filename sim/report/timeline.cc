@@ -274,7 +274,7 @@ void Timeline::OnStepScheduled(const StepRecord& step) {
   WriteCounters(step.start, false);
 }
 
-void Timeline::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+void Timeline::OnSkippedDecodes(const SimRequest& request, int64_t num_steps) {
   Life& life = *Find(request);
   life.num_decode_steps += num_steps;
   life.num_decode_tokens += num_steps;

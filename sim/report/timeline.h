@@ -89,7 +89,7 @@ class Timeline final : public EngineObserver {
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
-  void OnQuietDecodes(const SimRequest& request, int64_t num_steps) override;
+  void OnSkippedDecodes(const SimRequest& request, int64_t num_steps) override;
   void OnStepFinished(const StepRecord& step) override;
   void OnFinish(const SimRequest& request, SimTime now) override;
   void OnRunEnd(SimTime now) override;

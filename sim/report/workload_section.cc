@@ -169,7 +169,7 @@ void ThroughputSection::OnStepFinished(const StepRecord& step) {
   sums_.stage_time += step.stage_time;
   sums_.scheduled_requests += step.num_requests();
   sums_.computed_tokens += step.num_tokens;
-  sums_.output_tokens += step.num_quiet;
+  sums_.output_tokens += step.num_skipped;
   for (const OutputRecord& output : step.outputs) sums_.output_tokens += output.num_emitted;
 }
 

@@ -91,7 +91,7 @@ class EventLoop {
 //   server.OnSignal([&] { ... });
 //   server.Run();                       // until Stop()
 //
-// What it takes of strangers has limits (HttpLimits): bytes of a head and of a body, bytes of all
+// What it takes from clients has limits (HttpLimits): bytes of a head and of a body, bytes of all
 // bodies together, connections, and the time that each part of an exchange may take. Beyond a limit
 // the client gets an answer that says so, and the connection is closed.
 //

@@ -1,4 +1,4 @@
-// RequestParser: Beast's parser of one HTTP request, told what this server takes. Included by
+// RequestParser: Beast's parser of one HTTP request, with this server's limits. Included by
 // http_session.h alone.
 //
 // It keeps of a head what handlers read, and no other field. A body grows as it comes, and every

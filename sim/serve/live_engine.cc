@@ -233,9 +233,9 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
   // be produced would take memory for nothing.
   static void Extend(const Live& live) {
     std::vector<uint32_t>& ids = live.request->spec.output_ids;
-    const auto enough = [&](int64_t ahead) {
+    const auto enough = [&](int64_t more) {
       return static_cast<size_t>(
-          std::min(live.request->spec.output_length, live.request->num_outputs() + ahead));
+          std::min(live.request->spec.output_length, live.request->num_outputs() + more));
     };
     if (ids.size() >= enough(kIdsAhead / 2)) return;
     for (const size_t size = enough(kIdsAhead); ids.size() < size;) {
@@ -264,7 +264,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
                      .lora_path = std::move(asked.lora_path),
                      .cache_salt = std::move(asked.cache_salt)}});
     if (!kv.ok()) {
-      Tell({.id = id, .kind = Kind::kRejected, .text = std::string(kv.status().message())});
+      Notify({.id = id, .kind = Kind::kRejected, .text = std::string(kv.status().message())});
       return;
     }
     SimRequest* request = store_.Add(std::move(spec));
@@ -273,7 +273,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
     if (asked.ends_by_stop) request->ending = FinishReason::kStop;
     live.request = request;
     live_[id] = std::move(live);
-    Tell({.id = id, .kind = Kind::kAccepted});
+    Notify({.id = id, .kind = Kind::kAccepted});
     const absl::Status status = replica_->Submit(request, now);
     (void)status;  // from OnEnded, which has none
   }
@@ -299,7 +299,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
         CountAnswer(live->second, now);
         break;
     }
-    Tell(std::move(update));
+    Notify(std::move(update));
     live_.erase(live);
     store_.Remove(request);
     return absl::OkStatus();
@@ -319,15 +319,15 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
   void OnAdmission(const AdmissionRecord& record, SimTime) override {
     if (record.is_resume) return;
     Extend(live_.at(record.request->spec.row));
-    Tell({.id = record.request->spec.row,
-          .num_tokens = record.num_hit_tokens + record.num_external_tokens,
-          .kind = Kind::kAdmitted});
+    Notify({.id = record.request->spec.row,
+            .num_tokens = record.num_hit_tokens + record.num_external_tokens,
+            .kind = Kind::kAdmitted});
   }
 
   void OnStepFinished(const StepRecord& step) override {
     for (const OutputRecord& output : step.outputs) {
       if (output.request == nullptr || output.num_emitted == 0) continue;
-      Tell({.id = output.request->spec.row, .num_tokens = output.num_emitted});
+      Notify({.id = output.request->spec.row, .num_tokens = output.num_emitted});
       if (const auto it = live_.find(output.request->spec.row); it != live_.end()) {
         Extend(it->second);
       }
@@ -341,7 +341,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
 
   // --- Updates, collected per turn of the loop ---
 
-  void Tell(SequenceUpdate update) {
+  void Notify(SequenceUpdate update) {
     turn_.push_back(std::move(update));
     if (turn_.size() >= kMostPerTurn) Publish();
   }
@@ -363,7 +363,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
     if (was_empty) wake_();
   }
 
-  static constexpr size_t kMostPerTurn = 16384;  // a thread that is late tells in between
+  static constexpr size_t kMostPerTurn = 16384;  // a thread that is late notifies in between
   static constexpr int64_t kIdsAhead = 2048;     // twice what steps under way can produce, and more
 
   Options options_;

@@ -8,7 +8,7 @@
 //
 // Simulated time is the wall clock times `speed`. A step ends when its simulated time has passed; a
 // request arrives when it was submitted. If the machine is too slow, steps end late: simulated time
-// then falls behind the clock, never ahead, and what happens in it is the same. State says by how
+// then falls behind the clock, and what happens in it is the same. State says by how
 // much.
 //
 // Always: every submitted sequence gets exactly one update that ends it. The engine's thread waits

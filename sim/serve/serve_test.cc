@@ -63,8 +63,9 @@ TEST(ApiRequestTest, MessagesBecomeOneText) {
       R"({"messages":[{"role":"system","content":"be brief"},
                       {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
           "tools":[{"type":"function"}]})", true);
-  EXPECT_EQ(request.prompts[0].text,
-            "<|tools|>\n[{\"type\":\"function\"}]\n<|system|>\nbe brief\n<|user|>\nab\n<|assistant|>\n");
+  EXPECT_EQ(
+      request.prompts[0].text,
+      "<|tools|>\n[{\"type\":\"function\"}]\n<|system|>\nbe brief\n<|user|>\nab\n<|assistant|>\n");
   EXPECT_EQ(request.last_message, "ab");
 }
 

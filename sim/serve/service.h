@@ -76,7 +76,7 @@ class Service final : public HttpHandler {
     int64_t num_refused = 0;
   };
 
-  // `text`, `tokenizer` and `loop` must outlive the service. `set_up` is told when the replica
+  // `text`, `tokenizer` and `loop` must outlive the service. `set_up` is called when the replica
   // crashes (false) and when it is back.
   static absl::StatusOr<std::unique_ptr<Service>> Create(Options options, const PseudoText* text,
                                                          TokenizerQueue* tokenizer, EventLoop* loop,

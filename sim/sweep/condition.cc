@@ -112,7 +112,8 @@ std::string DescribeMiss(const std::vector<Condition>& conditions, const pb::Poi
     if (Holds(condition, result, baseline).value_or(false)) continue;
     is_about_time |= IsAboutTime(condition);
     if (!condition.metric) {
-      missed.push_back(DescribeMissedLimits(JudgeLimits(result, condition.goodput).probe, condition.goodput));
+      missed.push_back(
+          DescribeMissedLimits(JudgeLimits(result, condition.goodput).probe, condition.goodput));
       continue;
     }
     const SweepMetric& metric = *condition.metric;

@@ -42,8 +42,8 @@ std::string DescribeMiss(const std::vector<Condition>& conditions,
                          const ::kvblocks::sweep::v1::PointResult& result,
                          const ::kvblocks::sweep::v1::PointResult& baseline);
 
-// A probe of a capacity search: a replay judged by the limits of --slo over all of its requests, and
-// why it misses them.
+// A probe of a capacity search: a replay judged by the limits of --slo over all of its requests,
+// and why it misses them.
 
 // Whether --slo has percentiles, or --goodput limits to be about. InvalidArgument if the text is
 // bad, or --goodput has no limits.

@@ -56,7 +56,7 @@ std::deque<int>::iterator NaiveEngine::Unretained() {
 
 // --- Retention ---
 
-void NaiveEngine::Tell(int64_t now) {
+void NaiveEngine::AdvanceTime(int64_t now) {
   now_ = now;
   std::erase_if(retained_, [&](const auto& kept) { return kept.second.expires <= now; });
 }

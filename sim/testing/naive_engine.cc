@@ -67,7 +67,7 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     preempted_.clear();
     loaded_.clear();
     step_sync_ = step_layerwise_ = 0;
-    Tell(now);
+    AdvanceTime(now);
     const bool has_requests = !running_.empty() || !waiting_.empty() || !holding_.empty();
     if (has_requests) Schedule();
     if (!step_.empty() || !preempted_.empty() || !loaded_.empty()) Start(now);
@@ -77,7 +77,7 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     if (!under_way_.empty()) {
       now = under_way_.front().end;
       Abort(aborts, now);
-      Tell(now);
+      AdvanceTime(now);
       Finish();
       while (!under_way_.empty() && under_way_.front().entries.empty()) under_way_.pop_front();
       continue;

@@ -162,7 +162,7 @@ class NaiveEngine {
   int Take();
   std::deque<int>::iterator Unretained();
   void Retain(const NaiveRequest& r);
-  void Tell(int64_t now);
+  void AdvanceTime(int64_t now);
   void FreeAll(NaiveRequest* r);
   void FreeTable(std::vector<int>* table);
   void Register(NaiveRequest* r, int64_t upto);

@@ -252,7 +252,7 @@ class Reader {
     if (type_ == "info" && sample.value != 1) return "an info that is not 1";
     if (type_ != "gauge" && sample.value < 0) return "a negative count";
     const std::string set = LabelText(sample.labels);
-    if (set != last_set_ && !label_sets_.insert(set).second) return "label sets are torn apart";
+    if (set != last_set_ && !label_sets_.insert(set).second) return "a label set is split";
     last_set_ = set;
     if (type_ != "histogram") return sample.labels.count("le") > 0 ? "a stray le" : "";
     return CheckHistogram(sample, suffix);

@@ -44,7 +44,7 @@ TraceEvents ParseTraceEvents(const std::string& text);
 
 // A strict reader of OpenMetrics 1.0 text, for tests: what it accepts a scraper accepts.
 //
-// Beyond the grammar it checks that families and label sets are not torn apart, that names and
+// Beyond the grammar it checks that families and label sets are not split, that names and
 // suffixes fit the type, that buckets are canonical, cumulative and end at +Inf with the count,
 // that times rise, and that counters never fall.
 

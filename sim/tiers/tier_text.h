@@ -17,7 +17,7 @@
 //   total          bytes and speeds are of all devices of a replica together
 //   exclusive      what was loaded leaves the tier
 //   prompt-only    outputs are not stored
-//   shared         one for all replicas of a fleet, with one link each way; behind those of one replica
+//   shared         one for all replicas, with one link each way; behind those of one replica
 
 #ifndef KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
 #define KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
@@ -42,8 +42,8 @@ struct SimTier {
   bool is_shared = false;
 };
 
-// Empty for an empty text. InvalidArgument quotes the tier and says what is expected. What is a total
-// is divided by `num_devices`.
+// Empty for an empty text. InvalidArgument quotes the tier and says what is expected. What is a
+// total is divided by `num_devices`.
 absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text, int64_t num_devices = 1);
 
 }  // namespace kvblocks::sim

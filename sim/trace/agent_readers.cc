@@ -153,7 +153,7 @@ class LlmServingSimReader : public LineRows {
 
  private:
   // More are not worth telling.
-  static constexpr size_t kMostTold = 20;
+  static constexpr size_t kMostReported = 20;
 
   void Parse(std::string_view text) override {
     num_with_ids_ = 0;
@@ -183,8 +183,8 @@ class LlmServingSimReader : public LineRows {
     request_fields_.Require({"input_toks", "output_toks"});
     if (request_fields_.Seen("input_tok_ids")) ++num_with_ids_;
     rows_.emplace_back().request = std::move(sub_);
-    return problems_->size() < kMostTold ? absl::OkStatus()
-                                         : absl::CancelledError("enough problems");
+    return problems_->size() < kMostReported ? absl::OkStatus()
+                                             : absl::CancelledError("enough problems");
   }
 
   void FinishSession() {

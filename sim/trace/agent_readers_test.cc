@@ -294,8 +294,8 @@ TEST(ShareGptReaderTest, BytesPerTokenScaleLengths) {
   TraceReaderOptions options;
   options.sharegpt = "first-turn-all";
   options.bytes_per_token = 10;
-  const std::vector<TraceRequest> r = MustRead("[" + Conversation({{"user", std::string(41, 'x')}, {"assistant", "y"}}) + "]",
-                     options);
+  const std::vector<TraceRequest> r = MustRead(
+      "[" + Conversation({{"user", std::string(41, 'x')}, {"assistant", "y"}}) + "]", options);
   EXPECT_EQ(r[0].input_length, 5 + 3);
   options.bytes_per_token = 0;
   EXPECT_THAT(TraceError("[]", options), HasSubstr("--bytes-per-token: got 0"));

@@ -13,7 +13,7 @@
 // list and, after sub-agents, for all of them as well; the sub-agents between two requests run side
 // by side. It then thinks for think_time, or, if the session does not say, for as long as the
 // recording shows between the end of what it waits for (t + api_time) and t. A request after
-// sub-agents thinks for the shorter of both, as it is not told whether think_time has the
+// sub-agents thinks for the shorter of both, as the trace does not say whether think_time has the
 // sub-agents' time in it. A sub-agent's first request takes the time that the recording shows.
 //
 // Always: a session is good or bad as a whole, since a loop without one of its turns is not what
@@ -310,8 +310,8 @@ class CodingSessionReader : public LineRows {
       return;
     }
     ++num_backwards_;
-    log()->Tell(RowProblem(ProblemKind::kOrder, row_.request,
-                           text + " (--require-sorted forbids it)", ProblemSeverity::kNote));
+    log()->Notify(RowProblem(ProblemKind::kOrder, row_.request,
+                             text + " (--require-sorted forbids it)", ProblemSeverity::kNote));
   }
 
   void CheckNumberOfIds(const std::string& path, const CodingEntry& entry) {

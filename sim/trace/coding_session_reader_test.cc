@@ -249,10 +249,10 @@ TEST(CodingSessionReaderTest, ADamagedFirstSessionIsStillOne) {
               HasSubstr("t:1:"));
   TraceReaderOptions options;
   options.skip_bad_rows = true;
-  EXPECT_EQ(
-      MustRead("{\"id\": 1, \"hash_id_scope\": \"local\", ]\n" + Session("a", Request("0")), options)
-          .size(),
-      1u);
+  EXPECT_EQ(MustRead("{\"id\": 1, \"hash_id_scope\": \"local\", ]\n" + Session("a", Request("0")),
+                     options)
+                .size(),
+            1u);
 }
 
 TEST(CodingSessionReaderTest, BlockSizeCanBeOverridden) {

@@ -9,8 +9,8 @@
 // an engine block is a hash of the key before it and the block's runs of symbols, each (path key,
 // first symbol, count): no token array is built, whatever the sizes.
 //
-// Keys may look ahead by L symbols, as block hashes do for drafters (PrefixHashing): then the key
-// of a block also covers the L symbols behind it, and exists only once they are known. That is
+// Keys may have a lookahead of L symbols, as block hashes do for drafters (PrefixHashing): then the
+// key of a block also covers the L symbols behind it, and exists only once they are known. That is
 // exact where a trace has token ids; where it has block ids, tokens behind the first id that
 // differs count as different here, too, so a block that ends there is no hit although the engine's
 // might be.

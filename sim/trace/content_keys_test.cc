@@ -101,7 +101,7 @@ TEST(ContentKeysTest, LookaheadOverBlockIdsReachesIntoTheNextId) {
   // The block that ends where the ids part has other tokens behind it.
   EXPECT_EQ(CommonBlocks(KeysOf(info, a, 4, 24), KeysOf(info, b, 4, 24)), 4);
   EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 1, 24), AheadKeysOf(info, b, 1, 24)), 3);
-  // Further than one id ahead, and back: the place in the content is kept.
+  // Further than one id forward, and back: the place in the content is kept.
   EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, b, 9, 24)), 1);
   EXPECT_EQ(AheadKeysOf(info, a, 9, 24).size(), 3u);
   EXPECT_EQ(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, Prompt(5, 24, {7, 9, 12}), 9, 24));

@@ -25,8 +25,8 @@ namespace kvblocks::sim {
 
 // TraceWriter: writes requests in the order they come, which must be arrival order.
 //
-//   native    everything a TraceRequest holds; ids that are not decimal numbers get numbers from 2^63
-//             on
+//   native    everything a TraceRequest holds; ids that are no decimal numbers get numbers from
+//             2^63 on
 //   mooncake  everything but the scope of content ids and unknown fields
 //   csv       the Azure form: arrivals and lengths only
 //   oracle    one access per block of a prompt, as libCacheSim's oracleGeneral has them; not read

@@ -97,7 +97,7 @@ TEST(ConvertToOracleTest, NeedsContent) {
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("a trace of lengths only"));
 }
 
-// Equal apart from where the request stands in its file.
+// Equal but for the request's place in its file.
 std::vector<TraceRequest> WithoutLines(std::vector<TraceRequest> requests) {
   for (TraceRequest& request : requests) request.line = 0;
   return requests;

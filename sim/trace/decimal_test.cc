@@ -97,7 +97,7 @@ TEST(DecimalTest, WholePartsAreGroupedByThousands) {
   const std::pair<const char*, const char*> cases[] = {
       {"", ""},           {"7", "7"},           {"999", "999"},         {"1000", "1,000"},
       {"-12", "-12"},     {"-1234", "-1,234"},  {"+100000", "+100,000"}, {"1234567", "1,234,567"},
-      {"1234.5678", "1,234.5678"},              {"9454.55 %", "9,454.55 %"}, {"0.12345", "0.12345"}};
+      {"1234.5678", "1,234.5678"}, {"9454.55 %", "9,454.55 %"}, {"0.12345", "0.12345"}};
   for (const auto& [number, grouped] : cases) EXPECT_EQ(GroupThousands(number), grouped);
 }
 

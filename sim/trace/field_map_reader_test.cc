@@ -283,7 +283,8 @@ TEST(LmcachePresetTest, ChunksHaveOneSizePerFile) {
 
 // SM-46.
 TEST(VllmCustomPresetTest, TextsAndTokenIds) {
-  const std::vector<TraceRequest> r = MustRead("{\"prompt\": [3, 1, 2]}\n{\"prompt\": [], \"output_tokens\": 5}\n");
+  const std::vector<TraceRequest> r =
+      MustRead("{\"prompt\": [3, 1, 2]}\n{\"prompt\": [], \"output_tokens\": 5}\n");
   EXPECT_THAT(r[0].content_ids, ElementsAre(3, 1, 2));
   EXPECT_EQ(r[0].output_length, 0);
   EXPECT_THAT(r[1].content_ids, IsEmpty());

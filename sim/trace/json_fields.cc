@@ -128,7 +128,7 @@ absl::Status JsonFields::Skip(std::string_view key, JsonValue& value) {
   const std::string name = Shown(absl::StrCat(prefix_, View(key)));
   absl::Status status = value.Skip();
   if (status.ok() && unknown_.insert(name).second) {
-    log_->Tell(
+    log_->Notify(
         RowProblem(ProblemKind::kUnknownField, *at_,
                    absl::StrCat("field: got ", name, ", expected one that is read (it is ignored)"),
                    ProblemSeverity::kNote));

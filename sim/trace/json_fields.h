@@ -8,8 +8,8 @@
 //
 // A name with a point goes down into an object. A field may have another name; both in one object,
 // or one of them twice, is a problem. null means absent. Fields that are not in the table are
-// checked to be JSON and told to the listener once each, unless they are in the list of those that
-// are known to be of no use here.
+// checked to be JSON and reported to the listener once each, unless they are in the list of those
+// that are known to be of no use here.
 //
 // A value that is wrong becomes a problem "NAME: got VALUE, expected EXPECTATION" and the others
 // are still read; text that is not JSON ends the object. Cost: one comparison per name of the table

@@ -1,5 +1,5 @@
 // LineRows: what the readers of all text formats with one record per line share - numbering rows,
-// reading ahead to the first good one, and lines that hold several requests or none.
+// reading up to the first good one, and lines that hold several requests or none.
 //
 // A reader derives from it, says in Parse what a line holds, and calls ReadAhead once when it is
 // opened; from then on info() does not change any more. A line is good or bad as a whole: a bad one
@@ -84,7 +84,7 @@ class LineRows : public RowSource {
   int64_t next_row_ = 0;
   int64_t line_ = 0;
   size_t next_of_line_ = 0;
-  std::deque<Pending> pending_;  // read ahead
+  std::deque<Pending> pending_;  // read, not returned
 };
 
 // The numbers by which sessions go whose names a trace gives.

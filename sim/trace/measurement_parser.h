@@ -39,7 +39,7 @@ class MeasurementParser {
 
  protected:
   virtual void ParseLine(std::string_view text) = 0;
-  // A start in Unix time; what is wrong is told as a value of `name`.
+  // A start in Unix time; what is wrong is reported as a value of `name`.
   void SetStart(int64_t unix_ns, const char* name, JsonFields* fields);
   void AddRequest() { requests_->push_back(std::move(request_)); }
 

@@ -71,22 +71,22 @@ void RowChecker::Accept(RawRow* row) {
 // What is allowed and still worth knowing.
 void RowChecker::Note(const RawRow& row) {
   const TraceRequest& request = row.request;
-  const auto tell = [&](ProblemSeverity severity, ProblemKind kind, const std::string& text) {
-    log_->Tell(RowProblem(kind, request, text, severity));
+  const auto report = [&](ProblemSeverity severity, ProblemKind kind, const std::string& text) {
+    log_->Notify(RowProblem(kind, request, text, severity));
   };
   if (request.input_length == 0) {
-    tell(ProblemSeverity::kWarning, ProblemKind::kEmptyPrompt,
-         "input length: got 0, expected 1 or more (a replay rejects the request at arrival)");
+    report(ProblemSeverity::kWarning, ProblemKind::kEmptyPrompt,
+           "input length: got 0, expected 1 or more (a replay rejects the request at arrival)");
   }
   if (request.output_length == 0) {
-    tell(ProblemSeverity::kNote, ProblemKind::kZeroOutput,
-         "output length: got 0, expected 1 or more (--zero-output says what becomes of it)");
+    report(ProblemSeverity::kNote, ProblemKind::kZeroOutput,
+           "output length: got 0, expected 1 or more (--zero-output says what becomes of it)");
   }
   if (row.has_timestamp && last_line_ > 0 && row.timestamp_ns < last_timestamp_ns_) {
-    tell(ProblemSeverity::kNote, ProblemKind::kOrder,
-         absl::StrCat("timestamp: got ", Ms(row.timestamp_ns), ", expected at least ",
-                      Ms(last_timestamp_ns_), " as on line ", last_line_,
-                      " (within --reorder; --require-sorted forbids it)"));
+    report(ProblemSeverity::kNote, ProblemKind::kOrder,
+           absl::StrCat("timestamp: got ", Ms(row.timestamp_ns), ", expected at least ",
+                        Ms(last_timestamp_ns_), " as on line ", last_line_,
+                        " (within --reorder; --require-sorted forbids it)"));
   }
 }
 
@@ -276,10 +276,10 @@ void RowChecker::CheckIds(const TraceRequest& request) {
     if (!inserted && before.parent != parent) {
       ++log_->counters.ids_with_two_parents;
       const auto text = [&] {
-        return absl::StrCat("block id: got ", id, " after other ids than on line ", before.line,
-                            ", expected one parent per id (",
-                            ids_are_unique_ ? "--ids-are-unique)"
-                                            : "content is told apart by the path)");
+        return absl::StrCat(
+            "block id: got ", id, " after other ids than on line ", before.line,
+            ", expected one parent per id (",
+            ids_are_unique_ ? "--ids-are-unique)" : "the path distinguishes content)");
       };
       if (ids_are_unique_) return Bad(ProblemKind::kIdParents, request, text());
       log_->Note(ProblemSeverity::kNote, ProblemKind::kIdParents, request, text);

@@ -22,7 +22,7 @@ void RowLog::Warn(ProblemKind kind, int64_t line, std::string_view text) {
 }
 
 void RowLog::Warn(const TraceProblem& problem) {
-  Tell(problem);
+  Notify(problem);
   if (static_cast<int>(warnings.size()) < max_warnings) {
     warnings.push_back(ProblemMessage(file, problem));
   }

@@ -52,15 +52,15 @@ struct RowLog {
   TraceReaderCounters counters;
   std::vector<std::string> warnings;
 
-  // Lists a warning and tells the listener.
+  // Lists a warning and notifies the listener.
   void Warn(ProblemKind kind, int64_t line, std::string_view text);
   void Warn(const TraceProblem& problem);
   // The same for a listener alone; `text` is called only if it is kept.
   template <typename Text>
   void Note(ProblemSeverity severity, ProblemKind kind, const TraceRequest& request,
             Text text) const;
-  // Tells the listener alone, if there is one.
-  void Tell(const TraceProblem& problem) const {
+  // Notifies the listener alone, if there is one.
+  void Notify(const TraceProblem& problem) const {
     if (listener != nullptr) listener->OnProblem(problem);
   }
 };

@@ -272,9 +272,9 @@ class ShareGptReader : public LineRows {
     if (absl::Status status = message_fields_.ReadObject(value); !status.ok()) return status;
     message_fields_.Require({"from", "value"});
     messages_.push_back(std::move(message_));
-    constexpr size_t kMostTold = 20;
-    return problems_->size() < kMostTold ? absl::OkStatus()
-                                         : absl::CancelledError("enough problems");
+    constexpr size_t kMostReported = 20;
+    return problems_->size() < kMostReported ? absl::OkStatus()
+                                             : absl::CancelledError("enough problems");
   }
 
   void AppendMessage(const Message& message, std::vector<uint32_t>* tokens) const {

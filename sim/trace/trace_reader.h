@@ -57,7 +57,7 @@ struct TraceReaderOptions {
   // and ids with two token counts. A warning says if there are more.
   bool check_ids = false;
   bool ids_are_unique = false;  // the same id under two parents is an error; implies check_ids
-  // Told of every row and problem as it is found, also of problems beyond max_errors and of notes,
+  // Gets every row and problem as it is found, also of problems beyond max_errors and of notes,
   // which are nowhere else; not of the one that ends the reading, which is a status. Not owned, and
   // must outlive the reader.
   TraceListener* listener = nullptr;

@@ -265,7 +265,7 @@ class Between final : public EngineObserver {
   const Tell tell_;
 };
 
-// A token more or less than the manager was told.
+// A token more or less than the manager counts.
 TEST(VerifyingObserverTest, AnInputOfAnotherLengthIsNoticed) {
   for (const int64_t change : {-1, 1}) {
     Replay replay;
@@ -309,8 +309,8 @@ absl::Status VerifyTiers(const std::string& text, LoadMode mode, bool has_window
   // Attaches at the start of the run, before the verifier asks how large the tiers are.
   VerifyingObserver observer(
       {.ops = &attention::CpuReference(), .layers_per_group = 2, .tiers = tiers->get()});
-  (*tiers)->set_on_copies([&](absl::Span<const KvCopy> told) {
-    std::vector<KvCopy> copies(told.begin(), told.end());
+  (*tiers)->set_on_copies([&](absl::Span<const KvCopy> listed) {
+    std::vector<KvCopy> copies(listed.begin(), listed.end());
     if (mangle) mangle(&copies);
     observer.OnCopies(copies);
   });

@@ -202,7 +202,7 @@ Buckets BucketsOf(const std::vector<LayerCache>& caches) {
   return buckets;
 }
 
-// WE-C14, C15, C18 and C19, before the windows' bucket is dealt into two groups.
+// WE-C14, C15, C18 and C19, before the windows' bucket is distributed into two groups.
 TEST(LayerCachesTest, CompressedModelsRegisterBucketsInTheOrderOfTheirGroups) {
   EXPECT_EQ(BucketsOf(Caches("deepseek-v4-flash", {.cache_dtype = "fp8_ds_mla"})),
             (Buckets{{62, 1002240}, {22 + 21, 823680 + 786240}, {42, 870912}, {20, 656640}}));

@@ -184,7 +184,7 @@ RC_GTEST_PROP(GroupingPropertyTest, DealtGroupsDifferByOneLayer, ()) {
   std::vector<int> seen;
   size_t smallest = layers.size();
   size_t largest = 0;
-  for (const std::vector<int>& group : Deal(layers, k)) {
+  for (const std::vector<int>& group : Distribute(layers, k)) {
     smallest = std::min(smallest, group.size());
     largest = std::max(largest, group.size());
     RC_ASSERT(std::ranges::is_sorted(group));
@@ -213,7 +213,7 @@ RC_GTEST_PROP(GroupingPropertyTest, TupleCountIsTheCheapest, ()) {
   }
 }
 
-// V-91 told once more for full layers of two page sizes, and windows and rings of one size each.
+// V-91 once more, for full layers of two page sizes, and windows and rings of one size each.
 struct PackedModel {
   int64_t large = 0;   // full layers of 4 heads
   int64_t small = 0;   // full layers of 1 head
@@ -298,8 +298,8 @@ SlabCost CostOf(const std::vector<SlabBucket>& buckets,
   return {stride * blocks, groups};
 }
 
-// Tries all numbers of groups of all buckets. Layers of equal page, so that how a bucket is dealt
-// does not matter for its largest group.
+// Tries all numbers of groups of all buckets. Layers of equal page, so that how a bucket is
+// distributed does not matter for its largest group.
 int64_t CheapestByTryingAll(const std::vector<SlabBucket>& buckets, int64_t table_cost) {
   int64_t best = std::numeric_limits<int64_t>::max();
   std::vector<size_t> k(buckets.size(), 1);

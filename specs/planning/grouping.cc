@@ -176,7 +176,7 @@ class Grouper {
     const int64_t size = GroupSize(buckets);
     for (LayerBucket& bucket : buckets) {
       const int64_t count = static_cast<int64_t>(bucket.layers.size());
-      for (std::vector<int>& layers : Deal(bucket.layers, CeilDiv(count, size))) {
+      for (std::vector<int>& layers : Distribute(bucket.layers, CeilDiv(count, size))) {
         AddGroup(std::move(layers));
       }
     }
@@ -301,12 +301,13 @@ std::optional<Grouping> GroupUpstream(std::span<const LayerCache> caches,
   // 0.25 lets hidden states share the table of full attention where that is all there is.
   const bool shares_a_table =
       options.version == EngineVersion::kVllm025 && IsUniformType(SpecsOf(caches));
-  const bool apart = !hidden.empty() && !others.empty() && !shares_a_table;
-  Grouper grouper(apart ? std::span<const LayerCache>(rest) : caches, options, PoolLayout::kUniform,
+  const bool separate = !hidden.empty() && !others.empty() && !shares_a_table;
+  Grouper grouper(separate ? std::span<const LayerCache>(rest) : caches, options,
+                  PoolLayout::kUniform,
                   /*typical_len=*/0, errors);
-  if (apart) grouper.ExpectMoreGroups();
+  if (separate) grouper.ExpectMoreGroups();
   if (!grouper.Run()) return std::nullopt;
-  if (!apart) return grouper.Take();
+  if (!separate) return grouper.Take();
   return WithHiddenStates(caches, grouper.Take(), others, hidden, errors);
 }
 

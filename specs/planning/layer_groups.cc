@@ -125,7 +125,7 @@ int64_t CheapestGroupSize(std::span<const BucketCost> buckets, int64_t page_byte
   return best_size;
 }
 
-std::vector<std::vector<int>> Deal(std::span<const int> layers, int64_t num_groups) {
+std::vector<std::vector<int>> Distribute(std::span<const int> layers, int64_t num_groups) {
   std::vector<std::vector<int>> groups(num_groups);
   for (size_t i = 0; i < layers.size(); ++i) groups[i % num_groups].push_back(layers[i]);
   return groups;
@@ -194,13 +194,13 @@ std::vector<std::vector<int>> ColumnsByPage(std::span<const LayerCache> caches,
   return columns;
 }
 
-std::vector<std::vector<int>> DealTuples(std::span<const std::vector<int>> columns,
-                                         int64_t num_groups) {
+std::vector<std::vector<int>> DistributeTuples(std::span<const std::vector<int>> columns,
+                                               int64_t num_groups) {
   std::vector<std::vector<int>> groups(num_groups);
   for (const std::vector<int>& column : columns) {
-    const std::vector<std::vector<int>> dealt = Deal(column, num_groups);
+    const std::vector<std::vector<int>> distributed = Distribute(column, num_groups);
     for (int64_t g = 0; g < num_groups; ++g) {
-      groups[g].insert(groups[g].end(), dealt[g].begin(), dealt[g].end());
+      groups[g].insert(groups[g].end(), distributed[g].begin(), distributed[g].end());
     }
   }
   for (std::vector<int>& group : groups) std::ranges::sort(group);
@@ -282,7 +282,7 @@ std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
   for (const auto& columns : columns_of_bucket) {
     const int64_t num_groups =
         CeilDiv(static_cast<int64_t>(columns.front().size()), result.tuples_per_group);
-    for (std::vector<int>& group : DealTuples(columns, num_groups)) {
+    for (std::vector<int>& group : DistributeTuples(columns, num_groups)) {
       result.groups.push_back(std::move(group));
     }
   }
@@ -408,7 +408,7 @@ std::vector<std::vector<int>> PackGroups(std::span<const LayerCache> caches) {
   CutStates(/*windows_too=*/!any_mixed, &buckets);
   std::vector<std::vector<int>> groups;
   for (const Bucket& bucket : buckets) {
-    for (std::vector<int>& group : DealTuples(bucket.columns, bucket.num_groups)) {
+    for (std::vector<int>& group : DistributeTuples(bucket.columns, bucket.num_groups)) {
       groups.push_back(std::move(group));
     }
   }
@@ -419,7 +419,7 @@ namespace {
 
 // Distributes the layers of each page size over the groups, the largest first, so that groups
 // differ by little.
-std::vector<std::vector<size_t>> DealByPage(const SlabBucket& bucket, int64_t num_groups) {
+std::vector<std::vector<size_t>> DistributeByPage(const SlabBucket& bucket, int64_t num_groups) {
   std::map<int64_t, std::vector<size_t>, std::greater<>> by_page;
   for (size_t i = 0; i < bucket.layers.size(); ++i) by_page[bucket.page_bytes[i]].push_back(i);
   std::vector<std::vector<size_t>> groups(num_groups);
@@ -434,8 +434,8 @@ std::vector<std::vector<size_t>> DealByPage(const SlabBucket& bucket, int64_t nu
   return groups;
 }
 
-// The bytes of the largest group when pages, the largest first, are dealt into `num_groups`. As
-// DealByPage does: it starts each page size where the one before stopped.
+// The bytes of the largest group when pages, the largest first, are distributed into `num_groups`.
+// As DistributeByPage does: it starts each page size where the one before stopped.
 int64_t LargestGroupBytes(std::span<const int64_t> pages, int64_t num_groups) {
   std::vector<int64_t> bytes(num_groups, 0);
   for (size_t i = 0; i < pages.size(); ++i) bytes[i % num_groups] += pages[i];
@@ -490,7 +490,7 @@ std::vector<std::vector<std::vector<int>>> CheapestSlabGroups(std::span<const Sl
   std::vector<std::vector<std::vector<int>>> result;
   for (size_t t = 0; t < buckets.size(); ++t) {
     std::vector<std::vector<int>>& groups = result.emplace_back();
-    for (const std::vector<size_t>& members : DealByPage(buckets[t], best[t])) {
+    for (const std::vector<size_t>& members : DistributeByPage(buckets[t], best[t])) {
       std::vector<int>& group = groups.emplace_back();
       for (const size_t member : members) group.push_back(buckets[t].layers[member]);
     }

@@ -64,8 +64,8 @@ struct BucketCost {
 int64_t CheapestGroupSize(std::span<const BucketCost> buckets, int64_t page_bytes,
                           int64_t table_cost_bytes);
 
-// `layers` dealt into `num_groups` groups: group i takes i, i + num_groups, ...
-std::vector<std::vector<int>> Deal(std::span<const int> layers, int64_t num_groups);
+// `layers` distributed into `num_groups` groups: group i takes i, i + num_groups, ...
+std::vector<std::vector<int>> Distribute(std::span<const int> layers, int64_t num_groups);
 
 // Tuple groups: how vLLM 0.25 groups caches of MLA kinds with different pages (DeepSeek-V4).
 //
@@ -77,10 +77,10 @@ std::vector<std::vector<int>> Deal(std::span<const int> layers, int64_t num_grou
 std::vector<std::vector<int>> ColumnsByPage(std::span<const LayerCache> caches,
                                             std::span<const int> layers);
 
-// Columns dealt into `num_groups` groups, layers in registration order. Some groups are empty if
-// the longest column has fewer layers.
-std::vector<std::vector<int>> DealTuples(std::span<const std::vector<int>> columns,
-                                         int64_t num_groups);
+// Columns distributed into `num_groups` groups, layers in registration order. Some groups are empty
+// if the longest column has fewer layers.
+std::vector<std::vector<int>> DistributeTuples(std::span<const std::vector<int>> columns,
+                                               int64_t num_groups);
 
 // How many tuples are missing if every count is filled up to a multiple of `tuples_per_group`.
 int64_t TuplePadding(std::span<const int64_t> counts, int64_t tuples_per_group);

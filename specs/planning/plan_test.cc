@@ -109,12 +109,12 @@ TEST(PlanTest, DescriptorsOfEqualPages) {
 
 TEST(PlanTest, CrossLayerBlocksMakeOneAllocation) {
   PlanOptions options = Upstream(40 * kGiB, 8192);
-  const Plan apart = PlanOf(Gemma3_27b(), options);
+  const Plan without = PlanOf(Gemma3_27b(), options);
   options.memory_layout = MemoryLayout::kBlockOutermost;
   const Plan plan = PlanOf(Gemma3_27b(), options);
   EXPECT_EQ(plan.layout, PoolLayout::kSlab);
   ASSERT_EQ(plan.workers[0].tensors.size(), 1);
-  EXPECT_EQ(plan.num_blocks(), apart.num_blocks());
+  EXPECT_EQ(plan.num_blocks(), without.num_blocks());
   // A single group keeps a tensor per layer.
   EXPECT_EQ(PlanOf(Llama31_8b(), options).workers[0].tensors.size(), 32);
 }

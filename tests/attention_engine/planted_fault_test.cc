@@ -285,7 +285,7 @@ TEST_F(PlantedFaultTest, ASinkOfTheWrongHeadIsFound) {
   EXPECT_THAT(text(), HasSubstr("all rows are right, the attention over them is not"));
 }
 
-// --- Misuse is told apart ---
+// --- Misuse is distinguished ---
 
 TEST_F(PlantedFaultTest, WhatCannotBeAStepIsRefusedAndNotAFailure) {
   ASSERT_TRUE(SoundStep(0, 9).ok());

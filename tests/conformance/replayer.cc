@@ -244,8 +244,8 @@ void Replayer::AddHash(const BlockHash& hash, const Entry& entry, int64_t begin,
   event.extra_keys.push_back(keys.empty() ? std::nullopt : std::optional<ExtraKeys>(keys));
   if (hash_lookahead_ == 0 || !cache_->facts().names_lookahead_tokens) return;
   if (!event.lookahead_token_ids) event.lookahead_token_ids.emplace();
-  const auto ahead = entry.tokens.begin() + end;
-  event.lookahead_token_ids->emplace_back(ahead, ahead + hash_lookahead_);
+  const auto behind = entry.tokens.begin() + end;
+  event.lookahead_token_ids->emplace_back(behind, behind + hash_lookahead_);
 }
 
 // One BlockStored per run of registered positions; the recorder itself made one of all of them.

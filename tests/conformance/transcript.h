@@ -122,7 +122,7 @@ TokenId TranscriptToken(int64_t doc, int64_t position);
 // ReplayedCache: a KV-cache manager as the replayer calls it, so that one replay runs on the C++
 // library and on its C interface.
 //
-// Only what transcripts record. Answers are values; a refused call is the status of whoever refused.
+// Only what transcripts record. Answers are values; a refused call is a status.
 
 class ReplayedCache {
  public:

@@ -238,8 +238,9 @@ TEST(PartialHitsTest, LookUpsAreExplainedByHashBlocks) {
   EXPECT_EQ(Missed(m, {0, 0, 1, 1, 2, 2, 3, 3}),
             "hit 4, group veto 4+2 (removed 0 blocks ago), first use 6+2");
   ASSERT_TRUE(m.manager->EvictBlocks({m.manager->pool().FindCached(b.content(), 1, 1, 1)}).ok());
-  EXPECT_EQ(Missed(m, {0, 0, 1, 1, 2, 2, 3, 3}),
-            "hit 0, group veto 0+2 (not kept), group veto 2+4 (removed 0 blocks ago), first use 6+2");
+  EXPECT_EQ(
+      Missed(m, {0, 0, 1, 1, 2, 2, 3, 3}),
+      "hit 0, group veto 0+2 (not kept), group veto 2+4 (removed 0 blocks ago), first use 6+2");
   // The block of rows that has tokens 4 and 5.
   ASSERT_TRUE(m.manager->EvictBlocks({m.manager->pool().FindCached(b.content(), 2, 1, 0)}).ok());
   EXPECT_EQ(Missed(m, {0, 0, 1, 1, 2, 2, 3, 3}),

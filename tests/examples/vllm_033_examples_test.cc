@@ -173,7 +173,7 @@ TEST(Vllm033Examples, VE6_RetentionOfStates) {
 
 TEST(Vllm033Examples, VE10_LookaheadOfOneAndThree) {
   const struct {
-    int64_t ahead, length;
+    int64_t lookahead, length;
     size_t hashes;
     Ints registered;
     int64_t same;
@@ -181,8 +181,8 @@ TEST(Vllm033Examples, VE10_LookaheadOfOneAndThree) {
                {1, 33, 2, {0, 1}, 32}, {1, 49, 3, {0, 1, 2}, 48}, {3, 17, 0, {}, 0},
                {3, 18, 0, {}, 0},      {3, 19, 1, {0}, 16},       {3, 20, 1, {0}, 16},
                {3, 35, 2, {0, 1}, 32}};
-  for (const auto& [ahead, length, hashes, registered, same] : cases) {
-    Model m(30, {Full(16)}, Lookahead(ahead));
+  for (const auto& [lookahead, length, hashes, registered, same] : cases) {
+    Model m(30, {Full(16)}, Lookahead(lookahead));
     Request& a = Compute(m, length, length);
     EXPECT_EQ(a.content().hashes().size(), hashes) << length;
     EXPECT_EQ(m.Registered(a, 0), registered) << length;

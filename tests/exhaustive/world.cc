@@ -330,8 +330,8 @@ void World::CompareAnswers() {
   CompareState();  // none of this changes anything
 }
 
-// Actions in words, and the state of a World as a string: equal for states from which everything goes
-// on alike.
+// Actions in words, and the state of a World as a string: equal for states from which everything
+// goes on alike.
 
 namespace {
 

@@ -166,7 +166,7 @@ std::string EventDifference(const std::vector<KvEvent>& events, const std::vecto
         problem = "length of a stored event";
       } else if (stored->lookahead_token_ids.value_or(decltype(want.lookahead)()) !=
                  want.lookahead) {
-        problem = "look-ahead tokens of a stored event";
+        problem = "lookahead tokens of a stored event";
       }
       for (size_t k = 0; k < size && problem == nullptr; ++k) {
         if (!is_same(stored->block_hashes[k], want.prefixes[k]) ||

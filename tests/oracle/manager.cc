@@ -32,7 +32,7 @@ Manager::Manager(const KvCacheConfig& config, const KvCacheManagerOptions& optio
   const bool is_exact = options.block_count_formula == BlockCountFormula::kExact;
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
-  // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
+  // V-10: lookahead hashes leave nothing to be dropped or computed again. V-13.
   const bool may_drop = options.num_hash_lookahead_tokens == 0 &&
                         (options.use_eagle || options.semantics.is_025);
   num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);

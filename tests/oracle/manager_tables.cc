@@ -246,8 +246,8 @@ bool Manager::FreeBlocks(const std::vector<BlockId>& ids) {
   return pool_.Free(ids);
 }
 
-// What of a request's tokens is registered for reuse: how many of them, which positions, and the end
-// of its prompt.
+// What of a request's tokens is registered for reuse: how many of them, which positions, and the
+// end of its prompt.
 
 int64_t Manager::RegistrationBound(const GroupRules& rules, int64_t n) const {  // BM-85, V-14
   const int64_t is_final = std::max<int64_t>(0, n - num_replayed_);

@@ -34,7 +34,7 @@ struct Content {
 ExtraKeys ExtraKeysOf(const Content& content, int64_t begin, int64_t end);
 
 // Entry k names the first (k + 1) * hash_block_size tokens; only complete runs have one. Where
-// hashes look ahead, only runs with so many tokens behind them, which belong to the name (V-10).
+// hashes have lookahead, only runs with so many tokens behind them, which are in the name (V-10).
 std::vector<std::string> PrefixNames(const Content& content, int64_t hash_block_size,
                                      int64_t num_lookahead = 0);
 
@@ -45,7 +45,7 @@ std::vector<std::string> PrefixNames(const Content& content, int64_t hash_block_
 // every operation may walk everything. Reference for tests; shares no code with the library.
 //
 // With a native layout (page classes in chunks) there is a queue per class, and what fits is found
-// by dealing out chunks in every possible way.
+// by distributing chunks in every possible way.
 
 // What a block holds, and for which group.
 struct Key {

@@ -10,13 +10,13 @@ namespace kvblocks::oracle {
 namespace {
 
 // Whether `left` chunks can be divided so that every class from k on has what it needs.
-bool CanDeal(const std::vector<int64_t>& needed, const std::vector<int64_t>& loose,
-             const std::vector<int64_t>& pages_per_chunk, int64_t left, size_t k) {
+bool CanDistribute(const std::vector<int64_t>& needed, const std::vector<int64_t>& loose,
+                   const std::vector<int64_t>& pages_per_chunk, int64_t left, size_t k) {
   if (left < 0) return false;
   if (k == needed.size()) return true;
   for (int64_t given = 0; given <= left; ++given) {
     if (loose[k] + given * pages_per_chunk[k] >= needed[k] &&
-        CanDeal(needed, loose, pages_per_chunk, left - given, k + 1)) {
+        CanDistribute(needed, loose, pages_per_chunk, left - given, k + 1)) {
       return true;
     }
   }
@@ -92,7 +92,7 @@ bool Pool::FitsAfter(const std::vector<int64_t>& needed, int64_t kept,
       loose[static_cast<size_t>(page_class)] += pages - referenced;
     }
   }
-  return CanDeal(needed, loose, native_->pages_per_chunk, left, 0);
+  return CanDistribute(needed, loose, native_->pages_per_chunk, left, 0);
 }
 
 std::vector<BlockId> Pool::FreedInOrder() const {

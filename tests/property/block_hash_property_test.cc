@@ -1,5 +1,5 @@
 // Block hashes against encodings written straight from the rules, byte by byte: BM-22 for our own
-// framing, V-51 and V-52 for vLLM's, V-10 for look-ahead tokens in both.
+// framing, V-51 and V-52 for vLLM's, V-10 for lookahead tokens in both.
 
 #include <gtest/gtest.h>
 #include <openssl/evp.h>

@@ -44,12 +44,12 @@ std::set<std::string> TraitsOf(const Scenario& scenario) {
   add(groups.size() > 1, "several groups");
   add(groups.size() >= 5, "five groups");
   add(options.partial_hits, "partial hits");
-  add(options.num_hash_lookahead_tokens > 0, "look-ahead hashes");
+  add(options.num_hash_lookahead_tokens > 0, "lookahead hashes");
   add(options.prefill_lookahead_tokens > 1, "several modules");
   const int64_t hashes_ahead = options.num_hash_lookahead_tokens;
   const int64_t prefills_ahead = options.prefill_lookahead_tokens;
-  add(hashes_ahead > 0 && hashes_ahead == prefills_ahead, "both look-aheads equal");
-  add(hashes_ahead > 0 && hashes_ahead != prefills_ahead, "look-aheads differ");
+  add(hashes_ahead > 0 && hashes_ahead == prefills_ahead, "both lookaheads equal");
+  add(hashes_ahead > 0 && hashes_ahead != prefills_ahead, "lookaheads differ");
   add(options.watermark > 0, "watermark");
   add(scenario.config.num_blocks <= 16, "small pool");
   traits.insert(std::string(options.semantics.name));
@@ -118,7 +118,7 @@ TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
 }
 
 // The shapes above are picked, and so were the families of the engine's recordings: neither had
-// states behind unequal block sizes, windows of one token that drop a block, or look-ahead without
+// states behind unequal block sizes, windows of one token that drop a block, or lookahead without
 // drafts, so faults there went unseen. Such cases are drawn.
 TEST(DrawnManagerPropertyTest, AgreesWithTheOracle) {
   int64_t ran = 0, refused = 0;
@@ -150,9 +150,9 @@ TEST(DrawnManagerPropertyTest, AgreesWithTheOracle) {
         "chunked_local_attention", "sink_full_attention", "mamba", "ring", "hidden_state",
         "several groups", "five groups", "unequal block sizes", "finer hash blocks",
         "window of one", "retained below a window", "speculative states", "partial hits",
-        "look-ahead hashes", "several modules", "draft drop", "flags only", "ranks", "chunks",
+        "lookahead hashes", "several modules", "draft drop", "flags only", "ranks", "chunks",
         "no caching", "sparse", "dense", "interval", "checkpoints", "output window", "replay",
-        "retained unlike the modules", "both look-aheads equal", "look-aheads differ", "watermark",
+        "retained unlike the modules", "both lookaheads equal", "lookaheads differ", "watermark",
         "small pool", "vllm-0.25", "vllm-0.33", "vllm-0.33-exactly",
         "cross_attention"}) {
     if (PropertyScale() >= 1.0) {

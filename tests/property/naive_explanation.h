@@ -30,7 +30,7 @@ struct Known {
   std::vector<TokenId> tokens;  // output included
 
   // Names for the tokens before `end`, without and with whatever else colours them. Where hashes
-  // look ahead, `end` is that of the tokens they cover.
+  // have lookahead, `end` is that of the tokens they cover.
   std::string Plain(int64_t end) const {
     return absl::StrJoin(tokens.begin(), tokens.begin() + end, ",");
   }

@@ -79,7 +79,7 @@ void SetPoolSize(KvCacheConfig& config, int64_t num_blocks, int64_t min_chunks =
 
 // Options drawn from `numbers`: pool size, lengths, caching, events, watermark, free order, hash,
 // cap formula; the semantics of an engine or one switch away from them; retention; for shapes with
-// drafts how far hashes and prefills look ahead.
+// drafts the lookahead of hashes and prefills.
 Scenario MakeScenario(const Shape& shape, uint64_t numbers);
 
 }  // namespace kvblocks::property

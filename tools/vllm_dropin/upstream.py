@@ -27,8 +27,8 @@ INTERNAL = re.compile(
 NAMED = {
     "test_hybrid_local_kv_retention_interval_rejects_invalid": "the error has other words",
     "test_positive_retention_rejects_full_attention": "the error has other words",
-    "test_finished_spec_request_caches_completed_blocks": "hashes look ahead, and the manager is told that they do not",
-    "test_scheduler_publishes_lookahead_blocks_at_allocation": "hashes look ahead, and the manager is told that they do not",
+    "test_finished_spec_request_caches_completed_blocks": "hashes have lookahead, and the manager gets the option that they have none",
+    "test_scheduler_publishes_lookahead_blocks_at_allocation": "hashes have lookahead, and the manager gets the option that they have none",
     "test_no_spec_decode_padding_up_to_max_model_len": "a new request has computed tokens without blocks",
     "test_streaming_lookahead_hashes_follow_recomputed_kv": "blocks are compared by identity",
     "test_mamba_boundary_handoffs_do_not_pin_obsolete_blocks": "states are offered to a connector",

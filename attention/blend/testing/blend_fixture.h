@@ -1,4 +1,4 @@
-// What tests of blending share: a small model, sessions of chunks prefilled apart, and runs of
+// What tests of blending share: a small model, sessions of chunks prefilled alone, and runs of
 // them. Testonly.
 
 #ifndef KVBLOCKS_ATTENTION_BLEND_TESTING_BLEND_FIXTURE_H_
@@ -51,7 +51,7 @@ class BlendFixture : public ::testing::TestWithParam<const AttentionOps*> {
     return config;
   }
   BlendConfig Config(double ratio) const { return Config({{1, ratio}}); }
-  // Of chunks prefilled apart, each behind a BOS.
+  // Of chunks prefilled alone, each behind a BOS.
   BlendSession Session(const BlendConfig& config, const std::vector<std::vector<int32_t>>& chunks,
                        const std::vector<int32_t>& tail, int64_t num_computed = 0) {
     auto session = BlendSession::Create(config, num_computed);

@@ -156,7 +156,8 @@ KVB_DEVICE uint64_t RowsAlongK(uint32_t at) {
   return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
-// One whose rows are values of k: `at` is the first of 16 rows, columns of 64 `column_bytes` apart.
+// One whose rows are values of k: `at` is the first of 16 rows, columns of 64 with a stride of
+// `column_bytes`.
 KVB_DEVICE uint64_t RowsAcrossK(uint32_t at, uint32_t column_bytes) {
   return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{column_bytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;

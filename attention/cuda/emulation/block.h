@@ -32,7 +32,7 @@ namespace context = boost::context;
 
 inline constexpr unsigned kMaxThreads = 1024;  // of a block
 
-// Threads that meet: a set of lanes of a warp, or a warpgroup. A lane can be one meeting ahead of
+// Threads that meet: a set of lanes of a warp, or a warpgroup. A lane can be one meeting before
 // the others at most, so two buffers in turn suffice.
 struct Meeting {
   unsigned mask = 0;  // of a warp

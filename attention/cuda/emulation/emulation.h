@@ -96,8 +96,8 @@ inline unsigned Lane() { return LinearThread() % 32; }
 
 inline constexpr size_t kMaxPayload = 256;
 // Leaves `bytes` of this lane and waits until all lanes of `mask` that still run have left theirs,
-// for the same operation. Returns an array of 32 payloads, kMaxPayload apart, valid until this
-// lane's next meeting but one.
+// for the same operation. Returns an array of 32 payloads with a stride of kMaxPayload, valid until
+// this lane's next meeting but one.
 const unsigned char* MeetWarp(unsigned mask, const char* operation, const void* payload,
                               size_t bytes);
 // The same among the 128 threads of a warpgroup (4 warps from a multiple of 4): 128 payloads.

@@ -54,7 +54,7 @@ __global__ void LaneKernel(unsigned* out) {
   out[lane] = __ballot_sync(kFullWarp, lane % 3 == 0);
   out[32 + lane] = __shfl_up_sync(kFullWarp, lane, 1);
   out[64 + lane] = __shfl_down_sync(kFullWarp, lane, 4, 8);
-  // The two halves meet apart from each other, in different operations.
+  // The two halves meet separately, in different operations.
   if (lane < 16) {
     out[96 + lane] = __shfl_xor_sync(0x0000ffffu, lane, 1);
   } else {

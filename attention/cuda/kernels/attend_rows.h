@@ -11,7 +11,7 @@
 // of range is invisible and flagged.
 //
 // Cost: keys are read once per query row and head (by neighbouring warps, so mostly from L1),
-// scores take one fused multiply-add per lane: right for small work and for rare features.
+// scores take one fused multiply-add per lane: right for small work and for unusual features.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ATTEND_ROWS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ATTEND_ROWS_H_

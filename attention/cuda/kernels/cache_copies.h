@@ -25,7 +25,7 @@ namespace kvblocks::attention::cuda {
 // What rounding to a code depends on is the side of the middles between codes that a quotient x / s
 // is on. Middles are M 2^k with M odd and below 256, values X 2^k with X below 2^11. If x / s is
 // within 2^-22 of a middle, s is that near to X / M, and to no other such ratio (but for powers of
-// two): they are 2^-19 apart. So of all quotients that are so near to a middle, either all are
+// two): their distance is 2^-19. So of all quotients that are so near to a middle, either all are
 // middles, or all are above, or all are below; which of the three, is found out once per scale. In
 // the first case, and if there are none, quotients are rounded once, from 40 bits and more, which
 // gives middles exactly; in the others, all quotients are moved by 2^-21, to the side on which

@@ -132,8 +132,8 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
     StoreSlowly(copy, store, units, slow,
                 [&](int i) { return to + own_rows[i * plan.tokens_per_pass]; });
   };
-  // Two forms, which differ in where the compiler puts what is rare: codes are made faster by this
-  // one, copies by that.
+  // Two forms, which differ in where the compiler puts what seldom runs: codes are made faster by
+  // this one, copies by that.
   if constexpr (Copy::kScaled) {
     if (fast) {
       store_fast();

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/kernels/params.h"
 #include "kvblocks/device_types.h"
 
@@ -83,7 +83,7 @@ struct DecodeKernelParams {
   // Of local attention; 0: none. Whole blocks of keys, and at most one chunk ends among the queries
   // of a block.
   int32_t chunk;
-  // For instances of rare shapes alone. Of kPagedX the units of tokens are those of eight.
+  // For instances of special cases alone. Of kPagedX the units of tokens are those of eight.
   bool is_paged_x;
   Scoring scoring;
 };

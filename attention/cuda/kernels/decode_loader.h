@@ -1,4 +1,4 @@
-// DecodeLoader: the copies of one warp of a decode, ahead of its computation. Device code: included
+// DecodeLoader: the copies of one warp of a decode, before its computation. Device code: included
 // by .cu files only.
 //
 // Block table entries are read for 16 tiles at a time, 8 keys to a lane, which makes 32-bit offsets
@@ -19,7 +19,7 @@
 namespace kvblocks::attention::cuda {
 
 // Copies a warp's keys, tile after tile, piece after piece.
-template <typename Code, int kDim, int kRows, bool kRare>
+template <typename Code, int kDim, int kRows, bool kSpecial>
 class DecodeLoader {
  public:
   static constexpr int kChunks = kDim * Code::kBytes / 16;
@@ -37,7 +37,7 @@ class DecodeLoader {
     k_ = p.k + kv_head * p.k_head + row * p.k_token + chunk;
     v_ = p.v + kv_head * p.v_head + row * p.v_token + chunk;
     own_ = ChunkAt(FirstChunk<kChunks>(row), lane_ % kChunks);
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       kv_head_ = kv_head;
       if (p.is_paged_x) k_ = p.k + kv_head * p.k_head, v_ = p.v + kv_head * p.v_head;
     }
@@ -89,7 +89,7 @@ class DecodeLoader {
     const int first = key_ + warp_ * kDecodeWarpTile;
     ++held_;
     key_ += kDecodeTile;
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (k0 == kNoBlock && k1 == kNoBlock) return 3;
       if (p_.is_paged_x) return CopyPagedX(to, k0, k1, v0, v1, first);
     }
@@ -122,7 +122,7 @@ class DecodeLoader {
     lowest_ = item.first_token <= item.last_token ? VisibleTo(p_, item, item.first_token).begin : 0;
     request_ = item.request;
     held_ = kUsedUp;
-    if constexpr (kRare) first_position_ = item.position + item.first_token;
+    if constexpr (kSpecial) first_position_ = item.position + item.first_token;
   }
 
   // To the next tile and its blocks; false after the last.
@@ -152,7 +152,7 @@ class DecodeLoader {
     k_offset_ = v_offset_ = kNoBlock;
     if (first >= end_ || first + 8 <= lowest_) return;
     const int key = static_cast<int>(first), column = ColumnOf(key);
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (IsHiddenFromAll(key)) return;
     }
     const int32_t* entry = p_.block_table + request_ * p_.table_stride + column;
@@ -164,7 +164,7 @@ class DecodeLoader {
     held_ = 0;
     const uint32_t id = k_offset_;
     uint32_t in_block = v_offset_;
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (p_.is_paged_x && in_block != kNoBlock) in_block /= 8;
     }
     if (id < static_cast<uint32_t>(p_.num_blocks)) {
@@ -291,7 +291,7 @@ class DecodeLoader {
   uint32_t k_offset_ = kNoBlock, v_offset_ = kNoBlock;  // in units, of an octet
   bool has_guessed_ = false;
   uint32_t guessed_ = 0;  // block
-  int kv_head_ = 0, first_position_ = 0;  // with kRare
+  int kv_head_ = 0, first_position_ = 0;  // with kSpecial
 };
 
 }  // namespace kvblocks::attention::cuda

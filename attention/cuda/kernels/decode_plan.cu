@@ -2,7 +2,7 @@
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/kernels/launch.h"
 
 namespace kvblocks::attention::cuda {
@@ -82,8 +82,8 @@ __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams 
     __syncthreads();
     if (warp > 0) return;
     const int payload = CeilDiv(sums[p.num_requests], p.num_parts) + overhead;
-    const int pieces = DealToParts(p.num_requests, p.num_parts, DealAt{}, p.num_parts - 1, sums,
-                                   overhead, payload, PlanSink{p});
+    const int pieces = AssignToParts(p.num_requests, p.num_parts, PartCursor{}, p.num_parts - 1,
+                                     sums, overhead, payload, PlanSink{p});
     if (lane == 0) {
       p.part_begin[p.num_parts] = pieces;
       p.split_offsets[p.num_requests] = pieces;

@@ -13,7 +13,7 @@ namespace {
 
 // --- Selection ---
 //
-// A token's keys are dealt to the blocks of a cluster, a run of rows each, and those to warps.
+// A token's keys are assigned to the blocks of a cluster, a run of rows each, and those to warps.
 // Three passes over the keys find the least that is chosen, 11, 11 and 10 bits at a time: each
 // counts the keys that begin with the bits found so far by their next ones. A last pass writes what
 // is chosen in the order of rows: what is above the least, and the first of what equals it. Up to

@@ -128,7 +128,7 @@ KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weigh
 // The key whose score a lane writes, of 16 from `first` on: two lanes of four have one each.
 KVB_DEVICE int32_t OwnKey(int32_t first, int lane) { return first + lane / 4 + 8 * (lane % 4); }
 
-// Whether rows can be told by 32 bits, in units of 16 bytes from the first.
+// Whether 32 bits can address all rows, in units of 16 bytes from the first.
 inline bool TakesKeyCopies(const IndexRows& rows) {
   const int64_t bytes = rows.planar ? 1 : 2;
   const int64_t all = rows.num_blocks * rows.block_stride + rows.block_size * rows.row_stride;

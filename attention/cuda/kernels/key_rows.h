@@ -83,9 +83,9 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   return address;
 }
 
-// The products of queries, q_stride floats apart (a multiple of 4, q 16-byte aligned), with a key,
-// without the cache's scale and the row's factor: sums over segments of one element type and scale
-// each. kPackedRows: the cache may be one of IsPackedRow.
+// The products of queries with a stride of q_stride floats (a multiple of 4, q 16-byte aligned),
+// with a key, without the cache's scale and the row's factor: sums over segments of one element
+// type and scale each. kPackedRows: the cache may be one of IsPackedRow.
 template <int kQueries, bool kPackedRows>
 KVB_DEVICE void KeyProducts(const Cache& cache, int key_dim, int value_dim, const float* q,
                             int q_stride, const KeyAddress& address, float (&products)[kQueries]) {

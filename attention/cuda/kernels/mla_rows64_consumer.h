@@ -19,7 +19,7 @@
 namespace kvblocks::attention::cuda::mla_rows64 {
 
 // What probabilities are relative to, a power of two, follows a row's maximum only when that is
-// ahead by this: probabilities up to 256 are as exact, and sums need not be scaled.
+// larger by this: probabilities up to 256 are as exact, and sums need not be scaled.
 inline constexpr float kHeadroom = 8;
 
 // kFp8: keys come from lists, so that all rows see the same ones. They are late anyway, so that

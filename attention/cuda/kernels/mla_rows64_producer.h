@@ -6,8 +6,8 @@
 //
 // 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. With many rows per
 // request arithmetic is the limit, and the bulk copy engine brings boxes, which takes fewer
-// instructions and less power. fp8 rows: codes are loaded to registers half a tile ahead, of
-// kMlaFp8_584 second halves to shared memory a tile ahead. Cost: 57 instructions per 16 codes and
+// instructions and less power. fp8 rows: codes are loaded to registers half a tile early, of
+// kMlaFp8_584 second halves to shared memory a tile early. Cost: 57 instructions per 16 codes and
 // thread of kMlaFp8_656, 48 of the other layout, and some 100 per tile, by eight warps.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
@@ -69,7 +69,7 @@ KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
   const bool is_split = !kLists && params.keys.cache.layout == Layout::kMlaSplit;
   const Layout layout = is_split ? Layout::kMlaSplit : Layout::kMlaLatent;
   const uint32_t to = SharedAddress(TileOf(stage));
-  // Places are known a use ahead, entries two.
+  // Places are known one use early, entries two.
   int j = (tiles.first + stage) * kKeys + own;
   RowPlace next = PlaceOf<kLists>(state, layout, j, EntryOf<kLists>(state, j), flags);
   int next_entry = EntryOf<kLists>(state, j + 2 * kKeys);
@@ -113,7 +113,7 @@ KVB_DEVICE void ProduceBoxes(const AttendRowsParams& params, const TensorMap& ma
   const bool has_tail = params.key_dim == kMlaKeyDim;
   const int block_size = params.keys.cache.block_size, num_blocks = params.keys.cache.num_blocks;
   const uint32_t to = SharedAddress(TileOf(stage));
-  // Entries are known a use ahead.
+  // Entries are known one use early.
   int j = (tiles.first + stage) * kKeys + warp * kBoxKeys + lane;
   int next_entry = EntryOf<false>(state, j);
   uint32_t uses = 0;
@@ -315,7 +315,7 @@ KVB_DEVICE uint32_t InPass(uint32_t at, int pass) { return pass == 0 ? at : (at 
 // Places are found for four tiles at a time: of tile t of those, this warp's rows by lanes 8 t on.
 inline constexpr int kPlacedTiles = 32 / kOwnRows;
 // The first key that a producing thread finds the place of, from the first tile's on; the others
-// are kPlacedTiles tiles apart.
+// have a distance of kPlacedTiles tiles.
 KVB_DEVICE int OwnKey(int thread) {
   return thread % 32 / kOwnRows * kKeys + thread / 32 * kOwnRows + thread % kOwnRows;
 }
@@ -331,7 +331,7 @@ KVB_DEVICE void ProduceDecoded(const AttendRowsParams& params, const int (&entri
   const int thread = static_cast<int>(threadIdx.x) - kConsumers;
   const int lane = thread % 32, warp = thread / 32, l = lane % 8;
   static_assert(kOwnRows == 8 && kPasses == 2);
-  // Lines are brought to the L2 a tile ahead, and not more of them at a time; entries are read four
+  // Lines are brought to the L2 a tile early, and not more of them at a time; entries are read four
   // tiles before their places are found.
   int j = tiles.first * kKeys + OwnKey(thread);
   int next_entry = entries[1];

@@ -49,26 +49,26 @@ bool UnitsOf(const Cache& cache, bool values, Units* units) {
 
 constexpr int kMostRows = 16;  // of a block: queries
 
-// How the queries of a KV head are dealt to blocks.
+// How the queries of a KV head are assigned to blocks.
 struct Shape {
   int padded_dim = 0;  // 64, 128, 256
   int groups = 1;      // of 8 queries, per block
   int row_groups = 1;  // blocks
   int rows = 1;        // queries of a block that may exist
 };
-Shape ShapeOf(const PagedDecodeParams& params, bool is_rare) {
+Shape ShapeOf(const PagedDecodeParams& params, bool is_special) {
   Shape shape;
   const int dim = MaxOf(params.key_dim, params.value_dim);
   shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
   // Of the largest heads 16 queries do not fit the registers.
-  shape.groups = queries <= 8 || shape.padded_dim == 256 || is_rare ? 1 : 2;
+  shape.groups = queries <= 8 || shape.padded_dim == 256 || is_special ? 1 : 2;
   const int rows = 8 * shape.groups;
   shape.row_groups = (queries + rows - 1) / rows;
   shape.rows = queries < rows ? queries : rows;
   return shape;
 }
-Shape ShapeOf(const PagedDecodeParams& params) { return ShapeOf(params, params.is_rare()); }
+Shape ShapeOf(const PagedDecodeParams& params) { return ShapeOf(params, params.is_special()); }
 
 constexpr size_t kAlignment = 256;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -103,16 +103,16 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       params.out_scale > 0) {
     return false;
   }
-  // More queries per request are for prefill. Of rare shapes each eight queries read the keys
+  // More queries per request are for prefill. Of special cases each eight queries read the keys
   // again.
   const int group = params.num_heads / MaxOf(1, params.num_kv_heads);
-  const int most = params.is_rare() ? 16 : 64;
+  const int most = params.is_special() ? 16 : 64;
   if (params.query_start_loc != nullptr && int64_t{params.max_query_len} * group > most) {
     return false;
   }
-  // Queries in codes are converted as those of keys are, once. Not built for rare shapes.
+  // Queries in codes are converted as those of keys are, once. Not built for special cases.
   const bool q_codes = params.q.element == Element::kF8E4M3 && cache.element == Element::kF8E4M3;
-  if (q_codes && params.is_rare()) return false;
+  if (q_codes && params.is_special()) return false;
   if ((!Is16Bit(params.q.element) && !q_codes) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
   const int bytes = BytesOf(cache.element);
@@ -292,13 +292,13 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   launch.cache_element = cache.element;
   launch.q_element = params.q.element;
   launch.groups = shape.groups;
-  launch.is_rare = params.is_rare();
-  if (launch.is_rare) {
+  launch.is_special = params.is_special();
+  if (launch.is_special) {
     p.is_paged_x = cache.layout == Layout::kPagedX;
     p.scoring = params.scoring;
   }
 
-  // Pieces of other policies are dealt out to as many blocks as run at a time, several each.
+  // Pieces of other policies are assigned to as many blocks as run at a time, several each.
   const int64_t blocks =
       plan.kind == SplitKind::kAuto
           ? plan.num_parts
@@ -311,12 +311,12 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   launch.config.stream = context.stream;
   launch.config.overlap_previous = context.can_overlap();
   if (shape.padded_dim == 64) {
-    return launch.is_rare ? LaunchRareDecode64(launch) : LaunchDecode64(launch);
+    return launch.is_special ? LaunchSpecialDecode64(launch) : LaunchDecode64(launch);
   }
   if (shape.padded_dim == 128) {
-    return launch.is_rare ? LaunchRareDecode128(launch) : LaunchDecode128(launch);
+    return launch.is_special ? LaunchSpecialDecode128(launch) : LaunchDecode128(launch);
   }
-  return launch.is_rare ? LaunchRareDecode256(launch) : LaunchDecode256(launch);
+  return launch.is_special ? LaunchSpecialDecode256(launch) : LaunchDecode256(launch);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,8 +1,8 @@
 // The decode kernel. Device code: included by paged_decode*.cu, one per padded head size.
 //
 // A block of four warps does pieces of one KV head, tiles of 64 keys at a time, 16 by each warp. A
-// warp copies its own keys, kStages tiles ahead and on into the next piece, and computes on nothing
-// else: warps meet only at the end of a piece, when their four states are merged.
+// warp prefetches its own keys by kStages tiles, also those of the next piece, and computes on
+// nothing else: warps meet only at the end of a piece, when their four states are merged.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
@@ -12,12 +12,12 @@
 #include "attention/cuda/device/cluster.h"
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_items.h"
 #include "attention/cuda/kernels/decode_loader.h"
 #include "attention/cuda/kernels/decode_merge.h"
+#include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/kernels/decode_plan.h"
-#include "attention/cuda/kernels/decode_rare.h"
+#include "attention/cuda/kernels/decode_special.h"
 #include "attention/cuda/kernels/decode_state.h"
 
 namespace kvblocks::attention::cuda {
@@ -30,7 +30,7 @@ KVB_DEVICE void PrefetchLines(const void* array, int64_t bytes, int thread, int 
   }
 }
 
-template <typename T, typename Code, int kDim, int kGroups, bool kRare = false>
+template <typename T, typename Code, int kDim, int kGroups, bool kSpecial = false>
 __global__ __launch_bounds__(
     kDecodeWarps * 32,
     (DecodeShape<Code, kDim,
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(
   const uint32_t stages =
       SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
   DecodeWork work = {};
-  DecodeLoader<Code, kDim, kRows, kRare> loader(p, kv_head, row_group);
+  DecodeLoader<Code, kDim, kRows, kSpecial> loader(p, kv_head, row_group);
   uint32_t missing = 0;  // two bits per stage, of the next one to compute on lowest
   int filled = 0;        // stages
   static_assert(kMaxOwnRequests <= kDecodeWarps * 32);
@@ -157,7 +157,8 @@ __global__ __launch_bounds__(
   int stage = 0;
   for (; work.at < work.end; work.at += work.step) {
     const DecodeItem item = OpenItem<kRows, true>(p, work, row_group);
-    std::conditional_t<kRare, RareDecodeState<T, Code, kDim>, DecodeState<T, Code, kDim, kGroups>>
+    std::conditional_t<kSpecial, SpecialDecodeState<T, Code, kDim>,
+                       DecodeState<T, Code, kDim, kGroups>>
         state;
     state.LoadQueries(p, item, kv_head, row_group);
     state.Clear();
@@ -304,7 +305,7 @@ struct DecodeLaunch {
   DecodeKernelParams params;
   Element cache_element, q_element;
   int groups;
-  bool is_rare;  // groups are 1
+  bool is_special;  // groups are 1
 };
 
 template <typename T, typename Code, int kDim>
@@ -323,7 +324,7 @@ Error LaunchDecodeGroups(const DecodeLaunch& launch) {
 }
 
 template <typename T, typename Code, int kDim>
-Error LaunchRareDecode(const DecodeLaunch& launch) {
+Error LaunchSpecialDecode(const DecodeLaunch& launch) {
   LaunchConfig config = launch.config;
   config.block = dim3(kDecodeWarps * 32);
   config.shared_bytes = DecodeShape<Code, kDim, 1>::kSharedBytes;
@@ -358,18 +359,18 @@ Error LaunchDecodeOf(const DecodeLaunch& launch) {
   });
 }
 template <int kDim>
-Error LaunchRareDecodeOf(const DecodeLaunch& launch) {
+Error LaunchSpecialDecodeOf(const DecodeLaunch& launch) {
   return LaunchDecodeOf(launch, [&](auto type, auto code) {
-    return LaunchRareDecode<decltype(type), decltype(code), kDim>(launch);
+    return LaunchSpecialDecode<decltype(type), decltype(code), kDim>(launch);
   });
 }
 
 Error LaunchDecode64(const DecodeLaunch& launch);
 Error LaunchDecode128(const DecodeLaunch& launch);
 Error LaunchDecode256(const DecodeLaunch& launch);
-Error LaunchRareDecode64(const DecodeLaunch& launch);
-Error LaunchRareDecode128(const DecodeLaunch& launch);
-Error LaunchRareDecode256(const DecodeLaunch& launch);
+Error LaunchSpecialDecode64(const DecodeLaunch& launch);
+Error LaunchSpecialDecode128(const DecodeLaunch& launch);
+Error LaunchSpecialDecode256(const DecodeLaunch& launch);
 
 }  // namespace kvblocks::attention::cuda
 

@@ -156,7 +156,7 @@ struct DenseAttention {
   int64_t max_seq_len = 0;
 
   // What kernels of tensor cores have instances of their own for.
-  bool is_rare() const { return keys.cache.layout == Layout::kPagedX || scoring.tests_keys(); }
+  bool is_special() const { return keys.cache.layout == Layout::kPagedX || scoring.tests_keys(); }
 };
 
 }  // namespace kvblocks::attention::cuda

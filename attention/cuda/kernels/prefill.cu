@@ -16,8 +16,8 @@
 #include "attention/cuda/kernels/cache_codes.h"
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/kernels/prefill_by_dims.h"
-#include "attention/cuda/kernels/prefill_rare.h"
 #include "attention/cuda/kernels/prefill_rows.h"
+#include "attention/cuda/kernels/prefill_special.h"
 #include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
@@ -42,13 +42,13 @@ struct SharedLayout {
   // Codes of K or V: uint8 [64 keys][kD].
   static constexpr int kCodeTile = kTile + (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBytes = kCodeTile + (kCodes ? kKeys * kD : 0);
-  // Of rare shapes: uint64 [2 tiles][kRows], uint32 [2 tiles][8 warps].
+  // Of special cases: uint64 [2 tiles][kRows], uint32 [2 tiles][8 warps].
   static constexpr int kVisible = kBytes;
   static constexpr int kAnyVisible = kVisible + 2 * kRows * 8;
-  static constexpr int kRareBytes = kAnyVisible + 2 * 8 * 4;
+  static constexpr int kSpecialBytes = kAnyVisible + 2 * 8 * 4;
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kRare>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kSpecial>
 class Prefill {
  public:
   static constexpr int kThreads = 32 * kWarps;
@@ -56,7 +56,7 @@ class Prefill {
   static constexpr int kElementBytes = kCodes ? 1 : 2;  // of keys and values
   static_assert(!kCodes || (kD == 128 && kDv == 128 && kWarps == 4));
   using Shared = SharedLayout<kD, kDv, kCodes>;
-  // Of rare shapes.
+  // Of special cases.
   using ByDims = ValuesByDims<T, Shared, kDv, kThreads, kCodes>;
   using Visible = VisibleTiles<Shared, kWarps>;
 
@@ -93,12 +93,12 @@ class Prefill {
       }
     }
     const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr ||
-                      (kRare && MaskIsAdded(params_.scoring));
+                      (kSpecial && MaskIsAdded(params_.scoring));
     const float log2_scale = rich ? kLog2E : params_.scoring.scale * tile_.k_scale * kLog2E;
 
     int at = 0;  // the tile of keys that is the n-th
     KeyPlace next;
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       at = FindTile(0, 0);
     } else {
       WriteOffsets(0, PlaceOfThread(0));
@@ -112,7 +112,7 @@ class Prefill {
     CommitCopies();
 
     int n = 0;
-    for (; (kRare ? at : n) < num_tiles_; ++n) {
+    for (; (kSpecial ? at : n) < num_tiles_; ++n) {
       WaitCopies<0>();
       if constexpr (kCodes) ConvertTile(Shared::kKeyTile, false);
       __syncthreads();  // K(n) is there, nobody needs V(n-1)
@@ -120,7 +120,7 @@ class Prefill {
                     params_.value_dim);
       CommitCopies();
       int following = n + 1;
-      if constexpr (kRare) {
+      if constexpr (kSpecial) {
         following = FindTile(at + 1, n + 1);
       } else if (following < num_tiles_) {
         WriteOffsets(following, next);
@@ -164,14 +164,14 @@ class Prefill {
       }
       CommitCopies();
 
-      const int32_t key0 = first_key_ + (kRare ? at : n) * kKeys;
+      const int32_t key0 = first_key_ + (kSpecial ? at : n) * kKeys;
       const uint32_t* bad_keys = BadKeys(n);
       const bool bad = (bad_keys[0] | bad_keys[1]) != 0;
       const bool edge = key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
         if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
-        if constexpr (kRare) {
+        if constexpr (kSpecial) {
           MaskScores(params_, tile_, scores[m], RowOf(m), key0, Visible(shared_).Words(n),
                      BadBits(n));
         } else if (edge || bad) {
@@ -181,9 +181,9 @@ class Prefill {
 
       uint32_t weights[kMTiles][kKeys / 16][4];
       Exponentiate(scores, weights, log2_scale);
-      if (edge || (kRare && TestsKeys(params_.scoring))) TakeNonFiniteValues(n, key0);
+      if (edge || (kSpecial && TestsKeys(params_.scoring))) TakeNonFiniteValues(n, key0);
 
-      if constexpr (kRare) {
+      if constexpr (kSpecial) {
         at = following;
         if (IsPagedX(params_)) {
           ByDims(params_, shared_, thread_).Multiply(weights, out_);
@@ -222,7 +222,7 @@ class Prefill {
   KVB_DEVICE KeyPlace PlaceOfThread(int n) const {
     if (thread_ >= 2 * kKeys) return {};
     int32_t key = first_key_ + n * kKeys + thread_ % kKeys;
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (IsPagedX(params_) && thread_ >= kKeys) key = ByDims::FirstSeen(tile_, key);
     }
     return PlaceOf(params_, tile_, key);
@@ -234,7 +234,7 @@ class Prefill {
     int64_t& offset =
         reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_];
     offset = OffsetOf<kElementBytes>(params_, tensor, tile_, place);
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       // Tokens have no stride of their own there.
       if (IsPagedX(params_) && offset >= 0) {
         offset += values ? (place.offset & ~7) * kElementBytes : place.offset * 16;
@@ -252,7 +252,7 @@ class Prefill {
   KVB_DEVICE void CopyTile(uint32_t to, const void* from, int n, bool values, int dim) const {
     // Between 16 bytes of a row.
     int64_t step = 16;
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (IsPagedX(params_)) {
         if (values) return ByDims(params_, shared_, thread_).Copy(to, n);
         step = int64_t{params_.keys.cache.block_size} * 16;
@@ -297,7 +297,7 @@ class Prefill {
   }
   template <typename Code>
   KVB_DEVICE void ConvertTileOf(int tile, bool values) const {
-    if constexpr (kRare) {
+    if constexpr (kSpecial) {
       if (IsPagedX(params_) && values) {
         return ByDims(params_, shared_, thread_).template Convert<Code>();
       }
@@ -315,7 +315,7 @@ class Prefill {
     }
   }
 
-  // --- Of rare shapes ---
+  // --- Of special cases ---
 
   KVB_DEVICE uint64_t BadBits(int n) const { return BadKeys(n)[0] | uint64_t{BadKeys(n)[1]} << 32; }
   // The next tile from the m-th on that a row sees, its rows' places being written for step n; or
@@ -409,7 +409,7 @@ class Prefill {
     if (found == 0) return;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      if constexpr (kRare) {
+      if constexpr (kSpecial) {
         AddNonFiniteByBits<T>(values, out_[m], RowOf(m), Visible(shared_).Words(n), BadBits(n),
                               IsPagedX(params_));
       } else {
@@ -450,7 +450,7 @@ class Prefill {
   float maximum_[kMTiles][2], sum_[kMTiles][2];  // sums of this lane's columns
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kRare>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes, bool kSpecial>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                   uint32_t* error_flags) {
@@ -462,28 +462,28 @@ __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
         *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv, kCodes>::kTile);
     if (threadIdx.x == 0) tile = found;
     __syncthreads();
-    Prefill<T, kD, kDv, kMTiles, kWarps, kCodes, kRare>(params, tile, error_flags).Run();
+    Prefill<T, kD, kDv, kMTiles, kWarps, kCodes, kSpecial>(params, tile, error_flags).Run();
   }
   if (params.overlaps_previous) WaitForPreviousKernel();
 }
 
 template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false,
-          bool kRare = false>
+          bool kSpecial = false>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   using Shared = SharedLayout<kD, kDv, kCodes>;
-  constexpr size_t kSharedBytes = kRare ? Shared::kRareBytes : Shared::kBytes;
+  constexpr size_t kSharedBytes = kSpecial ? Shared::kSpecialBytes : Shared::kBytes;
   const TileOrder order = OrderTiles(params, kRows);
   return Launch({.grid = dim3(static_cast<unsigned>(order.items)),
                  .block = dim3(32 * kWarps),
                  .shared_bytes = kSharedBytes,
                  .stream = context.stream,
                  .overlap_previous = context.can_overlap()},
-                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes, kRare>, params, order,
+                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes, kSpecial>, params, order,
                 context.error_flags);
 }
 
 template <typename T>
-Error LaunchRare(const LaunchContext& context, const PrefillParams& params) {
+Error LaunchSpecial(const LaunchContext& context, const PrefillParams& params) {
   const int d = params.key_dim, dv = params.value_dim;
   if (HoldsCodes(params.keys.cache)) {
     return LaunchOne<T, 128, 128, 2, 4, true, true>(context, params);
@@ -495,7 +495,7 @@ Error LaunchRare(const LaunchContext& context, const PrefillParams& params) {
 
 template <typename T>
 Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
-  if (params.is_rare()) return LaunchRare<T>(context, params);
+  if (params.is_special()) return LaunchSpecial<T>(context, params);
   const int d = params.key_dim, dv = params.value_dim;
   if (HoldsCodes(params.keys.cache)) return LaunchOne<T, 128, 128, 2, 4, true>(context, params);
   if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64, 2, 4>(context, params);
@@ -522,8 +522,8 @@ bool TakesPrefill(const PrefillParams& params) {
   const Element type = ProductsOf(params);
   if (type != Element::kF16 && type != Element::kBF16) return false;
   const bool codes = HoldsCodes(cache), q_codes = params.q.element != type;
-  // Rare instances do not convert queries.
-  if (q_codes && (!codes || params.is_rare())) return false;
+  // Special instances do not convert queries.
+  if (q_codes && (!codes || params.is_special())) return false;
   if ((cache.element != type && !codes) || cache.has_row_scales()) return false;
   // Values of eight keys are copied at once.
   const bool is_paged_x = cache.layout == Layout::kPagedX && cache.block_size % 8 == 0;

@@ -34,7 +34,7 @@ bool TakesQueries(const PrefillParams& params) {
 bool TakesPrefillHopper(const PrefillParams& params) {
   const Cache& cache = params.keys.cache;
   return params.key_dim <= (HoldsCodes(cache) ? 128 : 192) && params.value_dim <= 128 &&
-         !params.is_rare() && TakesQueries(params) &&
+         !params.is_special() && TakesQueries(params) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.k, params.key_dim)) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.v, params.value_dim));
 }

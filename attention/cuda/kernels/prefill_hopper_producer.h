@@ -2,7 +2,7 @@
 // the barriers in it.
 //
 // The producer finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
-// copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V ahead of the
+// copy engine bring K and V, 128 keys at a time, two tiles of K and up to three of V before the
 // consumers (prefill_hopper_kernel.h); completion arrives at barriers in shared memory. K and V
 // come as boxes of tensors: keys of one block, 128 bytes of each. Codes are made into 16-bit
 // elements by the producing warp that copied them, where they are: a row's codes are the last 128
@@ -320,7 +320,7 @@ class Producer {
   struct Boxes {
     int32_t block[kMostBoxes], offset[kMostBoxes];
   };
-  // Exponentials wait in line with shuffles: offsets are not told where they all are 0.
+  // Exponentials wait in line with shuffles: offsets are not exchanged where they all are 0.
   KVB_DEVICE Boxes Spread(const KeyPlace& place) const {
     Boxes boxes;
 #pragma unroll
@@ -401,7 +401,7 @@ class Producer {
     for (int i = 0; i < kDv / 8; ++i) found |= NonFiniteCarries(piece(i), bf16);
     const bool seen = key >= now_.seen.begin && key < now_.seen.end;
     if (found != 0 && !seen) {
-      // What a page holds behind a length, say. No row has to be told.
+      // What a page holds behind a length, say. No row needs a notice.
 #pragma unroll 1
       for (int i = 0; i < kDv / 8; ++i) piece(i) = make_uint4(0, 0, 0, 0);
       FenceForAsyncProxy();

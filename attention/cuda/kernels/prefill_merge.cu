@@ -158,7 +158,7 @@ int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& para
   constexpr double kPerItem = 4, kPerMerge = 3, kPerMegabyte = 0.45;
   if (params.num_tokens == 0 || params.num_requests == 0) return 1;
   const bool hopper = context.compute_capability == 90 && TakesPrefillHopper(params);
-  const int widest = params.is_rare() ? 128 : 192;
+  const int widest = params.is_special() ? 128 : 192;
   const bool pairs = !hopper && (params.key_dim <= widest && params.value_dim <= 128);
   const int64_t slots = int64_t{context.num_multiprocessors} * (pairs ? 2 : 1);
   PrefillParams whole = params;

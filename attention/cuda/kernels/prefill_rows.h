@@ -341,7 +341,7 @@ KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
     unsigned char* to = staged + row * 128 + t2 * 2;
 #pragma unroll
     for (int d = 0; d < kTiles; ++d) {
-      // Rows 8 apart are permuted alike.
+      // Rows r and r + 8 are permuted alike.
       unsigned char* piece = to + d / 8 * kRows * 128 + (((d % 8) ^ (row & 7)) << 4);
       *reinterpret_cast<uint32_t*>(piece) = T::Pack(value(d, 0), value(d, 1));
       *reinterpret_cast<uint32_t*>(piece + 8 * 128) = T::Pack(value(d, 2), value(d, 3));

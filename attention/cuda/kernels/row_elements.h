@@ -48,8 +48,8 @@ KVB_DEVICE float4 FourOf(const uint32_t (&words)[4], int i) {
   }
 }
 
-// Adds the products of 16 bytes of elements with as many floats of each query, q_stride apart, at q
-// (16-byte aligned).
+// Adds the products of 16 bytes of elements with as many floats of each query (stride q_stride) at
+// q (16-byte aligned).
 template <typename E, int kQueries>
 KVB_DEVICE void AddProducts(const float* q, int q_stride, const uint4& chunk,
                             float4 (&sums)[kQueries]) {
@@ -71,7 +71,7 @@ KVB_DEVICE void AddProducts(const float* q, int q_stride, const uint4& chunk,
 }  // namespace internal
 
 // products[n] += scale * sum of q[n * q_stride + d] * element d of the row, d < count. The row
-// comes in pieces of 16 bytes, piece_stride bytes apart.
+// comes in pieces of 16 bytes, with a stride of piece_stride bytes.
 template <typename E, int kQueries>
 KVB_DEVICE void AddDots(const float* q, int q_stride, const unsigned char* row, int count,
                         int64_t piece_stride, float scale, float (&products)[kQueries]) {

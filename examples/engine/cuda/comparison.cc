@@ -128,7 +128,7 @@ Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t
     for (float& value : values) value = RoundToBf16(normal(random));
     return values;
   };
-  // Logits come out with a deviation of about 2, as far apart as those of a trained model.
+  // Logits come out with a deviation of about 2, like those of a trained model.
   const auto matrix = [&draw](int64_t in, int64_t out, float gain = 1) {
     return Linear{
         .in = in,

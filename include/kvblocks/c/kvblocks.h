@@ -257,7 +257,7 @@ KVB_API kvb_status kvb_manager_get_free_list(kvb_manager* manager, const int32_t
 /* `length` placeholder tokens from `offset` on stand for an image, a sound, ... that `identifier`
  * names. Features are sorted and do not overlap. */
 typedef struct kvb_feature {
-  size_t struct_size; /* the same for all elements of an array, which are so far apart */
+  size_t struct_size; /* the same for all elements of an array: their distance */
   const char* identifier;
   int64_t offset;
   int64_t length;
@@ -438,8 +438,8 @@ typedef struct kvb_extra_key {
 KVB_API kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size_t block,
                                             size_t key, kvb_extra_key* extra_key);
 
-/* The tokens after block number `block` of a stored event that its hash covers, where hashes look
- * ahead (num_hash_lookahead_tokens); KVB_NOT_FOUND past the last block, where they do not, and for
+/* The tokens after block number `block` of a stored event that its hash covers
+ * (num_hash_lookahead_tokens); KVB_NOT_FOUND past the last block, without lookahead hashes, and for
  * a request without token ids. */
 KVB_API kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index,
                                                    size_t block, const int32_t** token_ids,

@@ -387,10 +387,11 @@ void BindTensor(nb::module_& module) {
   nb::class_<PyTensor>(module, "Tensor",
                        R"(An array that was described once: memory, shape, strides, type, device.
 
-Every function takes one in place of an array; that saves the look at the array (0.1 to 1 us) for caches,
-workspaces and the fixed buffers of a captured graph. With `dtype` the same memory is read as another type of
-the same size: a uint8 array as "float8_e4m3fn", a uint16 array as "bfloat16". Keeps the array alive, and copies
-nothing. The array must not be given other memory meanwhile (torch's resize_ and set_).)")
+Every function takes one in place of an array; that saves the look at the array (0.1 to 1 us) for
+caches, workspaces and the fixed buffers of a captured graph. With `dtype` the same memory is read
+as another type of the same size: a uint8 array as "float8_e4m3fn", a uint16 array as "bfloat16".
+Keeps the array alive, and copies nothing. The array must not be given other memory meanwhile
+(torch's resize_ and set_).)")
       .def(nb::init<nb::handle, nb::handle>(), nb::arg("array"), nb::arg("dtype") = nb::none(),
            nb::sig("def __init__(self, array: Array, dtype: Any = None) -> None"),
            "dtype: a name, as numpy and torch have them, or a dtype object. Raises "

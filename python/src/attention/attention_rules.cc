@@ -178,11 +178,11 @@ void BindAttentionRules(nb::module_& module) {
   nb::class_<PyMask>(module, "Mask",
                      R"(How an array masks keys, where its dimensions and type do not say it.
 
-form: "shared" [rows, keys], "per_request" [R, rows, keys], "per_head" [R or 1, H or 1, rows, keys]; "ragged_bits"
-uint8 [bytes]: a bit per row and key of each request in turn, 1 hides (pack_mask makes them); "template": a causal
-[N, N] from which sparse modes make masks of any length. None goes by the number of dimensions.
-encoding: "marker" (not 0 hides), "additive" (added to scores) or "additive_finite" (float16, -10000 for hidden).
-None goes by the type: floats are added.)")
+form: "shared" [rows, keys], "per_request" [R, rows, keys], "per_head" [R or 1, H or 1, rows, keys];
+"ragged_bits" uint8 [bytes]: a bit per row and key of each request in turn, 1 hides (pack_mask makes
+them); "template": a causal [N, N] from which sparse modes make masks of any length. None goes by
+the number of dimensions. encoding: "marker" (not 0 hides), "additive" (added to scores) or
+"additive_finite" (float16, -10000 for hidden). None goes by the type: floats are added.)")
       .def("__init__", &InitMask, nb::arg("array").none(), nb::kw_only(),
            nb::arg("form") = nb::none(), nb::arg("encoding") = nb::none(),
            nb::arg("sparse_mode") = 1, nb::arg("pre_tokens") = nb::none(),
@@ -191,17 +191,18 @@ None goes by the type: floats are added.)")
                    "str | None = None, sparse_mode: int = 1, pre_tokens: int | None = None, "
                    "next_tokens: int | None = None, rows_are_absolute: bool = False) -> None"),
            R"(sparse_mode, of S1 rows i over S2 keys j with o = S2 - S1: 0 the mask and the band
--pre_tokens <= j - i <= next_tokens, without an array everything; 1 the mask; of a template 2 is j <= i, 3 is
-j <= i + o, 4 is i + o - pre_tokens <= j <= i + o + next_tokens. rows_are_absolute: rows are positions.)")
+-pre_tokens <= j - i <= next_tokens, without an array everything; 1 the mask; of a template 2 is
+j <= i, 3 is j <= i + o, 4 is i + o - pre_tokens <= j <= i + o + next_tokens. rows_are_absolute:
+rows are positions.)")
       .def_prop_ro(
           "array", [](const PyMask& m) { return m.array; }, nb::sig("def array(self) -> Any"));
 
   nb::class_<attention::BlockSparse>(module, "BlockSparse",
                                      R"(Which blocks of keys a head sees (Phi-3-small's rule).
 
-With query block Q = p // block_size and key block B = j // block_size a key is seen if B > Q - local_blocks, or if
-(B + offset) % vert_stride == 0. offset is (tp_rank * H + h) * head_sliding_step + 1 for steps of at least 0, else
-(tp_rank * Hkv + KV head) * -head_sliding_step + 1.)")
+With query block Q = p // block_size and key block B = j // block_size a key is seen if B > Q -
+local_blocks, or if (B + offset) % vert_stride == 0. offset is (tp_rank * H + h) * head_sliding_step
++ 1 for steps of at least 0, else (tp_rank * Hkv + KV head) * -head_sliding_step + 1.)")
       .def("__init__", &InitBlockSparse, nb::kw_only(), nb::arg("local_blocks"),
            nb::arg("vert_stride"), nb::arg("block_size") = 64, nb::arg("head_sliding_step") = 0,
            nb::arg("tp_rank") = 0)
@@ -215,9 +216,9 @@ With query block Q = p // block_size and key block B = j // block_size a key is 
       module, "SplitPlanner",
       R"(Cuts the keys of a decode batch into parts of equal work, on the host.
 
-Keys are counted in tiles. A planner with a plan is an argument `plan` of paged_decode, for all layers of the step;
-plan() makes the next one in the same memory, so not while a call uses the last. On CUDA the plan travels with the
-call; DecodePlan is made there.)")
+Keys are counted in tiles. A planner with a plan is an argument `plan` of paged_decode, for all
+layers of the step; plan() makes the next one in the same memory, so not while a call uses the last.
+On CUDA the plan travels with the call; DecodePlan is made there.)")
       .def(nb::init<int64_t, int64_t>(), nb::arg("max_num_reqs") = 0, nb::arg("max_num_parts") = 0,
            "Memory for plans within these bounds; larger ones allocate.")
       .def(
@@ -229,9 +230,10 @@ call; DecodePlan is made there.)")
                   "0, "
                   "split_tokens: int | None = None, num_splits: int | None = None, "
                   "tile: int = 64, overhead: int = 5, num_parts: int = 1) -> None"),
-          R"(seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query sees, itself
-included, 0 is all. split_tokens and num_splits as in paged_decode; without them num_parts parts of about equal
-work, in tiles of `tile` keys, beginning a request being worth `overhead` of them.)")
+          R"(seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query
+sees, itself included, 0 is all. split_tokens and num_splits as in paged_decode; without them
+num_parts parts of about equal work, in tiles of `tile` keys, beginning a request being worth
+`overhead` of them.)")
       .def_prop_ro(
           "tile", [](const PySplitPlanner& p) { return PlanOf(p).tile; }, "Keys per tile.")
       .def_prop_ro(

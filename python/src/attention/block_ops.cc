@@ -99,8 +99,8 @@ void BindBlockOps(nb::module_& module) {
                      "*, " KVBLOCKS_MOVE_SIG),
              R"(Within each cache (one per layer), block pair[0] over block pair[1]: copy-on-write.
 
-Refused before anything is moved: ids outside of the cache, a destination given twice or also a source, caches that
-share memory. Pairs are read on the host; on CUDA they travel with the call.)");
+Refused before anything is moved: ids outside of the cache, a destination given twice or also a
+source, caches that share memory. Pairs are read on the host; on CUDA they travel with the call.)");
   module.def(
       "swap_blocks", &SwapBlocks, nb::arg("src"), nb::arg("dst"), nb::arg("pairs"), nb::kw_only(),
       KVBLOCKS_MOVE_ARGS,
@@ -113,9 +113,11 @@ One may be in pinned host memory and the other on CUDA: how blocks are swapped o
       "convert_layout", &ConvertLayout, nb::arg("src"), nb::arg("dst"), nb::kw_only(),
       KVBLOCKS_MOVE_ARGS,
       nb::sig("def convert_layout(src: KVCache, dst: KVCache, *, " KVBLOCKS_MOVE_SIG),
-      R"(All slots of src into dst, of the same blocks, heads, dims and type, but maybe another layout.
+      R"(All slots of src into dst, of the same blocks, heads, dims and type, but maybe another
+layout.
 
-"paged_x", "nhd" and "hnd" convert into each other, "mla_latent" and "mla_split" do. Bits are moved, not converted.)");
+"paged_x", "nhd" and "hnd" convert into each other, "mla_latent" and "mla_split" do. Bits are moved,
+not converted.)");
   module.def("fill_blocks", &FillBlocks, nb::arg("cache"), nb::arg("block_ids"),
              nb::arg("byte") = 0, nb::kw_only(), KVBLOCKS_MOVE_ARGS,
              nb::sig("def fill_blocks(cache: KVCache, block_ids: Ids, byte: int = 0, "

@@ -241,8 +241,9 @@ void BindDenseOps(nb::module_& module) {
       module, "DecodePlan",
       R"(How a decode on CUDA is cut into parts, in device memory of the caller.
 
-plan_decode makes it, on the stream; it serves all layers of the same shapes until lengths change, on one stream at
-a time. Without a plan paged_decode makes its own in the same launch: plans save time in batches above 128 requests.)")
+plan_decode makes it, on the stream; it serves all layers of the same shapes until lengths change,
+on one stream at a time. Without a plan paged_decode makes its own in the same launch: plans save
+time in batches above 128 requests.)")
       .def(nb::init<nb::handle>(), nb::arg("memory"),
            nb::sig("def __init__(self, memory: Array) -> None"),
            "memory: contiguous, on CUDA, from a multiple of 16 bytes on; plan_decode refuses too "
@@ -257,7 +258,8 @@ a time. Without a plan paged_decode makes its own in the same launch: plans save
         module, "plan_decode", "None",
         R"(Makes the plan of a step on CUDA: one launch, for layers that decode these shapes.
 
-The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is not written.)",
+The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is
+not written.)",
         RunPlanDecode,
         std::tuple_cat(Parameters(Take<PyDecodePlan&>(
                            nb::arg("plan"), "DecodePlan",
@@ -269,14 +271,14 @@ The arguments are those of paged_decode, of which only shapes, lengths and the w
     BindOp<A>(module, "paged_decode", "Any",
               R"(One new token per request, its key already in the cache.
 
-q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size) entries;
-seq_lens int32 [R], the new token included. A request of length 0 gives 0 and -infinity.
+q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size)
+entries; seq_lens int32 [R], the new token included. A request of length 0 gives 0 and -infinity.
 
-max_seq_len: at least every length; on CUDA it must be given, and a captured graph serves lengths up to it.
-split_tokens: keys are cut at multiples of it, a multiple of the block size, so that results do not depend on
-the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not at all. plan: made by a
-SplitPlanner, or on CUDA by plan_decode. A mask has one row per request.
-The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).)",
+max_seq_len: at least every length; on CUDA it must be given, and a captured graph serves lengths up
+to it. split_tokens: keys are cut at multiples of it, a multiple of the block size, so that results
+do not depend on the rest of the batch. num_splits: keys are cut into at most so many pieces; 1: not
+at all. plan: made by a SplitPlanner, or on CUDA by plan_decode. A mask has one row per request. The
+other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).)",
               RunPagedDecode, DecodeInputs<A>(),
               std::tuple_cat(Parameters(MaxLength("max_seq_len", &A::max_seq_len, &A::seq_lens)),
                              Scores(kCacheKeyDim), DecodeMask(), Scales(kParams), Splits(),
@@ -292,27 +294,26 @@ The other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out,
         module, "paged_prefill", "Any",
         R"(Any number of new tokens per request, whose keys are already in the cache.
 
-q [T, H, D], requests one after another; query_start_loc int32 [R + 1], from 0 to T; seq_lens int32 [R], new
-tokens included; block_table int32 [R, columns]. Row i of request b stands at p = length - queries + i, or at
-query_positions int32 [T].
+q [T, H, D], requests one after another; query_start_loc int32 [R + 1], from 0 to T; seq_lens int32
+[R], new tokens included; block_table int32 [R, columns]. Row i of request b stands at p = length -
+queries + i, or at query_positions int32 [T].
 
-max_query_len, max_seq_len: at least every request's; needed on CUDA, found on the host.
-scale: of scores; None is 1 / sqrt(D). soft_cap: cap * tanh(score / cap); 0 is none.
-causal: keys j <= p only. window_left: keys before the query that it sees, itself not counted: a window of W
-tokens is W - 1; -1 is all. window_right: the same behind it. chunk: keys from chunk * (p // chunk) on; 0 is off.
+max_query_len, max_seq_len: at least every request's; needed on CUDA, found on the host. scale: of
+scores; None is 1 / sqrt(D). soft_cap: cap * tanh(score / cap); 0 is none. causal: keys j <= p only.
+window_left: keys before the query that it sees, itself not counted: a window of W tokens is W - 1;
+-1 is all. window_right: the same behind it. chunk: keys from chunk * (p // chunk) on; 0 is off.
 alibi_slopes float32 [H]: adds slope * (j - p). sinks float32 [H]: one more term of the denominator.
-mask: of bytes (not 0 hides) or floats (added to scores), [rows, keys], [R, rows, keys] or [R or 1, H or 1,
-rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A Mask has other forms.
-block_sparse: a BlockSparse.
-k_scale, v_scale: of caches in codes: float32, one or [Hkv] or [R, Hkv]; on the host also a number.
-q_scale: of q in codes, float8_e4m3fn as of quantize_queries: one or [Hkv], each for the heads of its group. Then
-give out, of floats.
-out_scale: above 0, out is float8 and holds the result / out_scale.
-out: written and returned; if it is left out, a new array of q's library and type (numpy, torch).
-lse: float32 [T, H], natural logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too.
-stream: of CUDA: a number, or a stream of torch or CuPy; None is the current one of q's library (torch, CuPy), of
-other libraries the legacy default stream. workspace: on CUDA; too small raises with the size. threads: on the host.
-Returns out [T, H, Dv], or (out, lse).)",
+mask: of bytes (not 0 hides) or floats (added to scores), [rows, keys], [R, rows, keys] or [R or 1,
+H or 1, rows, keys]; rows are a request's new tokens, or with mask_rows_are_absolute positions. A
+Mask has other forms. block_sparse: a BlockSparse. k_scale, v_scale: of caches in codes: float32,
+one or [Hkv] or [R, Hkv]; on the host also a number. q_scale: of q in codes, float8_e4m3fn as of
+quantize_queries: one or [Hkv], each for the heads of its group. Then give out, of floats.
+out_scale: above 0, out is float8 and holds the result / out_scale. out: written and returned; if it
+is left out, a new array of q's library and type (numpy, torch). lse: float32 [T, H], natural
+logarithm, without sinks; -infinity where nothing is visible. return_lse: return it, too. stream: of
+CUDA: a number, or a stream of torch or CuPy; None is the current one of q's library (torch, CuPy),
+of other libraries the legacy default stream. workspace: on CUDA; too small raises with the size.
+threads: on the host. Returns out [T, H, Dv], or (out, lse).)",
         RunPagedPrefill, PrefillInputs(self),
         std::tuple_cat(PrefillBounds(self), Scores(kCacheKeyDim), PrefillRules(), Scales(kParams),
                        Parameters(Number("out_scale", &A::out_scale, 0.0)), AttentionOutputs()));
@@ -322,9 +323,11 @@ Returns out [T, H, Dv], or (out, lse).)",
     const auto prefill = KVBLOCKS_AT(prefill);
     BindOp<A>(
         module, "cascade", "Any",
-        R"(paged_prefill of requests whose first common_prefix_len keys are the same blocks: read once for all.
+        R"(paged_prefill of requests whose first common_prefix_len keys are the same blocks: read
+once for all.
 
-common_prefix_len: tokens, a multiple of the block size, before every query; block_table's row 0 names the blocks.)",
+common_prefix_len: tokens, a multiple of the block size, before every query; block_table's row 0
+names the blocks.)",
         RunCascade,
         std::tuple_cat(PrefillInputs(prefill),
                        Parameters(Number<int64_t>("common_prefix_len", &A::common_prefix_len))),
@@ -339,11 +342,12 @@ common_prefix_len: tokens, a multiple of the block size, before every query; blo
     using A = VarlenCall;
     BindOp<A>(
         module, "varlen_self_attention", "Any",
-        R"(Attention without a cache, each request to itself: encoders, and prompts from their first token.
+        R"(Attention without a cache, each request to itself: encoders, and prompts from their first
+token.
 
-q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]; query_start_loc int32 [R + 1]; kv_start_loc the same of keys, or
-kv_seq_lens int32 [R], or neither: as queries. k and v may be float8_e4m3fn, both, with k_scale and v_scale. The
-other arguments are those of paged_prefill.)",
+q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]; query_start_loc int32 [R + 1]; kv_start_loc the same
+of keys, or kv_seq_lens int32 [R], or neither: as queries. k and v may be float8_e4m3fn, both, with
+k_scale and v_scale. The other arguments are those of paged_prefill.)",
         RunVarlen,
         Parameters(In("q", &A::q), In("k", &A::k), In("v", &A::v),
                    In("query_start_loc", &A::query_start_loc)),
@@ -357,10 +361,12 @@ other arguments are those of paged_prefill.)",
     using A = attention::PagedDecodePartialArgs;
     BindOp<A>(
         module, "paged_decode_partial", "None",
-        R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size), for reduce_splits.
+        R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size),
+for reduce_splits.
 
-With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P], tmp_out [R, H, P, Dv],
-divided by its exp_sum. A partition with nothing visible has -infinity, 0, 0.)",
+With P = ceil(max_seq_len / partition_tokens), all float32: max_logits and exp_sums [R, H, P],
+tmp_out [R, H, P, Dv], divided by its exp_sum. A partition with nothing visible has -infinity, 0,
+0.)",
         [](OpCall& call, const A& a) {
           call.Run(a, 2.0 * static_cast<double>(a.q.num_elements()) *
                           static_cast<double>(a.max_seq_len));

@@ -41,9 +41,9 @@ void BindIndexOps(nb::module_& module) {
         module, "compute_slot_mapping", "None",
         R"(The slot of each token: block_table[b][p // block_size] * block_size + p % block_size.
 
-query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns] -> slot_mapping
-int64 [T or more]; -1 behind the last token and in the null blocks. num_blocks: of the cache; 0 is unknown.
-On CUDA all index functions are one launch and read nothing back.)",
+query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns]
+-> slot_mapping int64 [T or more]; -1 behind the last token and in the null blocks. num_blocks: of
+the cache; 0 is unknown. On CUDA all index functions are one launch and read nothing back.)",
         KVBLOCKS_ON_BOTH(ComputeSlotMapping),
         Parameters(In("query_start_loc", &A::query_start_loc), In("positions", &A::positions),
                    In("block_table", &A::block_table), Out("slot_mapping", &A::slot_mapping),
@@ -58,8 +58,8 @@ On CUDA all index functions are one launch and read nothing back.)",
         module, "build_swa_indices", "None",
         R"(The slots that a window of tokens, the query included, sees, oldest first, then -1.
 
-query_start_loc int32 [R + 1], seq_lens int32 [R], block_table int32 [R or more, columns] -> indices int32
-[T or more, window], lens int32 [T or more].)",
+query_start_loc int32 [R + 1], seq_lens int32 [R], block_table int32 [R or more, columns] -> indices
+int32 [T or more, window], lens int32 [T or more].)",
         KVBLOCKS_ON_BOTH(BuildSwaIndices),
         Parameters(In("query_start_loc", &A::query_start_loc), In("seq_lens", &A::seq_lens),
                    In("block_table", &A::block_table), Out("indices", &A::indices),
@@ -86,10 +86,11 @@ As compute_slot_mapping, of row p // ratio where (p + 1) % ratio == 0; block_siz
     using A = attention::TopkSlotsArgs;
     BindOp<A, false>(
         module, "build_topk_slots", "None",
-        R"(Rows of a request as slots of the cache: what an indexer chose, as sparse_mla_decode takes it.
+        R"(Rows of a request as slots of the cache: what an indexer chose, as sparse_mla_decode
+takes it.
 
-indices int32 [T or more, K], negative for none -> slots int32 [T or more, K], which may be indices, and counts
-int32 [T or more] of those that are there.)",
+indices int32 [T or more, K], negative for none -> slots int32 [T or more, K], which may be indices,
+and counts int32 [T or more] of those that are there.)",
         KVBLOCKS_ON_BOTH(BuildTopkSlots),
         Parameters(In("query_start_loc", &A::query_start_loc), In("indices", &A::indices),
                    In("block_table", &A::block_table), Out("slots", &A::slots),
@@ -103,8 +104,8 @@ int32 [T or more] of those that are there.)",
         module, "build_dense_compressed_indices", "None",
         R"(All complete rows of each token's context: 0 ... min((p + 1) // ratio, capacity) - 1.
 
-query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity], lens int32
-[T or more].)",
+query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity],
+lens int32 [T or more].)",
         KVBLOCKS_ON_BOTH(BuildDenseCompressedIndices),
         Parameters(In("query_start_loc", &A::query_start_loc), In("positions", &A::positions),
                    Out("indices", &A::indices), Out("lens", &A::lens)),
@@ -114,12 +115,14 @@ query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T o
     using A = attention::PrefillIndicesArgs;
     BindOp<A, false>(
         module, "combine_prefill_indices", "None",
-        R"(What each token of a prefill reads from a gathered buffer: chosen compressed rows, then its window.
+        R"(What each token of a prefill reads from a gathered buffer: chosen compressed rows, then
+its window.
 
-The buffer has rows_per_request rows per request: compressed_rows of the compressed cache, then the newest tokens.
-query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of request-local rows, negative kept
--> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without topk and with ratio
-1 it is a layer with a window only.)",
+The buffer has rows_per_request rows per request: compressed_rows of the compressed cache, then the
+newest tokens. query_start_loc int32 [R + 1], seq_lens int32 [R], topk int32 [T or more, K] of
+request-local rows, negative kept
+-> indices int32 [T or more, K + window] of rows of the buffer, lens int32 [T or more]. Without
+topk and with ratio 1 it is a layer with a window only.)",
         KVBLOCKS_ON_BOTH(CombinePrefillIndices),
         Parameters(In("query_start_loc", &A::query_start_loc), In("seq_lens", &A::seq_lens),
                    Out("indices", &A::indices), Out("lens", &A::lens)),

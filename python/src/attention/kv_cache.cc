@@ -68,7 +68,7 @@ PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name
   const bool has_v = !attention::IsMla(layout) || layout == KvLayout::kMlaSplit;
   const char* problem = nullptr;
   if (has_v == v.is_none())
-    problem = has_v ? "v is None; this layout keeps V apart"
+    problem = has_v ? "v is None; this layout has a V of its own"
                     : "v is given; this layout has rows of one tensor";
   const bool is_record = attention::IsMlaRecord(format);
   if ((layout == KvLayout::kMlaLatent && !is_record) != latent_rank.has_value()) {
@@ -127,7 +127,8 @@ PyKvCache::~PyKvCache() {
 void BindKvCache(nb::module_& module) {
   nb::class_<PyKvCache>(
       module, "KVCache",
-      R"(One layer's paged cache, over the caller's memory: made once per layer, passed to every call.
+      R"(One layer's paged cache, over the caller's memory: made once per layer, passed to every
+call.
 
 With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one of
 
@@ -139,9 +140,9 @@ With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one o
   "mla_fp8_656"  k uint8 [NB, BS, 656]: DeepSeek V3.2's rows
   "mla_fp8_584"  k uint8 [NB, bytes of a block], with `block_size` tokens: DeepSeek V4's blocks
 
-Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do. Elements are
-float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8; Tensor(array, dtype) gives
-uint8 memory such a type. A slot is block * BS + offset in the block.)")
+Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do.
+Elements are float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8;
+Tensor(array, dtype) gives uint8 memory such a type. A slot is block * BS + offset in the block.)")
       .def(
           nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
                    std::optional<int64_t>, const char*, nb::handle, nb::handle>(),
@@ -153,10 +154,11 @@ uint8 memory such a type. A slot is block * BS + offset in the block.)")
                   "latent_rank: int | None = None, block_size: int | None = None, row_format: str "
                   "= \"elements\", k_scales: Array | None = None, v_scales: Array | None = None) "
                   "-> None"),
-          R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn), "int4_per_token_head" or
-"nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache: k_scales and v_scales have the first three
-dimensions of k, float32, or for nvfp4 float8_e4m3fn with a fourth of D / 16. Of mla_latent, "mla_v41_528",
-"mla_v41_fp4_288" or "mla_nvfp4_352": k uint8 [NB, BS, bytes of a record], without latent_rank.)")
+          R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn),
+"int4_per_token_head" or "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache:
+k_scales and v_scales have the first three dimensions of k, float32, or for nvfp4 float8_e4m3fn with
+a fourth of D / 16. Of mla_latent, "mla_v41_528", "mla_v41_fp4_288" or "mla_nvfp4_352": k uint8 [NB,
+BS, bytes of a record], without latent_rank.)")
       .def_prop_ro(
           "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
       .def_prop_ro(

@@ -132,9 +132,9 @@ void BindLayers(nb::module_& module) {
   nb::class_<PyForwardContext>(module, "ForwardContext",
                                R"(Layers by name, with their caches, and the metadata of a step.
 
-What model code calls: unified_attention stores the step's keys and values and attends, decodes and prefills each
-by their own operation. Layers run where their cache is. kvblocks.torch_ops makes an operator of torch of it. One
-thread at a time.)")
+What model code calls: unified_attention stores the step's keys and values and attends, decodes and
+prefills each by their own operation. Layers run where their cache is. kvblocks.torch_ops makes an
+operator of torch of it. One thread at a time.)")
       .def(nb::init<>())
       .def(
           "add_layer",
@@ -169,9 +169,10 @@ thread at a time.)")
                   "int = 0, value_head_size: int = 0, scale: float = 0.0, soft_cap: float = 0.0, "
                   "window: int = 0, chunk: int = 0, sinks: Array | None = None, alibi_slopes: "
                   "Array | None = None, shares_cache_of: str = \"\") -> None"),
-          R"(head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are absorbed, head_size is that
-before absorption and gives the scale. scale: 0 is 1 / sqrt(head_size). window: tokens, the query included; 0 is
-all. sinks, alibi_slopes: float32 [H]. shares_cache_of: the layer whose cache this one reads; it stores nothing.)")
+          R"(head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are
+absorbed, head_size is that before absorption and gives the scale. scale: 0 is 1 / sqrt(head_size).
+window: tokens, the query included; 0 is all. sinks, alibi_slopes: float32 [H]. shares_cache_of: the
+layer whose cache this one reads; it stores nothing.)")
       .def("set_metadata", &SetMetadata, nb::arg("metadata"),
            nb::sig("def set_metadata(self, metadata: AttentionMetadata | dict[str, "
                    "AttentionMetadata] | None) -> None"),
@@ -197,8 +198,9 @@ all. sinks, alibi_slopes: float32 [H]. shares_cache_of: the layer whose cache th
                    "None, threads: ThreadPool | None = None) -> Any"),
            R"(Stores k and v of the step's tokens and attends.
 
-q [T, H, D] or [T, H * D], k and v with Hkv heads alike; of a latent cache k is kv_c [T, R_kv] and v k_pe [T, R_pe].
-Rows past the metadata's tokens are padding; their output is zeros. Returns out, of output_shape.)");
+q [T, H, D] or [T, H * D], k and v with Hkv heads alike; of a latent cache k is kv_c [T, R_kv] and v
+k_pe [T, R_pe]. Rows past the metadata's tokens are padding; their output is zeros. Returns out, of
+output_shape.)");
 }
 
 }  // namespace kvblocks::python

@@ -316,15 +316,16 @@ void BindMetadata(nb::module_& module) {
           nb::arg("num_blocks"), nb::kw_only(), nb::arg("manager_block_size") = 16,
           nb::arg("kernel_block_size") = nb::none(), nb::arg("window") = 0,
           nb::arg("compression_ratio") = 1, nb::arg("null_block") = 0,
-          R"(num_blocks: of the manager; ids are below it. manager_block_size: tokens per id; kernel_block_size: cache
-rows per block of the kernel, a divisor of it (None: the same). window: tokens, the query included; 0 is full
-attention. compression_ratio: tokens per cache row. null_block: never stored to; -1: there is none.)");
+          R"(num_blocks: of the manager; ids are below it. manager_block_size: tokens per id;
+kernel_block_size: cache rows per block of the kernel, a divisor of it (None: the same). window:
+tokens, the query included; 0 is full attention. compression_ratio: tokens per cache row.
+null_block: never stored to; -1: there is none.)");
 
   nb::class_<PyMetadata>(module, "AttentionMetadata",
                          R"(One group of a builder's last batch of R requests and T new tokens.
 
-Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place. Those of a
-DeviceMetadata are on its device.)")
+Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place.
+Those of a DeviceMetadata are on its device.)")
       .def_prop_ro(
           "query_start_loc",
           [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().query_start_loc); },
@@ -393,15 +394,16 @@ DeviceMetadata are on its device.)")
                   "block_table: Array | None = None, slot_mapping: Array | None = None, positions: "
                   "Array | None = "
                   "None) -> None"),
-          R"(Writes arrays into the beginning of the caller's, which are on the host (pinned or not), of the same type
-and at least as large; what lies behind stays.)");
+          R"(Writes arrays into the beginning of the caller's, which are on the host (pinned or
+not), of the same type and at least as large; what lies behind stays.)");
 
   nb::class_<PyBuilder>(
       module, "AttentionMetadataBuilder",
       R"(Makes the metadata of each step from what scheduler and block manager say.
 
-Rows are ordered: decodes (at most decode_threshold new tokens), extends, fresh prefills; `permutation` tells
-which request each row is. Padded rows have length 0 and slot -1. Memory is taken once, here.)")
+Rows are ordered: decodes (at most decode_threshold new tokens), extends, fresh prefills;
+`permutation` tells which request each row is. Padded rows have length 0 and slot -1. Memory is
+taken once, here.)")
       .def(
           "__init__",
           [](PyBuilder* self, std::vector<attention::KvGroupConfig> groups, int64_t max_num_reqs,
@@ -418,9 +420,10 @@ which request each row is. Padded rows have length 0 and slot -1. Memory is take
           nb::arg("groups"), nb::kw_only(), nb::arg("max_num_reqs"), nb::arg("max_num_tokens"),
           nb::arg("max_seq_len"), nb::arg("decode_threshold") = 1,
           nb::arg("require_uniform") = false, nb::arg("short_extends_are_decodes") = true,
-          R"(max_num_reqs, max_num_tokens: of a batch, padding included. max_seq_len: tokens. decode_threshold: new
-tokens of a decode, 1 + speculative ones. require_uniform: all decodes have the same number of them.
-short_extends_are_decodes: otherwise a request inside its prompt is a prefill, however short.)")
+          R"(max_num_reqs, max_num_tokens: of a batch, padding included. max_seq_len: tokens.
+decode_threshold: new tokens of a decode, 1 + speculative ones. require_uniform: all decodes have
+the same number of them. short_extends_are_decodes: otherwise a request inside its prompt is a
+prefill, however short.)")
       .def("build", &Build, nb::arg("num_computed_tokens"), nb::arg("num_scheduled_tokens"),
            nb::arg("block_ids"), nb::kw_only(), nb::arg("num_prompt_tokens") = nb::none(),
            nb::arg("causal") = true, nb::arg("num_common_prefix_blocks") = nb::none(),
@@ -432,11 +435,12 @@ short_extends_are_decodes: otherwise a request inside its prompt is a prefill, h
                    "padded_num_reqs: int = 0, padded_num_tokens: int = 0) -> None"),
            R"(One step. What fails leaves the last batch as it was.
 
-num_computed_tokens: per request, in the cache before; num_scheduled_tokens: new, at least 1; arrays or sequences.
-block_ids: per group either a table int32 [requests or more, columns], or per request a BlockTable, an int32 array
-or a list; ids behind what the tokens need are not looked at. num_prompt_tokens: only with
-short_extends_are_decodes=False. num_common_prefix_blocks: per group, of the manager. padded_num_reqs and
-padded_num_tokens: what a captured graph wants; 0 is no padding.)")
+num_computed_tokens: per request, in the cache before; num_scheduled_tokens: new, at least 1; arrays
+or sequences. block_ids: per group either a table int32 [requests or more, columns], or per request
+a BlockTable, an int32 array or a list; ids behind what the tokens need are not looked at.
+num_prompt_tokens: only with short_extends_are_decodes=False. num_common_prefix_blocks: per group,
+of the manager. padded_num_reqs and padded_num_tokens: what a captured graph wants; 0 is no
+padding.)")
       .def(
           "metadata",
           [](nb::handle_t<PyBuilder> self, int group) {
@@ -456,8 +460,8 @@ padded_num_tokens: what a captured graph wants; 0 is no padding.)")
       module, "DeviceMetadata",
       R"(A builder's metadata on a CUDA device, by one asynchronous copy per step.
 
-Addresses stay the same from step to step, so a captured graph reads what the last upload enqueued. The arrays of
-its metadata have DLPack: this module takes them, and torch.from_dlpack.)")
+Addresses stay the same from step to step, so a captured graph reads what the last upload enqueued.
+The arrays of its metadata have DLPack: this module takes them, and torch.from_dlpack.)")
       .def(
           "__init__",
           [](PyDeviceMetadata* self, nb::handle_t<PyBuilder> builder, int device) {

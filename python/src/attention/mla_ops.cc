@@ -48,11 +48,11 @@ void BindMlaOps(nb::module_& module) {
     BindOp<A>(module, "mla_decode", "Any",
               R"(Absorbed MLA over a latent cache of any layout.
 
-q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request, or
-any number by query_start_loc int32 [R + 1], then causal. Keys by block_table and seq_lens, or from one block
-whose rows kv_start_loc int32 [R + 1] divides among requests. scale: of scores; that of the head before absorption.
-k_scale: of an 8-bit mla_latent or mla_split cache. The other arguments are those of paged_prefill.
-Returns out [T, H, R_kv], or (out, lse [T, H]).)",
+q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or q_lat [T, H, R_kv + R_pe] and no q_pe. One query per
+request, or any number by query_start_loc int32 [R + 1], then causal. Keys by block_table and
+seq_lens, or from one block whose rows kv_start_loc int32 [R + 1] divides among requests. scale: of
+scores; that of the head before absorption. k_scale: of an 8-bit mla_latent or mla_split cache. The
+other arguments are those of paged_prefill. Returns out [T, H, R_kv], or (out, lse [T, H]).)",
               RunMlaDecode,
               Parameters(In("q_lat", &A::q_lat), CacheIn(&A::cache),
                          OptionalIn("block_table", &A::block_table),
@@ -82,10 +82,10 @@ Returns out [T, H, R_kv], or (out, lse [T, H]).)",
     BindOp<A>(module, "sparse_mla_decode", "Any",
               R"(Absorbed MLA to the keys that lists of slots name (DeepSeek V3.2 and V4).
 
-q [B, s_q, H, D]; indices int32 [B, s_q, K], slots of the cache; entries below 0 or past the capacity are
-ignored, and one that is listed twice counts twice. topk_len int32 [B]: only the first so many entries count.
-extra_cache, extra_indices, extra_topk_len: a second cache with lists of its own. Returns out [B, s_q, H, Dv],
-or (out, lse [B, s_q, H]).)",
+q [B, s_q, H, D]; indices int32 [B, s_q, K], slots of the cache; entries below 0 or past the
+capacity are ignored, and one that is listed twice counts twice. topk_len int32 [B]: only the first
+so many entries count. extra_cache, extra_indices, extra_topk_len: a second cache with lists of its
+own. Returns out [B, s_q, H, Dv], or (out, lse [B, s_q, H]).)",
               RunSparseMlaDecode,
               Parameters(In("q", &A::q), CacheIn(KVBLOCKS_AT(main.cache)),
                          In("indices", KVBLOCKS_AT(main.indices))),
@@ -107,8 +107,9 @@ or (out, lse [B, s_q, H]).)",
     BindOp<A>(module, "sparse_mla_prefill", "Any",
               R"(The same over contiguous rows.
 
-q [T, H, D], kv [S, 1, D], indices int32 [T, 1, K] of rows, topk_len int32 [T]. V is the first columns of kv, as
-many as out has, or value_dim. max_logits float32 [T, H]: written if given. Returns out, or (out, lse [T, H]).)",
+q [T, H, D], kv [S, 1, D], indices int32 [T, 1, K] of rows, topk_len int32 [T]. V is the first
+columns of kv, as many as out has, or value_dim. max_logits float32 [T, H]: written if given.
+Returns out, or (out, lse [T, H]).)",
               RunSparseMlaPrefill,
               Parameters(In("q", &A::q), In("kv", &A::kv), In("indices", &A::indices)),
               std::tuple_cat(

@@ -349,10 +349,11 @@ void BindOpCall(nb::module_& module) {
       module, "Workspace",
       R"(Scratch memory of operations on a GPU, and where they report bad indices.
 
-One per stream, used by all layers and operations in turn; workspace_bytes says how much. Operations on host
-memory need none. Bits of error_flags: 1 a slot outside of the cache (not stored), 2 a block id outside of it
-(its keys unseen), 4 a sparse index (ignored), 8 a bad scale, 16 a state of infinity, 32 an input that is not
-finite where a maximum is taken, 64 a length beyond the block table. Operations set bits and never clear any.)")
+One per stream, used by all layers and operations in turn; workspace_bytes says how much. Operations
+on host memory need none. Bits of error_flags: 1 a slot outside of the cache (not stored), 2 a block
+id outside of it (its keys unseen), 4 a sparse index (ignored), 8 a bad scale, 16 a state of
+infinity, 32 an input that is not finite where a maximum is taken, 64 a length beyond the block
+table. Operations set bits and never clear any.)")
       .def(nb::init<nb::handle, nb::handle>(), nb::arg("memory") = nb::none(), nb::kw_only(),
            nb::arg("error_flags") = nb::none(),
            nb::sig("def __init__(self, memory: Array | None = None, *, error_flags: Array | None = "
@@ -391,9 +392,9 @@ Calls from several threads take turns. A child after fork has none of its thread
       nb::arg("value_head_size") = 0, nb::arg("max_parts") = 512, nb::arg("max_rows") = 0,
       R"(Bytes of a Workspace that serves a function of this module within these bounds on a GPU.
 
-They follow from bounds alone, never from lengths, so a captured graph finds room at every replay. max_parts: of
-work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors. max_rows: of an indexer's cache, that a
-token sees.)");
+They follow from bounds alone, never from lengths, so a captured graph finds room at every replay.
+max_parts: of work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors.
+max_rows: of an indexer's cache, that a token sees.)");
   module.def("set_backend", &SetBackend, nb::arg("name").none(),
              nb::sig("def set_backend(name: str | None) -> str | None"),
              "Of this thread; returns the one before. use_backend is the interface.");

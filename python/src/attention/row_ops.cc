@@ -54,9 +54,9 @@ void BindRowOps(nb::module_& module) {
     BindOp<A>(module, "reshape_and_cache", "None",
               R"(Stores the keys and values of new tokens.
 
-k [T, Hkv, D], v [T, Hkv, Dv]; slot_mapping int64 [n], n <= T: slots, below 0 is skipped, and tokens from n on
-are padding. Only the bytes of these slots change. A cache in codes stores value / scale, k_scale and v_scale
-being float32 of one element or [Hkv], or on the host a number.)",
+k [T, Hkv, D], v [T, Hkv, Dv]; slot_mapping int64 [n], n <= T: slots, below 0 is skipped, and tokens
+from n on are padding. Only the bytes of these slots change. A cache in codes stores value / scale,
+k_scale and v_scale being float32 of one element or [Hkv], or on the host a number.)",
               Elements(&A::k),
               Parameters(In("k", &A::k), In("v", &A::v), In("slot_mapping", &A::slot_mapping),
                          CacheOut(&A::cache)),
@@ -67,8 +67,9 @@ being float32 of one element or [Hkv], or on the host a number.)",
     BindOp<A>(module, "concat_and_cache_mla", "None",
               R"(Stores rows of a latent cache.
 
-kv_c [T, R_kv], k_pe [T, R_pe]; slot_mapping as for reshape_and_cache. mla_fp8_656 and mla_fp8_584 quantise by
-tiles; an 8-bit mla_latent or mla_split cache takes `scale`, float32 of one element, or on the host a number.)",
+kv_c [T, R_kv], k_pe [T, R_pe]; slot_mapping as for reshape_and_cache. mla_fp8_656 and mla_fp8_584
+quantise by tiles; an 8-bit mla_latent or mla_split cache takes `scale`, float32 of one element, or
+on the host a number.)",
               Elements(&A::kv_c),
               Parameters(In("kv_c", &A::kv_c), In("k_pe", &A::k_pe),
                          In("slot_mapping", &A::slot_mapping), CacheOut(&A::cache)),
@@ -80,8 +81,9 @@ tiles; an 8-bit mla_latent or mla_split cache takes `scale`, float32 of one elem
     BindOp<A>(module, "compute_kv_scales", "None",
               R"(The scales of a cache in codes: the largest magnitude / divisor.
 
-k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D] -> k_scale and v_scale, float32 of one element or [Hkv], and q_scale of
-one. Nothing but zeros gives 1; what is not finite is left out and flagged. int8 caches use divisors of 127.)",
+k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D] -> k_scale and v_scale, float32 of one element or [Hkv],
+and q_scale of one. Nothing but zeros gives 1; what is not finite is left out and flagged. int8
+caches use divisors of 127.)",
               Elements(&A::k),
               std::tuple_cat(Parameters(In("k", &A::k), In("v", &A::v)), ScaleOutputs(self)),
               QueriesAndDivisors(self));
@@ -91,11 +93,12 @@ one. Nothing but zeros gives 1; what is not finite is left out and flagged. int8
     const auto scales = KVBLOCKS_AT(scales);
     BindOp<A>(
         module, "scale_and_cache", "None",
-        R"(compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the same.
+        R"(compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the
+same.
 
-k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D], slot_mapping int64 [n], n <= T; k_scale and v_scale, float32 of one
-element or [Hkv], and q_scale of one are written. The cache is one in codes that is given scales. Without tokens
-nothing changes.)",
+k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D], slot_mapping int64 [n], n <= T; k_scale and v_scale,
+float32 of one element or [Hkv], and q_scale of one are written. The cache is one in codes that is
+given scales. Without tokens nothing changes.)",
         Elements(KVBLOCKS_AT(scales.k), 2),
         std::tuple_cat(Parameters(In("k", KVBLOCKS_AT(scales.k)), In("v", KVBLOCKS_AT(scales.v)),
                                   In("slot_mapping", &A::slot_mapping), CacheOut(&A::cache)),
@@ -107,8 +110,8 @@ nothing changes.)",
     BindOp<A>(module, "quantize_queries", "None",
               R"(Codes of queries, for operations that take a q_scale.
 
-q [T, H, D] -> codes float8_e4m3fn [T, H, D]: q / scale, rounded to nearest even, at most 448 either way. scale:
-float32 of one element, or on the host a number; None is 1.)",
+q [T, H, D] -> codes float8_e4m3fn [T, H, D]: q / scale, rounded to nearest even, at most 448 either
+way. scale: float32 of one element, or on the host a number; None is 1.)",
               Elements(&A::q), Parameters(In("q", &A::q), Out("codes", &A::codes)),
               Parameters(OptionalScale("scale", &A::scale)));
   }
@@ -117,8 +120,8 @@ float32 of one element, or on the host a number; None is 1.)",
     BindOp<A>(module, "gather_cache", "None",
               R"(Copies the last lengths[b] tokens of each request out of the cache, dequantised.
 
-block_table int32 [R, columns], seq_lens and lengths int32 [R] -> out [R, M, Hkv, D] and out_v [R, M, Hkv, Dv],
-or of a latent cache out [R, M, key_dim]; rows from row_offset on.)",
+block_table int32 [R, columns], seq_lens and lengths int32 [R] -> out [R, M, Hkv, D] and out_v [R,
+M, Hkv, Dv], or of a latent cache out [R, M, key_dim]; rows from row_offset on.)",
               Elements(&A::out),
               Parameters(CacheIn(&A::cache), In("block_table", &A::block_table),
                          In("seq_lens", &A::seq_lens), In("lengths", &A::lengths),
@@ -131,8 +134,9 @@ or of a latent cache out [R, M, key_dim]; rows from row_offset on.)",
     BindOp<A>(module, "rotate_keys", "Any",
               R"(Rotary embedding of keys [n, Hkv, D] by positions, int32 or int64 [n]; returns out.
 
-Angle i is position * theta^(-2i / rotary_dim) (0: D columns); with from_positions, the rotation is from there to
-positions. Pairs are column i and i + rotary_dim / 2, or with interleaved 2i and 2i + 1. out may be keys.)",
+Angle i is position * theta^(-2i / rotary_dim) (0: D columns); with from_positions, the rotation is
+from there to positions. Pairs are column i and i + rotary_dim / 2, or with interleaved 2i and 2i +
+1. out may be keys.)",
               RunRotateKeys, Parameters(In("keys", &A::in), In("positions", &A::positions)),
               Parameters(OptionalIn("from_positions", &A::from_positions),
                          Number("theta", &A::theta, 10000.0),
@@ -148,10 +152,11 @@ positions. Pairs are column i and i + rotary_dim / 2, or with interleaved 2i and
     using A = attention::SelectHkvdArgs;
     BindOp<A>(
         module, "select_hkvd", "None",
-        R"(CacheBlend's choice of tokens to compute anew: those whose values deviate most, then the suffix.
+        R"(CacheBlend's choice of tokens to compute anew: those whose values deviate most, then the
+suffix.
 
-v_new, v_old [n, Hkv, D] -> imp int32, ascending, of which the first hkvd_count(n, ratio, suffix_len) are written;
-diffs float32 [n - suffix_len]: the squared deviations.)",
+v_new, v_old [n, Hkv, D] -> imp int32, ascending, of which the first hkvd_count(n, ratio,
+suffix_len) are written; diffs float32 [n - suffix_len]: the squared deviations.)",
         Elements(&A::v_new),
         Parameters(In("v_new", &A::v_new), In("v_old", &A::v_old), Out("imp", &A::imp)),
         Parameters(Number("ratio", &A::ratio, 0.16),
@@ -181,8 +186,8 @@ imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].)",
     BindOp<A>(module, "gather_rows", "Any",
               R"(out[r] = rows[index[r]], bit by bit; returns out.
 
-rows [n, ...] of any type and of one to three dimensions, index int32 [M] -> out [M, ...] of the same type. A row may
-be taken repeatedly.)",
+rows [n, ...] of any type and of one to three dimensions, index int32 [M] -> out [M, ...] of the
+same type. A row may be taken repeatedly.)",
               RunGatherRows, Parameters(In("rows", &A::in), In("index", &A::index), GivenOut()),
               Parameters());
   }

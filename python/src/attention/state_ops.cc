@@ -22,9 +22,9 @@ void BindStateOps(nb::module_& module) {
     BindOp<A>(module, "merge_states", "Any",
               R"(One state of attention from n, each over other keys.
 
-outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not negative) are
-the last state's. sinks float32 [H] are applied after the merge. out may be one of outs. Returns out [T, H, Dv],
-or (out, lse [T, H]).)",
+outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not
+negative) are the last state's. sinks float32 [H] are applied after the merge. out may be one of
+outs. Returns out [T, H, Dv], or (out, lse [T, H]).)",
               RunMergeStates, Parameters(In("outs", &A::outs), In("lses", &A::lses)),
               std::tuple_cat(
                   Parameters(Number("tokens_with_context", &A::tokens_with_context, int64_t{-1}),
@@ -36,8 +36,8 @@ or (out, lse [T, H]).)",
     using A = attention::ReduceSplitsArgs;
     BindOp<A>(
         module, "reduce_splits", "None",
-        R"(The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks float32 [H] count
-here.)",
+        R"(The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks
+float32 [H] count here.)",
         Elements(&A::tmp_out),
         Parameters(In("max_logits", &A::max_logits), In("exp_sums", &A::exp_sums),
                    In("tmp_out", &A::tmp_out), Out("out", &A::out)),

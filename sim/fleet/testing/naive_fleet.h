@@ -40,12 +40,12 @@ class NaiveFleet {
     balancer_.set_pool(engine.num_blocks - 1);
     for (size_t e = 0; e < engines.size(); ++e) {
       engines[e].on_counts = [this, e](int64_t now) {
-        balancer_.Tell(e,
-                       {.num_waiting = engines[e].num_waiting(),
-                        .num_running = engines[e].num_running(),
-                        .num_blocks_used = engines[e].num_used(),
-                        .num_blocks = o_.num_blocks - 1},
-                       now);
+        balancer_.Report(e,
+                         {.num_waiting = engines[e].num_waiting(),
+                          .num_running = engines[e].num_running(),
+                          .num_blocks_used = engines[e].num_used(),
+                          .num_blocks = o_.num_blocks - 1},
+                         now);
       };
     }
     for (const RankGroup& ranks : fleet.ranks) {
@@ -249,7 +249,7 @@ class NaiveFleet {
     if (states_[e] != "live") return;
     published_[e].push_back({now + fleet_.event_delay / kSecond, engines[e].cached()});
   }
-  // What the router has been told by now.
+  // What has been reported to the router by now.
   std::set<Key> Known(size_t e, int64_t now) const {
     std::set<Key> known;
     for (const auto& [time, keys] : published_[e]) {

@@ -97,13 +97,13 @@ struct NaiveLockstep {
   }
 };
 
-// Tells and sends in their order; what the front-end knows is found by going through all of them
+// Reports and sends in their order; what the front-end knows is found by going through all of them
 // again.
 class NaiveBalancer {
  public:
   explicit NaiveBalancer(int64_t interval) : interval_(interval) {}
 
-  void Tell(size_t rank, const RankCounts& counts, int64_t now) {
+  void Report(size_t rank, const RankCounts& counts, int64_t now) {
     events_.push_back({now, rank, false, counts});
   }
 
@@ -141,11 +141,11 @@ class NaiveBalancer {
   };
 
   std::vector<RankCounts> Known(size_t first, size_t count, int64_t now) const {
-    std::vector<RankCounts> told(count), known(count);
+    std::vector<RankCounts> reported(count), known(count);
     bool is_new = false, is_first = true;
     int64_t due = 0;
     const auto report = [&] {
-      known = told;
+      known = reported;
       is_new = is_first = false;
     };
     for (const Event& event : events_) {
@@ -156,9 +156,9 @@ class NaiveBalancer {
         ++known[i].num_waiting;
         continue;
       }
-      if (told[i] == event.counts) continue;
+      if (reported[i] == event.counts) continue;
       if (is_new && due < event.time) report();
-      told[i] = event.counts;
+      reported[i] = event.counts;
       if (!is_new) due = is_first ? event.time : std::max(due + interval_, event.time);
       is_new = true;
     }

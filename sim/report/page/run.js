@@ -66,14 +66,14 @@ function drawOverTime(page, runs, objectives) {
         [["TTFT", (p) => (p.first_tokens > 0 ? p.ttft_sum / p.first_tokens : NaN)]],
         objectives.filter((o) => o.metric === "ttft").map((o) => ({ at: num(o.limit_ms), name: "SLO" })));
   }
-  const rare = (field, title, caption, label, color) => {
+  const perSecond = (field, title, caption, label, color) => {
     if (!runs.some((run) => run[field] > 0)) return;
     const chart = overTime(title, caption, { label });
     addPerSecond(chart, runs, field, color, field);
     page.chart(chart);
   };
-  rare("evictions", "Evictions", "Cached blocks lost to reuse.", "blocks per second", 0);
-  rare("preemptions", "Preemptions", "Requests that lost their blocks.", "per second", 1);
+  perSecond("evictions", "Evictions", "Cached blocks lost to reuse.", "blocks per second", 0);
+  perSecond("preemptions", "Preemptions", "Requests that lost their blocks.", "per second", 1);
 }
 
 // Distributions as the share of values up to each. curves(report): [name, Distribution], of all runs alike.

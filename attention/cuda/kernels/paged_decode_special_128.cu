@@ -2,6 +2,8 @@
 
 namespace kvblocks::attention::cuda {
 
-Error LaunchRareDecode128(const DecodeLaunch& launch) { return LaunchRareDecodeOf<128>(launch); }
+Error LaunchSpecialDecode128(const DecodeLaunch& launch) {
+  return LaunchSpecialDecodeOf<128>(launch);
+}
 
 }  // namespace kvblocks::attention::cuda

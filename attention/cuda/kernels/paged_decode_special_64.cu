@@ -2,6 +2,8 @@
 
 namespace kvblocks::attention::cuda {
 
-Error LaunchRareDecode256(const DecodeLaunch& launch) { return LaunchRareDecodeOf<256>(launch); }
+Error LaunchSpecialDecode64(const DecodeLaunch& launch) {
+  return LaunchSpecialDecodeOf<64>(launch);
+}
 
 }  // namespace kvblocks::attention::cuda

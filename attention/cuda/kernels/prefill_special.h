@@ -1,12 +1,12 @@
-// What prefill by mma.sync does of rare shapes: explicit masks and block-sparse visibility, and
+// What prefill by mma.sync does of special cases: explicit masks and block-sparse visibility, and
 // with them kPagedX, whose values prefill_by_dims.h has. Instances of the kernel of their own take
 // them. Device code.
 //
 // A tile has a word of 64 bits per row in shared memory, a bit per key that the row sees; whoever
 // needs to know reads it there.
 
-#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
-#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_SPECIAL_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_SPECIAL_H_
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
@@ -252,4 +252,4 @@ KVB_DEVICE void AddNonFiniteByBits(const unsigned char* values, float (&out)[kTi
 
 }  // namespace kvblocks::attention::cuda
 
-#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_RARE_H_
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_SPECIAL_H_

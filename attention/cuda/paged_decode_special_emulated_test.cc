@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/testing/decode_runner.h"
 #include "attention/testing/says.h"
 #include "gtest/gtest.h"
@@ -370,7 +370,7 @@ TEST(DecodeSparseTest, AgreesWithTheOracleAndReadsNoBlockThatNobodySees) {
 
 // --- All together ---
 
-TEST(DecodeRareTest, RandomBatches) {
+TEST(DecodeSpecialTest, RandomBatches) {
   std::mt19937_64 random(17);
   for (int n = 0; n < 60; ++n) {
     const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };

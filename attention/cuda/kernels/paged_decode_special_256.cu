@@ -2,6 +2,8 @@
 
 namespace kvblocks::attention::cuda {
 
-Error LaunchRareDecode64(const DecodeLaunch& launch) { return LaunchRareDecodeOf<64>(launch); }
+Error LaunchSpecialDecode256(const DecodeLaunch& launch) {
+  return LaunchSpecialDecodeOf<256>(launch);
+}
 
 }  // namespace kvblocks::attention::cuda

@@ -1,4 +1,4 @@
-#include "sim/engine/quiet_decodes.h"
+#include "sim/engine/skipped_decodes.h"
 
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 
 namespace kvblocks::sim {
 
-void QuietDecodes::Add(SimRequest& request, int64_t step, int64_t due) {
+void SkippedDecodes::Add(SimRequest& request, int64_t step, int64_t due) {
   KVBLOCKS_CHECK(step + 2 <= due && due <= step + kHorizon, "due outside the horizon");
-  request.quiet_since = step;
+  request.skipped_since = step;
   request.due = due;
   BucketOf(due).push_back(&request);
   latest_admission_ =
@@ -17,20 +17,20 @@ void QuietDecodes::Add(SimRequest& request, int64_t step, int64_t due) {
   sum_computed_ += request.num_computed;
 }
 
-void QuietDecodes::Forget(SimRequest& request, int64_t next) {
+void SkippedDecodes::Forget(SimRequest& request, int64_t next) {
   --size_;
   sum_computed_ -= NumComputed(request, next);
 }
 
-void QuietDecodes::Remove(SimRequest& request, int64_t next) {
+void SkippedDecodes::Remove(SimRequest& request, int64_t next) {
   std::vector<SimRequest*>& bucket = BucketOf(request.due);
   const auto it = std::find(bucket.begin(), bucket.end(), &request);
-  KVBLOCKS_CHECK(it != bucket.end(), "not a quiet request");
+  KVBLOCKS_CHECK(it != bucket.end(), "not a skipped request");
   bucket.erase(it);
   Forget(request, next);
 }
 
-void QuietDecodes::TakeDue(int64_t next, std::vector<SimRequest*>* out) {
+void SkippedDecodes::TakeDue(int64_t next, std::vector<SimRequest*>* out) {
   std::vector<SimRequest*>& bucket = BucketOf(next);
   for (SimRequest* request : bucket) {
     Forget(*request, next);
@@ -39,7 +39,7 @@ void QuietDecodes::TakeDue(int64_t next, std::vector<SimRequest*>* out) {
   bucket.clear();
 }
 
-void QuietDecodes::TakeAll(int64_t next, std::vector<SimRequest*>* out) {
+void SkippedDecodes::TakeAll(int64_t next, std::vector<SimRequest*>* out) {
   for (int64_t i = 0; i < kHorizon && size_ > 0; ++i) {
     std::vector<SimRequest*>& bucket = BucketOf(next + i);
     for (SimRequest* request : bucket) {

@@ -1,5 +1,5 @@
-// QuietDecodes: running requests whose next steps are quiet (see Request::quiet_slots), kept so
-// that a step need not look at them.
+// SkippedDecodes: running requests whose next steps are no-ops (see Request::noop_slots), kept so
+// that a step need not visit them.
 //
 // A member decodes one token in every step until it is due; nothing else of it changes. What a step
 // must know of all members together - how many they are, the sum of their computed tokens - is kept
@@ -9,8 +9,8 @@
 // Cost: Add, Remove and handing back O(1) (Remove: members due at the same step), Advance O(1),
 // TakeAll O(kHorizon + members). Nothing is allocated in steady state.
 
-#ifndef KVBLOCKS_SIM_ENGINE_QUIET_DECODES_H_
-#define KVBLOCKS_SIM_ENGINE_QUIET_DECODES_H_
+#ifndef KVBLOCKS_SIM_ENGINE_SKIPPED_DECODES_H_
+#define KVBLOCKS_SIM_ENGINE_SKIPPED_DECODES_H_
 
 #include <array>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace kvblocks::sim {
 
-class QuietDecodes {
+class SkippedDecodes {
  public:
   // A member is due at most so many steps after it was added.
   static constexpr int64_t kHorizon = 1024;
@@ -31,13 +31,13 @@ class QuietDecodes {
   // No member was admitted after this one; it need not be a member any more.
   int64_t latest_admission() const { return size_ == 0 ? -1 : latest_admission_; }
 
-  // `request` was scheduled explicitly in `step` and is due in `due`. Sets its quiet_since and due.
-  // REQUIRES: step + 2 <= due <= step + kHorizon; not a member.
+  // `request` was scheduled explicitly in `step` and is due in `due`. Sets its skipped_since and
+  // due. REQUIRES: step + 2 <= due <= step + kHorizon; not a member.
   void Add(SimRequest& request, int64_t step, int64_t due);
 
   // Before step `next` a member has computed so many tokens.
   static int64_t NumComputed(const SimRequest& request, int64_t next) {
-    return request.num_computed + (next - 1 - request.quiet_since);
+    return request.num_computed + (next - 1 - request.skipped_since);
   }
 
   // Takes out one member, those due in step `next`, or all. Their counters are as they were when
@@ -71,4 +71,4 @@ class QuietDecodes {
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_ENGINE_QUIET_DECODES_H_
+#endif  // KVBLOCKS_SIM_ENGINE_SKIPPED_DECODES_H_

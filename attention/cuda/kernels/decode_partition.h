@@ -1,11 +1,11 @@
 // How a plan assigns tiles to parts: the rules of metadata/split_planner.h, by one warp.
 //
-// DealToParts walks through all parts, a step per part or per request that fills several;
+// AssignToParts walks through all parts, a step per part or per request that fills several;
 // PlanOwnPart finds what one part does, for few requests, so that every block of a decode can plan
 // for itself. Device code: included by .cu files only.
 
-#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
-#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_PARTITION_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_PARTITION_H_
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
@@ -31,17 +31,17 @@ KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index)
 
 // Where the assignment continues: the next part, its first request, and how many tiles of that
 // request are assigned already.
-struct DealAt {
+struct PartCursor {
   int part = 0, request = 0, done = 0;
 };
 
-// Where dealing is when it comes to part `last`, or no request is left before: what DealToParts
-// does, without telling anyone. A block's first copies wait for it.
-KVB_DEVICE DealAt SkipParts(int num_requests, int num_parts, int last, const int32_t* sums,
-                            int overhead, int payload) {
+// The state of the assignment when it comes to part `last`, or no request is left before: what
+// AssignToParts does, without telling anyone. A block's first copies wait for it.
+KVB_DEVICE PartCursor SkipParts(int num_requests, int num_parts, int last, const int32_t* sums,
+                                int overhead, int payload) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int full = payload - overhead;
-  DealAt at;
+  PartCursor at;
   int before = 0, next = sums[1], whole = 0;  // requests of the part before, if it had no others
   while (at.part < last && at.request < num_requests) {
     if (whole > 0) {
@@ -102,8 +102,8 @@ KVB_DEVICE DealAt SkipParts(int num_requests, int num_parts, int last, const int
 // Begins at `from`, before which are no pieces, and stops behind last_part. Returns the number of
 // pieces.
 template <typename Sink>
-KVB_DEVICE int DealToParts(int num_requests, int num_parts, DealAt from, int last_part,
-                           const int32_t* sums, int overhead, int payload, const Sink& sink) {
+KVB_DEVICE int AssignToParts(int num_requests, int num_parts, PartCursor from, int last_part,
+                             const int32_t* sums, int overhead, int payload, const Sink& sink) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int full = payload - overhead;  // the most tiles of one request in a part
   int b = from.request, done = from.done, at = 0, part = from.part;
@@ -222,8 +222,8 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const Tiles
     pieces[b] = make_int4(-1, 0, 0, 0);
   }
   __syncwarp();
-  const DealAt from = SkipParts(num_requests, num_parts, own, sums, overhead, payload);
-  DealToParts(num_requests, num_parts, from, own, sums, overhead, payload, sink);
+  const PartCursor from = SkipParts(num_requests, num_parts, own, sums, overhead, payload);
+  AssignToParts(num_requests, num_parts, from, own, sums, overhead, payload, sink);
   __syncwarp();
   for (int base = 0; base < num_requests; base += 32) {
     const int b = base + lane;
@@ -273,4 +273,4 @@ KVB_DEVICE int TilesOfRequest(const int32_t* seq_lens, const int32_t* query_star
 
 }  // namespace kvblocks::attention::cuda
 
-#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_PARTITION_H_

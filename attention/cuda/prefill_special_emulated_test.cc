@@ -26,9 +26,9 @@ const double kInf = std::numeric_limits<double>::infinity();
 
 using Hide = std::function<bool(int64_t b, int64_t i, int64_t j, int64_t h)>;
 
-class PrefillRareTest : public PrefillFixture {
+class PrefillSpecialTest : public PrefillFixture {
  protected:
-  static PagedCaseOptions RareOptions() {
+  static PagedCaseOptions SpecialOptions() {
     return Options({1, 170, 0, 64, 300, 33}, {1, 90, 0, 64, 37, 1});
   }
   // By the operation, with a workspace, so that keys are cut where that is worth it.
@@ -90,7 +90,7 @@ class PrefillRareTest : public PrefillFixture {
     return paged.options().lengths[b] - paged.options().q_lens[b] + i;
   }
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillRareTest, BothPrefillKernels(),
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillSpecialTest, BothPrefillKernels(),
                          NameOfPrefillKernel);
 
 // [B, H, S1, S2] that hides by `hide`, with `hidden` where it does.
@@ -117,7 +117,7 @@ Tensor MaskOf(PagedCase& paged, DType dtype, const Hide& hide, double hidden, in
 
 // --- kPagedX ---
 
-TEST_P(PrefillRareTest, PagedXOfTypesHeadSizesAndBlocks) {
+TEST_P(PrefillSpecialTest, PagedXOfTypesHeadSizesAndBlocks) {
   struct Case {
     DType q, cache;
     int64_t key_dim, value_dim, block_size;
@@ -129,7 +129,7 @@ TEST_P(PrefillRareTest, PagedXOfTypesHeadSizesAndBlocks) {
                             Case{DType::kBF16, DType::kF8E4M3, 64, 128, 16},
                             Case{DType::kF16, DType::kI8, 128, 80, 48},
                             Case{DType::kBF16, DType::kF8E5M2, 112, 64, 64}}) {
-    PagedCaseOptions options = RareOptions();
+    PagedCaseOptions options = SpecialOptions();
     options.layout = KvLayout::kPagedX;
     options.q_dtype = given.q;
     options.cache_dtype = given.cache;
@@ -150,8 +150,8 @@ TEST_P(PrefillRareTest, PagedXOfTypesHeadSizesAndBlocks) {
   }
 }
 
-TEST_P(PrefillRareTest, PagedXHasNanAndBadBlocks) {
-  PagedCaseOptions options = RareOptions();
+TEST_P(PrefillSpecialTest, PagedXHasNanAndBadBlocks) {
+  PagedCaseOptions options = SpecialOptions();
   options.layout = KvLayout::kPagedX;
   PagedCase paged(options);
   paged.SetValue(1, 120, 0, std::vector<double>(64, kNan));
@@ -171,7 +171,7 @@ TEST_P(PrefillRareTest, PagedXHasNanAndBadBlocks) {
 // --- Masks ---
 
 // T-11: masks that say the same as rules give the same bits.
-TEST_P(PrefillRareTest, T11MasksEqualTheImplicitPathToTheBit) {
+TEST_P(PrefillSpecialTest, T11MasksEqualTheImplicitPathToTheBit) {
   struct Rule {
     const char* name;
     std::function<void(AttnParams&)> implicit;
@@ -185,12 +185,12 @@ TEST_P(PrefillRareTest, T11MasksEqualTheImplicitPathToTheBit) {
        [](int64_t p, int64_t j) { return j > p || j / 128 != p / 128; }}};
   if (GetParam() == 90) return;
   for (const Rule& rule : rules) {
-    PagedCase implicit(RareOptions());
+    PagedCase implicit(SpecialOptions());
     rule.implicit(implicit.params);
     const std::vector<std::byte> wanted = Launched(implicit);
     for (const DType dtype : {DType::kBool, DType::kBF16, DType::kF32}) {
       for (const int64_t columns : {300, 301, 384}) {  // aligned, unaligned, all tiles whole
-        PagedCase paged(RareOptions());
+        PagedCase paged(SpecialOptions());
         paged.params.causal = false;
         const Hide hide = [&](int64_t b, int64_t i, int64_t j, int64_t) {
           return rule.hide(PositionOf(paged, b, i), j);
@@ -209,12 +209,12 @@ TEST_P(PrefillRareTest, T11MasksEqualTheImplicitPathToTheBit) {
   }
 }
 
-TEST_P(PrefillRareTest, RandomBitsOfEveryHeadAndNanBehindThem) {
+TEST_P(PrefillSpecialTest, RandomBitsOfEveryHeadAndNanBehindThem) {
   std::mt19937_64 random(5);
   for (const int64_t one_in : {2, 50}) {  // or nearly all hidden
     for (const int64_t dim : {64, 128, 256}) {
       if (dim == 256 && one_in != 2) continue;
-      PagedCaseOptions options = RareOptions();
+      PagedCaseOptions options = SpecialOptions();
       options.key_dim = options.value_dim = dim;
       PagedCase paged(options);
       std::vector<bool> hidden(6 * 4 * 90 * 300);
@@ -235,9 +235,9 @@ TEST_P(PrefillRareTest, RandomBitsOfEveryHeadAndNanBehindThem) {
   }
 }
 
-TEST_P(PrefillRareTest, RaggedBitsOfPagedAndContiguousKeys) {
+TEST_P(PrefillSpecialTest, RaggedBitsOfPagedAndContiguousKeys) {
   std::mt19937_64 random(11);
-  PagedCase paged(RareOptions());
+  PagedCase paged(SpecialOptions());
   paged.params.causal = false;
   std::vector<int64_t> first_bit = {0};
   for (int64_t b = 0; b < paged.num_requests(); ++b) {
@@ -261,10 +261,10 @@ TEST_P(PrefillRareTest, RaggedBitsOfPagedAndContiguousKeys) {
   ExpectVarlenExact(paged);
 }
 
-TEST_P(PrefillRareTest, BiasesAreAddedBehindSoftCaps) {
+TEST_P(PrefillSpecialTest, BiasesAreAddedBehindSoftCaps) {
   std::mt19937_64 random(13);
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
-    PagedCaseOptions options = RareOptions();
+    PagedCaseOptions options = SpecialOptions();
     options.layout = layout;
     PagedCase paged(options);
     Tensor mask(DType::kF32, {1, 4, 90, 300});
@@ -288,8 +288,8 @@ TEST_P(PrefillRareTest, BiasesAreAddedBehindSoftCaps) {
   }
 }
 
-TEST_P(PrefillRareTest, TemplatesBandsAndAbsoluteRows) {
-  PagedCase paged(RareOptions());
+TEST_P(PrefillSpecialTest, TemplatesBandsAndAbsoluteRows) {
+  PagedCase paged(SpecialOptions());
   paged.params.causal = false;
   Tensor mask(DType::kBool, {32, 32});
   std::vector<double> values(32 * 32);
@@ -306,7 +306,7 @@ TEST_P(PrefillRareTest, TemplatesBandsAndAbsoluteRows) {
   };
   ExpectExact(paged);
 
-  PagedCase absolute(RareOptions());
+  PagedCase absolute(SpecialOptions());
   Tensor square(DType::kBool, {300, 300});
   std::vector<double> hides(300 * 300);
   const auto hidden = [](int64_t p, int64_t j) { return (p * 7 + j) % 3 == 0; };
@@ -321,8 +321,8 @@ TEST_P(PrefillRareTest, TemplatesBandsAndAbsoluteRows) {
   ExpectExact(absolute);
 }
 
-TEST_P(PrefillRareTest, MasksTooSmallForALengthHideTheRestAndFlag) {
-  PagedCase paged(RareOptions());
+TEST_P(PrefillSpecialTest, MasksTooSmallForALengthHideTheRestAndFlag) {
+  PagedCase paged(SpecialOptions());
   const Tensor mask = MaskOf(
       paged, DType::kBool, [](int64_t, int64_t, int64_t, int64_t) { return false; }, 1, 90, 300);
   PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
@@ -337,10 +337,10 @@ TEST_P(PrefillRareTest, MasksTooSmallForALengthHideTheRestAndFlag) {
 
 // --- Block-sparse visibility ---
 
-TEST_P(PrefillRareTest, BlockSparseTilesThatNobodySeesAreNotRead) {
+TEST_P(PrefillSpecialTest, BlockSparseTilesThatNobodySeesAreNotRead) {
   for (const int32_t step : {0, 1, -2}) {
     for (const int64_t block : {16, 64, 128}) {
-      PagedCaseOptions options = RareOptions();
+      PagedCaseOptions options = SpecialOptions();
       options.lengths = {700, 120};
       options.q_lens = {70, 120};
       PagedCase paged(options);
@@ -378,7 +378,7 @@ TEST_P(PrefillRareTest, BlockSparseTilesThatNobodySeesAreNotRead) {
 
 // --- All together ---
 
-TEST_P(PrefillRareTest, RandomBatches) {
+TEST_P(PrefillSpecialTest, RandomBatches) {
   std::mt19937_64 random(23 + static_cast<uint64_t>(GetParam()));
   for (int n = 0; n < 24; ++n) {
     const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };

@@ -1,6 +1,6 @@
-// What decode does of rare shapes: masks, block-sparse visibility, kPagedX. Instances of the kernel
-// of their own take them, so that others keep their registers. Device code: included by .cu files
-// only.
+// What decode does of special cases: masks, block-sparse visibility, kPagedX. Instances of the
+// kernel of their own take them, so that others keep their registers. Device code: included by .cu
+// files only.
 //
 // Every key of every query is tested (row_visibility.h). 16 keys that nobody sees are not
 // multiplied, octets that the block-sparse rule hides from all are not even read. A key that only
@@ -10,8 +10,8 @@
 // Values of kPagedX lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
 // octet, that change places with every fourth dimension (16-bit elements), or one of 16 codes.
 
-#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
-#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
@@ -23,7 +23,7 @@
 namespace kvblocks::attention::cuda {
 
 template <typename T, typename Code, int kDim>
-class RareDecodeState : public DecodeState<T, Code, kDim, 1> {
+class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
  public:
   using Base = DecodeState<T, Code, kDim, 1>;
   using typename Base::Shape;
@@ -188,4 +188,4 @@ class RareDecodeState : public DecodeState<T, Code, kDim, 1> {
 
 }  // namespace kvblocks::attention::cuda
 
-#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_RARE_H_
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
