@@ -237,6 +237,27 @@ void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& c
   }
 }
 
+void ExpectBlockSparseRulesAreHonoured(const AttentionBackend& backend,
+                                       const ExecContext& context) {
+  const std::vector<float> sinks = {0.5f, -1, 2, 0};
+  const LayerConfig plain{
+      .block_sparse = {.local_blocks = 2, .vert_stride = 3, .block_size = 4}};
+  LayerConfig rich = plain;
+  rich.sinks = ViewOf(absl::MakeConstSpan(sinks)), rich.soft_cap = 2;
+  for (const LayerConfig& layer : {plain, rich}) {
+    LayerFixture fixture(layer, &backend);
+    fixture.context = context;
+    // Of two local blocks and every third, the same for all heads.
+    fixture.hides = [](int64_t i, int64_t j) {
+      return j > i || (j / 4 <= i / 4 - 2 && (j / 4 + 1) % 3 != 0);
+    };
+    for (const auto& step : Steps{{{0, 21}, {1, 2}}, {{0, 1}, {1, 19}}, {{0, 1}, {1, 1}}}) {
+      ASSERT_EQ(fixture.Step(step), absl::OkStatus());
+      EXPECT_EQ(fixture.Mismatch(), "");
+    }
+  }
+}
+
 void ExpectRowFormatsAreHonoured(const AttentionBackend& backend, const ExecContext& context) {
   const std::vector<float> sinks = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0};
   const std::vector<float> k_scales = {0.5f, 1.25f}, v_scale = {0.375f};
