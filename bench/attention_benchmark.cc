@@ -9,7 +9,8 @@
 // product that stays in the first-level cache. Peak and operation are measured in turns, and the
 // median of their ratios is what counts, because other work on the machine slows both. With
 // --processor_time, what other processes take is not counted. --smoke runs tiny shapes once, so
-// that nothing here rots.
+// that nothing here rots. The last rows say what a layer's call adds to its operations (layer_call.h);
+// --only layer prints just these.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "attention/tensor/small_floats.h"
+#include "bench/layer_call.h"
 #include "bench/machine_peaks.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/kv_cache_view.h"
@@ -233,7 +235,8 @@ int Run(int argc, char** argv) {
     if (!RunShape(shape, smoke ? 1 : std::max(3, rounds), processor_time, &peaks, &threads))
       return 1;
   }
-  return 0;
+  const bool wants_layers = only == nullptr || std::strstr("layer adds", only) != nullptr;
+  return wants_layers && !RunLayerCalls(smoke ? 1 : 10 * rounds, processor_time) ? 1 : 0;
 }
 
 }  // namespace

@@ -11,8 +11,11 @@ const OVER_TIME = ["Where prompt tokens went", "Hit rate", "Block pool", "Reques
 const LATENCY = ["Time to first token", "Time per output token", "Whole requests"];
 const CACHE = ["Hit rate by turn of a session", "Length of the prefix that was hit", "Reuse distance", "LRU position at hit"];
 const RUN = [...OVER_TIME, "Evictions", ...LATENCY, ...CACHE];
-const LOADS = ["Running requests", "Waiting requests", "Busy", "Pool in use", "Hit rate of replicas", "Wrong decisions",
-               "Prompt tokens per replica"];
+const LOADS = ["Running requests", "Waiting requests", "Busy", "Pool in use", "Hit rate of replicas", "Prompt tokens per replica",
+               "Wrong decisions"];
+// Of several runs or roles, each has its own where lines of two would hide each other.
+const of = (names, title, charts) => charts.flatMap((chart) => (chart === title ? names.map((name) => `${chart}, ${name}`) : [chart]));
+const BANDS = OVER_TIME[0];
 
 // Of each page: its charts in order, tables among others, and what its headline says.
 const PAGES = {
@@ -22,13 +25,16 @@ const PAGES = {
   fixed: { charts: [...OVER_TIME.filter((title) => !/[Tt]ime/.test(title)), "Evictions", ...CACHE],
            tables: ["What came of it"], headline: [/396 of 396/], without: ["first tokens came"] },
   groups: { charts: [...RUN, "KV-cache groups", "Blocks of KV-cache groups"], tables: ["Latency"], headline: [/hits/] },
-  compare: { charts: RUN.slice(1), tables: ["Options", "Metrics"], headline: [/metrics differ, and 1 option\./, /in A, .* in B/] },
-  same: { charts: RUN.slice(1), tables: ["What came of it"], headline: [/The two runs are the same/] },
-  fleet: { charts: [...RUN, ...LOADS], tables: ["What came of it", "Latency", "Replicas"], headline: [/396 of 396 requests/] },
+  compare: { charts: of(["A", "B"], BANDS, RUN), tables: ["Options", "Metrics"], headline: [/metrics differ, and 1 option\./, /in A, .* in B/] },
+  same: { charts: of(["A", "B"], BANDS, RUN), tables: ["What came of it"], headline: [/The two runs are the same/] },
+  fleet: { charts: [...RUN, ...LOADS], headline: [/396 of 396 requests/],
+           tables: ["What was replayed", "What came of it", "Latency", "Where the prompt tokens went", "Replicas"],
+           texts: ["4 replicas", "score = 1 x blocks held", "tokens claimed"] },
   forty: { charts: [...RUN, ...LOADS], tables: ["Replicas"], headline: [/hits/],
            texts: ["highest replica", "all 40 rows"] },
-  split: { charts: [...LATENCY, "Phases", "Busy", "Tokens"], tables: ["What came of it", "Latency", "Replicas"],
-           headline: [/396 of 396 requests/, /first tokens/] },
+  split: { charts: [...of(["prefill", "decode"], BANDS, RUN).filter((title) => title !== "Evictions"), ...LOADS.slice(0, -1)],
+           tables: ["What came of it", "Latency", "Where the prompt tokens went, decode", "Replicas"],
+           headline: [/396 of 396 requests/, /first tokens/], texts: ["2 prefill replicas (least-tokens)", "hand-over", "link busy"] },
   plan: { charts: ["Requests at once", "Waste", "Memory of the longest request, by kind of layer"],
           tables: ["Plans", "Layer caches"], headline: [/upstream uniform: [\d,]+ blocks, requests at once:/], texts: ["memory, GB"] },
   curve: { charts: ["Hit rate by memory", "Hit rate by blocks", "Memory for a share of the possible hits",

@@ -116,7 +116,7 @@ def main():
     run("curve", *trace, "--block-sizes", "16", "64", "256", "--what-if=shuffled", "--html=curve.html", "--quiet")
     run("curve", *trace, "--model=gemma-3-27b", "--device=h200", "--html=replays.html", "--quiet")
 
-    pages = {"replay": 10, "compare": 9, "groups": 10, "fleet": 17, "split": 6, "plan": 3, "curve": 5, "replays": 2, "sweep": 4}
+    pages = {"replay": 10, "compare": 10, "groups": 10, "fleet": 17, "split": 16, "plan": 3, "curve": 5, "replays": 2, "sweep": 4}
     looked_at = wrong = 0
     browser = Browser(program, folder / "profile")
     for name, least_charts in pages.items():

@@ -15,6 +15,11 @@ model.safetensors (random bfloat16 weights under the names that save_pretrained 
   first_logits  float32 [64, vocabulary], those that the first token was chosen by
   last_logits   float32 [64, vocabulary], those that the last one was
 
+Models of MASKED also answer their first 16 prompts through a mask (sees()), with masked_tokens and so on:
+
+  documents     int32 [8, 3], lengths of documents that the first 8 prompts begin with
+  custom        int32 [8, 2], numbers a and b of a rule for the others
+
 The reference is `transformers`, in float32 from the stored values: for each token a whole pass over all tokens before
 it, without a KV cache. No answer hangs on rounding: a prompt is drawn again if the two best logits of a step are closer
 than MARGIN, or if noise of rounding's size moves logits visibly, as where a router or an indexer has a tie.
@@ -26,6 +31,7 @@ status of --check: 0 all agrees, 1 something differs.
 
 import argparse
 import copy
+import itertools
 import json
 import pathlib
 import random
@@ -44,6 +50,7 @@ PROMPTS, TOKENS, LONGEST = 64, 8, 150
 MARGIN = 1e-3          # between the two best logits of a step
 NOISE, MOVED = 3e-7, 5e-4  # on embeddings and on scores that are ranked, and how far it may move a logit
 CLOSE = 1e-4           # two ways to compute a logit
+MASKED, HALF = ["llama", "gemma3", "gpt_oss", "deepseek_v2_lite"], 8
 COMMON = dict(vocab_size=128, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 # What makes each model special is small enough to matter within 150 tokens: windows, rotary scaling, caps, top-k.
@@ -141,16 +148,46 @@ def draw_prompt(rng, earlier):
     return parent[:shared] + [rng.randrange(COMMON["vocab_size"]) for _ in range(own)]
 
 
-def answer(model, prompt):
+def sees(num_prompt, documents, custom):
+    """[LONGEST + TOKENS, the same]: whether a token sees another one. Output tokens see what the prompt's last does."""
+    position = torch.arange(LONGEST + TOKENS)
+    i, j = position.clamp(max=num_prompt - 1)[:, None], position[None, :]
+    if documents:
+        owner = torch.full_like(position, -1)
+        for begin, end in itertools.pairwise(itertools.accumulate(documents, initial=0)):
+            owner[begin:end] = begin
+        shown = (owner[i] == -1) | (owner[i] == owner[j])
+    else:
+        shown = ((custom[0] * i + custom[1] * j) % 7 > 2) | (i == j)
+    return (shown | (j >= num_prompt)) & (j <= position[:, None])
+
+
+def mask_of(model, num_tokens, shown):
+    """`shown` as what the model takes for attention_mask: one mask, or one per kind of layer."""
+    if shown is None:
+        return None
+    shown = shown[:num_tokens, :num_tokens]
+
+    def additive(visible):
+        return torch.where(visible, 0.0, torch.finfo(torch.float32).min)[None, None]
+
+    window = getattr(model.config, "sliding_window", None)
+    if not window:
+        return additive(shown)
+    return {"full_attention": additive(shown), "sliding_attention": additive(shown & ~shown.new_ones(shown.shape).tril(-window))}
+
+
+def answer(model, prompt, shown=None):
     """The greedy tokens and the logits of each step, [8, vocabulary]."""
     ids, logits = list(prompt), []
     for _ in range(TOKENS):
-        logits.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1])
+        mask = mask_of(model, len(ids), shown)
+        logits.append(model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0, -1])
         ids.append(int(logits[-1].argmax()))
     return ids[len(prompt):], torch.stack(logits)
 
 
-def hangs_on_rounding(model, prompt, tokens, logits):
+def hangs_on_rounding(model, prompt, tokens, logits, shown=None):
     best = logits.topk(2).values
     if float((best[:, 0] - best[:, 1]).min()) < MARGIN:
         return True
@@ -165,9 +202,32 @@ def hangs_on_rounding(model, prompt, tokens, logits):
 
     hook = model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: disturb(output))
     with mock.patch.object(torch.Tensor, "topk", disturbed_topk), mock.patch.object(torch, "topk", disturbed_topk):
-        again = [model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, -TOKENS:] for _ in range(8)]
+        ids = torch.tensor([prompt + tokens[:-1]])
+        mask = mask_of(model, ids.shape[1], shown)
+        again = [model(ids, attention_mask=mask, use_cache=False).logits[0, -TOKENS:] for _ in range(8)]
     hook.remove()
     return max(float((other - logits).abs().max()) for other in again) > MOVED
+
+
+def answer_masked(model, rng, prompts):
+    """What the first prompts answer through masks that are drawn for them."""
+    golden = {key: [] for key in ["documents", "custom", "masked_tokens", "masked_first_logits", "masked_last_logits"]}
+    for r, prompt in enumerate(prompts[:2 * HALF]):
+        while True:
+            # Of the even ones the documents are all, of the odd ones a part.
+            end = len(prompt) - r % 2 * rng.randint(1, len(prompt) // 4)
+            cuts = [0, *sorted(rng.sample(range(1, end), 2)), end]
+            documents = [b - a for a, b in itertools.pairwise(cuts)] if r < HALF else []
+            custom = [rng.randint(1, 6), rng.randint(1, 6)]
+            shown = sees(len(prompt), documents, custom)
+            tokens, logits = answer(model, prompt, shown)
+            if not hangs_on_rounding(model, prompt, tokens, logits, shown):
+                break
+        golden["documents" if documents else "custom"].append(torch.tensor(documents or custom, dtype=torch.int32))
+        golden["masked_tokens"].append(torch.tensor(tokens, dtype=torch.int32))
+        golden["masked_first_logits"].append(logits[0])
+        golden["masked_last_logits"].append(logits[-1])
+    return {key: torch.stack(values) for key, values in golden.items()}
 
 
 def make(name, seed, folder):
@@ -191,6 +251,8 @@ def make(name, seed, folder):
     golden = {"prompts": torch.tensor(filled, dtype=torch.int32), "prompt_lens": torch.tensor(lens, dtype=torch.int32),
               "tokens": torch.tensor(tokens, dtype=torch.int32),
               "first_logits": torch.stack(first), "last_logits": torch.stack(last)}
+    if name in MASKED:
+        golden |= answer_masked(model, random.Random(f"{seed} {name} masks"), prompts)
     # One entry: safetensors writes several in any order.
     made_with = f"seed {seed}, torch {torch.__version__}, transformers {transformers.__version__}"
     save_file(golden, folder / "golden.safetensors", {"made_with": made_with})

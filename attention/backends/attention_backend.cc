@@ -65,6 +65,11 @@ int32_t AttentionBackend::num_multiprocessors(const ExecContext& context) const 
   return NumThreads(context.threads);
 }
 
+absl::Status AttentionBackend::PlanDecode(const ExecContext&, const PagedDecodeArgs&,
+                                          DeviceDecodePlan*) const {
+  return Unimplemented(name(), " plans no decodes");
+}
+
 absl::Status AttentionBackend::FillZeros(const ExecContext& context, const TensorView& out) const {
   if (!context.device.on_host() || !out.device.on_host()) {
     return Unimplemented(name(), " cannot fill tensors on ", Name(out.device), " with zeros");

@@ -344,6 +344,10 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
     decode->params.split = DecodeSplit(config_, metadata, singles);
+    if (metadata.plans != nullptr) {
+      KVBLOCKS_ASSIGN_OR_RETURN(decode->device_plan,
+                                metadata.plans->ForDecode(*backend_, context, this, *decode));
+    }
     if (metadata.num_prefills > 0) {
       KVBLOCKS_ASSIGN_OR_RETURN(auto part, PrefillView(metadata));
       prefill = prefill_of(part, singles);

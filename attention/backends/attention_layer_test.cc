@@ -390,6 +390,12 @@ TEST(AttentionLayerTest, PiecesOfRequestsAreChunks) {
   EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
 }
 
+TEST(AttentionLayerTest, BlockSparseRulesAreHonoured) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    ExpectBlockSparseRulesAreHonoured(*backend, {});
+  }
+}
+
 TEST(AttentionLayerTest, CascadeIsTakenWhereItPays) {
   RecordingBackend backend;
   LayerFixture fixture({.num_heads = 4, .num_kv_heads = 4, .cascade = CascadeChoice::kIfItPays},

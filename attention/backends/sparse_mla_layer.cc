@@ -102,6 +102,10 @@ absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext
                               const CommonAttentionMetadata* compressed, const SparseWork& work) {
   const SparseConfig& sparse = layer.sparse;
   if (sparse.compress_ratio == 0) return absl::OkStatus();
+  if (window.plans != nullptr &&
+      !window.plans->HasToList(layer, window, compressed, work)) {
+    return absl::OkStatus();
+  }
   WindowIndicesArgs windows;
   windows.window = layer.window;
   windows.sink_rows = window.sink_rows;
@@ -349,6 +353,10 @@ absl::Status SparseMlaLayer::Attend(const ExecContext& context, const LayerTenso
   const SparseConfig& sparse = config_.sparse;
   const SparseTensors& more = *tensors.sparse;
   const SparseWork& work = more.work;
+  if (metadata.plans != nullptr) {
+    KVBLOCKS_RETURN_IF_ERROR(
+        BuildSparseLists(*backend_, context, config_, metadata, more.compressed, work));
+  }
   const int64_t tokens = metadata.num_actual_tokens;
   const TensorView padding = *tensors.out.Slice(0, tokens, tensors.out.extent[0]);
 

@@ -1,11 +1,14 @@
 #include "kvblocks/attention_cuda.h"
 
 #include <cstddef>
+#include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "attention/cuda/block_ops.h"
 #include "attention/cuda/cuda_call.h"
 #include "attention/cuda/index_ops.h"
 #include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/paged_decode_ops.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -56,6 +59,13 @@ class Backend final : public AttentionBackend {
   absl::Status BuildList(const ExecContext& context, const TopkSlotsArgs& args) const override {
     return cuda::CudaBuildTopkSlots(context, args);
   }
+  int64_t DecodePlanBytes(const ExecContext& context, const PagedDecodeArgs& args) const override {
+    return cuda::CudaDecodePlanBytes(context, args);
+  }
+  absl::Status PlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
+                          DeviceDecodePlan* plan) const override {
+    return cuda::CudaPlanDecode(context, args, plan);
+  }
   absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
     return cuda::CudaFillTensor(context, out, std::byte{0});
   }
@@ -69,6 +79,24 @@ class Backend final : public AttentionBackend {
 const AttentionBackend& CudaBackend() {
   static const auto* const backend = new Backend();
   return *backend;
+}
+
+MaskUpload CudaMaskUpload() {
+  return [](DeviceId, const std::byte* host,
+            size_t bytes) -> absl::StatusOr<std::shared_ptr<const std::byte>> {
+    void* memory = nullptr;
+    if (cuda::AllocateDevice(bytes, &memory) != 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the GPU has no ", bytes, " bytes for a mask"));
+    }
+    std::shared_ptr<const std::byte> mask(
+        static_cast<const std::byte*>(memory),
+        [](const std::byte* at) { (void)cuda::FreeDevice(const_cast<std::byte*>(at)); });
+    cuda::Error error = cuda::CopyAsync(memory, host, bytes, nullptr);
+    if (error == 0) error = cuda::Synchronize(nullptr);
+    if (error != 0) return cuda::StatusOf("a mask", error);
+    return mask;
+  };
 }
 
 absl::Status RegisterCudaBackend(BackendRegistry& registry) {

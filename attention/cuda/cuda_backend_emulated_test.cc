@@ -1,11 +1,8 @@
-// When the backend CUDA is chosen, and when not; and its layers on tensors of the host, as an
-// emulation takes them. (On device memory: device_memory_test.cc.)
+// When the backend CUDA is chosen, and when not. (Its layers: device_layers_test.cc.)
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
-#include "attention/testing/layer_suite.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_backend.h"
@@ -73,28 +70,6 @@ TEST_F(CudaBackendTest, WhatItHasNotIsNamed) {
   refuse([](auto& c) { c.head_size = 640; }, "CUDA: [head size 640 above 576]");
   refuse([](auto& c) { c.value_head_size = 577; }, "CUDA: [head size 128/577 above 576]");
   refuse([](auto& c) { c.graph_level = GraphLevel::kAlways; }, "CUDA: [graph level");
-}
-
-TEST(CudaLayerTest, DoWhatLayersOfEveryBackendDo) {
-  std::vector<std::byte> memory(size_t{1} << 20, std::byte{0xFF});
-  Workspace workspace;
-  workspace.device = absl::MakeSpan(memory);
-  ExecContext context;
-  context.workspace = &workspace;
-  ExpectCustomMasksAreHonoured(CudaBackend(), context);
-  ExpectTemplatesAreHonoured(CudaBackend(), context);
-  ExpectOtherMasksAreRefused(CudaBackend(), context);
-  ExpectMlaWithoutCache(CudaBackend(), context);
-  ExpectPiecesAreChunks(CudaBackend(), context);
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    ExpectRanksMergeToTheWhole(CudaBackend(), context, seed);
-    ExpectShardsAreThePrompt(CudaBackend(), context, seed);
-    ExpectSinkRowsAreSeen(CudaBackend(), context, seed);
-    ExpectEncodersAreSeenWithoutCache(CudaBackend(), context, seed);
-  }
-  ExpectOtherRanksAndSinksAreRefused(CudaBackend(), context);
-  ExpectRowFormatsAreHonoured(CudaBackend(), context);
-  ExpectLatentRecordsAreHonoured(CudaBackend(), context);
 }
 
 TEST(CudaLayerTest, ListsAreThoseOfTheHost) {

@@ -3,22 +3,28 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/cuda_call.h"
 #include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
+// Of plans: some tens of them for hundreds of requests, a few that cut long ones into many pieces.
+constexpr int64_t kPlanBytes = int64_t{4} << 20;
+
 // Ranges that lie closer are copied as one: a copy costs more than so many bytes.
 constexpr size_t kGapBytes = 8192;
 
-std::array<ConstTensorView*, 8> ViewsOf(CommonAttentionMetadata& metadata) {
+std::array<ConstTensorView*, 9> ViewsOf(CommonAttentionMetadata& metadata) {
   return {&metadata.query_start_loc,         &metadata.seq_lens,
           &metadata.block_table,             &metadata.slot_mapping,
           &metadata.positions,               &metadata.token_to_req,
-          &metadata.prefill_query_start_loc, &metadata.local_context_lens};
+          &metadata.prefill_query_start_loc, &metadata.local_context_lens,
+          &metadata.custom_mask.view};
 }
 
 bool LiesIn(absl::Span<const std::byte> storage, const ConstTensorView& view) {
@@ -40,6 +46,10 @@ absl::StatusOr<std::unique_ptr<DeviceMetadata>> DeviceMetadata::Create(
   void* allocated = nullptr;
   if (AllocateDevice(bytes, &allocated) != 0) return short_of("device");
   made->memory_ = static_cast<std::byte*>(allocated);
+  if (AllocateDevice(kPlanBytes, &allocated) != 0) return short_of("device");
+  made->plan_memory_ = static_cast<std::byte*>(allocated);
+  made->plans_ = std::make_unique<StepPlans>(
+      TensorView::Contiguous(made->plan_memory_, DType::kU8, {kPlanBytes}, context.device));
   for (int i = 0; i < 2; ++i) {
     if (AllocatePinned(bytes, &allocated) != 0) return short_of("pinned");
     made->pinned_[i] = static_cast<std::byte*>(allocated);
@@ -52,6 +62,7 @@ absl::StatusOr<std::unique_ptr<DeviceMetadata>> DeviceMetadata::Create(
 
 DeviceMetadata::~DeviceMetadata() {
   (void)FreeDevice(memory_);
+  (void)FreeDevice(plan_memory_);
   for (int i = 0; i < 2; ++i) {
     if (used_[i]) (void)WaitForEvent(copied_[i]);
     if (copied_[i] != nullptr) (void)DestroyEvent(copied_[i]);
@@ -92,6 +103,7 @@ void DeviceMetadata::FindRanges() {
 }
 
 absl::Status DeviceMetadata::Upload(const ExecContext& context) {
+  plans_->BeginStep();
   FindRanges();
   const int i = next_;
   Error error = used_[i] ? WaitForEvent(copied_[i]) : 0;
@@ -109,6 +121,22 @@ absl::Status DeviceMetadata::Upload(const ExecContext& context) {
   return absl::OkStatus();
 }
 
+void DeviceMetadata::PlaceMask(MaskRef& mask) const {
+  const absl::StatusOr<int64_t> bytes = mask.view.SpanBytes();
+  if (!bytes.ok()) return;
+  auto at = std::find_if(masks_.begin(), masks_.end(), [&](const Mask& one) {
+    return one.host.view.data == mask.view.data && one.bytes >= *bytes;
+  });
+  if (at == masks_.end()) {
+    auto copy = CudaMaskUpload()(device_, mask.view.data, static_cast<size_t>(*bytes));
+    if (!copy.ok()) return;
+    at = masks_.insert(at, {mask, *std::move(copy), *bytes});
+  }
+  mask.view.data = at->device.get();
+  mask.view.device = device_;
+  mask.storage = at->device;
+}
+
 CommonAttentionMetadata DeviceMetadata::OnDevice(CommonAttentionMetadata metadata) const {
   const absl::Span<const std::byte> storage = builder_->storage();
   for (ConstTensorView* view : ViewsOf(metadata)) {
@@ -116,6 +144,10 @@ CommonAttentionMetadata DeviceMetadata::OnDevice(CommonAttentionMetadata metadat
     view->data = memory_ + (view->data - storage.data());
     view->device = device_;
   }
+  for (MaskRef* mask : {&metadata.attn_mask, &metadata.swa_mask, &metadata.custom_mask}) {
+    if (!mask->null() && mask->view.device.on_host()) PlaceMask(*mask);
+  }
+  metadata.plans = plans_.get();
   return metadata;
 }
 

@@ -2,9 +2,10 @@
 // rewritten in place. On a GPU they are graphs; emulated, where nothing can be captured, the same
 // calls with the same arguments, made again.
 
-#include <functional>
+#include <algorithm>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,69 +14,65 @@
 #include "attention/cuda/device_metadata.h"
 #include "attention/cuda/kernels/runtime.h"
 #include "attention/cuda/testing/device_mirror.h"
+#include "attention/cuda/testing/replay.h"
 #include "attention/testing/paged_case.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cuda.h"
+#include "kvblocks/attention_masks.h"
 #include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64, kBlockSize = 16, kBlocks = 40;
+constexpr int32_t kSinkBlock = 39;
 
-// What was enqueued on a stream, again.
-class Replay {
- public:
-  explicit Replay(void* stream) : stream_(stream) {}
-  Replay(Replay&& other) : stream_(other.stream_), graph_(other.graph_), call_(other.call_) {
-    other.graph_ = nullptr;
-  }
-  ~Replay() {
-    if (graph_ != nullptr) {
-      EXPECT_EQ(DestroyGraph(graph_), 0);
-    }
-  }
+// Masks that steps carry: whole, of every third key and the last two; or bits, of a window of 20
+// behind a block of sink rows.
+enum class Masks { kNone, kWhole, kBits };
 
-  void Capture(std::function<absl::Status()> call) {
-    call_ = std::move(call);
-    if (IsEmulation()) return;
-    ASSERT_EQ(BeginCapture(stream_), 0);
-    const absl::Status status = call_();
-    ASSERT_EQ(EndCapture(stream_, &graph_), 0);
-    ASSERT_TRUE(status.ok()) << status;
-  }
-  void Run() const {
-    if (IsEmulation()) {
-      ASSERT_EQ(call_(), absl::OkStatus());
-    } else {
-      ASSERT_EQ(LaunchGraph(graph_, stream_), 0);
-    }
-  }
-
- private:
-  void* stream_;
-  void* graph_ = nullptr;
-  std::function<absl::Status()> call_;
-};
-
-LayerConfig Layer(int64_t head_size) {
-  return {
-      .name = "layer", .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_size = head_size};
+LayerConfig Layer(int64_t head_size, Masks masks = Masks::kNone) {
+  return {.name = "layer",
+          .num_heads = kHeads,
+          .num_kv_heads = kKvHeads,
+          .head_size = head_size,
+          .window = masks == Masks::kBits ? 20 : 0};
 }
 
-// `query_len` 1: PagedDecode; more: PagedPrefill of decodes with drafts.
-void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
-  SCOPED_TRACE(testing::Message() << "queries of " << query_len << ", " << Name(dtype));
+// `query_len` 1: PagedDecode; more, or with masks: PagedPrefill of decodes with drafts.
+void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks masks = Masks::kNone) {
+  SCOPED_TRACE(testing::Message() << "queries of " << query_len << ", " << Name(dtype) << ", masks "
+                                  << static_cast<int>(masks));
   MetadataBuilderOptions options;
   options.groups = {
       {.manager_block_size = kBlockSize, .kernel_block_size = kBlockSize, .num_blocks = kBlocks}};
   options.max_num_reqs = 8, options.max_num_tokens = 8 * query_len, options.max_seq_len = 64;
   options.split.decode_threshold = static_cast<int32_t>(query_len);
+  AttentionMaskBuilder mask_builder;
+  ASSERT_TRUE(mask_builder
+                  .Register("skips", [](int64_t i, int64_t j,
+                                        std::string_view) { return j > i || (i - j) % 3 == 2; })
+                  .ok());
+  MaskNeeds needs;
+  if (masks == Masks::kWhole) {
+    needs.custom = {.enabled = true, .name = "skips"};
+    needs.max_seq_len = options.max_seq_len;
+  } else if (masks == Masks::kBits) {
+    needs.window = options.groups[0].window = 20;
+    options.groups[0].sink_blocks = {kSinkBlock};
+    options.max_mask_bytes = options.max_num_tokens * (options.max_seq_len + kBlockSize) / 8;
+  }
+  if (masks != Masks::kNone) {
+    options.attach_masks = [&](const KvGroupConfig&, CommonAttentionMetadata* metadata) {
+      return AttachMasks(mask_builder, needs, metadata);
+    };
+  }
   GraphParameterOptions sizes{.uniform_query_len = query_len};
   for (const int64_t size : GraphCaptureSizes(8)) sizes.sizes.push_back(size * query_len);
   auto graphs = GraphParameters::Create(options, sizes);
   ASSERT_TRUE(graphs.ok()) << graphs.status();
 
+  const bool is_decode = query_len == 1 && masks == Masks::kNone;
   // Layers of two shapes share a stream, and so a workspace.
   DeviceProperties device;
   ASSERT_EQ(PropertiesOf(0, &device), 0);
@@ -83,7 +80,7 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
     const absl::Status status = graphs->RequireWorkspace(
         [&](const GraphParameterSet& set) -> absl::StatusOr<int64_t> {
           const auto bytes =
-              WorkspaceBytes(query_len == 1 ? OpKind::kPagedDecode : OpKind::kPagedPrefill,
+              WorkspaceBytes(is_decode ? OpKind::kPagedDecode : OpKind::kPagedPrefill,
                              {.max_reqs = set.num_reqs,
                               .max_tokens = set.num_tokens,
                               .num_heads = kHeads,
@@ -109,13 +106,18 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
   const auto uploaded = DeviceMetadata::Create(context, &graphs->builder());
   ASSERT_TRUE(uploaded.ok()) << uploaded.status();
   const Reference reference;
-  const auto cpu = reference.MakeImpl(Layer(kDim));
-  const auto cuda = CudaBackend().MakeImpl(Layer(kDim));
+  const auto cpu = reference.MakeImpl(Layer(kDim, masks));
+  const auto cuda = CudaBackend().MakeImpl(Layer(kDim, masks));
   ASSERT_TRUE(cpu.ok() && cuda.ok());
   std::vector<Tensor> caches;
   for (int i = 0; i < 2; ++i) {
     caches.emplace_back(dtype, std::vector<int64_t>{kBlocks, kBlockSize, kKvHeads, kDim});
     FillWithPoison(caches.back());
+    Tensor sinks(dtype, {kBlockSize, kKvHeads, kDim});
+    std::mt19937_64 random(13 + i);
+    sinks.Set(NormalDraws(random, sinks.view.num_elements()));
+    std::copy(sinks.bytes.begin(), sinks.bytes.end(),
+              caches.back().bytes.begin() + kSinkBlock * sinks.bytes.size());
   }
   const Mirror k_cache(caches[0]), v_cache(caches[1]);
   const int64_t most = options.max_num_tokens;
@@ -191,7 +193,7 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit) {
     }
     // Rows of padding, which have no keys, are zeros where a decode writes them.
     for (int64_t i = tokens * kHeads * kDim;
-         query_len == 1 && i < (*set)->num_tokens * kHeads * kDim; ++i) {
+         is_decode && i < (*set)->num_tokens * kHeads * kDim; ++i) {
       ASSERT_EQ(got[i], 0) << i;
     }
     for (int64_t* length : computed) *length += query_len;
@@ -205,6 +207,13 @@ TEST(CudaGraphParametersTest, ReplaysFollowBatchesThatAreWrittenInPlace) {
   ExpectReplaysFollow(1, DType::kF32, 1e-4);
   ExpectReplaysFollow(1, DType::kBF16, 4e-2);
   ExpectReplaysFollow(3, DType::kBF16, 4e-2);
+}
+
+TEST(CudaGraphParametersTest, MasksAreThoseOfTheReplayedStep) {
+  for (const Masks masks : {Masks::kWhole, Masks::kBits}) {
+    ExpectReplaysFollow(1, DType::kBF16, 4e-2, masks);
+    ExpectReplaysFollow(3, DType::kF32, 1e-4, masks);
+  }
 }
 
 }  // namespace

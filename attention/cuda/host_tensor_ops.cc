@@ -88,11 +88,12 @@ absl::Status HostTensorOps::Share(absl::Span<std::byte> memory) {
   return absl::OkStatus();
 }
 
-template <typename Args>
-absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) const {
+absl::Status HostTensorOps::RunOnDevice(
+    const ExecContext& context, absl::FunctionRef<void(const Visitor&)> visit,
+    absl::FunctionRef<absl::Status(const ExecContext&)> call) const {
   std::vector<Range> ranges;
   bool spans_known = true;
-  VisitViews(args, [&](auto& view) {
+  const auto collect = [&](auto& view) {
     using View = std::remove_reference_t<decltype(view)>;
     if (view.data == nullptr || view.empty()) return;
     const absl::StatusOr<int64_t> bytes = view.SpanBytes();
@@ -105,7 +106,8 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
       if (begin >= shared.begin && begin + *bytes <= shared.end) return;
     }
     ranges.push_back({begin, begin + *bytes, std::is_same_v<View, TensorView>});
-  });
+  };
+  visit({collect, collect});
   ranges = Joined(std::move(ranges));
 
   int64_t used = kGap;
@@ -140,7 +142,7 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
     }
   }
   const DeviceId device = {DeviceKind::kCuda, 0};
-  VisitViews(args, [&](auto& view) {
+  const auto place = [&](auto& view) {
     if (view.absent()) return;
     view.device = device;
     for (const Shared& shared : shared_) {
@@ -156,7 +158,8 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
         return;
       }
     }
-  });
+  };
+  visit({place, place});
   MustSucceed(FillAsync(flags_, 0, sizeof(uint32_t), stream_), "flags");
   // Old contents of the workspace must not change the next operation.
   MustSucceed(
@@ -172,8 +175,7 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
   on_device.stream = stream_;
   on_device.workspace = &workspace;
   on_device.error_flags = &flags;
-  const absl::StatusOr<Checked<Args>> checked = ops_->Check(on_device, args);
-  const absl::Status status = checked.ok() ? ops_->Run(*checked) : checked.status();
+  const absl::Status status = call(on_device);
 
   uint32_t bits = 0;
   MustSucceed(CopyAsync(&bits, flags_, sizeof(bits), stream_), "flags");
@@ -191,12 +193,22 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
   return status;
 }
 
+template <typename Args>
+absl::Status HostTensorOps::RunOperation(const ExecContext& context, Args args) const {
+  return RunOnDevice(
+      context, [&](const Visitor& visitor) { VisitViews(args, visitor); },
+      [&](const ExecContext& on_device) {
+        const absl::StatusOr<Checked<Args>> checked = ops_->Check(on_device, args);
+        return checked.ok() ? ops_->Run(*checked) : checked.status();
+      });
+}
+
 #define KVBLOCKS_MIRRORED(Op)                                                       \
   absl::Status HostTensorOps::Refuse(const ExecContext&, const Op##Args&) const {   \
     return absl::OkStatus();                                                        \
   }                                                                                 \
   absl::Status HostTensorOps::Run(const Checked<Op##Args>& checked) const {         \
-    return RunOnDevice(checked.context(), checked.args());                          \
+    return RunOperation(checked.context(), checked.args());                         \
   }
 KVBLOCKS_ATTENTION_OPS(KVBLOCKS_MIRRORED)
 #undef KVBLOCKS_MIRRORED

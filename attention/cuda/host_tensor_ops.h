@@ -22,6 +22,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -47,6 +48,19 @@ class HostTensorOps final : public AttentionOps {
   // Page-locks memory and maps it for the device, until this is destroyed; it must live as long.
   absl::Status Share(absl::Span<std::byte> memory);
 
+  // Calls that are more than an operation: `visit` calls its argument with every view that `call`
+  // looks at; during the call these are views of the copies. Tensors that are visited as ones that
+  // may be written are copied back.
+  struct Visitor {
+    absl::FunctionRef<void(ConstTensorView&)> read;
+    absl::FunctionRef<void(TensorView&)> written;
+    void operator()(ConstTensorView& view) const { read(view); }
+    void operator()(TensorView& view) const { written(view); }
+  };
+  absl::Status RunOnDevice(const ExecContext& context,
+                           absl::FunctionRef<void(const Visitor&)> visit,
+                           absl::FunctionRef<absl::Status(const ExecContext&)> call) const;
+
   const char* name() const override { return ops_->name(); }
   KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_RUN)
 
@@ -64,7 +78,7 @@ class HostTensorOps final : public AttentionOps {
 
   HostTensorOps(const AttentionOps* ops, const Options& options) : ops_(ops), options_(options) {}
   template <typename Args>
-  absl::Status RunOnDevice(const ExecContext& context, Args args) const;
+  absl::Status RunOperation(const ExecContext& context, Args args) const;
 
   const AttentionOps* ops_;
   Options options_;

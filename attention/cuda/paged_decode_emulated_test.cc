@@ -387,6 +387,10 @@ TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
   }
   args.params.window_left = 8;
   EXPECT_EQ(runner.Decode(paged, args).code(), absl::StatusCode::kFailedPrecondition);
+  args.params.window_left = -1;
+  // Caches of codes are cut into other numbers of parts.
+  plan.cache_dtype = DType::kF8E4M3;
+  EXPECT_THAT(runner.Decode(paged, args), Says("bytes per value of the cache: 1, this call has 2"));
 }
 
 TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16

@@ -40,16 +40,15 @@ std::string Difference(const DeviceDecodePlan& plan, const PagedDecodeArgs& args
              {"window_left =", plan.window_left, args.params.window_left},
              {"chunk =", plan.chunk, args.params.chunk},
              {"table columns", plan.table_columns, args.block_table.extent[1]},
-             {"max_seq_len =", plan.max_seq_len, args.max_seq_len}};
+             {"max_seq_len =", plan.max_seq_len, args.max_seq_len},
+             {"bytes per value of the cache:", ElementBytes(plan.cache_dtype),
+              ElementBytes(args.cache.k.dtype)}};
   for (const auto& [what, planned, given] : all) {
     if (planned != given) {
       return absl::StrCat("the plan is for ", what, " ", planned, ", this call has ", given);
     }
   }
-  if (plan.split.kind != args.params.split.kind || plan.split.value != args.params.split.value) {
-    return "the plan is for another split policy";
-  }
-  return "";
+  return plan.split == args.params.split ? "" : "the plan is for another split policy";
 }
 
 // What the fast decode asks of a plan of the host; else empty. Keys are numbered in 32 bits and
@@ -151,6 +150,16 @@ absl::Status RunPagedDecode(CudaCall& call, PagedDecodeParams params, const Spli
   return call.Launch(LaunchPagedDecode, params);
 }
 
+int64_t CudaDecodePlanBytes(const ExecContext& context, const PagedDecodeArgs& args) {
+  constexpr char kOp[] = "DecodePlanBytes";
+  if (!CheckOnCuda(context, args).ok()) return 0;
+  const PagedDecodeParams params = PagedDecodeParamsOf(args);
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kOp, context);
+  if (!call.ok() || !TakesPagedDecode(params) || PlansInDecode(call->launch(), params)) return 0;
+  const DecodePlanParams decode = DecodePlanOf(params, call->launch().num_multiprocessors);
+  return static_cast<int64_t>(LayoutOf(decode).bytes);
+}
+
 absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
                             DeviceDecodePlan* plan) {
   constexpr char kOp[] = "PlanDecode";
@@ -180,6 +189,7 @@ absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& a
   plan->chunk = args.params.chunk;
   plan->table_columns = args.block_table.extent[1];
   plan->max_seq_len = args.max_seq_len;
+  plan->cache_dtype = args.cache.k.dtype;
   plan->split = args.params.split;
   return StatusOf(kOp, LaunchDecodePlan(call->launch(), decode, memory.data));
 }

@@ -33,6 +33,9 @@ absl::Status RunPagedDecode(CudaCall& call, PagedDecodeParams params,
 absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
                             DeviceDecodePlan* plan);
 
+// Its bytes; 0 where each call plans inside of its kernel, is taken by another, or is refused.
+int64_t CudaDecodePlanBytes(const ExecContext& context, const PagedDecodeArgs& args);
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_PAGED_DECODE_OPS_H_

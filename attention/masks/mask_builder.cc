@@ -263,7 +263,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec)
                    [&](int64_t i, int64_t j) { return rule.hides(i, j, rule.params); });
 }
 
-absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& of_batch,
                                                    absl::Span<const MaskRows> requests) {
   int64_t num_bits = 0;
   for (const MaskRows& request : requests) {
@@ -282,6 +282,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
   std::byte* const bytes = host.get();
   int64_t row_begin = 0;
   for (const MaskRows& request : requests) {
+    const MaskRule& rule = request.rule != nullptr ? *request.rule : of_batch;
     for (int64_t row = 0; row < request.num_rows; ++row, row_begin += request.num_keys) {
       const int64_t i = request.first_position + row;
       const auto within = [&](int64_t from, int64_t key) {

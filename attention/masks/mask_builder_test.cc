@@ -423,6 +423,18 @@ TEST(MaskGrowthTest, BadSizesAreRefusedBeforeAnythingIsAllocated) {
 
 // --- Wiring --------------------------------------------------------------------------------------
 
+// Two requests of two rows over three keys: one by the batch's rule, one by its own.
+TEST(MaskBitsTest, ARequestMayHaveARuleOfItsOwn) {
+  AttentionMaskBuilder builder;
+  const MaskRule own = WindowRule(1);
+  const MaskRows rows[] = {{.first_position = 1, .num_rows = 2, .num_keys = 3},
+                           {.first_position = 1, .num_rows = 2, .num_keys = 3, .rule = &own}};
+  const auto mask = builder.Bits(WindowRule(2), rows);
+  ASSERT_TRUE(mask.ok()) << mask.status();
+  const auto* bytes = reinterpret_cast<const uint8_t*>(mask->view.data);
+  EXPECT_EQ(bytes[0] | bytes[1] << 8, 0b011'101'001'100);
+}
+
 TEST(MaskWiringTest, NoMasksUnlessTheBackendAsks) {
   AttentionMaskBuilder builder;
   CommonAttentionMetadata metadata;

@@ -53,11 +53,13 @@ absl::StatusOr<std::vector<MaskRows>> RowsOf(const CommonAttentionMetadata& meta
   return rows;
 }
 
-absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const CustomMaskConfig& config,
+absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const MaskNeeds& needs,
                                    const CommonAttentionMetadata& metadata) {
-  const bool whole = metadata.max_seq_len <= kLongestWholeMask;
-  const int64_t size = static_cast<int64_t>(std::bit_ceil(
-      static_cast<uint64_t>(std::max<int64_t>(kSmallestCustomMask, metadata.max_seq_len))));
+  const CustomMaskConfig& config = needs.custom;
+  const int64_t longest = std::max<int64_t>(metadata.max_seq_len, needs.max_seq_len);
+  const bool whole = longest <= kLongestWholeMask;
+  const int64_t size = static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::max(kSmallestCustomMask, longest))));
   if (config.type == CustomMaskConfig::Type::kCustom && whole) {
     CustomMaskSpec spec{.name = config.name, .rows = size, .columns = size};
     if (!config.params.empty()) spec.params = config.params;
@@ -109,7 +111,7 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
   }
   // A registered mask says itself what is hidden, causal step or not.
   if (needs.custom.enabled) {
-    KVBLOCKS_ASSIGN_OR_RETURN(MaskRef made, CustomMask(builder, needs.custom, *metadata));
+    KVBLOCKS_ASSIGN_OR_RETURN(MaskRef made, CustomMask(builder, needs, *metadata));
     custom = std::move(made);
   }
   if (metadata->sink_rows > 0) {

@@ -1,9 +1,11 @@
 #include "kvblocks/attention_metadata.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
 
@@ -18,6 +20,43 @@ std::vector<int64_t> GraphCaptureSizes(int64_t most) {
   return sizes;
 }
 
+namespace {
+
+// What a graph has of a mask.
+struct Captured {
+  MaskForm form;
+  const std::byte* data;  // null: of bits, which are copied
+
+  static Captured Of(const MaskRef& mask) {
+    return {mask.form, mask.form == MaskForm::kRaggedBits ? nullptr : mask.view.data};
+  }
+  friend bool operator==(const Captured&, const Captured&) = default;
+};
+
+// The attach_masks of the options; refuses masks that are not those of the group's first batch.
+AttachMasksFunction MasksThatStay(const MetadataBuilderOptions& options) {
+  return [attach = options.attach_masks, has_room = options.max_mask_bytes > 0,
+          first = absl::flat_hash_map<const KvGroupConfig*, std::array<Captured, 3>>()](
+             const KvGroupConfig& config, CommonAttentionMetadata* meta) mutable -> absl::Status {
+    KVBLOCKS_RETURN_IF_ERROR(attach(config, meta));
+    if (meta->custom_mask.form == MaskForm::kRaggedBits && !has_room) {
+      return InvalidArgument(
+          "GraphParameters: the custom mask is ragged bits, made anew for each step, and "
+          "max_mask_bytes is 0; give room for the bits of the largest graph");
+    }
+    const std::array<Captured, 3> masks = {Captured::Of(meta->attn_mask),
+                                           Captured::Of(meta->swa_mask),
+                                           Captured::Of(meta->custom_mask)};
+    const auto [found, is_first] = first.try_emplace(&config, masks);
+    if (is_first || found->second == masks) return absl::OkStatus();
+    return FailedPrecondition(
+        "GraphParameters: masks of a group are others than those that graphs were captured with; "
+        "let MaskNeeds::max_seq_len choose them, and make no new ones of the kind");
+  };
+}
+
+}  // namespace
+
 absl::StatusOr<GraphParameters> GraphParameters::Create(const MetadataBuilderOptions& options,
                                                         const GraphParameterOptions& graphs) {
   const int64_t query_len = graphs.uniform_query_len;
@@ -29,11 +68,6 @@ absl::StatusOr<GraphParameters> GraphParameters::Create(const MetadataBuilderOpt
   if (options.max_num_reqs < 1) {
     return InvalidArgument("GraphParameters: max_num_reqs is ", options.max_num_reqs,
                            "; at least 1");
-  }
-  if (options.attach_masks) {
-    return InvalidArgument(
-        "GraphParameters: attach_masks is given, which makes masks anew; put masks of fixed "
-        "addresses into the sets' metadata before the capture");
   }
   if (query_len > options.split.decode_threshold) {
     return InvalidArgument("GraphParameters: uniform_query_len is ", query_len,
@@ -54,10 +88,13 @@ absl::StatusOr<GraphParameters> GraphParameters::Create(const MetadataBuilderOpt
   }
   GraphParameters made;
   made.graphs_ = graphs;
+  MetadataBuilderOptions checked = options;
+  if (options.attach_masks) checked.attach_masks = MasksThatStay(options);
   KVBLOCKS_ASSIGN_OR_RETURN(AttentionMetadataBuilder builder,
-                            AttentionMetadataBuilder::Create(options));
+                            AttentionMetadataBuilder::Create(checked));
   made.builder_ = std::make_unique<AttentionMetadataBuilder>(std::move(builder));
   made.max_seq_len_ = options.max_seq_len;
+  made.max_mask_bytes_ = options.max_mask_bytes;
   for (const int64_t size : graphs.sizes) {
     const int64_t num_reqs =
         query_len > 0 ? size / query_len : std::min(size, options.max_num_reqs);
@@ -102,6 +139,9 @@ CommonAttentionMetadata GraphParameters::Filled(CommonAttentionMetadata meta, in
   meta.host_query_start_loc = host_.back();
   meta.num_reqs = as_int(num_reqs);
   meta.num_actual_tokens = as_int(size);
+  if (meta.custom_mask.form == MaskForm::kRaggedBits) {
+    meta.custom_mask.view.extent[0] = max_mask_bytes_;
+  }
   if (graphs_.uniform_query_len > 0) {
     meta.num_decodes = meta.num_reqs;
     meta.num_decode_tokens = meta.num_actual_tokens;

@@ -1,5 +1,6 @@
 #include "kvblocks/attention_metadata.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,20 @@
 
 namespace kvblocks::attention {
 namespace {
+
+// A bit per new token and key, as AttachMasks makes them for long requests.
+absl::Status AttachBits(const KvGroupConfig&, CommonAttentionMetadata* metadata) {
+  int64_t bits = 0;
+  for (int32_t b = 0; b < metadata->num_reqs; ++b) {
+    bits += (metadata->host_query_start_loc[b + 1] - metadata->host_query_start_loc[b]) *
+            metadata->host_seq_lens[b];
+  }
+  const int64_t bytes = (bits + 7) / 8;
+  const auto memory = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0x5A});
+  metadata->custom_mask = {memory, ConstTensorView::Contiguous(memory->data(), DType::kU8, {bytes}),
+                           MaskEncoding::kMarker, MaskForm::kRaggedBits};
+  return absl::OkStatus();
+}
 
 using testing::ElementsAre;
 
@@ -182,9 +197,38 @@ TEST(GraphParametersTest, RefusalsChangeNothing) {
   refuse({.sizes = {17}, .uniform_query_len = 0}, as_is, "max_num_tokens 16");
   refuse({.sizes = {9}}, as_is, "max_num_reqs 8");
   refuse({.sizes = {1}}, [](auto& o) { o.max_num_reqs = 0; }, "max_num_reqs is 0");
-  refuse(
-      {.sizes = {1}}, [](auto& o) { o.attach_masks = [](auto&&...) { return absl::OkStatus(); }; },
-      "put masks of fixed addresses");
+  refuse({.sizes = {1}}, [](auto& o) { o.attach_masks = AttachBits; }, "max_mask_bytes is 0");
+  refuse({.sizes = {1}}, [](auto& o) { o.max_mask_bytes = -1; }, "max_mask_bytes is -1");
+}
+
+TEST(GraphParametersTest, MasksStayWhereTheyWereCaptured) {
+  MetadataBuilderOptions options = BuilderOptions();
+  options.attach_masks = AttachBits;
+  options.max_mask_bytes = 3;
+  auto graphs = GraphParameters::Create(options, {.sizes = {2, 4}});
+  ASSERT_TRUE(graphs.ok()) << graphs.status();
+  const MaskRef& captured = graphs->sets()[0].metadata[0].custom_mask;
+  EXPECT_EQ(captured.form, MaskForm::kRaggedBits);
+  EXPECT_EQ(captured.view.extent[0], 3);
+  const DecodeStep step({5, 2});
+  ASSERT_TRUE(graphs->Update(step.Input()).ok());
+  const MaskRef& mask = graphs->builder().metadata().custom_mask;
+  EXPECT_EQ(mask.view.data, captured.view.data);
+  EXPECT_EQ(mask.view.extent[0], 2);  // of 6 and 3 keys
+  EXPECT_EQ(mask.view.data[1], std::byte{0x5A});
+  const absl::Span<const std::byte> storage = graphs->builder().storage();
+  EXPECT_GE(storage.data() + storage.size(), mask.view.data + 3);
+  // Too many bits, and masks of another form.
+  EXPECT_THAT(graphs->Update(DecodeStep({7, 7, 7, 7}).Input()).status(),
+              Says("the step's mask has 4 bytes of bits; max_mask_bytes is 3"));
+  options.attach_masks = [num_calls = 0](const KvGroupConfig& config,
+                                         CommonAttentionMetadata* metadata) mutable {
+    return ++num_calls > 4 ? absl::OkStatus() : AttachBits(config, metadata);
+  };
+  auto others = GraphParameters::Create(options, {.sizes = {2}});
+  ASSERT_TRUE(others.ok()) << others.status();
+  EXPECT_THAT(others->Update(step.Input()).status(),
+              Says("masks of a group are others"));
 }
 
 TEST(GraphParametersTest, TheLargestWorkspaceOfAllLayersIsKept) {

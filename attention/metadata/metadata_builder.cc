@@ -65,6 +65,10 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     return InvalidArgument("AttentionMetadataBuilder: decode_threshold is ",
                            options.split.decode_threshold, "; it must be from 1 to 1024");
   }
+  if (options.max_mask_bytes < 0 || options.max_mask_bytes > int64_t{1} << 40) {
+    return InvalidArgument("AttentionMetadataBuilder: max_mask_bytes is ", options.max_mask_bytes,
+                           "; it must be from 0 to 2^40");
+  }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const absl::Status status =
         CheckKvGroup(options.groups[g], options.max_num_reqs, options.max_seq_len);
@@ -79,6 +83,7 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   builder.max_num_reqs_ = options.max_num_reqs;
   builder.max_num_tokens_ = options.max_num_tokens;
   builder.max_seq_len_ = options.max_seq_len;
+  builder.max_mask_bytes_ = options.max_mask_bytes;
   builder.groups_.resize(options.groups.size());
   int64_t bytes = options.max_num_reqs;  // of scratch, then of the arrays, too
   for (size_t g = 0; g < options.groups.size(); ++g) {
@@ -103,6 +108,10 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
       place(group.slot_mapping, tokens);
       place(group.block_table, reqs * group.columns);
       if (HasOwnLens(group.config)) place(group.own_lens, reqs);
+    }
+    // Last, because most steps have none.
+    for (Group& group : builder.groups_) {
+      if (options.max_mask_bytes > 0) place(group.mask_bits, options.max_mask_bytes);
     }
   };
   const auto bytes_of = [](const auto* array, int64_t count) {
@@ -232,6 +241,13 @@ absl::Status AttentionMetadataBuilder::FetchMasks(const BatchInput& input,
     group.masks.host_seq_lens = {mask_seq_lens_.data(), num_reqs};
     group.masks.block_size = group.config.kernel_block_size;
     KVBLOCKS_RETURN_IF_ERROR(attach_masks_(group.config, &group.masks));
+    const MaskRef& custom = group.masks.custom_mask;
+    if (custom.form == MaskForm::kRaggedBits && max_mask_bytes_ > 0 &&
+        custom.view.extent[0] > max_mask_bytes_) {
+      return ResourceExhausted("AttentionMetadataBuilder: the step's mask has ",
+                               custom.view.extent[0], " bytes of bits; max_mask_bytes is ",
+                               max_mask_bytes_, "; raise it or take fewer new tokens per step");
+    }
   }
   return absl::OkStatus();
 }
@@ -357,12 +373,21 @@ void AttentionMetadataBuilder::Publish(const BatchInput& input,
     common = std::min(common, num_blocks * group.config.manager_block_size);
     meta.common_prefix_len = sink_rows + common / meta.block_size * meta.block_size;
   }
-  if (attach_masks_) {
-    meta.attn_mask = group.masks.attn_mask;
-    meta.swa_mask = group.masks.swa_mask;
-    meta.custom_mask = group.masks.custom_mask;
-  }
+  if (attach_masks_) PublishMasks(group);
   group.has_decode_view = group.has_prefill_view = false;
+}
+
+void AttentionMetadataBuilder::PublishMasks(Group& group) {
+  group.meta.attn_mask = group.masks.attn_mask;
+  group.meta.swa_mask = group.masks.swa_mask;
+  MaskRef& custom = group.meta.custom_mask = group.masks.custom_mask;
+  if (custom.form != MaskForm::kRaggedBits || group.mask_bits == nullptr ||
+      !custom.view.device.on_host()) {
+    return;
+  }
+  std::copy_n(custom.view.data, custom.view.extent[0], group.mask_bits);
+  custom.view.data = group.mask_bits;
+  custom.storage = nullptr;
 }
 
 void AttentionMetadataBuilder::PublishLocalContext(Group& group) {

@@ -20,6 +20,9 @@ void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecConte
 void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& context);
 // A layer with chunks gives the same by its kernel's rule and by VirtualBatches.
 void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& context);
+// Block-sparse rules, alone and with sinks and soft caps.
+void ExpectBlockSparseRulesAreHonoured(const AttentionBackend& backend,
+                                       const ExecContext& context);
 
 // Caches whose vectors have scales of their own, in every format and together with what else layers
 // can; other formats than the declared one are refused.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,11 +18,22 @@ namespace {
 // Checks what the model cannot compute, and makes room for the output.
 class PromptReader final : public sim::ForwardingReader {
  public:
-  PromptReader(std::unique_ptr<sim::TraceReader> trace, int64_t vocabulary, bool has_drafts)
-      : ForwardingReader(std::move(trace)), vocabulary_(vocabulary), has_drafts_(has_drafts) {}
+  PromptReader(std::unique_ptr<sim::TraceReader> trace, int64_t vocabulary, bool has_drafts,
+               const RequestAttentions& requests)
+      : ForwardingReader(std::move(trace)),
+        vocabulary_(vocabulary),
+        has_drafts_(has_drafts),
+        requests_(requests) {
+    for (const auto& [id, asks] : requests) unseen_.insert(id);
+  }
 
   absl::StatusOr<bool> Next(sim::TraceRequest& out) override {
     KVBLOCKS_ASSIGN_OR_RETURN(const bool more, ForwardingReader::Next(out));
+    if (!more && !unseen_.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("request ", *unseen_.begin(),
+                       ": something is asked of its attention, expected it in the trace"));
+    }
     if (!more) return false;
     if (out.ids_cover_output || static_cast<int64_t>(out.content_ids.size()) != out.input_length) {
       return absl::InvalidArgumentError(
@@ -33,6 +46,15 @@ class PromptReader final : public sim::ForwardingReader {
       return absl::InvalidArgumentError(absl::StrCat("request ", out.id, ": got token ", id,
                                                      ", expected 0 to ", vocabulary_ - 1));
     }
+    if (const auto asks = requests_.find(out.id); asks != requests_.end()) {
+      const absl::Status status = asks->second.Check(out.input_length);
+      if (!status.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("request ", out.id, ": ", status.message()));
+      }
+      // Answers have it, too, so that a replay of them has the same hits.
+      absl::StrAppend(&out.salt, asks->second.Salt(out.row, out.input_length));
+      unseen_.erase(out.id);
+    }
     out.output_length = std::max<int64_t>(out.output_length, 1);
     out.output_ids.assign(static_cast<size_t>(out.output_length), 0);
     // A step with drafts yields a token at least.
@@ -43,6 +65,8 @@ class PromptReader final : public sim::ForwardingReader {
  private:
   const int64_t vocabulary_;
   const bool has_drafts_;
+  const RequestAttentions& requests_;
+  std::set<std::string> unseen_;  // of them
 };
 
 class Collector final : public sim::EngineObserver {
@@ -96,8 +120,8 @@ absl::StatusOr<Served> ServeBy(StepRunner& runner, int64_t vocabulary, const Pla
   }
   config.kv_cache = plan.config;
   config.progress_interval = 1;
-  auto reader = std::make_unique<PromptReader>(std::move(trace), vocabulary,
-                                               config.drafts.num_draft_tokens > 0);
+  auto reader = std::make_unique<PromptReader>(
+      std::move(trace), vocabulary, config.drafts.num_draft_tokens > 0, runner.options().requests);
   Collector collector;
   std::vector<sim::EngineObserver*> all = {&runner, &collector};
   all.insert(all.end(), observers.begin(), observers.end());
@@ -116,8 +140,10 @@ absl::StatusOr<Served> ServeBy(StepRunner& runner, int64_t vocabulary, const Pla
     simulation->set_connector(tiers);
     KVBLOCKS_ASSIGN_OR_RETURN(host, HostTiers::Create(*tiers, plan, runner.memory()));
     tiers->set_on_copies([&](absl::Span<const sim::KvCopy> copies) { host->Copy(copies); });
+    runner.set_hooks(&*host);
   }
   const absl::Status status = simulation->Run();
+  runner.set_hooks(nullptr);
   if (!runner.status().ok()) return runner.status();
   if (!status.ok()) return status;
   return Served{

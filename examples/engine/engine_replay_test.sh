@@ -46,6 +46,65 @@ calibrated=(--model="$models/llama/config.json" --num-blocks=2000 --no-async)
 "$kvsim" calibrate "$out/log.jsonl" --measured="$out/times.jsonl" "${calibrated[@]}" >"$out/fitted"
 grep -q '^held out, 16 requests' "$out/fitted"
 
+# Masks, and chunks that are blended, are in the answers' salts: their replay has the same hits.
+printf '%s\n' '{"request_id": "3", "documents": [10, 6]}' '{"request_id": "5", "documents": [20]}' \
+  >"$out/masks"
+check_asked() {  # NAME MODEL FILE
+  local model=(--model="$models/$2/config.json" --num-blocks=2000 --no-async)
+  "$engine" serve "$prompts" "${model[@]}" --requests="$3" --answers="$out/$1.jsonl" \
+    --steps="$out/$1.csv" --step-requests --quiet
+  "$kvsim" replay "$out/$1.jsonl" "${model[@]}" --time=recorded --step-times="$out/$1.csv" \
+    --steps="$out/$1.predicted.csv" --step-requests --quiet
+  cmp "$out/$1.csv" "$out/$1.predicted.csv"
+}
+check_asked masks gemma3 "$out/masks"
+grep -c '"cache_salt": "documents' "$out/masks.jsonl" | grep -qx 2
+printf '%s\n' '{"request_id": "0", "keep": true}' '{"request_id": "28", "chunks": [20]}' >"$out/chunks"
+check_asked chunks qwen3 "$out/chunks"
+refuses() {  # WHAT OPTION...
+  if "$engine" serve "$prompts" --model="$models/llama/config.json" --num-blocks=100 "${@:2}" \
+      2>"$out/refused"; then
+    exit 1
+  fi
+  grep -q -e "$1" "$out/refused"
+}
+for line in '{"request_id": "3", "documents": [10' '[]' '{"documents": [1]}' '7'; do
+  printf '%s\n' "$line" >"$out/bad"
+  refuses 'bad: line 1: ' --requests="$out/bad"
+done
+printf '{"request_id": "3", "masks": []}\n' >"$out/bad"
+refuses 'line 1: masks: expected one of request_id, documents' --requests="$out/bad"
+printf '{"request_id": "3", "documents": [1e99]}\n' >"$out/bad"
+refuses 'line 1: documents: expected a list of lengths' --requests="$out/bad"
+printf '{"request_id": "3", "mask": ["1", "0"]}\n' >"$out/bad"
+refuses 'request 3: mask: got 2 rows, expected one for each' --requests="$out/bad"
+
+# Texts: a byte is a token here, and what the model answers is the same as for its tokens.
+text() {
+  "$engine" serve --model="$models/llama/config.json" --num-blocks=100 --quiet "$@"
+}
+printf '%s\n' '{"timestamp": 0, "input_length": 2, "output_length": 5, "block_size": 1,
+  "hash_ids": [72, 105]}' | tr '\n' ' ' >"$out/hi.jsonl"
+text "$out/hi.jsonl" --text=- >"$out/of_tokens"
+text --prompt-text=Hi --max-tokens=5 >"$out/of_text"
+cmp "$out/of_tokens" "$out/of_text"
+grep -q '^{"request_id":"0","text":".' "$out/of_text"
+text --prompt-text=Hi --prompt-text=Hi --max-tokens=5 | cut -d, -f2 | uniq | wc -l | grep -qx 1
+refuses 'got it and a trace' --prompt-text=Hi
+# A tokenizer.json of the same kind, as a process that answers so.
+printf '%s\n' '#!/bin/sh' "echo '{\"ready\": true}'" 'read a' "echo '{\"ids\": [72, 105]}'" 'read b' \
+  'echo "$b" >'"$out/asked" "echo '{\"pieces\": [\"there\"]}'" 'read c' >"$out/python"
+chmod +x "$out/python"
+text --prompt-text=Hi --max-tokens=5 --tokenizer=f --python="$out/python" | grep -q there
+grep -q '"whole":true' "$out/asked"
+printf '%s\n' '#!/bin/sh' "echo '{\"ready\": true}'" 'read a' "echo '{\"ids\": [500]}'" 'read b' \
+  >"$out/python"
+if text --prompt-text=Hi --tokenizer=f --python="$out/python" 2>"$out/refused"; then exit 1; fi
+grep -q 'request 0: got token 500, expected 0 to 127' "$out/refused"
+printf '%s\n' '#!/bin/sh' "echo '{\"error\": \"no model in it\"}'" >"$out/python"
+if text --prompt-text=Hi --tokenizer=f --python="$out/python" 2>"$out/refused"; then exit 1; fi
+grep -q -e '--tokenizer: f: no model in it' "$out/refused"
+
 # What it cannot serve it refuses, with the way out.
 if "$engine" serve "$prompts" --model=llama-3.1-8b --num-blocks=10 2>"$out/refused"; then
   exit 1

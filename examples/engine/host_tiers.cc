@@ -16,13 +16,16 @@ absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, con
   HostTiers host;
   for (const attention::TensorView& tensor : memory.tensors()) {
     if (!tensor.device.on_host()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "tiers behind caches on ", attention::Name(tensor.device),
-          ": blocks are copied by the host; serve without tiers, or on the CPU"));
+      return absl::UnimplementedError(
+          absl::StrCat("tiers behind caches on ", attention::Name(tensor.device),
+                       ": blocks are copied by the host; serve without tiers, or on the CPU"));
     }
-    host.tensors_.push_back({tensor.data, tensor.extent[0] / plan.num_blocks()});
-    host.block_bytes_ += host.tensors_.back().block_bytes;
+    const int64_t bytes = tensor.extent[0] / plan.num_blocks();
+    host.tensors_.push_back(
+        {.data = tensor.data, .block_bytes = bytes, .offset = host.block_bytes_, .pending = {}});
+    host.block_bytes_ += bytes;
   }
+  for (const LayerMemory& layer : memory.layers()) host.tensor_of_[layer.name] = layer.tensor;
   const offload::OffloadManager& offload = tiers.offload();
   for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
     // Slot 0 is not used.
@@ -43,23 +46,29 @@ absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, con
   return host;
 }
 
-std::byte* HostTiers::At(offload::TierId tier, int64_t place, size_t tensor, int64_t offset) const {
-  if (tier == offload::kDevice) {
-    return tensors_[tensor].data + place * tensors_[tensor].block_bytes;
-  }
-  return slots_[static_cast<size_t>(tier)].get() + place * block_bytes_ + offset;
+std::byte* HostTiers::At(offload::TierId tier, int64_t place, const Tensor& tensor) const {
+  if (tier == offload::kDevice) return tensor.data + place * tensor.block_bytes;
+  return slots_[static_cast<size_t>(tier)].get() + place * block_bytes_ + tensor.offset;
 }
 
 void HostTiers::Copy(absl::Span<const sim::KvCopy> copies) {
-  for (const sim::KvCopy& copy : copies) {
-    int64_t offset = 0;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const int64_t bytes = tensors_[i].block_bytes;
-      std::memcpy(At(copy.to_tier, copy.to, i, offset), At(copy.from_tier, copy.from, i, offset),
-                  static_cast<size_t>(bytes));
-      offset += bytes;
-    }
+  for (Tensor& tensor : tensors_) {
+    tensor.pending.insert(tensor.pending.end(), copies.begin(), copies.end());
   }
+}
+
+absl::Status HostTiers::WaitForLayer(const std::string& cache, const attention::ExecContext&) {
+  const auto found = tensor_of_.find(cache);
+  if (found == tensor_of_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", cache, " to load"));
+  }
+  Tensor& tensor = tensors_[static_cast<size_t>(found->second)];
+  for (const sim::KvCopy& copy : tensor.pending) {
+    std::memcpy(At(copy.to_tier, copy.to, tensor), At(copy.from_tier, copy.from, tensor),
+                static_cast<size_t>(tensor.block_bytes));
+  }
+  tensor.pending.clear();
+  return absl::OkStatus();
 }
 
 }  // namespace kvblocks::engine

@@ -42,6 +42,7 @@ void LayerNorm(absl::Span<const float> weight, absl::Span<const float> bias, flo
 // Rotary embedding of 2 * frequencies.size() values of each head; in place.
 struct Rotary {
   std::vector<float> frequencies = {};  // radians per position
+  double theta = 0;                     // whose powers they are; 0: they are stretched
   float scale = 1;                      // of cosine and sine
   bool interleaved = false;             // pairs are neighbours; else halves
 

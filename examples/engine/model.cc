@@ -40,7 +40,7 @@ absl::StatusOr<Model> Model::Load(const std::string& folder) {
 attention::LayerConfig Model::AttentionOf(int64_t layer) const {
   const ModelFacts& facts = config_.facts;
   attention::LayerConfig config;
-  config.name = absl::StrCat("model.layers.", layer);
+  config.name = absl::StrCat("model.layers.", layer, ".attn");
   config.num_heads = facts.num_heads;
   config.scale = config_.attention_scale;
   config.soft_cap = config_.attention_soft_cap;
@@ -53,6 +53,7 @@ attention::LayerConfig Model::AttentionOf(int64_t layer) const {
       config.sparse = {.topk = facts.indexer->top_k,
                        .index_heads = facts.indexer->num_heads,
                        .index_dim = facts.indexer->head_dim};
+      config.sparse.names.index = absl::StrCat("model.layers.", layer, ".indexer");
     }
   } else {
     config.num_kv_heads = facts.num_kv_heads;
@@ -80,16 +81,23 @@ absl::StatusOr<std::vector<float>> Model::Embed(absl::Span<const int32_t> tokens
   return x;
 }
 
+Model::Heads Model::Project(int64_t layer, const std::vector<float>& x) const {
+  const LayerWeights& weights = weights_.layers[Size(layer)];
+  const std::vector<float> in = Normed(x, weights.attention_norm, config_.norm_eps);
+  Heads heads{.q = Apply(weights.q, in), .k = Apply(weights.k, in), .v = Apply(weights.v, in)};
+  if (!weights.q_norm.empty()) {
+    RmsNorm(weights.q_norm, config_.norm_eps, absl::MakeSpan(heads.q));
+    RmsNorm(weights.k_norm, config_.norm_eps, absl::MakeSpan(heads.k));
+  }
+  return heads;
+}
+
 absl::StatusOr<std::vector<float>> Model::Attention(int64_t layer, const Step& step,
                                                     const std::vector<float>& x,
                                                     Attend attend) const {
   const ModelFacts& facts = config_.facts;
   const LayerWeights& weights = weights_.layers[Size(layer)];
-  std::vector<float> q = Apply(weights.q, x), k = Apply(weights.k, x), v = Apply(weights.v, x);
-  if (!weights.q_norm.empty()) {
-    RmsNorm(weights.q_norm, config_.norm_eps, absl::MakeSpan(q));
-    RmsNorm(weights.k_norm, config_.norm_eps, absl::MakeSpan(k));
-  }
+  auto [q, k, v] = Project(layer, x);
   const bool is_window = facts.layer_pattern[Size(layer)] == 'S';
   const Rotary& rotary = is_window ? config_.window_rotary : config_.rotary;
   rotary.Rotate(step.positions, facts.num_heads, facts.head_size, 0, absl::MakeSpan(q));
@@ -101,13 +109,13 @@ absl::StatusOr<std::vector<float>> Model::Attention(int64_t layer, const Step& s
                      .k = ViewOf(absl::MakeConstSpan(k), {tokens, weights.k.out}),
                      .v = ViewOf(absl::MakeConstSpan(v), {tokens, weights.v.out}),
                      .out = ViewOf(absl::MakeSpan(out), {tokens, weights.q.out})}));
-  return Apply(weights.o, out);
+  return out;
 }
 
 // A head's query meets latent rows instead of its keys: the matrix that makes keys of rows is
 // multiplied into the query, and the one that makes values into the output.
 absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const Step& step,
-                                                          const std::vector<float>& x,
+                                                          const std::vector<float>& hidden,
                                                           Attend attend) const {
   constexpr float kRowEps = 1e-6f;  // of DeepSeek's inner norms, whatever the others have
   const LatentFacts& latent = *config_.facts.latent;
@@ -117,6 +125,7 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
   const int64_t size = plain + rotated, row = rank + rotated;
   const auto tokens = static_cast<int64_t>(step.tokens.size());
 
+  const std::vector<float> x = Normed(hidden, weights.attention_norm, config_.norm_eps);
   const std::vector<float> queries =
       weights.latent.q_down.absent()
           ? x
@@ -163,7 +172,7 @@ absl::StatusOr<std::vector<float>> Model::LatentAttention(int64_t layer, const S
              weights.latent.values.data() + h * values * rank, true, out.data() + h * values,
              heads * values, tokens, rank, values);
   }
-  return Apply(weights.o, out);
+  return out;
 }
 
 // What the indexer chooses rows by. It turns halves where attention turns pairs.
@@ -224,28 +233,35 @@ std::vector<float> Model::Feed(const LayerWeights& layer, const std::vector<floa
   return sum;
 }
 
-absl::StatusOr<std::vector<float>> Model::Forward(const Step& step, Attend attend) const {
+void Model::Finish(int64_t layer, const std::vector<float>& attended, std::vector<float>& x) const {
+  const LayerWeights& weights = weights_.layers[Size(layer)];
   const float eps = config_.norm_eps;
+  AddTo(x, Apply(weights.o, attended), weights.after_attention_norm, eps);
+  AddTo(x, Feed(weights, Normed(x, weights.mlp_norm, eps)), weights.after_mlp_norm, eps);
+}
+
+std::vector<float> Model::LogitsOf(std::vector<float> rows) const {
+  RmsNorm(weights_.norm, config_.norm_eps, absl::MakeSpan(rows));
+  std::vector<float> logits =
+      Apply(weights_.head.absent() ? weights_.embedding : weights_.head, rows);
+  if (config_.logit_soft_cap > 0) SoftCap(config_.logit_soft_cap, absl::MakeSpan(logits));
+  return logits;
+}
+
+absl::StatusOr<std::vector<float>> Model::Forward(const Step& step, Attend attend) const {
   KVBLOCKS_ASSIGN_OR_RETURN(std::vector<float> x, Embed(step.tokens));
   for (int64_t i = 0; i < config_.facts.num_layers(); ++i) {
-    const LayerWeights& layer = weights_.layers[Size(i)];
-    const std::vector<float> in = Normed(x, layer.attention_norm, eps);
-    KVBLOCKS_ASSIGN_OR_RETURN(std::vector<float> attended,
-                              config_.facts.latent ? LatentAttention(i, step, in, attend)
-                                                   : Attention(i, step, in, attend));
-    AddTo(x, std::move(attended), layer.after_attention_norm, eps);
-    AddTo(x, Feed(layer, Normed(x, layer.mlp_norm, eps)), layer.after_mlp_norm, eps);
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        const std::vector<float> attended,
+        config_.facts.latent ? LatentAttention(i, step, x, attend) : Attention(i, step, x, attend));
+    Finish(i, attended, x);
   }
   const auto hidden = config_.facts.hidden_size;
   std::vector<float> last;
   for (const int32_t row : step.rows) {
     last.insert(last.end(), x.begin() + row * hidden, x.begin() + (row + 1) * hidden);
   }
-  RmsNorm(weights_.norm, eps, absl::MakeSpan(last));
-  std::vector<float> logits =
-      Apply(weights_.head.absent() ? weights_.embedding : weights_.head, last);
-  if (config_.logit_soft_cap > 0) SoftCap(config_.logit_soft_cap, absl::MakeSpan(logits));
-  return logits;
+  return LogitsOf(std::move(last));
 }
 
 }  // namespace kvblocks::engine

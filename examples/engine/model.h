@@ -48,18 +48,30 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
-  // What attention must know of a layer; its sinks are a view of the model's.
+  // What attention must know of a layer, which has the name of its cache in a plan; its sinks are a
+  // view of the model's.
   attention::LayerConfig AttentionOf(int64_t layer) const;
 
   // The logits of step.rows, [rows, vocabulary]. InvalidArgument for a token that is none of the
   // vocabulary; else errors are attend's.
   absl::StatusOr<std::vector<float>> Forward(const Step& step, Attend attend) const;
 
+  // The same in parts, for whoever has more to do between them: rows of the embedding; what a layer
+  // that is not latent makes of rows, not rotated; what it adds to them once they have attended; and
+  // logits of final rows.
+  struct Heads {
+    std::vector<float> q, k, v;
+  };
+  absl::StatusOr<std::vector<float>> Embed(absl::Span<const int32_t> tokens) const;
+  Heads Project(int64_t layer, const std::vector<float>& x) const;
+  void Finish(int64_t layer, const std::vector<float>& attended, std::vector<float>& x) const;
+  std::vector<float> LogitsOf(std::vector<float> rows) const;
+
  private:
   Model(ModelConfig config, Weights weights)
       : config_(std::move(config)), weights_(std::move(weights)) {}
 
-  absl::StatusOr<std::vector<float>> Embed(absl::Span<const int32_t> tokens) const;
+  // [T, heads, head size], before the layer's last product; of `x` as the layer gets it.
   absl::StatusOr<std::vector<float>> Attention(int64_t layer, const Step& step,
                                                const std::vector<float>& x, Attend attend) const;
   absl::StatusOr<std::vector<float>> LatentAttention(int64_t layer, const Step& step,

@@ -79,6 +79,7 @@ class Fields {
 // Positions that were trained, stretched by `factor`: all of them (linear), by their wavelength
 // (llama3), or by how often a pair turns (yarn).
 void Stretch(const std::string& type, Fields& fields, double theta, Rotary& rotary) {
+  rotary.theta = 0;
   const double factor = fields.Number("factor", 1, 1e6, 1);
   const double trained = fields.Number("original_max_position_embeddings", 1, 1e9, 8192);
   const auto size = static_cast<double>(2 * rotary.frequencies.size());
@@ -126,7 +127,7 @@ Fields RotaryFields(const Fields& fields, const char* kind) {
 }
 
 Rotary MakeRotary(int64_t size, double theta) {
-  Rotary rotary;
+  Rotary rotary{.theta = theta};
   for (int64_t i = 0; i < size / 2; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(size);
     rotary.frequencies.push_back(1 / std::pow(static_cast<float>(theta), exponent));

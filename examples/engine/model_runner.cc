@@ -2,6 +2,7 @@
 
 #include <cblas.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@ namespace kvblocks::engine {
 
 ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
     : StepRunner(std::move(options)), model_(model), threads_(options_.threads) {
+  context_.threads = &threads_;
   openblas_set_num_threads(threads_.num_threads());
 }
 
@@ -25,6 +27,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
                             PlannedMemory::Create(plan, runner->MemoryOptions(plan)));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
   KVBLOCKS_RETURN_IF_ERROR(runner->AddSparseWork(config));
+  KVBLOCKS_RETURN_IF_ERROR(runner->AddBlender());
   KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
                                                   runner->BuilderOptions(config)));
   return runner;
@@ -34,10 +37,10 @@ absl::Status ModelRunner::AddLayers() {
   size_t num_caches = 0;
   for (int64_t i = 0; i < model_.config().facts.num_layers(); ++i) {
     const attention::LayerConfig config = model_.AttentionOf(i);
-    const LayerMemory* const memory = memory_->Find(config.name + ".attn");
+    const LayerMemory* const memory = memory_->Find(config.name);
     if (memory == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", config.name,
-                                                     ".attn; it must be one of the same model"));
+                                                     "; it must be one of the same model"));
     }
     Layer& layer = layers_.emplace_back();
     layer.cache = memory->cache;
@@ -55,7 +58,7 @@ absl::Status ModelRunner::AddLayers() {
     layer.metadata = MetadataOf(*memory);
     ++num_caches;
     if (!config.sparse.enabled()) continue;
-    const LayerMemory* const index = memory_->Find(config.name + ".indexer");
+    const LayerMemory* const index = memory_->Find(config.sparse.names.index);
     // Slots that the indexer chooses are read in the layer's cache.
     if (index == nullptr || MetadataOf(*index) != layer.metadata) {
       return absl::UnimplementedError(absl::StrCat(
@@ -100,31 +103,129 @@ absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::map<int64_t, attention::MaskRef>> ModelRunner::MasksOf(
+    const sim::StepRecord& step) {
+  std::map<int64_t, attention::MaskRef> masks;
+  const auto asks = [&](const sim::ScheduledRecord& record) {
+    const RequestAttention* const own = AttentionOf(*record.request);
+    return own != nullptr && own->is_masked() ? own : nullptr;
+  };
+  if (std::none_of(step.scheduled.begin(), step.scheduled.end(), asks)) return masks;
+  for (const Layer& layer : layers_) {
+    const int64_t window = layer.impl->config().window;
+    if (masks.contains(window)) continue;
+    const attention::MaskRule others =
+        attention::WindowRule(window > 0 ? window : attention::kUnlimitedTokens);
+    std::vector<attention::MaskRule> rules(step.scheduled.size());
+    std::vector<attention::MaskRows> rows;
+    for (const int32_t index : builder_->permutation()) {
+      const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
+      rows.push_back({.first_position = record.num_context,
+                      .num_rows = record.num_tokens,
+                      .num_keys = record.num_context + record.num_tokens});
+      if (const RequestAttention* const own = asks(record)) {
+        rules[rows.size() - 1] = own->Rule(record.request->num_prompt, window);
+        rows.back().rule = &rules[rows.size() - 1];
+      }
+    }
+    KVBLOCKS_ASSIGN_OR_RETURN(masks[window], masks_.Bits(others, rows));
+  }
+  return masks;
+}
+
+absl::Status ModelRunner::AddBlender() {
+  if (std::none_of(options_.requests.begin(), options_.requests.end(), [](const auto& request) {
+        return request.second.keep || !request.second.chunks.empty();
+      })) {
+    return absl::OkStatus();
+  }
+  std::vector<attention::BlendLayer> layers;
+  for (const Layer& layer : layers_) layers.push_back({.cache = layer.cache});
+  KVBLOCKS_ASSIGN_OR_RETURN(blender_,
+                            Blender::Create(model_, std::move(layers), options_.blend_ratio));
+  if (groups_.size() == 1) return absl::OkStatus();
+  return absl::UnimplementedError("chunks: the plan has several KV groups; blends have one");
+}
+
+absl::StatusOr<std::vector<std::optional<attention::BlendSession>>> ModelRunner::SessionsOf(
+    const sim::StepRecord& step) const {
+  std::vector<std::optional<attention::BlendSession>> sessions;
+  for (const int32_t index : builder_->permutation()) {
+    auto& session = sessions.emplace_back();
+    const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
+    const RequestAttention* const asks = AttentionOf(*record.request);
+    if (asks == nullptr || asks->chunks.empty() || record.is_chunk || !record.is_prefill) continue;
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        session,
+        blender_->SessionOf(KnownTokens(*record.request, 0, record.num_context + record.num_tokens),
+                            asks->chunks, record.num_context));
+  }
+  return sessions;
+}
+
+absl::Status ModelRunner::KeepChunks(const sim::StepRecord& step) {
+  for (size_t b = 0; b < step.scheduled.size(); ++b) {
+    const auto index = static_cast<size_t>(builder_->permutation()[b]);
+    const sim::ScheduledRecord& record = step.scheduled[index];
+    const RequestAttention* const asks = AttentionOf(*record.request);
+    const int64_t prompt = record.request->num_prompt;
+    // Where the prompt ends.
+    if (asks == nullptr || !asks->keep || record.num_context >= prompt ||
+        record.num_context + record.num_tokens < prompt) {
+      continue;
+    }
+    KVBLOCKS_RETURN_IF_ERROR(blender_->Keep(KnownTokens(*record.request, 0, prompt), context_,
+                                            builder_->metadata(0), static_cast<int64_t>(b)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
   KVBLOCKS_RETURN_IF_ERROR(builder_->Build(input));
   const StepTokens tokens = TokensOf(step, builder_->permutation());
-  attention::ExecContext context;
-  context.threads = &threads_;
-  const auto attend = [&](int64_t index, const attention::LayerTensors& tensors) {
-    const Layer& layer = layers_[static_cast<size_t>(index)];
-    attention::LayerTensors paged = tensors;
-    paged.cache = layer.cache;
-    attention::SparseTensors sparse;
-    if (tensors.sparse != nullptr) {
-      sparse = *tensors.sparse;
-      sparse.index_cache = layer.index_cache;
-      sparse.work = work_;
-      paged.sparse = &sparse;
-    }
-    return layer.impl->Forward(context, paged, &builder_->metadata(layer.metadata));
-  };
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      const std::vector<float> logits,
-      model_.Forward({.tokens = tokens.tokens, .positions = tokens.positions, .rows = tokens.rows},
-                     attend));
+  const Model::Step model_step{
+      .tokens = tokens.tokens, .positions = tokens.positions, .rows = tokens.rows};
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto masks, MasksOf(step));
+  std::vector<const attention::BlendSession*> sessions;
+  // Steps with a mask compute all rows.
+  std::vector<std::optional<attention::BlendSession>> own_sessions;
+  if (blender_ && masks.empty()) {
+    KVBLOCKS_ASSIGN_OR_RETURN(own_sessions, SessionsOf(step));
+    for (const auto& session : own_sessions) sessions.push_back(session ? &*session : nullptr);
+  }
+  std::vector<float> logits;
+  if (std::any_of(sessions.begin(), sessions.end(), [](const auto* one) { return one; })) {
+    std::vector<attention::BlendLayerReport> report;
+    KVBLOCKS_ASSIGN_OR_RETURN(logits, blender_->Run(context_, builder_->metadata(0), sessions,
+                                                    model_step, hooks_, &report));
+    if (options_.on_blend) options_.on_blend(report);
+  } else {
+    KVBLOCKS_ASSIGN_OR_RETURN(logits,
+                              model_.Forward(model_step, [&](int64_t index, const auto& tensors) {
+                                return Attend(layers_[static_cast<size_t>(index)], tensors, masks);
+                              }));
+  }
+  if (blender_) KVBLOCKS_RETURN_IF_ERROR(KeepChunks(step));
   Take(tokens, logits);
   return absl::OkStatus();
+}
+
+absl::Status ModelRunner::Attend(const Layer& layer, const attention::LayerTensors& tensors,
+                                 const std::map<int64_t, attention::MaskRef>& masks) {
+  attention::LayerTensors paged = tensors;
+  paged.cache = layer.cache;
+  paged.hooks = hooks_;
+  attention::SparseTensors sparse;
+  if (tensors.sparse != nullptr) {
+    sparse = *tensors.sparse;
+    sparse.index_cache = layer.index_cache;
+    sparse.work = work_;
+    paged.sparse = &sparse;
+  }
+  attention::CommonAttentionMetadata metadata = builder_->metadata(layer.metadata);
+  if (!masks.empty()) metadata.custom_mask = masks.at(layer.impl->config().window);
+  return layer.impl->Forward(context_, paged, &metadata);
 }
 
 }  // namespace kvblocks::engine

@@ -13,12 +13,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "examples/engine/blender.h"
 #include "examples/engine/model.h"
 #include "examples/engine/step_runner.h"
 #include "kvblocks/attention.h"
@@ -47,13 +49,25 @@ class ModelRunner final : public StepRunner {
   absl::StatusOr<attention::IndexCacheView> IndexCacheOf(const LayerMemory& layer, int64_t dim);
   absl::Status AddSparseWork(const sim::SimulationConfig& config);
   absl::Status Run(const sim::StepRecord& step) override;
+  // By the window of a layer, if some request of the step has a mask: what all new tokens see.
+  absl::StatusOr<std::map<int64_t, attention::MaskRef>> MasksOf(const sim::StepRecord& step);
+  absl::Status AddBlender();
+  // Row by row of the batch, of prompts that this step ends.
+  absl::StatusOr<std::vector<std::optional<attention::BlendSession>>> SessionsOf(
+      const sim::StepRecord& step) const;
+  absl::Status KeepChunks(const sim::StepRecord& step);
+  absl::Status Attend(const Layer& layer, const attention::LayerTensors& tensors,
+                      const std::map<int64_t, attention::MaskRef>& masks);
 
   const Model& model_;
   attention::ThreadPool threads_;
+  attention::ExecContext context_;
   std::vector<Layer> layers_;  // of the model
   std::vector<std::byte> work_memory_;
   attention::SparseWork work_;  // of all sparse layers
   std::optional<attention::AttentionMetadataBuilder> builder_;
+  attention::AttentionMaskBuilder masks_;
+  std::optional<Blender> blender_;  // if some request is one of chunks
 };
 
 }  // namespace kvblocks::engine

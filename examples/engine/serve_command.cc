@@ -2,13 +2,17 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "checks/json_writer.h"
 #include "checks/status_macros.h"
 #include "examples/engine/request_log.h"
 #include "sim/commands/model_plan.h"
@@ -22,6 +26,7 @@
 #include "sim/report/human_table.h"
 #include "sim/report/metrics.h"
 #include "sim/report/tier_section.h"
+#include "sim/serve/tokenizer.h"
 #include "sim/trace/byte_sink.h"
 #include "sim/trace/convert.h"
 
@@ -36,6 +41,7 @@ take what they take on this machine; in between the clock jumps to the next arri
 
 Examples
   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --answers=answers.jsonl
+  engine serve --prompt-text="Once upon a time" --model=FOLDER/config.json --num-blocks=2000 --quiet
   engine serve prompts.jsonl --model=FOLDER/config.json --num-blocks=2000 --steps=steps.csv
   kvsim replay answers.jsonl --model=FOLDER/config.json --num-blocks=2000 \
       --time=recorded --step-times=steps.csv --steps=predicted.csv
@@ -62,6 +68,50 @@ class ServeCommand {
                   .help = "of matrix products and attention; 0: one per processor [0]",
                   .group = kModel},
                  0, 1024, &threads_);
+    options->Add({.name = "--requests",
+                  .unit = "FILE",
+                  .help = "what single requests ask of attention: JSON lines with a request_id and "
+                          "documents, mask, chunks or keep",
+                  .group = kModel,
+                  .file = sim::FileUse::kRead},
+                 &requests_);
+    options->Add({.name = "--blend-ratio",
+                  .unit = "R",
+                  .help = "of the tokens of blended chunks, to be computed again [0.16]",
+                  .group = kModel,
+                  .needs = "--requests"},
+                 0.0, 1.0, &blend_ratio_);
+    const char* kText = "Text";
+    options->AddRepeated({.name = "--prompt-text",
+                          .unit = "TEXT",
+                          .help = "a prompt, in place of a trace; may be given several times",
+                          .group = kText},
+                         &prompts_);
+    options->Add({.name = "--max-tokens",
+                  .unit = "N",
+                  .help = "of each answer to it [16]",
+                  .group = kText,
+                  .needs = "--prompt-text"},
+                 1, sim::kMaxTraceLength, &max_tokens_);
+    options->Add({.name = "--text",
+                  .unit = "FILE",
+                  .help = "the answers as text, a JSON line each; - is standard output, also "
+                          "without it for prompts that are text",
+                  .group = kText,
+                  .file = sim::FileUse::kWritten},
+                 &text_);
+    options->Add({.name = "--tokenizer",
+                  .unit = "FILE",
+                  .help = "a Hugging Face tokenizer.json [the one beside the config.json; if there "
+                          "is none a byte is a token]",
+                  .group = kText,
+                  .file = sim::FileUse::kRead},
+                 &tokenizer_);
+    options->Add({.name = "--python",
+                  .unit = "PROGRAM",
+                  .help = "that has the package tokenizers [python3]",
+                  .group = kText},
+                 &python_);
     options->Add({.name = "--answers",
                   .unit = "FILE",
                   .help = "the requests with their output tokens, as a trace in Mooncake's form",
@@ -85,15 +135,19 @@ class ServeCommand {
   absl::StatusOr<sim::ExitStatus> Execute();
 
  private:
+  absl::StatusOr<std::unique_ptr<sim::Tokenizer>> MakeTokenizer(const std::string& model) const;
+  absl::StatusOr<std::unique_ptr<sim::TraceReader>> OpenPrompts(sim::Tokenizer& tokenizer) const;
   absl::Status WriteAnswers(const Served& served) const;
+  absl::Status WriteTexts(const Served& served, sim::Tokenizer& tokenizer) const;
 
   const ServeFunction serve_;
   sim::ReplayInput input_;
   sim::ReplayExports exports_;
   sim::ReportOutput output_;
-  double temperature_ = 0;
-  int64_t seed_ = 0, threads_ = 0;
-  std::string answers_, request_log_;
+  double temperature_ = 0, blend_ratio_ = 0.16;
+  int64_t seed_ = 0, threads_ = 0, max_tokens_ = 16;
+  std::string requests_, answers_, request_log_, text_, tokenizer_, python_ = "python3";
+  std::vector<std::string> prompts_;
 };
 
 // Options of a replay's clock, which has no say here.
@@ -123,6 +177,48 @@ absl::Status ServeCommand::WriteAnswers(const Served& served) const {
   return sim::UnlessReaderGone(writer->Finish());
 }
 
+absl::StatusOr<std::unique_ptr<sim::Tokenizer>> ServeCommand::MakeTokenizer(
+    const std::string& model) const {
+  if (prompts_.empty() && text_.empty()) return nullptr;
+  absl::string_view folder = model;
+  const bool is_folder = absl::ConsumeSuffix(&folder, "config.json");
+  const std::string beside = absl::StrCat(folder, "tokenizer.json");
+  if (tokenizer_.empty() && !(is_folder && std::filesystem::exists(beside))) {
+    return std::make_unique<sim::ByteTokenizer>();
+  }
+  return sim::MakeHfTokenizer(tokenizer_.empty() ? beside : tokenizer_, python_);
+}
+
+// All at once, as a trace.
+absl::StatusOr<std::unique_ptr<sim::TraceReader>> ServeCommand::OpenPrompts(
+    sim::Tokenizer& tokenizer) const {
+  std::string trace;
+  for (const std::string& prompt : prompts_) {
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        const sim::Encoding encoding,
+        tokenizer.Encode(prompt, /*adds_special=*/true, /*with_pieces=*/false));
+    if (encoding.tokens.empty()) {
+      return absl::InvalidArgumentError("--prompt-text: got a text without a token");
+    }
+    absl::StrAppend(&trace, R"({"timestamp": 0, "block_size": 1, "input_length": )",
+                    encoding.tokens.size(), R"(, "output_length": )", max_tokens_,
+                    R"(, "hash_ids": [)", absl::StrJoin(encoding.tokens, ", "), "]}\n");
+  }
+  return sim::OpenTraceString(std::move(trace), "--prompt-text", {});
+}
+
+absl::Status ServeCommand::WriteTexts(const Served& served, sim::Tokenizer& tokenizer) const {
+  std::string text;
+  for (const sim::TraceRequest& request : served.requests) {
+    const std::vector<TokenId> tokens(request.output_ids.begin(), request.output_ids.end());
+    KVBLOCKS_ASSIGN_OR_RETURN(const std::string answer, tokenizer.Decode(tokens));
+    JsonWriter json;
+    json.BeginObject().Key("request_id").Value(request.id).Key("text").Value(answer);
+    absl::StrAppend(&text, json.EndObject().text(), "\n");
+  }
+  return sim::UnlessReaderGone(sim::WriteFile(text_.empty() ? "-" : text_, text));
+}
+
 absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const ReplayConfig config, input_.Configure());
   KVBLOCKS_RETURN_IF_ERROR(CheckNoClock(input_.given()));
@@ -146,7 +242,14 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   KVBLOCKS_RETURN_IF_ERROR(exports_.Check());
   KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, sim::FindModelOnDevice(setup.config));
   KVBLOCKS_ASSIGN_OR_RETURN(const Plan plan, sim::PlanPool(setup.config, hardware));
-  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, sim::OpenReplayTrace(config, setup.reader));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto tokenizer, MakeTokenizer(config.model()));
+  if (!prompts_.empty() && input_.given().has_trace()) {
+    return absl::InvalidArgumentError(
+        "--prompt-text: got it and a trace, expected one of them: where prompts come from");
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, prompts_.empty()
+                                             ? sim::OpenReplayTrace(config, setup.reader)
+                                             : OpenPrompts(*tokenizer));
 
   sim::ReplayMetricsOptions measured = setup.metrics;
   RequestLog log;
@@ -156,18 +259,23 @@ absl::StatusOr<sim::ExitStatus> ServeCommand::Execute() {
   exports_.Attach(0, setup, &measured, &observers);
   sim::ReplayMetrics metrics(measured);
   observers.insert(observers.begin(), &metrics);
-  const ToServe to_serve{.model_name = config.model(),
-                         .facts = &hardware.model,
-                         .plan = &plan,
-                         .config = sim::ConfigFor(setup, *reader),
-                         .options = {.threads = static_cast<int>(threads_),
-                                     .temperature = static_cast<float>(temperature_),
-                                     .seed = static_cast<uint64_t>(seed_)},
-                         .observers = observers,
-                         .tiers = tiers.get()};
+  ToServe to_serve{.model_name = config.model(),
+                   .facts = &hardware.model,
+                   .plan = &plan,
+                   .config = sim::ConfigFor(setup, *reader),
+                   .options = {.threads = static_cast<int>(threads_),
+                               .temperature = static_cast<float>(temperature_),
+                               .seed = static_cast<uint64_t>(seed_),
+                               .blend_ratio = blend_ratio_},
+                   .observers = observers,
+                   .tiers = tiers.get()};
+  if (!requests_.empty()) {
+    KVBLOCKS_ASSIGN_OR_RETURN(to_serve.options.requests, ReadRequestAttentions(requests_));
+  }
   KVBLOCKS_ASSIGN_OR_RETURN(const Served served, serve_(to_serve, std::move(reader)));
   KVBLOCKS_RETURN_IF_ERROR(exports_.Close());
   KVBLOCKS_RETURN_IF_ERROR(WriteAnswers(served));
+  if (tokenizer != nullptr) KVBLOCKS_RETURN_IF_ERROR(WriteTexts(served, *tokenizer));
   if (!request_log_.empty()) {
     KVBLOCKS_RETURN_IF_ERROR(sim::WriteFile(request_log_, log.Text()));
   }

@@ -24,6 +24,11 @@ absl::Status StepRunner::CheckConfig(const sim::SimulationConfig& config) {
   return absl::OkStatus();
 }
 
+const RequestAttention* StepRunner::AttentionOf(const sim::SimRequest& request) const {
+  const auto found = options_.requests.find(request.spec.id);
+  return found == options_.requests.end() ? nullptr : &found->second;
+}
+
 PlannedMemoryOptions StepRunner::MemoryOptions(const Plan& plan) const {
   return {.kernel_blocks = std::vector<int64_t>(plan.groups.size(), options_.kernel_blocks),
           .layout = options_.kv_layout};
@@ -121,7 +126,6 @@ void StepRunner::Take(const StepTokens& tokens, absl::Span<const float> logits,
   }
 }
 
-// Tokens [begin, end) of prompt and output.
 std::vector<int32_t> StepRunner::KnownTokens(const sim::SimRequest& request, int64_t begin,
                                              int64_t end) {
   const sim::TraceRequest& spec = request.spec;

@@ -24,7 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "examples/engine/request_attention.h"
 #include "kvblocks/attention.h"
+#include "kvblocks/cache_blend.h"
 #include "kvblocks/plan.h"
 #include "kvblocks/planned_memory.h"
 #include "sim/cost/step_time_model.h"
@@ -36,17 +38,24 @@ namespace kvblocks::engine {
 struct RunnerOptions {
   attention::KvLayout kv_layout = attention::KvLayout::kNhd;  // of caches with heads
   int64_t kernel_blocks = 1;                                  // that a page of the plan is
-  int threads = 0;        // of attention and matrix products; 0: one per processor
-  float temperature = 0;  // 0: greedy
-  uint64_t seed = 0;      // of sampling
+  int threads = 0;                  // of attention and matrix products; 0: one per processor
+  float temperature = 0;            // 0: greedy
+  uint64_t seed = 0;                // of sampling
+  RequestAttentions requests = {};  // those that ask for more than causal attention
+  double blend_ratio = 0.16;        // of the tokens of blended chunks, to be computed again
   // Called for each token that is sampled, by its place in the output, and what from.
   std::function<void(const sim::SimRequest&, int64_t index, absl::Span<const float> logits)>
       on_logits = nullptr;
+  // Told of each step in which prompts were blended, by layer.
+  std::function<void(absl::Span<const attention::BlendLayerReport>)> on_blend = nullptr;
 };
 
 class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
  public:
   const absl::Status& status() const { return status_; }
+  const RunnerOptions& options() const { return options_; }
+  // Around the attention of each layer; null: none. Must outlive the steps.
+  void set_hooks(attention::LayerHooks* hooks) { hooks_ = hooks; }
   // Of the cache, in the plan's tensors.
   const PlannedMemory& memory() const { return *memory_; }
 
@@ -75,6 +84,11 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   explicit StepRunner(RunnerOptions options)
       : options_(std::move(options)), random_(options_.seed) {}
 
+  // Tokens [begin, end) of prompt and output.
+  static std::vector<int32_t> KnownTokens(const sim::SimRequest& request, int64_t begin,
+                                          int64_t end);
+  // Null: causal attention.
+  const RequestAttention* AttentionOf(const sim::SimRequest& request) const;
   // Unimplemented for what no runner here does.
   static absl::Status CheckConfig(const sim::SimulationConfig& config);
   PlannedMemoryOptions MemoryOptions(const Plan& plan) const;
@@ -95,13 +109,12 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   bool wants_logits() const { return options_.temperature > 0 || options_.on_logits; }
 
   const RunnerOptions options_;
+  attention::LayerHooks* hooks_ = nullptr;
   std::optional<PlannedMemory> memory_;
   std::vector<int> groups_;                              // the manager's group of each metadata
   std::vector<attention::KvGroupConfig> group_configs_;  // likewise
 
  private:
-  static std::vector<int32_t> KnownTokens(const sim::SimRequest& request, int64_t begin,
-                                          int64_t end);
   void Sample(const Sampled& sampled, absl::Span<const float> logits,
               absl::Span<const int32_t> greedy);
 

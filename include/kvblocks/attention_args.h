@@ -97,6 +97,7 @@ struct SplitPolicy {
   static constexpr SplitPolicy Fixed(int64_t tokens) { return {Kind::kFixed, tokens}; }
   // Into at most `count` equal pieces of whole blocks.
   static constexpr SplitPolicy Count(int64_t count) { return {Kind::kCount, count}; }
+  friend bool operator==(const SplitPolicy&, const SplitPolicy&) = default;
 };
 
 // Block-sparse visibility (Phi-3-small's): with q block Q = p / block_size (decode: p = L - 1) and
@@ -264,6 +265,7 @@ struct DeviceDecodePlan {
   TensorView memory;  // contiguous, aligned to 16 bytes
   int64_t num_requests = 0, num_heads = 0, num_kv_heads = 0, key_dim = 0, value_dim = 0;
   int64_t block_size = 0, window_left = -1, chunk = 0, table_columns = 0, max_seq_len = 0;
+  DType cache_dtype = DType::kBF16;
   SplitPolicy split;
 };
 

@@ -458,6 +458,15 @@ class AttentionBackend {
                                  const DenseCompressedIndicesArgs& args) const;
   virtual absl::Status BuildList(const ExecContext& context, const TopkSlotsArgs& args) const;
 
+  // Plans of decodes that layers of a step can share (StepPlans): the bytes of one, 0 where calls
+  // like this make none ahead of their kernels; and one made in plan->memory.
+  virtual int64_t DecodePlanBytes(const ExecContext& /*context*/,
+                                  const PagedDecodeArgs& /*args*/) const {
+    return 0;
+  }
+  virtual absl::Status PlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
+                                  DeviceDecodePlan* plan) const;
+
   // Zeros into a tensor on the backend's device.
   virtual absl::Status FillZeros(const ExecContext& context, const TensorView& out) const;
 };

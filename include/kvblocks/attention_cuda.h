@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/attention_backend.h"
+#include "kvblocks/attention_masks.h"
 #include "kvblocks/attention_ops.h"
 
 // The backend CUDA: Cuda()'s operations on GPUs of compute capability 8.0 and later, as layers and
@@ -20,6 +21,10 @@ const AttentionBackend& CudaBackend();
 
 // AlreadyExists if there is a backend CUDA.
 absl::Status RegisterCudaBackend(BackendRegistry& registry);
+
+// For mask builders whose device is a GPU, which must be the current one: copies a mask into memory
+// of its own there and waits. Not during a capture. Freed with the mask's last holder.
+MaskUpload CudaMaskUpload();
 
 // CUDA: attention on NVIDIA GPUs of compute capability 8.0 and later.
 //

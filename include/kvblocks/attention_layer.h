@@ -41,6 +41,78 @@
 
 namespace kvblocks::attention {
 
+// StepPlans: what the layers of one step make once and share: plans of decodes in device memory,
+// and the lists of sparse layers (rule AT-65).
+//
+// The first layer that needs a plan makes it; others of the same shape over the same lengths take
+// it. A layer that comes again begins anew: so a step that is captured into a graph plans inside of
+// the graph, even if it ran before. Results are those of layers that plan for themselves, to the
+// bit. Good for one stream at a time; DeviceMetadata has one for its steps.
+//
+// `memory`, u8 and aligned to 16 bytes, is where backends that plan on the device put plans; those
+// that do not fit are not shared. Cost: O(shapes + layers) per layer; allocates for new ones only.
+
+struct SparseWork;
+
+class StepPlans {
+ public:
+  explicit StepPlans(TensorView memory = {}) : memory_(memory) {}
+  StepPlans(const StepPlans&) = delete;
+  StepPlans& operator=(const StepPlans&) = delete;
+
+  // Lengths are others than before: nothing made so far is taken again.
+  void BeginStep() { ++step_; }
+
+  // The plan for a call of `layer`, made on the context's stream if there is none yet; null where
+  // the backend makes none or memory is used up.
+  absl::StatusOr<const DeviceDecodePlan*> ForDecode(const AttentionBackend& backend,
+                                                    const ExecContext& context, const void* layer,
+                                                    const PagedDecodeArgs& args);
+  // Whether `layer` has to fill the lists of its work, because none of its type has. Layers of
+  // several types may work in the same memory.
+  bool HasToList(const LayerConfig& layer, const CommonAttentionMetadata& window,
+                 const CommonAttentionMetadata* compressed, const SparseWork& work);
+
+  // So far, to see that they are shared.
+  int64_t num_decode_plans() const { return num_decode_plans_; }
+  int64_t num_lists() const { return num_lists_; }
+
+ private:
+  // Which layers took something in which step.
+  struct Users {
+    int64_t step = -1;
+    std::vector<const void*> layers;
+  };
+  struct Decode {
+    const void* lengths = nullptr;
+    void* stream = nullptr;
+    DeviceDecodePlan plan;
+    bool is_shared = false;  // else calls plan for themselves
+    Users users;
+  };
+  // What lies where a work begins.
+  struct Lists {
+    const void* all_slots = nullptr;
+    const void* lengths[2] = {};
+    int64_t window = 0, ratio = 0, topk = 0;
+
+    friend bool operator==(const Lists&, const Lists&) = default;
+  };
+  struct Work {
+    Lists lists;
+    Users users;
+  };
+  // True if the layer is the first of the step, or comes again.
+  bool IsFirst(Users& users, const void* layer) const;
+  bool Reserve(int64_t needed, TensorView* memory);
+
+  TensorView memory_;
+  int64_t used_ = 0;  // bytes of it
+  int64_t step_ = 0, num_decode_plans_ = 0, num_lists_ = 0;
+  std::vector<std::unique_ptr<Decode>> decodes_;  // plans stay where they are
+  absl::flat_hash_map<const void*, Work> works_;
+};
+
 class AttentionLayer : public AttentionImpl {
  public:
   // `backend` must outlive the layer.
@@ -137,7 +209,8 @@ struct SparseTensors {
 
 // Fills the lists of a step, once for all layers alike: those of windows and of all compressed
 // rows. `window` and `compressed` (with positions) are the metadata of their groups, the latter
-// null for layers with a window only. Nothing to do for V3.2.
+// null for layers with a window only. Nothing to do for V3.2, nor where `window` has plans, by which
+// layers know whether it is done, and do it themselves.
 absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext& context,
                               const LayerConfig& layer, const CommonAttentionMetadata& window,
                               const CommonAttentionMetadata* compressed, const SparseWork& work);
@@ -172,7 +245,8 @@ class SparseMlaLayer : public AttentionImpl {
 // A ForwardContext holds the layers with their caches, and the metadata of the step. A layer that
 // shares the cache of another reads that one's. The layer calls the connector's hooks. Sparse
 // layers have further caches, which AddLayer takes as well, and whose metadata is found by their
-// names (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build.
+// names (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build, unless
+// the metadata has plans.
 // Writes `out` and the cache, never q, k or v: see kUnifiedAttentionMutates. Cost: a look-up per
 // name. Thread-compatible.
 

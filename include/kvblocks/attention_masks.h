@@ -98,6 +98,7 @@ MaskRule StridedRule(int64_t stride);
 // The new tokens of a request: positions first_position on, each a row over num_keys keys.
 struct MaskRows {
   int64_t first_position = 0, num_rows = 0, num_keys = 0;
+  const MaskRule* rule = nullptr;  // of this request, instead of the batch's
 };
 
 struct CustomMaskSpec {
@@ -269,6 +270,9 @@ struct MaskNeeds {
   bool pooling = false;
   int64_t window = 0;  // of the group's windowed layers, the query included; 0: none
   CustomMaskConfig custom = {};
+  // Custom masks are those of steps whose longest request has so many positions, though the step's
+  // be shorter: what captured graphs want, whose masks must not change. 0: as long as the step's.
+  int64_t max_seq_len = 0;
 };
 
 // Sets the three masks of the metadata (null where not needed). On failure nothing is changed.

@@ -218,6 +218,8 @@ enum class AttentionState : uint8_t {
 };
 const char* Name(AttentionState state);
 
+class StepPlans;  // attention_layer.h
+
 struct CommonAttentionMetadata {
   // On the device of the step; R = num_reqs, T = num_actual_tokens, padded rows behind them.
   ConstTensorView query_start_loc;  // i32 [R + 1]: from 0 to T, non-decreasing
@@ -265,6 +267,9 @@ struct CommonAttentionMetadata {
 
   // Null unless attached (masks/mask_wiring.h). What is there reaches the kernels.
   MaskRef attn_mask, swa_mask, custom_mask;
+
+  // Where the layers of a step share their plans; null: each call plans for itself.
+  StepPlans* plans = nullptr;
 };
 
 // The split of a batch into decodes, extends and fresh prefills: its order, its counts, its state
@@ -456,6 +461,10 @@ struct MetadataBuilderOptions {
   int64_t max_seq_len = 0;
   SplitOptions split = {};
   AttachMasksFunction attach_masks = {};  // empty: the implicit path, no masks
+  // Bytes per group for ragged bits of a step's custom mask. They are copied to where the arrays
+  // are, and so move with these and stay at the same addresses; a step with more is refused. 0:
+  // masks are left where attach_masks made them.
+  int64_t max_mask_bytes = 0;
 };
 
 class AttentionMetadataBuilder {
@@ -502,6 +511,7 @@ class AttentionMetadataBuilder {
     int32_t* block_table = nullptr;  // [max_num_reqs, columns]
     int64_t* slot_mapping = nullptr;
     int32_t* own_lens = nullptr;  // lengths with sink rows, or local context; null: neither
+    std::byte* mask_bits = nullptr;  // null: no room for them
     std::vector<int32_t> filled;  // per row: entries behind it hold the null block
     // Per manager block: the check in which somebody wrote to it last.
     std::vector<uint32_t> writer;
@@ -525,10 +535,11 @@ class AttentionMetadataBuilder {
   void FillGroup(const BatchInput& input, size_t g);
   void Publish(const BatchInput& input, const CommonAttentionMetadata& lengths, size_t g);
   void PublishLocalContext(Group& group);
+  void PublishMasks(Group& group);
 
   SplitOptions split_;
   AttachMasksFunction attach_masks_;
-  int64_t max_num_reqs_ = 0, max_num_tokens_ = 0, max_seq_len_ = 0;
+  int64_t max_num_reqs_ = 0, max_num_tokens_ = 0, max_seq_len_ = 0, max_mask_bytes_ = 0;
 
   std::unique_ptr<std::byte[]> storage_;  // of all arrays below and in the groups
   size_t storage_bytes_ = 0;
@@ -574,8 +585,11 @@ class AttentionMetadataBuilder {
 // Sets are for backends whose kernels read lengths on the device. A graph of one query length
 // (uniform_query_len > 0) serves decodes, all of that many tokens; with 0 any step fits, and layers
 // are captured with all requests as prefills (GraphLevel::kAlways). Cost: that of the builder;
-// nothing is allocated after Create. Masks of a graph must stay where they are: attach_masks is
-// refused.
+// nothing is allocated after Create.
+//
+// Masks of a graph stay where they are and of the form that they have: ragged bits need
+// max_mask_bytes, and sets are captured with as many; other masks must be the same object for every
+// step, which MaskNeeds::max_seq_len sees to. A step whose masks are others is refused.
 
 // The padded token counts that vLLM 0.33 captures: 1, 2, 4, then multiples of 8 below 256 and of 16
 // from there on, up to `most`.
@@ -624,7 +638,7 @@ class GraphParameters {
 
   GraphParameterOptions graphs_;
   std::unique_ptr<AttentionMetadataBuilder> builder_;  // stays where it is when this moves
-  int64_t max_seq_len_ = 0;
+  int64_t max_seq_len_ = 0, max_mask_bytes_ = 0;
   std::vector<GraphParameterSet> sets_;
   std::vector<std::vector<int32_t>> host_;  // what host spans of sets point to
 };

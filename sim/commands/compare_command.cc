@@ -216,10 +216,21 @@ absl::StatusOr<ExitStatus> CompareCommand::Execute() {
   KVBLOCKS_RETURN_IF_ERROR(output_.Check({}));
   pb::Comparison comparison;
   KVBLOCKS_RETURN_IF_ERROR(Compare(&comparison));
+  const auto& [a, b] = files_;
+  PageParts parts;
+  pb::Facts facts_a, facts_b;
+  if (!output_.html().empty()) {
+    facts_a = FactsOf(*a.report);
+    facts_b = FactsOf(*b.report);
+    parts = {{"a", a.report.get()},
+             {"b", b.report.get()},
+             {"facts_a", &facts_a},
+             {"facts_b", &facts_b}};
+  }
   const ExitStatus printed = output_.Print(
       "compare", comparison,
       {.table = [&](bool color) { return FormatComparison(comparison, color); },
-       .page_parts = {{"a", files_[0].report.get()}, {"b", files_[1].report.get()}}});
+       .page_parts = parts});
   return printed == kDone && !comparison.passed() ? kMissed : printed;
 }
 

@@ -277,7 +277,18 @@ absl::StatusOr<FleetOptions> MakeHandoverOptions(const ReplaySetup& setup) {
         "--prefill-replicas and --decode-replicas: got groups of cross attention, expected none: "
         "what encoders made is not transferred");
   }
-  options.bytes_per_token = setup.block_bytes / groups.front().spec.block_size();
+  // Of several groups each has layers of its own in a block.
+  const std::vector<int64_t> of_groups = GroupBlockBytes(setup.simulation);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const KvCacheSpecKind kind = groups[g].spec.kind();
+    options.groups.push_back(
+        {.block_bytes = groups.size() == 1 ? setup.block_bytes
+                                           : std::min(setup.block_bytes, of_groups[g]),
+         .block_size = groups[g].spec.block_size(),
+         .is_window = kind == KvCacheSpecKind::kSlidingWindow ||
+                      kind == KvCacheSpecKind::kSlidingWindowMla ||
+                      kind == KvCacheSpecKind::kChunkedLocalAttention});
+  }
   fleet.handover = options;
   return fleet;
 }

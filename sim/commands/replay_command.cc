@@ -126,8 +126,11 @@ absl::StatusOr<ExitStatus> ReplayCommand::Execute() {
   replay->Fill(*reader_, &report);
   if (pools) pools->Fill(report.mutable_possible_pools());
   PrintWarnings(*reader_);
-  const ExitStatus status = output_.Print(
-      "replay", report, {.table = [&](bool color) { return FormatReport(report, color); }});
+  const auto facts = FactsOf(report);
+  const ExitStatus status =
+      output_.Print("replay", report,
+                    {.table = [&](bool color) { return FormatReport(report, color); },
+                     .page_parts = {{"facts", &facts}}});
   if (status != kDone) return status;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }

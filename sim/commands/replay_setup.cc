@@ -264,13 +264,7 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
     return BadOption("--load-if", "faster",
                      "always with --time=recorded, which does not know what computing would take");
   }
-  for (const KvCacheGroup& group : simulation.kv_cache.groups) {
-    const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
-    const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
-    const int64_t ranks = is_shared ? std::max<int64_t>(simulation.ranks_per_block, 1) : 1;
-    options.group_block_bytes.push_back(
-        std::max<int64_t>(1, num_layers * group.spec.page_bytes() / ranks));
-  }
+  options.group_block_bytes = GroupBlockBytes(simulation);
   if (options.tiers.front().options.write_policy == offload::WritePolicy::kOnEvict) {
     setup->simulation.manager.enable_events = true;
   }
@@ -341,6 +335,17 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   }
   KVBLOCKS_RETURN_IF_ERROR(SetRatio("--speedup", config.speedup(), &reader.speedup));
   return reader;
+}
+
+std::vector<int64_t> GroupBlockBytes(const SimulationConfig& simulation) {
+  std::vector<int64_t> bytes;
+  for (const KvCacheGroup& group : simulation.kv_cache.groups) {
+    const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
+    const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
+    const int64_t ranks = is_shared ? std::max<int64_t>(simulation.ranks_per_block, 1) : 1;
+    bytes.push_back(std::max<int64_t>(1, num_layers * group.spec.page_bytes() / ranks));
+  }
+  return bytes;
 }
 
 SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {

@@ -56,6 +56,9 @@ enum class SeveralRanks { kRefused, kTaken };
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config,
                                             SeveralRanks ranks = SeveralRanks::kRefused);
 
+// What a block of each KV-cache group takes on one device.
+std::vector<int64_t> GroupBlockBytes(const SimulationConfig& simulation);
+
 // What a replay of `reader` runs with: zero_output may be the trace's to say.
 SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
 

@@ -171,9 +171,10 @@ absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader
     return CurvePair{size, Share(first, size), Share(b, size)};
   };
   difference.greatest = pair(0);
+  // Between sizes where a slope changes, the difference is greatest at an end.
   std::vector<int64_t> sizes;
   for (const OrderRun* run : {&first, &b}) {
-    for (const HitCurve::Point& point : run->curve.points()) sizes.push_back(point.num_blocks);
+    for (const HitCurve::Piece& piece : run->curve.pieces()) sizes.push_back(piece.first - 1);
   }
   std::sort(sizes.begin(), sizes.end());
   for (const int64_t size : sizes) {

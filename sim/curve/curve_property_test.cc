@@ -122,7 +122,8 @@ void CompareWithRealPools(uint64_t seed, FreeOrder free_order, int64_t* num_exac
     smallest = std::max(smallest, (tokens + workload.block_tokens - 1) / workload.block_tokens);
   }
   smallest = std::max(smallest, curve.peak_referenced());
-  for (int64_t size = smallest; size < hits.points().size() + 60; ++size) {
+  const int64_t largest = hits.SmallestPool(hits.max_hits());
+  for (int64_t size = smallest; size < largest + 60; ++size) {
     const RealHits real =
         HitsOfRealPool(workload, ConfigOfPool(workload, size, free_order, running));
     RC_ASSERT(real.status.ok());

@@ -6,47 +6,38 @@
 
 namespace kvblocks::sim {
 
-void HitCurve::AddRun(int64_t first, int64_t count) {
-  if (count <= 0) return;
-  const auto end = static_cast<size_t>(first + count);
-  if (gains_.size() <= end) gains_.resize(std::max(end + 1, 2 * gains_.size()));
-  ++gains_[static_cast<size_t>(first)];
-  --gains_[end];
-}
-
-void HitCurve::AddAt(int64_t num_blocks, int64_t count) {
-  const auto at = static_cast<size_t>(num_blocks);
-  if (gains_.size() <= at + 1) gains_.resize(std::max(at + 2, 2 * gains_.size()));
-  gains_[at] += count;
-  gains_[at + 1] -= count;
-}
-
 void HitCurve::Finish() {
-  points_.clear();
-  int64_t gain = 0, hits = 0;
-  for (size_t size = 0; size < gains_.size(); ++size) {
-    gain += gains_[size];
-    if (gain == 0) continue;
-    hits += gain;
-    points_.push_back({static_cast<int64_t>(size), hits});
+  pieces_.clear();
+  for (const auto& [size, change] : changes_) {
+    if (change != 0) pieces_.push_back({size, change, 0});
   }
-  points_.shrink_to_fit();
-  std::vector<int64_t>().swap(gains_);
+  changes_ = {};
+  std::sort(pieces_.begin(), pieces_.end(),
+            [](const Piece& a, const Piece& b) { return a.first < b.first; });
+  for (size_t i = 1; i < pieces_.size(); ++i) {
+    const Piece& before = pieces_[i - 1];
+    pieces_[i].gain += before.gain;
+    pieces_[i].hits_before = before.hits_before + before.gain * (pieces_[i].first - before.first);
+  }
 }
 
 int64_t HitCurve::Hits(int64_t num_blocks) const {
   const auto after =
-      std::upper_bound(points_.begin(), points_.end(), num_blocks,
-                       [](int64_t size, const Point& point) { return size < point.num_blocks; });
-  return after == points_.begin() ? 0 : (after - 1)->hits;
+      std::upper_bound(pieces_.begin(), pieces_.end(), num_blocks,
+                       [](int64_t size, const Piece& piece) { return size < piece.first; });
+  if (after == pieces_.begin()) return 0;
+  const Piece& piece = *(after - 1);
+  return piece.hits_before + piece.gain * (num_blocks - piece.first + 1);
 }
 
 int64_t HitCurve::SmallestPool(int64_t hits) const {
   if (hits <= 0) return 0;
-  const auto first =
-      std::lower_bound(points_.begin(), points_.end(), hits,
-                       [](const Point& point, int64_t wanted) { return point.hits < wanted; });
-  return first == points_.end() ? -1 : first->num_blocks;
+  if (hits > max_hits()) return -1;
+  const auto after = std::lower_bound(
+      pieces_.begin(), pieces_.end(), hits,
+      [](const Piece& piece, int64_t wanted) { return piece.hits_before < wanted; });
+  const Piece& piece = *(after - 1);
+  return piece.first + (hits - piece.hits_before - 1) / piece.gain;
 }
 
 ReleaseHistory::Batch ReleaseHistory::Push(int64_t value) {

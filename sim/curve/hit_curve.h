@@ -9,9 +9,9 @@
 // Sizes count usable blocks: an engine's pool has the null block beside them. Size 0 stands for
 // blocks that somebody held at that time, which every pool hits.
 //
-// Always: hits never fall with the size. Cost: O(1) per run; Finish O(largest size), after which
-// look-ups are O(log sizes). Memory: 8 bytes per size up to Finish, then 16 per size that gains
-// hits.
+// Always: hits never fall with the size. Cost and memory follow the runs, not the sizes: O(1) per
+// run, Finish O(runs log runs), after which look-ups are O(log runs); about 40 bytes per size at
+// which a run begins or ends.
 
 #ifndef KVBLOCKS_SIM_CURVE_HIT_CURVE_H_
 #define KVBLOCKS_SIM_CURVE_HIT_CURVE_H_
@@ -21,34 +21,43 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+
 namespace kvblocks::sim {
 
 class HitCurve {
  public:
-  struct Point {
-    int64_t num_blocks;  // the smallest pool with so many hits
-    int64_t hits;
-
-    friend bool operator==(const Point&, const Point&) = default;
+  // Sizes from `first` on, up to the next piece: each has `gain` more hits than the one before.
+  struct Piece {
+    int64_t first;
+    int64_t gain;
+    int64_t hits_before;  // of the size before the first
   };
 
   // Blocks that need pools of first, first + 1, ... first + count - 1 blocks. REQUIRES: 0 <= first,
   // 0 <= count.
-  void AddRun(int64_t first, int64_t count);
+  void AddRun(int64_t first, int64_t count) { Add(first, first + count, 1); }
   // `count` blocks that need a pool of num_blocks.
-  void AddAt(int64_t num_blocks, int64_t count);
+  void AddAt(int64_t num_blocks, int64_t count) { Add(num_blocks, num_blocks + 1, count); }
   void Finish();
 
   // REQUIRES: Finish was called.
   int64_t Hits(int64_t num_blocks) const;
-  int64_t max_hits() const { return points_.empty() ? 0 : points_.back().hits; }
+  int64_t max_hits() const { return pieces_.empty() ? 0 : pieces_.back().hits_before; }
   // With at least so many hits; -1 if no pool has them.
   int64_t SmallestPool(int64_t hits) const;
-  const std::vector<Point>& points() const { return points_; }
+  // Ascending. The last one gains nothing.
+  const std::vector<Piece>& pieces() const { return pieces_; }
 
  private:
-  std::vector<int64_t> gains_;  // differences of what each size gains
-  std::vector<Point> points_;
+  void Add(int64_t first, int64_t end, int64_t gain) {
+    if (first == end) return;
+    changes_[first] += gain;
+    changes_[end] -= gain;
+  }
+
+  absl::flat_hash_map<int64_t, int64_t> changes_;  // of what each size gains, by size
+  std::vector<Piece> pieces_;
 };
 
 // ReleaseHistory: how large a pool must have been to keep what was released, batch by batch.

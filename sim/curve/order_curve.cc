@@ -92,7 +92,7 @@ void OrderCurve::Add(const CurveRequest& request) {
   history_.AddToAll(request.num_blocks() - num_found);
   if (options_.free_order == FreeOrder::kUnhashedFirst) history_.AddToAll(-request.num_unkeyed);
   if (num_keyed > 0) {
-    paths_.Append(request.keys, num_seen, &segments_);
+    paths_.Append(request.keys, &segments_);
     paths_.Touch(segments_, history_.Push(0));
   }
   history_.Settle();
@@ -234,7 +234,7 @@ RoundingLoss LossByRounding(const TraceInfo& info, const std::vector<TraceReques
       loss.short_tokens += shared;
       ++loss.short_requests;
     }
-    paths.Append(ids.keys, num_seen, &segments);
+    paths.Append(ids.keys, &segments);
   }
   return loss;
 }

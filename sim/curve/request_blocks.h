@@ -13,15 +13,16 @@
 #ifndef KVBLOCKS_SIM_CURVE_REQUEST_BLOCKS_H_
 #define KVBLOCKS_SIM_CURVE_REQUEST_BLOCKS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/types/span.h"
 #include "sim/simulation_config.h"
+#include "sim/trace/content_paths.h"
 #include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
@@ -74,28 +75,19 @@ class RequestBlocks {
   std::vector<uint64_t> keys_;
 };
 
-// BlockPaths: all blocks of all prompts, each known by the path of blocks that ends with it, and
-// for each block a number that says when it was used last.
+// BlockPaths: ContentPaths, and for each block a number that says when it was used last.
 //
-// A path is a list of keys; a key says all that comes before it, too. Blocks that nobody had seen
-// are laid down as one piece, so a path is a list of pieces, each followed from its first block to
-// some depth. A request that uses a block uses all blocks before it. So along a piece the numbers
-// never grow, and they are kept as a few runs: a use of the first m blocks of a piece replaces the
-// runs inside m by one.
+// A request that uses a block uses all blocks before it. So along a piece the numbers never grow,
+// and they are kept as a few runs: a use of the first m blocks of a piece replaces the runs inside
+// m by one.
 //
-// Always: a piece is entered at its first block; its runs cover it, the latest use first. Two keys
-// are taken for equal if their 64 bits are. Cost: about 1 ns per block that is followed, and a
-// look-up in a table wherever a path leaves a piece. Memory: 8 bytes per block, about 100 per
-// piece; there is at most one piece per request. Single-threaded.
+// Always: the runs of a piece cover it, the latest use first. Cost and memory: as ContentPaths, and
+// 32 bytes per piece more. Single-threaded.
 
 class BlockPaths {
  public:
   using Use = uint32_t;
-  // The first `num_blocks` blocks of a piece.
-  struct Segment {
-    uint32_t piece;
-    uint32_t num_blocks;
-  };
+  using Segment = ContentPaths::Segment;
   // Blocks [begin, end) of a path, counted from its start, used last at `use`.
   struct Run {
     int64_t begin;
@@ -107,27 +99,25 @@ class BlockPaths {
   // blocks in them.
   int64_t Follow(absl::Span<const uint64_t> keys, std::vector<Segment>* segments) const;
 
-  // Lays down the blocks behind the first `num_seen`, to which Follow came; then `segments` cover
-  // the path.
-  void Append(absl::Span<const uint64_t> keys, int64_t num_seen, std::vector<Segment>* segments);
+  // Lays down the blocks behind those, to which Follow came; then `segments` cover the path.
+  void Append(absl::Span<const uint64_t> keys, std::vector<Segment>* segments);
 
   // visit(run) for the path's blocks before `end`, from the root on. REQUIRES: they were used.
   template <typename Visitor>
   void ForEachRun(absl::Span<const Segment> segments, int64_t end, Visitor&& visit) const {
     for (const Segment& segment : segments) {
-      const Piece& piece = pieces_[segment.piece];
-      const int64_t stop = piece.depth + segment.num_blocks < end
-                               ? piece.depth + static_cast<int64_t>(segment.num_blocks)
-                               : end;
-      int64_t begin = piece.depth;
-      for (size_t i = piece.steps.size(); i > 0 && begin < stop; --i) {
-        const Step& step = piece.steps[i - 1];
-        const int64_t step_end = piece.depth + static_cast<int64_t>(step.end);
+      const std::vector<Step>& steps = steps_[segment.piece];
+      const int64_t first = depth(segment.piece);
+      const int64_t stop = std::min(first + int64_t{segment.num_blocks}, end);
+      int64_t begin = first;
+      for (size_t i = steps.size(); i > 0 && begin < stop; --i) {
+        const Step& step = steps[i - 1];
+        const int64_t step_end = first + int64_t{step.end};
         const int64_t run_end = step_end < stop ? step_end : stop;
         if (run_end > begin) visit(Run{begin, run_end, step.use});
         begin = run_end;
       }
-      if (piece.depth + static_cast<int64_t>(segment.num_blocks) >= end) return;
+      if (first + int64_t{segment.num_blocks} >= end) return;
     }
   }
 
@@ -137,14 +127,9 @@ class BlockPaths {
   // Forgets all uses, not the blocks: every block was used at `use`.
   void ResetUses(Use use);
 
-  int64_t num_blocks() const { return static_cast<int64_t>(keys_.size()); }
-  size_t num_pieces() const { return pieces_.size(); }
-  // Of a block of a piece: which of all blocks it is, in the order in which they were laid down.
-  int64_t BlockIndex(uint32_t piece, int64_t depth) const {
-    return static_cast<int64_t>(pieces_[piece].first) + depth - pieces_[piece].depth;
-  }
+  int64_t num_blocks() const { return paths_.num_blocks(); }
   // How deep on its paths the piece begins.
-  int64_t depth(uint32_t piece) const { return pieces_[piece].depth; }
+  int64_t depth(uint32_t piece) const { return paths_.depth(piece); }
 
  private:
   // The blocks from the end of the step before (the next one in the list) to `end`.
@@ -152,16 +137,9 @@ class BlockPaths {
     uint32_t end;  // within the piece
     Use use;
   };
-  struct Piece {
-    size_t first;  // of its keys
-    int64_t depth;
-    uint32_t num_blocks;
-    std::vector<Step> steps;  // the deepest first
-  };
 
-  std::vector<uint64_t> keys_;
-  std::vector<Piece> pieces_;
-  absl::flat_hash_map<uint64_t, uint32_t> pieces_by_first_key_;
+  ContentPaths paths_;
+  std::vector<std::vector<Step>> steps_;  // by piece, the deepest first
 };
 
 }  // namespace kvblocks::sim

@@ -102,12 +102,19 @@ class FleetObserver {
 enum class FirstToken { kPrefill, kDecode };
 enum class LinkScope { kShared, kPerDecodeReplica };
 
+// KV of one KV-cache group, as a link carries it.
+struct GroupTransfer {
+  int64_t block_bytes = 0;  // on one device
+  int64_t block_size = 1;   // tokens
+  bool is_window = false;   // of a prompt only what its window still needs travels
+};
+
 struct HandoverOptions {
   size_t num_prefill = 1;  // of the replicas, the first so many; the others decode
   RouterOptions decode_router = {.kind = RouterKind::kLeastTokens};
   LinkOptions link = {};
   LinkScope scope = LinkScope::kShared;  // one for all transfers, or one into each decode replica
-  int64_t bytes_per_token = 0;           // of KV, as a link carries them
+  std::vector<GroupTransfer> groups = {};
   // Also the bytes travel that the decode replica has already.
   bool charges_hits = false;
   FirstToken first_token = FirstToken::kPrefill;
@@ -173,7 +180,7 @@ class Fleet final : private ReplicaSet::Owner {
   // InvalidArgument for bad options, groups of ranks that are not ascending, scale or have a
   // connector, no replica, too many or fewer than scaling may need at once, a bad configuration of
   // one, or replicas that hash contents differently or do not cache, with a router that compares
-  // contents; with hand-over also for replicas that do not keep all blocks of a request. What
+  // contents; with hand-over also for replicas that keep states, or other groups than listed. What
   // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
                                                        std::vector<ReplicaSetup> replicas,

@@ -22,8 +22,8 @@ class Fleet::Handover::Side final : public KvConnector, public EngineObserver {
     if (is_prefill() || parent_->ClientOf(request).hold < 0) return {};
     return {.num_tokens = std::max<int64_t>(request.num_prompt - num_hit_tokens, 0)};
   }
-  void StartLoad(const KvLoad& load, const KvCacheManager&, SimTime now) override {
-    parent_->StartTransfer(replica_, load, now);
+  void StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) override {
+    parent_->StartTransfer(replica_, load, manager, now);
   }
   StepLoadTimes StepLoads(SimTime) override { return {}; }
   std::optional<SimTime> NextEvent() const override {
@@ -81,9 +81,12 @@ absl::Status Fleet::Handover::Check(const HandoverOptions& options, size_t num_r
                            " replicas, expected at least one that prefills and one that decodes");
   }
   if (absl::Status status = Validate(options.decode_router); !status.ok()) return status;
-  if (options.bytes_per_token < 1 || options.bytes_per_token > (int64_t{1} << 40)) {
-    return InvalidArgument("bytes_per_token: got ", options.bytes_per_token,
-                           ", expected 1 to 2^40");
+  for (const GroupTransfer& group : options.groups) {
+    if (group.block_bytes >= 1 && group.block_bytes <= int64_t{1} << 40 && group.block_size >= 1) {
+      continue;
+    }
+    return InvalidArgument("handover.groups: got ", group.block_bytes, " bytes per block of ",
+                           group.block_size, " tokens, expected 1 to 2^40 and at least 1");
   }
   if (options.max_local_tokens < 0) {
     return InvalidArgument("max_local_tokens: got ", options.max_local_tokens,
@@ -108,12 +111,17 @@ void Fleet::Handover::Join(size_t replica, ReplicaSetup* setup) {
 
 absl::Status Fleet::Handover::CheckReplica(size_t replica) const {
   const KvCacheManager& manager = fleet_->set_.replica(replica).manager();
+  const auto refuse = [&](const absl::Status& status) {
+    return fleet_->set_.OfReplica(static_cast<int32_t>(replica), status);
+  };
+  if (manager.num_groups() != static_cast<GroupId>(options_.groups.size())) {
+    return refuse(InvalidArgument("it has ", manager.num_groups(), " KV-cache groups, expected ",
+                                  options_.groups.size(), " as handover.groups lists"));
+  }
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
-    if (manager.group(g).keeps_all_blocks()) continue;
-    return fleet_->set_.OfReplica(
-        static_cast<int32_t>(replica),
-        InvalidArgument("KV-cache group ", g,
-                        " does not keep all blocks of a request, expected full attention only"));
+    if (manager.group(g).spec().kind() != KvCacheSpecKind::kMamba) continue;
+    return refuse(InvalidArgument("KV-cache group ", g,
+                                  " keeps states, expected attention only: states do not travel"));
   }
   return absl::OkStatus();
 }
@@ -125,14 +133,36 @@ void Fleet::Handover::Close(HandoverResult* result) {
 
 // --- Transfers ---
 
-void Fleet::Handover::StartTransfer(size_t decode, const KvLoad& load, SimTime now) {
+int64_t Fleet::Handover::BytesOf(const KvLoad& load, const KvCacheManager& manager) const {
+  const int64_t end = load.num_hit_tokens + load.num_tokens;
+  const int64_t begin = options_.charges_hits ? 0 : load.num_hit_tokens;
+  Wide bytes = 0;
+  for (GroupId g = 0; g < manager.num_groups(); ++g) {
+    const GroupTransfer& group = options_.groups[static_cast<size_t>(g)];
+    int64_t num_tokens = end - begin;
+    if (group.is_window) {
+      // In front of the window there are null blocks.
+      const absl::Span<const BlockId> table = manager.GetBlocks(*load.request->kv, g);
+      int64_t first = end;
+      while (first > begin) {
+        const int64_t block = (first - 1) / group.block_size;
+        if (table[static_cast<size_t>(block)] == kNullBlockId) break;
+        first = std::max(begin, block * group.block_size);
+      }
+      num_tokens = end - first;
+    }
+    bytes += Wide{num_tokens} * group.block_bytes / group.block_size;
+  }
+  return static_cast<int64_t>(std::min<Wide>(bytes, Link::kMaxBytes));
+}
+
+void Fleet::Handover::StartTransfer(size_t decode, const KvLoad& load,
+                                    const KvCacheManager& manager, SimTime now) {
   // The scheduler's own view is const; it is our request.
   Client& client = ClientOf(*load.request);
-  const int64_t num_tokens =
-      options_.charges_hits ? load.num_hit_tokens + load.num_tokens : load.num_tokens;
   client.life.load_start = now;
   client.life.num_loaded_tokens = load.num_tokens;
-  client.life.num_bytes = num_tokens * options_.bytes_per_token;
+  client.life.num_bytes = BytesOf(load, manager);
   const size_t link = options_.scope == LinkScope::kShared ? 0 : decode - options_.num_prefill;
   const int64_t id = links_[link].Start(now, client.life.num_bytes);
   transfers_[{link, id}] = {.decode = decode,

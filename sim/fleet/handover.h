@@ -40,7 +40,7 @@ class Fleet::Handover {
   static absl::Status Check(const HandoverOptions& options, size_t num_replicas);
   // Puts itself behind the replica, which is added to the set next.
   void Join(size_t replica, ReplicaSetup* setup);
-  // InvalidArgument for one whose KV does not travel as bytes per token.
+  // InvalidArgument for one whose groups are not those of the options, or that keeps states.
   absl::Status CheckReplica(size_t replica) const;
 
   // As of the fleet.
@@ -82,7 +82,9 @@ class Fleet::Handover {
   int32_t ChooseDecode(const SimRequest& request);
   void ReleaseHold(size_t prefill, int64_t hold);
   Client& ClientOf(const SimRequest& request);
-  void StartTransfer(size_t decode, const KvLoad& load, SimTime now);
+  int64_t BytesOf(const KvLoad& load, const KvCacheManager& manager) const;
+  void StartTransfer(size_t decode, const KvLoad& load, const KvCacheManager& manager,
+                     SimTime now);
 
   Fleet* const fleet_;
   const HandoverOptions& options_;

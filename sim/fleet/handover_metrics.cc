@@ -87,7 +87,14 @@ void FleetMetrics::FillHandover(const HandoverOptions& handover,
   setup->set_link_sharing(handover.link.sharing == LinkSharing::kFifo ? "fifo" : "equal");
   setup->set_link_scope(handover.scope == LinkScope::kShared ? "shared" : "decode");
   setup->set_transferred(handover.charges_hits ? "all" : "missing");
-  setup->set_bytes_per_token(handover.bytes_per_token);
+  for (const GroupTransfer& group : handover.groups) {
+    const int64_t bytes = group.block_bytes / group.block_size;
+    if (group.is_window) {
+      setup->set_window_bytes_per_token(setup->window_bytes_per_token() + bytes);
+    } else {
+      setup->set_bytes_per_token(setup->bytes_per_token() + bytes);
+    }
+  }
   setup->set_local_tokens(handover.max_local_tokens);
 
   const HandoverResult& handed = result.handover;

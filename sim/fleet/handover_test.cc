@@ -33,7 +33,7 @@ struct HandoverReplay : FleetObserver {
   };
 
   HandoverReplay() {
-    options.bytes_per_token = 1;
+    options.groups = {{.block_bytes = 4, .block_size = 4}};
     options.link.bytes_per_second = 4;
     config = lines.config;
     config.kv_cache.num_blocks = 100;
@@ -153,6 +153,21 @@ TEST(HandoverTest, WhatTheDestinationHasNeedNotTravel) {
   }
 }
 
+// Of 12 tokens a window of 5 needs the 4 before the next one: block 2; with 5 of them in it, blocks
+// 1 and 2. Its blocks have 8 bytes.
+TEST(HandoverTest, OfWindowsTheirBlocksTravel) {
+  for (const int64_t window : {5, 6}) {
+    HandoverReplay replay;
+    replay.config.kv_cache.groups.push_back(WindowGroup(4, window));
+    replay.options.groups.push_back({.block_bytes = 8, .block_size = 4, .is_window = true});
+    replay.lines.Add({.id = "A", .prompt = 12, .output = 3});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(replay.ended.at("A").life.num_bytes, 12 + (window == 5 ? 8 : 16));
+    EXPECT_EQ(replay.ended.at("A").num_outputs, 3);
+    EXPECT_EQ(replay.num_blocks_away, 0);
+  }
+}
+
 // C lacks 4 tokens, B 8.
 TEST(HandoverTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
   HandoverReplay replay;
@@ -256,10 +271,16 @@ TEST(HandoverTest, BadOptionsAreRefused) {
   HandoverReplay windows;
   windows.config.kv_cache.groups.push_back(WindowGroup(4, 8));
   EXPECT_THAT(std::string(windows.Run().message()),
-              HasSubstr("prefill replica 0: KV-cache group 1 does not keep all blocks"));
+              HasSubstr("prefill replica 0: it has 2 KV-cache groups, expected 1"));
+  HandoverReplay states;
+  states.config.kv_cache.groups.push_back(StateGroup(4));
+  states.options.groups.push_back(states.options.groups.front());
+  EXPECT_THAT(std::string(states.Run().message()),
+              HasSubstr("prefill replica 0: KV-cache group 1 keeps states"));
   HandoverReplay bytes;
-  bytes.options.bytes_per_token = 0;
-  EXPECT_THAT(std::string(bytes.Run().message()), HasSubstr("bytes_per_token: got 0"));
+  bytes.options.groups.front().block_bytes = 0;
+  EXPECT_THAT(std::string(bytes.Run().message()),
+              HasSubstr("handover.groups: got 0 bytes per block of 4 tokens"));
   HandoverReplay one_role;
   one_role.num_prefill = 0;
   EXPECT_THAT(std::string(one_role.Run().message()),
@@ -287,6 +308,10 @@ void Fill(HandoverReplay& replay, uint64_t seed) {
   options.link.bytes_per_second = draw(1, 40);
   options.link.latency = draw(0, 2) * kSecond / 4;
   options.charges_hits = draw.OneIn(2);
+  if (draw.OneIn(3)) {
+    replay.config.kv_cache.groups.push_back(WindowGroup(4, draw(1, 12)));
+    options.groups.push_back({.block_bytes = draw(1, 9), .block_size = 4, .is_window = true});
+  }
   options.max_local_tokens = draw(0, 1) * draw(1, 8);
   options.decode_router.kind = static_cast<RouterKind>(draw(0, 8));
   replay.fleet_options.router.kind = static_cast<RouterKind>(draw(0, 8));

@@ -176,12 +176,12 @@ void AddHitRates(const pb::Report& report, TextPage& page) {
     AddPossiblePools(report.possible_pools(), page);
   }
   if (whole.has_full_block_hit_rate()) {
-    page.Line("", Say("blocks $0   requests $1   mean of ratios $2",
+    page.Text("", Say("blocks $0, requests $1, mean of ratios $2",
                       Rate(whole.full_block_hit_rate()), Rate(whole.request_hit_rate()),
                       Percent(whole.mean_of_ratios())));
   }
   if (report.has_after_warmup()) {
-    page.Line("", Say("after warm-up $0   last $1 requests $2",
+    page.Text("", Say("after warm-up $0, last $1 requests $2",
                       Rate(report.after_warmup().token_hit_rate()),
                       report.rolling_window().requests(),
                       Rate(report.rolling_window().token_hit_rate())));
@@ -317,7 +317,7 @@ void AddPool(const pb::Report& report, TextPage& page) {
 
 void AddPreemptions(const pb::Preemption& preemption, TextPage& page) {
   if (preemption.preemptions() == 0) {
-    page.Line("preemptions", "none");
+    page.Text("preemptions", "none");
   } else {
     page.Text("preemptions",
               Say("$0 of $1: $2 tokens recomputed, $3 found again, $4 lost; worst: request $5 ($6)",
@@ -365,12 +365,12 @@ void AddLatency(const pb::Report& report, TextPage& page) {
                     : ""));
   if (report.has_steady_throughput()) {
     const pb::Throughput& steady = report.steady_throughput();
-    page.Line("  steady", Say("$0 requests/s, $1 output tokens/s from $2 to $3",
+    page.Text("  steady", Say("$0 requests/s, $1 output tokens/s from $2 to $3",
                               steady.requests_per_s(), steady.output_tokens_per_s(),
                               Span(steady.start_s()), Span(steady.end_s())));
   }
   if (const pb::Drafts& drafts = report.drafts(); drafts.verified() > 0) {
-    page.Line("drafts", Say("$0 of $1 accepted, $2 per step", drafts.accepted(), drafts.verified(),
+    page.Text("drafts", Say("$0 of $1 accepted, $2 per step", drafts.accepted(), drafts.verified(),
                             drafts.mean_accepted()));
   }
   if (report.has_goodput()) {
@@ -391,22 +391,40 @@ void AddLatency(const pb::Report& report, TextPage& page) {
   }
 }
 
-void AddNotes(const pb::Report& report, TextPage& page) {
-  const pb::Totals& totals = report.totals();
+// Requests that did not finish.
+void AddEnds(const pb::Totals& totals, TextPage& page) {
   if (totals.requests_rejected() > 0) {
     page.Text("rejected", Say("$0; first: $1", Plural(totals.requests_rejected(), "request"),
                               totals.first_rejection()));
   }
   if (totals.requests_aborted() > 0) {
-    page.Line("aborted", Plural(totals.requests_aborted(), "request"));
+    page.Text("aborted", Plural(totals.requests_aborted(), "request"));
   }
   if (totals.requests_failed() > 0) {
-    page.Line("failed", absl::StrCat(Plural(totals.requests_failed(), "request"),
+    page.Text("failed", absl::StrCat(Plural(totals.requests_failed(), "request"),
                                      " by a failed load (--load-failure-policy=fail)"));
   }
-  for (int i = 0; i < report.notes_size() && i < kMaxNotes; ++i) {
-    page.Text(i == 0 ? "note" : "", report.notes(i));
-  }
+}
+
+// What was replayed, and through what.
+void AddRun(const pb::Report& report, TextPage& page) {
+  AddWorkload(report.workload(), page);
+  if (!report.replicas().empty()) AddFleet(report, page);
+  if (report.kinds().empty()) AddSetup(report, page);
+  AddTime(report, page);
+}
+
+void AddOutcome(const pb::Report& report, TextPage& page) {
+  AddHitRates(report, page);
+  AddPromptTokens(report, page);
+  AddGroups(report, page);
+  AddKvGroups(report, page);
+  if (report.has_pool()) AddPool(report, page);
+  AddPreemptions(report.preemption(), page);
+  AddTiers(report.tiers(), page);
+  AddLatency(report, page);
+  if (!report.replicas().empty()) AddReplicas(report, page);
+  AddEnds(report.totals(), page);
 }
 
 }  // namespace
@@ -417,25 +435,31 @@ std::string LatencyText(const pb::Distribution& latency) {
                          Span(latency.p99_ms() / 1e3));
 }
 
+pb::Facts FactsOf(const pb::Report& report) {
+  TextPage setup(/*color=*/false), outcome(/*color=*/false);
+  AddRun(report, setup);
+  AddOutcome(report, outcome);
+  pb::Facts facts;
+  for (const auto& [page, out] : {std::pair(&setup, facts.mutable_setup()),
+                                  std::pair(&outcome, facts.mutable_outcome())}) {
+    for (const TextPage::Fact& fact : page->facts()) {
+      pb::Facts::Fact* added = out->Add();
+      added->set_label(fact.label);
+      added->set_text(fact.text);
+    }
+  }
+  return facts;
+}
+
 std::string FormatReport(const pb::Report& report, bool color) {
-  const bool is_one = report.replicas().empty();
   TextPage page(color);
-  AddWorkload(report.workload(), page);
-  if (!is_one) AddFleet(report, page);
-  if (report.kinds().empty()) AddSetup(report, page);
-  AddTime(report, page);
+  AddRun(report, page);
   page.Blank();
-  AddHitRates(report, page);
-  AddPromptTokens(report, page);
-  AddGroups(report, page);
-  AddKvGroups(report, page);
-  if (report.has_pool()) AddPool(report, page);
-  AddPreemptions(report.preemption(), page);
-  AddTiers(report.tiers(), page);
-  AddLatency(report, page);
-  if (!is_one) AddReplicas(report, page);
-  AddNotes(report, page);
-  return page.Take(is_one ? kMaxLines : INT_MAX);
+  AddOutcome(report, page);
+  for (int i = 0; i < report.notes_size() && i < kMaxNotes; ++i) {
+    page.Text(i == 0 ? "note" : "", report.notes(i));
+  }
+  return page.Take(report.replicas().empty() ? kMaxLines : INT_MAX);
 }
 
 }  // namespace kvblocks::sim

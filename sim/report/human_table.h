@@ -24,6 +24,9 @@ namespace kvblocks::sim {
 // --top-prefixes adds its lines, several replicas theirs.
 std::string FormatReport(const ::kvblocks::report::v1::Report& report, bool color);
 
+// Its sentences without its tables and notes.
+::kvblocks::report::v1::Facts FactsOf(const ::kvblocks::report::v1::Report& report);
+
 // What was configured otherwise, every metric that differs, and where the schedules part, side by
 // side. Lines are longer where a name alone is.
 std::string FormatComparison(const ::kvblocks::report::v1::Comparison& comparison, bool color);

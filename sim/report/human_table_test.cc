@@ -158,7 +158,7 @@ TEST(HumanTableTest, SharesOfNothingAreNotZero) {
   report.mutable_whole_run()->mutable_full_block_hit_rate()->Clear();
   report.mutable_workload()->set_requests_arrived(1);
   const std::string text = FormatReport(report, false);
-  EXPECT_THAT(text, HasSubstr("blocks n/a   requests n/a"));
+  EXPECT_THAT(text, HasSubstr("blocks n/a, requests n/a"));
   EXPECT_THAT(text, HasSubstr("1 request, "));
 }
 

@@ -26,13 +26,13 @@ int64_t MissClassifier::NumFullBlocks(const SimRequest& request) const {
   return request.kv->content().num_hashed_tokens() / block_tokens_;
 }
 
-bool MissClassifier::IsComputed(uint32_t ordinal, int64_t block) const {
+int64_t MissClassifier::NumComputed(uint32_t ordinal) const {
   const Owner& owner = owners_[ordinal];
   const int64_t tokens = owner.live == nullptr
                              ? owner.num_tokens
                              : std::max(owner.live->highest_computed,
                                         std::min(owner.live->num_computed, owner.live->num_known));
-  return tokens >= (block + 1) * block_tokens_;
+  return tokens / block_tokens_;
 }
 
 // Where hits end inside the group's blocks: a full one is there, or the end of a prompt in it that
@@ -174,8 +174,9 @@ void MissClassifier::LookUpUnsalted(const std::vector<uint64_t>& unsalted) {
   SeenPaths::Path path;
   paths_.Follow(
       num_blocks, [&](int64_t block) { return unsalted[static_cast<size_t>(block)]; }, &path);
-  paths_.ForEach(path, 0, num_blocks, [&](int64_t block, const SeenPaths::Entry& entry) {
+  paths_.ForEach(path, 0, num_blocks, [&](int64_t block, int64_t, const SeenPaths::Entry& entry) {
     is_seen_unsalted_[static_cast<size_t>(block)] = entry.owner != SeenPaths::kNone;
+    return block + 1;
   });
 }
 
@@ -195,11 +196,12 @@ std::optional<EvictedRun> MissClassifier::LastUse(const SeenPaths::Entry& block,
                     .distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken};
 }
 
-void MissClassifier::Count(const EvictedRun& use, std::vector<EvictedRun>* runs) {
+void MissClassifier::Count(const EvictedRun& use, int64_t num_blocks,
+                           std::vector<EvictedRun>* runs) {
   if (runs->empty() || runs->back().age != use.age || runs->back().distance != use.distance) {
     runs->push_back({.age = use.age, .distance = use.distance});
   }
-  ++runs->back().num_blocks;
+  runs->back().num_blocks += num_blocks;
 }
 
 void MissClassifier::AddRun(const BlockRun& run) {
@@ -207,7 +209,7 @@ void MissClassifier::AddRun(const BlockRun& run) {
     BlockRun& last = runs_.back();
     if (last.reason == run.reason && last.owner == run.owner && last.age == run.age &&
         last.distance == run.distance) {
-      ++last.num_blocks;
+      last.num_blocks += run.num_blocks;
       return;
     }
   }
@@ -236,7 +238,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);
   LookUpUnsalted(unsalted);
   SeenPaths::Path& path = PathOf(request);
-  if (is_first) path.Clear();
+  if (is_first) path.clear();
   const auto key_of = [&](int64_t block) { return KeyOf(content, block); };
   paths_.Follow(misses.num_full_blocks, key_of, &path);
   paths_.Append(misses.num_full_blocks, key_of, &path);
@@ -246,36 +248,52 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   hit_uses_.clear();
   if (first_hit_use < misses.num_hit_blocks) {
     paths_.ForEach(path, first_hit_use, misses.num_hit_blocks,
-                   [&](int64_t, const SeenPaths::Entry& entry) {
-                     if (const auto use = LastUse(entry, now)) Count(*use, &hit_uses_);
+                   [&](int64_t begin, int64_t end, const SeenPaths::Entry& entry) {
+                     if (const auto use = LastUse(entry, now)) Count(*use, end - begin, &hit_uses_);
+                     return end;
                    });
   }
   if (keeps_runs_) {
-    paths_.ForEach(path, 0, misses.num_hit_blocks, [&](int64_t block, SeenPaths::Entry& entry) {
-      const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
-      AddRun({.reason = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
-    });
+    paths_.ForEach(path, 0, misses.num_hit_blocks,
+                   [&](int64_t begin, int64_t end, const SeenPaths::Entry& entry) {
+                     const int64_t owner =
+                         entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
+                     AddRun({.reason = std::nullopt,
+                             .first_block = begin,
+                             .num_blocks = end - begin,
+                             .owner = owner});
+                     return end;
+                   });
   }
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far
-  const auto classify = [&](int64_t block, SeenPaths::Entry& entry) {
+  const bool may_be_elsewhere = !unsalted.empty() || !unsalted_keys_.empty();
+  // Of blocks begin .. end - 1 of one entry, the first ones with one fate.
+  const auto classify = [&](int64_t begin, int64_t end, SeenPaths::Entry& entry) {
     const bool is_new = entry.owner == SeenPaths::kNone;
     if (is_new) entry = {.owner = self};
-    const bool is_computed = !is_new && IsComputed(entry.owner, block);
+    const int64_t num_computed = is_new ? 0 : NumComputed(entry.owner);
+    const bool is_computed = begin < num_computed;
     const bool is_pending =
         !is_new && !is_computed && entry.owner != self && owners_[entry.owner].live != nullptr;
-    is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
-    misses.num_possible_blocks += is_possible;
+    const bool is_resident = resident != resident_.end() && *resident == begin;
+    if (is_resident || begin == 0 || may_be_elsewhere) end = begin + 1;
+    if (resident != resident_.end() && !is_resident) end = std::min(end, *resident);
+    if (is_computed) end = std::min(end, num_computed);
+    if (begin < num_allowed) end = std::min(end, num_allowed);
+    const int64_t count = end - begin;
+    is_possible = is_possible && begin < num_allowed && (is_computed || is_pending);
+    misses.num_possible_blocks += is_possible ? count : 0;
 
     MissReason reason;
     std::optional<EvictedRun> last_use;
-    if (resident != resident_.end() && *resident == block) {
+    if (is_resident) {
       ++resident;
-      if (block == num_allowed) {
+      if (begin == num_allowed) {
         reason = MissReason::kLastToken;
       } else if (has_drafts_ && manager_->num_groups() == 1) {
         reason = MissReason::kDraftDrop;
-      } else if (has_drafts_ && block == misses.num_hit_blocks) {
+      } else if (has_drafts_ && begin == misses.num_hit_blocks) {
         reason = MissReason::kDraftDrop;
       } else {
         reason = MissReason::kGroupVeto;
@@ -285,28 +303,29 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     } else if (is_computed) {
       reason = MissReason::kEvicted;
       last_use = LastUse(entry, now);
-      if (last_use) Count(*last_use, &evicted_);
+      if (last_use) Count(*last_use, count, &evicted_);
     } else if (is_pending) {
       reason = MissReason::kNotYetComputed;
     } else {
       entry.owner = self;
-      if (ExistsElsewhere(request, block, unsalted)) {
+      if (may_be_elsewhere && ExistsElsewhere(request, begin, unsalted)) {
         reason = MissReason::kSaltOrAdapter;
-      } else if (block == 0 && StartsLikeEarlier(request)) {
+      } else if (begin == 0 && StartsLikeEarlier(request)) {
         reason = MissReason::kShort;
       } else {
         reason = MissReason::kFirstUse;
       }
     }
-    ++misses.blocks[static_cast<size_t>(reason)];
-    if (!keeps_runs_) return;
-    BlockRun run{.reason = reason, .first_block = block, .num_blocks = 1};
+    misses.blocks[static_cast<size_t>(reason)] += count;
+    if (!keeps_runs_) return end;
+    BlockRun run{.reason = reason, .first_block = begin, .num_blocks = count};
     if (is_computed || is_pending) run.owner = entry.owner;
     if (last_use) {
       run.age = last_use->age;
       run.distance = last_use->distance;
     }
     AddRun(run);
+    return end;
   };
   paths_.ForEach(path, misses.num_hit_blocks, misses.num_full_blocks, classify);
   for (uint64_t key : unsalted) unsalted_keys_.insert(key);
@@ -336,9 +355,11 @@ void MissClassifier::AnnounceOutput(const SimRequest& request, const RequestProg
   paths_.Follow(end, key_of, &path);
   paths_.Append(end, key_of, &path);
   paths_.ForEach(path, request.num_prompt / block_tokens_, end,
-                 [&](int64_t, SeenPaths::Entry& entry) {
-                   if (entry.owner != SeenPaths::kNone) return;
-                   entry = {.owner = static_cast<uint32_t>(progress.ordinal)};
+                 [&](int64_t, int64_t run_end, SeenPaths::Entry& entry) {
+                   if (entry.owner == SeenPaths::kNone) {
+                     entry = {.owner = static_cast<uint32_t>(progress.ordinal)};
+                   }
+                   return run_end;
                  });
 }
 
@@ -353,9 +374,9 @@ void MissClassifier::ReleaseBlocks(const SimRequest& request, int64_t num_tokens
   SeenPaths::Path& path = PathOf(request);
   paths_.Follow(
       end, [&](int64_t block) { return KeyOf(content, block); }, &path);
-  paths_.ForEach(path, 0, end, [&](int64_t block, SeenPaths::Entry& entry) {
-    if (probes_releases_ && !IsResident(content, block)) return;
-    entry.last_release = release;
+  paths_.ForEach(path, 0, end, [&](int64_t block, int64_t run_end, SeenPaths::Entry& entry) {
+    if (!probes_releases_ || IsResident(content, block)) entry.last_release = release;
+    return probes_releases_ ? block + 1 : run_end;
   });
 }
 

@@ -24,128 +24,95 @@
 // Evicted blocks carry the time and the blocks taken from the pool since their last use, as
 // report.proto defines them.
 //
-// Cost: a few nanoseconds per full block of a prompt, at admission and when it is given back (see
-// SeenPaths). Memory: 16 bytes per distinct block ever admitted, about 40 per admitted request and
-// 16 per release. Keys are 64 bits of the blocks' content hashes: with 10^8 distinct blocks the
-// odds that any two are confused are 1 in 3,000.
+// Cost: a nanosecond per full block of a prompt, at admission and when it is given back (see
+// SeenPaths). Memory: 4 bytes per distinct block ever admitted, about 150 per admitted request and
+// 16 per release. Keys are 64 bits of the blocks' content hashes.
 
 #ifndef KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_
 #define KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
 #include "kvblocks/lookup_explanation.h"
 #include "sim/engine/engine_observer.h"
 #include "sim/report/request_rows.h"
+#include "sim/trace/content_paths.h"
 
 namespace kvblocks::sim {
 
-// SeenPaths: all blocks of all prompts ever seen, each known by the path of blocks that ends with
-// it.
+// SeenPaths: ContentPaths, and an entry for each block.
 //
-// A path is a sequence of keys; a key says all that comes before it, too, so equal keys mean equal
-// beginnings. Blocks of a path that nobody had seen are laid down one behind the other, and only
-// the first of them is in a table: a path that was seen before is followed through contiguous
-// memory, with one look-up wherever it leaves what one earlier request laid down.
-//
-// Always: if a block is here, all blocks before it are. Entries are never removed; indices stay
-// good, references until the next Append. Cost: about 1 ns per block, and one look-up per piece.
-// Memory: 16 bytes per block and about 20 per Append.
+// Always: entries of a piece are kept as runs of equal ones, which cover it. Cost: as ContentPaths,
+// and O(runs) per ForEach. Memory: 24 bytes per piece and 12 per run more.
 class SeenPaths {
  public:
   static constexpr uint32_t kNone = 0xFFFFFFFF;
   struct Entry {
     uint32_t owner = kNone;
     uint32_t last_release = kNone;
+
+    friend bool operator==(const Entry&, const Entry&) = default;
   };
+  using Path = ContentPaths::Path;
 
-  // Where the blocks of one path are: consecutive entries, piece by piece.
-  class Path {
-   public:
-    int64_t num_blocks() const { return num_blocks_; }
-    void Clear() {
-      pieces_.clear();
-      num_blocks_ = 0;
-    }
-
-   private:
-    friend class SeenPaths;
-    struct Piece {
-      size_t first;
-      int64_t count;
-    };
-    void Add(size_t entry) {
-      if (pieces_.empty() ||
-          pieces_.back().first + static_cast<size_t>(pieces_.back().count) != entry) {
-        pieces_.push_back({entry, 0});
-      }
-      ++pieces_.back().count;
-      ++num_blocks_;
-    }
-
-    std::vector<Piece> pieces_;
-    int64_t num_blocks_ = 0;
-  };
-
-  // Follows the path on from where it is, to at most `num_blocks`, as far as its blocks were seen.
-  // key_of(i) is the key of block i.
+  // See ContentPaths; what Append lays down are blocks of nobody.
   template <typename KeyOf>
-  void Follow(int64_t num_blocks, KeyOf&& key_of, Path* path) const {
-    while (path->num_blocks_ < num_blocks) {
-      const uint64_t key = key_of(path->num_blocks_);
-      size_t next = 0;
-      if (!path->pieces_.empty()) {
-        const Path::Piece& piece = path->pieces_.back();
-        next = piece.first + static_cast<size_t>(piece.count);
-      }
-      if (path->pieces_.empty() || next >= keys_.size() || keys_[next] != key) {
-        const auto start = starts_.find(key);
-        if (start == starts_.end()) return;
-        next = start->second;
-      }
-      path->Add(next);
-    }
+  int64_t Follow(int64_t num_blocks, KeyOf&& key_of, Path* path) const {
+    return paths_.Follow(num_blocks, key_of, path);
   }
-
-  // Lays down what is missing of the first `num_blocks`, as blocks of nobody. The path must have
-  // been followed to there.
   template <typename KeyOf>
   void Append(int64_t num_blocks, KeyOf&& key_of, Path* path) {
-    if (path->num_blocks_ >= num_blocks) return;
-    starts_.try_emplace(key_of(path->num_blocks_), keys_.size());
-    while (path->num_blocks_ < num_blocks) {
-      const uint64_t key = key_of(path->num_blocks_);
-      path->Add(keys_.size());
-      keys_.push_back(key);
-      entries_.emplace_back();
-    }
+    if (paths_.Append(num_blocks, key_of, path)) runs_.push_back({{path->back().num_blocks, {}}});
   }
 
-  // visit(block, entry) for the path's blocks from `first` to before `end`.
+  // visit(begin, end, entry) for the path's blocks from `first` to before `end`, as many at once as
+  // have one entry. It returns up to where its blocks get the entry that it leaves, from begin + 1
+  // to end, and is called again for the others.
   template <typename Visitor>
   void ForEach(const Path& path, int64_t first, int64_t end, Visitor&& visit) {
-    int64_t begin = 0;  // of the piece
-    for (const Path::Piece& piece : path.pieces_) {
-      if (begin >= end) return;
-      int64_t block = begin > first ? begin : first;
-      const int64_t stop = begin + piece.count < end ? begin + piece.count : end;
-      for (; block < stop; ++block) {
-        visit(block, entries_[piece.first + static_cast<size_t>(block - begin)]);
+    for (const ContentPaths::Segment& segment : path) {
+      const int64_t depth = paths_.depth(segment.piece);
+      if (depth >= end) return;
+      const int64_t stop = std::min(end, depth + int64_t{segment.num_blocks});
+      if (stop <= first) continue;
+      std::vector<Run>& runs = runs_[segment.piece];
+      scratch_.clear();
+      int64_t at = depth;
+      for (const Run& run : runs) {
+        const int64_t run_end = depth + int64_t{run.end};
+        if (at < first) at = Put(depth, std::min(run_end, first), run.entry);
+        while (at < std::min(run_end, stop)) {
+          Entry entry = run.entry;
+          const int64_t done = visit(at, std::min(run_end, stop), entry);
+          at = Put(depth, done, entry);
+        }
+        if (at < run_end) at = Put(depth, run_end, run.entry);
       }
-      begin += piece.count;
+      runs.assign(scratch_.begin(), scratch_.end());
     }
   }
 
  private:
-  std::vector<uint64_t> keys_;
-  std::vector<Entry> entries_;                    // parallel to keys_
-  absl::flat_hash_map<uint64_t, size_t> starts_;  // key of the first block of each Append
+  // Blocks from the end of the run before to `end`, within the piece.
+  struct Run {
+    uint32_t end;
+    Entry entry;
+  };
+  int64_t Put(int64_t depth, int64_t end, const Entry& entry) {
+    if (scratch_.empty() || !(scratch_.back().entry == entry)) scratch_.push_back({0, entry});
+    scratch_.back().end = static_cast<uint32_t>(end - depth);
+    return end;
+  }
+
+  ContentPaths paths_;
+  std::vector<std::vector<Run>> runs_;  // by piece
+  std::vector<Run> scratch_;
 };
 
 // The reasons that MissClassifier gives, as reports list them.
@@ -251,7 +218,8 @@ class MissClassifier {
   std::optional<GroupId> VetoGroup(const PrefixContent& content, int64_t num_tokens);
   // Whose hashes are known: with lookahead hashes, those with tokens behind them.
   int64_t NumFullBlocks(const SimRequest& request) const;
-  bool IsComputed(uint32_t ordinal, int64_t block) const;
+  // How many leading blocks of its path an admitted request has computed.
+  int64_t NumComputed(uint32_t ordinal) const;
   bool IsResident(const PrefixContent& content, int64_t block) const;
   bool IsResidentIn(GroupId group, const PrefixContent& content, int64_t block) const;
   bool IsResidentInside(GroupId group, const PrefixContent& content, int64_t block) const;
@@ -266,7 +234,7 @@ class MissClassifier {
                       int64_t num_tokens);
   void ReleaseBlocks(const SimRequest& request, int64_t num_tokens, SimTime now);
   std::optional<EvictedRun> LastUse(const SeenPaths::Entry& block, SimTime now) const;
-  static void Count(const EvictedRun& use, std::vector<EvictedRun>* runs);
+  static void Count(const EvictedRun& use, int64_t num_blocks, std::vector<EvictedRun>* runs);
   void AddRun(const BlockRun& run);
 
   const KvCacheManager* manager_ = nullptr;

@@ -33,10 +33,7 @@ struct Cursor {
   auto key_of() {
     return [this](int64_t i) { return keys[static_cast<size_t>(i)]; };
   }
-  int64_t Follow(int64_t n) {
-    paths.Follow(n, key_of(), &path);
-    return path.num_blocks();
-  }
+  int64_t Follow(int64_t n) { return paths.Follow(n, key_of(), &path); }
   void Append(int64_t n) { paths.Append(n, key_of(), &path); }
 };
 
@@ -48,7 +45,7 @@ TEST(SeenPathsTest, FollowsWhatOthersLaidDown) {
   Cursor b{paths, Keys({1, 2, 5, 6})};
   EXPECT_EQ(b.Follow(4), 2);
   b.Append(4);
-  EXPECT_EQ(b.path.num_blocks(), 4);
+  EXPECT_EQ(b.Follow(4), 4);
   // Through both, and on where a path that was longer ended.
   Cursor c{paths, Keys({1, 2, 5, 6, 7})};
   EXPECT_EQ(c.Follow(3), 3);
@@ -57,35 +54,40 @@ TEST(SeenPathsTest, FollowsWhatOthersLaidDown) {
   EXPECT_EQ(d.Follow(2), 0);
 }
 
-TEST(SeenPathsTest, EntriesAreSharedByPathsThatBeginAlike) {
+TEST(SeenPathsTest, RunsOfEqualEntriesAreVisitedAtOnce) {
   SeenPaths paths;
-  Cursor a{paths, Keys({1, 2, 3})};
-  a.Append(3);
-  paths.ForEach(a.path, 0, 3, [](int64_t block, SeenPaths::Entry& entry) {
-    EXPECT_EQ(entry.owner, SeenPaths::kNone);
-    entry.owner = static_cast<uint32_t>(block);
-  });
-  Cursor b{paths, Keys({1, 2, 9})};
-  b.Follow(3);
-  b.Append(3);
-  std::vector<uint32_t> owners;
-  paths.ForEach(b.path, 1, 3,
-                [&](int64_t, const SeenPaths::Entry& entry) { owners.push_back(entry.owner); });
-  EXPECT_EQ(owners, (std::vector<uint32_t>{1, SeenPaths::kNone}));
+  Cursor a{paths, Keys({1, 2, 3, 4, 5, 6})};
+  a.Append(6);
+  using Runs = std::vector<std::vector<int64_t>>;
+  const auto visit = [&](int64_t first, int64_t end, uint32_t owner) {
+    Runs runs;
+    paths.ForEach(a.path, first, end, [&](int64_t begin, int64_t stop, SeenPaths::Entry& entry) {
+      runs.push_back({begin, stop, int64_t{entry.owner}});
+      entry.owner = owner;
+      return stop;
+    });
+    return runs;
+  };
+  constexpr int64_t kNone{SeenPaths::kNone};
+  EXPECT_EQ(visit(1, 3, 7), (Runs{{1, 3, kNone}}));
+  EXPECT_EQ(visit(2, 5, 8), (Runs{{2, 3, 7}, {3, 5, kNone}}));
+  EXPECT_EQ(visit(1, 2, 8), (Runs{{1, 2, 7}}));
+  EXPECT_EQ(visit(0, 6, 9), (Runs{{0, 1, kNone}, {1, 5, 8}, {5, 6, kNone}}));
+  EXPECT_EQ(visit(0, 6, 9), (Runs{{0, 6, 9}}));
 }
 
 TEST(SeenPathsTest, RandomPathsAreAsInAMap) {
   std::mt19937_64 engine(7);
   for (int round = 0; round < 200; ++round) {
     SeenPaths paths;
-    std::map<uint64_t, uint32_t> owners;  // by key
+    std::map<uint64_t, SeenPaths::Entry> entries;  // by key
     for (uint32_t request = 0; request < 30; ++request) {
       std::vector<int> content;
       for (uint64_t i = engine() % 12; i > 0; --i)
         content.push_back(static_cast<int>(engine() % 2));
       Cursor cursor{paths, Keys(content)};
       int64_t seen = 0;
-      while (seen < cursor.size() && owners.count(cursor.keys[static_cast<size_t>(seen)]) > 0) {
+      while (seen < cursor.size() && entries.count(cursor.keys[static_cast<size_t>(seen)]) > 0) {
         ++seen;
       }
       // In two parts, as a request whose output grows.
@@ -94,15 +96,25 @@ TEST(SeenPathsTest, RandomPathsAreAsInAMap) {
       cursor.Append(half);
       EXPECT_EQ(cursor.Follow(cursor.size()), std::max(half, seen));
       cursor.Append(cursor.size());
-      paths.ForEach(cursor.path, 0, cursor.size(), [&](int64_t block, SeenPaths::Entry& entry) {
-        const uint64_t key = cursor.keys[static_cast<size_t>(block)];
-        if (block < seen) {
-          EXPECT_EQ(entry.owner, owners.at(key));
-        } else {
-          EXPECT_EQ(entry.owner, SeenPaths::kNone);
-          entry.owner = owners[key] = request;
-        }
-      });
+      int64_t next = half;
+      paths.ForEach(cursor.path, half, cursor.size(),
+                    [&](int64_t begin, int64_t end, SeenPaths::Entry& entry) {
+                      EXPECT_EQ(begin, next);
+                      for (int64_t block = begin; block < end; ++block) {
+                        EXPECT_EQ(entry, entries[cursor.keys[static_cast<size_t>(block)]]);
+                      }
+                      // For some of them only.
+                      next = begin + 1 + static_cast<int64_t>(engine() % (end - begin));
+                      (engine() % 2 == 0 ? entry.owner : entry.last_release) = request % 3;
+                      for (int64_t block = begin; block < next; ++block) {
+                        entries[cursor.keys[static_cast<size_t>(block)]] = entry;
+                      }
+                      return next;
+                    });
+      EXPECT_EQ(next, cursor.size());
+      for (int64_t block = seen; block < half; ++block) {
+        entries.try_emplace(cursor.keys[static_cast<size_t>(block)]);
+      }
     }
   }
 }

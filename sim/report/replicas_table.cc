@@ -103,11 +103,15 @@ void AddScaling(const pb::Scaling& scaling, TextPage& page) {
 
 std::string LinkText(const pb::Handover& setup) {
   return absl::StrFormat(
-      "%g GB/s, latency %g ms, %s, %s; %s bytes per token of what the decode replica %s",
+      "%g GB/s, latency %g ms, %s, %s; %s bytes per token%s of what the decode replica %s",
       setup.link_gb_per_s(), setup.link_latency_ms(),
       setup.link_scope() == "shared" ? "one for all" : "one into each decode replica",
       setup.link_sharing() == "fifo" ? "one transfer after the other" : "in equal parts",
       WithThousands(setup.bytes_per_token()),
+      setup.window_bytes_per_token() == 0
+          ? ""
+          : absl::StrCat(", ", WithThousands(setup.window_bytes_per_token()),
+                         " more in windows,"),
       setup.transferred() == "all" ? "needs, also if it is there" : "lacks");
 }
 

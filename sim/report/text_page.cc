@@ -25,6 +25,7 @@ std::string TextPage::Take(int max_lines) {
 }
 
 void TextPage::Line(const std::string& label, const std::string& text) {
+  if (!label.empty()) label_ = std::string(absl::StripAsciiWhitespace(label));
   std::string padded = label;
   padded.resize(std::max(kLabelWidth, label.size() + 1), ' ');
   if (color_ && !label.empty()) padded = Bold(padded);
@@ -65,6 +66,12 @@ void TextPage::Cells(const std::string& label, const std::vector<std::string>& c
 }
 
 void TextPage::Text(std::string label, const std::string& text) {
+  if (!label.empty()) label_ = std::string(absl::StripAsciiWhitespace(label));
+  if (facts_.empty() || facts_.back().label != label_) {
+    facts_.push_back({label_, text});
+  } else {
+    absl::StrAppend(&facts_.back().text, "; ", text);
+  }
   std::string line;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
     if (!line.empty() && line.size() + 1 + word.size() > kWidth - kLabelWidth) {

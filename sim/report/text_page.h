@@ -35,12 +35,19 @@ class TextPage {
   void Heading(const std::string& text);
   // Words after `prefix`, wrapped; further lines are indented as far as the prefix is long.
   void Wrap(const std::string& prefix, const std::string& words);
+  // What Text was given, by label: sentences without the tables between them.
+  struct Fact {
+    std::string label, text;
+  };
+  const std::vector<Fact>& facts() const { return facts_; }
   // A page of more lines has no blank ones.
   std::string Take(int max_lines = INT_MAX);
 
  private:
   bool color_;
   std::string out_;
+  std::string label_;  // the last one
+  std::vector<Fact> facts_;
 };
 
 // "12,031".

@@ -105,6 +105,12 @@ std::string Bytes(double bytes) {
   return absl::StrFormat("%.2f MB", bytes / 1e6);
 }
 
+std::string UseOf(const pb::Tier& tier) {
+  if (tier.capacity_bytes() == 0) return Say("$0 of $1", tier.used_chunks(), tier.capacity_chunks());
+  return absl::StrCat(Bytes(static_cast<double>(tier.used_bytes())), " of ",
+                      Bytes(static_cast<double>(tier.capacity_bytes())));
+}
+
 }  // namespace
 
 void FillTierMisses(absl::Span<const int64_t> missed_tokens,
@@ -182,8 +188,9 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
   }
   for (const pb::Tier& tier : tiers.tiers()) {
     page.Text(tier.name(),
-              Say("$0$1 tokens loaded; $2 chunks written ($3), $4 evicted, $5 were read",
-                  tier.is_shared() ? "shared; " : "", tier.hit_tokens(), tier.written_chunks(),
+              Say("$0$1 used; $2 tokens loaded; $3 chunks written ($4), $5 evicted, $6 were read",
+                  tier.is_shared() ? "shared; " : "", UseOf(tier), tier.hit_tokens(),
+                  tier.written_chunks(),
                   Bytes(static_cast<double>(tier.written_bytes())), tier.evicted_chunks(),
                   Percent(tier.useful_share())));
     const std::string misses = DescribeTierMisses(tier.misses());

@@ -13,6 +13,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "checks/json_text.h"
 #include "simdjson.h"
@@ -131,7 +132,8 @@ for line in sys.stdin:
                     last = max(last, end)
                 answer["pieces"] = pieces
         else:
-            answer = {"pieces": [tokenizer.decode([i], skip_special_tokens=False) for i in ask["ids"]]}
+            parts = [ask["ids"]] if ask["whole"] else [[i] for i in ask["ids"]]
+            answer = {"pieces": [tokenizer.decode(part, skip_special_tokens=False) for part in parts]}
     except Exception as error:
         answer = {"error": str(error)}
     say(answer)
@@ -215,12 +217,12 @@ class HfTokenizer final : public Tokenizer {
   }
 
   absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId> tokens) override {
-    std::string ask = "{\"ids\":[";
-    for (size_t i = 0; i < tokens.size(); ++i) absl::StrAppend(&ask, i == 0 ? "" : ",", tokens[i]);
-    absl::StrAppend(&ask, "]}\n");
-    simdjson::dom::element answer;
-    if (absl::Status status = Ask(ask, &answer); !status.ok()) return status;
-    return ReadPieces(answer);
+    return AskForText(tokens, false);
+  }
+  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> tokens) override {
+    auto whole = AskForText(tokens, true);
+    if (!whole.ok()) return whole.status();
+    return absl::StrJoin(*whole, "");
   }
 
   bool is_slow() const override { return true; }
@@ -241,6 +243,16 @@ class HfTokenizer final : public Tokenizer {
   }
   static absl::Status Nonsense() {
     return absl::InternalError("the tokenizer's process answered something else");
+  }
+
+  absl::StatusOr<std::vector<std::string>> AskForText(absl::Span<const TokenId> tokens,
+                                                      bool whole) {
+    simdjson::dom::element answer;
+    const absl::Status status = Ask(absl::StrCat("{\"ids\":[", absl::StrJoin(tokens, ","),
+                                                 "],\"whole\":", whole ? "true" : "false", "}\n"),
+                                    &answer);
+    if (!status.ok()) return status;
+    return ReadPieces(answer);
   }
 
   static absl::StatusOr<std::vector<std::string>> ReadPieces(const simdjson::dom::element& answer) {

@@ -1,5 +1,6 @@
-// CacheBlend over the blocks of a manager: what a blend leaves in them is no full prefill's, so no
-// other request may hit it, now or after the request's decodes.
+// CacheBlend over the blocks of a manager, by the operations under test: what they leave in them is
+// what CPU_REFERENCE does. It is no full prefill's, so no other request may hit it, now or after the
+// request's decodes.
 
 #include <memory>
 #include <optional>
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/testing/ops_suite.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
 #include "kvblocks/attention_metadata.h"
@@ -46,15 +48,18 @@ class BlendCacheTest : public testing::Test {
                                                       .max_num_tokens = kLongest,
                                                       .max_seq_len = kLongest}));
     const int64_t block = kBlockSize * model.num_kv_heads * model.head_dim;
-    memory_.resize(static_cast<size_t>(2 * model.num_layers * kNumBlocks * block));
-    for (int half = 0; half < 2 * model.num_layers; half += 2) {
-      const auto view = [&](int which) {
-        return ViewOf(absl::MakeSpan(memory_).subspan(
-                          static_cast<size_t>((half + which) * kNumBlocks * block),
-                          static_cast<size_t>(kNumBlocks * block)),
-                      {kNumBlocks, kBlockSize, model.num_kv_heads, model.head_dim});
-      };
-      layers_.push_back({attention::KvCacheView(attention::KvLayout::kNhd, view(0), view(1))});
+    for (Caches* caches : {&caches_, &expected_}) {
+      caches->memory.resize(static_cast<size_t>(2 * model.num_layers * kNumBlocks * block));
+      for (int half = 0; half < 2 * model.num_layers; half += 2) {
+        const auto view = [&](int which) {
+          return ViewOf(absl::MakeSpan(caches->memory)
+                            .subspan(static_cast<size_t>((half + which) * kNumBlocks * block),
+                                     static_cast<size_t>(kNumBlocks * block)),
+                        {kNumBlocks, kBlockSize, model.num_kv_heads, model.head_dim});
+        };
+        caches->layers.push_back(
+            {attention::KvCacheView(attention::KvLayout::kNhd, view(0), view(1))});
+      }
     }
   }
 
@@ -91,13 +96,25 @@ class BlendCacheTest : public testing::Test {
     step.metadata = &builder_->metadata();
     step.sessions = {&session, 1};
     step.num_registered_tokens = {&registered, 1};
-    step.layers = layers_;
     step.hidden = ViewOf(absl::MakeConstSpan(hidden), {tokens, transformer_.config().hidden_size});
-    status = RunBlend(attention::Cpu(), {}, transformer_.blend_config(), step,
-                      transformer_.Model(attention::Cpu(), context_))
-                 .status();
-    if (status.ok()) request.set_num_computed_tokens(computed + tokens);
-    return status;
+    const auto run = [&](const attention::AttentionOps& ops, Caches& caches) {
+      step.layers = caches.layers;
+      return RunBlend(ops, context_, transformer_.blend_config(), step,
+                      transformer_.Model(ops, context_));
+    };
+    const auto blended = run(attention::OpsUnderTest(), caches_);
+    if (!blended.ok()) return blended.status();
+    const auto expected = run(attention::CpuReference(), expected_);
+    if (!expected.ok()) return expected.status();
+    ExpectNear(attention::ValuesOf(blended->hidden), attention::ValuesOf(expected->hidden));
+    ExpectNear({caches_.memory.begin(), caches_.memory.end()},
+               {expected_.memory.begin(), expected_.memory.end()});
+    request.set_num_computed_tokens(computed + tokens);
+    return absl::OkStatus();
+  }
+  static void ExpectNear(const std::vector<double>& got, const std::vector<double>& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
   }
 
   const attention::SmallTransformer transformer_{
@@ -105,8 +122,11 @@ class BlendCacheTest : public testing::Test {
   attention::ExecContext context_;
   std::unique_ptr<KvCacheManager> manager_;
   std::optional<attention::AttentionMetadataBuilder> builder_;
-  std::vector<float> memory_;
-  std::vector<attention::BlendLayer> layers_;
+  struct Caches {
+    std::vector<float> memory;
+    std::vector<attention::BlendLayer> layers;
+  };
+  Caches caches_, expected_;
 };
 
 TEST_F(BlendCacheTest, OtherRequestsHitNothingThatABlendWrote) {
@@ -119,7 +139,7 @@ TEST_F(BlendCacheTest, OtherRequestsHitNothingThatABlendWrote) {
   ASSERT_EQ(NumHit(prompt), kSystemTokens);
 
   auto session = BlendSession::Create(transformer_.blend_config(), kSystemTokens);
-  const auto chunk = transformer_.Prefill(attention::Cpu(), context_, ids);
+  const auto chunk = transformer_.Prefill(attention::CpuReference(), context_, ids);
   ASSERT_TRUE(chunk.ok()) << chunk.status();
   attention::BlendChunk beginning;
   beginning.ids = system;

@@ -37,9 +37,12 @@ if [ ! -e "$environment/complete" ]; then
     touch "$environment/complete" || { echo "could not install ${packages[*]} from PyPI" >&2; exit 2; }
 fi
 
+# A folder that was configured keeps its choice, for the other would compile kvsim anew.
+cuda=()
+[ -e "$build/CMakeCache.txt" ] || cuda=(-DKVBLOCKS_CUDA=OFF)
 generator=()
 [ -e "$build/CMakeCache.txt" ] || ! command -v ninja >/dev/null || generator=(-G Ninja)
-if ! { cmake -S "$root" -B "$build" "${generator[@]}" -DKVBLOCKS_PYTHON=ON -DKVBLOCKS_KVSIM=$kvsim -DKVBLOCKS_CUDA=OFF \
+if ! { cmake -S "$root" -B "$build" "${generator[@]}" -DKVBLOCKS_PYTHON=ON -DKVBLOCKS_KVSIM=$kvsim "${cuda[@]}" \
          -DPython_EXECUTABLE="$python" &&
        cmake --build "$build" -j "$jobs" --target kvblocks_python; } >"$work/log" 2>&1; then
   tail -n 40 "$work/log"

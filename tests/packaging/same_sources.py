@@ -15,7 +15,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = ["//:kv_cache", "//:planning", "//:attention", "//:planned_memory", "//:kv_events_zmq", "//:offload",
            "//:kvblocks_c", "//sim:kvsim"]
-# Kernels for GPUs: the CMake build that this compares is configured without them.
+# For GPUs: with CMake only where there is a CUDA compiler, and no part of these targets with Bazel.
 CUDA = "attention/cuda/"
 SUFFIXES = (".cc", ".proto", ".textproto", ".gz")
 # What CMake writes at configuration, and from what.
@@ -45,7 +45,7 @@ def cmake_sources(build):
         name = str(path.relative_to(ROOT))
       else:
         continue
-      if name.endswith(SUFFIXES):
+      if name.endswith(SUFFIXES) and not name.startswith(CUDA):
         sources.add(name)
   if targets < 5:
     print(f"{reply}: {targets} targets with sources, expected 5 at least; was the query there at configuration?")

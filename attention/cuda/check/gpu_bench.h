@@ -98,6 +98,7 @@ void BenchCacheWrites(GpuBench& bench);
 void BenchStates(GpuBench& bench);
 void BenchBlocksAndLists(GpuBench& bench);
 void BenchStep(GpuBench& bench);
+void BenchLayer(GpuBench& bench);
 
 }  // namespace kvblocks::attention::cuda
 

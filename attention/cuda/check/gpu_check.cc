@@ -153,6 +153,7 @@ int main(int argc, char** argv) {
   BenchStates(gpu);
   BenchBlocksAndLists(gpu);
   BenchStep(gpu);
+  BenchLayer(gpu);
   if (gpu.num_wanted() == 0) {
     std::fprintf(stderr, "--bench=%s: no case has that in its name; without a value all run\n",
                  options.filter.c_str());

@@ -115,6 +115,9 @@ bool TakesPagedDecode(const PagedDecodeParams& params);
 // The constants of a plan for a device of so many multiprocessors.
 DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiprocessors);
 
+// Whether the blocks of a decode without a plan each find their own part, so that none is launched.
+bool PlansInDecode(const LaunchContext& context, const PagedDecodeParams& params);
+
 // The same for all lengths within the bounds.
 struct PagedDecodeWorkspace {
   size_t plan_bytes = 0, partial_bytes = 0;  // partial states follow the plan

@@ -91,7 +91,20 @@ bool InClusters(const PagedDecodeParams& params, const Shape& shape, const Launc
          clusters * kDecodeCluster <= context.num_multiprocessors;
 }
 
+// Where blocks that plan for themselves count arrivals; -1 if they do not.
+int ArrivalRowFor(const LaunchContext& context, const PagedDecodeParams& params,
+                  const DecodePlanParams& plan) {
+  const int arrivals = plan.num_parts * params.num_kv_heads * ShapeOf(params).row_groups;
+  const bool does = plan.kind == SplitKind::kAuto && params.num_requests <= kMaxOwnRequests &&
+                    arrivals <= kArrivalCounters;
+  return does ? ArrivalRowOf(context.workspace) : -1;
+}
+
 }  // namespace
+
+bool PlansInDecode(const LaunchContext& context, const PagedDecodeParams& params) {
+  return ArrivalRowFor(context, params, DecodePlanOf(params, context.num_multiprocessors)) >= 0;
+}
 
 bool TakesPagedDecode(const PagedDecodeParams& params) {
   const Cache& cache = params.keys.cache;
@@ -202,12 +215,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   int32_t* words = static_cast<int32_t*>(params.plan);
   if (words == nullptr) {
     free += workspace.plan_bytes;
-    const int arrivals = plan.num_parts * params.num_kv_heads * shape.row_groups;
-    p.arrival_row = -1;
-    if (plan.kind == SplitKind::kAuto && params.num_requests <= kMaxOwnRequests &&
-        arrivals <= kArrivalCounters) {
-      p.arrival_row = ArrivalRowOf(context.workspace);
-    }
+    p.arrival_row = ArrivalRowFor(context, params, plan);
     if (p.arrival_row < 0) {
       words = reinterpret_cast<int32_t*>(context.workspace);
       const Error error = LaunchDecodePlan(context, plan, words);

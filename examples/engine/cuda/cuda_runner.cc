@@ -52,6 +52,11 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
                                                                RunnerOptions options) {
   KVBLOCKS_RETURN_IF_ERROR(CheckConfig(config));
   KVBLOCKS_RETURN_IF_ERROR(DeviceWeights::Check(model));
+  if (!options.requests.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("request ", options.requests.begin()->first,
+                     ": masks and blended chunks are not built for a device; serve it on the CPU"));
+  }
   std::unique_ptr<CudaRunner> runner(new CudaRunner(model, weights, products, std::move(options)));
   runner->context_.device = kDevice;
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("a stream", cuda::CreateStream(&runner->context_.stream)));

@@ -1,11 +1,6 @@
-// Pages of one replay and of two compared: tables, notes and configuration around the charts of
-// run.js.
+// Pages of one replay and of two compared: sentences, tables and configuration around the charts of
+// run.js. One replica, many and replicas by role have the same page.
 "use strict";
-
-// Rows of `fields`: [name, text(report)], with a column per run.
-function rowsOf(runs, fields) {
-  return fields.map(([name, text]) => [name, ...runs.map((run) => text(run.report))]);
-}
 
 const columnsOf = (runs) => (runs.length === 1 ? null : ["", ...runs.map((run) => run.name)]);
 
@@ -13,81 +8,36 @@ function deviceText(config) {
   return `${config.model || ""} on ${count(config.tensor_parallel)} x ${config.device || ""}`;
 }
 
-function drawSetupTable(page, runs) {
-  page.table({ title: "What was replayed", columns: columnsOf(runs), rows: rowsOf(runs, [
-    ["workload", ({ workload: w = {} }) => `${w.name || ""}: ${count(w.requests_arrived)} requests, ` +
-      `${count(w.input_tokens)} prompt and ${count(w.requested_output_tokens)} output tokens`],
-    ["pool", ({ setup: s = {} }) => `${count(s.num_blocks)} blocks of ${count(s.block_tokens)} tokens` +
-      (num(s.block_bytes) > 0 ? `, ${bytes(num(s.num_blocks) * num(s.block_bytes))}` : "") + `; ${s.num_blocks_source || ""}`],
-    ["engine", ({ config: c = {} }) => `${c.engine || ""}${c.async ? ", async" : ", sync"}; at most ` +
-      `${count(c.max_num_batched_tokens)} tokens and ${count(c.max_num_seqs)} requests per step`],
-    ["model and device", ({ config: c = {} }) => deviceText(c)],
-    ["step times from", ({ setup: s = {} }) => s.time_source || ""],
-  ]) });
+// What the report's table says: a row per label, with a column per run.
+function drawFacts(page, title, runs, part) {
+  const texts = runs.map(({ facts }) => new Map(list((facts || {})[part]).map((fact) => [fact.label, fact.text])));
+  const labels = [...new Set(texts.flatMap((of) => [...of.keys()]))];
+  page.table({ title, columns: columnsOf(runs), rows: labels.map((label) => [label, ...texts.map((of) => of.get(label) || "")]) });
 }
 
-function drawResultTable(page, runs) {
-  page.table({ title: "What came of it", columns: columnsOf(runs), rows: rowsOf(runs, [
-    ["token hit rate", ({ whole_run: r = {} }) => ratio(r.token_hit_rate)],
-    ["of what an infinite cache would hit", ({ whole_run: r = {} }) => ratio(r.possible_hit_rate)],
-    ["token hit rate after warm-up", ({ after_warmup: r = {} }) => ratio(r.token_hit_rate)],
-    ["requests finished, rejected, aborted", ({ totals: t = {} }) =>
-      `${count(t.requests_finished)}, ${count(t.requests_rejected)}, ${count(t.requests_aborted)}`],
-    ["requests per second", ({ throughput: t = {} }) => decimal(num(t.requests_per_s))],
-    ["output tokens per second", ({ throughput: t = {} }) => decimal(num(t.output_tokens_per_s))],
-    ["device busy", ({ throughput: t = {} }) => percent(t.busy_share)],
-    ["pool referenced, mean and peak", ({ pool: { usage = {} } = {} }) => `${percent(usage.mean)}, ${percent(usage.peak)}`],
-    ["cached blocks evicted", ({ pool = {} }) => count(pool.evictions)],
-    ["preemptions", ({ preemption = {} }) => count(preemption.preemptions)],
-    ["requests that meet every SLO", ({ goodput, config = {} }) => (goodput
-      ? `${percent(goodput.good_share)} of ${count(goodput.requests_total)}; ${config.slo || ""}` : "no SLO given")],
-  ]) });
-}
-
-// `lines`: [name, Distribution].
-function latencyTable(page, title, lines) {
-  const shown = lines.filter(([, d]) => d && num(d.count) > 0);
-  const isDefined = shown.some(([, d]) => d.definition);
-  page.table({ title, columns: ["", "mean", "p50", "p90", "p99", "max", ...(isDefined ? ["what"] : [])],
-    rows: shown.map(([name, d]) => [name, span(d.mean_ms), span(d.p50_ms), span(d.p90_ms), span(d.p99_ms), span(d.max_ms),
-      ...(isDefined ? [d.definition || ""] : [])]) });
+// [name, Distribution] of what requests waited for, in the order of their lives.
+function phasesOf({ latency = {}, router = {}, handover = {} }) {
+  return [["queueing", latency.queueing], ["in the router's queue", router.queueing], ["prefill", handover.prefill],
+          ["hand-over", handover.handover], ["transfer", handover.transfer], ["decode", handover.decode]];
 }
 
 function drawLatencyTable(page, runs) {
-  const fields = [["queueing", "queueing"], ["TTFT", "ttft"], ["TPOT, ITL per request", "tpot"], ["ITL per gap", "itl"],
-                  ["E2E", "e2e"]];
-  const timed = runs.filter(({ report }) => (report.setup || {}).latency_is_meaningful);
-  latencyTable(page, "Latency", fields.flatMap(([name, field]) =>
-    timed.map((run) => [nameOf(name, run), (run.report.latency || {})[field]])));
+  const lines = runs.filter((run) => run.meaningful).flatMap((run) => {
+    const { latency = {} } = run.report;
+    return [["TTFT", latency.ttft], ["TPOT, ITL per request", latency.tpot], ["ITL per gap", latency.itl], ["E2E", latency.e2e],
+            ...phasesOf(run.report)].filter(([, d]) => d && num(d.count) > 0).map(([name, d]) => [nameOf(name, run), d]);
+  });
+  page.table({ title: "Latency", columns: ["", "mean", "p50", "p90", "p99", "max", "what"],
+    rows: lines.map(([name, d]) => [name, ...["mean", "p50", "p90", "p99", "max"].map((of) => span(d[`${of}_ms`])), d.definition || ""]) });
 }
 
-function drawMissTable(page, report) {
-  const prompt = report.prompt_tokens || {};
-  if (!(report.config || {}).prefix_caching || num(prompt.known) === 0) return;
-  const rows = [["hit", prompt.hit, "found in the prefix cache"],
-                ...list((report.first_admission_misses || {}).causes).map((c) => [c.cause, c.tokens, c.meaning]),
-                ["partial blocks", prompt.partial_blocks, "behind the last full block: never cached"]];
-  page.table({ title: "Where the prompt tokens went", columns: ["", "tokens", "share", "meaning"],
-    rows: rows.filter(([, tokens]) => num(tokens) > 0).map(([name, tokens, meaning]) =>
-      [name, count(tokens), percent(share(tokens, prompt.known)), meaning || ""]) });
-}
-
-function drawTierTable(page, tiers) {
-  if (!tiers) return;
-  const link = (use) => (use ? `${plural(use.transfers, "transfer")}, mean ${span(use.mean_transfer_ms)}` : "free");
-  page.table({ title: "Tiers", columns: ["", "used", "hit tokens", "read", "written", "evicted, chunks", "loads", "stores"],
-    rows: list(tiers.tiers).map((t) => [(t.name || "") + (t.is_shared ? ", shared" : ""),
-      num(t.capacity_bytes) > 0 ? `${bytes(t.used_bytes)} of ${bytes(t.capacity_bytes)}`
-                                : `${count(t.used_chunks)} of ${plural(t.capacity_chunks, "chunk")}`,
-      count(t.hit_tokens), bytes(t.read_bytes), bytes(t.written_bytes), count(t.evicted_chunks),
-      link(t.read_link), link(t.write_link)]) });
-}
-
-function drawConfiguration(page, config) {
-  const rows = Object.entries(config || {}).filter(([, value]) => typeof value !== "object");
-  if (rows.length === 0) return;
-  page.heading("Configuration");
-  page.table({ title: "", rows: rows.map(([name, value]) => [name, String(value)]) });
+function drawMissTable(page, run) {
+  if (!run.caches || !(run.prompt.known > 0)) return;
+  const rows = [["hit", run.prompt.hit, "found in the prefix cache"], ...run.misses.map((cause) => [cause.cause, cause.sum, cause.meaning]),
+                ["partial blocks", run.prompt.partial_blocks, "behind the last full block: never cached"]];
+  page.table({ title: nameOf("Where the prompt tokens went", run), columns: ["", "tokens", "share", "meaning"],
+    rows: rows.filter(([, tokens]) => tokens > 0).map(([name, tokens, meaning]) =>
+      [name, count(tokens), percent(share(tokens, run.prompt.known)), meaning || ""]) });
 }
 
 function replayHeadline(report) {
@@ -102,22 +52,33 @@ function replayHeadline(report) {
   ];
 }
 
-function drawReplay(page, { report }) {
-  if (report.handover) return drawSplit(page, report);
-  if (report.replicas) return drawFleet(page, report);
-  const { workload = {}, setup = {}, config = {} } = report;
-  page.title(`Replay of ${workload.name || ""}`,
-    `${deviceText(config)}, ${count(setup.num_blocks)} blocks of ${count(setup.block_tokens)} tokens`);
+// Everything of `runs`, { name, report, facts }, but what is said of one alone.
+function drawReports(page, runs) {
+  drawFacts(page, "What was replayed", runs, "setup");
+  drawFacts(page, "What came of it", runs, "outcome");
+  const drawn = runs.map(drawnRun);
+  const engines = drawn.flatMap((run) => run.engines);
+  drawLatencyTable(page, drawn);
+  for (const engine of engines) drawMissTable(page, engine);
+  for (const run of drawn) drawReplicaTables(page, run);
+  drawOverTime(page, engines, drawn[0].objectives);
+  drawLatency(page, drawn);
+  drawPrefixCache(page, engines);
+  for (const run of drawn) drawReplicas(page, run);
+}
+
+function drawReplay(page, { report, facts }) {
+  const { workload = {}, setup = {}, config = {}, kinds } = report;
+  const replicas = list(report.replicas).length;
+  page.title(`Replay of ${workload.name || ""}` + (replicas > 0 ? ` through ${plural(replicas, "replica")}` : ""),
+    kinds ? `${plural(kinds.length, "kind")} of replicas`
+          : `${deviceText(config)}, ${count(setup.num_blocks)} blocks of ${count(setup.block_tokens)} tokens` + (replicas > 0 ? " each" : ""));
   page.headline(replayHeadline(report));
   page.notes(report.notes);
-  const runs = [{ name: "", report }];
-  drawSetupTable(page, runs);
-  drawResultTable(page, runs);
-  drawLatencyTable(page, runs);
-  drawMissTable(page, report);
-  drawTierTable(page, report.tiers);
-  drawRuns(page, [drawnRun(report, "")]);
-  drawConfiguration(page, config);
+  drawReports(page, [{ name: "", report, facts }]);
+  const rows = Object.entries(config).filter(([, value]) => typeof value !== "object");
+  if (rows.length > 0) page.heading("Configuration");
+  page.table({ title: "", rows: rows.map(([name, value]) => [name, String(value)]) });
 }
 
 // --- Two runs ---
@@ -155,14 +116,11 @@ function comparisonHeadline(comparison, runs) {
   ];
 }
 
-function drawComparison(page, { report: comparison, a, b }) {
+function drawComparison(page, { report: comparison, a, b, facts_a, facts_b }) {
   page.title("Two runs compared", `A: ${comparison.a || ""}, B: ${comparison.b || ""}`);
-  const runs = [{ name: "A", report: a }, { name: "B", report: b }];
+  const runs = [{ name: "A", report: a, facts: facts_a }, { name: "B", report: b, facts: facts_b }];
   page.headline(comparisonHeadline(comparison, runs));
   for (const run of runs) page.notes(list(run.report.notes).map((note) => `${run.name}: ${note}`));
-  drawSetupTable(page, runs);
-  drawResultTable(page, runs);
-  drawLatencyTable(page, runs);
-  drawRuns(page, runs.map(({ name, report }) => drawnRun(report, name)));
+  drawReports(page, runs);
   drawDifferences(page, comparison);
 }

@@ -1,4 +1,4 @@
-// The charts of runs: of one replica, of a fleet added up, or of two runs over each other.
+// The charts of runs: of one replica, of many added up, or of several runs or roles over each other.
 "use strict";
 
 const nameOf = (line, run) => (run.name ? `${line}, ${run.name}` : line);
@@ -21,11 +21,11 @@ function addPerSecond(chart, runs, name, color, field) {
   addLines(chart, runs, name, color, (point, run) => point[field] / run.tick);
 }
 
-// Of one run: two runs' bands cannot lie on each other.
+// One run each: bands of two cannot lie on each other.
 function drawMissBands(page, run) {
   if (!run.caches) return;
-  const chart = overTime("Where prompt tokens went",
-    "Tokens of first admissions per second: found in the cache, or computed and why.",
+  const chart = overTime(nameOf("Where prompt tokens went", run),
+    "Tokens of first admissions per second: found in the cache, or why not.",
     { label: "tokens per second" });
   const band = (name, tokens) => {
     const points = run.points.map((point) => [1e3 * point.start_s, Math.max(0, tokens(point)) / run.tick]);
@@ -39,9 +39,9 @@ function drawMissBands(page, run) {
   page.chart(chart);
 }
 
-function drawOverTime(page, runs) {
+function drawOverTime(page, runs, objectives) {
   page.heading("Over time");
-  if (runs.length === 1) drawMissBands(page, runs[0]);
+  for (const run of runs) drawMissBands(page, run);
   const add = (title, caption, y, lines, marks) => {
     const chart = overTime(title, caption, y);
     lines.forEach(([name, value], i) => addLines(chart, runs, name, i, value));
@@ -62,9 +62,9 @@ function drawOverTime(page, runs) {
   if (runs.some((run) => run.meaningful)) {
     add("Step time", "Mean of the steps of each point.", { label: "step time", kind: "ms" },
         [["step", (p) => (p.step_rate > 0 ? p.busy_share / p.step_rate : NaN)]]);
-    add("Time to first token, over time", "Mean of the first tokens of each point.", { label: "TTFT", kind: "ms" },
+    add("Time to first token, over time", "Mean of the first tokens of each point, from the arrival at the replica.", { label: "TTFT", kind: "ms" },
         [["TTFT", (p) => (p.first_tokens > 0 ? p.ttft_sum / p.first_tokens : NaN)]],
-        runs[0].objectives.filter((o) => o.metric === "ttft").map((o) => ({ at: num(o.limit_ms), name: "SLO" })));
+        objectives.filter((o) => o.metric === "ttft").map((o) => ({ at: num(o.limit_ms), name: "SLO" })));
   }
   const perSecond = (field, title, caption, label, color) => {
     if (!runs.some((run) => run[field] > 0)) return;
@@ -76,12 +76,12 @@ function drawOverTime(page, runs) {
   perSecond("preemptions", "Preemptions", "Requests that lost their blocks.", "per second", 1);
 }
 
-// Distributions as the share of values up to each. `curves`: [name, field of Latency].
+// Distributions as the share of values up to each. curves(report): [name, Distribution], of all runs alike.
 function drawDistributions(page, runs, title, caption, curves, metric) {
   const chart = { title, caption, x: { label: "time", kind: "ms", log: true },
                   y: { label: "% of values up to it", kind: "percent", max: 100 }, lines: [], marks: [] };
-  curves.forEach(([name, field], color) => runs.forEach((run, i) => {
-    const quantiles = list((run.latency[field] || {}).quantiles_ms);
+  runs.forEach((run, i) => curves(run.report).forEach(([name, distribution], color) => {
+    const quantiles = list((distribution || {}).quantiles_ms);
     // A logarithmic axis has no 0.
     const points = quantiles.map((value, q) => [num(value), (100 * q) / (quantiles.length - 1)]).filter(([x]) => x > 0);
     chart.lines.push({ name: nameOf(name, run), color, style: styleOf(i), points });
@@ -100,12 +100,13 @@ function drawLatency(page, runs) {
     page.notes(["Every step took the same time in this run, so it says nothing about latency."]);
     return;
   }
-  drawDistributions(page, runs, "Time to first token", "Of requests that finished.", [["TTFT", "ttft"]], "ttft");
+  drawDistributions(page, runs, "Time to first token", "Of requests that finished.",
+    ({ latency = {} }) => [["TTFT", latency.ttft]], "ttft");
   drawDistributions(page, runs, "Time per output token",
     "TPOT is one value per request, its mean gap (AIPerf calls that inter-token latency); ITL is every gap between two tokens.",
-    [["TPOT, ITL per request", "tpot"], ["ITL per gap", "itl"]], "tpot");
-  drawDistributions(page, runs, "Whole requests", "Arrival to last token, and the part of it before the first scheduling.",
-    [["E2E", "e2e"], ["queueing", "queueing"], ["in the router's queue", "router_queueing"]], "e2e");
+    ({ latency = {} }) => [["TPOT, ITL per request", latency.tpot], ["ITL per gap", latency.itl]], "tpot");
+  drawDistributions(page, runs, "Whole requests", "Arrival to last token, and the phases in it, of requests that came to them.",
+    (report) => [["E2E", (report.latency || {}).e2e], ...phasesOf(report)], "e2e");
 }
 
 function drawPrefixCache(page, runs) {
@@ -180,12 +181,6 @@ function drawGroups(page, run) {
     }
   });
   page.chart(chart);
-}
-
-function drawRuns(page, runs) {
-  drawOverTime(page, runs);
-  drawLatency(page, runs);
-  drawPrefixCache(page, runs);
 }
 
 // --- Sentences of a headline ---

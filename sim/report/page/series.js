@@ -1,5 +1,5 @@
-// What charts of a run need of its report, and the reports of a fleet's replicas as one: so that one
-// replica and forty have the same charts.
+// What charts of a run need of its report, and the reports of replicas as one: so that one replica and
+// forty have the same charts.
 "use strict";
 
 const MOST_POINTS = 200;  // of a line: more cannot be told from each other
@@ -96,27 +96,39 @@ function sumBy(entries, key, add) {
   return [...made.values()];
 }
 
-// What is drawn of one run: of its replicas together, and of all requests.
-function drawnRun(whole, name) {
-  const reports = whole.replicas ? whole.replicas.map((replica) => replica.report || {}) : [whole];
-  const tick = commonTick(reports.map((report) => report.series || {}));
-  const meaningful = reports.some((report) => report.setup && report.setup.latency_is_meaningful);
-  const series = reports.map((report) => report.series || {});
-  const replicas = series.map((one) => bucketed(one, tick));
+// What is drawn of one run, { name, report, ... }: `engines`, its replicas together or, where prefill
+// and decode are apart, those of each role; and the latencies that clients saw.
+function drawnRun(run) {
+  const { report } = run, replicas = list(report.replicas);
+  const roles = [...new Set(replicas.map((row) => row.role || ""))];
+  const engines = replicas.length === 0 ? [drawnEngine(run.name, [{ name: "", report }], report.config)]
+    : roles.map((role) => drawnEngine([role, run.name].filter(Boolean).join(" "), replicas.filter((row) => (row.role || "") === role),
+                                      report.config));
+  return { ...run, engines, meaningful: Boolean((report.setup || {}).latency_is_meaningful),
+           objectives: list((report.goodput || {}).objectives) };
+}
+
+function drawnEngine(name, rows, config) {
+  const reports = rows.map((row) => row.report || {});
+  const series = reports.map((report) => report.series || {}), tick = commonTick(series);
+  const replicas = series.map((one, r) => ({ name: rows[r].role ? rows[r].name : `replica ${rows[r].name || ""}`, points: bucketed(one, tick) }));
   const of = (pick) => reports.flatMap((report) => list(pick(report)));
+  const total = (pick) => sum(reports.map((report) => num(pick(report))));
   const reuse = reports.map((report) => report.hit_reuse || {});
   const setup = (reports[0] || {}).setup || {};
+  const prompt = {};
+  for (const field of ["known", "hit", "partial_blocks"]) prompt[field] = total((report) => (report.prompt_tokens || {})[field]);
   return {
-    name, reports, meaningful, tick, replicas,
-    points: replicas.length === 1 ? replicas[0] : addedUp(replicas),
+    name, reports, tick, replicas, prompt,
+    meaningful: reports.some((report) => (report.setup || {}).latency_is_meaningful),
+    points: replicas.length === 1 ? replicas[0].points : addedUp(replicas.map(({ points }) => points)),
     causes: list((series.find((one) => list(one.miss_causes).length > 0) || {}).miss_causes),
-    caches: reports.some((report) => report.config && report.config.prefix_caching) ||
-            Boolean(whole.config && whole.config.prefix_caching),
+    caches: [config, ...reports.map((report) => report.config)].some((one) => one && one.prefix_caching),
     blockTokens: num(setup.hit_unit_tokens) || num(setup.block_tokens),
-    evictions: sum(reports.map((report) => num((report.pool || {}).evictions))),
-    preemptions: sum(reports.map((report) => num((report.preemption || {}).preemptions))),
-    latency: whole.latency || {},
-    objectives: list((whole.goodput || {}).objectives),
+    evictions: total((report) => (report.pool || {}).evictions),
+    preemptions: total((report) => (report.preemption || {}).preemptions),
+    misses: sumBy(of((report) => (report.first_admission_misses || {}).causes), (cause) => cause.cause,
+                  (made, cause) => { made.sum += num(cause.tokens); }),
     turns: sumBy(of((report) => (report.hit_groups || {}).turns), (turn) => turn.name, (made, turn) => {
       made.sum += num((turn.token_hit_rate || {}).numerator);
       made.whole += num((turn.token_hit_rate || {}).denominator);
