@@ -57,8 +57,8 @@ class Model {
   absl::StatusOr<std::vector<float>> Forward(const Step& step, Attend attend) const;
 
   // The same in parts, for whoever has more to do between them: rows of the embedding; what a layer
-  // that is not latent makes of rows, not rotated; what it adds to them once they have attended; and
-  // logits of final rows.
+  // that is not latent makes of rows, not rotated; what it adds to them once they have attended;
+  // and logits of final rows.
   struct Heads {
     std::vector<float> q, k, v;
   };

@@ -1,8 +1,8 @@
 // The command `serve` of an engine: kvsim replay with a model in it. It takes the same options and
 // prints the same report, with times that were measured while each step was computed.
 //
-// Prompts come as token ids, in any trace format that has them, or as texts. The answers are a trace
-// again, the same requests with the tokens of their outputs, or texts.
+// Prompts come as token ids, in any trace format that has them, or as texts. The answers are a
+// trace again, the same requests with the tokens of their outputs, or texts.
 
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_SERVE_COMMAND_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_SERVE_COMMAND_H_

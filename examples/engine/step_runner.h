@@ -46,7 +46,7 @@ struct RunnerOptions {
   // Called for each token that is sampled, by its place in the output, and what from.
   std::function<void(const sim::SimRequest&, int64_t index, absl::Span<const float> logits)>
       on_logits = nullptr;
-  // Told of each step in which prompts were blended, by layer.
+  // Called for each step in which prompts were blended, by layer.
   std::function<void(absl::Span<const attention::BlendLayerReport>)> on_blend = nullptr;
 };
 

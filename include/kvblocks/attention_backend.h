@@ -459,7 +459,7 @@ class AttentionBackend {
   virtual absl::Status BuildList(const ExecContext& context, const TopkSlotsArgs& args) const;
 
   // Plans of decodes that layers of a step can share (StepPlans): the bytes of one, 0 where calls
-  // like this make none ahead of their kernels; and one made in plan->memory.
+  // like this make none before their kernels; and one made in plan->memory.
   virtual int64_t DecodePlanBytes(const ExecContext& /*context*/,
                                   const PagedDecodeArgs& /*args*/) const {
     return 0;

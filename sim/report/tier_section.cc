@@ -106,7 +106,8 @@ std::string Bytes(double bytes) {
 }
 
 std::string UseOf(const pb::Tier& tier) {
-  if (tier.capacity_bytes() == 0) return Say("$0 of $1", tier.used_chunks(), tier.capacity_chunks());
+  if (tier.capacity_bytes() == 0)
+    return Say("$0 of $1", tier.used_chunks(), tier.capacity_chunks());
   return absl::StrCat(Bytes(static_cast<double>(tier.used_bytes())), " of ",
                       Bytes(static_cast<double>(tier.capacity_bytes())));
 }

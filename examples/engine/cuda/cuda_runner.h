@@ -50,7 +50,7 @@ class CudaRunner final : public StepRunner {
                                                             RunnerOptions options);
   ~CudaRunner() override;
 
-  // Captures the graphs and chooses the products of all steps ahead of the first one, which would
+  // Captures the graphs and chooses the products of all steps before the first one, which would
   // take some seconds longer for it. Writes to the null block only.
   absl::Status WarmUp();
 

@@ -97,7 +97,7 @@ function sumBy(entries, key, add) {
 }
 
 // What is drawn of one run, { name, report, ... }: `engines`, its replicas together or, where prefill
-// and decode are apart, those of each role; and the latencies that clients saw.
+// and decode are disaggregated, those of each role; and the latencies that clients saw.
 function drawnRun(run) {
   const { report } = run, replicas = list(report.replicas);
   const roles = [...new Set(replicas.map((row) => row.role || ""))];
