@@ -161,8 +161,6 @@ bool IsFleet(const ReplayConfig& config) {
          config.data_parallel() > 1 || AsksForScaling(config);
 }
 
-bool AsksForRouter(const ReplayConfig& config) { return RouterOptionIn(config) != nullptr; }
-
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
     return absl::InvalidArgumentError(
