@@ -57,7 +57,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
 --tensor-parallel: got 3, expected a divisor|replay --tp=3
 --model: "gpt-9" is none of the 28 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
---device: "abacus" is none of the 10 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
+--device: "abacus" is none of the 11 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
 --device: "h2000" is none of|replay --device=h2000
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got -1, expected 0 to|replay --max-num-seqs=-1
@@ -144,7 +144,7 @@ compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --
 --prefill-replicas needs --decode-replicas (got 0)|replay --prefill-replicas=1 --decode-replicas=0
 --prefill-replicas needs --decode-replicas|replay --prefill-replicas=2
 --link-scope needs --prefill-replicas|replay --link-scope=decode
---link-bandwidth: got 0, expected 1 to 1000000|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
+--link-bandwidth: got -1, expected 0 to 1000000|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=-1
 set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
 --decode-replicas needs --prefill-replicas|replay --decode-replicas=2
 kvsim explain has no words|explain --prefill-replicas=1 --decode-replicas=1 --request=1
