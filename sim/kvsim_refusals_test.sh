@@ -57,7 +57,7 @@ B is missing, expected a second file or --measured=FILE|compare first.json
 --max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
 --tensor-parallel: got 3, expected a divisor|replay --tp=3
 --model: "gpt-9" is none of the 30 known; the nearest are .* (kvsim plan --list-models prints all)|replay --model=gpt-9
---device: "abacus" is none of the 10 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
+--device: "abacus" is none of the 11 known; the nearest are a100-sxm-80gb, b200, b300 (kvsim plan --list-devices prints all)|replay --device=abacus
 --device: "h2000" is none of|replay --device=h2000
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got -1, expected 0 to|replay --max-num-seqs=-1
@@ -129,7 +129,10 @@ policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:polic
 --smallest: got "num-blocks=900:300", expected a range|capacity --smallest num-blocks=900:300 --where hit-rate>=0.5
 --largest: got "num-blocks=300", expected a range|capacity --largest num-blocks=300 --where hit-rate>=0.5
 --rate: has no use with --largest or --smallest|capacity --rate=3 --largest num-blocks=300:900 --where hit-rate>=0.5
---prefill-replicas: got 1, expected none in a search for a rate|capacity --slo=ttft:1s@p99 --prefill-replicas=1 --decode-replicas=1
+--tier-prices: needs prices of devices, too|capacity --slo=ttft:1s@p99 --tier-prices=host:1
+--tier-prices: needs prices of devices, too|sweep --grid num-blocks=300 --tier-prices=host:1
+--tier-prices: got "host", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host
+--tier-prices: got "host:2", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host:1,host:2
 --where: got "ttft-mean<=baseline", expected a number: a sweep has no baseline|sweep --grid seed=1 --pareto=hit-rate --where ttft-mean<=baseline
 --where: got "slo", but no point has such a figure|sweep --grid seed=1 --limit=50 --pareto=hit-rate --where slo
 --where needs --pareto|sweep --grid seed=1 --where hit-rate>=0.5
@@ -141,7 +144,7 @@ compares cached blocks, but prefix caching is off|replay --prefill-replicas=2 --
 --prefill-replicas needs --decode-replicas (got 0)|replay --prefill-replicas=1 --decode-replicas=0
 --prefill-replicas needs --decode-replicas|replay --prefill-replicas=2
 --link-scope needs --prefill-replicas|replay --link-scope=decode
---link-bandwidth: got 0, expected 1 to 1000000|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=0
+--link-bandwidth: got -1, expected 0 to 1000000|replay --prefill-replicas=1 --decode-replicas=1 --link-bandwidth=-1
 set next to --replicas|replay --prefill-replicas=1 --decode-replicas=1 --replicas=2
 --decode-replicas needs --prefill-replicas|replay --decode-replicas=2
 kvsim explain has no words|explain --prefill-replicas=1 --decode-replicas=1 --request=1
@@ -157,12 +160,11 @@ prefill_replicas and decode_replicas are for several|curve --config split.textpr
 --data-parallel: requests that run one after the other|curve --dp=2
 --data-parallel: got "2", expected 1: this command|serve --dp=2
 --data-parallel: set next to --scale|replay --dp=2 --scale=1s:start
---data-parallel: the search counts|capacity --slo=ttft:1s@p99 --dp=2
 --expert-parallel: got "true", expected none: llama-3.1-8b has no experts|replay --expert-parallel
 --tier: got "host:1GiB:read=free", expected nothing with --data-parallel|replay --dp=2 --model=gpt-oss-20b --num-blocks=2000 --tier=host:1GiB:read=free
 --router: got "data-parallel", expected another|replay --replicas=2 --router=data-parallel
 set next to --replicas, --replica, --data-parallel, --scale|replay --prefill-replicas=1 --decode-replicas=1 --dp=2
-KV-cache group 0 does not keep all blocks|replay --prefill-replicas=1 --decode-replicas=1 --model=gemma-3-27b --device=h200
+keeps states, expected attention only|replay --prefill-replicas=1 --decode-replicas=1 --model=qwen3.5-35b-a3b --device=h200 --tp=2
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

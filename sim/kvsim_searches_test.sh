@@ -195,6 +195,5 @@ grep -q '^answer  *--prefill-replicas=[1-4]' out || fail "no number of replicas:
 expect 1 '' capacity --speedup=60 --slo=ttft:1us --smallest prefill-replicas=1:3 --decode-replicas=1 --goodput=0.9
 grep -q '^answer  *no value of the range holds' out || fail "unreachable limits are reached"
 expect 2 'link-scope needs --prefill-replicas' capacity --slo=ttft:1s@p99 --link-scope=decode
-expect 2 'pipeline-parallel: the search counts' capacity --slo=ttft:1s@p99 --pp=2
 
 finish

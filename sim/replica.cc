@@ -56,7 +56,8 @@ Replica::Replica(const SimulationConfig& config, const TraceInfo& trace,
       step_time_(step_time),
       owner_(owner),
       stage_free_(static_cast<size_t>(step_time->num_stages())),
-      stage_times_(stage_free_.size()) {
+      stage_times_(stage_free_.size()),
+      send_times_(stage_free_.size() - 1) {
   for (const KvCacheGroup& group : config_.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
     const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
@@ -361,7 +362,8 @@ absl::Status Replica::TimeStages(const StepPeers* peers) {
     stage_times_[0] = *time;
   } else {
     absl::Status status =
-        step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_), &send_time_);
+        step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_),
+                               absl::MakeSpan(send_times_));
     if (!status.ok()) return status;
   }
   step_time_->Tally(work_, decodes, peers != nullptr ? *peers : StepPeers(), &result_.step_tally);
@@ -399,7 +401,7 @@ absl::Status Replica::StartStep() {
   step.device_start = std::max({clock_, stage_free_[0], scheduler_->InputsReady()});
   std::optional<SimTime> at = step.device_start;
   for (size_t s = 0; s < stage_times_.size() && at; ++s) {
-    if (s > 0) at = CheckedAdd(*at, send_time_);
+    if (s > 0) at = CheckedAdd(*at, send_times_[s - 1]);
     if (at) at = CheckedAdd(std::max(*at, stage_free_[s]), stage_times_[s]);
     if (!at) break;
     stage_free_[s] = *at;

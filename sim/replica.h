@@ -251,7 +251,7 @@ class Replica {
   bool wants_schedule_ = false;  // something changed, or a step more can be under way
   std::vector<SimTime> stage_free_;   // when each stage is done with all steps handed to it
   std::vector<SimTime> stage_times_;  // scratch, of the step being started
-  SimTime send_time_ = 0;             // between two stages, likewise
+  std::vector<SimTime> send_times_;   // behind each stage but the last, likewise
   SimTime busy_until_ = 0;
   std::vector<SequenceWork> work_;  // scratch
   std::vector<int64_t>

@@ -141,7 +141,8 @@ TEST(AsyncSimulationTest, BlockedHeadThatWasPaddedIsTriedAgainWithoutDecodesBesi
 std::unique_ptr<StepTimeModel> SecondsPerStage(int64_t num_stages) {
   std::vector<std::unique_ptr<StepTimeModel>> clocks;
   for (int64_t s = 0; s < num_stages; ++s) clocks.push_back(MakeFixedStepTime(kSecond).value());
-  return MakePipeline(std::move(clocks), SendTime()).value();
+  const std::vector<SendTime> sends(static_cast<size_t>(num_stages - 1));
+  return MakePipeline(std::move(clocks), sends).value();
 }
 
 struct PipelineReplay : Replay {

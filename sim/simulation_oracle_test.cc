@@ -178,7 +178,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
       clocks.push_back(MakeFixedStepTime(seconds * kSecond).value());
     }
     s.pipeline_stages = static_cast<int64_t>(clocks.size());
-    pipeline = MakePipeline(std::move(clocks), SendTime()).value();
+    pipeline = MakePipeline(std::move(clocks), std::vector<SendTime>(o.stages.size() - 1)).value();
     replay.step_time = pipeline.get();
   }
   ScriptedConnector connector(o.script);

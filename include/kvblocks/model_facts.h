@@ -88,7 +88,9 @@ struct DeviceFacts {
   double bf16_tflops = 0;
   double memory_gb_per_s = 0;
   double memory_gb = 0;  // 10^9 bytes
-  double link_gb_per_s = 0;
+  double link_gb_per_s = 0;  // to another device of its node, per direction
+  int64_t devices_per_node = 8;
+  double node_gb_per_s = 50;  // to devices of other nodes: 400 Gb/s
   double measured_memory_gb = 0;  // what the device reports; 0: not measured
 
   double usable_gb() const { return measured_memory_gb > 0 ? measured_memory_gb : memory_gb; }

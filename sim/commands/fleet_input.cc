@@ -1,6 +1,7 @@
 #include "sim/commands/fleet_input.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -161,8 +162,6 @@ bool IsFleet(const ReplayConfig& config) {
          config.data_parallel() > 1 || AsksForScaling(config);
 }
 
-bool AsksForRouter(const ReplayConfig& config) { return RouterOptionIn(config) != nullptr; }
-
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
     return absl::InvalidArgumentError(
@@ -255,7 +254,9 @@ absl::StatusOr<FleetOptions> MakeHandoverOptions(const ReplaySetup& setup) {
   }
   options.first_token =
       config.first_token() == "decode" ? FirstToken::kDecode : FirstToken::kPrefill;
-  options.link.bytes_per_second = config.link_bandwidth() * 1'000'000'000;
+  options.link.bytes_per_second = config.link_bandwidth() > 0
+                                      ? config.link_bandwidth() * 1'000'000'000
+                                      : std::llround(setup.node_gb_per_s * 1e9);
   absl::Status status = SetTime("link_latency", config.link_latency(), 0, &options.link.latency);
   if (!status.ok()) return status;
   options.link.sharing =

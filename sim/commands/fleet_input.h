@@ -25,9 +25,6 @@ bool IsFleet(const ::kvblocks::config::v1::ReplayConfig& config);
 // Whether there is a plan or a rule by which replicas start and stop.
 bool AsksForScaling(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// Whether there is an option that only several replicas have a use for, with whatever value.
-bool AsksForRouter(const ::kvblocks::config::v1::ReplayConfig& config);
-
 // InvalidArgument names option, value and what is expected.
 absl::StatusOr<FleetOptions> MakeFleetOptions(const ::kvblocks::config::v1::ReplayConfig& config);
 

@@ -135,6 +135,8 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   KVBLOCKS_ASSIGN_OR_RETURN(found.device, OfName("device", catalogue.FindDevice(config.device())));
   KVBLOCKS_ASSIGN_OR_RETURN(found.model, FindModel(config, catalogue));
   SetWeights(config.weight_dtype(), &found.model);
+  if (config.devices_per_node() > 0) found.device.devices_per_node = config.devices_per_node();
+  if (config.node_bandwidth() > 0) found.device.node_gb_per_s = config.node_bandwidth();
   KVBLOCKS_RETURN_IF_ERROR(CheckDataParallel(config, found.model));
   return found;
 }
@@ -224,15 +226,15 @@ std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& 
 }
 
 std::string NodesNote(const ReplayConfig& config, const ModelOnDevice& hardware) {
-  constexpr int64_t kDevicesPerNode = 8;
+  const DeviceFacts& device = hardware.device;
   const int64_t ranks = config.tensor_parallel() *
                         (IsInLockstep(config, hardware.model) ? config.data_parallel() : 1);
-  if (ranks <= kDevicesPerNode) return "";
-  return absl::StrCat(
-      ranks, " devices exchange data in every layer and span ",
-      (ranks + kDevicesPerNode - 1) / kDevicesPerNode,
-      " nodes of 8: links between nodes are slower than those that step times count (a device "
-      "with their link_gb_per_s in --catalogue counts them)");
+  if (ranks <= device.devices_per_node) return "";
+  return absl::StrFormat(
+      "%d devices exchange data in every layer and span %d nodes of %d, with %g GB/s of each device "
+      "between them (--devices-per-node, --node-bandwidth)",
+      ranks, (ranks + device.devices_per_node - 1) / device.devices_per_node,
+      device.devices_per_node, device.node_gb_per_s);
 }
 
 int64_t MaxInFlightTokens(const ReplayConfig& config) {

@@ -419,6 +419,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRa
   if (!hardware.ok()) return hardware.status();
   setup.model = hardware->model.name;
   setup.device = hardware->device.name;
+  setup.node_gb_per_s = hardware->device.node_gb_per_s;
   setup.is_lockstep = IsInLockstep(config, hardware->model);
   KVBLOCKS_RETURN_IF_ERROR(ApplyEnginePreset(config.engine(), &setup.simulation));
   KVBLOCKS_RETURN_IF_ERROR(CheckEngineHas(config));

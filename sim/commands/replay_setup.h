@@ -36,6 +36,7 @@ struct ReplaySetup {
 
   std::string model;  // names as the catalogue has them
   std::string device;
+  double node_gb_per_s = 0;       // of a device to other nodes
   std::string num_blocks_source;  // "given", or the sum
   std::string plan;               // policy: "upstream", "exact"; "given" for listed groups
   std::string layout;             // of the pool, if it was planned

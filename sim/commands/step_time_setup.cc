@@ -11,6 +11,7 @@
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
 #include "sim/cost/kernel_tables.h"
+#include "sim/cost/nodes.h"
 #include "sim/cost/pipeline.h"
 #include "sim/cost/recorded_steps.h"
 #include "sim/cost/roofline.h"
@@ -71,11 +72,14 @@ class ClockMaker {
 
   absl::StatusOr<std::unique_ptr<StepTimeModel>> Make(const ModelFacts& model) const;
 
-  // Between pipeline stages of the target.
-  absl::StatusOr<SendTime> Send() const {
+  // From a pipeline stage of the target to the next.
+  absl::StatusOr<SendTime> SendBehind(int64_t stage) const {
     constexpr SimTime kLatency = 5 * kMicrosecond;  // of a message, as of a collective
-    return MakeSendTime(hardware_.model.hidden_size, config_.tensor_parallel(),
-                        hardware_.device.link_gb_per_s, kLatency);
+    const DeviceFacts& device = hardware_.device;
+    const int64_t ranks = config_.tensor_parallel();
+    const bool leaves = LeavesNode(stage, ranks, device);
+    return MakeSendTime(hardware_.model.hidden_size, ranks,
+                        leaves ? device.node_gb_per_s : device.link_gb_per_s, kLatency);
   }
 
  private:
@@ -211,10 +215,14 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
   if (absl::Status status = CheckPipelineStages(hardware.model, num_stages); !status.ok()) {
     return OfOption("--pipeline-parallel", "pipeline_parallel", status);
   }
-  const auto send = maker.Send();
-  if (!send.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
+  std::vector<SendTime> sends;
+  for (int64_t stage = 0; stage + 1 < num_stages; ++stage) {
+    const auto send = maker.SendBehind(stage);
+    if (!send.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
+    }
+    sends.push_back(*send);
   }
   if (config.time() == "fixed") {
     KVBLOCKS_ASSIGN_OR_RETURN(auto whole, MakeTarget(config, hardware.model, times, maker));
@@ -229,7 +237,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     if (!clock.ok()) return clock.status();
     stages.push_back(*std::move(clock));
   }
-  return MakePipeline(std::move(stages), *send);
+  return MakePipeline(std::move(stages), std::move(sends));
 }
 
 }  // namespace

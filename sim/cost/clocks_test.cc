@@ -295,12 +295,13 @@ TEST(PipelineTest, SM28WholeStepsAreDividedByLayers) {
   const auto clock = MakeDividedClock(*std::move(whole), {0, 11, 22, 32});
   ASSERT_TRUE(clock.ok()) << clock.status();
   EXPECT_EQ((*clock)->num_stages(), 3);
-  std::vector<SimTime> stages(3);
-  SimTime send = 7;
-  ASSERT_TRUE(
-      (*clock)->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages), &send).ok());
+  std::vector<SimTime> stages(3), sends(2, 7);
+  ASSERT_TRUE((*clock)
+                  ->StageTimes({DecodeAt(1), DecodeAt(2)}, {}, absl::MakeSpan(stages),
+                               absl::MakeSpan(sends))
+                  .ok());
   EXPECT_EQ(stages, (std::vector<SimTime>{34, 34, 32}));  // of 34.375, 68.75 and 100
-  EXPECT_EQ(send, 0);
+  EXPECT_EQ(sends, (std::vector<SimTime>{0, 0}));
   EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1), DecodeAt(2)}), 100);
 }
 
@@ -312,11 +313,11 @@ TEST(PipelineTest, SM28StagesHaveClocksOfTheirOwn) {
   const auto send = MakeSendTime(4096, 4, 100, 7);
   ASSERT_TRUE(send.ok());
   EXPECT_EQ(send->per_token, 40'960);
-  const auto clock = MakePipeline(std::move(clocks), *send);
+  const auto clock = MakePipeline(std::move(clocks), {*send});
   ASSERT_TRUE(clock.ok()) << clock.status();
   EXPECT_EQ(*(*clock)->StepTime({DecodeAt(1)}), 40'960 + 7 + 40);
   EXPECT_FALSE(MakeSendTime(4096, 4, 0, 7).ok());
-  EXPECT_FALSE(MakePipeline({}, *send).ok());
+  EXPECT_FALSE(MakePipeline({}, {*send}).ok());
 }
 
 }  // namespace

@@ -303,19 +303,35 @@ void LayerTimes::AddCollectives() {
   // All-gather and reduce-scatter around the experts: half an all-reduce each.
   if (data_parallel_ > 1 && num_expert_layers_ > 0) {
     dispatch_ = MakeCollective(ranks_ > 1 ? "to experts and back" : "collectives",
-                               num_expert_layers_, data_parallel_);
+                               num_expert_layers_, data_parallel_, ranks_);
   }
 }
 
 LayerTimes::Collective LayerTimes::MakeCollective(std::string_view part, int64_t count,
-                                                  int64_t ranks) {
-  const KernelGrid* grid = tables_.Find("allreduce", absl::StrCat(ranks));
-  if (grid != nullptr && grid->num_axes() != 1) grid = nullptr;
-  Say(part,
-      grid ? absl::StrCat(kMeasured, ", ", ranks, " ranks in captured graphs")
-           : std::string(kEstimated),
-      grid != nullptr);
-  return {.count = count, .ranks = ranks, .grid = grid};
+                                                  int64_t ranks, int64_t stride) {
+  const auto find = [&](int64_t measured) {
+    const KernelGrid* grid = tables_.Find("allreduce", absl::StrCat(measured));
+    return grid != nullptr && grid->num_axes() == 1 ? grid : nullptr;
+  };
+  const DeviceFacts& device = options_.roofline.device;
+  Collective collective{
+      .count = count, .ranks = PlaceRanks(ranks, stride, device), .grid = find(ranks)};
+  if (collective.grid != nullptr) {
+    collective.ranks = {.inside = ranks};
+  } else if (collective.ranks.are_several()) {
+    collective.grid = find(collective.ranks.inside);
+  }
+  std::string source =
+      collective.grid ? absl::StrCat(kMeasured, ", ", collective.ranks.inside,
+                                     " ranks in captured graphs")
+                      : std::string(kEstimated);
+  Say(part, source, collective.grid != nullptr);
+  if (collective.ranks.are_several()) {
+    Say(absl::StrCat(std::string(part), " between ", collective.ranks.nodes, " nodes of ",
+                     device.node_gb_per_s, " GB/s a device"),
+        std::string(kEstimated), false);
+  }
+  return collective;
 }
 
 // Parameters that no product above stands for: projections of layers whose shapes differ.
@@ -365,14 +381,12 @@ int64_t LayerTimes::Experts(int64_t num_tokens, Which which) const {
                       params * read * experts.bytes_per_param / (bytes_per_s_ * ranks))));
 }
 
-int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes, Which which) const {
-  if (collective.count == 0) return 0;
-  if (which == Which::kEstimated && collective.grid != nullptr) return 0;
+int64_t LayerTimes::TimeInside(const Collective& collective, int64_t bytes) const {
   int64_t time;
   if (collective.grid != nullptr) {
     time = collective.grid->At({bytes});
   } else {
-    const double ranks = ToDouble(collective.ranks);
+    const double ranks = ToDouble(collective.ranks.inside);
     const double seconds = 2.0 * (ranks - 1) / ranks * ToDouble(bytes) /
                            (options_.roofline.device.link_gb_per_s * 1e9);
     time = Limited(Limited(options_.roofline.allreduce_latency) +
@@ -380,6 +394,22 @@ int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes, Which wh
   }
   if (collective.fused != nullptr && bytes <= collective.fused->last(0)) {
     time = std::min(time, collective.fused->At({bytes}) + kFusedNormTime);
+  }
+  return time;
+}
+
+int64_t LayerTimes::TimeOf(const Collective& collective, int64_t bytes, Which which) const {
+  if (collective.count == 0) return 0;
+  int64_t time = 0;
+  const bool is_wanted = which == Which::kAll || collective.grid == nullptr;
+  if (is_wanted && (collective.ranks.inside > 1 || !collective.ranks.are_several())) {
+    time = TimeInside(collective, bytes);
+  }
+  if (collective.ranks.are_several()) {
+    const double seconds =
+        SecondsBetweenNodes(collective.ranks, ToDouble(bytes), options_.roofline.device);
+    time = Limited(time + Limited(options_.roofline.allreduce_latency) +
+                   Limited(RoundToPicoseconds(seconds)));
   }
   return collective.count * time;
 }

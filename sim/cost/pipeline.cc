@@ -29,12 +29,15 @@ class PipelinedSteps : public StepTimeModel {
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override {
-    std::vector<SimTime> stages(num_stages_);
-    SimTime send = 0;
-    absl::Status status = StageTimes(work, decodes, absl::MakeSpan(stages), &send);
+    std::vector<SimTime> stages(num_stages_), sends(num_stages_ - 1);
+    absl::Status status =
+        StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends));
     if (!status.ok()) return status;
-    std::optional<SimTime> sum = CheckedMultiply(send, num_stages() - 1);
-    for (size_t s = 0; s < num_stages_ && sum; ++s) sum = CheckedAdd(*sum, stages[s]);
+    std::optional<SimTime> sum = 0;
+    for (size_t s = 0; s < num_stages_ && sum; ++s) {
+      sum = CheckedAdd(*sum, stages[s]);
+      if (s > 0 && sum) sum = CheckedAdd(*sum, sends[s - 1]);
+    }
     if (!sum) return Overflow();
     return *sum;
   }
@@ -45,20 +48,22 @@ class PipelinedSteps : public StepTimeModel {
 
 class Pipeline final : public PipelinedSteps {
  public:
-  Pipeline(std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send)
-      : PipelinedSteps(stages.size()), stages_(std::move(stages)), send_(send) {}
+  Pipeline(std::vector<std::unique_ptr<StepTimeModel>> stages, std::vector<SendTime> sends)
+      : PipelinedSteps(stages.size()), stages_(std::move(stages)), sends_(std::move(sends)) {}
 
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                          absl::Span<SimTime> stages, SimTime* send) const override {
+                          absl::Span<SimTime> stages, absl::Span<SimTime> sends) const override {
     for (size_t s = 0; s < stages_.size(); ++s) {
       const auto time = stages_[s]->StepTime(work, decodes);
       if (!time.ok()) return time.status();
       stages[s] = *time;
     }
-    const auto bytes = CheckedMultiply(send_.per_token, NumTokens(work, decodes));
-    const auto sum = bytes ? CheckedAdd(*bytes, send_.latency) : std::nullopt;
-    if (!sum) return Overflow();
-    *send = *sum;
+    for (size_t s = 0; s < sends_.size(); ++s) {
+      const auto bytes = CheckedMultiply(sends_[s].per_token, NumTokens(work, decodes));
+      const auto sum = bytes ? CheckedAdd(*bytes, sends_[s].latency) : std::nullopt;
+      if (!sum) return Overflow();
+      sends[s] = *sum;
+    }
     return absl::OkStatus();
   }
   SimTime CopyTime(int64_t bytes) const override { return stages_[0]->CopyTime(bytes); }
@@ -89,7 +94,7 @@ class Pipeline final : public PipelinedSteps {
 
  private:
   const std::vector<std::unique_ptr<StepTimeModel>> stages_;
-  const SendTime send_;
+  const std::vector<SendTime> sends_;  // behind each stage but the last
 };
 
 class DividedClock final : public PipelinedSteps {
@@ -98,7 +103,7 @@ class DividedClock final : public PipelinedSteps {
       : PipelinedSteps(first.size() - 1), whole_(std::move(whole)), first_(std::move(first)) {}
 
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                          absl::Span<SimTime> stages, SimTime* send) const override {
+                          absl::Span<SimTime> stages, absl::Span<SimTime> sends) const override {
     const auto time = whole_->StepTime(work, decodes);
     if (!time.ok()) return time.status();
     SimTime before = 0;
@@ -107,7 +112,7 @@ class DividedClock final : public PipelinedSteps {
       stages[s] = until - before;
       before = until;
     }
-    *send = 0;
+    std::fill(sends.begin(), sends.end(), 0);
     return absl::OkStatus();
   }
   SimTime CopyTime(int64_t bytes) const override { return whole_->CopyTime(bytes); }
@@ -222,17 +227,18 @@ absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parall
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
-    std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send) {
-  if (stages.size() < 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stages has ", stages.size(), " clocks, expected at least 2"));
+    std::vector<std::unique_ptr<StepTimeModel>> stages, std::vector<SendTime> sends) {
+  if (stages.size() < 2 || sends.size() + 1 != stages.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("stages has ", stages.size(), " clocks and ",
+                                                   sends.size(),
+                                                   " sends, expected at least 2, and one send less"));
   }
   for (const auto& stage : stages) {
     if (stage == nullptr || stage->num_stages() != 1) {
       return absl::InvalidArgumentError("stages: expected clocks of one stage each");
     }
   }
-  return std::unique_ptr<StepTimeModel>(std::make_unique<Pipeline>(std::move(stages), send));
+  return std::unique_ptr<StepTimeModel>(std::make_unique<Pipeline>(std::move(stages), std::move(sends)));
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(

@@ -28,9 +28,10 @@ struct SendTime {
 absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parallel,
                                       double link_gb_per_s, SimTime latency);
 
-// InvalidArgument unless there are at least two stages, none of them null or a pipeline.
+// InvalidArgument unless there are at least two stages, none of them null or a pipeline, and a send
+// behind each but the last.
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
-    std::vector<std::unique_ptr<StepTimeModel>> stages, const SendTime& send);
+    std::vector<std::unique_ptr<StepTimeModel>> stages, std::vector<SendTime> sends);
 
 // A clock that knows whole steps only: stages take parts of it by their layers, from first[s] to
 // first[s + 1], and what they send takes no time. REQUIRES: ascending, from 0.

@@ -8,6 +8,7 @@
 #include "checks/field_error.h"
 #include "kvblocks/model_facts.h"
 #include "sim/cost/attention_cost.h"
+#include "sim/cost/nodes.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -28,6 +29,32 @@ AttentionRates RatesOf(const RooflineOptions& options) {
   }
   return rates;
 }
+
+// A collective of an all-reduce's traffic, `count` times in a step.
+class Exchange {
+ public:
+  Exchange(const RanksOnNodes& ranks, const RooflineOptions& options)
+      : ranks_(ranks), options_(options) {}
+
+  int64_t Latency(double count) const {
+    const double each = static_cast<double>(options_.allreduce_latency) / kPicosecondsPerSecond;
+    const bool is_only_between = ranks_.are_several() && ranks_.inside == 1;
+    return RoundToPicoseconds(count * each) *
+           ((is_only_between ? 0 : 1) + (ranks_.are_several() ? 1 : 0));
+  }
+  // Of one token's activations.
+  int64_t TimeOf(double count, double hidden) const {
+    const double inside = static_cast<double>(ranks_.inside);
+    const int64_t time = RoundToPicoseconds(count * 2 * (inside - 1) / inside * hidden * 2 /
+                                            (options_.device.link_gb_per_s * 1e9));
+    return time + RoundToPicoseconds(
+                      count * SecondsBetweenNodes(ranks_, hidden * 2, options_.device));
+  }
+
+ private:
+  const RanksOnNodes ranks_;
+  const RooflineOptions& options_;
+};
 
 class Roofline final : public StepTimeModel {
  public:
@@ -92,10 +119,9 @@ Roofline::Roofline(const RooflineOptions& options)
   head_per_sample_ = RoundToPicoseconds(2 * hidden * static_cast<double>(model.vocab_size) / flops);
   if (options.tensor_parallel > 1) {
     const double allreduces = 2.0 * static_cast<double>(model.num_layers());
-    comm_per_step_ = RoundToPicoseconds(
-        allreduces * (static_cast<double>(options.allreduce_latency) / kPicosecondsPerSecond));
-    comm_per_token_ = RoundToPicoseconds(allreduces * 2 * (ranks - 1) / ranks * hidden * 2 /
-                                         (device.link_gb_per_s * 1e9));
+    const Exchange exchange(PlaceRanks(options.tensor_parallel, 1, device), options);
+    comm_per_step_ = exchange.Latency(allreduces);
+    comm_per_token_ = exchange.TimeOf(allreduces, hidden);
   }
 
   const double groups = static_cast<double>(options.data_parallel);
@@ -111,10 +137,10 @@ Roofline::Roofline(const RooflineOptions& options)
     routed_per_token_ = RoundToPicoseconds(2e9 * active_routed / (flops * groups));
     // All-gather and reduce-scatter around the experts: half an all-reduce each.
     const double exchanges = static_cast<double>(experts.num_layers);
-    comm_per_step_ += RoundToPicoseconds(
-        exchanges * (static_cast<double>(options.allreduce_latency) / kPicosecondsPerSecond));
-    dispatch_per_token_ = RoundToPicoseconds(exchanges * 2 * (groups - 1) / groups * hidden * 2 /
-                                             (device.link_gb_per_s * 1e9));
+    const Exchange exchange(
+        PlaceRanks(options.data_parallel, options.tensor_parallel, device), options);
+    comm_per_step_ += exchange.Latency(exchanges);
+    dispatch_per_token_ = exchange.TimeOf(exchanges, hidden);
   }
 
   const double routed =

@@ -4,12 +4,14 @@
 #include <functional>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "rapidcheck/gtest.h"
 #include "sim/cost/attention_cost.h"
+#include "sim/cost/nodes.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -206,6 +208,53 @@ TEST(RooflineTest, RanksShareTheWorkAndPayForCommunication) {
   options.tensor_parallel = 4;
   const double messages = 2 * 32 * (5e-6 + 2 * 0.75 * 4096 * 2 / 450e9);
   EXPECT_NEAR(Seconds(Time(options, {{1000, 1, 1}})), alone / 4 + messages, 1e-8);
+}
+
+// Sixteen ranks on two nodes: within each 7/8 of a message there and back, and between them its
+// eighth, all of it at half the size of two nodes; a latency for each kind of link.
+TEST(RooflineTest, RanksOnTwoNodesExchangeOverBothLinks) {
+  RooflineOptions options;
+  options.device = *Catalogue::BuiltIn().FindDevice("h100-sxm");
+  options.model = *Catalogue::BuiltIn().FindModel("llama-3.1-8b");
+  options.tensor_parallel = 16;
+  const auto time = [&] { return Seconds(Time(options, {{1000, 1, 1}})); };
+  const double two_nodes = time();
+  options.device.devices_per_node = 16;
+  const double message = 4096 * 2;
+  EXPECT_NEAR(time() - two_nodes,
+              2 * 32 * (2 * 15.0 / 16 * message / 450e9 -
+                        (2 * 7.0 / 8 * message / 450e9 + 5e-6 + 2 * 0.5 * message / 8 / 50e9)),
+              1e-9);
+  // Ranks of experts that have a node each use no link within it.
+  options = {};
+  options.device = *Catalogue::BuiltIn().FindDevice("h200-sxm");
+  options.model = *Catalogue::BuiltIn().FindModel("deepseek-v3");
+  options.tensor_parallel = 8;
+  options.data_parallel = 2;
+  const double between = time();
+  options.device.devices_per_node = 16;
+  EXPECT_NEAR(between - time(), 58 * (7168 * 2 * 2 / 50e9 - 7168 * 2 * 2 / 450e9), 1e-9);
+}
+
+TEST(NodesTest, RanksLieOnAsFewNodesAsTheyFill) {
+  DeviceFacts device;
+  const auto place = [&](int64_t ranks, int64_t stride) {
+    const RanksOnNodes placed = PlaceRanks(ranks, stride, device);
+    return std::pair(placed.inside, placed.nodes);
+  };
+  EXPECT_EQ(place(8, 1), std::pair(int64_t{8}, int64_t{1}));
+  EXPECT_EQ(place(16, 1), std::pair(int64_t{8}, int64_t{2}));
+  EXPECT_EQ(place(12, 1), std::pair(int64_t{6}, int64_t{2}));
+  EXPECT_EQ(place(4, 2), std::pair(int64_t{4}, int64_t{1}));
+  EXPECT_EQ(place(8, 2), std::pair(int64_t{4}, int64_t{2}));
+  EXPECT_EQ(place(3, 8), std::pair(int64_t{1}, int64_t{3}));
+  // Stages of four devices, two on a node; stages of eight.
+  EXPECT_FALSE(LeavesNode(0, 4, device));
+  EXPECT_TRUE(LeavesNode(1, 4, device));
+  EXPECT_TRUE(LeavesNode(0, 8, device));
+  device.devices_per_node = 72;
+  EXPECT_EQ(place(64, 1), std::pair(int64_t{64}, int64_t{1}));
+  EXPECT_FALSE(LeavesNode(0, 16, device));
 }
 
 // D-6

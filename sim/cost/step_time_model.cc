@@ -22,11 +22,10 @@ class FixedStepTime final : public StepTimeModel {
 }  // namespace
 
 absl::Status StepTimeModel::StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                                       absl::Span<SimTime> stages, SimTime* send) const {
+                                       absl::Span<SimTime> stages, absl::Span<SimTime>) const {
   const auto time = StepTime(work, decodes);
   if (!time.ok()) return time.status();
   stages[0] = *time;
-  *send = 0;
   return absl::OkStatus();
 }
 

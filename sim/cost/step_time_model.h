@@ -91,10 +91,10 @@ class StepTimeModel {
   // Pipeline stages that a step passes through one after the other, each on devices of its own.
   virtual int64_t num_stages() const { return 1; }
 
-  // What each of them computes, and what it takes to send activations from one to the next.
-  // StepTime is then the sum, for a step that finds all stages free. REQUIRES: one entry per stage.
+  // What each of them computes, and what it takes to send activations to the next. StepTime is then
+  // the sum, for a step that finds all stages free. REQUIRES: one entry per stage, and one send less.
   virtual absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
-                                  absl::Span<SimTime> stages, SimTime* send) const;
+                                  absl::Span<SimTime> stages, absl::Span<SimTime> sends) const;
 
   // How long copying so many bytes of one device's memory takes, before a step's layers run. 0
   // where steps take the same time whatever they do.

@@ -58,11 +58,16 @@ bool HasFittedConstants(const TableClockOptions& options) {
 }
 
 std::string MeasuredError(const TableClockOptions& options) {
-  const ModelFacts& model = options.layers.roofline.model;
+  const RooflineOptions& roofline = options.layers.roofline;
+  const ModelFacts& model = roofline.model;
+  if (PlaceRanks(roofline.tensor_parallel * roofline.data_parallel, 1, roofline.device)
+          .are_several()) {
+    return "not known: no ranks on several nodes were measured";
+  }
   const absl::string_view kind = !model.experts ? "dense models"
                                  : model.latent ? "models with experts and latent attention"
                                                 : "models with experts";
-  const std::string& device = options.layers.roofline.device.name;
+  const std::string& device = roofline.device.name;
   const absl::string_view generation = GenerationOf(device);
   for (const ErrorBand& band : kErrorBands) {
     if (band.kind != kind || band.generation != generation) continue;

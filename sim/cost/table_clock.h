@@ -32,6 +32,7 @@
 #include "absl/status/statusor.h"
 #include "sim/cost/attention_cost.h"
 #include "sim/cost/kernel_tables.h"
+#include "sim/cost/nodes.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/sim_time.h"
 #include "sim/cost/step_time_model.h"
@@ -207,7 +208,8 @@ class LayerTimes {
  private:
   // So many exchanges between ranks per step, of an all-reduce's traffic each.
   struct Collective {
-    int64_t count = 0, ranks = 1;
+    int64_t count = 0;
+    RanksOnNodes ranks;                 // measured between nodes, too: all on one
     const KernelGrid* grid = nullptr;   // null: roofline
     const KernelGrid* fused = nullptr;  // up to its last size, where it is faster
   };
@@ -240,8 +242,9 @@ class LayerTimes {
   void AddDenseLayers();
   void AddExperts();
   void AddCollectives();
-  Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks);
+  Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks, int64_t stride = 1);
   int64_t TimeOf(const Collective& collective, int64_t bytes, Which which) const;
+  int64_t TimeInside(const Collective& collective, int64_t bytes) const;
   void AddRest();
   void AddProduct(std::string_view part, int64_t count, int64_t n, int64_t k,
                   const std::string& dtype);

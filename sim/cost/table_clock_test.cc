@@ -2,6 +2,7 @@
 
 #include "sim/cost/table_clock.h"
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -202,6 +203,30 @@ TEST(TableClockTest, AllReducesAreFusedWithNormsUpToASize) {
   // No engine does so for three ranks, or on older devices.
   EXPECT_EQ(TablesOf("b200").Find("allreduce_fused", "3"), nullptr);
   EXPECT_TRUE(TablesOf("a100-sxm-80gb").GridsOf("allreduce_fused").empty());
+}
+
+// Of two nodes each exchanges as measured, and the roofline has what goes between them.
+TEST(TableClockTest, RanksOnTwoNodesExchangeAsMeasuredInsideAndByTheRooflineBetween) {
+  TableClockOptions options = OptionsOf("llama-3.1-70b", "h200-sxm", 16);
+  const LayerTimes two(TablesOf("h200-sxm"), options.layers);
+  options.layers.roofline.device.devices_per_node = 16;
+  const LayerTimes one(TablesOf("h200-sxm"), options.layers);
+  const int64_t bytes = 64 * 8192 * 2;
+  const int64_t inside = TablesOf("h200-sxm").Find("allreduce", "8")->At({bytes});
+  const auto seconds = [&](double s) { return std::llround(s * 1e12); };
+  const int64_t between = 5 * kMicrosecond + seconds(bytes / 8 / 50e9);
+  const int64_t as_one = 5 * kMicrosecond + seconds(2 * 15.0 / 16 * bytes / 450e9);
+  EXPECT_EQ(two.Linear(64) - one.Linear(64), 160 * (inside + between - as_one));
+  EXPECT_EQ(two.Linear(64, LayerTimes::Which::kEstimated), 160 * between);
+  const auto of = [](const LayerTimes& times, const std::string& part) {
+    for (const TimePart& known : times.parts()) {
+      if (known.part == part) return known.source;
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(of(two, "collectives"), "measured kernels, 8 ranks in captured graphs");
+  EXPECT_EQ(of(two, "collectives between 2 nodes of 50 GB/s a device"), "roofline");
+  EXPECT_EQ(of(one, "collectives"), "roofline");
 }
 
 TEST(TableClockTest, DecodesAddUpForEveryModelAndDevice) {

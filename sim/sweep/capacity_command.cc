@@ -36,6 +36,8 @@ Examples
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99 --rate=40 --devices=h100:2.5,h200:3.5
                                 --tensor-parallels 1 2 4         which of them costs least
   kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --goodput=0.99
+  kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99 --rate=40 --prefill-replicas=1
+                                --decode-replicas=2    how many times 1 + 2 replicas
   kvsim capacity trace.jsonl.gz --slo=ttft:2s,tpot:50ms --goodput=0.95 --decode-replicas=2
                                 --smallest prefill-replicas=1:8
   kvsim capacity trace.jsonl.gz --smallest num-blocks=500:50000 --where "hit-rate>=0.6"
@@ -83,6 +85,11 @@ class CapacityCommand final : public Command {
     options_->Add({"--prices", "DEVICE:PRICE,...",
                    "of one device for an hour, for cost-per-1m-tokens", kBorder},
                   &prices_);
+    options_->Add({"--tier-prices", "TIER:PRICE,...",
+                   "of a GiB of the tier for an hour, or PRICE/month; on top of --devices or "
+                   "--prices",
+                   kBorder},
+                  &tier_prices_);
     search_.AddRunOptions(options_);
     search_.AddOutputOptions(
         options_, {.rows_help = "with --largest or --smallest, one row per value that was tried"});
@@ -105,7 +112,7 @@ class CapacityCommand final : public Command {
 
   ReplayInput input_;
   SearchOptions search_;
-  std::string devices_, largest_, smallest_, prices_;
+  std::string devices_, largest_, smallest_, prices_, tier_prices_;
   std::vector<std::string> where_, baseline_;
   std::vector<int64_t> tensor_parallels_;
   double rate_ = 0, goodput_ = 0, tolerance_ = 0.02;
@@ -125,6 +132,13 @@ absl::StatusOr<ExitStatus> CapacityCommand::Execute() {
   options.asked = std::move(asked);
   KVBLOCKS_ASSIGN_OR_RETURN(options.devices,
                             OfOption("--devices", ParseDevices(devices_, options.asked)));
+  KVBLOCKS_ASSIGN_OR_RETURN(options.tier_prices,
+                            OfOption("--tier-prices", ParseTierPrices(tier_prices_)));
+  if (!options.tier_prices.empty() &&
+      (options.devices.empty() || options.devices.front().second == 0)) {
+    return absl::InvalidArgumentError(
+        "--tier-prices: needs prices of devices, too, like --devices=h100:2.5");
+  }
   options.tensor_parallels = tensor_parallels_;
   options.goodput = goodput_;
   options.target_rate = rate_;
@@ -168,7 +182,7 @@ absl::StatusOr<ExitStatus> CapacityCommand::SearchBorder() {
   }
   options.searched = *std::move(searched);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto prices,
-                            OfOption("--prices", ParsePrices(prices_, options.asked)));
+                            ParsePrices(prices_, tier_prices_, options.asked));
   KVBLOCKS_ASSIGN_OR_RETURN(options.conditions,
                             OfOption("--where", ParseConditions(where_, prices)));
   KVBLOCKS_RETURN_IF_ERROR(AddLimits(goodput_, &options));

@@ -29,8 +29,13 @@ constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
 
 // Of several replicas, unless a router is asked for: load decides in most traces, and round robin
-// needs up to a half more devices (docs/planning_capacity.md).
+// needs up to a half more devices (docs/planning_capacity.md). Data-parallel ranks have a balancer.
 constexpr const char* kCapacityRouter = "least-tokens";
+
+std::string RouterOf(const ReplayConfig& config) {
+  if (!config.router().empty()) return config.router();
+  return config.data_parallel() > 1 ? "data-parallel" : kCapacityRouter;
+}
 
 std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
 
@@ -72,6 +77,9 @@ class CapacitySearch {
   absl::Status ReadRate(const ReplayConfig& config, pb::CapacityReport* report);
   absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
                                                const std::vector<Wanted>& wanted);
+  void SetCost(const pb::CapacityReport::Candidate& candidate,
+               const ::kvblocks::report::v1::Report& report,
+               pb::CapacityReport::Probe* probe) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
   absl::Status CloseInOnRate(Bisection* border, const std::map<double, Probed>& probed) const;
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
@@ -84,7 +92,8 @@ class CapacitySearch {
   PointRunner* runner_;
   DecodedTraces* traces_;
   ContentHashes* hashes_;
-  int64_t fleet_ = 1;  // replicas whose highest rate is looked for
+  int64_t fleet_ = 1;      // replicas whose highest rate is looked for
+  bool is_split_ = false;  // into prefill and decode: those asked for, together, count as one
   double trace_rate_ = 0;
   double arrival_seconds_ = 0;
   int64_t num_conversations_ = 0;
@@ -102,14 +111,6 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         "--concurrency: a closed loop has no rate to raise, expected 0; sweep over --concurrency "
         "instead");
   }
-  if (config.pipeline_parallel() > 1) {
-    return absl::InvalidArgumentError(
-        "--pipeline-parallel: the search counts devices by tensor parallel ranks, expected 1");
-  }
-  if (config.data_parallel() > 1) {
-    return absl::InvalidArgumentError(
-        "--data-parallel: the search counts devices by tensor parallel ranks, expected 1");
-  }
   if (config.time() == "fixed") {
     return absl::InvalidArgumentError(
         "--time: got fixed: with steps of one length no latency means anything; expected another "
@@ -123,13 +124,9 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
             : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or "
               "--goodput=SHARE of requests that meet all limits");
   }
-  if (IsSplit(config)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--prefill-replicas: got ", config.prefill_replicas(),
-        ", expected none in a search for a rate; search another option, like --largest "
-        "speedup=0.5:20"));
-  }
-  if (IsFleet(config) && options_.target_rate > 0) {
+  const bool is_fleet =
+      config.replicas() > 1 || !config.replica().empty() || AsksForScaling(config);
+  if (is_fleet && options_.target_rate > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         config.replica().empty() ? absl::StrCat("--replicas: got ", config.replicas())
                                  : absl::StrCat("--replica: got \"", config.replica(), "\""),
@@ -142,9 +139,11 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         "\", expected none with --devices and --tensor-parallels, which try alike ones"));
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
+  is_split_ = IsSplit(config);
+  if (is_split_) return absl::OkStatus();
   fleet_ = 0;
   for (const ReplicaKind& kind : kinds) fleet_ += kind.count;
-  if (!AsksForRouter(config)) asked_.set_router(kCapacityRouter);
+  asked_.set_router(RouterOf(config));
   // Whatever their number will be.
   KVBLOCKS_ASSIGN_OR_RETURN(auto two, EffectiveConfig(asked_, {}));
   two.set_replicas(std::max<int64_t>(fleet_, 2));
@@ -191,7 +190,13 @@ absl::StatusOr<std::vector<Probed>> CapacitySearch::ProbeAll(
         MakeSetting("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
         MakeSetting("speedup", SpeedupText(one.speedup))};
     if (one.is_spread) settings.push_back(MakeSetting("spread", "true"));
-    if (one.replicas > 1) {
+    if (is_split_) {
+      for (const auto& [field, count] :
+           {std::pair("prefill_replicas", asked_.prefill_replicas()),
+            std::pair("decode_replicas", asked_.decode_replicas())}) {
+        settings.push_back(MakeSetting(field, absl::StrCat(one.replicas * count)));
+      }
+    } else if (one.replicas > 1) {
       settings.push_back(MakeSetting("replicas", absl::StrCat(one.replicas)));
     }
     KVBLOCKS_ASSIGN_OR_RETURN(auto point, PlanPoint(asked_, settings, hashes_));
@@ -206,8 +211,23 @@ absl::StatusOr<std::vector<Probed>> CapacitySearch::ProbeAll(
                                      ? one.arrivals_per_s
                                      : trace_rate_ * wanted[i].speedup);
     one.probe.set_replicas(wanted[i].replicas);
+    if (one.probe.problem().empty()) SetCost(candidate, results[i].report(), &one.probe);
   }
   return probed;
+}
+
+void CapacitySearch::SetCost(const pb::CapacityReport::Candidate& candidate,
+                             const ::kvblocks::report::v1::Report& report,
+                             pb::CapacityReport::Probe* probe) const {
+  probe->set_devices(std::max<int64_t>(report.setup().devices(), 1));
+  if (candidate.price_per_hour() == 0) return;
+  const auto cost = CostOf(report, {.devices = {{candidate.device(), candidate.price_per_hour()}},
+                                    .tiers = options_.tier_prices});
+  if (!cost.ok()) return probe->set_problem(std::string(cost.status().message()));
+  probe->set_cost_per_hour(cost->total());
+  probe->set_spare_cost_per_hour(cost->total() +
+                                 cost->replicas / static_cast<double>(probe->replicas()));
+  probe->set_cost_per_1m_tokens(CostPer1mTokens(report, cost->total()).value_or(0));
 }
 
 absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* candidate) {
@@ -332,9 +352,8 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
         absl::StrCat("no number of replicas up to ", replicas, " meets the rate"));
     return absl::OkStatus();
   }
-  candidate->set_devices(candidate->replicas() * candidate->tensor_parallel());
-  candidate->set_cost_per_hour(candidate->price_per_hour() *
-                               static_cast<double>(candidate->devices()));
+  candidate->set_devices(candidate->at_target().devices());
+  candidate->set_cost_per_hour(candidate->at_target().cost_per_hour());
   return absl::OkStatus();
 }
 
@@ -348,11 +367,12 @@ void CapacitySearch::ChooseCheapest(pb::CapacityReport* report) const {
   double best_cost = 0;
   for (pb::CapacityReport::Candidate& candidate : *report->mutable_candidates()) {
     if (!candidate.problem().empty()) continue;
-    const double price = by_price ? candidate.price_per_hour() : 1;
-    const double cost =
-        options_.target_rate > 0
-            ? price * static_cast<double>(candidate.devices())
-            : price * static_cast<double>(candidate.tensor_parallel()) / candidate.highest_rate();
+    const auto price = [&](const pb::CapacityReport::Probe& probe) {
+      return by_price ? probe.cost_per_hour() : static_cast<double>(probe.devices());
+    };
+    const double cost = options_.target_rate > 0
+                            ? price(candidate.at_target())
+                            : price(candidate.at_highest()) / candidate.highest_rate();
     if (best != nullptr && cost >= best_cost) continue;
     best = &candidate;
     best_cost = cost;
@@ -369,10 +389,11 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
   report.set_goodput(options_.goodput);
   report.set_target_rate(options_.target_rate);
   report.set_tolerance(options_.tolerance);
-  if (options_.target_rate > 0 || fleet_ > 1) {
-    report.set_router(AsksForRouter(config) && config.router().empty() ? "round-robin"
-                      : config.router().empty()                        ? kCapacityRouter
-                                                                       : config.router());
+  if (is_split_) {
+    report.set_prefill_replicas(config.prefill_replicas());
+    report.set_decode_replicas(config.decode_replicas());
+  } else if (options_.target_rate > 0 || fleet_ > 1) {
+    report.set_router(RouterOf(config));
   }
   if (fleet_ > 1) report.set_fleet(fleet_);
   KVBLOCKS_RETURN_IF_ERROR(ReadRate(config, &report));
@@ -386,6 +407,8 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
       candidate->set_device(name);
       candidate->set_tensor_parallel(tensor_parallel);
       candidate->set_price_per_hour(price);
+      candidate->set_replica_devices(tensor_parallel * config.pipeline_parallel() *
+                                     config.data_parallel());
       KVBLOCKS_RETURN_IF_ERROR(FindHighestRate(candidate));
       if (options_.target_rate == 0 || !candidate->problem().empty()) continue;
       KVBLOCKS_RETURN_IF_ERROR(FindReplicas(candidate));

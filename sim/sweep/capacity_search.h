@@ -6,7 +6,9 @@
 // requests arrived in the replay.
 // A rate is met if every objective's percentile of all requests is within its limit; a request that
 // is rejected or aborted is within none. A probe of several replicas is a replay of all of them
-// behind a router: that of the options, or else least-tokens.
+// behind a router: that of the options, or else least-tokens, and for data-parallel ranks their own
+// balancer. Where prefill and decode have replicas of their own, those asked for are one unit, of
+// which several serve a rate.
 //
 // The search takes meeting as monotone: from a rate that is met and one that is not it closes in on
 // the highest that is, to a tolerance; then it tries two rates above, which would show that it is
@@ -16,6 +18,7 @@
 #define KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,7 @@ namespace kvblocks::sim {
 struct CapacityOptions {
   ::kvblocks::config::v1::ReplayConfig asked;  // what is set, the objectives among it
   PricedDevices devices;                       // none: that of `asked`
+  std::map<std::string, double> tier_prices = {};  // of a GiB for an hour, beside those of devices
   std::vector<int64_t> tensor_parallels;       // none: that of `asked`
   double goodput = 0;      // share of requests within all limits; 0: percentiles alone
   double target_rate = 0;  // requests/s; 0: none

@@ -43,7 +43,7 @@ std::optional<double> BoundOf(const Condition& condition, const pb::PointResult&
 
 }  // namespace
 
-absl::StatusOr<Condition> ParseCondition(std::string_view text, const DevicePrices& prices) {
+absl::StatusOr<Condition> ParseCondition(std::string_view text, const Prices& prices) {
   Condition condition;
   condition.text = std::string(text);
   if (text == "slo") return condition;
@@ -78,7 +78,7 @@ absl::StatusOr<Condition> ParseCondition(std::string_view text, const DevicePric
 }
 
 absl::StatusOr<std::vector<Condition>> ParseConditions(const std::vector<std::string>& texts,
-                                                       const DevicePrices& prices) {
+                                                       const Prices& prices) {
   std::vector<Condition> conditions;
   for (const std::string& text : texts) {
     KVBLOCKS_ASSIGN_OR_RETURN(auto condition, ParseCondition(text, prices));

@@ -29,9 +29,9 @@ struct Condition {
 };
 
 // InvalidArgument says what is expected.
-absl::StatusOr<Condition> ParseCondition(std::string_view text, const DevicePrices& prices);
+absl::StatusOr<Condition> ParseCondition(std::string_view text, const Prices& prices);
 absl::StatusOr<std::vector<Condition>> ParseConditions(const std::vector<std::string>& texts,
-                                                       const DevicePrices& prices);
+                                                       const Prices& prices);
 
 // Whether the point holds it; empty if its report lacks the figure, or the baseline's does.
 std::optional<bool> Holds(const Condition& condition,

@@ -48,9 +48,57 @@ TEST(SweepMetricsTest, TheFrontIsWhatNoPointBeats) {
   EXPECT_FALSE(FindSweepMetric("min:preemption.nothing", {}).ok());
   EXPECT_FALSE(FindSweepMetric("min:preemption", {}).ok());
   EXPECT_FALSE(FindSweepMetric("cost-per-1m-tokens", {}).ok());
-  EXPECT_THAT(ParsePrices("h100:2.5,h200:3.5", {})->at("h100-sxm"), 2.5);
-  EXPECT_FALSE(ParsePrices("h100:-1", {}).ok());
-  EXPECT_FALSE(ParsePrices("h100:1,h100-sxm:2", {}).ok());
+  const auto prices = ParsePrices("h100:2.5,h200:3.5", "host:0.5,disk:73/month", {});
+  ASSERT_TRUE(prices.ok()) << prices.status();
+  EXPECT_THAT(prices->devices.at("h100-sxm"), 2.5);
+  EXPECT_THAT(prices->tiers.at("host"), 0.5);
+  EXPECT_THAT(prices->tiers.at("disk"), 0.1);
+  EXPECT_FALSE(ParsePrices("h100:-1", "", {}).ok());
+  EXPECT_FALSE(ParsePrices("h100:1,h100-sxm:2", "", {}).ok());
+  EXPECT_FALSE(ParsePrices("", "host:1", {}).ok());
+  for (const char* bad : {"host", "host:0", "host:x", ":1", "host:1,host:2", "host:1/year"}) {
+    EXPECT_FALSE(ParsePrices("h100:1", bad, {}).ok()) << bad;
+  }
+}
+
+TEST(SweepMetricsTest, CostsAreThoseOfDevicesAndOfTheTiersOfEach) {
+  constexpr int64_t kGib = int64_t{1} << 30;
+  const Prices prices{.devices = {{"a", 10}, {"b", 100}}, .tiers = {{"host", 0.5}, {"pool", 0.25}}};
+  ::kvblocks::report::v1::Report one;
+  one.mutable_config()->set_device("a");
+  one.mutable_setup()->set_devices(2);
+  auto* host = one.mutable_tiers()->add_tiers();
+  host->set_name("host");
+  host->set_capacity_bytes(3 * kGib);
+  one.mutable_totals()->set_output_tokens(500'000);
+  one.mutable_throughput()->set_duration_s(7200);
+  EXPECT_EQ(CostOf(one, prices)->total(), 2 * 10 + 2 * 3 * 0.5);
+  EXPECT_EQ(FindSweepMetric("cost-per-hour", prices)->value(one), 23);
+  EXPECT_EQ(FindSweepMetric("cost-per-1m-tokens", prices)->value(one), 23 * 2 / 0.5);
+  // Of two replicas, the second on another device; both share the last tier.
+  ::kvblocks::report::v1::Report two;
+  two.mutable_config()->set_device("a");
+  auto* pool = one.mutable_tiers()->add_tiers();
+  pool->set_name("pool");
+  pool->set_is_shared(true);
+  pool->set_capacity_bytes(8 * kGib);
+  for (const char* device : {"a", "b"}) {
+    one.mutable_config()->set_device(device);
+    *two.add_replicas()->mutable_report() = one;
+  }
+  const auto cost = CostOf(two, prices);
+  EXPECT_EQ(cost->replicas, 2 * 10 + 2 * 100 + 2 * (2 * 3 * 0.5));
+  EXPECT_EQ(cost->shared, 2 * 8 * 0.25);
+  // What has no price, or no bytes.
+  EXPECT_THAT(std::string(CostOf(two, {.devices = {{"a", 1}}}).status().message()),
+              HasSubstr("device b has no price"));
+  EXPECT_EQ(CostOf(two, {.devices = prices.devices})->total(), 220);
+  EXPECT_THAT(std::string(CostOf(two, {prices.devices, {{"host", 1}}}).status().message()),
+              HasSubstr("tier pool has no price in --tier-prices"));
+  host = one.mutable_tiers()->mutable_tiers(0);
+  host->set_capacity_bytes(0);
+  EXPECT_THAT(std::string(CostOf(one, prices).status().message()),
+              HasSubstr("tier host: its size is in chunks"));
 }
 
 // What searches run on.
@@ -85,7 +133,7 @@ TEST(SweepMetricsTest, EveryNameIsANumberOfReports) {
   report.mutable_totals()->set_output_tokens(1);
   report.mutable_config()->set_device("d");
   for (const std::string& name : SweepMetricNames()) {
-    const auto metric = *FindSweepMetric(name, {{"d", 1}});
+    const auto metric = *FindSweepMetric(name, {.devices = {{"d", 1}}});
     EXPECT_TRUE(metric.value(report).has_value()) << name;
   }
 }
@@ -279,6 +327,55 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   ASSERT_TRUE(never.ok());
   EXPECT_THAT(never->candidates(0).problem(),
               HasSubstr("no rate meets the limits: requests that are alone miss them"));
+}
+
+// Of prefill and decode replicas together, and of ranks that step together.
+TEST_F(SearchTest, CapacityMultipliesWhatRunsTogether) {
+  CapacityOptions split;
+  split.asked.set_slo("ttft:100ms@p90,tpot:7.5ms@p90");
+  split.asked.set_limit(120);
+  split.asked.set_prefill_replicas(1);
+  split.asked.set_decode_replicas(2);
+  split.devices = {{"h100-sxm", 2.5}};
+  split.target_rate = 15;
+  split.tolerance = 0.1;
+  const auto report = FindCapacity(split, &runner, &traces, &hashes);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto& found = report->candidates(0);
+  ASSERT_EQ(found.problem(), "");
+  ASSERT_GT(found.replicas(), 1);
+  EXPECT_EQ(found.at_highest().devices(), 3);
+  EXPECT_EQ(found.devices(), 3 * found.replicas());
+  EXPECT_EQ(found.cost_per_hour(), 2.5 * 3 * static_cast<double>(found.replicas()));
+  EXPECT_EQ(found.at_target().spare_cost_per_hour(), found.cost_per_hour() + 7.5);
+  EXPECT_FALSE(found.one_less().met());
+  EXPECT_THAT(FormatCapacity(*report, false),
+              HasSubstr(absl::StrCat("needs       ", found.replicas(), " prefill and ",
+                                     2 * found.replicas(), " decode replicas of 1 x h100-sxm")));
+  ReplayConfig all = split.asked;
+  all.set_device("h100-sxm");
+  all.set_speedup(found.at_target().speedup());
+  all.set_prefill_replicas(found.replicas());
+  all.set_decode_replicas(2 * found.replicas());
+  EXPECT_EQ(Replay(all).report().goodput().objectives(0).observed_ms(),
+            found.at_target().objectives(0).observed_ms());
+
+  CapacityOptions ranks;
+  ranks.asked.set_slo("ttft:500ms@p90,tpot:30ms@p90");
+  ranks.asked.set_limit(60);
+  ranks.asked.set_model("gpt-oss-20b");
+  ranks.asked.set_num_blocks(4000);
+  ranks.asked.set_data_parallel(2);
+  ranks.tolerance = 0.1;
+  const auto of_ranks = FindCapacity(ranks, &runner, &traces, &hashes);
+  ASSERT_TRUE(of_ranks.ok()) << of_ranks.status();
+  ASSERT_EQ(of_ranks->candidates(0).problem(), "");
+  EXPECT_EQ(of_ranks->candidates(0).at_highest().devices(), 2);
+  ReplayConfig again = ranks.asked;
+  again.set_speedup(of_ranks->candidates(0).at_highest().speedup());
+  EXPECT_EQ(Replay(again).report().goodput().objectives(0).observed_ms(),
+            of_ranks->candidates(0).at_highest().objectives(0).observed_ms());
+  EXPECT_THAT(FormatCapacity(*of_ranks, false), HasSubstr("2 x h100-sxm"));
 }
 
 // Twenty requests at a time, as a recorder that looks every two seconds has them.

@@ -76,6 +76,9 @@ class SweepCommand final : public Command {
     options_->Add(
         {"--prices", "DEVICE:PRICE,...", "of one device for an hour, for cost-per-1m-tokens"},
         &prices_);
+    options_->Add({"--tier-prices", "TIER:PRICE,...",
+                   "of a GiB of the tier for an hour, or PRICE/month; on top of --prices"},
+                  &tier_prices_);
     options_->AddFlag({.name = "--print-spec",
                        .help = "print the specification instead of replaying, for kvsim point"},
                       &print_spec_);
@@ -93,7 +96,7 @@ class SweepCommand final : public Command {
 
   ReplayInput input_;
   SearchOptions search_;
-  std::string spec_, metrics_, pareto_, prices_;
+  std::string spec_, metrics_, pareto_, prices_, tier_prices_;
   std::vector<std::string> grid_, where_;
   int64_t rows_ = 200;
   bool print_spec_ = false;
@@ -139,12 +142,12 @@ absl::StatusOr<ExitStatus> SweepCommand::Execute() {
                : kBadInput;
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto prices,
-                            OfOption("--prices", ParsePrices(prices_, spec.config())));
+                            ParsePrices(prices_, tier_prices_, spec.config()));
   std::string names = metrics_;
   if (names.empty()) {
     names = "hit-rate,ttft-mean,ttft-p99,tpot-mean,output-tokens-per-s,good-share,preemptions,"
             "imbalance,missed-hits";
-    if (!prices.empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
+    if (!prices.devices.empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(auto metrics, OfOption("--metrics", FindSweepMetrics(names, prices)));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto front,

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,6 +16,7 @@
 #include "kvblocks/model_facts.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_parser.h"
+#include "sim/commands/option_table.h"
 #include "sim/report/human_table.h"
 #include "sim/report/metric_list.h"
 #include "sim/trace/decimal.h"
@@ -132,19 +135,47 @@ const std::vector<SweepMetric>& NamedMetrics() {
   return *metrics;
 }
 
+constexpr const char* kCostPerHour = "cost-per-hour";
 constexpr const char* kCost = "cost-per-1m-tokens";
+constexpr double kHoursPerMonth = 730;
 
-SweepMetric CostMetric(const DevicePrices& prices) {
-  return {.name = kCost,
+SweepMetric CostMetric(std::string_view name, const Prices& prices) {
+  const bool is_hourly = name == kCostPerHour;
+  return {.name = std::string(name),
           .larger_is_better = false,
           .decimals = 4,
-          .value = [prices](const Report& r) -> Value {
-            const auto price = prices.find(r.config().device());
-            const auto tokens = static_cast<double>(r.totals().output_tokens());
-            if (price == prices.end() || tokens == 0) return std::nullopt;
-            const double hours = r.throughput().duration_s() / 3600;
-            return price->second * NumDevices(r) * hours / (tokens / 1e6);
+          .value = [prices, is_hourly](const Report& r) -> Value {
+            const auto cost = CostOf(r, prices);
+            if (!cost.ok()) return std::nullopt;
+            return is_hourly ? cost->total() : CostPer1mTokens(r, cost->total());
           }};
+}
+
+// Adds what one engine costs; shared tiers once.
+absl::Status AddCost(const Report& engine, const std::string& device, const Prices& prices,
+                     HourlyCost* cost) {
+  const auto price = prices.devices.find(device);
+  if (price == prices.devices.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("device ", device, " has no price"));
+  }
+  cost->replicas += price->second * NumDevices(engine);
+  if (prices.tiers.empty()) return absl::OkStatus();
+  const bool is_first = cost->shared == 0;
+  for (const auto& tier : engine.tiers().tiers()) {
+    const auto gib_price = prices.tiers.find(tier.name());
+    if (gib_price == prices.tiers.end() || tier.capacity_bytes() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tier ", tier.name(), gib_price == prices.tiers.end()
+                                                 ? " has no price in --tier-prices"
+                                                 : ": its size is in chunks, expected bytes"));
+    }
+    // Each device has its part.
+    const double gib = static_cast<double>(tier.capacity_bytes()) / 1073741824.0;
+    if (tier.is_shared() && !is_first) continue;
+    (tier.is_shared() ? cost->shared : cost->replicas) +=
+        gib_price->second * gib * NumDevices(engine);
+  }
+  return absl::OkStatus();
 }
 
 // A number of the report, by the names of its fields.
@@ -209,39 +240,85 @@ absl::StatusOr<PricedDevices> ParseDevices(std::string_view text, const ReplayCo
   return devices;
 }
 
-absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConfig& config) {
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto devices, ParseDevices(text, config));
-  DevicePrices prices;
-  for (const auto& [name, price] : devices) {
-    if (price == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "got \"", std::string(text), "\", expected DEVICE:PRICE,..., like h100:2.5,h200:3.5"));
+absl::StatusOr<std::map<std::string, double>> ParseTierPrices(std::string_view text) {
+  std::map<std::string, double> prices;
+  for (const std::string& part :
+       std::vector<std::string>(absl::StrSplit(std::string(text), ',', absl::SkipEmpty()))) {
+    const size_t colon = part.find(':');
+    std::string number = colon == std::string::npos ? "" : part.substr(colon + 1);
+    double hours = 1, price = 0;
+    if (absl::EndsWith(number, "/month")) {
+      number.resize(number.size() - std::strlen("/month"));
+      hours = kHoursPerMonth;
     }
-    if (!prices.emplace(name, price).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got \"", std::string(text), "\": ", name, " has a price already"));
+    if (colon == 0 || !absl::SimpleAtod(number, &price) || !(price > 0) || !std::isfinite(price) ||
+        !prices.emplace(part.substr(0, colon), price / hours).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "got \"", part,
+          "\", expected TIER:PRICE or TIER:PRICE/month with the price of a GiB for an hour or a "
+          "month, above 0, once for each tier, like host:0.004"));
     }
   }
   return prices;
+}
+
+absl::StatusOr<Prices> ParsePrices(std::string_view text, std::string_view tiers,
+                                   const ReplayConfig& config) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto devices, OfOption("--prices", ParseDevices(text, config)));
+  Prices prices;
+  KVBLOCKS_ASSIGN_OR_RETURN(prices.tiers, OfOption("--tier-prices", ParseTierPrices(tiers)));
+  if (devices.empty() && !prices.tiers.empty()) {
+    return absl::InvalidArgumentError("--tier-prices: needs prices of devices, too");
+  }
+  for (const auto& [name, price] : devices) {
+    if (price == 0) {
+      return BadOption("--prices", text, "DEVICE:PRICE,..., like h100:2.5,h200:3.5");
+    }
+    if (!prices.devices.emplace(name, price).second) {
+      return BadOption("--prices", text, absl::StrCat("one price of ", name));
+    }
+  }
+  return prices;
+}
+
+absl::StatusOr<HourlyCost> CostOf(const Report& report, const Prices& prices) {
+  HourlyCost cost;
+  if (report.replicas_size() == 0) {
+    KVBLOCKS_RETURN_IF_ERROR(AddCost(report, report.config().device(), prices, &cost));
+  }
+  for (const auto& replica : report.replicas()) {
+    const Report& engine = replica.report();
+    const auto& config = engine.has_config() ? engine.config() : report.config();
+    KVBLOCKS_RETURN_IF_ERROR(AddCost(engine, config.device(), prices, &cost));
+  }
+  return cost;
+}
+
+Value CostPer1mTokens(const Report& report, double cost_per_hour) {
+  const auto tokens = static_cast<double>(report.totals().output_tokens());
+  if (tokens == 0) return std::nullopt;
+  return cost_per_hour * (report.throughput().duration_s() / 3600) / (tokens / 1e6);
 }
 
 std::vector<std::string> SweepMetricNames() {
   std::vector<std::string> names;
   for (const SweepMetric& metric : NamedMetrics()) names.push_back(metric.name);
   names.push_back(kCost);
+  names.push_back(kCostPerHour);
   return names;
 }
 
-absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DevicePrices& prices) {
+absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const Prices& prices) {
   for (const SweepMetric& metric : NamedMetrics()) {
     if (name == metric.name) return metric;
   }
-  if (name == kCost) {
-    if (prices.empty()) {
+  for (const char* cost : {kCost, kCostPerHour}) {
+    if (name != cost) continue;
+    if (prices.devices.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("got ", kCost, ", which needs --prices=DEVICE:PRICE,..."));
+          absl::StrCat("got ", cost, ", which needs --prices=DEVICE:PRICE,..."));
     }
-    return CostMetric(prices);
+    return CostMetric(cost, prices);
   }
   const std::string_view kind = name.substr(0, 4);
   if (kind == "min:" || kind == "max:") {
@@ -262,7 +339,7 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DeviceP
 }
 
 absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names,
-                                                          const DevicePrices& prices) {
+                                                          const Prices& prices) {
   std::vector<SweepMetric> metrics;
   const std::vector<std::string> parts = absl::StrSplit(std::string(names), ',', absl::SkipEmpty());
   for (const std::string& part : parts) {

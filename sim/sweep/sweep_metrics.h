@@ -18,8 +18,26 @@
 
 namespace kvblocks::sim {
 
-// Price of one device for an hour, in the user's money, by the device's name in the catalogue.
-using DevicePrices = std::map<std::string, double>;
+// In the user's money, for an hour.
+struct Prices {
+  std::map<std::string, double> devices = {};  // of one device, by its name in the catalogue
+  std::map<std::string, double> tiers = {};    // of a GiB, by the tier's name
+};
+
+// What a run costs for an hour.
+struct HourlyCost {
+  double replicas = 0;  // devices, and tiers of their own
+  double shared = 0;    // tiers that they share
+
+  double total() const { return replicas + shared; }
+};
+// InvalidArgument names the device or tier that has no price. A tier has none, too, if it counts
+// chunks instead of bytes. Without prices of tiers these cost nothing.
+absl::StatusOr<HourlyCost> CostOf(const ::kvblocks::report::v1::Report& report,
+                                  const Prices& prices);
+// Per million output tokens; none without tokens.
+std::optional<double> CostPer1mTokens(const ::kvblocks::report::v1::Report& report,
+                                      double cost_per_hour);
 
 // In the order of the text, with a price for each or 0 for all.
 using PricedDevices = std::vector<std::pair<std::string, double>>;
@@ -27,9 +45,11 @@ using PricedDevices = std::vector<std::pair<std::string, double>>;
 absl::StatusOr<PricedDevices> ParseDevices(std::string_view text,
                                            const ::kvblocks::config::v1::ReplayConfig& config);
 
-// "h100:2.5,h200:3.5". Names are those of the catalogue, or beginnings of them.
-absl::StatusOr<DevicePrices> ParsePrices(std::string_view text,
-                                         const ::kvblocks::config::v1::ReplayConfig& config);
+// "h100:2.5,h200:3.5" of devices, by names of the catalogue, and "host:0.004,disk:0.08/month" of
+// tiers; a month has 730 hours. InvalidArgument for prices of tiers alone.
+absl::StatusOr<Prices> ParsePrices(std::string_view devices, std::string_view tiers,
+                                   const ::kvblocks::config::v1::ReplayConfig& config);
+absl::StatusOr<std::map<std::string, double>> ParseTierPrices(std::string_view text);
 
 struct SweepMetric {
   std::string name;
@@ -42,10 +62,10 @@ struct SweepMetric {
 
 // A name of SweepMetricNames(), or any number of a report by its fields, with what is better:
 // "min:pool.usage.mean", "max:throughput.budget_use". The prices are copied.
-absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DevicePrices& prices);
+absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const Prices& prices);
 // The same for several, with commas between them.
 absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names,
-                                                          const DevicePrices& prices);
+                                                          const Prices& prices);
 // For helps and messages, in the order of documentation.
 std::vector<std::string> SweepMetricNames();
 

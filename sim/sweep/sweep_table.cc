@@ -98,11 +98,13 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
     }
     if (report.workload().empty() && result.has_report()) {
       const auto& workload = result.report().workload();
+      const auto& config = result.report().config();
+      const int64_t devices = config.tensor_parallel() *
+                              std::max<int64_t>(config.pipeline_parallel(), 1) *
+                              std::max<int64_t>(config.data_parallel(), 1);
       report.set_workload(absl::StrCat(workload.name(), " (", workload.format(),
                                        "): ", Plural(workload.requests_arrived(), "request"), ", ",
-                                       result.report().config().model(), " on ",
-                                       result.report().config().tensor_parallel(), " x ",
-                                       result.report().config().device(),
+                                       config.model(), " on ", devices, " x ", config.device(),
                                        ", where no column says "
                                        "otherwise"));
       if (!result.report().setup().latency_is_meaningful()) {
@@ -268,7 +270,14 @@ std::string ProbeText(const pb::CapacityReport::Probe& probe) {
 }
 
 std::string CandidateName(const pb::CapacityReport::Candidate& candidate) {
-  return absl::StrCat(candidate.tensor_parallel(), " x ", candidate.device());
+  return absl::StrCat(candidate.replica_devices(), " x ", candidate.device());
+}
+
+// "3 replicas", or "3 prefill and 6 decode replicas".
+std::string Replicas(const pb::CapacityReport& report, int64_t count) {
+  if (report.prefill_replicas() == 0) return Plural(count, "replica");
+  return absl::StrCat(WithThousands(count * report.prefill_replicas()), " prefill and ",
+                      Plural(count * report.decode_replicas(), "decode replica"));
 }
 
 void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Candidate& candidate,
@@ -276,12 +285,12 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
   page->Blank();
   const std::string name = CandidateName(candidate);
   if (candidate.highest_rate() > 0) {
-    const double devices =
-        static_cast<double>(candidate.tensor_parallel() * std::max<int64_t>(report.fleet(), 1));
+    const bool is_split = report.prefill_replicas() > 0;
     page->Text(name.size() < 14 ? name : "",
                absl::StrCat(name.size() < 14 ? "" : absl::StrCat(name, ": "),
                             report.fleet() > 0 ? absl::StrCat(report.fleet(), " replicas behind ",
                                                               report.router(), " serve ")
+                            : is_split         ? absl::StrCat(Replicas(report, 1), " serve ")
                                                : "one replica serves ",
                             absl::StrFormat("%.4g", candidate.highest_rate()),
                             " requests/s within the limits (kvsim replay --speedup=",
@@ -296,27 +305,35 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
       page->Text("  missed", "no rate that was tried misses the limits");
     }
     if (candidate.price_per_hour() > 0) {
-      page->Text("  price", absl::StrFormat("%.4g per hour of %s, %.4g per million requests",
-                                            candidate.price_per_hour() * devices,
-                                            report.fleet() > 0 ? "them all" : "a replica",
-                                            candidate.price_per_hour() * devices /
-                                                (candidate.highest_rate() * 3600) * 1e6));
+      const pb::CapacityReport::Probe& probe = candidate.at_highest();
+      page->Text(
+          "  price",
+          absl::StrFormat("%.4g per hour of %s, %.4g per million requests, %.4g per million output "
+                          "tokens",
+                          probe.cost_per_hour(),
+                          report.fleet() > 0 || is_split ? "them all" : "a replica",
+                          probe.cost_per_hour() / (candidate.highest_rate() * 3600) * 1e6,
+                          probe.cost_per_1m_tokens()));
     }
   }
   if (candidate.replicas() > 0) {
-    const auto cost = [&](int64_t devices) {
-      const double hourly = candidate.price_per_hour() * static_cast<double>(devices);
+    const pb::CapacityReport::Probe& target = candidate.at_target();
+    const auto cost = [](int64_t devices, double hourly) {
       return absl::StrCat(Plural(devices, "device"),
                           hourly > 0 ? absl::StrFormat(", %.4g per hour", hourly) : "");
     };
-    page->Text("  needs",
-               absl::StrFormat("%s of %s%s for %.4g requests/s: %s; one more to spare: %s",
-                               Plural(candidate.replicas(), "replica"), name,
-                               candidate.replicas() == 1
-                                   ? ""
-                                   : absl::StrCat(" behind ", report.router()),
-                               report.target_rate(), cost(candidate.devices()),
-                               cost(candidate.devices() + candidate.tensor_parallel())));
+    const bool is_split = report.prefill_replicas() > 0;
+    page->Text(
+        "  needs",
+        absl::StrFormat("%s of %s%s for %.4g requests/s: %s; %s more to spare: %s",
+                        Replicas(report, candidate.replicas()), name,
+                        candidate.replicas() == 1 || is_split
+                            ? ""
+                            : absl::StrCat(" behind ", report.router()),
+                        report.target_rate(), cost(target.devices(), target.cost_per_hour()),
+                        is_split ? Replicas(report, 1) : "one",
+                        cost(target.devices() + target.devices() / candidate.replicas(),
+                             target.spare_cost_per_hour())));
     page->Text("  with them", ProbeText(candidate.at_target()));
     if (candidate.one_less().replicas() > 0) {
       page->Text("  one less", ProbeText(candidate.one_less()));
@@ -368,7 +385,7 @@ void AddCapacityNotes(double arrival_seconds, int64_t num_arrivals, int64_t num_
                      ": a burst that ends before queues are as long as they would get; a longer "
                      "trace gives a lower rate"));
   }
-  if (report->target_rate() > 0) {
+  if (report->target_rate() > 0 && report->prefill_replicas() == 0) {
     report->add_notes(absl::StrCat("several replicas are behind the router ", report->router(),
                                    "; another one may need fewer (--router)"));
   }
@@ -397,7 +414,7 @@ std::string FormatCapacity(const pb::CapacityReport& report, bool color) {
       page.Text(
           "answer",
           absl::StrCat(has_price ? "cheapest" : "fewest devices", ": ",
-                       Plural(best->replicas(), "replica"), " of ", CandidateName(*best),
+                       Replicas(report, best->replicas()), " of ", CandidateName(*best),
                        has_price ? absl::StrFormat(", %.4g per hour", best->cost_per_hour()) : ""));
     } else {
       page.Text("answer",

@@ -36,6 +36,10 @@ DeviceFacts FromProto(const proto::Device& device) {
           .memory_gb_per_s = device.memory_gb_per_s(),
           .memory_gb = device.memory_gb(),
           .link_gb_per_s = device.link_gb_per_s(),
+          .devices_per_node = device.devices_per_node() == 0 ? DeviceFacts().devices_per_node
+                                                             : device.devices_per_node(),
+          .node_gb_per_s = device.node_gb_per_s() == 0 ? DeviceFacts().node_gb_per_s
+                                                       : device.node_gb_per_s(),
           .measured_memory_gb = device.measured_memory_gb()};
 }
 

@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 
 TEST(CatalogueTest, BuiltInKnowsDevicesAndModels) {
   const Catalogue& catalogue = Catalogue::BuiltIn();
-  EXPECT_EQ(catalogue.devices().size(), 10);
+  EXPECT_EQ(catalogue.devices().size(), 11);
+  EXPECT_EQ(catalogue.FindDevice("gb200")->devices_per_node, 72);
   const auto h100 = catalogue.FindDevice("h100-sxm");
   ASSERT_TRUE(h100.ok());
   EXPECT_EQ(h100->bf16_tflops, 989);
@@ -49,7 +50,7 @@ TEST(CatalogueTest, UnknownNamesListTheNearestThree) {
   const auto device = catalogue.FindDevice("h1000");
   EXPECT_EQ(device.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(device.status().message(),
-            "device \"h1000\" is none of the 10 known; the nearest are h100-sxm, a100-sxm-80gb, "
+            "device \"h1000\" is none of the 11 known; the nearest are h100-sxm, a100-sxm-80gb, "
             "h200-sxm");
   EXPECT_THAT(catalogue.FindDevice("h2000").status().message(),
               HasSubstr("the nearest are h200-sxm, "));
@@ -127,7 +128,7 @@ TEST(CatalogueTest, MergedEntriesReplaceThoseOfTheSameName) {
                   .ok());
   EXPECT_EQ(catalogue.FindDevice("b200")->bf16_tflops, 2000);
   EXPECT_EQ(catalogue.FindDevice("mine")->link_gb_per_s, 0);
-  EXPECT_EQ(catalogue.devices().size(), 11);
+  EXPECT_EQ(catalogue.devices().size(), 12);
   EXPECT_EQ(Catalogue::BuiltIn().FindDevice("b200")->bf16_tflops, 2250);
 }
 

@@ -209,6 +209,8 @@ absl::Status Validate(const DeviceFacts& device) {
   check.Range("memory_gb_per_s", device.memory_gb_per_s, kMinRate, kMaxRate);
   check.Range("memory_gb", device.memory_gb, kMinRate, kMaxRate);
   check.Range("link_gb_per_s", device.link_gb_per_s, 0.0, kMaxRate);
+  check.Range("devices_per_node", device.devices_per_node, 1, int64_t{1} << 20);
+  check.Range("node_gb_per_s", device.node_gb_per_s, kMinRate, kMaxRate);
   check.Range("measured_memory_gb", device.measured_memory_gb, 0.0, kMaxRate);
   return check.status();
 }
