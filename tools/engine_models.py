@@ -9,7 +9,7 @@
 A model is a folder as Hugging Face has them, so that whatever loads a published checkpoint loads it: config.json,
 model.safetensors (random bfloat16 weights under the names that save_pretrained gives), and golden.safetensors:
 
-  prompts       int32 [64, longest], filled up with -1; many begin like others, a few are the start of another
+  prompts       int32 [64, longest] (16 of FEW), filled up with -1; many begin like others, a few are the start of another
   prompt_lens   int32 [64]
   tokens        int32 [64, 8], chosen greedily
   first_logits  float32 [64, vocabulary], those that the first token was chosen by
@@ -50,6 +50,7 @@ PROMPTS, TOKENS, LONGEST = 64, 8, 150
 MARGIN = 1e-3          # between the two best logits of a step
 NOISE, MOVED = 3e-7, 5e-4  # on embeddings and on scores that are ranked, and how far it may move a logit
 CLOSE = 1e-4           # two ways to compute a logit
+FEW = {"mistral": 16, "qwen2": 16, "qwen3_moe": 16}  # prompts of models that are much like another
 MASKED, HALF = ["llama", "gemma3", "gpt_oss", "deepseek_v2_lite"], 8
 COMMON = dict(vocab_size=128, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -66,6 +67,16 @@ MODELS = {
                                                 high_freq_factor=4.0, original_max_position_embeddings=64)),
     "qwen3": dict(
         HEADS, model_type="qwen3", hidden_size=32, intermediate_size=64, num_hidden_layers=3, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    "mistral": dict(
+        HEADS, model_type="mistral", hidden_size=32, intermediate_size=48, num_hidden_layers=2, sliding_window=24,
+        tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    "qwen2": dict(
+        HEADS, model_type="qwen2", hidden_size=32, intermediate_size=48, num_hidden_layers=2, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    "qwen3_moe": dict(
+        HEADS, model_type="qwen3_moe", hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
     "gemma3": dict(
         HEADS, model_type="gemma3_text", hidden_size=32, intermediate_size=48, num_hidden_layers=6,
@@ -236,7 +247,7 @@ def make(name, seed, folder):
     model = load(folder, attn_implementation="eager", experts_implementation="eager")
     rng = random.Random(f"{seed} {name}")
     prompts, tokens, first, last, redrawn = [], [], [], [], 0
-    while len(prompts) < PROMPTS:
+    while len(prompts) < FEW.get(name, PROMPTS):
         prompt = draw_prompt(rng, prompts)
         chosen, logits = answer(model, prompt)
         if hangs_on_rounding(model, prompt, chosen, logits):

@@ -20,9 +20,9 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",   "qwen3",
-                                  "gemma2",      "gemma3",      "gpt_oss", "deepseek_v2",
-                                  "deepseek_v3", "deepseek_v32"};
+constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",       "qwen3",
+                                  "gemma2",      "gemma3",      "qwen3_moe",   "gpt_oss",
+                                  "deepseek_v2", "deepseek_v3", "deepseek_v32"};
 
 // One object of the configuration; null counts as absent, and the first problem stays.
 class Fields {
@@ -164,6 +164,13 @@ void ReadRouting(Fields& fields, ModelConfig& config) {
   if (config.facts.family == "gpt_oss") {
     routing.scores = Routing::Scores::kSoftmaxOfChosen;
     return;
+  }
+  if (config.facts.family == "qwen3_moe") {
+    routing.sums_to_one = fields.Bool("norm_topk_prob", false);
+    if (experts.num_layers == config.facts.num_layers()) return;
+    return fields.Take(absl::InvalidArgumentError(
+        absl::StrCat("decoder_sparse_step, mlp_only_layers: got experts in ", experts.num_layers,
+                     " of ", config.facts.num_layers(), " layers, expected them in all")));
   }
   const auto whole = [&](const char* field, int64_t low, int64_t high, int64_t fallback) {
     return static_cast<int64_t>(fields.Number(

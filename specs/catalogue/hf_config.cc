@@ -176,7 +176,10 @@ void ReadQwenExperts(ConfigFields& fields, ModelFacts& facts) {
     layers += (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
   }
   if (layers == 0) return;
-  ReadExperts(fields, {.num_experts = "num_experts"}, layers, facts);
+  // The latter is what transformers 5 writes.
+  ReadExperts(fields,
+              {.num_experts = fields.Has("num_experts") ? "num_experts" : "num_local_experts"},
+              layers, facts);
   facts.experts->shared_intermediate_size =
       fields.Int("shared_expert_intermediate_size", 0, kMaxConfigSize, 0);
   facts.experts->num_shared_experts = facts.experts->shared_intermediate_size > 0 ? 1 : 0;

@@ -142,6 +142,13 @@ TEST(HfConfigTest, LayersFollowFromTheArchitecturesOwnFields) {
   EXPECT_EQ(Read(chunked).experts->num_layers, 2);
 }
 
+TEST(HfConfigTest, ExpertsOfQwenHaveTwoNames) {
+  for (const char* name : {"num_experts", "num_local_experts"}) {
+    const Fields own = {{name, "6"}, {"num_experts_per_tok", "2"}, {"moe_intermediate_size", "16"}};
+    EXPECT_EQ(Read(Tiny("qwen3_moe") + own).experts->num_experts, 6) << name;
+  }
+}
+
 TEST(HfConfigTest, SharedLayersStoreNothing) {
   const ModelFacts model = Read(Tiny("gemma4_text") + Fields{{"num_kv_shared_layers", "3"}});
   EXPECT_EQ(LayerCaches(model, {})->size(), 1);
