@@ -9,8 +9,8 @@
 // product that stays in the first-level cache. Peak and operation are measured in turns, and the
 // median of their ratios is what counts, because other work on the machine slows both. With
 // --processor_time, what other processes take is not counted. --smoke runs tiny shapes once, so
-// that nothing here rots. The last rows say what a layer's call adds to its operations (layer_call.h);
-// --only layer prints just these.
+// that nothing here rots. The last rows say what a layer's call adds to its operations
+// (layer_call.h); --only layer prints just these.
 
 #include <algorithm>
 #include <cstdint>

@@ -3,8 +3,8 @@
 // The builder keeps all arrays of all groups in one stretch of memory; Upload copies it into pinned
 // memory and enqueues its copy to a buffer of the same size, whose addresses stay the same from
 // step to step: what a captured graph reads. Nothing else is enqueued and nothing waits, but for
-// the copy of the upload before the last, whose pinned memory it takes. Metadata has a StepPlans, so
-// that layers share the plans of a step.
+// the copy of the upload before the last, whose pinned memory it takes. Metadata has a StepPlans,
+// so that layers share the plans of a step.
 //
 // Masks go along: ragged bits that the builder has room for (max_mask_bytes) are arrays like the
 // others; whole masks on the host are copied when they are first seen, which allocates and waits,

@@ -50,8 +50,8 @@ absl::Status KvCacheVerifier::CheckCompressors() const {
         options_.groups[compressor.states_group].window / parts < compressor.ratio ||
         Shape(options_.groups[compressor.states_group]).key_size % (2 * parts) != 0) {
       return InvalidArgument("compressors[", i, "]: got group ", compressor.states_group,
-                             " and ratio ", compressor.ratio, ", expected latent rows of a multiple ",
-                             "of ", 2 * parts, " values and a window of ", parts,
+                             " and ratio ", compressor.ratio, ", expected latent rows of a ",
+                             "multiple of ", 2 * parts, " values and a window of ", parts,
                              " times the ratio at least");
     }
   }

@@ -209,8 +209,8 @@ struct SparseTensors {
 
 // Fills the lists of a step, once for all layers alike: those of windows and of all compressed
 // rows. `window` and `compressed` (with positions) are the metadata of their groups, the latter
-// null for layers with a window only. Nothing to do for V3.2, nor where `window` has plans, by which
-// layers know whether it is done, and do it themselves.
+// null for layers with a window only. Nothing to do for V3.2; where `window` has plans, layers do it
+// themselves, and what one did is not done again.
 absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext& context,
                               const LayerConfig& layer, const CommonAttentionMetadata& window,
                               const CommonAttentionMetadata* compressed, const SparseWork& work);
@@ -245,8 +245,8 @@ class SparseMlaLayer : public AttentionImpl {
 // A ForwardContext holds the layers with their caches, and the metadata of the step. A layer that
 // shares the cache of another reads that one's. The layer calls the connector's hooks. Sparse
 // layers have further caches, which AddLayer takes as well, and whose metadata is found by their
-// names (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build, unless
-// the metadata has plans.
+// names (SparseCacheNames); the lists of a step (BuildSparseLists) are the caller's to build,
+// unless the metadata has plans.
 // Writes `out` and the cache, never q, k or v: see kUnifiedAttentionMutates. Cost: a look-up per
 // name. Thread-compatible.
 

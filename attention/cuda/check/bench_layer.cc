@@ -161,7 +161,7 @@ void RunStep(GpuBench& bench, const Step& step) {
     return layers[next++ % kCalls]->Forward(context, tensors, &metadata);
   });
   if (direct < 0 || alone < 0 || sharing < 0) return;
-  std::printf("%-58s operations %.2f us of host time, the layer adds %.2f; with shared plans %.2f\n",
+  std::printf("%-58s operations %.2f us on the host, the layer adds %.2f; with shared plans %.2f\n",
               name.c_str(), direct, alone - direct, sharing - direct);
 }
 

@@ -1,5 +1,5 @@
-// What was enqueued on a stream, again: on a GPU by a graph; emulated, where nothing can be captured,
-// by the same calls.
+// What was enqueued on a stream, again: on a GPU by a graph; emulated, where nothing can be
+// captured, by the same calls.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_REPLAY_H_
 #define KVBLOCKS_ATTENTION_CUDA_TESTING_REPLAY_H_
