@@ -49,10 +49,10 @@ function(kvblocks_cuda_kernels out folder)
     set(target kvblocks_cuda_${group}_objects)
     add_library(${target} OBJECT ${${group}})
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
-    # CMake 3.25 does not know yet that nvcc has C++20, so this is an option and no feature.
+    # CMake 3.25 does not know yet that nvcc has C++20, so this is an option and no feature. Abseil's targets, of which kernels
+    # need none, would append -std=c++14.
     target_compile_options(${target} PRIVATE -std=c++20 --expt-relaxed-constexpr -lineinfo)
     target_include_directories(${target} PRIVATE ${kvblocks_include_directories})
-    target_link_libraries(${target} PRIVATE ${kvblocks_absl_targets})
   endforeach()
   set(hopper_architectures ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER hopper_architectures INCLUDE REGEX "^90a")

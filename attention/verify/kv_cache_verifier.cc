@@ -100,6 +100,12 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   for (size_t joint = 0; joint < joints_.size(); ++joint) {
     KVBLOCKS_RETURN_IF_ERROR(AttendJointly(joint));
   }
+  for (const VerifiedCompressor& compressor : options_.compressors) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      if (layers_[layer].group != compressor.states_group) continue;
+      KVBLOCKS_RETURN_IF_ERROR(Compress(compressor, layer));
+    }
+  }
   ++stats_.num_steps;
   return absl::OkStatus();
 }

@@ -335,6 +335,81 @@ TEST(JointTest, GroupsAreChecked) {
   refuse({0, 1, {1.0f}}, "joints[0].sinks: got 1");
 }
 
+// --- Indexers and compressors ---
+
+// One wrong number in what an indexer chose or a compressor made.
+class WrongOps : public AttentionOps {
+ public:
+  const char* name() const override { return "WRONG"; }
+  absl::Status Run(const Checked<ConcatAndCacheMlaArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+  absl::Status Run(const Checked<MlaDecodeArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+  absl::Status Run(const Checked<SparseMlaDecodeArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+  absl::Status Run(const Checked<IndexTopkArgs>& call) const override {
+    const absl::Status status = CpuReference().Run(call);
+    *call.args().indices.as<int32_t>() = -1;
+    return status;
+  }
+  absl::Status Run(const Checked<CompressTokensArgs>& call) const override {
+    const absl::Status status = CpuReference().Run(call);
+    *call.args().out.as<float>() += 1e-3f;
+    return status;
+  }
+};
+
+TEST(JointTest, AnIndexerChoosesRows) {
+  VerifierOptions options = JointOptions(CpuReference());
+  options.joints[0].topk = 2;
+  VerifiedSteps steps(options);
+  EXPECT_EQ(AttendJointly(steps), absl::OkStatus());
+  EXPECT_EQ(steps.verifier->stats().num_joint_rows_attended, 20);
+
+  const WrongOps wrong;
+  options.ops = &wrong;
+  VerifiedSteps wrong_steps(options);
+  EXPECT_THAT(AttendJointly(wrong_steps),
+              Says("all rows are right, the choice among them or the attention over them is not"));
+}
+
+TEST(CompressorTest, RowsAreMadeOfTheStatesInTheWindow) {
+  VerifierOptions options;
+  options.num_blocks = 40;
+  options.groups = {{.name = "states", .is_mla = true, .block_size = 4, .window = 8}};
+  options.compressors = {{.states_group = 0, .ratio = 4, .overlap = true},
+                         {.states_group = 0, .ratio = 8}};
+  options.ops = &CpuReference();
+  const auto run = [&](VerifiedSteps& steps) {
+    absl::Status status;
+    for (int64_t computed = 0, n = 13; status.ok() && computed < 20; computed += n, n = 1) {
+      std::vector<int32_t> states;
+      for (int32_t i = 0; i * 4 < computed + n; ++i) {
+        states.push_back((i + 1) * 4 <= computed - 7 ? 0 : 1 + i);
+      }
+      status = steps.Run({{1, computed, n, {states}}});
+    }
+    return status;
+  };
+  VerifiedSteps steps(options);
+  EXPECT_EQ(run(steps), absl::OkStatus());
+  EXPECT_EQ(steps.verifier->stats().num_rows_compressed, 5 + 2);
+
+  const WrongOps wrong;
+  options.ops = &wrong;
+  VerifiedSteps wrong_steps(options);
+  EXPECT_THAT(run(wrong_steps), Says("value 0 of the row made of 4 states"));
+  EXPECT_THAT(run(wrong_steps), Says("all states are right, the row is not"));
+  EXPECT_EQ(wrong_steps.verifier->failure()->position, 3);
+
+  options.compressors = {{.states_group = 0, .ratio = 8, .overlap = true}};
+  EXPECT_THAT(KvCacheVerifier::Create(options).status(),
+              Says("a window of 2 times the ratio at least"));
+}
+
 // --- Places ---
 
 // Two groups of one layer in chunks of 512 bytes, which hold 1 page of blocks of 8 tokens or 2 of

@@ -42,6 +42,9 @@ absl::Status KvCacheVerifier::CheckJoints() const {
                              joint.rows_group, ", expected latent rows with a window and latent ",
                              "rows without one");
     }
+    if (joint.topk < 0 || joint.topk > int64_t{1} << 20) {
+      return InvalidArgument("joints[", i, "].topk: got ", joint.topk, ", expected 0 to 2^20");
+    }
     if (!joint.sinks.empty() && static_cast<int64_t>(joint.sinks.size()) != options_.num_heads) {
       return InvalidArgument("joints[", i, "].sinks: got ", joint.sinks.size(),
                              ", expected one per head, or none");
@@ -113,10 +116,39 @@ absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
                        .indices = Writable(window_slots_, {n, window.window}),
                        .lens = Writable(window_counts_, {n})});
   if (!status.ok()) return FailedOperation(joint.window_layer, "BuildSwaIndices", status);
-  const int64_t most = longest / rows.compress_ratio;
+  const int64_t query_floats = shape.num_heads * shape.key_size;
+  query_values_.resize(static_cast<size_t>(n * query_floats));
+  for (int64_t i = 0; i < n; ++i) {
+    const Query& query = queries_[static_cast<size_t>(i)];
+    values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
+                 static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
+                 absl::MakeSpan(query_values_.data() + i * query_floats,
+                                static_cast<size_t>(query_floats)));
+  }
+  ExecContext context;
+  context.threads = options_.threads;
+  const int64_t topk = options_.joints[joint.index].topk;
+  const bool has_rows = longest >= rows.compress_ratio;
+  const int64_t most = topk > 0 && has_rows ? topk : longest / rows.compress_ratio;
   row_slots_.assign(static_cast<size_t>(n * most), 0);
   row_counts_.assign(static_cast<size_t>(n), 0);
-  if (most > 0) {
+  if (most > 0 && topk > 0) {
+    index_weights_.assign(static_cast<size_t>(n * shape.num_heads), 1);
+    IndexTopkArgs choose;
+    choose.q = ViewOf(absl::MakeConstSpan(query_values_), {n, shape.num_heads, shape.key_size});
+    choose.weights = ViewOf(absl::MakeConstSpan(index_weights_), {n, shape.num_heads});
+    choose.cache = IndexCacheView{memory_.View(joint.rows_layer).k};
+    choose.query_start_loc = starts;
+    choose.seq_lens = ViewOf(absl::MakeConstSpan(piece_rows_));
+    choose.block_table = tables_of(rows_group);
+    choose.max_seq_len = longest;
+    choose.ratio = rows.compress_ratio;
+    choose.indices = Writable(row_slots_, {n, most});
+    choose.lens = Writable(row_counts_, {n});
+    status = FailedOperation(joint.rows_layer, "IndexTopk",
+                             options_.ops->IndexTopk(context, choose));
+    if (!status.ok()) return status;
+  } else if (most > 0) {
     const TensorView slots = Writable(row_slots_, {n, most});
     const TensorView counts = Writable(row_counts_, {n});
     status = BuildDenseCompressedIndices({.ratio = rows.compress_ratio,
@@ -135,15 +167,6 @@ absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
     if (!status.ok()) return FailedOperation(joint.rows_layer, "the list of rows", status);
   }
 
-  const int64_t query_floats = shape.num_heads * shape.key_size;
-  query_values_.resize(static_cast<size_t>(n * query_floats));
-  for (int64_t i = 0; i < n; ++i) {
-    const Query& query = queries_[static_cast<size_t>(i)];
-    values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
-                 static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
-                 absl::MakeSpan(query_values_.data() + i * query_floats,
-                                static_cast<size_t>(query_floats)));
-  }
   outputs_.assign(static_cast<size_t>(n * shape.num_heads * shape.value_size), 0);
   SparseMlaDecodeArgs args;
   args.q = ViewOf(absl::MakeConstSpan(query_values_), {n, 1, shape.num_heads, shape.key_size});
@@ -159,8 +182,6 @@ absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
   const std::vector<float>& sinks = options_.joints[joint.index].sinks;
   if (!sinks.empty()) args.sinks = ViewOf(absl::MakeConstSpan(sinks));
   args.out = Writable(outputs_, {n, 1, shape.num_heads, shape.value_size});
-  ExecContext context;
-  context.threads = options_.threads;
   return FailedOperation(joint.window_layer, "SparseMlaDecode",
                          options_.ops->SparseMlaDecode(context, args));
 }
@@ -179,7 +200,15 @@ void KvCacheVerifier::AttendReference(const Joint& joint, size_t query_layer, co
     keys.insert(keys.end(), from, from + (end - begin) * shape.floats());
   };
   append(joint.window_layer, first, query.position + 1);
-  append(joint.rows_layer, 0, NumRows(rows, query.position + 1));
+  const int64_t num_rows = NumRows(rows, query.position + 1);
+  const int64_t topk = options_.joints[joint.index].topk;
+  if (topk == 0 || num_rows <= topk) {
+    append(joint.rows_layer, 0, num_rows);
+  } else {
+    for (const int64_t row : ChosenRows(joint, held, num_rows, q)) {
+      append(joint.rows_layer, row, row + 1);
+    }
+  }
   AttendPlainly(shape, Scale(shape), q, keys.data(),
                 static_cast<int64_t>(keys.size()) / shape.floats(),
                 options_.joints[joint.index].sinks, out);
@@ -213,7 +242,9 @@ absl::Status KvCacheVerifier::WrongJointOutput(const Joint& joint, const Query& 
   };
   if (!find(joint.window_layer, first, query.position + 1) &&
       !find(joint.rows_layer, 0, num_rows)) {
-    absl::StrAppend(&failure.text, "all rows are right, the attention over them is not");
+    absl::StrAppend(&failure.text, "all rows are right, the ",
+                    options_.joints[joint.index].topk > 0 ? "choice among them or the " : "",
+                    "attention over them is not");
   }
   return Fail(std::move(failure));
 }

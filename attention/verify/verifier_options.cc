@@ -121,6 +121,7 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     }
   }
   KVBLOCKS_RETURN_IF_ERROR(verifier->CheckJoints());
+  KVBLOCKS_RETURN_IF_ERROR(verifier->CheckCompressors());
   for (size_t i = 0; i < verifier->options_.joints.size(); ++i) {
     const VerifiedJoint& joint = verifier->options_.joints[i];
     for (size_t a = 0; a < verifier->layers_.size(); ++a) {

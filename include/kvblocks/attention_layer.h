@@ -209,8 +209,8 @@ struct SparseTensors {
 
 // Fills the lists of a step, once for all layers alike: those of windows and of all compressed
 // rows. `window` and `compressed` (with positions) are the metadata of their groups, the latter
-// null for layers with a window only. Nothing to do for V3.2, nor where `window` has plans, by
-// which layers know whether it is done, and do it themselves.
+// null for layers with a window only. Nothing to do for V3.2; where `window` has plans, layers do
+// it themselves, and what one did is not done again.
 absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext& context,
                               const LayerConfig& layer, const CommonAttentionMetadata& window,
                               const CommonAttentionMetadata* compressed, const SparseWork& work);

@@ -251,11 +251,22 @@ struct VerifiedGroup {
 };
 
 // Layers whose queries see rows of two groups as one set of keys (DeepSeek V4): a window of latent
-// rows, and all rows so far of a compressed cache. Layer i of both, for as many as both have; each
-// group is attended to by itself, too.
+// rows, and all rows so far of a compressed cache, or those that an indexer chooses. Layer i of
+// both, for as many as both have; each group is attended to by itself, too.
 struct VerifiedJoint {
   size_t window_group = 0, rows_group = 0;  // both with latent rows; the second without a window
   std::vector<float> sinks = {};            // a logit per query head, or none
+  // Rows that an indexer chooses for each query, whose keys are the compressed rows themselves; 0:
+  // all are read.
+  int64_t topk = 0;
+};
+
+// States that a compressor makes rows of (DeepSeek V4): of the latent rows in a window, taken as
+// values and scores, CompressTokens makes a row for each query that completes one.
+struct VerifiedCompressor {
+  size_t states_group = 0;
+  int64_t ratio = 1;     // tokens per row
+  bool overlap = false;  // a row is made of 2 * ratio tokens; the window has them all
 };
 
 // What the engine's books say of a block.
@@ -269,8 +280,9 @@ struct VerifierOptions {
   int64_t num_blocks = 0;  // null block included
   std::vector<VerifiedGroup> groups;
   std::vector<VerifiedJoint> joints = {};
+  std::vector<VerifiedCompressor> compressors = {};
   // Does the paged side: ReshapeAndCache or ConcatAndCacheMla, PagedDecode, PagedPrefill,
-  // MlaDecode, SparseMlaDecode.
+  // MlaDecode, SparseMlaDecode, IndexTopk, CompressTokens.
   const AttentionOps* ops = nullptr;
   ThreadPool* threads = nullptr;
   // Where the layers lie, if as a plan says: float32 pages of block_size / compress_ratio rows,
@@ -332,6 +344,7 @@ struct VerifierStats {
   int64_t num_rows_attended = 0;   // queries x layers
   int64_t num_keys_attended = 0;   // read by them
   int64_t num_joint_rows_attended = 0;  // queries x joint layers
+  int64_t num_rows_compressed = 0;      // made of states again, x layers with states
   int64_t num_hit_tokens = 0;      // found computed by a request that came in
   int64_t num_rows_read_back = 0;  // of them, in reach of later tokens, x layers
   int64_t num_encoder_rows_read = 0;  // back, in steps behind those that wrote them, x layers
@@ -487,6 +500,11 @@ class KvCacheVerifier {
   absl::Status RunJoint(const Joint& joint, size_t query_layer);
   void AttendReference(const Joint& joint, size_t query_layer, const Query& query,
                        absl::Span<double> out) const;
+  // Rows of a joint's compressed cache that a query reads.
+  std::vector<int64_t> ChosenRows(const Joint& joint, const Held& held, int64_t num_rows,
+                                  absl::Span<const float> query) const;
+  absl::Status CheckCompressors() const;
+  absl::Status Compress(const VerifiedCompressor& compressor, size_t layer);
   absl::Status WrongJointOutput(const Joint& joint, const Query& query,
                                 absl::Span<const float> got, absl::Span<const double> expected);
   // The table of a query's request for a group, as the paged side takes it.
@@ -521,7 +539,7 @@ class KvCacheVerifier {
   std::vector<Query> queries_;
   size_t turn_ = 0;            // where the next step goes on taking queries
   std::vector<size_t> batch_;  // indices into queries_, in the order of the paged side's rows
-  std::vector<float> query_values_, outputs_, new_rows_, state_;
+  std::vector<float> query_values_, outputs_, new_rows_, state_, index_weights_;
   std::vector<std::vector<int32_t>> batch_rows_;  // per group: part -> row of the metadata
   std::vector<int32_t> piece_tables_, piece_rows_, piece_starts_;
   std::vector<int32_t> window_slots_, window_counts_, row_slots_, row_counts_, positions_;

@@ -166,6 +166,32 @@ TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
   }
 }
 
+// And a compressor's states, of which rows are made again where they are complete.
+TEST(VerifyingObserverTest, RowsAreMadeOfStatesAgain) {
+  Replay replay;
+  UseWindow(PoolLayout::kUniform, &replay);
+  KvCacheConfig& config = replay.config.kv_cache;
+  config.groups = {
+      {.spec =
+           *SlidingWindowMlaSpec::Create({.block_size = 4, .head_size = 16, .sliding_window = 9}),
+       .layer_names = {"window"}},
+      {.spec = *MlaAttentionSpec::Create({.block_size = 8, .head_size = 16, .compress_ratio = 4}),
+       .layer_names = {"rows"}},
+      {.spec =
+           *SlidingWindowMlaSpec::Create({.block_size = 4, .head_size = 64, .sliding_window = 8}),
+       .layer_names = {"states"}}};
+  config.num_blocks = 60;
+  VerifyingObserver observer(InLayout(PoolLayout::kUniform));
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_TRUE(observer.status().ok()) << observer.status();
+  const attention::VerifierStats& stats = observer.verifier()->stats();
+  EXPECT_EQ(observer.verifier()->num_joint_layers(), 2);
+  // Of two layers, one row for every fourth token.
+  EXPECT_GT(stats.num_rows_compressed, stats.num_tokens / 4);
+}
+
 // Takes blocks as they come: ids of a chunk for pages, wherever they lie.
 class BlindOps final : public attention::AttentionOps {
  public:

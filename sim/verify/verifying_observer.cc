@@ -28,6 +28,10 @@ std::string RowFormatOf(const KvCacheSpec& spec) {
   return absl::StrCat(dtype, " (", std::string(QuantModeName(spec.quant_mode())), ")");
 }
 
+// DeepSeek V4's layers of this ratio have an indexer (AT-65); it chooses fewer rows here, so that
+// short requests have more than those.
+constexpr int64_t kIndexedRatio = 4, kIndexTopk = 8;
+
 // Why a group's layers cannot be attended to, or nothing.
 const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
   switch (spec.kind()) {
@@ -99,12 +103,45 @@ std::vector<attention::VerifiedJoint> VerifyingObserver::MakeJoints(
       const KvCacheSpec& other = manager_->group(static_cast<GroupId>(g)).spec();
       // Compressor states are windows, too, but of rows of another size.
       if (groups[g].is_mla && groups[g].window > 0 && other.head_size() == spec.head_size()) {
-        joints.push_back({.window_group = g, .rows_group = rows, .sinks = SinkLogits()});
+        joints.push_back({.window_group = g,
+                          .rows_group = rows,
+                          .sinks = SinkLogits(),
+                          .topk = spec.compress_ratio() == kIndexedRatio ? kIndexTopk : 0});
         break;
       }
     }
   }
   return joints;
+}
+
+// Compressor states are windows like the layers', but beside compressed rows of other sizes.
+bool VerifyingObserver::IsCompressorState(const std::vector<attention::VerifiedGroup>& groups,
+                                          size_t g) const {
+  if (!groups[g].is_mla || groups[g].window == 0 || groups[g].num_layers == 0) return false;
+  bool has_rows = false;
+  for (size_t rows = 0; rows < groups.size(); ++rows) {
+    if (!groups[rows].is_mla || groups[rows].compress_ratio == 1) continue;
+    has_rows = true;
+    if (manager_->group(static_cast<GroupId>(rows)).spec().head_size() ==
+        manager_->group(static_cast<GroupId>(g)).spec().head_size()) {
+      return false;
+    }
+  }
+  return has_rows;
+}
+
+std::vector<attention::VerifiedCompressor> VerifyingObserver::MakeCompressors(
+    const std::vector<attention::VerifiedGroup>& groups) const {
+  std::vector<attention::VerifiedCompressor> compressors;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!IsCompressorState(groups, g)) continue;
+    // Rows of the smaller ratio overlap: windows of two rows' tokens.
+    const bool overlap = groups[g].window == 2 * kIndexedRatio;
+    compressors.push_back({.states_group = g,
+                           .ratio = overlap ? kIndexedRatio : groups[g].window,
+                           .overlap = overlap});
+  }
+  return compressors;
 }
 
 absl::Status VerifyingObserver::MakeMemory(attention::VerifierOptions* options) {
@@ -152,6 +189,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   }
   options.groups = MakeGroups();
   options.joints = MakeJoints(options.groups);
+  options.compressors = MakeCompressors(options.groups);
   options.ops = options_.ops;
   options.threads = options_.threads;
   options.on_memory = options_.on_memory;

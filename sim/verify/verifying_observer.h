@@ -97,6 +97,9 @@ class VerifyingObserver final : public EngineObserver {
   std::vector<attention::VerifiedGroup> MakeGroups();
   std::vector<attention::VerifiedJoint> MakeJoints(
       const std::vector<attention::VerifiedGroup>& groups) const;
+  std::vector<attention::VerifiedCompressor> MakeCompressors(
+      const std::vector<attention::VerifiedGroup>& groups) const;
+  bool IsCompressorState(const std::vector<attention::VerifiedGroup>& groups, size_t g) const;
   absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);

@@ -1,5 +1,5 @@
-// CacheBlend over the blocks of a manager, by the operations under test: what they leave in them is
-// what CPU_REFERENCE does. It is no full prefill's, so no other request may hit it, now or after
+// CacheBlend over the blocks of a manager, by the operations under test: what they leave in them
+// is what CPU_REFERENCE does. It is no full prefill's, so no other request may hit it, now or after
 // the request's decodes.
 
 #include <memory>
