@@ -419,6 +419,7 @@ double BlockPool::usage() const {
 }
 
 std::vector<KvEvent> BlockPool::TakeEvents() {
+  if (events_.empty()) return {};
   // An event is large, and the next batch about as long: moved as it grows it would cost more.
   std::vector<KvEvent> next;
   next.reserve(events_.size());
