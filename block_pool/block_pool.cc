@@ -359,6 +359,8 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
   event.lora_name = content.lora_name();
   event.session_id = content.session_id();
   if (from > 0) event.parent_block_hash = content.HashOfBlock(from - 1, per_block);
+  event.block_hashes.reserve(static_cast<size_t>(to - from));
+  event.extra_keys.reserve(static_cast<size_t>(to - from));
   for (int64_t i = from; i < to; ++i) {
     if (!is_kept(i)) continue;
     event.block_hashes.push_back(content.HashOfBlock(i, per_block));
@@ -416,7 +418,13 @@ double BlockPool::usage() const {
   return usable == 0 ? 0.0 : 1.0 - static_cast<double>(num_free()) / usable;
 }
 
-std::vector<KvEvent> BlockPool::TakeEvents() { return std::exchange(events_, {}); }
+std::vector<KvEvent> BlockPool::TakeEvents() {
+  if (events_.empty()) return {};
+  // An event is large, and the next batch about as long: moved as it grows it would cost more.
+  std::vector<KvEvent> next;
+  next.reserve(events_.size());
+  return std::exchange(events_, std::move(next));
+}
 
 absl::Status BlockPool::CheckInvariants() const {
   if (absl::Status status =

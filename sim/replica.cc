@@ -183,8 +183,7 @@ bool Replica::IsStale(const Abort& abort) const {
          request.state != RequestState::kPending && request.state != RequestState::kLoading;
 }
 
-absl::Status Replica::DeliverAborts(SimTime now) {
-  clock_ = now;
+absl::Status Replica::DeliverAll(SimTime now) {
   if (!IsAtBoundary(now)) return absl::OkStatus();
   if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
   if (absl::Status status = TakeAborts(now); !status.ok()) return status;

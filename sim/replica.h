@@ -144,7 +144,11 @@ class Replica {
   // if the clock overflows.
   absl::Status FinishStep();
   // Aborts the requests whose abort time is reached. Does nothing between boundaries.
-  absl::Status DeliverAborts(SimTime now);
+  absl::Status DeliverAborts(SimTime now) {
+    clock_ = now;
+    if (inbox_.empty() && aborts_.empty() && connector_ == nullptr) return absl::OkStatus();
+    return DeliverAll(now);
+  }
   // One call of the scheduler, if anything runs or waits and the engine is at a boundary.
   // FailedPrecondition if a request can never finish.
   absl::Status Schedule(SimTime now);
@@ -214,6 +218,7 @@ class Replica {
 
   bool IsAtBoundary(SimTime now) const { return !in_step_ && now >= retry_time_; }
   absl::Status ClockOverflow(absl::string_view what) const;
+  absl::Status DeliverAll(SimTime now);
   absl::Status DeliverInbox(SimTime now);
   absl::Status Deliver(SimRequest* request, SimTime now);
   void PlanAborts(SimRequest* request);

@@ -21,7 +21,7 @@
 //    it and the newer one elsewhere: from then on large pools hold one block more in between, which
 //    is kept as a correction for these sizes (SizeHistory).
 //
-// Cost: about 1 ns per block and 0.5 us per request; 8 bytes per distinct block. Single-threaded.
+// Cost: about 1 ns per block and 0.5 us per request; 4 bytes per distinct block. Single-threaded.
 
 #ifndef KVBLOCKS_SIM_CURVE_ORDER_CURVE_H_
 #define KVBLOCKS_SIM_CURVE_ORDER_CURVE_H_

@@ -208,6 +208,36 @@ TEST(OrderCurveTest, NothingIsZero) {
   EXPECT_EQ(hits.SmallestPool(1), -1);
 }
 
+TEST(HitCurveTest, IsAsCountingAtEachSize) {
+  Lcg draw{7};
+  for (int round = 0; round < 50; ++round) {
+    HitCurve curve;
+    std::vector<int64_t> gains(80);
+    for (uint64_t i = draw(12); i > 0; --i) {
+      const auto first = static_cast<int64_t>(draw(50));
+      const auto count = static_cast<int64_t>(draw(25));
+      if (draw(3) == 0) {
+        curve.AddAt(first, count);
+        gains[static_cast<size_t>(first)] += count;
+      } else {
+        curve.AddRun(first, count);
+        for (int64_t k = first; k < first + count; ++k) ++gains[static_cast<size_t>(k)];
+      }
+    }
+    curve.Finish();
+    int64_t hits = 0;
+    for (size_t size = 0; size < gains.size(); ++size) {
+      for (int64_t gained = 1; gained <= gains[size] && size > 0; ++gained) {
+        ASSERT_EQ(curve.SmallestPool(hits + gained), size);
+      }
+      hits += gains[size];
+      ASSERT_EQ(curve.Hits(static_cast<int64_t>(size)), hits);
+    }
+    EXPECT_EQ(curve.max_hits(), hits);
+    EXPECT_EQ(curve.SmallestPool(hits + 1), -1);
+  }
+}
+
 // --- ReleaseHistory ---
 
 TEST(ReleaseHistoryTest, KeepsTheLargestNumberOfEachBatch) {

@@ -2,8 +2,8 @@
 // is possible. One pass of OrderCurve beside the replay, over the requests as they arrive, so that
 // the answers are those of `kvsim curve`.
 //
-// Cost: 25 ns per full block of prompts and outputs, 8 bytes per distinct one. After kMaxReferences
-// blocks it gives up, says so, and frees what it has: at most half a second and 160 MB.
+// Cost: 25 ns per full block of prompts and outputs, 4 bytes per distinct one. After kMaxReferences
+// blocks it gives up, says so, and frees what it has: at most half a second and 80 MB.
 
 #ifndef KVBLOCKS_SIM_CURVE_POSSIBLE_POOLS_H_
 #define KVBLOCKS_SIM_CURVE_POSSIBLE_POOLS_H_

@@ -99,7 +99,7 @@ class BlockPaths {
   // blocks in them.
   int64_t Follow(absl::Span<const uint64_t> keys, std::vector<Segment>* segments) const;
 
-  // Lays down the blocks behind those, to which Follow came; then `segments` cover the path.
+  // Lays down the blocks behind those that Follow found; then `segments` cover the path.
   void Append(absl::Span<const uint64_t> keys, std::vector<Segment>* segments);
 
   // visit(run) for the path's blocks before `end`, from the root on. REQUIRES: they were used.

@@ -27,7 +27,10 @@ class Fleet::Watcher final : public EngineObserver {
       : fleet_(fleet),
         replica_(replica),
         role_(fleet->RoleOf(static_cast<size_t>(replica))),
-        place_(replica - static_cast<int32_t>(role_.first)) {}
+        place_(replica - static_cast<int32_t>(role_.first)),
+        reports_counts_(WantsCounts(role_.options.kind)),
+        counts_in_time_(fleet->options_.scaling.rule &&
+                        fleet->options_.scaling.rule->measure == ScaleRule::Measure::kTtft) {}
 
   bool NeedsEveryRecord() const override { return false; }
 
@@ -51,19 +54,21 @@ class Fleet::Watcher final : public EngineObserver {
     batches_.push_back({time, {events.begin(), events.end()}});
   }
 
-  void OnStepScheduled(const StepRecord& step) override { ReportCounts(step.start); }
+  void OnStepScheduled(const StepRecord& step) override {
+    if (reports_counts_) ReportCounts(step.start);
+  }
 
   void OnStepFinished(const StepRecord& step) override {
-    ReportCounts(step.end);
-    const auto& rule = fleet_->options_.scaling.rule;
-    if (!rule || rule->measure != ScaleRule::Measure::kTtft) return;
+    if (reports_counts_) ReportCounts(step.end);
+    if (!counts_in_time_) return;
+    const SimTime limit = fleet_->options_.scaling.rule->limit;
     for (const OutputRecord& output : step.outputs) {
       if (output.request == nullptr || output.num_emitted == 0 ||
           output.request->num_outputs() > output.num_emitted) {
         continue;
       }
       ++fleet_->num_first_tokens_;
-      fleet_->num_in_time_ += step.end - output.request->arrival <= rule->limit;
+      fleet_->num_in_time_ += step.end - output.request->arrival <= limit;
     }
   }
 
@@ -77,7 +82,6 @@ class Fleet::Watcher final : public EngineObserver {
 
  private:
   void ReportCounts(SimTime now) {
-    if (!WantsCounts(role_.options.kind)) return;
     const Replica& replica = fleet_->set_.replica(static_cast<size_t>(replica_));
     const BlockPool& pool = replica.manager().pool();
     role_.router->OnCounts(place_,
@@ -97,6 +101,7 @@ class Fleet::Watcher final : public EngineObserver {
   const int32_t replica_;
   const Role& role_;
   const int32_t place_;  // in it
+  const bool reports_counts_, counts_in_time_;
   int64_t num_batches_ = 0;
   std::deque<Batch> batches_;  // on their way to the router
 };

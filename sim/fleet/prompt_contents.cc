@@ -1,7 +1,9 @@
 #include "sim/fleet/prompt_contents.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/check.h"
@@ -20,31 +22,49 @@ void PromptContents::Hash(const TraceInfo& trace, const SimRequest& request,
                           const KvCacheManager& manager, GroupId group) {
   group_ = group;
   num_prompt_ = request.num_prompt;
-  hashes_.clear();
+  content_.reset();
   blocks_.clear();
   if (manager.hashing() == nullptr || num_prompt_ <= 0) return;
   ContentKeys keys(trace, request.spec, manager.hash_block_size(), std::string_view(),
                    manager.hashing()->num_lookahead_tokens);
-  keys.AppendBlocks(request.spec, num_prompt_, &hashes_);
+  std::vector<BlockHash> hashes;
+  keys.AppendBlocks(request.spec, num_prompt_, &hashes);
   const int64_t block_tokens = manager.group(group).block_size();
   const int64_t per_block = block_tokens / manager.hash_block_size();
   const int64_t most = (num_prompt_ - 1) / block_tokens;
   for (int64_t i = 0; i < most; ++i) {
     const auto last = static_cast<size_t>((i + 1) * per_block - 1);
-    if (last >= hashes_.size()) break;
-    blocks_.push_back(hashes_[last]);
+    if (last >= hashes.size()) break;
+    blocks_.push_back(hashes[last]);
   }
+  auto content = PrefixContent::FromHashes(num_prompt_, std::move(hashes), manager.hashing());
+  KVBLOCKS_CHECK(content.ok(), content.status().ToString());
+  content_ = *std::move(content);
 }
 
 int64_t PromptContents::HeldBy(const KvCacheManager& manager) {
-  if (manager.hashing() == nullptr || num_prompt_ <= 0) return 0;
+  if (manager.hashing() == nullptr || !content_) return 0;
+  const SingleTypeManager& group = manager.group(group_);
+  const bool has_whole_blocks = !manager.options().partial_hits;
   // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
   // keeps all of its blocks.
-  if (manager.group(group_).keeps_all_blocks() && !manager.options().partial_hits &&
+  if (group.keeps_all_blocks() && has_whole_blocks &&
       (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
     return 0;
   }
-  const auto probe = manager.NewRequestFromHashes("probe", num_prompt_, hashes_);
+  // One group of full attention decides alone.
+  if (manager.num_groups() == 1 && group.is_cacheable() && group.is_full_type() &&
+      !group.is_draft() && has_whole_blocks) {
+    lists_.resize(1);
+    return group.FindLongestCacheHit(
+        {.content = &*content_,
+         .groups = {&group_, 1},
+         .max_tokens = std::min(num_prompt_ - 1, content_->num_hashed_tokens()),
+         .alignment = manager.hit_alignment()},
+        lists_);
+  }
+  const auto probe = manager.NewRequestFromHashes(
+      "probe", num_prompt_, {content_->hashes().begin(), content_->hashes().end()});
   KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
   const absl::Status status = manager.GetComputedBlocks(**probe, found_);
   KVBLOCKS_CHECK(status.ok(), status.ToString());

@@ -7,12 +7,14 @@
 #define KVBLOCKS_SIM_FLEET_PROMPT_CONTENTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvblocks/block.h"
 #include "kvblocks/kv_cache_manager.h"
+#include "kvblocks/prefix_content.h"
 #include "sim/engine/sim_request.h"
 #include "sim/fleet/router.h"
 #include "sim/replica_set.h"
@@ -36,8 +38,10 @@ class PromptContents {
  private:
   GroupId group_ = 0;
   int64_t num_prompt_ = 0;
-  std::vector<BlockHash> hashes_, blocks_;
+  std::optional<PrefixContent> content_;  // of the prompt; empty: nothing of it is hashed
+  std::vector<BlockHash> blocks_;
   ComputedBlocks found_;  // scratch
+  HitLists lists_;        // likewise
 };
 
 // InvalidArgument unless one prompt's hashes serve `count` replicas of the set from `first` on,
