@@ -207,7 +207,8 @@ function splitRows(report) {
     ["link", `${num(setup.link_gb_per_s)} GB/s, latency ${span(setup.link_latency_ms)}, ` +
       `${setup.link_scope === "shared" ? "one for all" : "one into each decode replica"}, ` +
       `${setup.link_sharing === "fifo" ? "one transfer after the other" : "in equal parts"}; ${count(setup.bytes_per_token)} bytes ` +
-      `per token${num(setup.window_bytes_per_token) ? `, ${count(setup.window_bytes_per_token)} more in windows,` : ""} of what the decode replica ${setup.transferred === "all" ? "needs, also if it is there" : "lacks"}`],
+      `per token${num(setup.window_bytes_per_token) ? `, ${count(setup.window_bytes_per_token)} more in windows,` : ""} ` +
+      `of what the decode replica ${setup.transferred === "all" ? "needs, also if it is there" : "lacks"}`],
     ["transfers", `${count(transfers.count)} of ${count(transfers.loaded_tokens)} tokens, ${bytes(transfers.bytes)}; link busy ` +
       `${percent(transfers.busy_share)}, at most ${count(transfers.peak_under_way)} at once, queueing mean ` +
       `${span((transfers.queueing || {}).mean_ms)}`],
