@@ -231,8 +231,8 @@ std::string NodesNote(const ReplayConfig& config, const ModelOnDevice& hardware)
                         (IsInLockstep(config, hardware.model) ? config.data_parallel() : 1);
   if (ranks <= device.devices_per_node) return "";
   return absl::StrFormat(
-      "%d devices exchange data in every layer and span %d nodes of %d, with %g GB/s of each device "
-      "between them (--devices-per-node, --node-bandwidth)",
+      "%d devices exchange data in every layer and span %d nodes of %d, with %g GB/s of each "
+      "device between them (--devices-per-node, --node-bandwidth)",
       ranks, (ranks + device.devices_per_node - 1) / device.devices_per_node,
       device.devices_per_node, device.node_gb_per_s);
 }

@@ -173,7 +173,8 @@ TEST(PlanReportTest, RanksBeyondANodeAreSaid) {
   EXPECT_EQ(one->notes_size(), 0);
   const auto two = MakePlanReport(Config("llama-3.1-405b", "h200", 16), {});
   ASSERT_EQ(two->notes_size(), 1);
-  EXPECT_THAT(two->notes(0), HasSubstr("16 devices exchange data in every layer and span 2 nodes of 8"));
+  EXPECT_THAT(two->notes(0),
+              HasSubstr("16 devices exchange data in every layer and span 2 nodes of 8"));
   ReplayConfig config = Config("llama-3.1-405b", "h200", 16);
   config.set_devices_per_node(16);
   EXPECT_EQ(MakePlanReport(config, {})->notes_size(), 0);

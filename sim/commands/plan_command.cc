@@ -423,9 +423,9 @@ under one of them; 2 bad input.)";
 // Options of a replay that matter to a plan.
 constexpr const char* kPlanFields =
     "model device catalogue tensor_parallel pipeline_parallel data_parallel expert_parallel "
-    "decode_context_parallel kv_cache_dtype weight_dtype block_size max_num_batched_tokens async "
-    "hybrid layout "
-    "typical_len prefix_caching engine entry_point num_draft_tokens drafter lookahead_hashes "
+    "devices_per_node node_bandwidth decode_context_parallel kv_cache_dtype weight_dtype "
+    "block_size max_num_batched_tokens async hybrid layout typical_len prefix_caching engine "
+    "entry_point num_draft_tokens drafter lookahead_hashes "
     "num_blocks kv_memory memory_utilization activation_gb graph_gb";
 
 template <typename Map>

@@ -229,16 +229,17 @@ absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parall
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
     std::vector<std::unique_ptr<StepTimeModel>> stages, std::vector<SendTime> sends) {
   if (stages.size() < 2 || sends.size() + 1 != stages.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("stages has ", stages.size(), " clocks and ",
-                                                   sends.size(),
-                                                   " sends, expected at least 2, and one send less"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("stages has ", stages.size(), " clocks and ", sends.size(),
+                     " sends, expected at least 2, and one send less"));
   }
   for (const auto& stage : stages) {
     if (stage == nullptr || stage->num_stages() != 1) {
       return absl::InvalidArgumentError("stages: expected clocks of one stage each");
     }
   }
-  return std::unique_ptr<StepTimeModel>(std::make_unique<Pipeline>(std::move(stages), std::move(sends)));
+  return std::unique_ptr<StepTimeModel>(
+      std::make_unique<Pipeline>(std::move(stages), std::move(sends)));
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeDividedClock(

@@ -92,7 +92,7 @@ class StepTimeModel {
   virtual int64_t num_stages() const { return 1; }
 
   // What each of them computes, and what it takes to send activations to the next. StepTime is then
-  // the sum, for a step that finds all stages free. REQUIRES: one entry per stage, and one send less.
+  // the sum, for a step that finds all stages free. REQUIRES: one entry per stage, and a send less.
   virtual absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                   absl::Span<SimTime> stages, absl::Span<SimTime> sends) const;
 

@@ -242,7 +242,8 @@ class LayerTimes {
   void AddDenseLayers();
   void AddExperts();
   void AddCollectives();
-  Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks, int64_t stride = 1);
+  Collective MakeCollective(std::string_view part, int64_t count, int64_t ranks,
+                            int64_t stride = 1);
   int64_t TimeOf(const Collective& collective, int64_t bytes, Which which) const;
   int64_t TimeInside(const Collective& collective, int64_t bytes) const;
   void AddRest();

@@ -225,8 +225,10 @@ void CapacitySearch::SetCost(const pb::CapacityReport::Candidate& candidate,
                                     .tiers = options_.tier_prices});
   if (!cost.ok()) return probe->set_problem(std::string(cost.status().message()));
   probe->set_cost_per_hour(cost->total());
-  probe->set_spare_cost_per_hour(cost->total() +
-                                 cost->replicas / static_cast<double>(probe->replicas()));
+  const int64_t together =
+      is_split_ ? asked_.prefill_replicas() + asked_.decode_replicas() : 1;
+  const double of_one = cost->replicas / static_cast<double>(probe->replicas() * together);
+  probe->set_spare_cost_per_hour(cost->total() + (is_split_ ? 2 : 1) * of_one);
   probe->set_cost_per_1m_tokens(CostPer1mTokens(report, cost->total()).value_or(0));
 }
 

@@ -347,7 +347,7 @@ TEST_F(SearchTest, CapacityMultipliesWhatRunsTogether) {
   EXPECT_EQ(found.at_highest().devices(), 3);
   EXPECT_EQ(found.devices(), 3 * found.replicas());
   EXPECT_EQ(found.cost_per_hour(), 2.5 * 3 * static_cast<double>(found.replicas()));
-  EXPECT_EQ(found.at_target().spare_cost_per_hour(), found.cost_per_hour() + 7.5);
+  EXPECT_EQ(found.at_target().spare_cost_per_hour(), found.cost_per_hour() + 2 * 2.5);
   EXPECT_FALSE(found.one_less().met());
   EXPECT_THAT(FormatCapacity(*report, false),
               HasSubstr(absl::StrCat("needs       ", found.replicas(), " prefill and ",

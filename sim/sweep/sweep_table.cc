@@ -323,6 +323,7 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
                           hourly > 0 ? absl::StrFormat(", %.4g per hour", hourly) : "");
     };
     const bool is_split = report.prefill_replicas() > 0;
+    const int64_t spare = candidate.replica_devices() * (is_split ? 2 : 1);
     page->Text(
         "  needs",
         absl::StrFormat("%s of %s%s for %.4g requests/s: %s; %s more to spare: %s",
@@ -331,9 +332,8 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
                             ? ""
                             : absl::StrCat(" behind ", report.router()),
                         report.target_rate(), cost(target.devices(), target.cost_per_hour()),
-                        is_split ? Replicas(report, 1) : "one",
-                        cost(target.devices() + target.devices() / candidate.replicas(),
-                             target.spare_cost_per_hour())));
+                        is_split ? "one of each" : "one",
+                        cost(target.devices() + spare, target.spare_cost_per_hour())));
     page->Text("  with them", ProbeText(candidate.at_target()));
     if (candidate.one_less().replicas() > 0) {
       page->Text("  one less", ProbeText(candidate.one_less()));
