@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "examples/engine/ngram_drafts.h"
 #include "examples/engine/routing.h"
+#include "examples/engine/step_runner.h"
 #include "examples/engine/weights.h"
 #include "gtest/gtest.h"
 
