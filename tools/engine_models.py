@@ -50,7 +50,7 @@ PROMPTS, TOKENS, LONGEST = 64, 8, 150
 MARGIN = 1e-3          # between the two best logits of a step
 NOISE, MOVED = 3e-7, 5e-4  # on embeddings and on scores that are ranked, and how far it may move a logit
 CLOSE = 1e-4           # two ways to compute a logit
-FEW = {"mistral": 16, "qwen2": 16, "qwen3_moe": 16}  # prompts of models that are much like another
+FEW = {"mistral": 16, "qwen2": 16, "qwen3_moe": 16, "deepseek_v4": 16}  # prompts of models that are much like another
 MASKED, HALF = ["llama", "gemma3", "gpt_oss", "deepseek_v2_lite"], 8
 COMMON = dict(vocab_size=128, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -98,6 +98,13 @@ MODELS = {
         LATENT, model_type="deepseek_v3", q_lora_rank=24, n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True,
         n_group=4, topk_group=2, num_mtp_layers=0,
         rope_parameters=dict(YARN, rope_theta=10000.0, mscale=1.0, mscale_all_dim=1.0)),
+    "deepseek_v4": dict(
+        model_type="deepseek_v4", hidden_size=32, moe_intermediate_size=16, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=32, qk_rope_head_dim=8, q_lora_rank=24, compress_ratios=[0, 4, 128],
+        sliding_window=24, index_n_heads=16, index_head_dim=8, index_topk=8, o_groups=2, o_lora_rank=12, hc_mult=2,
+        hc_sinkhorn_iters=3, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, num_hash_layers=1,
+        swiglu_limit=2.0, routed_scaling_factor=1.5, num_nextn_predict_layers=0, tie_word_embeddings=False,
+        rope_theta=10000.0, compress_rope_theta=40000.0),
     "deepseek_v32": dict(
         LATENT, model_type="deepseek_v32", q_lora_rank=24, n_routed_experts=6, n_shared_experts=1, norm_topk_prob=True,
         n_group=1, topk_group=1, index_n_heads=8, index_head_dim=16, index_topk=24,
@@ -120,7 +127,9 @@ def draw_weights(model, seed):
     for name, weight in weights.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         noise = torch.randn(weight.shape, generator=generator)
-        if "embed_tokens" in name or "lm_head" in name:
+        if not weight.is_floating_point():  # the experts of each token
+            weight.copy_((torch.arange(len(weight))[:, None] * 3 + torch.arange(weight.shape[1])) % 4)
+        elif "embed_tokens" in name or "lm_head" in name:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)  # logits of a few units
         elif weight.dim() > 1:
             weight.copy_(noise * 1.25 / weight.shape[-1] ** 0.5)  # attention with a clear preference

@@ -130,13 +130,18 @@ inline std::unique_ptr<sim::TraceReader> TraceOf(const Golden& golden,
 inline absl::StatusOr<Served> TryServe(const Model& model, Settings settings,
                                        std::unique_ptr<sim::TraceReader> trace,
                                        const std::vector<sim::EngineObserver*>& observers = {}) {
+  if (model.config().facts.compressed) {
+    settings.caches.block_size.reset();  // the model's own
+    settings.plan.layout = PoolLayout::kSlab;
+  }
   auto caches = LayerCaches(model.config().facts, settings.caches);
   if (!caches.ok()) return caches.status();
   for (LayerCache& cache : *caches) {
     if (!cache.name.ends_with(".indexer") || settings.quantised_index) continue;
-    cache.spec = *MlaAttentionSpec::Create({.block_size = cache.spec.block_size(),
-                                            .head_size = model.config().facts.indexer->head_dim,
-                                            .dtype = DataType::kFloat32});
+    KvCacheSpecOptions options = cache.spec.options();
+    options.head_size = model.config().facts.indexer->head_dim;
+    options.dtype = DataType::kFloat32;
+    cache.spec = *MlaAttentionSpec::Create(options);
   }
   sim::SimulationConfig config;
   config.scheduler = settings.scheduler;

@@ -223,14 +223,19 @@ TEST_P(SmallModelTest, AnswersAsTheReference) {
   ExpectGolden(settings);
   settings = {};
   settings.caches.block_size = 4;
-  EXPECT_GT(ExpectGolden(settings).served.result.prefix_cache.hits, 50);
+  const Outcome outcome = ExpectGolden(settings);
+  // Blocks of 256 tokens are longer than prompts.
+  if (!model_.config().facts.compressed) {
+    EXPECT_GT(outcome.served.result.prefix_cache.hits, 50);
+  }
   settings.scheduler.max_num_batched_tokens = 7;
   settings.scheduler.max_num_seqs = 7;
   settings.num_drafts = 3;
   ExpectGolden(settings);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, SmallModelTest, ::testing::Values("mistral", "qwen2", "qwen3_moe"),
+INSTANTIATE_TEST_SUITE_P(Models, SmallModelTest,
+                         ::testing::Values("mistral", "qwen2", "qwen3_moe", "deepseek_v4"),
                          [](const auto& param) { return std::string(param.param); });
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineTest,

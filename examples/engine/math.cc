@@ -91,10 +91,14 @@ void Gate(const Activation& activation, absl::Span<const float> up, absl::Span<f
         gate[i] =
             0.5f * g * (1 + std::tanh(kRootOfTwoOverPi * (g + 0.044715f * g * g * g))) * up[i];
         break;
+      case Activation::Kind::kClampedSilu:
+        gate[i] = std::min(g, activation.limit) * sigmoid(std::min(g, activation.limit)) *
+                  std::clamp(up[i], -activation.limit, activation.limit);
+        break;
       case Activation::Kind::kClampedSwiglu: {
         const float limit = activation.limit, limited = std::min(g, limit);
-        gate[i] = (std::clamp(up[i], -limit, limit) + 1) * limited *
-                  sigmoid(limited * activation.alpha);
+        gate[i] =
+            (std::clamp(up[i], -limit, limit) + 1) * limited * sigmoid(limited * activation.alpha);
         break;
       }
     }

@@ -57,6 +57,7 @@ struct Activation {
     kGeluTanh,
     // gpt-oss: gate and up within limits, a sigmoid of alpha times the gate, and up + 1.
     kClampedSwiglu,
+    kClampedSilu,  // DeepSeek V4: gate and up within limits
   };
   Kind kind = Kind::kSilu;
   float limit = 7, alpha = 1.702f;

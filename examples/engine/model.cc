@@ -30,6 +30,19 @@ std::vector<float> Normed(std::vector<float> x, const std::vector<float>& norm, 
 
 }  // namespace
 
+Model::Model(ModelConfig config, Weights weights)
+    : config_(std::move(config)), weights_(std::move(weights)) {
+  if (!config_.facts.compressed) return;
+  for (int64_t p = 0; p < config_.num_positions(); ++p) {
+    for (const bool cosine : {true, false}) {
+      for (const float frequency : config_.rotary.frequencies) {
+        const float angle = static_cast<float>(p) * frequency;
+        cos_sin_.push_back((cosine ? std::cos(angle) : std::sin(angle)) * config_.rotary.scale);
+      }
+    }
+  }
+}
+
 absl::StatusOr<Model> Model::Load(const std::string& folder) {
   KVBLOCKS_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder + "/config.json"));
   KVBLOCKS_ASSIGN_OR_RETURN(const Safetensors tensors, Safetensors::OpenModel(folder));
@@ -60,6 +73,7 @@ attention::LayerConfig Model::AttentionOf(int64_t layer) const {
     config.head_size = facts.head_size;
   }
   if (facts.layer_pattern[Size(layer)] == 'S') config.window = facts.window;
+  if (facts.compressed) ConfigureCompressed(layer, &config);
   const std::vector<float>& sinks = weights_.layers[Size(layer)].sinks;
   if (!sinks.empty()) config.sinks = ViewOf(absl::MakeConstSpan(sinks));
   return config;
@@ -199,7 +213,8 @@ std::vector<float> Model::Dense(const Mlp& mlp, absl::Span<const float> x) const
   return Apply(mlp.down, gate);
 }
 
-std::vector<float> Model::Feed(const LayerWeights& layer, const std::vector<float>& x) const {
+std::vector<float> Model::Feed(const LayerWeights& layer, const std::vector<float>& x,
+                               absl::Span<const int32_t> tokens) const {
   if (layer.experts.empty()) return Dense(layer.mlp, x);
   const int64_t hidden = config_.facts.hidden_size;
   std::vector<float> sum(x.size());
@@ -213,7 +228,11 @@ std::vector<float> Model::Feed(const LayerWeights& layer, const std::vector<floa
   const std::vector<float> logits = Apply(layer.router, x);
   for (int64_t t = 0; t < static_cast<int64_t>(x.size()) / hidden; ++t) {
     const auto row = absl::MakeConstSpan(logits).subspan(Size(t) * choices.size(), choices.size());
-    for (const ExpertShare& share : Route(config_.routing, layer.router_bias, row)) {
+    const auto fixed = absl::MakeConstSpan(layer.fixed_experts);
+    const auto own = Size(config_.routing.per_token);
+    for (const ExpertShare& share :
+         Route(config_.routing, layer.router_bias, row,
+               fixed.empty() ? fixed : fixed.subspan(Size(tokens[Size(t)]) * own, own))) {
       choices[Size(share.expert)].push_back({t, share.weight});
     }
   }
@@ -249,6 +268,7 @@ std::vector<float> Model::LogitsOf(std::vector<float> rows) const {
 }
 
 absl::StatusOr<std::vector<float>> Model::Forward(const Step& step, Attend attend) const {
+  if (config_.num_streams > 1) return ForwardStreams(step, attend);
   KVBLOCKS_ASSIGN_OR_RETURN(std::vector<float> x, Embed(step.tokens));
   for (int64_t i = 0; i < config_.facts.num_layers(); ++i) {
     KVBLOCKS_ASSIGN_OR_RETURN(

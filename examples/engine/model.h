@@ -4,8 +4,8 @@
 //   auto logits = model->Forward({.tokens = ids, .positions = positions, .rows = last},
 //                                [&](int64_t layer, const attention::LayerTensors& tensors) {...});
 //
-// One code runs Llama, Mistral, Qwen, Gemma, gpt-oss and DeepSeek-V2: what differs is in the
-// configuration and in which weights there are. Queries and keys come rotated; those of latent
+// One code runs Llama, Mistral, Qwen, Gemma, gpt-oss and DeepSeek: what differs is in the
+// configuration and in which weights there are. V4's layers have a file of their own. Queries and keys come rotated; those of latent
 // attention are in the form that AttentionLayer takes: the query absorbed, the latent row and its
 // rotary part in place of keys and values.
 //
@@ -68,8 +68,7 @@ class Model {
   std::vector<float> LogitsOf(std::vector<float> rows) const;
 
  private:
-  Model(ModelConfig config, Weights weights)
-      : config_(std::move(config)), weights_(std::move(weights)) {}
+  Model(ModelConfig config, Weights weights);
 
   // [T, heads, head size], before the layer's last product; of `x` as the layer gets it.
   absl::StatusOr<std::vector<float>> Attention(int64_t layer, const Step& step,
@@ -83,10 +82,28 @@ class Model {
   Index MakeIndex(const IndexerWeights& weights, const Step& step, const std::vector<float>& x,
                   const std::vector<float>& queries) const;
   std::vector<float> Dense(const Mlp& mlp, absl::Span<const float> x) const;
-  std::vector<float> Feed(const LayerWeights& layer, const std::vector<float>& x) const;
+  // `tokens` are read where they choose the experts.
+  std::vector<float> Feed(const LayerWeights& layer, const std::vector<float>& x,
+                          absl::Span<const int32_t> tokens = {}) const;
+
+  // DeepSeek V4 (model_v4.cc). Of streams [T, M, hidden]: how a part of a layer takes and gives.
+  struct Mix {
+    std::vector<float> collapsed;  // [T, hidden]
+    std::vector<float> post;       // [T, M]: of the part's output, to each stream
+    std::vector<float> streams;    // [T, M, M]: of each stream, to each
+  };
+  absl::StatusOr<std::vector<float>> ForwardStreams(const Step& step, Attend attend) const;
+  absl::StatusOr<std::vector<float>> CompressedAttention(int64_t layer, const Step& step,
+                                                         const std::vector<float>& x,
+                                                         Attend attend) const;
+  Mix MixOf(const MixWeights& weights, const std::vector<float>& streams) const;
+  std::vector<float> Spread(const Mix& mix, const std::vector<float>& out,
+                            const std::vector<float>& streams) const;
+  void ConfigureCompressed(int64_t layer, attention::LayerConfig* config) const;
 
   ModelConfig config_;
   Weights weights_;
+  std::vector<float> cos_sin_;  // V4's, of compressed rows: [positions, rotated values]
 };
 
 }  // namespace kvblocks::engine

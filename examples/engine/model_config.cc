@@ -20,9 +20,9 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",       "qwen3",
-                                  "gemma2",      "gemma3",      "qwen3_moe",   "gpt_oss",
-                                  "deepseek_v2", "deepseek_v3", "deepseek_v32"};
+constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",        "qwen3",
+                                  "gemma2",      "gemma3",      "qwen3_moe",    "gpt_oss",
+                                  "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"};
 
 // One object of the configuration; null counts as absent, and the first problem stays.
 class Fields {
@@ -179,6 +179,16 @@ void ReadRouting(Fields& fields, ModelConfig& config) {
   config.first_expert_layer = whole("first_k_dense_replace", 0, kMaxLayers, 0);
   config.expert_layer_step = whole("moe_layer_freq", 1, kMaxLayers, 1);
   routing.scale = static_cast<float>(fields.Number("routed_scaling_factor", 0, 1e6, 1));
+  if (config.facts.compressed) {
+    fields.Word("scoring_func", {"sqrtsoftplus"});
+    routing.scores = Routing::Scores::kRootOfSoftplus;
+    routing.sums_to_one = true;
+    config.num_fixed_layers = whole("num_hash_layers", 0, kMaxLayers, 3);
+    config.num_streams = whole("hc_mult", 2, 64, 4);
+    config.mix_rounds = whole("hc_sinkhorn_iters", 1, 1000, 20);
+    config.mix_eps = static_cast<float>(fields.Number("hc_eps", 0, 1, 1e-6));
+    return;
+  }
   if (config.facts.family == "deepseek_v2") {
     fields.Word("topk_method", {"greedy"});
     return;
@@ -223,12 +233,31 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
   config.logit_soft_cap =
       static_cast<float>(fields.Number("final_logit_softcapping", 0, 1e6, caps ? 30 : 0));
 
-  const int64_t rotary_size = facts.latent ? facts.latent->qk_rope_head_dim : facts.head_size;
+  const int64_t rotary_size = facts.latent       ? facts.latent->qk_rope_head_dim
+                              : facts.compressed ? facts.compressed->qk_rope_head_dim
+                                                 : facts.head_size;
   const bool is_gemma3 = facts.family == "gemma3";
   const double base = fields.Number("rope_theta", 1.001, 1e12,
                                     is_gemma3 ? 1e6
                                     : is_oss  ? 150'000
                                               : 10'000);
+  if (facts.compressed) {
+    const CompressedFacts& c = *facts.compressed;
+    if (!facts.experts || c.q_lora_rank == 0 || c.o_lora_rank == 0 || c.o_groups == 0 ||
+        facts.num_heads * facts.head_size % c.o_groups != 0 || rotary_size == 0 ||
+        rotary_size % 2 != 0 || (facts.indexer && facts.indexer->head_dim < rotary_size)) {
+      return fields.Take(absl::InvalidArgumentError(
+          "n_routed_experts, q_lora_rank, o_lora_rank, o_groups, qk_rope_head_dim: got none of "
+          "one, or what does not divide heads, expected those of DeepSeek V4"));
+    }
+    config.activation = {.kind = Activation::Kind::kClampedSilu,
+                         .limit = static_cast<float>(fields.Number("swiglu_limit", 0, 1e6, 10))};
+    config.window_rotary = MakeRotary(rotary_size, base);
+    config.rotary = ReadRotary(fields, "compress", rotary_size,
+                               fields.Number("compress_rope_theta", 1.001, 1e12, 160'000));
+    config.rotary.interleaved = config.window_rotary.interleaved = true;
+    return ReadRouting(fields, config);
+  }
   config.rotary = ReadRotary(fields, "full_attention", rotary_size, base);
   if (is_gemma3 && !fields.Has("rope_parameters")) {
     config.window_rotary =

@@ -8,6 +8,7 @@
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_MODEL_CONFIG_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_MODEL_CONFIG_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -28,11 +29,19 @@ struct ModelConfig {
   float attention_scale = 0;                         // 0: the root of the head's size
   float attention_soft_cap = 0, logit_soft_cap = 0;  // 0: none
   Rotary rotary;
-  Rotary window_rotary;  // of layers with a window
+  Rotary window_rotary;  // of layers with a window, and of V4 with nothing else
   // Layers with experts: from this one on, every `expert_layer_step`th.
   int64_t first_expert_layer = 0, expert_layer_step = 1;
   Routing routing;
+  int64_t num_fixed_layers = 0;  // the first ones, where a token's id says which experts it takes
+  // DeepSeek V4: streams of each token, that layers mix in so many rounds; 1: the token itself.
+  int64_t num_streams = 1, mix_rounds = 0;
+  float mix_eps = 0;
 
+  // That compressed rows can have; a table of them is made.
+  int64_t num_positions() const {
+    return std::min<int64_t>(facts.max_position_embeddings, int64_t{1} << 20);
+  }
   bool has_experts(int64_t layer) const {
     return facts.experts && layer >= first_expert_layer && layer % expert_layer_step == 0;
   }

@@ -57,23 +57,61 @@ absl::Status ModelRunner::AddLayers() {
     KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CpuBackend().MakeImpl(config));
     layer.metadata = MetadataOf(*memory);
     ++num_caches;
-    if (!config.sparse.enabled()) continue;
-    const LayerMemory* const index = memory_->Find(config.sparse.names.index);
-    // Slots that the indexer chooses are read in the layer's cache.
-    if (index == nullptr || MetadataOf(*index) != layer.metadata) {
-      return absl::UnimplementedError(absl::StrCat(
-          config.name,
-          ": its indexer's cache is not planned, or its blocks have other numbers than "
-          "the layer's; use the uniform layout"));
+    if (config.sparse.enabled()) {
+      KVBLOCKS_RETURN_IF_ERROR(AddSparseCaches(config, layer, &num_caches));
     }
-    KVBLOCKS_ASSIGN_OR_RETURN(layer.index_cache, IndexCacheOf(*index, config.sparse.index_dim));
-    ++num_caches;
   }
   if (num_caches != memory_->layers().size()) {
     return absl::InvalidArgumentError(absl::StrCat("the plan has ", memory_->layers().size(),
                                                    " caches, of which the model's layers read ",
                                                    num_caches));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRunner::AddSparseCaches(const attention::LayerConfig& config, Layer& layer,
+                                          size_t* num_caches) {
+  const attention::SparseConfig& sparse = config.sparse;
+  absl::Status status;
+  const auto find = [&](const std::string& name) {
+    const LayerMemory* const memory = memory_->Find(name);
+    if (memory == nullptr) {
+      status.Update(absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", name)));
+    }
+    ++*num_caches;
+    return memory;
+  };
+  int rows = layer.metadata;  // of those that an indexer chooses among
+  if (sparse.compresses()) {
+    const LayerMemory* const compressed = find(sparse.names.compressed);
+    const LayerMemory* const states = find(sparse.names.states);
+    KVBLOCKS_RETURN_IF_ERROR(status);
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.sparse.compressed_cache,
+                              compressed->LatentCache(config.latent_rank));
+    rows = layer.compressed = MetadataOf(*compressed);
+    layer.states = MetadataOf(*states);
+    layer.sparse.compressor.states = states->rows;
+  }
+  if (sparse.topk == 0) return absl::OkStatus();
+  const LayerMemory* const index = find(sparse.names.index);
+  // Slots that the indexer chooses are read in the rows' cache.
+  if (index == nullptr || MetadataOf(*index) != rows) {
+    return absl::UnimplementedError(
+        absl::StrCat(config.name,
+                     ": its indexer's cache is not planned, or its blocks have other numbers than "
+                     "the layer's; use another layout"));
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(layer.sparse.index_cache, IndexCacheOf(*index, sparse.index_dim));
+  if (!sparse.compresses()) return absl::OkStatus();
+  const LayerMemory* const states = find(sparse.names.index_states);
+  KVBLOCKS_RETURN_IF_ERROR(status);
+  if (MetadataOf(*states) != layer.states) {
+    return absl::UnimplementedError(
+        absl::StrCat(config.name,
+                     ": the states of its compressors have blocks of other numbers; use the "
+                     "slab layout"));
+  }
+  layer.sparse.index_compressor.states = states->rows;
   return absl::OkStatus();
 }
 
@@ -92,14 +130,16 @@ absl::StatusOr<attention::IndexCacheView> ModelRunner::IndexCacheOf(const LayerM
 }
 
 absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
-  const attention::LayerConfig& layer = layers_.front().impl->config();
-  if (!layer.sparse.enabled()) return absl::OkStatus();
   const attention::SparseWorkBounds bounds{.max_tokens = config.scheduler.max_num_batched_tokens,
                                            .max_seq_len = config.manager.max_model_len};
-  work_memory_.resize(static_cast<size_t>(attention::SparseWorkBytes(layer, bounds)));
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      work_,
-      attention::MakeSparseWork(layer, bounds, attention::ViewOf(absl::MakeSpan(work_memory_))));
+  for (Layer& layer : layers_) {
+    const attention::LayerConfig& own = layer.impl->config();
+    if (!own.sparse.enabled()) continue;
+    layer.work_memory.resize(static_cast<size_t>(attention::SparseWorkBytes(own, bounds)));
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        layer.sparse.work, attention::MakeSparseWork(
+                               own, bounds, attention::ViewOf(absl::MakeSpan(layer.work_memory))));
+  }
   return absl::OkStatus();
 }
 
@@ -216,14 +256,24 @@ absl::Status ModelRunner::Attend(const Layer& layer, const attention::LayerTenso
   attention::LayerTensors paged = tensors;
   paged.cache = layer.cache;
   paged.hooks = hooks_;
+  attention::CommonAttentionMetadata metadata = builder_->metadata(layer.metadata);
   attention::SparseTensors sparse;
   if (tensors.sparse != nullptr) {
+    const attention::LayerConfig& config = layer.impl->config();
     sparse = *tensors.sparse;
-    sparse.index_cache = layer.index_cache;
-    sparse.work = work_;
+    sparse.work = layer.sparse.work;
+    sparse.index_cache = layer.sparse.index_cache;
+    if (config.sparse.compresses()) {
+      sparse.compressed_cache = layer.sparse.compressed_cache;
+      sparse.compressor.states = layer.sparse.compressor.states;
+      sparse.index_compressor.states = layer.sparse.index_compressor.states;
+      sparse.compressed = &builder_->metadata(layer.compressed);
+      sparse.states = &builder_->metadata(layer.states);
+    }
+    KVBLOCKS_RETURN_IF_ERROR(attention::BuildSparseLists(attention::CpuBackend(), context_, config,
+                                                         metadata, sparse.compressed, sparse.work));
     paged.sparse = &sparse;
   }
-  attention::CommonAttentionMetadata metadata = builder_->metadata(layer.metadata);
   if (!masks.empty()) metadata.custom_mask = masks.at(layer.impl->config().window);
   return layer.impl->Forward(context_, paged, &metadata);
 }

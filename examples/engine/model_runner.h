@@ -40,13 +40,18 @@ class ModelRunner final : public StepRunner {
   struct Layer {
     std::unique_ptr<attention::AttentionImpl> impl;
     attention::KvCacheView cache;
-    attention::IndexCacheView index_cache;  // of sparse layers
-    int metadata = 0;                       // which of the builder's
+    int metadata = 0;  // which of the builder's
+    // Of sparse layers: their further caches, and metadata of those of V4.
+    attention::SparseTensors sparse;
+    int compressed = 0, states = 0;
+    std::vector<std::byte> work_memory;
   };
 
   ModelRunner(const Model& model, RunnerOptions options);
   absl::Status AddLayers();
   absl::StatusOr<attention::IndexCacheView> IndexCacheOf(const LayerMemory& layer, int64_t dim);
+  absl::Status AddSparseCaches(const attention::LayerConfig& config, Layer& layer,
+                               size_t* num_caches);
   absl::Status AddSparseWork(const sim::SimulationConfig& config);
   absl::Status Run(const sim::StepRecord& step) override;
   // By the window of a layer, if some request of the step has a mask: what all new tokens see.
@@ -63,8 +68,6 @@ class ModelRunner final : public StepRunner {
   attention::ThreadPool threads_;
   attention::ExecContext context_;
   std::vector<Layer> layers_;  // of the model
-  std::vector<std::byte> work_memory_;
-  attention::SparseWork work_;  // of all sparse layers
   std::optional<attention::AttentionMetadataBuilder> builder_;
   attention::AttentionMaskBuilder masks_;
   std::optional<Blender> blender_;  // if some request is one of chunks

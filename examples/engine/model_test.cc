@@ -8,10 +8,11 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "examples/engine/ngram_drafts.h"
 #include "examples/engine/routing.h"
+#include "examples/engine/step_runner.h"
 #include "examples/engine/weights.h"
 #include "gtest/gtest.h"
 
@@ -21,14 +22,15 @@ namespace {
 const char* const kLlama = "examples/engine/testdata/llama";
 
 // Llama's weights beside its configuration, in which `from` is `to`.
-std::string Refusal(const std::string& from, const std::string& to) {
+std::string Refusal(const std::string& from, const std::string& to,
+                    const std::string& configured = kLlama) {
   const std::string folder = ::testing::TempDir() + "model_test";
   std::filesystem::create_directories(folder);
   std::filesystem::copy_file(std::string(kLlama) + "/model.safetensors",
                              folder + "/model.safetensors",
                              std::filesystem::copy_options::overwrite_existing);
   std::stringstream text;
-  text << std::ifstream(std::string(kLlama) + "/config.json").rdbuf();
+  text << std::ifstream(configured + "/config.json").rdbuf();
   std::string config = text.str();
   const size_t at = config.find(from);
   if (at == std::string::npos) return "no " + from;
@@ -56,6 +58,14 @@ TEST(ModelTest, RefusesWhatItCannotRun) {
       Refusal("\"model_type\": \"llama\"", "\"model_type\": \"glm4_moe\"")
           .find("model_type: got the family glm4_moe, expected one that the engine runs: llama,"),
       std::string::npos);
+  for (const auto& [from, to] : {std::pair("\"o_groups\": 2", "\"o_groups\": 3"),
+                                 {"\"n_routed_experts\": 4", "\"n_routed_experts\": null"},
+                                 {"\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 16"}}) {
+    EXPECT_NE(Refusal(from, to, "examples/engine/testdata/deepseek_v4")
+                  .find("o_groups, qk_rope_head_dim: got none of one"),
+              std::string::npos)
+        << to;
+  }
   EXPECT_NE(Refusal("{", "[").find("/config.json: JSON: "), std::string::npos);
 }
 

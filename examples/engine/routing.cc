@@ -34,16 +34,22 @@ void KeepTopGroups(const Routing& routing, std::vector<float>& scores) {
 }  // namespace
 
 std::vector<ExpertShare> Route(const Routing& routing, absl::Span<const float> bias,
-                               absl::Span<const float> logits) {
+                               absl::Span<const float> logits, absl::Span<const int32_t> fixed) {
   std::vector<float> weights(logits.begin(), logits.end());
   if (routing.scores == Routing::Scores::kSoftmax) Softmax(absl::MakeSpan(weights));
   if (routing.scores == Routing::Scores::kSigmoid) {
     for (float& weight : weights) weight = 1 / (1 + std::exp(-weight));
   }
+  if (routing.scores == Routing::Scores::kRootOfSoftplus) {
+    for (float& weight : weights)
+      weight = std::sqrt(weight > 20 ? weight : std::log1p(std::exp(weight)));
+  }
   std::vector<float> scores = weights;
   for (size_t i = 0; i < bias.size(); ++i) scores[i] += bias[i];
   if (routing.num_groups > 1) KeepTopGroups(routing, scores);
-  const std::vector<int32_t> chosen = TopK(scores, routing.per_token);
+  const std::vector<int32_t> chosen = fixed.empty()
+                                          ? TopK(scores, routing.per_token)
+                                          : std::vector<int32_t>(fixed.begin(), fixed.end());
   std::vector<float> shares;
   float sum = 0;
   for (const int32_t expert : chosen)

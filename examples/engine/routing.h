@@ -15,6 +15,7 @@ struct Routing {
     kSoftmax,          // of all logits; the chosen ones keep theirs
     kSoftmaxOfChosen,  // gpt-oss
     kSigmoid,          // DeepSeek V3: of each logit; a bias plays a part in the choice alone
+    kRootOfSoftplus,   // DeepSeek V4: likewise
   };
   Scores scores = Scores::kSoftmax;
   int64_t per_token = 1;
@@ -29,10 +30,11 @@ struct ExpertShare {
   float weight = 0;
 };
 
-// `logits` of all experts; `bias` as many, or none. REQUIRES: groups of equal size, and per_token
-// experts in the top groups.
+// `logits` of all experts; `bias` as many, or none. `fixed`: the experts, if scores do not choose
+// them. REQUIRES: groups of equal size, and per_token experts in the top groups.
 std::vector<ExpertShare> Route(const Routing& routing, absl::Span<const float> bias,
-                               absl::Span<const float> logits);
+                               absl::Span<const float> logits,
+                               absl::Span<const int32_t> fixed = {});
 
 }  // namespace kvblocks::engine
 

@@ -226,9 +226,16 @@ absl::StatusOr<std::vector<float>> Safetensors::Floats(const std::string& name,
 
 absl::StatusOr<std::vector<int32_t>> Safetensors::Ints(const std::string& name,
                                                        const std::vector<int64_t>& shape) const {
-  KVBLOCKS_ASSIGN_OR_RETURN(const std::string bytes, Read(name, shape, "I32"));
-  std::vector<int32_t> values(bytes.size() / 4);
-  std::memcpy(values.data(), bytes.data(), bytes.size());
+  const auto found = tensors_.find(name);
+  const bool is_long = found != tensors_.end() && found->second.dtype == "I64";
+  KVBLOCKS_ASSIGN_OR_RETURN(const std::string bytes, Read(name, shape, is_long ? "I64" : "I32"));
+  std::vector<int32_t> values(bytes.size() / (is_long ? 8 : 4));
+  for (size_t i = 0; i < values.size() && is_long; ++i) {
+    int64_t value;
+    std::memcpy(&value, bytes.data() + 8 * i, 8);
+    values[i] = static_cast<int32_t>(std::clamp<int64_t>(value, INT32_MIN, INT32_MAX));
+  }
+  if (!is_long) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 

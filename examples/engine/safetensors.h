@@ -36,6 +36,7 @@ class Safetensors {
   // type is another one.
   absl::StatusOr<std::vector<float>> Floats(const std::string& name,
                                             const std::vector<int64_t>& shape) const;
+  // Of int64 what fits, or the nearest.
   absl::StatusOr<std::vector<int32_t>> Ints(const std::string& name,
                                             const std::vector<int64_t>& shape) const;
   absl::StatusOr<std::vector<uint8_t>> Bytes(const std::string& name,

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,7 +15,6 @@
 #include "absl/strings/strip.h"
 #include "checks/json_writer.h"
 #include "checks/status_macros.h"
-#include "examples/engine/request_log.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_parser.h"
 #include "sim/commands/output.h"
@@ -25,6 +25,7 @@
 #include "sim/commands/report_output.h"
 #include "sim/report/human_table.h"
 #include "sim/report/metrics.h"
+#include "sim/report/request_rows.h"
 #include "sim/report/tier_section.h"
 #include "sim/serve/tokenizer.h"
 #include "sim/trace/byte_sink.h"
@@ -46,6 +47,37 @@ Examples
   kvsim replay answers.jsonl --model=FOLDER/config.json --num-blocks=2000 \
       --time=recorded --step-times=steps.csv --steps=predicted.csv
   kvsim compare steps.csv predicted.csv)";
+
+// The times of each request that ended with all its output, as the JSONL log that kvsim calibrate
+// takes for a measured run (docs/traces.md): in the order of the trace, which is how it finds the
+// request of each line. Held in memory until Text is asked for: about 200 bytes a request.
+class RequestLog final : public sim::RequestRowSink {
+ public:
+  void OnRow(const sim::RequestRow& row) override {
+    if (!row.latency || !row.request->is_completed()) return;
+    const auto seconds = [](sim::SimTime time) {
+      return static_cast<double>(time) / static_cast<double>(sim::kSecond);
+    };
+    JsonWriter json;
+    json.BeginObject().Key("request_id").Value(row.request->spec.id);
+    json.Key("input_toks").Value(row.request->num_prompt);
+    json.Key("output_toks").Value(row.progress->num_outputs);
+    json.Key("arrival_time").Value(seconds(row.request->arrival));
+    json.Key("queued_ts").Value(seconds(row.request->arrival));
+    json.Key("scheduled_ts").Value(seconds(row.progress->first_scheduled));
+    json.Key("first_token_ts").Value(seconds(row.progress->first_output));
+    json.Key("last_token_ts").Value(seconds(row.progress->last_output));
+    lines_[row.request->spec.row] = json.EndObject().text() + "\n";
+  }
+  std::string Text() const {
+    std::string text;
+    for (const auto& [row, line] : lines_) text += line;
+    return text;
+  }
+
+ private:
+  std::map<int64_t, std::string> lines_;  // by row of the trace
+};
 
 class ServeCommand {
  public:

@@ -35,6 +35,11 @@
 
 namespace kvblocks::engine {
 
+// Drafts of an n-gram drafter, `count` tokens for behind `known`: those behind the latest earlier
+// place of its last three tokens, or two, or one; where nothing is left, the last token again.
+// O(known). REQUIRES: known is not empty.
+std::vector<int32_t> NgramDrafts(absl::Span<const int32_t> known, int64_t count);
+
 struct RunnerOptions {
   attention::KvLayout kv_layout = attention::KvLayout::kNhd;  // of caches with heads
   int64_t kernel_blocks = 1;                                  // that a page of the plan is

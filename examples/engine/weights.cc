@@ -51,6 +51,9 @@ class Reader {
   // [experts, in, out] of a fused tensor, dequantised if it is in MXFP4.
   std::vector<float> FusedWeights(const std::string& name, int64_t in, int64_t out);
   LayerWeights ReadLayer(int64_t index);
+  LayerWeights ReadCompressedLayer(int64_t index);
+  MixWeights ReadMix(const std::string& name, int64_t out, int64_t scales);
+  CompressorWeights ReadCompressor(const std::string& name, int64_t ratio, int64_t size);
 
   const absl::Status& status() const { return status_; }
 
@@ -192,6 +195,79 @@ LayerWeights Reader::ReadLayer(int64_t index) {
   return layer;
 }
 
+MixWeights Reader::ReadMix(const std::string& name, int64_t out, int64_t scales) {
+  const int64_t in = config_.num_streams * facts_.hidden_size;
+  return {.project = {.in = in, .out = out, .weight = Floats(name + "_fn", {out, in})},
+          .base = Floats(name + "_base", {out}),
+          .scale = Floats(name + "_scale", {scales})};
+}
+
+CompressorWeights Reader::ReadCompressor(const std::string& name, int64_t ratio, int64_t size) {
+  const int64_t columns = (ratio == 4 ? 2 : 1) * size;
+  return {.kv = Matrix(name + ".wkv", facts_.hidden_size, columns),
+          .score = Matrix(name + ".wgate", facts_.hidden_size, columns),
+          .bias = Floats(name + ".ape", {ratio, columns}),
+          .norm = Norm(name + ".norm", size)};
+}
+
+// DeepSeek V4, by the names of its own files.
+LayerWeights Reader::ReadCompressedLayer(int64_t index) {
+  const std::string name = absl::StrCat("model.layers.", index), own = name + ".attn";
+  const int64_t hidden = facts_.hidden_size, size = facts_.head_size;
+  const int64_t queries = facts_.num_heads * size, streams = config_.num_streams;
+  const CompressedFacts& facts = *facts_.compressed;
+  const ExpertFacts& experts = *facts_.experts;
+  LayerWeights layer;
+  layer.attention_norm = Norm(name + ".attn_norm", hidden);
+  layer.mlp_norm = Norm(name + ".ffn_norm", hidden);
+  layer.attention_mix = ReadMix(name + ".hc_attn", (2 + streams) * streams, 3);
+  layer.mlp_mix = ReadMix(name + ".hc_ffn", (2 + streams) * streams, 3);
+  layer.sinks = Floats(own + ".attn_sink", {facts_.num_heads});
+  layer.q = Matrix(own + ".wq_b", facts.q_lora_rank, queries);
+  layer.o = Matrix(own + ".wo_b", facts.o_groups * facts.o_lora_rank, hidden);
+  CompressedWeights& to = layer.compressed;
+  to.q_down = Matrix(own + ".wq_a", hidden, facts.q_lora_rank);
+  to.q_norm = Norm(own + ".q_norm", facts.q_lora_rank);
+  to.kv = Matrix(own + ".wkv", hidden, size);
+  to.kv_norm = Norm(own + ".norm", size);
+  to.o_down = Matrix(own + ".wo_a", queries / facts.o_groups, facts.o_groups * facts.o_lora_rank);
+  const char letter = facts_.layer_pattern[static_cast<size_t>(index)];
+  if (letter != 'W') to.rows = ReadCompressor(own + ".compressor", letter == '4' ? 4 : 128, size);
+  if (letter == '4') {
+    const IndexerFacts& indexer = *facts_.indexer;
+    to.index = ReadCompressor(own + ".indexer.compressor", 4, indexer.head_dim);
+    to.index_q =
+        Matrix(own + ".indexer.wq_b", facts.q_lora_rank, indexer.num_heads * indexer.head_dim);
+    to.index_weights = Matrix(own + ".indexer.weights_proj", hidden, indexer.num_heads);
+  }
+  const auto mlp = [&](const std::string& mlp_name, int64_t inner) -> Mlp {
+    return {.gate = Matrix(mlp_name + ".w1", hidden, inner),
+            .up = Matrix(mlp_name + ".w3", hidden, inner),
+            .down = Matrix(mlp_name + ".w2", inner, hidden)};
+  };
+  const std::string gate = name + ".ffn.gate";
+  layer.router = {.in = hidden,
+                  .out = experts.num_experts,
+                  .weight = Floats(gate + ".weight", {experts.num_experts, hidden})};
+  if (index < config_.num_fixed_layers) {
+    auto fixed = tensors_.Ints(gate + ".tid2eid", {facts_.vocab_size, experts.experts_per_token});
+    status_.Update(fixed.status());
+    if (fixed.ok()) layer.fixed_experts = *std::move(fixed);
+    for (const int32_t expert : layer.fixed_experts) {
+      if (expert >= 0 && expert < experts.num_experts) continue;
+      status_.Update(absl::InvalidArgumentError(absl::StrCat(
+          gate, ".tid2eid: got expert ", expert, ", expected 0 to ", experts.num_experts - 1)));
+    }
+  } else {
+    layer.router_bias = Floats(gate + ".bias", {experts.num_experts});
+  }
+  for (int64_t e = 0; e < experts.num_experts && status_.ok(); ++e) {
+    layer.experts.push_back(mlp(absl::StrCat(name, ".ffn.experts.", e), experts.intermediate_size));
+  }
+  layer.mlp = mlp(name + ".ffn.shared_experts", experts.shared_intermediate_size);
+  return layer;
+}
+
 }  // namespace
 
 std::vector<float> DequantiseMxfp4(absl::Span<const uint8_t> blocks,
@@ -214,11 +290,14 @@ absl::StatusOr<Weights> ReadWeights(const Safetensors& tensors, const ModelConfi
   Weights weights;
   weights.embedding = reader.Matrix("model.embed_tokens", facts.hidden_size, facts.vocab_size);
   if (!facts.tied_embeddings) {
-    weights.head = reader.Matrix("lm_head", facts.hidden_size, facts.vocab_size);
+    weights.head =
+        reader.Matrix(facts.compressed ? "head" : "lm_head", facts.hidden_size, facts.vocab_size);
   }
   weights.norm = reader.Norm("model.norm", facts.hidden_size);
+  if (facts.compressed) weights.mix = reader.ReadMix("model.hc_head.hc", config.num_streams, 1);
   for (int64_t i = 0; i < facts.num_layers() && reader.status().ok(); ++i) {
-    weights.layers.push_back(reader.ReadLayer(i));
+    weights.layers.push_back(facts.compressed ? reader.ReadCompressedLayer(i)
+                                              : reader.ReadLayer(i));
   }
   if (!reader.status().ok()) return reader.status();
   return weights;

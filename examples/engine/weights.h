@@ -39,6 +39,26 @@ struct LatentWeights {
   IndexerWeights indexer;       // or absent
 };
 
+// DeepSeek V4: what makes rows that stand for several tokens.
+struct CompressorWeights {
+  Linear kv, score;
+  std::vector<float> bias, norm;
+};
+
+// Its attention, whose rows are keys and values at once.
+struct CompressedWeights {
+  Linear q_down, kv, o_down;  // o_down [G * rank, H * D / G]: of each of G groups of heads its own
+  std::vector<float> q_norm, kv_norm;
+  CompressorWeights rows, index;  // of some layers
+  Linear index_q, index_weights;
+};
+
+// How a layer collapses a token's streams, and spreads what it makes of them.
+struct MixWeights {
+  Linear project;
+  std::vector<float> base, scale;
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm, mlp_norm;
   std::vector<float> after_attention_norm, after_mlp_norm;  // of some models; else empty
@@ -50,12 +70,16 @@ struct LayerWeights {
   Linear router;
   std::vector<float> router_bias;  // of the choice alone; or empty
   std::vector<Mlp> experts;
+  std::vector<int32_t> fixed_experts;  // [vocabulary, per token], or empty
+  CompressedWeights compressed;
+  MixWeights attention_mix, mlp_mix;
 };
 
 struct Weights {
   Linear embedding;  // [vocabulary, hidden]
   Linear head;       // absent: the embedding
   std::vector<float> norm;
+  MixWeights mix;  // V4's, of final streams
   std::vector<LayerWeights> layers;
 };
 

@@ -92,12 +92,32 @@ TEST(CudaRunnerTest, TiersBehindDeviceMemoryAreRefused) {
   EXPECT_THAT(std::string(served.status().message()), testing::HasSubstr("caches on cuda:0"));
 }
 
+TEST(CudaRunnerTest, MasksAndBlendsAreRefused) {
+  const Model model = RandomModel(/*num_layers=*/1, /*hidden=*/64, /*num_heads=*/2,
+                                  /*num_kv_heads=*/1, /*head_size=*/64, /*head_norms=*/false, 3);
+  PlainProducts products;
+  const auto weights = DeviceWeights::Upload(model.config(), model.weights());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const auto serving = PlanServing(model.config().facts, {});
+  ASSERT_TRUE(serving.ok()) << serving.status();
+  RunnerOptions options;
+  options.requests["7"].keep = true;
+  const auto runner = CudaRunner::Create(model.config(), *weights, products, serving->plan,
+                                         serving->config, options);
+  EXPECT_EQ(runner.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(runner.status().message()),
+              testing::HasSubstr("request 7: masks and blended chunks are not built for a device"));
+}
+
 TEST(CudaRunnerTest, OtherModelsAreRefused) {
-  const auto model = ReadModelConfig("examples/engine/testdata/gemma3/config.json");
-  ASSERT_TRUE(model.ok()) << model.status();
-  const absl::Status status = DeviceWeights::Check(*model);
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("run it on the CPU"));
+  for (const char* name : {"gemma3", "deepseek_v4"}) {
+    const auto model =
+        ReadModelConfig(absl::StrCat("examples/engine/testdata/", name, "/config.json"));
+    ASSERT_TRUE(model.ok()) << model.status();
+    const absl::Status status = DeviceWeights::Check(*model);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("run it on the CPU"));
+  }
 }
 
 }  // namespace
