@@ -27,6 +27,10 @@ if(kvblocks_cuda)
     message(FATAL_ERROR "kvblocks needs CUDA 12.4 or later, but ${CMAKE_CUDA_COMPILER} is "
             "${CMAKE_CUDA_COMPILER_VERSION}; KVBLOCKS_CUDA=OFF builds without it")
   endif()
+  # CMake 3.25 does not know yet that nvcc has C++20. An option of our own would come before the one for the standard that it
+  # chooses, and lose.
+  set(CMAKE_CUDA17_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA17_EXTENSION_COMPILE_OPTION "-std=c++20")
   find_package(CUDAToolkit REQUIRED)
   message(STATUS "kvblocks: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 endif()
@@ -49,10 +53,10 @@ function(kvblocks_cuda_kernels out folder)
     set(target kvblocks_cuda_${group}_objects)
     add_library(${target} OBJECT ${${group}})
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
-    # CMake 3.25 does not know yet that nvcc has C++20, so this is an option and no feature. Abseil's targets, of which kernels
-    # need none, would append -std=c++14.
-    target_compile_options(${target} PRIVATE -std=c++20 --expt-relaxed-constexpr -lineinfo)
+    set_target_properties(${target} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+    target_compile_options(${target} PRIVATE --expt-relaxed-constexpr -lineinfo)
     target_include_directories(${target} PRIVATE ${kvblocks_include_directories})
+    target_link_libraries(${target} PRIVATE ${kvblocks_absl_targets})
   endforeach()
   set(hopper_architectures ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER hopper_architectures INCLUDE REGEX "^90a")

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds with CMake, installs to a folder of its own, and uses what was installed as other projects do: find_package and
 # pkg-config, C++ and C99, shared and static libraries. Then makes the Debian packages.
-#   tests/packaging/check_cmake.sh [--build DIR] [--jobs N] [--install-deb]
+#   tests/packaging/check_cmake.sh [--build DIR] [--jobs N] [--install-deb] [--cuda]
 # --build: keep the build there and continue it the next time (default: a temporary folder)
+# --cuda: with the component cuda, if there is a CUDA compiler
 # --install-deb: also install the packages with dpkg, use them, and remove them. Only as root.
 # The last line counts: "N passed, M failed". Exit status: 0 all passed, 1 some failed, 2 could not be built.
 set -u
@@ -12,12 +13,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 build=$work/build
 jobs=$(nproc)
-install_deb=
+install_deb= with_cuda=
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2 && shift ;;
     --jobs) jobs=$2 && shift ;;
     --install-deb) install_deb=1 ;;
+    --cuda) with_cuda=1 ;;
     *) echo "unknown option $1; see the head of $0" >&2 && exit 2 ;;
   esac
   shift
@@ -49,13 +51,11 @@ fi
 programs=(kv_cache planning attention events_zmq offload c_interface)
 # Kernels as unoptimised PTX, which nobody runs here: that is quick.
 cuda=(-DKVBLOCKS_CUDA=OFF)
-if folder=$("$root/tools/cuda_toolkit.sh" 2>/dev/null); then
+if [ -n "$with_cuda" ] && folder=$("$root/tools/cuda_toolkit.sh" 2>/dev/null); then
   export CUDA_PATH=${folder##*$'\n'}
   cuda=(-DKVBLOCKS_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90a-virtual)
   ! "$CUDA_PATH/bin/nvcc" --help | grep -q Ofast-compile || cuda+=(-DCMAKE_CUDA_FLAGS=--Ofast-compile=max)
   programs+=(cuda)
-else
-  echo "no CUDA compiler here: no component cuda"
 fi
 configure() {
   cmake -S "$root" -B "$build" "${generator[@]}" "${launcher[@]}" "${compiler[@]}" -DCMAKE_BUILD_TYPE=Release \
