@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "block_pool/eviction/retention.h"
 #include "block_pool/testing/pool_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,22 +1,22 @@
 // What can be loaded: the look-up of OffloadManager.
 
-#include "kvblocks/offload.h"
+#include "offload/offload_index.h"
 
 namespace kvblocks::offload {
 
-bool OffloadManager::HasKey(const Group& group, const PrefixContent& content, int64_t chunk,
+bool OffloadIndex::HasKey(const Group& group, const PrefixContent& content, int64_t chunk,
                             int64_t blocks_per_chunk) const {
   return (chunk + 1) * blocks_per_chunk * group.hashes_per_block <=
          static_cast<int64_t>(content.hashes().size());
 }
 
-ChunkKey OffloadManager::KeyOf(const Group& group, const PrefixContent& content, int64_t chunk,
+ChunkKey OffloadIndex::KeyOf(const Group& group, const PrefixContent& content, int64_t chunk,
                                int64_t blocks_per_chunk) const {
   return {.hash = content.HashOfBlock(chunk, blocks_per_chunk * group.hashes_per_block),
           .group = group.id};
 }
 
-OffloadManager::Place OffloadManager::Locate(const Group& group, const PrefixContent& content,
+OffloadIndex::Place OffloadIndex::Locate(const Group& group, const PrefixContent& content,
                                              int64_t position) const {
   Place pending;
   for (TierId t = 0; t < static_cast<TierId>(tiers_.size()); ++t) {
@@ -32,7 +32,7 @@ OffloadManager::Place OffloadManager::Locate(const Group& group, const PrefixCon
   return pending;
 }
 
-int64_t OffloadManager::LimitOf(const Group& group, const PrefixContent& content,
+int64_t OffloadIndex::LimitOf(const Group& group, const PrefixContent& content,
                                 int64_t num_computed, int64_t most, bool* met_pending,
                                 bool counts_pending) const {
   const auto is_there = [&](int64_t position) {
@@ -60,7 +60,7 @@ int64_t OffloadManager::LimitOf(const Group& group, const PrefixContent& content
   return most;
 }
 
-int64_t OffloadManager::LongestPrefix(const PrefixContent& content, int64_t num_computed,
+int64_t OffloadIndex::LongestPrefix(const PrefixContent& content, int64_t num_computed,
                                       int64_t max_tokens, bool* met_pending,
                                       bool counts_pending) const {
   int64_t longest = std::min(max_tokens, content.num_hashed_tokens());
@@ -86,7 +86,7 @@ int64_t OffloadManager::LongestPrefix(const PrefixContent& content, int64_t num_
   return longest;
 }
 
-OffloadManager::Match OffloadManager::Lookup(const PrefixContent& content,
+OffloadIndex::Match OffloadIndex::Lookup(const PrefixContent& content,
                                              int64_t num_computed_tokens,
                                              int64_t max_tokens) const {
   Match match{.num_tokens = num_computed_tokens, .num_tokens_with_pending = num_computed_tokens};
@@ -100,7 +100,7 @@ OffloadManager::Match OffloadManager::Lookup(const PrefixContent& content,
   return match;
 }
 
-OffloadManager::LoadCost OffloadManager::CostOfLoad(const PrefixContent& content,
+OffloadIndex::LoadCost OffloadIndex::CostOfLoad(const PrefixContent& content,
                                                    int64_t num_computed_tokens,
                                                    int64_t num_tokens) const {
   LoadCost cost{.bytes = std::vector<int64_t>(tiers_.size())};

@@ -1,10 +1,17 @@
-#include "kvblocks/offload.h"
+#include "offload/offload_index.h"
 
 #include "checks/checked_int64.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::offload {
 namespace {
+
+constexpr std::string_view TierMediumName(TierMedium medium) {
+  return medium == TierMedium::kCpu ? "CPU" : "STORAGE";
+}
+constexpr std::string_view TierLocalityName(TierLocality locality) {
+  return locality == TierLocality::kLocal ? "LOCAL" : "REMOTE";
+}
 
 absl::Status CheckTiers(const std::vector<TierOptions>& tiers) {
   if (tiers.empty()) return InvalidArgument("tiers: there is none; name at least one");
@@ -33,13 +40,22 @@ absl::Status CheckTiers(const std::vector<TierOptions>& tiers) {
 
 }  // namespace
 
-OffloadManager::OffloadManager(const KvCacheManager& model, OffloadOptions options)
+OffloadIndex::OffloadIndex(const KvCacheManager& model, OffloadOptions options)
     : options_(std::move(options)),
       hash_block_size_(model.hash_block_size()),
       alignment_(model.scheduler_block_size()) {}
 
 absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvCacheManager& model,
                                                                        OffloadOptions options) {
+  return OffloadIndex::Make(model, std::move(options));
+}
+
+const TierOptions& OffloadManager::tier_options(TierId id) const { return tier(id).options(); }
+const TierCapacity& OffloadManager::tier_capacity(TierId id) const { return tier(id).capacity(); }
+const TierStats& OffloadManager::tier_stats(TierId id) const { return tier(id).stats(); }
+
+absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadIndex::Make(const KvCacheManager& model,
+                                                                   OffloadOptions options) {
   if (absl::Status status = CheckTiers(options.tiers); !status.ok()) return status;
   const auto num_groups = static_cast<size_t>(model.num_groups());
   std::vector<int64_t> block_bytes = options.group_block_bytes;
@@ -65,7 +81,7 @@ absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvC
   }
 
   auto manager =
-      std::unique_ptr<OffloadManager>(new OffloadManager(model, std::move(options)));
+      std::unique_ptr<OffloadIndex>(new OffloadIndex(model, std::move(options)));
   manager->groups_.reserve(num_groups);
   for (size_t g = 0; g < num_groups; ++g) {
     if (block_bytes[g] == 0) continue;
@@ -106,7 +122,7 @@ absl::StatusOr<std::unique_ptr<OffloadManager>> OffloadManager::Create(const KvC
 
 // --- Loads ---
 
-absl::StatusOr<LoadPlan> OffloadManager::PrepareLoad(OwnerId owner, const PrefixContent& content,
+absl::StatusOr<LoadPlan> OffloadIndex::PrepareLoad(OwnerId owner, const PrefixContent& content,
                                                      int64_t num_computed_tokens,
                                                      int64_t num_tokens) {
   if (num_computed_tokens < 0 || num_computed_tokens % alignment_ != 0 ||
@@ -159,7 +175,7 @@ absl::StatusOr<LoadPlan> OffloadManager::PrepareLoad(OwnerId owner, const Prefix
   return plan;
 }
 
-absl::StatusOr<OffloadManager::Ticket> OffloadManager::TakeTicket(TicketId id, bool is_load,
+absl::StatusOr<OffloadIndex::Ticket> OffloadIndex::TakeTicket(TicketId id, bool is_load,
                                                                   absl::string_view call) {
   const auto it = tickets_.find(id);
   if (it == tickets_.end() || it->second.is_load != is_load) {
@@ -170,7 +186,7 @@ absl::StatusOr<OffloadManager::Ticket> OffloadManager::TakeTicket(TicketId id, b
   return ticket;
 }
 
-void OffloadManager::EndLoad(const Ticket& ticket, bool was_read, AfterFailure after) {
+void OffloadIndex::EndLoad(const Ticket& ticket, bool was_read, AfterFailure after) {
   for (const SlotInUse& used : ticket.slots) {
     Tier& tier = *tiers_[static_cast<size_t>(used.tier)];
     if (was_read) tier.stats().bytes_read += used.bytes;
@@ -185,14 +201,14 @@ void OffloadManager::EndLoad(const Ticket& ticket, bool was_read, AfterFailure a
   }
 }
 
-absl::Status OffloadManager::CompleteLoad(TicketId id) {
+absl::Status OffloadIndex::CompleteLoad(TicketId id) {
   absl::StatusOr<Ticket> ticket = TakeTicket(id, /*is_load=*/true, "CompleteLoad");
   if (!ticket.ok()) return ticket.status();
   EndLoad(*ticket, /*was_read=*/true, AfterFailure::kKeep);
   return absl::OkStatus();
 }
 
-absl::Status OffloadManager::FailLoad(TicketId id, AfterFailure after) {
+absl::Status OffloadIndex::FailLoad(TicketId id, AfterFailure after) {
   absl::StatusOr<Ticket> ticket = TakeTicket(id, /*is_load=*/true, "FailLoad");
   if (!ticket.ok()) return ticket.status();
   EndLoad(*ticket, /*was_read=*/false, after);
@@ -201,7 +217,7 @@ absl::Status OffloadManager::FailLoad(TicketId id, AfterFailure after) {
 
 // --- Stores ---
 
-bool OffloadManager::IsWorthStoring(const Offer& offer, int64_t blocks_per_chunk,
+bool OffloadIndex::IsWorthStoring(const Offer& offer, int64_t blocks_per_chunk,
                                     const StoreRange& range) const {
   const int64_t begin = offer.chunk * blocks_per_chunk;
   bool is_usable = false;
@@ -218,7 +234,7 @@ bool OffloadManager::IsWorthStoring(const Offer& offer, int64_t blocks_per_chunk
   return is_usable;
 }
 
-void OffloadManager::CollectOffers(TierId id, const PrefixContent& content,
+void OffloadIndex::CollectOffers(TierId id, const PrefixContent& content,
                                    const StoreRange& range) {
   offers_.clear();
   const TierOptions& options = tier(id).options();
@@ -239,7 +255,7 @@ void OffloadManager::CollectOffers(TierId id, const PrefixContent& content,
                    [](const Offer& a, const Offer& b) { return a.end < b.end; });
 }
 
-absl::StatusOr<StorePlan> OffloadManager::PrepareStore(OwnerId owner, const PrefixContent& content,
+absl::StatusOr<StorePlan> OffloadIndex::PrepareStore(OwnerId owner, const PrefixContent& content,
                                                        const StoreRange& range) {
   if (range.begin < 0 || range.end < range.begin || range.end > content.num_tokens() ||
       range.num_prompt_tokens < 0) {
@@ -281,7 +297,7 @@ absl::StatusOr<StorePlan> OffloadManager::PrepareStore(OwnerId owner, const Pref
   return Issue(std::move(ticket), std::move(plan));
 }
 
-StorePlan OffloadManager::PrepareStoreOfEvicted(OwnerId owner,
+StorePlan OffloadIndex::PrepareStoreOfEvicted(OwnerId owner,
                                                 absl::Span<const EvictedBlock> blocks) {
   StorePlan plan;
   Ticket ticket{.owner = owner};
@@ -299,7 +315,7 @@ StorePlan OffloadManager::PrepareStoreOfEvicted(OwnerId owner,
   return Issue(std::move(ticket), std::move(plan));
 }
 
-bool OffloadManager::Write(TierId id, const Tier::Chunk& chunk, ChunkWrite write, Ticket& ticket,
+bool OffloadIndex::Write(TierId id, const Tier::Chunk& chunk, ChunkWrite write, Ticket& ticket,
                            StorePlan& plan) {
   Tier& tier = *tiers_[static_cast<size_t>(id)];
   std::vector<Tier::Evicted> evicted;
@@ -328,14 +344,14 @@ bool OffloadManager::Write(TierId id, const Tier::Chunk& chunk, ChunkWrite write
   return true;
 }
 
-StorePlan OffloadManager::Issue(Ticket ticket, StorePlan plan) {
+StorePlan OffloadIndex::Issue(Ticket ticket, StorePlan plan) {
   if (ticket.slots.empty()) return plan;
   plan.ticket = ++last_ticket_;
   tickets_.emplace(plan.ticket, std::move(ticket));
   return plan;
 }
 
-void OffloadManager::EndStore(const Ticket& ticket, bool was_written) {
+void OffloadIndex::EndStore(const Ticket& ticket, bool was_written) {
   for (TierId t = 0; t < static_cast<TierId>(tiers_.size()); ++t) {
     Tier& tier = *tiers_[static_cast<size_t>(t)];
     slots_.clear();
@@ -355,14 +371,14 @@ void OffloadManager::EndStore(const Ticket& ticket, bool was_written) {
   }
 }
 
-absl::Status OffloadManager::CompleteStore(TicketId id) {
+absl::Status OffloadIndex::CompleteStore(TicketId id) {
   absl::StatusOr<Ticket> ticket = TakeTicket(id, /*is_load=*/false, "CompleteStore");
   if (!ticket.ok()) return ticket.status();
   EndStore(*ticket, /*was_written=*/true);
   return absl::OkStatus();
 }
 
-absl::Status OffloadManager::FailStore(TicketId id) {
+absl::Status OffloadIndex::FailStore(TicketId id) {
   absl::StatusOr<Ticket> ticket = TakeTicket(id, /*is_load=*/false, "FailStore");
   if (!ticket.ok()) return ticket.status();
   EndStore(*ticket, /*was_written=*/false);
@@ -371,12 +387,12 @@ absl::Status OffloadManager::FailStore(TicketId id) {
 
 // --- Around the transfers ---
 
-int64_t OffloadManager::NumOpenTickets(OwnerId owner) const {
+int64_t OffloadIndex::NumOpenTickets(OwnerId owner) const {
   return std::count_if(tickets_.begin(), tickets_.end(),
                        [&](const auto& entry) { return entry.second.owner == owner; });
 }
 
-int64_t OffloadManager::Abandon(OwnerId owner) {
+int64_t OffloadIndex::Abandon(OwnerId owner) {
   std::vector<TicketId> ids;
   for (const auto& [id, ticket] : tickets_) {
     if (ticket.owner == owner) ids.push_back(id);
@@ -395,15 +411,15 @@ int64_t OffloadManager::Abandon(OwnerId owner) {
   return static_cast<int64_t>(ids.size());
 }
 
-void OffloadManager::Touch(const PrefixContent& content, int64_t num_tokens) {
+void OffloadIndex::Touch(const PrefixContent& content, int64_t num_tokens) {
   WalkChunks(content, num_tokens, /*is_use=*/true);
 }
 
-void OffloadManager::RequestFinished(const PrefixContent& content, int64_t num_tokens) {
+void OffloadIndex::RequestFinished(const PrefixContent& content, int64_t num_tokens) {
   WalkChunks(content, num_tokens, /*is_use=*/false);
 }
 
-void OffloadManager::WalkChunks(const PrefixContent& content, int64_t num_tokens, bool is_use) {
+void OffloadIndex::WalkChunks(const PrefixContent& content, int64_t num_tokens, bool is_use) {
   for (const auto& tier : tiers_) {
     const int64_t per_chunk = tier->options().blocks_per_chunk;
     walked_.clear();
@@ -425,7 +441,7 @@ void OffloadManager::WalkChunks(const PrefixContent& content, int64_t num_tokens
   }
 }
 
-void OffloadManager::Drop(TierId id, SlotId slot) {
+void OffloadIndex::Drop(TierId id, SlotId slot) {
   Tier& tier = *tiers_[static_cast<size_t>(id)];
   const ChunkKey key = tier.key(slot);
   const bool was_readable = tier.IsReadable(slot);
@@ -433,7 +449,7 @@ void OffloadManager::Drop(TierId id, SlotId slot) {
   if (was_readable) ReportRemoved(id, key, RemovalReason::kEvicted);
 }
 
-absl::Status OffloadManager::Evict(TierId id, const ChunkKey& key) {
+absl::Status OffloadIndex::Evict(TierId id, const ChunkKey& key) {
   if (id < 0 || id >= num_tiers()) {
     return InvalidArgument("Evict: tier ", id, ", expected 0 to ", num_tiers() - 1);
   }
@@ -446,13 +462,13 @@ absl::Status OffloadManager::Evict(TierId id, const ChunkKey& key) {
   return absl::OkStatus();
 }
 
-void OffloadManager::Reset() {
+void OffloadIndex::Reset() {
   for (TierId t = 0; t < static_cast<TierId>(tiers_.size()); ++t) {
     for (const SlotId slot : tier(t).FoundSlots()) Drop(t, slot);
   }
 }
 
-void OffloadManager::ReportStored(TierId id, absl::Span<const SlotId> slots) {
+void OffloadIndex::ReportStored(TierId id, absl::Span<const SlotId> slots) {
   if (!options_.enable_events) return;
   const TierOptions& options = tier(id).options();
   for (const Group& group : groups_) {
@@ -472,7 +488,7 @@ void OffloadManager::ReportStored(TierId id, absl::Span<const SlotId> slots) {
   }
 }
 
-void OffloadManager::ReportRemoved(TierId id, const ChunkKey& key, RemovalReason reason) {
+void OffloadIndex::ReportRemoved(TierId id, const ChunkKey& key, RemovalReason reason) {
   if (!options_.enable_events) return;
   const TierOptions& options = tier(id).options();
   BlockRemoved removed{.block_hash = key.hash,
@@ -484,7 +500,7 @@ void OffloadManager::ReportRemoved(TierId id, const ChunkKey& key, RemovalReason
   events_.emplace_back(std::move(removed));
 }
 
-absl::Status OffloadManager::CheckInvariants() const {
+absl::Status OffloadIndex::CheckInvariants() const {
   absl::flat_hash_map<std::pair<TierId, SlotId>, int64_t> readers;
   absl::flat_hash_map<std::pair<TierId, SlotId>, int64_t> writers;
   for (const auto& [id, ticket] : tickets_) {

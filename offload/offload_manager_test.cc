@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "managers/testing/test_models.h"
+#include "offload/tier.h"
 
 namespace kvblocks::offload {
 namespace {

@@ -6,6 +6,7 @@
 #include "gtest/gtest.h"
 #include "managers/testing/test_models.h"
 #include "offload/testing/naive_offload.h"
+#include "offload/tier.h"
 
 namespace kvblocks::offload {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/offload.h"
+#include "offload/tier.h"
 
 #include <algorithm>
 #include <array>

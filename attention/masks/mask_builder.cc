@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_join.h"
 #include "attention/cache/element_rows.h"
 #include "attention/tensor/small_floats.h"
@@ -122,9 +127,73 @@ absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParal
   return positions;
 }
 
-AttentionMaskBuilder::AttentionMaskBuilder(Options options) : options_(std::move(options)) {}
+struct AttentionMaskBuilder::Impl {
+  enum class Kind : uint8_t {
+    kCausal,
+    kSplitFuse,
+    kWindow,
+    kStrided,
+    kMla,
+    kContextParallel,
+    kCustom
+  };
+  struct Key {
+    Kind kind = Kind::kCausal;
+    DType dtype = DType::kBool;
+    MaskEncoding encoding = MaskEncoding::kMarker;
+    DeviceKind device_kind = DeviceKind::kHost;
+    int8_t device_ordinal = 0;
+    int64_t rows = 0, columns = 0;  // 0 for causal masks, which grow
+    int64_t window = 0;             // or stride
+    int64_t num_ranks = 0, rank = 0;
+    int64_t generation = 0;
+    std::string params;
 
-AttentionMaskBuilder::Key AttentionMaskBuilder::MakeKey(Kind kind, MaskElement element) const {
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Registration {
+    MaskRule rule;
+    int64_t generation = 0;
+  };
+  using Rule = absl::FunctionRef<bool(int64_t i, int64_t j)>;
+
+  Key MakeKey(Kind kind, MaskElement element) const;
+  // Of a dense mask, or ResourceExhausted beyond max_mask_bytes.
+  absl::StatusOr<int64_t> BytesOf(const char* what, DType dtype, int64_t rows,
+                                  int64_t columns) const;
+  // The cached mask of at least rows x columns, or a new one by the rule.
+  absl::StatusOr<MaskRef> GetOrMake(const Key& key, int64_t rows, int64_t columns, Rule hides);
+  absl::StatusOr<MaskRef> Materialise(const Key& key, int64_t rows, int64_t columns,
+                                      Rule hides) const;
+  absl::StatusOr<Registration> Find(const std::string& name,
+                                    const std::optional<std::string>& params) const;
+  // FailedPrecondition during a capture; `what` cannot be made then.
+  absl::Status CheckNoCapture(const std::string& what) const;
+  // Zeros, or ResourceExhausted.
+  absl::StatusOr<std::shared_ptr<std::byte[]>> Allocate(const char* what, int64_t bytes) const;
+  // Where the mask is used: its own storage on the host, else a copy on the device.
+  absl::StatusOr<MaskRef> Place(std::shared_ptr<std::byte[]> host, int64_t bytes, DType dtype,
+                                absl::Span<const int64_t> extents) const;
+
+  explicit Impl(Options options) : options_(std::move(options)) {}
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  int captures_ = 0;                                // guarded by mutex_
+  int64_t last_generation_ = 0;                     // guarded by mutex_
+  std::map<Key, MaskRef> masks_;                    // guarded by mutex_
+  std::map<std::string, Registration> registered_;  // guarded by mutex_
+};
+
+AttentionMaskBuilder::AttentionMaskBuilder(Options options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+AttentionMaskBuilder::~AttentionMaskBuilder() = default;
+
+DeviceId AttentionMaskBuilder::device() const { return impl_->options_.device; }
+
+AttentionMaskBuilder::Impl::Key AttentionMaskBuilder::Impl::MakeKey(Kind kind,
+                                                                    MaskElement element) const {
   Key key;
   key.kind = kind;
   key.dtype = element.dtype;
@@ -140,12 +209,12 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Causal(int64_t n, MaskElement elem
   }
   const int64_t capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
   KVBLOCKS_ASSIGN_OR_RETURN(
-      const auto mask, GetOrMake(MakeKey(Kind::kCausal, element), capacity, capacity, HidesLater));
+      const auto mask, impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kCausal, element), capacity, capacity, HidesLater));
   return TopLeft(mask, n, n);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::SplitFuse(DType dtype) {
-  auto mask = GetOrMake(MakeKey(Kind::kSplitFuse, {dtype, MaskEncoding::kMarker}), kSplitFuseSize,
+  auto mask = impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kSplitFuse, {dtype, MaskEncoding::kMarker}), kSplitFuseSize,
                         kSplitFuseSize, HidesLater);
   if (mask.ok()) mask->form = MaskForm::kTemplate;
   return mask;
@@ -168,10 +237,10 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec
                            spec.window, "; use it in mode 4 with pre_tokens = ", spec.window - 1,
                            " (given: ", spec.pre_tokens, ") or take a larger template");
   }
-  Key key = MakeKey(Kind::kWindow, spec.element);
+  Impl::Key key = impl_->MakeKey(Impl::Kind::kWindow, spec.element);
   key.rows = key.columns = spec.size;
   key.window = std::min(spec.window, spec.size);
-  auto mask = GetOrMake(key, spec.size, spec.size,
+  auto mask = impl_->GetOrMake(key, spec.size, spec.size,
                         [&](int64_t i, int64_t j) { return HidesOutOfWindow(spec.window, i, j); });
   if (mask.ok()) mask->form = spec.form;
   return mask;
@@ -183,14 +252,14 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Strided(int64_t stride, int64_t n,
     return InvalidArgument("Strided: stride is ", stride, ", n is ", n,
                            "; stride must be at least 1, n 1 to ", kMaxExtent);
   }
-  Key key = MakeKey(Kind::kStrided, element);
+  Impl::Key key = impl_->MakeKey(Impl::Kind::kStrided, element);
   key.rows = key.columns = n;
   key.window = stride;
-  return GetOrMake(key, n, n, [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
+  return impl_->GetOrMake(key, n, n, [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
-  return GetOrMake(MakeKey(Kind::kMla, element), kMlaSize, kMlaSize, HidesLater);
+  return impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kMla, element), kMlaSize, kMlaSize, HidesLater);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
@@ -200,12 +269,12 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
     return InvalidArgument("PrefillContextParallel: rank ", shard.rank, " of ", shard.num_ranks,
                            " holds none of ", shard.num_tokens, " tokens; it needs no mask");
   }
-  Key key = MakeKey(Kind::kContextParallel, element);
+  Impl::Key key = impl_->MakeKey(Impl::Kind::kContextParallel, element);
   key.rows = shard_rows.size();
   key.columns = shard.num_tokens;
   key.num_ranks = shard.num_ranks;
   key.rank = shard.rank;
-  return GetOrMake(key, key.rows, key.columns,
+  return impl_->GetOrMake(key, key.rows, key.columns,
                    [&](int64_t i, int64_t j) { return j > shard_rows.Position(i); });
 }
 
@@ -216,17 +285,17 @@ absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
   if (generator == nullptr) {
     return InvalidArgument("Register: mask '", name, "' has no generator");
   }
-  std::lock_guard lock(mutex_);
-  Registration& registration = registered_[name];
+  std::lock_guard lock(impl_->mutex_);
+  Impl::Registration& registration = impl_->registered_[name];
   const int64_t replaced = registration.generation;
-  registration = {{std::move(generator), std::move(bounds), std::move(params)}, ++last_generation_};
-  std::erase_if(masks_, [replaced](const auto& entry) {
+  registration = {{std::move(generator), std::move(bounds), std::move(params)}, ++impl_->last_generation_};
+  std::erase_if(impl_->masks_, [replaced](const auto& entry) {
     return replaced != 0 && entry.first.generation == replaced;
   });
-  return last_generation_;
+  return impl_->last_generation_;
 }
 
-absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
+absl::StatusOr<AttentionMaskBuilder::Impl::Registration> AttentionMaskBuilder::Impl::Find(
     const std::string& name, const std::optional<std::string>& params) const {
   std::lock_guard lock(mutex_);
   const auto found = registered_.find(name);
@@ -243,7 +312,7 @@ absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
 
 absl::StatusOr<MaskRule> AttentionMaskBuilder::RuleOf(
     const std::string& name, const std::optional<std::string>& params) const {
-  KVBLOCKS_ASSIGN_OR_RETURN(Registration registration, Find(name, params));
+  KVBLOCKS_ASSIGN_OR_RETURN(Impl::Registration registration, impl_->Find(name, params));
   return std::move(registration.rule);
 }
 
@@ -252,14 +321,14 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec)
     return InvalidArgument("Custom: the mask is [", spec.rows, ", ", spec.columns,
                            "]; extents must be 1 to ", kMaxExtent);
   }
-  KVBLOCKS_ASSIGN_OR_RETURN(const Registration registration, Find(spec.name, spec.params));
+  KVBLOCKS_ASSIGN_OR_RETURN(const Impl::Registration registration, impl_->Find(spec.name, spec.params));
   const MaskRule& rule = registration.rule;
-  Key key = MakeKey(Kind::kCustom, spec.element);
+  Impl::Key key = impl_->MakeKey(Impl::Kind::kCustom, spec.element);
   key.rows = spec.rows;
   key.columns = spec.columns;
   key.generation = registration.generation;
   key.params = rule.params;
-  return GetOrMake(key, spec.rows, spec.columns,
+  return impl_->GetOrMake(key, spec.rows, spec.columns,
                    [&](int64_t i, int64_t j) { return rule.hides(i, j, rule.params); });
 }
 
@@ -276,9 +345,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& of_batch,
                              " keys; at least 0 each, and below 2^63 bits in all");
     }
   }
-  KVBLOCKS_RETURN_IF_ERROR(CheckNoCapture("the rows of a step"));
+  KVBLOCKS_RETURN_IF_ERROR(impl_->CheckNoCapture("the rows of a step"));
   const int64_t num_bytes = CeilDiv(num_bits, 8);
-  KVBLOCKS_ASSIGN_OR_RETURN(auto host, Allocate("Bits", num_bytes));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto host, impl_->Allocate("Bits", num_bytes));
   std::byte* const bytes = host.get();
   int64_t row_begin = 0;
   for (const MaskRows& request : requests) {
@@ -304,12 +373,12 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& of_batch,
       SetBits(bytes, row_begin + end, row_begin + request.num_keys);
     }
   }
-  absl::StatusOr<MaskRef> mask = Place(std::move(host), num_bytes, DType::kU8, {num_bytes});
+  absl::StatusOr<MaskRef> mask = impl_->Place(std::move(host), num_bytes, DType::kU8, {num_bytes});
   if (mask.ok()) mask->form = MaskForm::kRaggedBits;
   return mask;
 }
 
-absl::StatusOr<int64_t> AttentionMaskBuilder::BytesOf(const char* what, DType dtype, int64_t rows,
+absl::StatusOr<int64_t> AttentionMaskBuilder::Impl::BytesOf(const char* what, DType dtype, int64_t rows,
                                                       int64_t columns) const {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(rows, columns, &bytes) ||
@@ -330,11 +399,11 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   if (!mask.view.device.on_host()) {
     return Unimplemented("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack");
   }
-  KVBLOCKS_RETURN_IF_ERROR(CheckNoCapture("a packed copy"));
+  KVBLOCKS_RETURN_IF_ERROR(impl_->CheckNoCapture("a packed copy"));
   const int64_t rows = mask.view.extent[0], columns = mask.view.extent[1];
   KVBLOCKS_ASSIGN_OR_RETURN(const int64_t num_bytes,
-                            BytesOf("Pack", mask.view.dtype, rows, columns));
-  KVBLOCKS_ASSIGN_OR_RETURN(auto bytes, Allocate("Pack", num_bytes));
+                            impl_->BytesOf("Pack", mask.view.dtype, rows, columns));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto bytes, impl_->Allocate("Pack", num_bytes));
   const TensorView dense =
       TensorView::Contiguous(bytes.get(), mask.view.dtype, {rows, columns}, mask.view.device);
   CopyStrided(mask.view, dense);
@@ -344,14 +413,14 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   return packed;
 }
 
-absl::Status AttentionMaskBuilder::CheckNoCapture(const std::string& what) const {
+absl::Status AttentionMaskBuilder::Impl::CheckNoCapture(const std::string& what) const {
   std::lock_guard lock(mutex_);
   if (captures_ == 0) return absl::OkStatus();
   return FailedPrecondition("mask builder: ", what,
                             " cannot be made during a capture; make it before");
 }
 
-absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Allocate(const char* what,
+absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Impl::Allocate(const char* what,
                                                                             int64_t bytes) const {
   if (bytes > options_.max_mask_bytes) {
     return ResourceExhausted(what, ": a mask of ", bytes, " bytes exceeds ",
@@ -364,7 +433,7 @@ absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Allocate(cons
   return ResourceExhausted(what, ": no memory for a mask of ", bytes, " bytes");
 }
 
-absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]> host,
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Impl::Place(std::shared_ptr<std::byte[]> host,
                                                     int64_t bytes, DType dtype,
                                                     absl::Span<const int64_t> extents) const {
   MaskRef mask;
@@ -385,21 +454,21 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]>
 }
 
 void AttentionMaskBuilder::Clear() {
-  std::lock_guard lock(mutex_);
-  masks_.clear();
+  std::lock_guard lock(impl_->mutex_);
+  impl_->masks_.clear();
 }
 
 void AttentionMaskBuilder::BeginCapture() {
-  std::lock_guard lock(mutex_);
-  ++captures_;
+  std::lock_guard lock(impl_->mutex_);
+  ++impl_->captures_;
 }
 
 void AttentionMaskBuilder::EndCapture() {
-  std::lock_guard lock(mutex_);
-  --captures_;
+  std::lock_guard lock(impl_->mutex_);
+  --impl_->captures_;
 }
 
-absl::StatusOr<MaskRef> AttentionMaskBuilder::GetOrMake(const Key& key, int64_t rows,
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Impl::GetOrMake(const Key& key, int64_t rows,
                                                         int64_t columns, Rule hides) {
   const auto covers = [&](const MaskRef& mask) {
     return mask.view.extent[0] >= rows && mask.view.extent[1] >= columns;
@@ -424,7 +493,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::GetOrMake(const Key& key, int64_t 
   return entry;
 }
 
-absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_t rows,
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Impl::Materialise(const Key& key, int64_t rows,
                                                           int64_t columns, Rule hides) const {
   KVBLOCKS_ASSIGN_OR_RETURN(const double masked, MaskedValue(key.dtype, key.encoding));
   KVBLOCKS_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf("mask builder", key.dtype, rows, columns));

@@ -387,17 +387,16 @@ TEST(MaskGrowthTest, PackingFollowsAnyStride) {
 TEST(MaskGrowthTest, NothingIsMadeDuringACapture) {
   AttentionMaskBuilder builder;
   ASSERT_TRUE(builder.Prewarm(10, kBoolMarker).ok());
-  {
-    MaskCaptureScope capture(builder);
-    EXPECT_TRUE(builder.Causal(16, kBoolMarker).ok());
-    EXPECT_TRUE(builder.Causal(1, kBoolMarker).ok());
-    const absl::Status grown = builder.Causal(17, kBoolMarker).status();
-    EXPECT_EQ(grown.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(grown, Says("32 x 32"));
-    EXPECT_EQ(builder.SplitFuse().status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(builder.Pack(*builder.Causal(5, kBoolMarker)).status().code(),
-              absl::StatusCode::kFailedPrecondition);
-  }
+  builder.BeginCapture();
+  EXPECT_TRUE(builder.Causal(16, kBoolMarker).ok());
+  EXPECT_TRUE(builder.Causal(1, kBoolMarker).ok());
+  const absl::Status grown = builder.Causal(17, kBoolMarker).status();
+  EXPECT_EQ(grown.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(grown, Says("32 x 32"));
+  EXPECT_EQ(builder.SplitFuse().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(builder.Pack(*builder.Causal(5, kBoolMarker)).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  builder.EndCapture();
   EXPECT_TRUE(builder.Causal(17, kBoolMarker).ok());
 }
 

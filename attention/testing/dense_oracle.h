@@ -1,5 +1,6 @@
 // DenseOracle: attention of one request written down as its definition, in float64, with nothing
-// clever and nothing shared with the code under test. Whatever else computes attention must agree.
+// clever and nothing shared with the code under test. Whatever else computes attention must agree;
+// the `reference` backend, which is shipped, is no second oracle but the first that is checked.
 //
 // Inputs are plain row-major vectors: q [q_len][H][D], k [L][Hkv][D], v [L][Hkv][Dv], already
 // dequantised. The whole score matrix of a head is materialised:

@@ -14,6 +14,8 @@
 #include "attention/testing/dense_oracle.h"
 #include "attention/testing/says.h"
 #include "attention/testing/verified_steps.h"
+#include "attention/verify/plain_attention.h"
+#include "attention/verify/token_values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cpu.h"
@@ -82,11 +84,11 @@ TEST(PlainAttentionTest, EqualsTheDenseOracle) {
   const std::vector<float> sinks = {0.5f, -INFINITY, 2.0f, -1.0f};
   for (const bool with_sinks : {false, true}) {
     DenseParams params;
-    params.scale = 0.7;
+    params.scale = 0.7f;
     if (with_sinks) params.sinks.assign(sinks.begin(), sinks.end());
     const DenseResult expected = DenseAttention(request, params);
     std::vector<double> got(4 * 4);
-    AttendPlainly(shape, 0.7, query, rows.data(), num_rows,
+    AttendPlainly(shape, 0.7f, query, rows.data(), num_rows,
                   with_sinks ? absl::MakeConstSpan(sinks) : absl::Span<const float>(),
                   absl::MakeSpan(got));
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected.out[i], 1e-13) << i;

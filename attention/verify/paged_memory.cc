@@ -1,4 +1,4 @@
-#include "kvblocks/kv_cache_verifier.h"
+#include "attention/verify/paged_memory.h"
 
 #include <algorithm>
 #include <cstddef>

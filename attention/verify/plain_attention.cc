@@ -1,86 +1,63 @@
-#include "kvblocks/kv_cache_verifier.h"
+#include "attention/verify/plain_attention.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <limits>
-#include <vector>
 
+#include "attention/cpu/reference_engine.h"
 
 namespace kvblocks::attention {
-
-void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> query,
-                   const float* rows, int64_t num_rows, absl::Span<const float> sinks,
-                   absl::Span<double> out) {
-  std::fill(out.begin(), out.end(), 0.0);
-  if (num_rows == 0) return;
-  const int64_t stride = shape.floats();
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  std::vector<double> scores(static_cast<size_t>(num_rows));
-  for (int64_t head = 0; head < shape.num_heads; ++head) {
-    const int64_t kv_head = head / group;
-    const float* q = query.data() + head * shape.key_size;
-    const float* keys = rows + kv_head * shape.key_size;
-    const float* values =
-        shape.is_mla ? rows
-                     : rows + shape.num_kv_heads * shape.key_size + kv_head * shape.value_size;
-    double* result = out.data() + head * shape.value_size;
-
-    double highest = -std::numeric_limits<double>::infinity();
-    for (int64_t j = 0; j < num_rows; ++j) {
-      double dot = 0;
-      for (int64_t d = 0; d < shape.key_size; ++d) {
-        dot += static_cast<double>(q[d]) * static_cast<double>(keys[j * stride + d]);
-      }
-      scores[static_cast<size_t>(j)] = scale * dot;
-      highest = std::max(highest, scale * dot);
-    }
-    double sum = 0;
-    for (int64_t j = 0; j < num_rows; ++j) {
-      const double weight = std::exp(scores[static_cast<size_t>(j)] - highest);
-      sum += weight;
-      for (int64_t d = 0; d < shape.value_size; ++d) {
-        result[d] += weight * static_cast<double>(values[j * stride + d]);
-      }
-    }
-    if (!sinks.empty())
-      sum += std::exp(static_cast<double>(sinks[static_cast<size_t>(head)]) - highest);
-    for (int64_t d = 0; d < shape.value_size; ++d) result[d] /= sum;
-  }
-}
-
 namespace {
 
-constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+class PlainRows final : public KeyRows {
+ public:
+  PlainRows(const RowShape& shape, const float* rows) : shape_(shape), rows_(rows) {}
 
-// A bijection whose every output bit depends on every input bit.
-uint64_t Mix(uint64_t x) {
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93;
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93;
-  return x ^ (x >> 32);
-}
+  void Key(int64_t, int64_t kv_head, int64_t j, double* out) const override {
+    std::copy_n(rows_ + j * shape_.floats() + kv_head * shape_.key_size, shape_.key_size, out);
+  }
+  void Value(int64_t, int64_t kv_head, int64_t j, double* out) const override {
+    const int64_t keys = shape_.is_mla ? 0 : shape_.num_kv_heads * shape_.key_size;
+    std::copy_n(rows_ + j * shape_.floats() + keys + kv_head * shape_.value_size,
+                shape_.value_size, out);
+  }
+
+ private:
+  const RowShape& shape_;
+  const float* rows_;
+};
 
 }  // namespace
 
-TokenValues::TokenValues(uint64_t seed) : seed_(Mix(seed + kStep)) {}
-
-uint64_t TokenValues::EmptyPrefix(uint64_t salt) const { return Mix(seed_ ^ Mix(salt + kStep)); }
-
-uint64_t TokenValues::Extend(uint64_t prefix, int64_t token) {
-  return Mix(prefix * kStep + Mix(static_cast<uint64_t>(token) + kStep));
-}
-
-void TokenValues::Fill(uint64_t prefix, int64_t layer, TokenValueKind kind,
-                       absl::Span<float> out) const {
-  uint64_t state =
-      Mix(prefix ^ (static_cast<uint64_t>(layer) * 8 + static_cast<uint64_t>(kind)) * kStep);
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < out.size(); ++i, bytes >>= 8) {
-    if (i % 8 == 0) bytes = Mix(state += kStep);
-    out[i] = static_cast<float>(static_cast<int8_t>(bytes & 0xff)) * (1.0f / 64);
-  }
+void AttendPlainly(const RowShape& shape, float scale, absl::Span<const float> query,
+                   const float* rows, int64_t num_rows, absl::Span<const float> sinks,
+                   absl::Span<double> out) {
+  const PlainRows keys(shape, rows);
+  AttnParams params;
+  params.scale = scale;
+  params.causal = false;
+  AttendBatch batch;
+  batch.num_heads = shape.num_heads;
+  batch.num_kv_heads = shape.num_kv_heads;
+  batch.key_dim = shape.key_size;
+  batch.value_dim = shape.value_size;
+  batch.requests.resize(1);
+  batch.requests[0].q_len = 1;
+  batch.requests[0].kv_len = num_rows;
+  batch.keys = &keys;
+  batch.params = &params;
+  Attend(
+      ExecContext(), batch,
+      [&](int64_t, int64_t head, double* to) {
+        std::copy_n(query.data() + head * shape.key_size, shape.key_size, to);
+      },
+      [&](int64_t, int64_t head, absl::Span<PieceState> pieces) {
+        const double lse = MergePieces(pieces);
+        const double factor =
+            sinks.empty() ? 1 : 1 + std::exp(sinks[static_cast<size_t>(head)] - lse);
+        for (int64_t d = 0; d < shape.value_size; ++d) {
+          out[static_cast<size_t>(head * shape.value_size + d)] = pieces[0].values[d] / factor;
+        }
+      });
 }
 
 }  // namespace kvblocks::attention

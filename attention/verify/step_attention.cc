@@ -1,4 +1,4 @@
-// KvCacheVerifier: a step with tensors - rows written, queries attended, results compared.
+// VerifierRun: a step with tensors - rows written, queries attended, results compared.
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,11 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/verify/plain_attention.h"
+#include "attention/verify/verifier_run.h"
 #include "checks/ceil_div.h"
 #include "checks/status_macros.h"
-#include "kvblocks/kv_cache_verifier.h"
+#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -29,7 +31,7 @@ ConstTensorView Floats(const T& values, std::initializer_list<int64_t> extents,
 // --- The batch ---
 
 // Grows by doubling, so that builders are made a few times per run.
-void KvCacheVerifier::MakeRoom() {
+void VerifierRun::MakeRoom() {
   Room needed{.num_reqs = static_cast<int64_t>(parts_.size())};
   for (const Part& part : parts_) {
     needed.num_tokens += part.held->num_tokens() - part.num_computed;
@@ -53,7 +55,7 @@ void KvCacheVerifier::MakeRoom() {
 }
 
 // Tables and slots of the step, by the builder that engines use. Sink tokens count as computed.
-absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
+absl::Status VerifierRun::BuildMetadata(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
   if (group.num_layers == 0 || group.is_state) return absl::OkStatus();
   const int64_t num_sink_tokens = NumSinkRows(group) * group.compress_ratio;
@@ -111,7 +113,7 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   return absl::OkStatus();
 }
 
-size_t KvCacheVerifier::FirstLayerOf(size_t g) const {
+size_t VerifierRun::FirstLayerOf(size_t g) const {
   size_t layer = 0;
   while (layers_[layer].group != g) ++layer;
   return layer;
@@ -119,7 +121,7 @@ size_t KvCacheVerifier::FirstLayerOf(size_t g) const {
 
 // --- Writing ---
 
-absl::Status KvCacheVerifier::WriteRows(size_t g) {
+absl::Status VerifierRun::WriteRows(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
   if (group.num_layers == 0 || group.is_state || parts_.empty()) return absl::OkStatus();
   const CommonAttentionMetadata& batch = builders_[g]->metadata();
@@ -191,7 +193,7 @@ absl::Status KvCacheVerifier::WriteRows(size_t g) {
 
 // --- Choosing queries ---
 
-void KvCacheVerifier::ChooseQueries() {
+void VerifierRun::ChooseQueries() {
   queries_.clear();
   const size_t budget = options_.max_rows_per_step == 0
                             ? std::numeric_limits<size_t>::max()
@@ -240,7 +242,7 @@ void KvCacheVerifier::ChooseQueries() {
 
 // --- Attending ---
 
-absl::Status KvCacheVerifier::Attend(size_t g) {
+absl::Status VerifierRun::Attend(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
   if (group.is_state) return absl::OkStatus();
   std::vector<Piece> decodes, prefills;
@@ -271,7 +273,7 @@ absl::Status KvCacheVerifier::Attend(size_t g) {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::AttendPieces(size_t layer, absl::Span<const Piece> pieces) {
+absl::Status VerifierRun::AttendPieces(size_t layer, absl::Span<const Piece> pieces) {
   batch_.clear();
   for (const Piece& piece : pieces) {
     for (int64_t i = 0; i < piece.num_queries; ++i) {
@@ -282,7 +284,7 @@ absl::Status KvCacheVerifier::AttendPieces(size_t layer, absl::Span<const Piece>
   return Compare(layer);
 }
 
-absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pieces) {
+absl::Status VerifierRun::RunPaged(size_t layer, absl::Span<const Piece> pieces) {
   const size_t g = layers_[layer].group;
   const VerifiedGroup& group = options_.groups[g];
   const RowShape& shape = Shape(group);
@@ -320,7 +322,7 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   outputs_.assign(static_cast<size_t>(num_queries * shape.num_heads * shape.value_size), 0);
 
   AttnParams params;
-  params.scale = static_cast<float>(Scale(shape));
+  params.scale = Scale(shape);
   if (group.window > 0) params.window_left = group.window - 1;
   params.chunk = group.chunk;
   if (!group.sinks.empty()) params.sinks = ViewOf(absl::MakeConstSpan(group.sinks));
@@ -361,11 +363,11 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   return FailedOperation(layer, "PagedPrefill", options_.ops->PagedPrefill(context, args));
 }
 
-double KvCacheVerifier::Scale(const RowShape& shape) const {
-  return 1 / std::sqrt(static_cast<double>(shape.key_size));
+float VerifierRun::Scale(const RowShape& shape) {
+  return static_cast<float>(1 / std::sqrt(static_cast<double>(shape.key_size)));
 }
 
-void KvCacheVerifier::AttendReference(size_t layer, const Query& query, int64_t first_row,
+void VerifierRun::AttendReference(size_t layer, const Query& query, int64_t first_row,
                                       bool with_sinks, absl::Span<double> out) const {
   const VerifiedGroup& group = GroupOf(layer);
   const RowShape& shape = Shape(group);
@@ -380,7 +382,7 @@ void KvCacheVerifier::AttendReference(size_t layer, const Query& query, int64_t 
 
 // --- Comparing ---
 
-absl::Status KvCacheVerifier::Compare(size_t layer) {
+absl::Status VerifierRun::Compare(size_t layer) {
   const VerifiedGroup& group = GroupOf(layer);
   const size_t floats = static_cast<size_t>(Shape(group).num_heads * Shape(group).value_size);
   errors_.assign(batch_.size(), 0);
@@ -406,7 +408,7 @@ absl::Status KvCacheVerifier::Compare(size_t layer) {
 }
 
 // Infinite if a value is no number.
-double KvCacheVerifier::LargestError(absl::Span<const float> got,
+double VerifierRun::LargestError(absl::Span<const float> got,
                                      absl::Span<const double> expected) {
   double largest = 0;
   for (size_t i = 0; i < got.size(); ++i) {

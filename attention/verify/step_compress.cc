@@ -1,4 +1,4 @@
-// KvCacheVerifier: what DeepSeek V4's indexer chooses, and the rows that its compressor makes of
+// VerifierRun: what DeepSeek V4's indexer chooses, and the rows that its compressor makes of
 // states.
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "attention/verify/verifier_run.h"
 #include "checks/ceil_div.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
-#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 
 // Values are multiples of 1/64 below 2, so that scores are exact in float32 and ties are the same
 // everywhere.
-std::vector<int64_t> KvCacheVerifier::ChosenRows(const Joint& joint, const Held& held,
+std::vector<int64_t> VerifierRun::ChosenRows(const Joint& joint, const Held& held,
                                                  int64_t num_rows,
                                                  absl::Span<const float> query) const {
   const RowShape shape = Shape(GroupOf(joint.rows_layer));
@@ -40,7 +40,7 @@ std::vector<int64_t> KvCacheVerifier::ChosenRows(const Joint& joint, const Held&
   return rows;
 }
 
-absl::Status KvCacheVerifier::CheckCompressors() const {
+absl::Status VerifierRun::CheckCompressors() const {
   for (size_t i = 0; i < options_.compressors.size(); ++i) {
     const VerifiedCompressor& compressor = options_.compressors[i];
     const int64_t parts = compressor.overlap ? 2 : 1;
@@ -58,7 +58,7 @@ absl::Status KvCacheVerifier::CheckCompressors() const {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::Compress(const VerifiedCompressor& compressor, size_t layer) {
+absl::Status VerifierRun::Compress(const VerifiedCompressor& compressor, size_t layer) {
   const size_t g = layers_[layer].group;
   const VerifiedGroup& group = options_.groups[g];
   const int64_t parts = compressor.overlap ? 2 : 1, ratio = compressor.ratio;

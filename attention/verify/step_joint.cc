@@ -1,4 +1,4 @@
-// KvCacheVerifier: steps of layers whose queries see a window and the rows of a compressed cache as
+// VerifierRun: steps of layers whose queries see a window and the rows of a compressed cache as
 // one set of keys, and of layers that keep states: the one a step begins with read, those it leaves
 // written.
 
@@ -9,11 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "attention/verify/plain_attention.h"
+#include "attention/verify/verifier_run.h"
 #include "checks/ceil_div.h"
 #include "checks/status_macros.h"
 #include "kvblocks/attention_metadata.h"
 #include "kvblocks/check.h"
-#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 
@@ -26,7 +27,7 @@ TensorView Writable(std::vector<T>& values, std::initializer_list<int64_t> exten
 
 }  // namespace
 
-absl::Status KvCacheVerifier::CheckJoints() const {
+absl::Status VerifierRun::CheckJoints() const {
   for (size_t i = 0; i < options_.joints.size(); ++i) {
     const VerifiedJoint& joint = options_.joints[i];
     const size_t num_groups = options_.groups.size();
@@ -53,14 +54,14 @@ absl::Status KvCacheVerifier::CheckJoints() const {
   return absl::OkStatus();
 }
 
-void KvCacheVerifier::AppendTable(size_t g, const Query& query, int64_t columns) {
+void VerifierRun::AppendTable(size_t g, const Query& query, int64_t columns) {
   const ConstTensorView& all = builders_[g]->metadata().block_table;
   const auto* table = reinterpret_cast<const int32_t*>(
       all.At(batch_rows_[g][query.part->index], int64_t{0}));
   piece_tables_.insert(piece_tables_.end(), table, table + columns);
 }
 
-absl::Status KvCacheVerifier::AttendJointly(size_t index) {
+absl::Status VerifierRun::AttendJointly(size_t index) {
   if (queries_.empty()) return absl::OkStatus();
   const Joint& joint = joints_[index];
   // Queries of their own, as the layers are that attend so.
@@ -81,7 +82,7 @@ absl::Status KvCacheVerifier::AttendJointly(size_t index) {
 }
 
 // The paged side: lists of slots from the block tables, then one operation over both caches.
-absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
+absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
   const VerifiedGroup &window = GroupOf(joint.window_layer), &rows = GroupOf(joint.rows_layer);
   const size_t window_group = layers_[joint.window_layer].group;
   const size_t rows_group = layers_[joint.rows_layer].group;
@@ -178,7 +179,7 @@ absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
                   .indices = ViewOf(absl::MakeConstSpan(row_slots_), {n, 1, most}),
                   .topk_len = ViewOf(absl::MakeConstSpan(row_counts_))};
   }
-  args.scale = static_cast<float>(Scale(shape));
+  args.scale = Scale(shape);
   const std::vector<float>& sinks = options_.joints[joint.index].sinks;
   if (!sinks.empty()) args.sinks = ViewOf(absl::MakeConstSpan(sinks));
   args.out = Writable(outputs_, {n, 1, shape.num_heads, shape.value_size});
@@ -186,7 +187,7 @@ absl::Status KvCacheVerifier::RunJoint(const Joint& joint, size_t query_layer) {
                          options_.ops->SparseMlaDecode(context, args));
 }
 
-void KvCacheVerifier::AttendReference(const Joint& joint, size_t query_layer, const Query& query,
+void VerifierRun::AttendReference(const Joint& joint, size_t query_layer, const Query& query,
                                       absl::Span<double> out) const {
   const VerifiedGroup &window = GroupOf(joint.window_layer), &rows = GroupOf(joint.rows_layer);
   const RowShape shape = Shape(window);
@@ -214,7 +215,7 @@ void KvCacheVerifier::AttendReference(const Joint& joint, size_t query_layer, co
                 options_.joints[joint.index].sinks, out);
 }
 
-absl::Status KvCacheVerifier::WrongJointOutput(const Joint& joint, const Query& query,
+absl::Status VerifierRun::WrongJointOutput(const Joint& joint, const Query& query,
                                                absl::Span<const float> got,
                                                absl::Span<const double> expected) {
   const Held& held = *query.part->held;
@@ -250,7 +251,7 @@ absl::Status KvCacheVerifier::WrongJointOutput(const Joint& joint, const Query& 
 }
 
 // What the layer's state is behind so many tokens; good until the next call.
-absl::Span<const float> KvCacheVerifier::StateOf(size_t layer, const Held& held,
+absl::Span<const float> VerifierRun::StateOf(size_t layer, const Held& held,
                                                  int64_t num_tokens) {
   state_.resize(static_cast<size_t>(Shape(GroupOf(layer)).floats()));
   values_.Fill(held.prefixes[static_cast<size_t>(num_tokens - 1)], static_cast<int64_t>(layer),
@@ -258,13 +259,13 @@ absl::Span<const float> KvCacheVerifier::StateOf(size_t layer, const Held& held,
   return state_;
 }
 
-void KvCacheVerifier::WriteState(size_t layer, const Held& held, int64_t num_tokens,
+void VerifierRun::WriteState(size_t layer, const Held& held, int64_t num_tokens,
                                  int32_t block) {
   memory_.Write(layer, block, 0, StateOf(layer, held, num_tokens).data());
   ++stats_.num_states_written;
 }
 
-absl::Status KvCacheVerifier::ReadStates(const Part& part) {
+absl::Status VerifierRun::ReadStates(const Part& part) {
   if (part.num_computed == 0) return absl::OkStatus();
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
@@ -287,7 +288,7 @@ absl::Status KvCacheVerifier::ReadStates(const Part& part) {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::WriteStates(const Part& part) {
+absl::Status VerifierRun::WriteStates(const Part& part) {
   const Held& held = *part.held;
   const int64_t end = held.num_tokens();
   for (size_t layer = 0; layer < layers_.size(); ++layer) {

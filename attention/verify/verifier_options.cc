@@ -1,4 +1,4 @@
-// KvCacheVerifier: what it is made from, and what it says of a failure.
+// VerifierRun: what it is made from, and what it says of a failure.
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "attention/verify/verifier_run.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
-#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 
@@ -110,45 +110,49 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     const std::string field = absl::StrCat("groups[", g, "]");
     KVBLOCKS_RETURN_IF_ERROR(CheckGroup(options.groups[g], field, options));
   }
-  std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
+  auto verifier = std::make_unique<VerifierRun>(std::move(options));
+  KVBLOCKS_RETURN_IF_ERROR(verifier->Prepare());
+  return verifier;
+}
+
+// Places the layers.
+absl::Status VerifierRun::Prepare() {
   std::vector<PagedMemory::Layer> layers;
-  for (size_t g = 0; g < verifier->options_.groups.size(); ++g) {
-    const VerifiedGroup& group = verifier->options_.groups[g];
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    const VerifiedGroup& group = options_.groups[g];
     for (int64_t i = 0; i < group.num_layers; ++i) {
-      verifier->layers_.push_back({g, i});
-      layers.push_back(
-          {g, verifier->Shape(group), group.is_state ? 1 : verifier->BlockRows(group)});
+      layers_.push_back({g, i});
+      layers.push_back({g, Shape(group), group.is_state ? 1 : BlockRows(group)});
     }
   }
-  KVBLOCKS_RETURN_IF_ERROR(verifier->CheckJoints());
-  KVBLOCKS_RETURN_IF_ERROR(verifier->CheckCompressors());
-  for (size_t i = 0; i < verifier->options_.joints.size(); ++i) {
-    const VerifiedJoint& joint = verifier->options_.joints[i];
-    for (size_t a = 0; a < verifier->layers_.size(); ++a) {
-      for (size_t b = 0; b < verifier->layers_.size(); ++b) {
-        const Layer &window = verifier->layers_[a], &rows = verifier->layers_[b];
+  KVBLOCKS_RETURN_IF_ERROR(CheckJoints());
+  KVBLOCKS_RETURN_IF_ERROR(CheckCompressors());
+  for (size_t i = 0; i < options_.joints.size(); ++i) {
+    const VerifiedJoint& joint = options_.joints[i];
+    for (size_t a = 0; a < layers_.size(); ++a) {
+      for (size_t b = 0; b < layers_.size(); ++b) {
+        const Layer &window = layers_[a], &rows = layers_[b];
         if (window.group == joint.window_group && rows.group == joint.rows_group &&
             window.index == rows.index) {
-          verifier->joints_.push_back({a, b, i});
+          joints_.push_back({a, b, i});
         }
       }
     }
   }
-  KVBLOCKS_ASSIGN_OR_RETURN(auto memory, PagedMemory::Create(verifier->options_.num_blocks, layers,
-                                                             verifier->options_.memory));
-  verifier->memory_ = std::move(memory);
-  if (verifier->options_.on_memory) {
-    for (const absl::Span<std::byte> piece : verifier->memory_.allocations()) {
-      KVBLOCKS_RETURN_IF_ERROR(verifier->options_.on_memory(piece));
+  KVBLOCKS_ASSIGN_OR_RETURN(memory_,
+                            PagedMemory::Create(options_.num_blocks, layers, options_.memory));
+  if (options_.on_memory) {
+    for (const absl::Span<std::byte> piece : memory_.allocations()) {
+      KVBLOCKS_RETURN_IF_ERROR(options_.on_memory(piece));
     }
   }
-  if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
-  verifier->WriteSinkRows();
-  return verifier;
+  if (options_.poison) memory_.Record(kNullBlock, {}, true);
+  WriteSinkRows();
+  return absl::OkStatus();
 }
 
 // Completes the failure's text with where it is, and ends the run.
-absl::Status KvCacheVerifier::Fail(VerifierFailure failure) {
+absl::Status VerifierRun::Fail(VerifierFailure failure) {
   failure.step = stats_.num_steps;
   if (failure.layer >= 0) failure.layer_name = LayerName(static_cast<size_t>(failure.layer));
   std::string where = absl::StrCat("step ", failure.step);
@@ -162,20 +166,20 @@ absl::Status KvCacheVerifier::Fail(VerifierFailure failure) {
 }
 
 // What the backend refuses, other than misuse of this class, is a batch made of impossible tables.
-absl::Status KvCacheVerifier::FailedOperation(size_t layer, const char* operation,
+absl::Status VerifierRun::FailedOperation(size_t layer, const char* operation,
                                               const absl::Status& status) {
   if (status.ok()) return status;
   return Fail({.layer = static_cast<int64_t>(layer),
                .text = absl::StrCat(operation, " was refused: ", status.ToString())});
 }
 
-std::string KvCacheVerifier::NameOf(uint64_t request) const {
+std::string VerifierRun::NameOf(uint64_t request) const {
   const auto it = held_.find(request);
   return it == held_.end() ? absl::StrCat("#", request, " (gone)") : it->second->name;
 }
 
 // What stands where a row should be, and what happened to its block.
-std::string KvCacheVerifier::DescribeRow(size_t layer, const Held& held, int64_t row) const {
+std::string VerifierRun::DescribeRow(size_t layer, const Held& held, int64_t row) const {
   const VerifiedGroup& group = GroupOf(layer);
   const int32_t block = BlockOfRow(layers_[layer].group, held, row);
   const int64_t offset = row % BlockRows(group);
@@ -183,7 +187,7 @@ std::string KvCacheVerifier::DescribeRow(size_t layer, const Held& held, int64_t
                       " should be, ", DescribeBlock(layer, block, offset));
 }
 
-std::string KvCacheVerifier::DescribeBlock(size_t layer, int32_t block, int64_t offset) const {
+std::string VerifierRun::DescribeBlock(size_t layer, int32_t block, int64_t offset) const {
   std::string text = absl::StrCat(
       "holds ", memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
   const BlockHistory& history = memory_.history(block);
@@ -208,7 +212,7 @@ std::string KvCacheVerifier::DescribeBlock(size_t layer, int32_t block, int64_t 
   return text;
 }
 
-absl::Status KvCacheVerifier::WrongRow(size_t layer, const Part& part, int64_t row) {
+absl::Status VerifierRun::WrongRow(size_t layer, const Part& part, int64_t row) {
   return Fail({.request = part.held->name,
                .layer = static_cast<int64_t>(layer),
                .key_position = TokenOfRow(GroupOf(layer), row),
@@ -221,7 +225,7 @@ absl::Status KvCacheVerifier::WrongRow(size_t layer, const Part& part, int64_t r
                    " is not there: ", DescribeRow(layer, *part.held, row))});
 }
 
-absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,
+absl::Status VerifierRun::WrongOutput(size_t layer, const Query& query,
                                           absl::Span<const float> got) {
   const VerifiedGroup& group = GroupOf(layer);
   const RowShape& shape = Shape(group);

@@ -22,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "block_pool/eviction/retention.h"
 #include "kvblocks/block.h"
-#include "kvblocks/eviction.h"
 #include "kvblocks/eviction_policy.h"
 
 namespace kvblocks {

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "block_pool/eviction/block_heap.h"
+#include "block_pool/eviction/evicted_keys.h"
 #include "block_pool/eviction/eviction_index.h"
 #include "block_pool/eviction/hazard_policy.h"
 #include "block_pool/eviction/lru_policy.h"

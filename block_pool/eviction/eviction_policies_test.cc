@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "block_pool/eviction/block_heap.h"
+#include "block_pool/eviction/evicted_keys.h"
 #include "block_pool/eviction/eviction_index.h"
 #include "block_pool/testing/pool_testing.h"
 #include "gtest/gtest.h"

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "block_pool/eviction/block_heap.h"
 #include "kvblocks/check.h"
 #include "kvblocks/eviction.h"
 #include "kvblocks/eviction_policy.h"

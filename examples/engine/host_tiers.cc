@@ -30,7 +30,7 @@ absl::StatusOr<HostTiers> HostTiers::Create(const sim::TierConnector& tiers, con
   for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
     // Slot 0 is not used.
     const int64_t blocks =
-        (offload.tier(t).capacity().num_slots + 1) * offload.tier(t).options().blocks_per_chunk;
+        (offload.tier_capacity(t).num_slots + 1) * offload.tier_options(t).blocks_per_chunk;
     std::byte* data = nullptr;
     if (blocks <= MemoryLimit() / host.block_bytes_) {
       data = static_cast<std::byte*>(

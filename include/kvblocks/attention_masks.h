@@ -3,20 +3,16 @@
 #ifndef KVBLOCKS_ATTENTION_MASKS_H_
 #define KVBLOCKS_ATTENTION_MASKS_H_
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -121,10 +117,11 @@ class AttentionMaskBuilder {
   };
   AttentionMaskBuilder() : AttentionMaskBuilder(Options{}) {}
   explicit AttentionMaskBuilder(Options options);
+  ~AttentionMaskBuilder();
   AttentionMaskBuilder(const AttentionMaskBuilder&) = delete;
   AttentionMaskBuilder& operator=(const AttentionMaskBuilder&) = delete;
 
-  DeviceId device() const { return options_.device; }
+  DeviceId device() const;
 
   // [n, n]: hides j > i.
   absl::StatusOr<MaskRef> Causal(int64_t n, MaskElement element);
@@ -165,73 +162,8 @@ class AttentionMaskBuilder {
   void EndCapture();
 
  private:
-  enum class Kind : uint8_t {
-    kCausal,
-    kSplitFuse,
-    kWindow,
-    kStrided,
-    kMla,
-    kContextParallel,
-    kCustom
-  };
-  struct Key {
-    Kind kind = Kind::kCausal;
-    DType dtype = DType::kBool;
-    MaskEncoding encoding = MaskEncoding::kMarker;
-    DeviceKind device_kind = DeviceKind::kHost;
-    int8_t device_ordinal = 0;
-    int64_t rows = 0, columns = 0;  // 0 for causal masks, which grow
-    int64_t window = 0;             // or stride
-    int64_t num_ranks = 0, rank = 0;
-    int64_t generation = 0;
-    std::string params;
-
-    auto operator<=>(const Key&) const = default;
-  };
-  struct Registration {
-    MaskRule rule;
-    int64_t generation = 0;
-  };
-  using Rule = absl::FunctionRef<bool(int64_t i, int64_t j)>;
-
-  Key MakeKey(Kind kind, MaskElement element) const;
-  // Of a dense mask, or ResourceExhausted beyond max_mask_bytes.
-  absl::StatusOr<int64_t> BytesOf(const char* what, DType dtype, int64_t rows,
-                                  int64_t columns) const;
-  // The cached mask of at least rows x columns, or a new one by the rule.
-  absl::StatusOr<MaskRef> GetOrMake(const Key& key, int64_t rows, int64_t columns, Rule hides);
-  absl::StatusOr<MaskRef> Materialise(const Key& key, int64_t rows, int64_t columns,
-                                      Rule hides) const;
-  absl::StatusOr<Registration> Find(const std::string& name,
-                                    const std::optional<std::string>& params) const;
-  // FailedPrecondition during a capture; `what` cannot be made then.
-  absl::Status CheckNoCapture(const std::string& what) const;
-  // Zeros, or ResourceExhausted.
-  absl::StatusOr<std::shared_ptr<std::byte[]>> Allocate(const char* what, int64_t bytes) const;
-  // Where the mask is used: its own storage on the host, else a copy on the device.
-  absl::StatusOr<MaskRef> Place(std::shared_ptr<std::byte[]> host, int64_t bytes, DType dtype,
-                                absl::Span<const int64_t> extents) const;
-
-  const Options options_;
-  mutable std::mutex mutex_;
-  int captures_ = 0;                                // guarded by mutex_
-  int64_t last_generation_ = 0;                     // guarded by mutex_
-  std::map<Key, MaskRef> masks_;                    // guarded by mutex_
-  std::map<std::string, Registration> registered_;  // guarded by mutex_
-};
-
-// Marks a stretch of code in which a graph is captured.
-class MaskCaptureScope {
- public:
-  explicit MaskCaptureScope(AttentionMaskBuilder& builder) : builder_(builder) {
-    builder_.BeginCapture();
-  }
-  ~MaskCaptureScope() { builder_.EndCapture(); }
-  MaskCaptureScope(const MaskCaptureScope&) = delete;
-  MaskCaptureScope& operator=(const MaskCaptureScope&) = delete;
-
- private:
-  AttentionMaskBuilder& builder_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // Which masks a step carries, and which of them a layer uses.

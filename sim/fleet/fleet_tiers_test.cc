@@ -85,7 +85,7 @@ TEST(FleetTiersTest, WhatOneReplicaStoredAnotherLoads) {
     }
     EXPECT_EQ(run.tiers[1]->load_totals().num_loaded_tokens, is_shared ? 8 : 0);
     // B's blocks are there already. Nobody looks at the first replica's own tier any more.
-    EXPECT_EQ(run.tiers[0]->offload().tier(0).stats().num_written, is_shared ? 2 : 0);
+    EXPECT_EQ(run.tiers[0]->offload().tier_stats(0).num_written, is_shared ? 2 : 0);
     run.ExpectConsistent();
   }
 }

@@ -36,8 +36,8 @@ void PoolMetrics::ReadPool() {
   gauges_.duplicates = pool.num_keyed_blocks() - pool.num_keys();
   evictions_ = pool.num_evictions();
   if (pool.retention() == nullptr) return;
-  retention_ = pool.retention()->totals();
-  retention_cap_ = pool.retention()->most();
+  retention_ = TotalsOf(*pool.retention());
+  retention_cap_ = MostRetained(*pool.retention());
 }
 
 void PoolMetrics::SetSlots(const SimRequest& request, int64_t slots) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "offload/tier.h"
 #include "sim/report/report_section.h"
 #include "sim/report/text_page.h"
 

@@ -137,7 +137,7 @@ absl::Status Replay::Run() {
     if (pool.block(id).has_key()) keyed_blocks.push_back(id);
   }
   evictions = pool.num_evictions();
-  if (pool.retention() != nullptr) retention = pool.retention()->totals();
+  if (pool.retention() != nullptr) retention = TotalsOf(*pool.retention());
   return status;
 }
 

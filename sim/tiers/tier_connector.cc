@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/check.h"
+#include "offload/tier.h"
 #include "sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {

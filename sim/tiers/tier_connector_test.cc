@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/tier.h"
 #include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -131,7 +132,7 @@ TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
   EXPECT_EQ(replay.tiers->tier_totals(0).num_hit_tokens, 8);
   // A and C miss 8 and 12 tokens that nobody had stored.
   EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 0, 0, 0));
-  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_useful, 2);
+  EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_useful, 2);
   EXPECT_EQ(replay.tiers->write_totals(0)->bytes, 5 * 128);
   EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
 }
@@ -207,7 +208,7 @@ TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
   EXPECT_EQ(replay.tiers->tier_totals(1).num_hit_tokens, 8);
-  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_moved_down, 2 + 2);
+  EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_moved_down, 2 + 2);
 }
 
 TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
@@ -217,7 +218,7 @@ TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   // A's two, and C's last one, whose block D's load took.
-  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 2 + 1);
+  EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 2 + 1);
 }
 
 TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
@@ -227,7 +228,7 @@ TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 8, 0, 0));
   EXPECT_EQ(replay.tiers->tier_totals(0).num_distinct, 5);
-  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 7);
+  EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 7);
 }
 
 // vllm#46283: blocks of an aborted load are free when the transfer ends, and not before.
@@ -269,7 +270,7 @@ TEST(TierConnectorTest, WhatCannotBeReadLeavesItsTierAndIsComputed) {
     EXPECT_EQ(totals.num_loaded_tokens, is_second ? 4 : 0);
     EXPECT_EQ(replay.result.scheduler.num_lost, totals.num_lost_tokens);
     // Being written anew when D has computed it.
-    EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 5);
+    EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 5);
     EXPECT_EQ(replay.tiers->offload().tier(0).num_found(), 5);
     EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
   }
@@ -309,7 +310,7 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
     EXPECT_EQ(replay.ends["D"], "abort");
     EXPECT_EQ(replay.tiers->load_totals().num_failed, 1);
     // A's 2, C's 3, F's 7, and B's 1 of its prompt.
-    EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 2 + 3 + 7 + 1);
+    EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 2 + 3 + 7 + 1);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/tiers/tier_connector.h"
+#include "offload/tier.h"
 
 namespace kvblocks::sim {
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "attention/verify/paged_memory.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/verify/small_plan.h"
 
@@ -183,8 +184,8 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
     const offload::OffloadManager& offload = options_.tiers->offload();
     for (offload::TierId t = 0; t < offload.num_tiers(); ++t) {
       first_blocks_.push_back(options.num_blocks);
-      options.num_blocks += (offload.tier(t).capacity().num_slots + 1) *
-                            offload.tier(t).options().blocks_per_chunk;
+      options.num_blocks += (offload.tier_capacity(t).num_slots + 1) *
+                            offload.tier_options(t).blocks_per_chunk;
     }
   }
   options.groups = MakeGroups();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_pool/eviction/retention.h"
 #include "block_pool/testing/pool_testing.h"
 #include "kvblocks/block_pool.h"
 #include "kvblocks/eviction.h"

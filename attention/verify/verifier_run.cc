@@ -1,4 +1,4 @@
-#include "kvblocks/kv_cache_verifier.h"
+#include "attention/verify/verifier_run.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace kvblocks::attention {
 
-KvCacheVerifier::KvCacheVerifier(VerifierOptions options)
+VerifierRun::VerifierRun(VerifierOptions options)
     : options_(std::move(options)),
       values_(options_.seed),
       num_holders_(static_cast<size_t>(options_.num_blocks)),
@@ -21,7 +21,7 @@ KvCacheVerifier::KvCacheVerifier(VerifierOptions options)
       batch_rows_(options_.groups.size()) {}
 
 // Sink tokens are learned: written once, before any request.
-void KvCacheVerifier::WriteSinkRows() {
+void VerifierRun::WriteSinkRows() {
   sink_rows_.resize(layers_.size());
   const Held nobody;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
@@ -41,34 +41,34 @@ void KvCacheVerifier::WriteSinkRows() {
 
 // --- Where things are ---
 
-int64_t KvCacheVerifier::FirstVisible(const VerifiedGroup& group, int64_t position) const {
+int64_t VerifierRun::FirstVisible(const VerifiedGroup& group, int64_t position) const {
   if (group.window > 0) return std::max<int64_t>(0, position - group.window + 1);
   return group.chunk > 0 ? position / group.chunk * group.chunk : 0;
 }
 
-int32_t KvCacheVerifier::BlockOfRow(size_t g, const Held& held, int64_t row) const {
+int32_t VerifierRun::BlockOfRow(size_t g, const Held& held, int64_t row) const {
   const VerifiedGroup& group = options_.groups[g];
   const int64_t num_sink_rows = NumSinkRows(group);
   if (row < num_sink_rows) return group.sink_blocks[static_cast<size_t>(row / BlockRows(group))];
   return held.tables[g][static_cast<size_t>((row - num_sink_rows) / BlockRows(group))];
 }
 
-std::string KvCacheVerifier::LayerName(size_t layer) const {
+std::string VerifierRun::LayerName(size_t layer) const {
   return absl::StrCat("layer ", layer, " (", GroupOf(layer).name, ")");
 }
 
-const float* KvCacheVerifier::PlainRow(size_t layer, const Held& held, int64_t row) const {
+const float* VerifierRun::PlainRow(size_t layer, const Held& held, int64_t row) const {
   return held.rows[layer].data() + row * Shape(GroupOf(layer)).floats();
 }
 
-bool KvCacheVerifier::IsAsWritten(size_t layer, const Held& held, int64_t row) const {
+bool VerifierRun::IsAsWritten(size_t layer, const Held& held, int64_t row) const {
   return memory_.Equals(layer, BlockOfRow(layers_[layer].group, held, row),
                         row % BlockRows(GroupOf(layer)), PlainRow(layer, held, row));
 }
 
 // --- Steps ---
 
-absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests) {
+absl::Status VerifierRun::OnStep(absl::Span<const VerifiedRequest> requests) {
   if (failure_) return absl::DataLossError(failure_->text);
   KVBLOCKS_RETURN_IF_ERROR(CheckStep(requests));
   TakeParts(requests);
@@ -110,7 +110,7 @@ absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests)
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::CopyBlocks(absl::Span<const VerifiedCopy> copies) {
+absl::Status VerifierRun::CopyBlocks(absl::Span<const VerifiedCopy> copies) {
   if (failure_) return absl::DataLossError(failure_->text);
   for (const VerifiedCopy& copy : copies) {
     for (const int32_t block : {copy.source, copy.target}) {
@@ -124,7 +124,7 @@ absl::Status KvCacheVerifier::CopyBlocks(absl::Span<const VerifiedCopy> copies) 
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> requests) const {
+absl::Status VerifierRun::CheckStep(absl::Span<const VerifiedRequest> requests) const {
   absl::flat_hash_set<uint64_t> ids;
   for (const VerifiedRequest& request : requests) {
     const std::string name = absl::StrCat("OnStep: request ", std::string(request.name));
@@ -172,7 +172,7 @@ absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> reques
   return absl::OkStatus();
 }
 
-void KvCacheVerifier::TakeParts(absl::Span<const VerifiedRequest> requests) {
+void VerifierRun::TakeParts(absl::Span<const VerifiedRequest> requests) {
   parts_.clear();
   for (const VerifiedRequest& request : requests) {
     std::unique_ptr<Held>& held = held_[request.id];
@@ -203,7 +203,7 @@ void KvCacheVerifier::TakeParts(absl::Span<const VerifiedRequest> requests) {
 }
 
 // Returns whether it differs.
-bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const int32_t> table) {
+bool VerifierRun::ReplaceTable(const Part& part, size_t g, absl::Span<const int32_t> table) {
   std::vector<int32_t>& held = part.held->tables[g];
   if (absl::MakeConstSpan(held) == table) return false;
   const VerifiedGroup& group = options_.groups[g];
@@ -227,7 +227,7 @@ bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const 
 }
 
 // Counts holders anew and makes void what went. Ids outside the pool are left to CheckTables.
-void KvCacheVerifier::Settle() {
+void VerifierRun::Settle() {
   const auto is_block = [&](int32_t id) { return id > kNullBlock && id < options_.num_blocks; };
   for (const int32_t block : left_) {
     if (is_block(block)) --num_holders_[static_cast<size_t>(block)];
@@ -254,7 +254,7 @@ void KvCacheVerifier::Settle() {
   stats_.num_blocks_poisoned = memory_.num_poisoned();
 }
 
-absl::Status KvCacheVerifier::CheckTables() {
+absl::Status VerifierRun::CheckTables() {
   for (const Part& part : parts_) {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       if (layers_[layer].index != 0) continue;  // once per group
@@ -291,7 +291,7 @@ absl::Status KvCacheVerifier::CheckTables() {
 
 // That an entry of the layer's table, in which a token lies, names a block that the request may
 // use.
-absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t i, int64_t token) {
+absl::Status VerifierRun::CheckEntry(const Part& part, size_t layer, int64_t i, int64_t token) {
   const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
   const bool is_there = i < static_cast<int64_t>(table.size());
   const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
@@ -331,7 +331,7 @@ absl::Status KvCacheVerifier::CheckEntry(const Part& part, size_t layer, int64_t
 }
 
 // An encoder sees all of its input at each token.
-void KvCacheVerifier::FillEncoderRows(Held& held, uint64_t salt,
+void VerifierRun::FillEncoderRows(Held& held, uint64_t salt,
                                       absl::Span<const int64_t> tokens) {
   held.num_encoder_tokens = static_cast<int64_t>(tokens.size());
   uint64_t input = values_.EmptyPrefix(salt);
@@ -348,7 +348,7 @@ void KvCacheVerifier::FillEncoderRows(Held& held, uint64_t salt,
   }
 }
 
-void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens) {
+void VerifierRun::AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens) {
   std::vector<uint64_t>& prefixes = held.prefixes;
   uint64_t prefix = prefixes.empty() ? values_.EmptyPrefix(salt) : prefixes.back();
   for (size_t i = prefixes.size(); i < tokens.size(); ++i) {
@@ -371,7 +371,7 @@ void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const i
 }
 
 // What a request comes in with, and of an encoder what its first step wrote, in each later one.
-absl::Status KvCacheVerifier::ReadBack(const Part& part) {
+absl::Status VerifierRun::ReadBack(const Part& part) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const VerifiedGroup& group = GroupOf(layer);
     if (group.is_state) continue;  // read at the start of every step
@@ -391,7 +391,7 @@ absl::Status KvCacheVerifier::ReadBack(const Part& part) {
 
 // --- Between steps ---
 
-absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
+absl::Status VerifierRun::Rollback(uint64_t request, int64_t num_tokens) {
   if (failure_) return absl::DataLossError(failure_->text);
   const auto it = held_.find(request);
   if (it == held_.end() || num_tokens < 0 || num_tokens > it->second->num_tokens()) {
@@ -431,7 +431,7 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::Release(uint64_t request) {
+absl::Status VerifierRun::Release(uint64_t request) {
   if (failure_) return absl::DataLossError(failure_->text);
   const auto it = held_.find(request);
   if (it == held_.end()) return absl::OkStatus();
@@ -443,7 +443,7 @@ absl::Status KvCacheVerifier::Release(uint64_t request) {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheVerifier::Drop(absl::Span<const int32_t> blocks) {
+absl::Status VerifierRun::Drop(absl::Span<const int32_t> blocks) {
   if (failure_) return absl::DataLossError(failure_->text);
   for (const int32_t block : blocks) {
     if (block < 0 || block >= options_.num_blocks) {
