@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <numeric>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/line_reader.h"
 #include "simdjson.h"
 
 namespace kvblocks::engine {
@@ -16,6 +18,8 @@ namespace {
 
 namespace dom = simdjson::dom;
 using attention::MaskRowBounds;
+
+constexpr int64_t kMaxLineBytes = int64_t{64} << 20;  // a mask of 11,000 tokens
 
 // The lengths must be those of a prompt's beginning. `rest`: tokens behind them.
 absl::Status CheckLengths(const char* field, const std::vector<int64_t>& lengths,
@@ -131,19 +135,24 @@ attention::MaskRule RequestAttention::Rule(int64_t num_prompt, int64_t window) c
 }
 
 absl::StatusOr<RequestAttentions> ReadRequestAttentions(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto source, sim::OpenByteSource(path));
+  sim::LineReader lines(std::move(source), kMaxLineBytes);
   RequestAttentions all;
   dom::parser parser;
-  std::string line;
-  for (int64_t number = 1; std::getline(in, line); ++number) {
-    if (line.empty()) continue;
+  sim::Line line;
+  while (true) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, lines.Next(&line));
+    if (!more) return all;
+    if (line.text.empty() && !line.too_long) continue;
     const auto refuse = [&](std::string_view why) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": line ", number, ": ", std::string(why)));
+          absl::StrCat(path, ": line ", line.number, ": ", std::string(why)));
     };
+    if (line.too_long) {
+      return refuse(absl::StrCat("got ", line.bytes, " bytes, expected at most ", kMaxLineBytes));
+    }
     dom::object object;
-    if (parser.parse(line).get(object)) return refuse("expected one JSON object");
+    if (parser.parse(line.text).get(object)) return refuse("expected one JSON object");
     RequestAttention one;
     std::string id;
     for (const auto [name, value] : object) {
@@ -155,7 +164,6 @@ absl::StatusOr<RequestAttentions> ReadRequestAttentions(const std::string& path)
       return refuse(absl::StrCat("request_id: got ", id, " again, expected one line for each"));
     }
   }
-  return all;
 }
 
 }  // namespace kvblocks::engine
