@@ -6,9 +6,8 @@
 //
 // One code runs Llama, Mistral, Qwen, Gemma, gpt-oss and DeepSeek: what differs is in the
 // configuration and in which weights there are. V4's layers have a file of their own. Queries and
-// keys come rotated; those of latent
-// attention are in the form that AttentionLayer takes: the query absorbed, the latent row and its
-// rotary part in place of keys and values.
+// keys come rotated; those of latent attention are in the form that AttentionLayer takes: the query
+// absorbed, the latent row and its rotary part in place of keys and values.
 //
 // Cost: the matrix products; activations are allocated per step. Never changes after Load.
 
