@@ -9,7 +9,7 @@
 A model is a folder as Hugging Face has them, so that whatever loads a published checkpoint loads it: config.json,
 model.safetensors (random bfloat16 weights under the names that save_pretrained gives), and golden.safetensors:
 
-  prompts       int32 [64, longest] (16 of FEW), filled up with -1; many begin like others, a few are the start of another
+  prompts       int32 [64, longest] (16 of FEW), filled up with -1; many begin like others, some are another's start
   prompt_lens   int32 [64]
   tokens        int32 [64, 8], chosen greedily
   first_logits  float32 [64, vocabulary], those that the first token was chosen by
@@ -194,7 +194,8 @@ def mask_of(model, num_tokens, shown):
     window = getattr(model.config, "sliding_window", None)
     if not window:
         return additive(shown)
-    return {"full_attention": additive(shown), "sliding_attention": additive(shown & ~shown.new_ones(shown.shape).tril(-window))}
+    near = ~shown.new_ones(shown.shape).tril(-window)
+    return {"full_attention": additive(shown), "sliding_attention": additive(shown & near)}
 
 
 def answer(model, prompt, shown=None):

@@ -133,7 +133,7 @@ for line in sys.stdin:
                 answer["pieces"] = pieces
         else:
             parts = [ask["ids"]] if ask["whole"] else [[i] for i in ask["ids"]]
-            answer = {"pieces": [tokenizer.decode(part, skip_special_tokens=False) for part in parts]}
+            answer = {"pieces": [tokenizer.decode(p, skip_special_tokens=False) for p in parts]}
     except Exception as error:
         answer = {"error": str(error)}
     say(answer)
