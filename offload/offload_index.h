@@ -27,7 +27,8 @@ class OffloadIndex final : public OffloadManager {
   static absl::StatusOr<std::unique_ptr<OffloadManager>> Make(const KvCacheManager& model,
                                                               OffloadOptions options);
 
-  Match Lookup(const PrefixContent& content, int64_t num_computed_tokens, int64_t max_tokens) const override;
+  Match Lookup(const PrefixContent& content, int64_t num_computed_tokens,
+               int64_t max_tokens) const override;
   absl::StatusOr<LoadPlan> PrepareLoad(OwnerId owner, const PrefixContent& content,
                                        int64_t num_computed_tokens, int64_t num_tokens) override;
   absl::Status CompleteLoad(TicketId ticket) override;

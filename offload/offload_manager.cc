@@ -2,6 +2,7 @@
 
 #include "checks/checked_int64.h"
 #include "kvblocks/check.h"
+#include "kvblocks/offload.h"
 
 namespace kvblocks::offload {
 namespace {

@@ -208,14 +208,16 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Causal(int64_t n, MaskElement elem
     return InvalidArgument("Causal: n is ", n, "; it must be 1 to ", kMaxExtent);
   }
   const int64_t capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      const auto mask, impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kCausal, element), capacity, capacity, HidesLater));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto mask,
+                            impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kCausal, element), capacity,
+                                             capacity, HidesLater));
   return TopLeft(mask, n, n);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::SplitFuse(DType dtype) {
-  auto mask = impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kSplitFuse, {dtype, MaskEncoding::kMarker}), kSplitFuseSize,
-                        kSplitFuseSize, HidesLater);
+  auto mask =
+      impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kSplitFuse, {dtype, MaskEncoding::kMarker}),
+                       kSplitFuseSize, kSplitFuseSize, HidesLater);
   if (mask.ok()) mask->form = MaskForm::kTemplate;
   return mask;
 }
@@ -255,11 +257,13 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Strided(int64_t stride, int64_t n,
   Impl::Key key = impl_->MakeKey(Impl::Kind::kStrided, element);
   key.rows = key.columns = n;
   key.window = stride;
-  return impl_->GetOrMake(key, n, n, [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
+  return impl_->GetOrMake(key, n, n,
+                          [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
-  return impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kMla, element), kMlaSize, kMlaSize, HidesLater);
+  return impl_->GetOrMake(impl_->MakeKey(Impl::Kind::kMla, element), kMlaSize, kMlaSize,
+                          HidesLater);
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
@@ -288,7 +292,8 @@ absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
   std::lock_guard lock(impl_->mutex_);
   Impl::Registration& registration = impl_->registered_[name];
   const int64_t replaced = registration.generation;
-  registration = {{std::move(generator), std::move(bounds), std::move(params)}, ++impl_->last_generation_};
+  registration = {{std::move(generator), std::move(bounds), std::move(params)},
+                  ++impl_->last_generation_};
   std::erase_if(impl_->masks_, [replaced](const auto& entry) {
     return replaced != 0 && entry.first.generation == replaced;
   });
@@ -321,7 +326,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec)
     return InvalidArgument("Custom: the mask is [", spec.rows, ", ", spec.columns,
                            "]; extents must be 1 to ", kMaxExtent);
   }
-  KVBLOCKS_ASSIGN_OR_RETURN(const Impl::Registration registration, impl_->Find(spec.name, spec.params));
+  KVBLOCKS_ASSIGN_OR_RETURN(const Impl::Registration registration,
+                            impl_->Find(spec.name, spec.params));
   const MaskRule& rule = registration.rule;
   Impl::Key key = impl_->MakeKey(Impl::Kind::kCustom, spec.element);
   key.rows = spec.rows;
@@ -378,8 +384,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& of_batch,
   return mask;
 }
 
-absl::StatusOr<int64_t> AttentionMaskBuilder::Impl::BytesOf(const char* what, DType dtype, int64_t rows,
-                                                      int64_t columns) const {
+absl::StatusOr<int64_t> AttentionMaskBuilder::Impl::BytesOf(const char* what, DType dtype,
+                                                            int64_t rows, int64_t columns) const {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, ElementBytes(dtype), &bytes) ||

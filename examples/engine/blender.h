@@ -1,5 +1,5 @@
-// Blender: CacheBlend of an engine (kvblocks/cache_blend.h). It keeps what prompts left in the
-// cache that are chunks of others, and runs steps in which such others are prefilled.
+// Blender: CacheBlend of an engine (kvblocks/cache_blend.h). It keeps what prompts that are chunks
+// of others left in the cache, and runs steps in which such others are prefilled.
 //
 // Chunks are found by their tokens; of a prompt those are blended that come before the first one
 // that is not kept. For models whose attention RunBlend computes: heads in one KV group, without

@@ -5,9 +5,9 @@
 //                                [&](int64_t layer, const attention::LayerTensors& tensors) {...});
 //
 // One code runs Llama, Mistral, Qwen, Gemma, gpt-oss and DeepSeek: what differs is in the
-// configuration and in which weights there are. V4's layers have a file of their own. Queries and keys come rotated; those of latent
-// attention are in the form that AttentionLayer takes: the query absorbed, the latent row and its
-// rotary part in place of keys and values.
+// configuration and in which weights there are. V4's layers have a file of their own. Queries and
+// keys come rotated; those of latent attention are in the form that AttentionLayer takes: the query
+// absorbed, the latent row and its rotary part in place of keys and values.
 //
 // Cost: the matrix products; activations are allocated per step. Never changes after Load.
 
@@ -57,8 +57,8 @@ class Model {
   absl::StatusOr<std::vector<float>> Forward(const Step& step, Attend attend) const;
 
   // The same in parts, for whoever has more to do between them: rows of the embedding; what a layer
-  // that is not latent makes of rows, not rotated; what it adds to them once they have attended;
-  // and logits of final rows.
+  // that is not latent makes of rows, not rotated; what it adds to them once they attended; and
+  // logits of final rows.
   struct Heads {
     std::vector<float> q, k, v;
   };

@@ -280,7 +280,8 @@ class OffloadManager {
   // The longest prefix of at most `max_tokens` that the device's first `num_computed_tokens` and
   // the tiers hold together, a multiple of the model's scheduler block size. It is
   // num_computed_tokens if tiers add nothing, or if these end inside a block. Changes nothing.
-  virtual Match Lookup(const PrefixContent& content, int64_t num_computed_tokens, int64_t max_tokens) const = 0;
+  virtual Match Lookup(const PrefixContent& content, int64_t num_computed_tokens,
+                       int64_t max_tokens) const = 0;
 
   // Loads tokens [num_computed_tokens, num_tokens); `num_tokens` at most what Lookup says.
   // InvalidArgument, and nothing changed, for other numbers or where something is missing.

@@ -1,4 +1,4 @@
-// VerifierRun: what it is made from, and what it says of a failure.
+// KvCacheVerifier: what it is made from, and what it says of a failure.
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +13,7 @@
 #include "attention/verify/verifier_run.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 
