@@ -7,7 +7,7 @@ namespace kvblocks::attention {
 
 const AttentionBackend& CpuBackend() {
   static const auto* const backend =
-      new HostBackend<CpuOps>({DType::kF32, DType::kF16, DType::kBF16});
+      new HostBackend(Cpu(), {DType::kF32, DType::kF16, DType::kBF16});
   return *backend;
 }
 

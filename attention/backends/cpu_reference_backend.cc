@@ -8,7 +8,7 @@ namespace kvblocks::attention {
 
 const AttentionBackend& CpuReferenceBackend() {
   static const auto* const backend =
-      new HostBackend<CpuReferenceOps>({DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
+      new HostBackend(CpuReference(), {DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
   return *backend;
 }
 

@@ -32,17 +32,17 @@ inline BackendSupport HostSupport(std::vector<DType> q_dtypes) {
   return support;
 }
 
-template <typename Ops>
 class HostBackend final : public AttentionBackend {
  public:
-  explicit HostBackend(std::vector<DType> q_dtypes) : support_(HostSupport(std::move(q_dtypes))) {}
+  HostBackend(const AttentionOps& ops, std::vector<DType> q_dtypes)
+      : ops_(ops), support_(HostSupport(std::move(q_dtypes))) {}
   const char* name() const override { return ops_.name(); }
   const AttentionOps& ops() const override { return ops_; }
   const BackendSupport& support() const override { return support_; }
   BackendFlags flags() const override { return {.supports_quantized_query = true}; }
 
  private:
-  Ops ops_;
+  const AttentionOps& ops_;
   BackendSupport support_;
 };
 

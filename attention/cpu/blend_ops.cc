@@ -1,4 +1,3 @@
-#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/tensor/small_floats.h"
 #include "checks/ceil_div.h"

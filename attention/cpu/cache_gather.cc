@@ -3,9 +3,9 @@
 
 #include "attention/cache/cache_rows.h"
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "checks/ceil_div.h"
-#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

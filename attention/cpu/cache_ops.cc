@@ -1,4 +1,3 @@
-#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +6,7 @@
 
 #include "attention/cache/element_rows.h"
 #include "attention/cache/quantised_rows.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "checks/ceil_div.h"
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/tensor/small_floats.h"
 #include "checks/ceil_div.h"
-#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

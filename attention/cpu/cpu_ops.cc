@@ -1,12 +1,12 @@
 // CPU's attention over K/V heads and dense latent caches, and the merging of states. What lists of
 // keys need is in cpu_ops_sparse.cc.
 
-#include "kvblocks/attention_cpu.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/simd_dense.h"

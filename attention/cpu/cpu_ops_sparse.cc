@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/cpu/simd_dense.h"
 #include "attention/cpu/simd_states.h"
-#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/cpu/visibility.h"
 #include "attention/tensor/small_floats.h"
 #include "checks/ceil_div.h"
-#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

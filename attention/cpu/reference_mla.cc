@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/cpu/host_scalars.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_rows.h"
 #include "attention/tensor/small_floats.h"
-#include "kvblocks/attention_cpu.h"
 
 namespace kvblocks::attention {
 namespace {

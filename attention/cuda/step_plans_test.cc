@@ -29,10 +29,11 @@ Tensor Normal(std::vector<int64_t> extents, uint64_t seed) {
   return tensor;
 }
 
-// Decodes through layers over caches of random rows.
-class StepPlansTest : public testing::Test {
+// Decodes through layers over caches of random rows. No fixture: GoogleTest makes those of tests
+// that are skipped, too, and without a GPU this cannot be made.
+class LayersOfAStep {
  protected:
-  StepPlansTest() {
+  LayersOfAStep() {
     EXPECT_EQ(CreateStream(&context_.stream), 0);
     auto builder = AttentionMetadataBuilder::Create(
         {.groups = {{.manager_block_size = kBlockSize,
@@ -44,7 +45,7 @@ class StepPlansTest : public testing::Test {
     builder_ = std::make_unique<AttentionMetadataBuilder>(*std::move(builder));
     uploaded_ = std::move(DeviceMetadata::Create(context_, builder_.get())).value();
   }
-  ~StepPlansTest() override {
+  ~LayersOfAStep() {
     EXPECT_EQ(Synchronize(context_.stream), 0);
     EXPECT_EQ(on_.flags(), 0u);
     uploaded_.reset();
@@ -121,78 +122,103 @@ class StepPlansTest : public testing::Test {
   const Mirror cache_copy_{rows_};
 };
 
-TEST_F(StepPlansTest, OnePlanServesTheLayersOfAType) {  // AT-65
-  for (int i = 0; i < 3; ++i) {
-    AddLayer(64, 0, SplitPolicy::Fixed(32));
-    AddLayer(64, 40, SplitPolicy::Fixed(32));
-    AddLayer(128, 0, SplitPolicy::Count(3));
-  }
-  int64_t plans = 0;
-  for (const std::vector<int64_t>& computed :
-       std::vector<std::vector<int64_t>>{{100, 3, 150}, {101, 4, 151}, {102, 5}}) {
-    Upload(computed);
+struct OnePlanServesTheLayersOfAType : LayersOfAStep {
+  void Run() {
+    for (int i = 0; i < 3; ++i) {
+      AddLayer(64, 0, SplitPolicy::Fixed(32));
+      AddLayer(64, 40, SplitPolicy::Fixed(32));
+      AddLayer(128, 0, SplitPolicy::Count(3));
+    }
+    int64_t plans = 0;
+    for (const std::vector<int64_t>& computed :
+         std::vector<std::vector<int64_t>>{{100, 3, 150}, {101, 4, 151}, {102, 5}}) {
+      Upload(computed);
+      ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
+      plans += 3;  // not 9
+      EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans);
+      EXPECT_EQ(Outputs(), OutputsWithoutPlans());
+    }
+    // The same step again, as where it is captured behind a first run, plans again.
     ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-    plans += 3;  // not 9
-    EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans);
+    EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans + 3);
+  }
+};
+TEST(StepPlansTest, OnePlanServesTheLayersOfAType) {  // AT-65
+  OnePlanServesTheLayersOfAType().Run();
+}
+
+struct LayersSplitAsVllmDoes : LayersOfAStep {
+  void Run() {
+    // V1, one pass, of up to 512 keys; V2, partitions of 512, where there is little else to do.
+    AddLayer(64, 0, {}, /*split_as_vllm=*/true);
+    AddLayer(64, 0, SplitPolicy::None());
+    AddLayer(64, 0, SplitPolicy::Fixed(512));
+    for (const auto& [longest, policy] : {std::pair(511, 1), std::pair(700, 2)}) {
+      Upload({longest, 3, 30});
+      const int64_t before = uploaded_->plans().num_decode_plans();
+      ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
+      // It shares a plan with the layer of its policy.
+      EXPECT_EQ(uploaded_->plans().num_decode_plans() - before, 2);
+      const auto outputs = Outputs();
+      EXPECT_EQ(outputs[0], outputs[policy]);
+    }
+  }
+};
+TEST(StepPlansTest, LayersSplitAsVllmDoes) {
+  LayersSplitAsVllmDoes().Run();
+}
+
+struct FewRequestsNeedNone : LayersOfAStep {
+  void Run() {
+    AddLayer(64, 0, {});
+    Upload({100, 3, 150});
+    ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
+    EXPECT_EQ(uploaded_->plans().num_decode_plans(), 0);
     EXPECT_EQ(Outputs(), OutputsWithoutPlans());
   }
-  // The same step again, as where it is captured behind a first run, plans again.
-  ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-  EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans + 3);
+};
+TEST(StepPlansTest, FewRequestsNeedNone) {
+  FewRequestsNeedNone().Run();
 }
 
-TEST_F(StepPlansTest, LayersSplitAsVllmDoes) {
-  // V1, one pass, of up to 512 keys; V2, partitions of 512, where there is little else to do.
-  AddLayer(64, 0, {}, /*split_as_vllm=*/true);
-  AddLayer(64, 0, SplitPolicy::None());
-  AddLayer(64, 0, SplitPolicy::Fixed(512));
-  for (const auto& [longest, policy] : {std::pair(511, 1), std::pair(700, 2)}) {
-    Upload({longest, 3, 30});
-    const int64_t before = uploaded_->plans().num_decode_plans();
-    ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-    // It shares a plan with the layer of its policy.
-    EXPECT_EQ(uploaded_->plans().num_decode_plans() - before, 2);
-    const auto outputs = Outputs();
-    EXPECT_EQ(outputs[0], outputs[policy]);
+struct GraphsPlanForTheLengthsThatTheyFind : LayersOfAStep {
+  void Run() {
+    for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
+    Upload({20, 3, 30});
+    CommonAttentionMetadata metadata = uploaded_->metadata();
+    metadata.max_seq_len = 800;
+    // As an engine does: a run, then the capture, in one step.
+    ASSERT_EQ(Forward(metadata), absl::OkStatus());
+    Replay replay(context_.stream);
+    replay.Capture([&] { return Forward(metadata); });
+    const int64_t plans = uploaded_->plans().num_decode_plans();
+    EXPECT_EQ(plans, IsEmulation() ? 1 : 2);
+    for (const std::vector<int64_t>& computed :
+         std::vector<std::vector<int64_t>>{{100, 7, 150}, {101, 159, 12}}) {
+      Upload(computed);
+      replay.Run();
+      EXPECT_EQ(Outputs(), OutputsWithoutPlans());
+    }
   }
+};
+TEST(StepPlansTest, GraphsPlanForTheLengthsThatTheyFind) {  // AT-94
+  GraphsPlanForTheLengthsThatTheyFind().Run();
 }
 
-TEST_F(StepPlansTest, FewRequestsNeedNone) {
-  AddLayer(64, 0, {});
-  Upload({100, 3, 150});
-  ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-  EXPECT_EQ(uploaded_->plans().num_decode_plans(), 0);
-  EXPECT_EQ(Outputs(), OutputsWithoutPlans());
-}
-
-TEST_F(StepPlansTest, GraphsPlanForTheLengthsThatTheyFind) {  // AT-94
-  for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
-  Upload({20, 3, 30});
-  CommonAttentionMetadata metadata = uploaded_->metadata();
-  metadata.max_seq_len = 800;
-  // As an engine does: a run, then the capture, in one step.
-  ASSERT_EQ(Forward(metadata), absl::OkStatus());
-  Replay replay(context_.stream);
-  replay.Capture([&] { return Forward(metadata); });
-  const int64_t plans = uploaded_->plans().num_decode_plans();
-  EXPECT_EQ(plans, IsEmulation() ? 1 : 2);
-  for (const std::vector<int64_t>& computed :
-       std::vector<std::vector<int64_t>>{{100, 7, 150}, {101, 159, 12}}) {
-    Upload(computed);
-    replay.Run();
+struct WithoutMemoryLayersPlanForThemselves : LayersOfAStep {
+  void Run() {
+    for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
+    Upload({100, 3, 150});
+    StepPlans none;
+    CommonAttentionMetadata metadata = uploaded_->metadata();
+    metadata.plans = &none;
+    ASSERT_EQ(Forward(metadata), absl::OkStatus());
+    EXPECT_EQ(none.num_decode_plans(), 0);
     EXPECT_EQ(Outputs(), OutputsWithoutPlans());
   }
-}
-
-TEST_F(StepPlansTest, WithoutMemoryLayersPlanForThemselves) {
-  for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
-  Upload({100, 3, 150});
-  StepPlans none;
-  CommonAttentionMetadata metadata = uploaded_->metadata();
-  metadata.plans = &none;
-  ASSERT_EQ(Forward(metadata), absl::OkStatus());
-  EXPECT_EQ(none.num_decode_plans(), 0);
-  EXPECT_EQ(Outputs(), OutputsWithoutPlans());
+};
+TEST(StepPlansTest, WithoutMemoryLayersPlanForThemselves) {
+  WithoutMemoryLayersPlanForThemselves().Run();
 }
 
 }  // namespace

@@ -3,15 +3,10 @@
 #ifndef KVBLOCKS_ATTENTION_CPU_H_
 #define KVBLOCKS_ATTENTION_CPU_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "kvblocks/attention_args.h"
 #include "kvblocks/attention_ops.h"
 
@@ -28,27 +23,18 @@ class ThreadPool {
   // `num_threads` >= 1 in all, the caller included; 0 means one per processor.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const { return num_threads_; }
 
   // Calls work(item, thread) once for each item in [0, num_items), thread in [0, num_threads()),
   // and returns when all are done. `work` must not throw or call ParallelFor.
   void ParallelFor(int64_t num_items, absl::FunctionRef<void(int64_t item, int thread)> work);
 
  private:
-  struct Job;
-  void Run(Job& job, int thread);
+  struct State;
 
-  std::mutex turn_;  // of the caller whose job it is; taken before mutex_
-  std::mutex mutex_;
-  std::condition_variable start_, done_;
-  Job* job_ = nullptr;        // guarded by mutex_
-  uint64_t generation_ = 0;   // guarded by mutex_
-  int active_ = 0;            // workers inside the job; guarded by mutex_
-  bool stopping_ = false;     // guarded by mutex_
-  std::vector<std::thread> workers_;
+  int num_threads_;
+  std::unique_ptr<State> state_;
 };
 
 // On `pool`, or one item after another on the calling thread if it is null.
@@ -56,37 +42,15 @@ void ParallelFor(ThreadPool* pool, int64_t num_items,
                  absl::FunctionRef<void(int64_t item, int thread)> work);
 inline int NumThreads(const ThreadPool* pool) { return pool == nullptr ? 1 : pool->num_threads(); }
 
-// HostOps: what all CPU backends share: which contexts they refuse, and the operations that write
-// and gather rows of the paged cache and those of CacheBlend. What differs is how they attend.
-//
-// Contexts of other devices are refused, whose memory the host could not read. Rows of the cache's
-// own type are copied bit by bit; others go through float64 and are rounded once. Tokens are spread
-// over the context's threads; results do not depend on them. A conversion uses one row of scratch
-// per thread; copies allocate nothing.
+// What both backends share. They refuse contexts of other devices, whose memory the host could not
+// read. Rows of the cache's own type are copied bit by bit; others go through float64 and are
+// rounded once. Tokens are spread over the context's threads; results do not depend on them. A
+// conversion uses one row of scratch per thread; copies allocate nothing.
 //
 // SelectHkvd ranks a NaN among the differences as +infinity and sets kNonFiniteInput; a prefix that
 // is selected at some ratio is selected at every larger one. Cost: O(n * Hkv * D), and O(n)
 // expected for the selection plus its sort. RotateKeys copies columns past rotary_dim, and rows
 // that are rotated by nothing; in place every call rotates once more.
-
-class HostOps : public AttentionOps {
- public:
-  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_RUN)
-
- protected:
-#define KVBLOCKS_REFUSE_ON_HOST(Op)                                                                \
-  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const final {              \
-    return context.device.on_host() ? attention::Check(context, args) : NotOnHost(context.device); \
-  }
-  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_REFUSE_ON_HOST)
-#undef KVBLOCKS_REFUSE_ON_HOST
-
- private:
-  static absl::Status NotOnHost(const DeviceId& device) {
-    return absl::InvalidArgumentError(absl::StrCat("the context is on ", Name(device),
-                                                   "; operations of the CPU run on the host"));
-  }
-};
 
 // CPU: attention with SIMD instructions and threads, the backend that users run.
 //
@@ -103,14 +67,6 @@ class HostOps : public AttentionOps {
 // Cost: keys and values are read once per request, and once per 32 query tokens of a prefill at
 // groups of 4. A thread keeps scratch of the order of a megabyte between calls.
 
-class CpuOps : public HostOps {
- public:
-  const char* name() const override { return "CPU"; }
-
-  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
-};
-
-// The one instance; it has no state.
 const AttentionOps& Cpu();
 
 // CPU_REFERENCE: attention in float64, rounded once; what every other backend is measured against.
@@ -121,14 +77,6 @@ const AttentionOps& Cpu();
 // threads nor on the batch. Cost: about a nanosecond per multiplication, and memory for the scores
 // of up to 64 rows per thread.
 
-class CpuReferenceOps : public HostOps {
- public:
-  const char* name() const override { return "CPU_REFERENCE"; }
-
-  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
-};
-
-// The one instance; it has no state.
 const AttentionOps& CpuReference();
 
 }  // namespace kvblocks::attention

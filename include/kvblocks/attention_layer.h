@@ -56,12 +56,11 @@ struct SparseWork;
 
 class StepPlans {
  public:
-  explicit StepPlans(TensorView memory = {}) : memory_(memory) {}
-  StepPlans(const StepPlans&) = delete;
-  StepPlans& operator=(const StepPlans&) = delete;
+  explicit StepPlans(TensorView memory = {});
+  ~StepPlans();
 
   // Lengths are others than before: nothing made so far is taken again.
-  void BeginStep() { ++step_; }
+  void BeginStep();
 
   // The plan for a call of `layer`, made on the context's stream if there is none yet; null where
   // the backend makes none or memory is used up.
@@ -74,43 +73,12 @@ class StepPlans {
                  const CommonAttentionMetadata* compressed, const SparseWork& work);
 
   // So far, to see that they are shared.
-  int64_t num_decode_plans() const { return num_decode_plans_; }
-  int64_t num_lists() const { return num_lists_; }
+  int64_t num_decode_plans() const;
+  int64_t num_lists() const;
 
  private:
-  // Which layers took something in which step.
-  struct Users {
-    int64_t step = -1;
-    std::vector<const void*> layers;
-  };
-  struct Decode {
-    const void* lengths = nullptr;
-    void* stream = nullptr;
-    DeviceDecodePlan plan;
-    bool is_shared = false;  // else calls plan for themselves
-    Users users;
-  };
-  // What lies where a work begins.
-  struct Lists {
-    const void* all_slots = nullptr;
-    const void* lengths[2] = {};
-    int64_t window = 0, ratio = 0, topk = 0;
-
-    friend bool operator==(const Lists&, const Lists&) = default;
-  };
-  struct Work {
-    Lists lists;
-    Users users;
-  };
-  // True if the layer is the first of the step, or comes again.
-  bool IsFirst(Users& users, const void* layer) const;
-  bool Reserve(int64_t needed, TensorView* memory);
-
-  TensorView memory_;
-  int64_t used_ = 0;  // bytes of it
-  int64_t step_ = 0, num_decode_plans_ = 0, num_lists_ = 0;
-  std::vector<std::unique_ptr<Decode>> decodes_;  // plans stay where they are
-  absl::flat_hash_map<const void*, Work> works_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 class AttentionLayer : public AttentionImpl {
