@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
-#include "kvblocks/attention_args.h"
 #include "kvblocks/attention_ops.h"
 
 // ThreadPool: runs independent work items of an operation on a fixed set of threads.

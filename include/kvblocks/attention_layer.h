@@ -41,46 +41,6 @@
 
 namespace kvblocks::attention {
 
-// StepPlans: what the layers of one step make once and share: plans of decodes in device memory,
-// and the lists of sparse layers (rule AT-65).
-//
-// The first layer that needs a plan makes it; others of the same shape over the same lengths take
-// it. A layer that comes again begins anew: so a step that is captured into a graph plans inside of
-// the graph, even if it ran before. Results are those of layers that plan for themselves, to the
-// bit. Good for one stream at a time; DeviceMetadata has one for its steps.
-//
-// `memory`, u8 and aligned to 16 bytes, is where backends that plan on the device put plans; those
-// that do not fit are not shared. Cost: O(shapes + layers) per layer; allocates for new ones only.
-
-struct SparseWork;
-
-class StepPlans {
- public:
-  explicit StepPlans(TensorView memory = {});
-  ~StepPlans();
-
-  // Lengths are others than before: nothing made so far is taken again.
-  void BeginStep();
-
-  // The plan for a call of `layer`, made on the context's stream if there is none yet; null where
-  // the backend makes none or memory is used up.
-  absl::StatusOr<const DeviceDecodePlan*> ForDecode(const AttentionBackend& backend,
-                                                    const ExecContext& context, const void* layer,
-                                                    const PagedDecodeArgs& args);
-  // Whether `layer` has to fill the lists of its work, because none of its type has. Layers of
-  // several types may work in the same memory.
-  bool HasToList(const LayerConfig& layer, const CommonAttentionMetadata& window,
-                 const CommonAttentionMetadata* compressed, const SparseWork& work);
-
-  // So far, to see that they are shared.
-  int64_t num_decode_plans() const;
-  int64_t num_lists() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 class AttentionLayer : public AttentionImpl {
  public:
   // `backend` must outlive the layer.
@@ -206,6 +166,44 @@ class SparseMlaLayer : public AttentionImpl {
 
   LayerConfig config_;
   const AttentionBackend* backend_;
+};
+
+// StepPlans: what the layers of one step make once and share: plans of decodes in device memory,
+// and the lists of sparse layers (rule AT-65).
+//
+// The first layer that needs a plan makes it; others of the same shape over the same lengths take
+// it. A layer that comes again begins anew: so a step that is captured into a graph plans inside of
+// the graph, even if it ran before. Results are those of layers that plan for themselves, to the
+// bit. Good for one stream at a time; DeviceMetadata has one for its steps.
+//
+// `memory`, u8 and aligned to 16 bytes, is where backends that plan on the device put plans; those
+// that do not fit are not shared. Cost: O(shapes + layers) per layer; allocates for new ones only.
+
+class StepPlans {
+ public:
+  explicit StepPlans(TensorView memory = {});
+  ~StepPlans();
+
+  // Lengths are others than before: nothing made so far is taken again.
+  void BeginStep();
+
+  // The plan for a call of `layer`, made on the context's stream if there is none yet; null where
+  // the backend makes none or memory is used up.
+  absl::StatusOr<const DeviceDecodePlan*> ForDecode(const AttentionBackend& backend,
+                                                    const ExecContext& context, const void* layer,
+                                                    const PagedDecodeArgs& args);
+  // Whether `layer` has to fill the lists of its work, because none of its type has. Layers of
+  // several types may work in the same memory.
+  bool HasToList(const LayerConfig& layer, const CommonAttentionMetadata& window,
+                 const CommonAttentionMetadata* compressed, const SparseWork& work);
+
+  // So far, to see that they are shared.
+  int64_t num_decode_plans() const;
+  int64_t num_lists() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 // UnifiedAttention: attention of a layer by its name, the one call that model code makes.

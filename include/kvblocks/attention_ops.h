@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "kvblocks/attention_args.h"
 #include "kvblocks/check.h"
 

@@ -4,7 +4,6 @@
 #define KVBLOCKS_SPLIT_PLANNER_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
