@@ -132,6 +132,8 @@ policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:polic
 --tier-prices: needs prices of devices, too|capacity --slo=ttft:1s@p99 --tier-prices=host:1
 --tier-prices: needs prices of devices, too|sweep --grid num-blocks=300 --tier-prices=host:1
 --tier-prices: got "host", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host
+--tier-prices: got "host:1e308", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host:1e308
+--devices: got "h100:1e308", expected DEVICE|capacity --slo=ttft:1s@p99 --devices=h100:1e308
 --tier-prices: got "host:2", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host:1,host:2
 --where: got "ttft-mean<=baseline", expected a number: a sweep has no baseline|sweep --grid seed=1 --pareto=hit-rate --where ttft-mean<=baseline
 --where: got "slo", but no point has such a figure|sweep --grid seed=1 --limit=50 --pareto=hit-rate --where slo

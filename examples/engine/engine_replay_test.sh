@@ -91,6 +91,8 @@ cmp "$out/of_tokens" "$out/of_text"
 grep -q '^{"request_id":"0","text":".' "$out/of_text"
 text --prompt-text=Hi --prompt-text=Hi --max-tokens=5 | cut -d, -f2 | uniq | wc -l | grep -qx 1
 refuses 'got it and a trace' --prompt-text=Hi
+refuses 'tokenizer: has no use here' --tokenizer=f
+refuses 'python: has no use here' --python=python9
 # A tokenizer.json of the same kind, as a process that answers so.
 printf '%s\n' '#!/bin/sh' "echo '{\"ready\": true}'" 'read a' "echo '{\"ids\": [72, 105]}'" 'read b' \
   'echo "$b" >'"$out/asked" "echo '{\"pieces\": [\"there\"]}'" 'read c' >"$out/python"

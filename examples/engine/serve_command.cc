@@ -36,6 +36,7 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+constexpr const char* kPython = "python3";
 constexpr const char* kFooter =
     R"(The options are those of kvsim replay. --kv-cache-dtype=float32 makes the cache exact. Steps
 take what they take on this machine; in between the clock jumps to the next arrival.
@@ -178,7 +179,7 @@ class ServeCommand {
   sim::ReportOutput output_;
   double temperature_ = 0, blend_ratio_ = 0.16;
   int64_t seed_ = 0, threads_ = 0, max_tokens_ = 16;
-  std::string requests_, answers_, request_log_, text_, tokenizer_, python_ = "python3";
+  std::string requests_, answers_, request_log_, text_, tokenizer_, python_ = kPython;
   std::vector<std::string> prompts_;
 };
 
@@ -211,7 +212,12 @@ absl::Status ServeCommand::WriteAnswers(const Served& served) const {
 
 absl::StatusOr<std::unique_ptr<sim::Tokenizer>> ServeCommand::MakeTokenizer(
     const std::string& model) const {
-  if (prompts_.empty() && text_.empty()) return nullptr;
+  if (prompts_.empty() && text_.empty()) {
+    if (tokenizer_.empty() && python_ == kPython) return nullptr;
+    return absl::InvalidArgumentError(absl::StrCat(
+        tokenizer_.empty() ? "--python" : "--tokenizer",
+        ": has no use here, expected --prompt-text or --text with it: nothing else is text"));
+  }
   absl::string_view folder = model;
   const bool is_folder = absl::ConsumeSuffix(&folder, "config.json");
   const std::string beside = absl::StrCat(folder, "tokenizer.json");

@@ -138,6 +138,7 @@ const std::vector<SweepMetric>& NamedMetrics() {
 constexpr const char* kCostPerHour = "cost-per-hour";
 constexpr const char* kCost = "cost-per-1m-tokens";
 constexpr double kHoursPerMonth = 730;
+constexpr double kMostPrice = 1e9;  // so that sums stay numbers
 
 SweepMetric CostMetric(std::string_view name, const Prices& prices) {
   const bool is_hourly = name == kCostPerHour;
@@ -225,11 +226,11 @@ absl::StatusOr<PricedDevices> ParseDevices(std::string_view text, const ReplayCo
     const size_t colon = part.find(':');
     double price = 0;
     if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
-                                       !(price > 0) || !std::isfinite(price))) {
+                                       !(price > 0) || price > kMostPrice)) {
       return absl::InvalidArgumentError(
           absl::StrCat("got \"", part,
                        "\", expected DEVICE or DEVICE:PRICE with the price of one device for an "
-                       "hour, above 0, like h100:2.5"));
+                       "hour, above 0 and at most 1e9, like h100:2.5"));
     }
     KVBLOCKS_ASSIGN_OR_RETURN(const auto device, catalogue.FindDevice(part.substr(0, colon)));
     devices.push_back({device.name, price});
@@ -251,12 +252,12 @@ absl::StatusOr<std::map<std::string, double>> ParseTierPrices(std::string_view t
       number.resize(number.size() - std::strlen("/month"));
       hours = kHoursPerMonth;
     }
-    if (colon == 0 || !absl::SimpleAtod(number, &price) || !(price > 0) || !std::isfinite(price) ||
+    if (colon == 0 || !absl::SimpleAtod(number, &price) || !(price > 0) || price > kMostPrice ||
         !prices.emplace(part.substr(0, colon), price / hours).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           "got \"", part,
           "\", expected TIER:PRICE or TIER:PRICE/month with the price of a GiB for an hour or a "
-          "month, above 0, once for each tier, like host:0.004"));
+          "month, above 0 and at most 1e9, once for each tier, like host:0.004"));
     }
   }
   return prices;

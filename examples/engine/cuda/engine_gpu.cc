@@ -76,6 +76,10 @@ absl::StatusOr<Served> ServeWith(CudaRunner& runner, const ToServe& serve,
 // With the weights beside the model's config.json, or, for one of the catalogue, with random ones.
 absl::StatusOr<Served> ServeByGpu(Products& products, const ToServe& serve,
                                   std::unique_ptr<sim::TraceReader> trace) {
+  if (serve.options.threads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads: got ", serve.options.threads, ", expected 0: the GPU computes"));
+  }
   RunnerOptions options = serve.options;
   absl::string_view folder = serve.model_name;
   if (absl::ConsumeSuffix(&folder, "config.json")) {
