@@ -14,7 +14,7 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
     return absl::InvalidArgumentError("step_time is null, expected a StepTimeModel");
   }
   if (owner == nullptr) {
-    return absl::InvalidArgumentError("owner is null, expected whoever submits requests");
+    return absl::InvalidArgumentError("owner is null, expected one that submits requests");
   }
   if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
     return absl::InvalidArgumentError("observers holds a null, expected observers only");

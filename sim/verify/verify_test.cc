@@ -398,8 +398,8 @@ TEST(VerifyingObserverTest, AWrongSlotIsAWrongNumber) {
 
 // SM-14: with priorities a request may lose the part of the step that it had got already, and what
 // was registered for it keeps its keys, as in the engine, although nobody writes it. Of its blocks
-// the deepest are taken first, so whoever drives it out takes at least one: it is well if the part
-// filled no more. Otherwise the request hits what is left when it resumes.
+// the deepest are taken first, so the request that preempts it takes at least one: that is well if
+// the part filled no more. Otherwise the request hits what is left when it resumes.
 TEST(VerifyingObserverTest, AVictimOfItsOwnStepHitsWhatNobodyWrote) {
   // V's part fills one block or two; R takes one.
   for (const int64_t part : {2, 4}) {

@@ -157,7 +157,7 @@ check "one version everywhere" "$packaging/check_version.sh" "$both" "$work/pkg-
 
 # Debian packages.
 packages() {
-  (cd "$build" && rm -f ./*.deb && cpack -G DEB) && mv "$build"/*.deb "$work" && ls "$work"/kvblocks_*.deb "$work"/kvblocks-dev_*.deb
+  (cd "$build" && rm -f ./*.deb && cpack -G DEB -D CPACK_DEBIAN_COMPRESSION_TYPE=gzip) && mv "$build"/*.deb "$work" && ls "$work"/kvblocks_*.deb "$work"/kvblocks-dev_*.deb
 }
 field() { dpkg-deb --field "$work/$1"_*.deb "$2"; }
 depends_are_right() {
