@@ -59,11 +59,14 @@ export PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1
 cd "$root/python/tests" || exit 2
 options=(-q -p no:cacheprovider)
 [ "$kvsim" = ON ] || options+=(--ignore=test_simulator.py --ignore=test_trace.py --ignore=test_docs.py)
+# mypy reads beside pytest: each takes one core.
+types() { MYPYPATH=$PYTHONPATH "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$work/mypy" "$@"; }
+{ types -p kvblocks >"$work/package"; types ./*.py "$root/examples/python_scheduler.py" >"$work/tests"; } 2>&1 &
+mypy=$!
+has_succeeded() { wait "$mypy"; cat "$work/$1"; grep -q '^Success: ' "$work/$1"; }
 check "pytest" "$python" -m pytest "${options[@]}"
-check "mypy --strict: the package" env MYPYPATH="$PYTHONPATH" "$python" -m mypy --config-file "$root/pyproject.toml" \
-  --cache-dir "$work/mypy" -p kvblocks
-check "mypy --strict: its tests" env MYPYPATH="$PYTHONPATH" "$python" -m mypy --config-file "$root/pyproject.toml" \
-  --cache-dir "$work/mypy" ./*.py "$root/examples/python_scheduler.py"
+check "mypy --strict: the package" has_succeeded package
+check "mypy --strict: its tests" has_succeeded tests
 stubs_are_current() {
   mkdir -p "$work/stubs" && PYTHON=$python "$root/tools/python_stub.sh" "$build" "$work/stubs" &&
     diff "$root/python/kvblocks/_core.pyi" "$work/stubs" && diff "$root/python/kvblocks/_attention.pyi" "$work/stubs" ||
