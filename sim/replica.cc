@@ -488,9 +488,7 @@ bool Replica::ResetPrefixCache() {
 }
 
 void Replica::PublishEvents() {
-  if (!manager_->options().enable_events) return;
-  const std::vector<KvEvent> events = manager_->TakeEvents();
-  if (!events.empty()) observers_.OnKvEvents(events, clock_);
+  if (manager_->pool().has_events()) observers_.OnKvEvents(manager_->TakeEvents(), clock_);
 }
 
 }  // namespace kvblocks::sim
