@@ -38,6 +38,14 @@ fi
 # is_equal EXPECTED GOT
 is_equal() { [ "$1" = "$2" ] || { echo "expected '$1', got '$2'" && return 1; }; }
 
+# What the Python package's tests need arrives while this compiles.
+has_python=
+if python3 -c 'import venv, ensurepip' 2>/dev/null; then
+  has_python=1
+  "$packaging/check_python.sh" --environment >"$work/environment" 2>&1 &
+  environment=$!
+fi
+
 generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)
 launcher=()
@@ -185,7 +193,8 @@ else
   echo "no dpkg-shlibdeps here: no Debian packages"
 fi
 
-if python3 -c 'import venv, ensurepip' 2>/dev/null; then
+if [ -n "$has_python" ]; then
+  wait "$environment" || cat "$work/environment"
   check "the Python package" "$packaging/check_python.sh" --build "$build" --jobs "$jobs"
 else
   echo "no python3-venv here: no Python package"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Python package from a CMake build folder and tests it: pytest, mypy, the cells of docs/python.md.
-#   tests/packaging/check_python.sh [--build DIR] [--jobs N] [--without-kvsim]
+#   tests/packaging/check_python.sh [--build DIR] [--jobs N] [--without-kvsim] [--environment]
 # --build: a folder that CMake configured and built already (check_cmake.sh's); only the binding is compiled there. Default: a
 #     new one.
+# --environment: only makes ready what Python needs.
 # What Python needs comes from PyPI into an environment that is kept in ${XDG_CACHE_HOME:-~/.cache}/kvblocks.
 # The last line counts: "N passed, M failed". Exit status: 0 all passed, 1 some failed, 2 could not be built.
 set -u
@@ -10,11 +11,13 @@ root=$(dirname -- "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0
 jobs=$(nproc)
 build=
 kvsim=ON
+environment_only=
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2 && shift ;;
     --jobs) jobs=$2 && shift ;;
     --without-kvsim) kvsim=OFF ;;
+    --environment) environment_only=1 ;;
     *) echo "unknown option $1; see the head of $0" >&2 && exit 2 ;;
   esac
   shift
@@ -36,6 +39,8 @@ if [ ! -e "$environment/complete" ]; then
   python3 -m venv --clear "$environment" && "$python" -m pip install -q --disable-pip-version-check "${packages[@]}" &&
     touch "$environment/complete" || { echo "could not install ${packages[*]} from PyPI" >&2; exit 2; }
 fi
+
+[ -z "$environment_only" ] || exit 0
 
 # A folder that was configured keeps its choice, for the other would compile kvsim anew.
 cuda=()
