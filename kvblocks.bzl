@@ -63,16 +63,10 @@ def _joined_sources_impl(ctx):
     outputs = []
     for index, group in enumerate(groups):
         output = ctx.actions.declare_file("%s/%d.cc" % (ctx.label.name, index))
-        commands = []
-        for source in group:
-            commands.append("echo '#line 1 \"%s\"'" % source.short_path)
-            if ctx.attr.own_namespaces:
-                # What a test keeps to itself stays apart from the other tests of the file.
-                own = source.basename[:-len(".cc")]
-                commands.append("sed 's|^namespace {$|namespace %s {|' '%s'" % (own, source.path))
-            else:
-                commands.append("cat '%s'" % source.path)
-            commands.append("echo")
+        commands = [
+            "echo '#line 1 \"%s\"'; cat '%s'; echo" % (source.short_path, source.path)
+            for source in group
+        ]
         ctx.actions.run_shell(
             outputs = [output],
             inputs = group,
@@ -88,18 +82,16 @@ joined_sources = rule(
     attrs = {
         "srcs": attr.label_list(allow_files = [".cc", ".cu"]),
         "size": attr.int(),
-        "own_namespaces": attr.bool(),
     },
 )
 
-def _joined(name, srcs, size, own_namespaces = False, testonly = False, tags = []):
+def _joined(name, srcs, size, testonly = False, tags = []):
     if size < 2 or len(srcs) < 2:
         return srcs
     joined_sources(
         name = name + "_joined",
         srcs = srcs,
         size = size,
-        own_namespaces = own_namespaces,
         testonly = testonly,
         tags = tags,
         visibility = ["//visibility:private"],
@@ -143,7 +135,6 @@ def kv_cc_library(
         messages = None,
         separate = [],
         sources_per_unit = 10,
-        own_namespaces = False,
         testonly = False,
         **kwargs):
     """A library of a folder. Its headers are private: they are included by their path from the root.
@@ -160,7 +151,6 @@ def kv_cc_library(
       messages: what its *.proto import: messages of other folders, as <folder>:<its library>_messages.
       separate: sources that are compiled alone.
       sources_per_unit: how many of the others are compiled as one.
-      own_namespaces: what each keeps in an anonymous namespace is its own, and all that it has is there, as in tests.
       testonly: as ever.
       **kwargs: of the cc_library.
     """
@@ -175,7 +165,7 @@ def kv_cc_library(
     joined = [src for src in srcs if src not in separate]
     native.cc_library(
         name = name,
-        srcs = _joined(name, joined, sources_per_unit, own_namespaces, testonly) + separate + generated,
+        srcs = _joined(name, joined, sources_per_unit, testonly) + separate + generated,
         hdrs = hdrs,
         copts = _copts(copts) + _precompiled("library").copts,
         testonly = testonly,
@@ -206,7 +196,7 @@ def kv_cc_test(
 
     Args:
       name: of the test.
-      srcs: its sources. What each keeps in an anonymous namespace is its own.
+      srcs: its sources.
       deps: beside GoogleTest and Abseil.
       copts: beside the project's.
       size: a limit that a machine of a fifth of the speed meets.
@@ -218,7 +208,7 @@ def kv_cc_test(
     """
     native.cc_test(
         name = name,
-        srcs = _joined(name, srcs, sources_per_unit, own_namespaces = True, testonly = True),
+        srcs = _joined(name, srcs, sources_per_unit, testonly = True),
         copts = _copts(copts) + _precompiled("test").copts,
         size = size,
         tags = tags + mode_tags(optimised, both),

@@ -259,13 +259,13 @@ TEST(CborTest, StringsAndArraysBeginWithTheirLength) {
             "5a0001117000");
 }
 
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLongest = std::numeric_limits<int64_t>::max();
 
 TEST(ExtraKeysTest, SortedDisjointFeaturesAreValid) {
   EXPECT_TRUE(ValidateFeatures({}).ok());
   EXPECT_TRUE(ValidateFeatures({{"a", 0, 1}}).ok());
   EXPECT_TRUE(ValidateFeatures({{"a", 0, 4}, {"b", 4, 1}, {"b", 9, 3}}).ok());
-  EXPECT_TRUE(ValidateFeatures({{"a", kMax - 1, 1}}).ok());
+  EXPECT_TRUE(ValidateFeatures({{"a", kLongest - 1, 1}}).ok());
 }
 
 TEST(ExtraKeysTest, InvalidFeaturesAreRefusedByIndexValueAndLimit) {
@@ -280,8 +280,8 @@ TEST(ExtraKeysTest, InvalidFeaturesAreRefusedByIndexValueAndLimit) {
       {{{"a", 0, 4}, {"b", 3, 1}}, "multimodal feature 1 starts at token 3, expected at least 4"},
       {{{"a", 8, 4}, {"b", 0, 4}}, "must be sorted by offset and must not overlap"},
       {{{"a", 0, 4}, {"a", 0, 4}}, "multimodal feature 1 starts at token 0, expected at least 4"},
-      {{{"a", 1, kMax}}, "ends beyond the range of 64 bits"},
-      {{{"a", kMax, 1}}, "ends beyond the range of 64 bits"},
+      {{{"a", 1, kLongest}}, "ends beyond the range of 64 bits"},
+      {{{"a", kLongest, 1}}, "ends beyond the range of 64 bits"},
       {{{"a", 0, std::numeric_limits<int64_t>::min()}}, "expected at least 1"},
   };
   for (const Case& c : cases) {

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
 std::unique_ptr<BlockPool> Pool(const BlockPool::Options& options) {
@@ -30,7 +30,7 @@ std::unique_ptr<BlockPool> Pool(const BlockPool::Options& options) {
 }
 
 // Blocks of 4 tokens: `first`, first + 1, ...
-PrefixContent Content(int64_t num_tokens, TokenId first = 0, std::string lora_name = "") {
+PrefixContent CountedTokens(int64_t num_tokens, TokenId first = 0, std::string lora_name = "") {
   static const auto hashing = std::make_shared<const PrefixHashing>(
       PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 4});
   std::vector<TokenId> tokens(static_cast<size_t>(num_tokens));
@@ -68,7 +68,7 @@ std::string Refusal(const BlockPool& pool, const std::string& before, const absl
 }
 
 TEST(BlockPoolTest, ImpossibleSizesAreRefused) {
-  for (int64_t size : {int64_t{0}, int64_t{-1}, (int64_t{1} << 31) - 1, kMax, kMin}) {
+  for (int64_t size : {int64_t{0}, int64_t{-1}, (int64_t{1} << 31) - 1, kMost, kMin}) {
     const auto pool = BlockPool::Create({.num_blocks = size});
     EXPECT_EQ(pool.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(pool.status().message()),
@@ -90,7 +90,7 @@ TEST(BlockPoolTest, CountsTellLiveCachedAndFreeApart) {
   const auto permanent = pool->TakePermanentBlocks(2);
   ASSERT_TRUE(permanent.ok());
   const auto table = Take(*pool, 4);
-  pool->CacheFullBlocks(Content(16), table, 0, 3, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(16), table, 0, 3, 4, 0);
   pool->FreeBlocks({table[3], table[1], table[0]});
   EXPECT_EQ(pool->num_permanent(), 2);
   EXPECT_EQ(pool->num_live(), 1);
@@ -105,7 +105,7 @@ TEST(BlockPoolTest, FreeOrderSaysWhereKeylessBlocksGo) {
   const auto freed = [](FreeOrder order) {
     const auto pool = Pool({.num_blocks = 9, .free_order = order});
     const auto table = Take(*pool, 6);
-    pool->CacheFullBlocks(Content(24), table, 1, 3, 4, 0);  // blocks 2, 3
+    pool->CacheFullBlocks(CountedTokens(24), table, 1, 3, 4, 0);  // blocks 2, 3
     pool->FreeBlocks({6, 3, 5, 0, 2, 1});
     EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
     return Queue(*pool);
@@ -128,7 +128,7 @@ TEST(BlockPoolTest, SharedBlockIsFreeWhenItsLastHolderFreesIt) {
 
 TEST(BlockPoolTest, TouchedBlockLeavesTheQueueAndKeepsItsKey) {
   const auto pool = Pool({.num_blocks = 5});
-  const PrefixContent content = Content(8);
+  const PrefixContent content = CountedTokens(8);
   const auto table = Take(*pool, 2);
   pool->CacheFullBlocks(content, table, 0, 2, 4, 0);
   pool->FreeBlocks({2, 1});
@@ -157,7 +157,7 @@ TEST(BlockPoolTest, IdsFromOutsideAreChecked) {
 
 TEST(BlockPoolTest, ReusedBlockLosesItsKey) {
   const auto pool = Pool({.num_blocks = 3, .enable_events = true});
-  const PrefixContent content = Content(8);
+  const PrefixContent content = CountedTokens(8);
   const auto table = Take(*pool, 2);
   pool->CacheFullBlocks(content, table, 0, 2, 4, 5);
   pool->FreeBlocks({2, 1});
@@ -176,7 +176,7 @@ TEST(BlockPoolTest, ReusedBlockLosesItsKey) {
 
 TEST(BlockPoolTest, EvictionByIdIsAscendingAndKeepsThePlaceInTheQueue) {
   const auto pool = Pool({.num_blocks = 6, .enable_events = true});
-  const PrefixContent content = Content(16);
+  const PrefixContent content = CountedTokens(16);
   const auto table = Take(*pool, 4);
   pool->CacheFullBlocks(content, table, 0, 3, 4, 0);
   pool->FreeBlocks({3, 1});  // block 2 stays in use
@@ -199,7 +199,7 @@ TEST(BlockPoolTest, EvictionByIdIsAscendingAndKeepsThePlaceInTheQueue) {
 TEST(BlockPoolTest, ResetWaitsUntilNothingIsReferenced) {
   const auto pool = Pool({.num_blocks = 6, .enable_events = true});
   const auto table = Take(*pool, 3);
-  pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(8), table, 0, 2, 4, 0);
   pool->FreeBlocks({2, 1});
   pool->TakeEvents();
   const std::string before = State(*pool);
@@ -221,15 +221,15 @@ TEST(BlockPoolTest, ResetWaitsUntilNothingIsReferenced) {
 TEST(BlockPoolTest, EmptyRangeIsNoRegistration) {
   const auto pool = Pool({.num_blocks = 4});
   const std::string before = State(*pool);
-  pool->CacheFullBlocks(Content(8), {}, 2, 2, 4, 0);
-  pool->CacheFullBlocks(Content(8), {}, 3, 2, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(8), {}, 2, 2, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(8), {}, 3, 2, 4, 0);
   EXPECT_EQ(State(*pool), before);
 }
 
 TEST(BlockPoolTest, NullAndMaskedPositionsSplitTheStoredRuns) {
   const auto pool = Pool({.num_blocks = 8, .enable_events = true});
   Take(*pool, 5);
-  const PrefixContent content = Content(28, 100, "adapter");
+  const PrefixContent content = CountedTokens(28, 100, "adapter");
   const std::vector<BlockId> table = {1, 2, 0, 3, 4, 5};
   pool->CacheFullBlocks(content, table, 1, 6, 4, 2, {1, 1, 1, 0, 1});
   EXPECT_FALSE(pool->block(4).has_key());
@@ -251,7 +251,7 @@ TEST(BlockPoolTest, NullAndMaskedPositionsSplitTheStoredRuns) {
 TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
   const auto pool = Pool({.num_blocks = 8, .enable_events = true});
   const auto table = Take(*pool, 2);
-  const PrefixContent tokens = Content(8);
+  const PrefixContent tokens = CountedTokens(8);
   auto content = PrefixContent::FromHashes(8, {tokens.hashes().begin(), tokens.hashes().end()},
                                            tokens.hashing());
   ASSERT_TRUE(content.ok());
@@ -303,7 +303,7 @@ TEST(BlockPoolTest, StoredEventsNameLookaheadTokensAndSession) {
 TEST(BlockPoolTest, WithoutEventsNothingIsCollected) {
   const auto pool = Pool({.num_blocks = 4});
   const auto table = Take(*pool, 2);
-  pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(8), table, 0, 2, 4, 0);
   ASSERT_TRUE(pool->EvictBlocks(table).ok());
   EXPECT_THAT(pool->TakeEvents(), IsEmpty());
 }
@@ -313,7 +313,7 @@ TEST(BlockPoolTest, BrokenInvariantsAreSaidInWords) {
   const auto pool = Pool({.num_blocks = 6});
   ASSERT_TRUE(pool->TakePermanentBlocks(1).ok());
   const auto table = Take(*pool, 2);  // blocks 2, 3
-  pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0);
+  pool->CacheFullBlocks(CountedTokens(8), table, 0, 2, 4, 0);
   pool->FreeBlocks({3});
   const auto problem_if = [&](BlockId id, auto&& damage) {
     KvCacheBlock& block = const_cast<KvCacheBlock&>(pool->block(id));

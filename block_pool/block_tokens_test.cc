@@ -30,7 +30,7 @@ PrefixContent Content(std::vector<TokenId> tokens, std::string salt = "") {
       .value();
 }
 
-std::vector<TokenId> Tokens(TokenId first, size_t count) {
+std::vector<TokenId> Consecutive(TokenId first, size_t count) {
   std::vector<TokenId> tokens(count);
   std::iota(tokens.begin(), tokens.end(), first);
   return tokens;
@@ -38,25 +38,25 @@ std::vector<TokenId> Tokens(TokenId first, size_t count) {
 
 TEST(BlockTokensTest, TokensMatchThemselvesOnly) {
   BlockTokens blocks(3, 8);
-  const PrefixContent stored = Content(Tokens(100, 16));
+  const PrefixContent stored = Content(Consecutive(100, 16));
   blocks.Store(1, stored, 4, 8);
   EXPECT_TRUE(blocks.Matches(1, stored, 4, 8));
   EXPECT_FALSE(blocks.Matches(1, stored, 8, 12));
   EXPECT_FALSE(blocks.Matches(1, stored, 4, 12));  // begins with the same tokens
   EXPECT_FALSE(blocks.Matches(2, stored, 4, 8));
-  std::vector<TokenId> changed = Tokens(100, 16);
+  std::vector<TokenId> changed = Consecutive(100, 16);
   changed[7] ^= 1 << 30;
   EXPECT_FALSE(blocks.Matches(1, Content(changed), 4, 8));
-  changed = Tokens(100, 16);
+  changed = Consecutive(100, 16);
   changed[3] = changed[8] = 0;  // around it
   EXPECT_TRUE(blocks.Matches(1, Content(changed), 4, 8));
 }
 
 TEST(BlockTokensTest, ExtraKeysAreCompared) {
   BlockTokens blocks(3, 4);
-  const PrefixContent plain = Content(Tokens(0, 8));
-  const PrefixContent salted = Content(Tokens(0, 8), "tenant");
-  const PrefixContent other = Content(Tokens(0, 8), "tenanT");
+  const PrefixContent plain = Content(Consecutive(0, 8));
+  const PrefixContent salted = Content(Consecutive(0, 8), "tenant");
+  const PrefixContent other = Content(Consecutive(0, 8), "tenanT");
   blocks.Store(1, plain, 0, 4);
   EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
   EXPECT_FALSE(blocks.Matches(1, salted, 0, 4));
@@ -90,7 +90,7 @@ TEST(BlockTokensTest, LookaheadTokensAndTheirExtraKeysAreCompared) {
 
 TEST(BlockTokensTest, ContentWithoutTokensMatchesNothing) {
   BlockTokens blocks(2, 4);
-  const PrefixContent stored = Content(Tokens(0, 4));
+  const PrefixContent stored = Content(Consecutive(0, 4));
   blocks.Store(1, stored, 0, 4);
   const auto hashed =
       PrefixContent::FromHashes(4, {stored.hashes().begin(), stored.hashes().end()}, Hashing());
@@ -107,7 +107,7 @@ TEST(BlockTokensTest, RandomStoresMatchAMap) {
     for (const std::vector<int>& step : steps) {
       const BlockId id = 1 + step[0];
       const std::string salt(static_cast<size_t>(step[3] % 3), 's');
-      const PrefixContent content = Content(Tokens(step[1] % 2, 4), salt);
+      const PrefixContent content = Content(Consecutive(step[1] % 2, 4), salt);
       const int64_t end = 1 + step[2];
       const std::tuple<TokenId, int64_t, std::string> now = {step[1] % 2, end, salt};
       RC_ASSERT(blocks.Matches(id, content, 0, end) == (model.contains(id) && model[id] == now));

@@ -36,7 +36,7 @@ std::vector<TokenId> Tokens(size_t count, TokenId first = 0) {
   return tokens;
 }
 
-PrefixContent Content(PrefixContent::Options options, int64_t hash_block_size = 4,
+PrefixContent Hashed(PrefixContent::Options options, int64_t hash_block_size = 4,
                       int64_t num_lookahead = 0) {
   auto content =
       PrefixContent::FromTokens(std::move(options), Hashing(hash_block_size, num_lookahead));
@@ -93,10 +93,10 @@ TEST(PrefixContentTest, GrowthInAnyStepsGivesTheSameHashes) {
     if (!options.lora_name.empty() && random() % 2) options.lora_path = "/adapters/1";
     const int64_t block = 1 + static_cast<int64_t>(random() % 8);
     const auto lookahead = static_cast<int64_t>(random() % 4);
-    const PrefixContent fresh = Content(options, block, lookahead);
+    const PrefixContent fresh = Hashed(options, block, lookahead);
     PrefixContent::Options start = options;
     start.token_ids.resize(random() % (options.token_ids.size() + 1));
-    PrefixContent grown = Content(start, block, lookahead);
+    PrefixContent grown = Hashed(start, block, lookahead);
     while (grown.num_tokens() < fresh.num_tokens()) {
       const auto at = static_cast<size_t>(grown.num_tokens());
       const size_t step =
@@ -113,9 +113,9 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   const auto base = [] {
     return PrefixContent::Options{.token_ids = Tokens(16), .features = {{"cat", 5, 2}}};
   };
-  const PrefixContent reference = Content(base());
+  const PrefixContent reference = Hashed(base());
   const auto first_difference = [&](const PrefixContent::Options& options) {
-    const PrefixContent other = Content(options);
+    const PrefixContent other = Hashed(options);
     size_t block = 0;
     while (block < 4 && other.hashes()[block] == reference.hashes()[block]) ++block;
     for (size_t i = block; i < 4; ++i) EXPECT_FALSE(other.hashes()[i] == reference.hashes()[i]);
@@ -126,9 +126,9 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   options.lora_name = "adapter";
   EXPECT_EQ(first_difference(options), 0u);
   options.lora_path = "/adapters/1";
-  const PrefixContent with_path = Content(options);
+  const PrefixContent with_path = Hashed(options);
   options.lora_path = "/adapters/2";  // V-52: no longer the same adapter
-  EXPECT_FALSE(Content(options).hashes()[0] == with_path.hashes()[0]);
+  EXPECT_FALSE(Hashed(options).hashes()[0] == with_path.hashes()[0]);
   EXPECT_EQ(first_difference(options), 0u);
   options = base();
   options.cache_salt = "salt";
@@ -159,7 +159,7 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
 TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
   const auto hash_of_first = [](std::vector<TokenId> tokens, PrefixContent::Options options) {
     options.token_ids = std::move(tokens);
-    return Content(std::move(options), 4, 2).hashes()[0];
+    return Hashed(std::move(options), 4, 2).hashes()[0];
   };
   const BlockHash base = hash_of_first({0, 1, 2, 3, 4, 5, 6}, {});
   EXPECT_EQ(base, hash_of_first({0, 1, 2, 3, 4, 5, 9}, {}));
@@ -167,10 +167,10 @@ TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
   EXPECT_FALSE(base == hash_of_first({0, 1, 2, 3, 9, 5, 6}, {}));
   EXPECT_EQ(base, hash_of_first(Tokens(7), {.features = {{"a", 6, 1}}}));
   EXPECT_FALSE(base == hash_of_first(Tokens(7), {.features = {{"a", 5, 1}}}));
-  EXPECT_FALSE(base == Content({.token_ids = Tokens(7)}, 4, 1).hashes()[0]);
-  EXPECT_FALSE(base == Content({.token_ids = Tokens(7)}, 4, 0).hashes()[0]);
+  EXPECT_FALSE(base == Hashed({.token_ids = Tokens(7)}, 4, 1).hashes()[0]);
+  EXPECT_FALSE(base == Hashed({.token_ids = Tokens(7)}, 4, 0).hashes()[0]);
 
-  const PrefixContent content = Content({.token_ids = Tokens(11),
+  const PrefixContent content = Hashed({.token_ids = Tokens(11),
                                          .lora_name = "adapter",
                                          .lora_path = "/p",
                                          .features = {{"a", 9, 1}}},
@@ -199,7 +199,7 @@ TEST(PrefixContentTest, APathNeedsALoraName) {
 }
 
 TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
-  const PrefixContent content = Content({.token_ids = Tokens(12),
+  const PrefixContent content = Hashed({.token_ids = Tokens(12),
                                          .lora_name = "adapter",
                                          .cache_salt = "salt",
                                          .features = {{"a", 1, 2}, {"b", 3, 4}},
@@ -216,14 +216,14 @@ TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
 }
 
 TEST(PrefixContentTest, FeatureEdgesAreHalfOpen) {
-  const PrefixContent content = Content({.token_ids = Tokens(12), .features = {{"a", 4, 4}}});
+  const PrefixContent content = Hashed({.token_ids = Tokens(12), .features = {{"a", 4, 4}}});
   EXPECT_THAT(content.ExtraKeysOf(0, 4), IsEmpty());
   EXPECT_EQ(content.ExtraKeysOf(4, 8).size(), 1u);
   EXPECT_THAT(content.ExtraKeysOf(8, 12), IsEmpty());
 }
 
 TEST(PrefixContentTest, BlocksThatDoNotExistAreRefused) {
-  const PrefixContent content = Content({.token_ids = Tokens(21)});
+  const PrefixContent content = Hashed({.token_ids = Tokens(21)});
   EXPECT_THAT(Refusal(content.HashOfBlockAt(2, 8)),
               HasSubstr("block 2 of 8 tokens has no hash: there are 2 complete blocks"));
   EXPECT_THAT(Refusal(content.HashOfBlockAt(-1, 4)), HasSubstr("block -1"));
@@ -319,7 +319,7 @@ TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
 }
 
 TEST(PrefixContentTest, TokensAndReadyHashesDoNotMix) {
-  PrefixContent from_tokens = Content({.token_ids = Tokens(4)});
+  PrefixContent from_tokens = Hashed({.token_ids = Tokens(4)});
   EXPECT_THAT(Refusal(from_tokens.AppendHashedTokens(1, {})),
               HasSubstr("made from token ids: append with AppendTokens"));
   auto from_hashes = PrefixContent::FromHashes(4, std::vector<BlockHash>(1), Hashing(4));

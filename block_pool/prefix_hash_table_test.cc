@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-BlockHash Hash(uint64_t n) { return {{n, ~n, n * 3, n * 7}}; }
+BlockHash HashOfWord(uint64_t n) { return {{n, ~n, n * 3, n * 7}}; }
 
 std::string Problem(const PrefixHashTable& table) {
   return std::string(table.CheckInvariants().message());
@@ -26,8 +26,8 @@ std::string Problem(const PrefixHashTable& table) {
 TEST(PrefixHashTableDeathTest, SecondKeyOfABlockStopsTheProcess) {
   BlockRecords records(4);
   PrefixHashTable table(&records);
-  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
-  EXPECT_DEATH(table.Insert(Hash(2), 0, 1), "block 1 already has the key");
+  ASSERT_TRUE(table.Insert(HashOfWord(1), 0, 1));
+  EXPECT_DEATH(table.Insert(HashOfWord(2), 0, 1), "block 1 already has the key");
 }
 
 // Rings of 1 to 5 blocks with one key, emptied in every order.
@@ -40,21 +40,21 @@ TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
       PrefixHashTable table(&records);
       std::vector<BlockId> left;
       for (BlockId id = 1; id <= size; ++id) {
-        ASSERT_TRUE(table.Insert(Hash(1), 0, id));
+        ASSERT_TRUE(table.Insert(HashOfWord(1), 0, id));
         left.push_back(id);
       }
-      ASSERT_TRUE(table.Insert(Hash(2), 0, 7));
+      ASSERT_TRUE(table.Insert(HashOfWord(2), 0, 7));
       for (BlockId id : order) {
-        ASSERT_EQ(table.FindAll(Hash(1), 0), left);
-        ASSERT_EQ(table.Find(Hash(1), 0), left.front());
-        ASSERT_TRUE(table.Erase(Hash(1), 0, id));
+        ASSERT_EQ(table.FindAll(HashOfWord(1), 0), left);
+        ASSERT_EQ(table.Find(HashOfWord(1), 0), left.front());
+        ASSERT_TRUE(table.Erase(HashOfWord(1), 0, id));
         std::erase(left, id);
         ASSERT_EQ(table.num_keys(), left.empty() ? 1 : 2);
         ASSERT_EQ(table.num_blocks(), static_cast<int32_t>(left.size()) + 1);
         ASSERT_EQ(Problem(table), "");
       }
-      ASSERT_THAT(table.FindAll(Hash(1), 0), IsEmpty());
-      ASSERT_EQ(table.Find(Hash(2), 0), 7);
+      ASSERT_THAT(table.FindAll(HashOfWord(1), 0), IsEmpty());
+      ASSERT_EQ(table.Find(HashOfWord(2), 0), 7);
     } while (std::next_permutation(order.begin(), order.end()));
   }
 }
@@ -62,16 +62,16 @@ TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
 TEST(PrefixHashTableTest, ClearForgetsKeysAndDuplicates) {
   BlockRecords records(6);
   PrefixHashTable table(&records);
-  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(Hash(1), 0, id));
-  ASSERT_TRUE(table.Insert(Hash(2), 1, 4));
+  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(HashOfWord(1), 0, id));
+  ASSERT_TRUE(table.Insert(HashOfWord(2), 1, 4));
   table.Clear();
   EXPECT_EQ(table.num_keys(), 0);
   EXPECT_EQ(table.num_blocks(), 0);
-  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
+  EXPECT_EQ(table.Find(HashOfWord(1), 0), kNullBlockId);
   EXPECT_FALSE(records[2].has_duplicates);
   EXPECT_EQ(Problem(table), "");
-  EXPECT_TRUE(table.Insert(Hash(1), 0, 3));
-  EXPECT_THAT(table.FindAll(Hash(1), 0), ElementsAre(3));
+  EXPECT_TRUE(table.Insert(HashOfWord(1), 0, 3));
+  EXPECT_THAT(table.FindAll(HashOfWord(1), 0), ElementsAre(3));
 }
 
 // Buckets that just hold all blocks, so that most keys stand far from home and every bucket has
@@ -91,7 +91,7 @@ TEST(PrefixHashTableTest, FullTableCanBeTakenApartInAnyOrder) {
         PrefixHashTable table(&records, num_buckets);  // a new secret, so other homes
         std::vector<std::pair<BlockHash, BlockId>> keys;
         for (BlockId id = 1; id < num_blocks; ++id) {
-          keys.push_back({Hash(random()), id});
+          keys.push_back({HashOfWord(random()), id});
           ASSERT_TRUE(table.Insert(keys.back().first, 0, id));
         }
         ASSERT_EQ(Problem(table), "");
@@ -120,12 +120,12 @@ void RandomOperationsMatchAMultimap(int32_t num_blocks, size_t num_buckets) {
     const BlockId id = static_cast<BlockId>(1 + random() % static_cast<uint64_t>(num_blocks - 1));
     const Key key = {random() % num_contents, static_cast<GroupId>(random() % 3)};
     if (!records[id].has_key()) {
-      ASSERT_TRUE(table.Insert(Hash(key.first), key.second, id));
+      ASSERT_TRUE(table.Insert(HashOfWord(key.first), key.second, id));
       expected.emplace(key, id);
       key_of[static_cast<size_t>(id)] = key;
     } else {
       const Key held = key_of[static_cast<size_t>(id)];
-      ASSERT_EQ(table.Erase(Hash(key.first), key.second, id), key == held);
+      ASSERT_EQ(table.Erase(HashOfWord(key.first), key.second, id), key == held);
       if (!(key == held)) table.Erase(id);
       const auto [begin, end] = expected.equal_range(held);
       expected.erase(std::find_if(begin, end, [&](const auto& e) { return e.second == id; }));
@@ -134,8 +134,8 @@ void RandomOperationsMatchAMultimap(int32_t num_blocks, size_t num_buckets) {
     const auto [begin, end] = expected.equal_range(key);
     std::vector<BlockId> holders;
     for (auto it = begin; it != end; ++it) holders.push_back(it->second);
-    ASSERT_EQ(table.FindAll(Hash(key.first), key.second), holders);
-    ASSERT_EQ(table.Find(Hash(key.first), key.second),
+    ASSERT_EQ(table.FindAll(HashOfWord(key.first), key.second), holders);
+    ASSERT_EQ(table.Find(HashOfWord(key.first), key.second),
               holders.empty() ? kNullBlockId : holders.front());
     if (step % 64 == 0) {
       ASSERT_EQ(Problem(table), "") << step;
@@ -167,7 +167,7 @@ TEST(PrefixHashTableTest, FindRunIsARowOfFinds) {
         const size_t stride = 1 + random() % 3;
         const size_t count = random() % 130;
         std::vector<BlockHash> hashes(count * stride);
-        for (BlockHash& hash : hashes) hash = Hash(random());
+        for (BlockHash& hash : hashes) hash = HashOfWord(random());
         BlockId next = 1;
         for (size_t i = 0; i < count; ++i) {
           for (GroupId g = 0; g < num_groups && next < kBlocks; ++g) {
@@ -198,9 +198,9 @@ TEST(PrefixHashTableDeathTest, TooFewBucketsStopTheProcess) {
 TEST(PrefixHashTableTest, BrokenBooksAreNamed) {
   BlockRecords records(6);
   PrefixHashTable table(&records);
-  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
-  ASSERT_TRUE(table.Insert(Hash(1), 0, 2));
-  ASSERT_TRUE(table.Insert(Hash(3), 0, 3));
+  ASSERT_TRUE(table.Insert(HashOfWord(1), 0, 1));
+  ASSERT_TRUE(table.Insert(HashOfWord(1), 0, 2));
+  ASSERT_TRUE(table.Insert(HashOfWord(3), 0, 3));
   ASSERT_EQ(Problem(table), "");
 
   records[3].has_duplicates = true;
@@ -218,7 +218,7 @@ TEST(PrefixHashTableTest, BrokenBooksAreNamed) {
   EXPECT_GT(num_noticed, 0);
 
   records[4].key_group = 0;
-  records.hash(4) = Hash(4);
+  records.hash(4) = HashOfWord(4);
   EXPECT_THAT(Problem(table), HasSubstr("block 4 has a key of group 0 but a look-up"));
   records[4].key_group = -1;
 

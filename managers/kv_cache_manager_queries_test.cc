@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kFarthest = std::numeric_limits<int64_t>::max();
 
 class QueriesTest : public testing::Test {
  protected:
@@ -45,7 +45,7 @@ TEST_F(QueriesTest, TablesShowNullsAndCanBeClipped) {
   EXPECT_EQ(manager_->GetBlockIds(*request_, 9), (Lists{{1, 2, 3}, {0, 0, 6}}));
   EXPECT_EQ(manager_->GetBlockIds(*request_, 0), (Lists{{}, {}}));
   EXPECT_EQ(manager_->GetBlockIds(*request_, -5), (Lists{{}, {}}));
-  EXPECT_EQ(manager_->GetBlockIds(*request_, kMax), manager_->GetBlockIds(*request_));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, kFarthest), manager_->GetBlockIds(*request_));
   EXPECT_EQ(manager_->GetUnhashedBlockIds(*request_), (Lists{{7}, {8}}));
   for (const GroupId g : {-1, 2}) EXPECT_EQ(manager_->GetNumRegisteredTokens(*request_, g), 0);
   for (const GroupId g : {0, 1}) EXPECT_EQ(manager_->GetNumRegisteredTokens(*request_, g), 12);
@@ -246,7 +246,7 @@ std::unique_ptr<Request> Reporting(const KvCacheManager& manager, std::vector<To
       .value();
 }
 
-KvCacheSpec States(int64_t block_size) {
+KvCacheSpec StatesOf(int64_t block_size) {
   return MambaSpec::Create({.block_size = block_size,
                             .states = {{.shape = {4}}},
                             .cache_mode = MambaCacheMode::kAlign})
@@ -348,7 +348,7 @@ TEST(ReusedBlocksTest, OverRanksTheReportCountsOneRanksTokens) {
 }
 
 TEST(ReusedBlocksTest, ATailIsReportedAsItIsCached) {
-  KvCacheConfig config = Config(20, {Full(4), States(4)});
+  KvCacheConfig config = Config(20, {Full(4), StatesOf(4)});
   config.hash_block_size = 2;
   const auto manager = Manager(config, {.enable_events = true, .partial_hits = true});
   const auto first = NewRequest(*manager, Tokens(7));
@@ -408,7 +408,7 @@ TEST(NewBlockReportTest, ExternalNewAndCopiedBlocksAreCollected) {
 }
 
 TEST(NewBlockReportTest, CopiesOfRowsAreNewBlocksOfStatesAreNot) {
-  KvCacheConfig config = Config(20, {Full(4), States(4)});
+  KvCacheConfig config = Config(20, {Full(4), StatesOf(4)});
   config.hash_block_size = 2;
   const auto manager = Manager(config, {.partial_hits = true, .report_new_blocks = true});
   const auto first = NewRequest(*manager, Tokens(7));

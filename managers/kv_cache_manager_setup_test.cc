@@ -16,8 +16,8 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 
 std::string Refusal(const KvCacheConfig& config, const KvCacheManagerOptions& options) {
   const auto manager = KvCacheManager::Create(config, options);
@@ -29,7 +29,7 @@ std::string Number(int64_t n) { return std::to_string(n); }
 
 TEST(KvCacheManagerSetupTest, NumbersOutOfRangeAreRefusedByFieldValueAndLimit) {
   const std::string most = Number(kMaxTokens);
-  for (int64_t value : {int64_t{0}, int64_t{-1}, kMin, kMax}) {
+  for (int64_t value : {int64_t{0}, int64_t{-1}, kLeast, kLargest}) {
     const auto refused = [&](const KvCacheConfig& config, const KvCacheManagerOptions& options,
                              const std::string& field) {
       EXPECT_THAT(Refusal(config, options), AllOf(HasSubstr(field), HasSubstr(Number(value))));

@@ -16,7 +16,7 @@ using ::testing::IsEmpty;
 using Times = std::vector<double>;
 
 // Token ids first, first + 1, ...: n of them.
-std::vector<int64_t> Tokens(int64_t first, int64_t n) {
+std::vector<int64_t> Ids(int64_t first, int64_t n) {
   std::vector<int64_t> ids(static_cast<size_t>(n));
   std::iota(ids.begin(), ids.end(), first);
   return ids;
@@ -65,9 +65,9 @@ TEST_F(SimulatorExamples, WE3_LongPrefillThreshold) {
 
 TEST_F(SimulatorExamples, WE4_LastTokenRuleAndDuplicates) {
   Blocks(10);
-  replay_.Add({.id = "A", .prompt = 8, .output = 1, .at = 0, .content = Tokens(1, 8)});
-  replay_.Add({.id = "B", .prompt = 8, .output = 1, .at = 10, .content = Tokens(1, 8)});
-  replay_.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = Tokens(1, 8)});
+  replay_.Add({.id = "A", .prompt = 8, .output = 1, .at = 0, .content = Ids(1, 8)});
+  replay_.Add({.id = "B", .prompt = 8, .output = 1, .at = 10, .content = Ids(1, 8)});
+  replay_.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = Ids(1, 8)});
   RunToTheEnd();
   EXPECT_THAT(replay_.lines,
               ElementsAre("0: A:8 [1,2] fin A", "10: B:4h4 [3] fin B", "20: C:1h8 [4] fin C"));
@@ -76,8 +76,8 @@ TEST_F(SimulatorExamples, WE4_LastTokenRuleAndDuplicates) {
 }
 
 TEST_F(SimulatorExamples, WE5_SharingWithinAStep) {
-  replay_.Add({.id = "A", .prompt = 10, .output = 1, .content = Tokens(1, 8)});
-  replay_.Add({.id = "B", .prompt = 10, .output = 1, .content = Tokens(1, 8)});
+  replay_.Add({.id = "A", .prompt = 10, .output = 1, .content = Ids(1, 8)});
+  replay_.Add({.id = "B", .prompt = 10, .output = 1, .content = Ids(1, 8)});
   RunToTheEnd();
   EXPECT_THAT(replay_.lines, ElementsAre("0: A:10 [1,2,3], B:2h8 [4] fin A fin B"));
 }
@@ -252,10 +252,10 @@ TEST_F(SimulatorExamples, WE15_DraftsWithoutLookahead) {
 TEST_F(SimulatorExamples, WE16_Padding) {
   replay_.config.scheduler.num_draft_tokens = 2;
   replay_.config.scheduler.num_lookahead_tokens = 2;
-  replay_.Add({.id = "C", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});
+  replay_.Add({.id = "C", .prompt = 9, .output = 1, .at = 0, .content = Ids(1, 9)});
   replay_.Add({.id = "A", .prompt = 6, .output = 9, .at = 1, .accepted = {2, 1, 2}});
   replay_.Add(
-      {.id = "B", .prompt = 9, .output = 4, .at = 3, .content = Tokens(1, 9), .accepted = {1, 2}});
+      {.id = "B", .prompt = 9, .output = 4, .at = 3, .content = Ids(1, 9), .accepted = {1, 2}});
   RunToTheEnd();
   ASSERT_EQ(replay_.lines.size(), 6);
   EXPECT_EQ(replay_.lines[3], "3: A:3 [6], B:3h8 [7,8]");
@@ -331,10 +331,10 @@ TEST_F(AsyncSimulatorExamples, WE20_AsyncChunks) {
 
 void AddForFreeOrder(Replay& replay) {
   replay.config.kv_cache.num_blocks = 5;
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Ids(1, 9)});
   replay.Add({.id = "B", .prompt = 5, .output = 1, .at = 10});
   replay.Add({.id = "C", .prompt = 5, .output = 1, .at = 20});
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 30, .content = Tokens(1, 9)});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 30, .content = Ids(1, 9)});
 }
 
 TEST_F(SimulatorExamples, WE21_FreeOrderAppendAll) {
@@ -358,9 +358,9 @@ TEST_F(SimulatorExamples, WE21_FreeOrderUnhashedFirst) {
 
 TEST_F(SimulatorExamples, WE22_ChildrenGoFirst) {
   Blocks(6);
-  replay_.Add({.id = "A", .prompt = 13, .output = 1, .at = 0, .content = Tokens(1, 13)});
+  replay_.Add({.id = "A", .prompt = 13, .output = 1, .at = 0, .content = Ids(1, 13)});
   replay_.Add({.id = "B", .prompt = 9, .output = 1, .at = 5});
-  replay_.Add({.id = "C", .prompt = 13, .output = 1, .at = 10, .content = Tokens(1, 13)});
+  replay_.Add({.id = "C", .prompt = 13, .output = 1, .at = 10, .content = Ids(1, 13)});
   RunToTheEnd();
   EXPECT_THAT(replay_.lines, ElementsAre("0: A:13 [1,2,3,4] fin A", "5: B:9 [4,5,3] fin B",
                                          "10: C:5h8 [3,5] fin C"));
@@ -400,16 +400,16 @@ TEST_F(SimulatorExamples, WE25_Abort) {
 
 TEST_F(SimulatorExamples, WE26_Turns) {
   replay_.Add(
-      {.id = "T1", .prompt = 6, .output = 3, .content = Tokens(1, 6), .output_ids = {7, 8, 9}});
-  replay_.Add({.id = "T2", .prompt = 12, .output = 1, .at = 10, .content = Tokens(1, 12)});
+      {.id = "T1", .prompt = 6, .output = 3, .content = Ids(1, 6), .output_ids = {7, 8, 9}});
+  replay_.Add({.id = "T2", .prompt = 12, .output = 1, .at = 10, .content = Ids(1, 12)});
   RunToTheEnd();
   EXPECT_EQ(replay_.lines.back(), "10: T2:4h8 [3] fin T2");
 }
 
 TEST_F(SimulatorExamples, WE27_EagleDrop) {
   replay_.config.manager.use_eagle = true;
-  replay_.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});
-  replay_.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Tokens(1, 9)});
+  replay_.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Ids(1, 9)});
+  replay_.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Ids(1, 9)});
   RunToTheEnd();
   EXPECT_THAT(replay_.lines, ElementsAre("0: A:9 [1,2,3] fin A", "10: B:5h4 [3,4] fin B"));
 }
@@ -421,11 +421,11 @@ void AddForRetention(Replay& replay, std::optional<SimTime> ttl) {
   replay.config.manager.eviction_policy = *ParseEvictionPolicy("lru");
   replay.config.manager.max_retained_share = 0.4;
   replay.config.scheduler.retention = {{.kind = RetentionRule::Kind::kSession, .ttl = ttl}};
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9), .session = 1});
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Ids(1, 9), .session = 1});
   replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 5});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 10});
   replay.Add(
-      {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Tokens(1, 9), .session = 2});
+      {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Ids(1, 9), .session = 2});
 }
 
 TEST_F(SimulatorExamples, ASessionsBlocksAreRetained) {

@@ -24,7 +24,7 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64, kBlockSize = 16, kBlocks = 40;
+constexpr int64_t kNumHeads = 4, kNumKvHeads = 2, kDim = 64, kPage = 16, kNumPages = 40;
 constexpr int32_t kSinkBlock = 39;
 
 // Masks that steps carry: whole, of every third key and the last two; or bits, of a window of 20
@@ -33,8 +33,8 @@ enum class Masks { kNone, kWhole, kBits };
 
 LayerConfig Layer(int64_t head_size, Masks masks = Masks::kNone) {
   return {.name = "layer",
-          .num_heads = kHeads,
-          .num_kv_heads = kKvHeads,
+          .num_heads = kNumHeads,
+          .num_kv_heads = kNumKvHeads,
           .head_size = head_size,
           .window = masks == Masks::kBits ? 20 : 0};
 }
@@ -45,7 +45,7 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
                                   << static_cast<int>(masks));
   MetadataBuilderOptions options;
   options.groups = {
-      {.manager_block_size = kBlockSize, .kernel_block_size = kBlockSize, .num_blocks = kBlocks}};
+      {.manager_block_size = kPage, .kernel_block_size = kPage, .num_blocks = kNumPages}};
   options.max_num_reqs = 8, options.max_num_tokens = 8 * query_len, options.max_seq_len = 64;
   options.split.decode_threshold = static_cast<int32_t>(query_len);
   AttentionMaskBuilder mask_builder;
@@ -60,7 +60,7 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
   } else if (masks == Masks::kBits) {
     needs.window = options.groups[0].window = 20;
     options.groups[0].sink_blocks = {kSinkBlock};
-    options.max_mask_bytes = options.max_num_tokens * (options.max_seq_len + kBlockSize) / 8;
+    options.max_mask_bytes = options.max_num_tokens * (options.max_seq_len + kPage) / 8;
   }
   if (masks != Masks::kNone) {
     options.attach_masks = [&](const KvGroupConfig&, CommonAttentionMetadata* metadata) {
@@ -83,8 +83,8 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
               WorkspaceBytes(is_decode ? OpKind::kPagedDecode : OpKind::kPagedPrefill,
                              {.max_reqs = set.num_reqs,
                               .max_tokens = set.num_tokens,
-                              .num_heads = kHeads,
-                              .num_kv_heads = kKvHeads,
+                              .num_heads = kNumHeads,
+                              .num_kv_heads = kNumKvHeads,
                               .value_head_size = head_size,
                               .max_parts = 2 * device.num_multiprocessors});
           if (!bytes.ok()) return bytes.status();
@@ -111,9 +111,9 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
   ASSERT_TRUE(cpu.ok() && cuda.ok());
   std::vector<Tensor> caches;
   for (int i = 0; i < 2; ++i) {
-    caches.emplace_back(dtype, std::vector<int64_t>{kBlocks, kBlockSize, kKvHeads, kDim});
+    caches.emplace_back(dtype, std::vector<int64_t>{kNumPages, kPage, kNumKvHeads, kDim});
     FillWithPoison(caches.back());
-    Tensor sinks(dtype, {kBlockSize, kKvHeads, kDim});
+    Tensor sinks(dtype, {kPage, kNumKvHeads, kDim});
     std::mt19937_64 random(13 + i);
     sinks.Set(NormalDraws(random, sinks.view.num_elements()));
     std::copy(sinks.bytes.begin(), sinks.bytes.end(),
@@ -121,8 +121,8 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
   }
   const Mirror k_cache(caches[0]), v_cache(caches[1]);
   const int64_t most = options.max_num_tokens;
-  Tensor q(dtype, {most, kHeads, kDim}), k(dtype, {most, kKvHeads, kDim});
-  Tensor v(dtype, {most, kKvHeads, kDim}), out(dtype, {most, kHeads, kDim});
+  Tensor q(dtype, {most, kNumHeads, kDim}), k(dtype, {most, kNumKvHeads, kDim});
+  Tensor v(dtype, {most, kNumKvHeads, kDim}), out(dtype, {most, kNumHeads, kDim});
   const Mirror q_copy(q), k_copy(k), v_copy(v), out_copy(out);
 
   std::vector<Replay> replays;
@@ -173,7 +173,7 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
     replays[index].Run();
     ASSERT_EQ(Synchronize(context.stream), 0);
 
-    Tensor expected(dtype, {most, kHeads, kDim});
+    Tensor expected(dtype, {most, kNumHeads, kDim});
     ASSERT_EQ((*cpu)->Forward({},
                               {.q = q.view,
                                .k = k.view,
@@ -188,12 +188,12 @@ void ExpectReplaysFollow(int64_t query_len, DType dtype, double limit, Masks mas
     out_copy.CopyTo(out);
     const std::vector<double> got = out.Get();
     const auto tokens = static_cast<int64_t>(requests.size()) * query_len;
-    for (int64_t i = 0; i < tokens * kHeads * kDim; ++i) {
+    for (int64_t i = 0; i < tokens * kNumHeads * kDim; ++i) {
       ASSERT_NEAR(got[i], wanted[i], limit) << i;
     }
     // Rows of padding, which have no keys, are zeros where a decode writes them.
-    for (int64_t i = tokens * kHeads * kDim;
-         is_decode && i < (*set)->num_tokens * kHeads * kDim; ++i) {
+    for (int64_t i = tokens * kNumHeads * kDim;
+         is_decode && i < (*set)->num_tokens * kNumHeads * kDim; ++i) {
       ASSERT_EQ(got[i], 0) << i;
     }
     for (int64_t* length : computed) *length += query_len;

@@ -274,11 +274,11 @@ TEST(CudaIndexOpsTest, ShapesAndDevicesAreCheckedAsOnTheHost) {
 // --- Random batches ---
 
 // Requests with distinct blocks, some without tokens, and padding behind them.
-struct Batch {
+struct IndexBatch {
   int64_t block_size, columns, num_padded;
   std::vector<int32_t> starts = {0}, lens, positions, table;
 
-  Batch(std::mt19937_64& random, int64_t num_requests) {
+  IndexBatch(std::mt19937_64& random, int64_t num_requests) {
     const auto draw = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
@@ -306,7 +306,7 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
   std::mt19937_64 random(1);
   for (const int64_t num_requests : {0, 1, 2, 3, 5, 31, 32, 33, 70, 1100}) {
     SCOPED_TRACE(num_requests);
-    const Batch batch(random, num_requests);
+    const IndexBatch batch(random, num_requests);
     const int64_t rows = batch.num_padded;
     const auto draw = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);

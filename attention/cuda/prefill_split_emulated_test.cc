@@ -22,7 +22,7 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 class PrefillSplitTest : public PrefillFixture {
  protected:
@@ -102,7 +102,7 @@ TEST_P(PrefillSplitTest, T2FeaturesOfScores) {
   options.num_heads = 4, options.num_kv_heads = 2;
   Tensor slopes(DType::kF32, {4}), sinks(DType::kF32, {4});
   slopes.Set({0.5, 0.25, 0.125, 0.0625});
-  sinks.Set({0.5, -kInf, 3, kInf});
+  sinks.Set({0.5, -kInfinite, 3, kInfinite});
   for (const int features : {9, 2, 16, 32, 62}) {
     SCOPED_TRACE(features);
     PagedCase paged(options);
@@ -121,7 +121,7 @@ TEST_P(PrefillSplitTest, T10ASinkOfMinusInfinityIsNone) {
   ExpectExact(paged, 2);
   const std::vector<std::byte> out = paged.out.bytes, lse = paged.lse.bytes;
   Tensor sinks(DType::kF32, {2});
-  sinks.Set({-kInf, -kInf});
+  sinks.Set({-kInfinite, -kInfinite});
   paged.params.sinks = sinks.view;
   ExpectExact(paged, 2);
   EXPECT_EQ(paged.out.bytes, out);
@@ -151,7 +151,7 @@ TEST_P(PrefillSplitTest, T14NonFiniteKeysAndValuesReachRowsThatSeeThemAlone) {
   paged.params.window_left = 140;
   std::vector<double> row(64, 1);
   row[3] = std::nan("");
-  row[50] = kInf;
+  row[50] = kInfinite;
   paged.SetValue(0, 20, 0, row);
   paged.SetValue(0, 129, 0, row);  // by the first rows' second piece
   paged.SetValue(0, 285, 0, row);

@@ -20,7 +20,7 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int64_t kHeads = 4, kKvHeads = 2, kBlockSize = 16, kBlocks = 160, kRequests = 3;
+constexpr int64_t kQHeads = 4, kKvHeads = 2, kBlockSize = 16, kPoolBlocks = 160, kRequests = 3;
 
 Tensor Normal(std::vector<int64_t> extents, uint64_t seed) {
   Tensor tensor(DType::kBF16, std::move(extents));
@@ -38,7 +38,7 @@ class LayersOfAStep {
     auto builder = AttentionMetadataBuilder::Create(
         {.groups = {{.manager_block_size = kBlockSize,
                      .kernel_block_size = kBlockSize,
-                     .num_blocks = kBlocks}},
+                     .num_blocks = kPoolBlocks}},
          .max_num_reqs = kRequests,
          .max_num_tokens = kRequests,
          .max_seq_len = 800});
@@ -55,7 +55,7 @@ class LayersOfAStep {
   void AddLayer(int64_t head_size, int64_t window, SplitPolicy split, bool split_as_vllm = false) {
     layers_.push_back(CudaBackend()
                           .MakeImpl({.name = "layer",
-                                     .num_heads = kHeads,
+                                     .num_heads = kQHeads,
                                      .num_kv_heads = kKvHeads,
                                      .head_size = head_size,
                                      .window = window,
@@ -109,9 +109,9 @@ class LayersOfAStep {
     return Outputs();
   }
 
-  Tensor q_ = Normal({kRequests, kHeads, 128}, 1), k_ = Normal({kRequests, kKvHeads, 128}, 2);
-  Tensor v_ = Normal({kRequests, kKvHeads, 128}, 3), out_ = Normal({kRequests, kHeads, 128}, 4);
-  Tensor rows_ = Normal({2, kBlocks, kBlockSize, kKvHeads, 128}, 5);
+  Tensor q_ = Normal({kRequests, kQHeads, 128}, 1), k_ = Normal({kRequests, kKvHeads, 128}, 2);
+  Tensor v_ = Normal({kRequests, kKvHeads, 128}, 3), out_ = Normal({kRequests, kQHeads, 128}, 4);
+  Tensor rows_ = Normal({2, kPoolBlocks, kBlockSize, kKvHeads, 128}, 5);
   const Mirror q_copy_{q_}, k_copy_{k_}, v_copy_{v_};
   DeviceContext on_;
   ExecContext context_ = on_.context;

@@ -34,16 +34,16 @@ struct Tensor {
                                   extents);
   }
 };
-using Ints = Tensor<int32_t>;
+using IntTensor = Tensor<int32_t>;
 using Longs = Tensor<int64_t>;
 
 void ExpectOk(const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); }
 
-void ExpectRefused(const absl::Status& status, absl::StatusCode code, const std::string& words) {
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& words) {
   EXPECT_EQ(status.code(), code) << status;
   EXPECT_THAT(status, Says(words));
 }
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kBad = absl::StatusCode::kInvalidArgument;
 constexpr auto kOutOfRange = absl::StatusCode::kOutOfRange;
 
 // --- Slots ---
@@ -51,7 +51,7 @@ constexpr auto kOutOfRange = absl::StatusCode::kOutOfRange;
 std::vector<int64_t> SlotsOf(std::vector<int32_t> starts, std::vector<int32_t> positions,
                              std::vector<int32_t> table, int64_t num_padded) {
   const int64_t num_reqs = static_cast<int64_t>(starts.size()) - 1;
-  Ints s(std::move(starts)), p(std::move(positions)), t(std::move(table), num_reqs);
+  IntTensor s(std::move(starts)), p(std::move(positions)), t(std::move(table), num_reqs);
   Longs slots(std::vector<int64_t>(static_cast<size_t>(num_padded), 77));
   ExpectOk(ComputeSlotMapping({.query_start_loc = s.view(),
                                 .positions = p.view(),
@@ -91,14 +91,14 @@ TEST(SlotMappingTest, Ex02Expansion) {
   out.resize(4);
   ExpandBlockIds({5, 2}, 2, out.data());
   EXPECT_THAT(out, ElementsAre(10, 11, 4, 5));
-  ExpectRefused(BlockExpansion(16, 32).status(), kInvalid, "manager is 16, of the kernel 32");
-  ExpectRefused(BlockExpansion(24, 16).status(), kInvalid, "positive multiple");
-  ExpectRefused(BlockExpansion(16, 0).status(), kInvalid, "of the kernel 0");
+  ExpectError(BlockExpansion(16, 32).status(), kBad, "manager is 16, of the kernel 32");
+  ExpectError(BlockExpansion(24, 16).status(), kBad, "positive multiple");
+  ExpectError(BlockExpansion(16, 0).status(), kBad, "of the kernel 0");
 }
 
 TEST(SlotMappingTest, BadInputChangesNothing) {
   const auto refuse = [](auto change, absl::StatusCode code, const std::string& words) {
-    Ints starts({0, 1, 3}), positions({20, 0, 1}), table({4, 5, 6, 7}, 2);
+    IntTensor starts({0, 1, 3}), positions({20, 0, 1}), table({4, 5, 6, 7}, 2);
     Longs slots({77, 77, 77});
     SlotMappingArgs args = {.query_start_loc = starts.view(),
                             .positions = positions.view(),
@@ -111,32 +111,32 @@ TEST(SlotMappingTest, BadInputChangesNothing) {
     EXPECT_THAT(slots.values, ElementsAre(84, 96, 97));
     slots.values.assign(3, 77);
     change(args, starts.values, positions.values, table.values);
-    ExpectRefused(ComputeSlotMapping(args), code, words);
+    ExpectError(ComputeSlotMapping(args), code, words);
     EXPECT_THAT(slots.values, ElementsAre(77, 77, 77));
   };
-  refuse([](auto& a, auto&, auto&, auto&) { a.block_size = 0; }, kInvalid, "block_size is 0");
-  refuse([](auto&, auto& s, auto&, auto&) { s[0] = 1; }, kInvalid, "query_start_loc[0] is 1");
-  refuse([](auto&, auto& s, auto&, auto&) { s[1] = 4; }, kInvalid, "query_start_loc[2] is 3");
+  refuse([](auto& a, auto&, auto&, auto&) { a.block_size = 0; }, kBad, "block_size is 0");
+  refuse([](auto&, auto& s, auto&, auto&) { s[0] = 1; }, kBad, "query_start_loc[0] is 1");
+  refuse([](auto&, auto& s, auto&, auto&) { s[1] = 4; }, kBad, "query_start_loc[2] is 3");
   refuse([](auto&, auto&, auto& p, auto&) { p[2] = -1; }, kOutOfRange, "request 1 needs rows -1");
   refuse([](auto&, auto&, auto& p, auto&) { p[0] = 32; }, kOutOfRange, "request 0 needs rows 32");
   refuse([](auto&, auto&, auto&, auto& t) { t[2] = 8; }, kOutOfRange,
          "request 1: block_table[1, 0] is 8");
   refuse([](auto&, auto&, auto&, auto& t) { t[1] = -1; }, kOutOfRange,
          "request 0: block_table[0, 1] is -1");
-  refuse([](auto& a, auto&, auto&, auto&) { a.positions = *a.positions.Slice(0, 0, 2); }, kInvalid,
+  refuse([](auto& a, auto&, auto&, auto&) { a.positions = *a.positions.Slice(0, 0, 2); }, kBad,
          "positions is i32[2]");
-  refuse([](auto& a, auto&, auto&, auto&) { a.slot_mapping.dtype = DType::kI32; }, kInvalid,
+  refuse([](auto& a, auto&, auto&, auto&) { a.slot_mapping.dtype = DType::kI32; }, kBad,
          "slot_mapping is i32[3]");
   refuse([](auto& a, auto&, auto&, auto&) { a.block_table = *a.block_table.Slice(0, 0, 1); },
-         kInvalid, "block_table is i32[1, 2]");
+         kBad, "block_table is i32[1, 2]");
   refuse([](auto& a, auto&, auto&, auto&) { a.block_table.device.kind = DeviceKind::kCuda; },
-         kInvalid, "on cuda:0");
+         kBad, "on cuda:0");
 }
 
 // --- Windows ---
 
 struct WindowCase {
-  Ints starts, lens, table, indices, counts;
+  IntTensor starts, lens, table, indices, counts;
 
   WindowCase(std::vector<int32_t> row, int32_t length, int32_t query_len, int64_t padded)
       : starts({0, query_len}),
@@ -179,16 +179,16 @@ TEST(WindowIndicesTest, BadInputChangesNothing) {
     WindowCase c({9, 4, 7, 1}, 7, 2, 2);
     WindowIndicesArgs args = c.args();
     change(c, args);
-    ExpectRefused(BuildSwaIndices(args), code, words);
+    ExpectError(BuildSwaIndices(args), code, words);
     EXPECT_THAT(c.indices.values, testing::Each(99));
     EXPECT_THAT(c.counts.values, testing::Each(99));
   };
-  refuse([](auto&, auto& a) { a.window = 0; }, kInvalid, "window is 0");
-  refuse([](auto&, auto& a) { a.window = 5; }, kInvalid, "indices is i32[2, 4]");
-  refuse([](auto& c, auto&) { c.lens.values[0] = 1; }, kInvalid, "request 0: seq_lens is 1");
+  refuse([](auto&, auto& a) { a.window = 0; }, kBad, "window is 0");
+  refuse([](auto&, auto& a) { a.window = 5; }, kBad, "indices is i32[2, 4]");
+  refuse([](auto& c, auto&) { c.lens.values[0] = 1; }, kBad, "request 0: seq_lens is 1");
   refuse([](auto& c, auto&) { c.lens.values[0] = 9; }, kOutOfRange, "request 0 needs rows 4 to 8");
   refuse([](auto& c, auto&) { c.table.values[3] = 10; }, kOutOfRange, "block_table[0, 3] is 10");
-  refuse([](auto& c, auto&) { c.starts.values[1] = 3; }, kInvalid, "indices is i32[2, 4]");
+  refuse([](auto& c, auto&) { c.starts.values[1] = 3; }, kBad, "indices is i32[2, 4]");
   refuse(
       [](auto& c, auto& a) {
         c.table.values[3] = std::numeric_limits<int32_t>::max() / 2 + 1;  // slots beyond int32
@@ -200,7 +200,7 @@ TEST(WindowIndicesTest, BadInputChangesNothing) {
 // --- Compressed caches ---
 
 TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
-  Ints starts({0, 6}), positions({3, 4, 5, 6, 7, 8}), table({5}, 1);
+  IntTensor starts({0, 6}), positions({3, 4, 5, 6, 7, 8}), table({5}, 1);
   Longs slots(std::vector<int64_t>(8, 77));
   ExpectOk(BuildCompressedSlots({.ratio = 4,
                                   .query_start_loc = starts.view(),
@@ -211,8 +211,8 @@ TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
                                   .slot_mapping = slots.view()}));
   EXPECT_THAT(slots.values, ElementsAre(10, -1, -1, -1, 11, -1, -1, -1));
 
-  Ints one({0, 1}), topk({0, 65, -1, 130, 9, 9, 9, 9}, 2), row({3, 8, 1}, 1);
-  Ints out(std::vector<int32_t>(8, 77), 2), counts({77, 77});
+  IntTensor one({0, 1}), topk({0, 65, -1, 130, 9, 9, 9, 9}, 2), row({3, 8, 1}, 1);
+  IntTensor out(std::vector<int32_t>(8, 77), 2), counts({77, 77});
   const TopkSlotsArgs args = {.query_start_loc = one.view(),
                               .indices = topk.view(),
                               .block_table = row.view(),
@@ -226,13 +226,13 @@ TEST(CompressedIndicesTest, Ex13CompressedSlotsAndTopk) {
 
   topk.values[1] = 192;
   out.values.assign(8, 77);
-  ExpectRefused(BuildTopkSlots(args), kOutOfRange, "request 0 needs rows 192");
+  ExpectError(BuildTopkSlots(args), kOutOfRange, "request 0 needs rows 192");
   EXPECT_THAT(out.values, testing::Each(77));
 }
 
 struct PrefillCase {
-  Ints starts{{0, 0, 3}}, lens{{0, 9}}, topk{{0, 1, 0, 1, 0, 1}, 3};
-  Ints indices{std::vector<int32_t>(24, 77), 4}, counts{{77, 77, 77, 77}};
+  IntTensor starts{{0, 0, 3}}, lens{{0, 9}}, topk{{0, 1, 0, 1, 0, 1}, 3};
+  IntTensor indices{std::vector<int32_t>(24, 77), 4}, counts{{77, 77, 77, 77}};
 
   PrefillIndicesArgs args() {
     return {.ratio = 4,
@@ -260,11 +260,11 @@ TEST(CompressedIndicesTest, Ex14PrefillCombination) {
 
 TEST(CompressedIndicesTest, LayersWithAWindowOnlyHaveNoTopk) {
   PrefillCase c;
-  Ints indices(std::vector<int32_t>(16, 77), 4);
+  IntTensor indices(std::vector<int32_t>(16, 77), 4);
   PrefillIndicesArgs args = c.args();
   args.topk = {};
   args.indices = indices.view();
-  ExpectRefused(CombinePrefillIndices(args), kInvalid, "topk is absent, but ratio is 4");
+  ExpectError(CombinePrefillIndices(args), kBad, "topk is absent, but ratio is 4");
   args.ratio = 1;
   args.compressed_rows = 0;
   ExpectOk(CombinePrefillIndices(args));
@@ -277,18 +277,18 @@ TEST(CompressedIndicesTest, BadInputChangesNothing) {
     PrefillCase c;
     PrefillIndicesArgs args = c.args();
     change(c, args);
-    ExpectRefused(CombinePrefillIndices(args), code, words);
+    ExpectError(CombinePrefillIndices(args), code, words);
     EXPECT_THAT(c.indices.values, testing::Each(77));
   };
-  refuse([](auto&, auto& a) { a.ratio = 0; }, kInvalid, "ratio is 0");
-  refuse([](auto&, auto& a) { a.window = 0; }, kInvalid, "window is 0");
+  refuse([](auto&, auto& a) { a.ratio = 0; }, kBad, "ratio is 0");
+  refuse([](auto&, auto& a) { a.window = 0; }, kBad, "window is 0");
   refuse([](auto&, auto& a) { a.rows_per_request = 13; }, kOutOfRange, "request 1 gathers 6");
-  refuse([](auto&, auto& a) { a.compressed_rows = 33; }, kInvalid, "compressed_rows 33");
-  refuse([](auto&, auto& a) { a.rows_per_request = int64_t{1} << 40; }, kInvalid, "fit in i32");
+  refuse([](auto&, auto& a) { a.compressed_rows = 33; }, kBad, "compressed_rows 33");
+  refuse([](auto&, auto& a) { a.rows_per_request = int64_t{1} << 40; }, kBad, "fit in i32");
   refuse([](auto& c, auto&) { c.topk.values[3] = 8; }, kOutOfRange, "topk[1, 1] is 8");
-  refuse([](auto& c, auto&) { c.lens.values[1] = 2; }, kInvalid, "request 1: seq_lens is 2");
+  refuse([](auto& c, auto&) { c.lens.values[1] = 2; }, kBad, "request 1: seq_lens is 2");
 
-  Ints starts({0, 1}), positions({7}), table({5}, 1);
+  IntTensor starts({0, 1}), positions({7}), table({5}, 1);
   Longs slots(std::vector<int64_t>{77});
   CompressedSlotsArgs args = {.ratio = 4,
                               .query_start_loc = starts.view(),
@@ -297,20 +297,20 @@ TEST(CompressedIndicesTest, BadInputChangesNothing) {
                               .block_size = 1,
                               .num_blocks = 6,
                               .slot_mapping = slots.view()};
-  ExpectRefused(BuildCompressedSlots(args), kOutOfRange, "request 0 needs rows 1 to 1");
+  ExpectError(BuildCompressedSlots(args), kOutOfRange, "request 0 needs rows 1 to 1");
   positions.values[0] = -4;
-  ExpectRefused(BuildCompressedSlots(args), kOutOfRange, "positions[0] is -4");
+  ExpectError(BuildCompressedSlots(args), kOutOfRange, "positions[0] is -4");
   args.ratio = 0;
-  ExpectRefused(BuildCompressedSlots(args), kInvalid, "ratio is 0");
+  ExpectError(BuildCompressedSlots(args), kBad, "ratio is 0");
   EXPECT_THAT(slots.values, ElementsAre(77));
 }
 
 // --- Any of them ---
 
 TEST(IndexOpsTest, OutputsShareNoMemory) {
-  Ints ints(std::vector<int32_t>(64, 0));
+  IntTensor ints(std::vector<int32_t>(64, 0));
   Longs longs(std::vector<int64_t>(8, 0));
-  Ints starts({0, 2}), table({0, 1}, 1), lens({2});
+  IntTensor starts({0, 2}), table({0, 1}, 1), lens({2});
   const auto at = [](TensorView memory, int64_t begin, std::initializer_list<int64_t> extents) {
     int64_t size = 1;
     for (const int64_t extent : extents) size *= extent;
@@ -318,26 +318,26 @@ TEST(IndexOpsTest, OutputsShareNoMemory) {
                 ->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
   };
   const TensorView words = *longs.view().Bitcast(DType::kU8)->Bitcast(DType::kI32);
-  ExpectRefused(ComputeSlotMapping({.query_start_loc = starts.view(),
+  ExpectError(ComputeSlotMapping({.query_start_loc = starts.view(),
                                     .positions = at(words, 2, {2}),
                                     .block_table = table.view(),
                                     .block_size = 4,
                                     .slot_mapping = at(longs.view(), 0, {2})}),
-                kInvalid, "slot_mapping shares memory with positions");
-  ExpectRefused(BuildCompressedSlots({.query_start_loc = starts.view(),
+                kBad, "slot_mapping shares memory with positions");
+  ExpectError(BuildCompressedSlots({.query_start_loc = starts.view(),
                                       .positions = at(words, 2, {2}),
                                       .block_table = table.view(),
                                       .block_size = 4,
                                       .slot_mapping = at(longs.view(), 0, {2})}),
-                kInvalid, "slot_mapping shares memory with positions");
-  ExpectRefused(BuildSwaIndices({.window = 4,
+                kBad, "slot_mapping shares memory with positions");
+  ExpectError(BuildSwaIndices({.window = 4,
                                  .query_start_loc = starts.view(),
                                  .seq_lens = lens.view(),
                                  .block_table = table.view(),
                                  .block_size = 4,
                                  .indices = at(ints.view(), 0, {2, 4}),
                                  .lens = at(ints.view(), 7, {2})}),
-                kInvalid, "indices shares memory with lens");
+                kBad, "indices shares memory with lens");
   const TopkSlotsArgs topk = {.query_start_loc = starts.view(),
                               .indices = at(ints.view(), 0, {2, 4}),
                               .block_table = table.view(),
@@ -348,23 +348,23 @@ TEST(IndexOpsTest, OutputsShareNoMemory) {
   TopkSlotsArgs shifted = topk;
   shifted.slots = at(ints.view(), 1, {2, 4});
   shifted.counts = at(ints.view(), 9, {2});
-  ExpectRefused(BuildTopkSlots(shifted), kInvalid, "slots shares memory with indices");
-  ExpectRefused(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
+  ExpectError(BuildTopkSlots(shifted), kBad, "slots shares memory with indices");
+  ExpectError(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
                                              .positions = at(ints.view(), 3, {2}),
                                              .indices = at(ints.view(), 0, {2, 4}),
                                              .lens = at(ints.view(), 8, {2})}),
-                kInvalid, "indices shares memory with positions");
-  ExpectRefused(CombinePrefillIndices({.window = 4,
+                kBad, "indices shares memory with positions");
+  ExpectError(CombinePrefillIndices({.window = 4,
                                        .rows_per_request = 8,
                                        .query_start_loc = starts.view(),
                                        .seq_lens = lens.view(),
                                        .indices = at(ints.view(), 0, {2, 4}),
                                        .lens = at(ints.view(), 7, {2})}),
-                kInvalid, "indices shares memory with lens");
+                kBad, "indices shares memory with lens");
 }
 
 TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
-  Ints starts({0, 2}), positions({0, 1}), table({0, 1}, 1);
+  IntTensor starts({0, 2}), positions({0, 1}), table({0, 1}, 1);
   Longs slots({77, 77});
   SlotMappingArgs args = {.query_start_loc = starts.view(),
                           .positions = positions.view(),
@@ -374,13 +374,13 @@ TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
   for (ConstTensorView* view : {&args.query_start_loc, &args.positions, &args.block_table}) {
     const ConstTensorView good = *view;
     view->data = nullptr;
-    ExpectRefused(ComputeSlotMapping(args), kInvalid, "null data");
+    ExpectError(ComputeSlotMapping(args), kBad, "null data");
     *view = good;
     view->data = good.data + 1;
-    ExpectRefused(ComputeSlotMapping(args), kInvalid, "align it");
+    ExpectError(ComputeSlotMapping(args), kBad, "align it");
     *view = good;
     view->extent[view->rank - 1] = -1;
-    ExpectRefused(ComputeSlotMapping(args), kInvalid, "extent -1");
+    ExpectError(ComputeSlotMapping(args), kBad, "extent -1");
     *view = good;
   }
   EXPECT_THAT(slots.values, ElementsAre(77, 77));
@@ -390,7 +390,7 @@ TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
 
 struct Ex11Batch {
   std::vector<int32_t> starts = {0, 4, 14, 19}, lens = {6, 17, 9};
-  Ints table{{}, 0};
+  IntTensor table{{}, 0};
   CommonAttentionMetadata meta;
 
   Ex11Batch() {
@@ -497,19 +497,19 @@ TEST(VirtualBatchesTest, BadInputChangesNothing) {
                           const std::string& words) {
     Ex11Batch batch;
     change(batch);
-    ExpectRefused(pieces.Build(batch.meta, chunk), code, words);
+    ExpectError(pieces.Build(batch.meta, chunk), code, words);
     EXPECT_EQ(pieces.pieces().size(), 8u);
   };
-  refuse([](auto&) {}, 3, kInvalid, "chunk is 3 and block_size 2");
-  refuse([](auto&) {}, 0, kInvalid, "chunk is 0");
-  refuse([](auto& b) { b.lens[2] = 4; }, 4, kInvalid, "request 2: seq_lens is 4, less than its 5");
-  refuse([](auto& b) { b.starts[0] = 1; }, 4, kInvalid, "query_start_loc[0] is 1");
-  refuse([](auto& b) { b.starts[1] = 20; }, 4, kInvalid, "query_start_loc[2] is 14");
-  refuse([](auto& b) { b.meta.num_reqs = -1; }, 4, kInvalid, "-1 requests");
-  refuse([](auto& b) { b.meta.custom_mask.form = MaskForm::kShared; }, 4, kInvalid, "custom_mask");
+  refuse([](auto&) {}, 3, kBad, "chunk is 3 and block_size 2");
+  refuse([](auto&) {}, 0, kBad, "chunk is 0");
+  refuse([](auto& b) { b.lens[2] = 4; }, 4, kBad, "request 2: seq_lens is 4, less than its 5");
+  refuse([](auto& b) { b.starts[0] = 1; }, 4, kBad, "query_start_loc[0] is 1");
+  refuse([](auto& b) { b.starts[1] = 20; }, 4, kBad, "query_start_loc[2] is 14");
+  refuse([](auto& b) { b.meta.num_reqs = -1; }, 4, kBad, "-1 requests");
+  refuse([](auto& b) { b.meta.custom_mask.form = MaskForm::kShared; }, 4, kBad, "custom_mask");
   refuse([](auto& b) { b.lens[1] = 21; }, 4, kOutOfRange, "request 1 needs rows 8 to 20");
   refuse([](auto& b) { b.table.values[12] = -1; }, 4, kOutOfRange, "block_table[1, 2] is -1");
-  refuse([](auto& b) { b.meta.num_reqs = 4; }, 4, kInvalid, "4 requests need 5");
+  refuse([](auto& b) { b.meta.num_reqs = 4; }, 4, kBad, "4 requests need 5");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -16,41 +16,41 @@ namespace kvblocks::attention {
 namespace {
 
 // Any of them from the first case on; RapidCheck by itself begins with small ranges.
-int64_t Number(int64_t low, int64_t high) {
+int64_t Drawn(int64_t low, int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high + 1));
 }
 
-constexpr int64_t kMaxSeqLen = 48, kNumBlocks = 400;
+constexpr int64_t kMaxSeqLen = 48, kPoolBlocks = 400;
 
 // Sinks in groups behind the first, whose lengths are compared with the requests' own.
 KvGroupConfig AnyGroup(bool may_have_sinks) {
   KvGroupConfig config;
-  config.compression_ratio = Number(0, 3) == 0 ? 4 : 1;
-  config.kernel_block_size = Number(1, 4);
-  config.manager_block_size = config.kernel_block_size * config.compression_ratio * Number(1, 3);
-  config.num_blocks = kNumBlocks;
-  config.window = Number(0, 1) == 0 ? 0 : Number(1, 12);
-  config.null_block = static_cast<int32_t>(Number(-1, 1));
-  if (may_have_sinks && config.compression_ratio == 1 && Number(0, 1) == 0) {
-    for (int32_t id = kNumBlocks - static_cast<int32_t>(Number(1, 2)); id < kNumBlocks; ++id) {
+  config.compression_ratio = Drawn(0, 3) == 0 ? 4 : 1;
+  config.kernel_block_size = Drawn(1, 4);
+  config.manager_block_size = config.kernel_block_size * config.compression_ratio * Drawn(1, 3);
+  config.num_blocks = kPoolBlocks;
+  config.window = Drawn(0, 1) == 0 ? 0 : Drawn(1, 12);
+  config.null_block = static_cast<int32_t>(Drawn(-1, 1));
+  if (may_have_sinks && config.compression_ratio == 1 && Drawn(0, 1) == 0) {
+    for (int32_t id = kPoolBlocks - static_cast<int32_t>(Drawn(1, 2)); id < kPoolBlocks; ++id) {
       config.sink_blocks.push_back(id);
     }
-  } else if (config.compression_ratio == 1 && config.window == 0 && Number(0, 1) == 0) {
-    const auto num_ranks = static_cast<int32_t>(Number(2, 3));
-    const auto interleave = static_cast<int32_t>(Number(0, 1) == 0 ? 1 : config.kernel_block_size);
-    config.context_parallel = {num_ranks, static_cast<int32_t>(Number(0, num_ranks - 1)),
+  } else if (config.compression_ratio == 1 && config.window == 0 && Drawn(0, 1) == 0) {
+    const auto num_ranks = static_cast<int32_t>(Drawn(2, 3));
+    const auto interleave = static_cast<int32_t>(Drawn(0, 1) == 0 ? 1 : config.kernel_block_size);
+    config.context_parallel = {num_ranks, static_cast<int32_t>(Drawn(0, num_ranks - 1)),
                                interleave};
     config.manager_block_size *= num_ranks;
   }
-  if (Number(0, 2) > 0) return config;
+  if (Drawn(0, 2) > 0) return config;
   // Pages that do not lie end to end, of which no two share a number.
   BlockMap map;
-  map.block_stride = config.expansion() == 1 ? 1 : Number(1, 3);
-  map.page_stride = config.expansion() * map.block_stride + Number(0, 2);
-  if (Number(0, 1) == 1) {
-    map.ids_per_chunk = map.pages_per_chunk = Number(1, 7);
-    map.chunk_stride = map.ids_per_chunk * map.page_stride + Number(0, 3);
-    map.null_number = (kNumBlocks / map.ids_per_chunk + 1) * map.chunk_stride;
+  map.block_stride = config.expansion() == 1 ? 1 : Drawn(1, 3);
+  map.page_stride = config.expansion() * map.block_stride + Drawn(0, 2);
+  if (Drawn(0, 1) == 1) {
+    map.ids_per_chunk = map.pages_per_chunk = Drawn(1, 7);
+    map.chunk_stride = map.ids_per_chunk * map.page_stride + Drawn(0, 3);
+    map.null_number = (kPoolBlocks / map.ids_per_chunk + 1) * map.chunk_stride;
   }
   config.block_map = map;
   return config;
@@ -82,15 +82,15 @@ struct Step {
 
 // Tables of distinct blocks, with null blocks here and there and nonsense outside of windows.
 void DrawStep(const std::vector<KvGroupConfig>& groups, int32_t threshold, Step& step) {
-  const int64_t num_reqs = Number(0, 6);
+  const int64_t num_reqs = Drawn(0, 6);
   std::vector<int32_t> next(groups.size(), 2);
   int64_t num_tokens = 0;
   for (int64_t i = 0; i < num_reqs; ++i) {
     RequestInput request;
-    request.num_scheduled_tokens = Number(0, 1) == 0 ? Number(1, threshold) : Number(1, 16);
+    request.num_scheduled_tokens = Drawn(0, 1) == 0 ? Drawn(1, threshold) : Drawn(1, 16);
     request.num_computed_tokens =
-        Number(0, 2) == 0 ? 0 : Number(0, kMaxSeqLen - request.num_scheduled_tokens);
-    request.num_prompt_tokens = Number(0, kMaxSeqLen);
+        Drawn(0, 2) == 0 ? 0 : Drawn(0, kMaxSeqLen - request.num_scheduled_tokens);
+    request.num_prompt_tokens = Drawn(0, kMaxSeqLen);
     num_tokens += request.num_scheduled_tokens;
     step.requests.push_back(request);
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -103,23 +103,23 @@ void DrawStep(const std::vector<KvGroupConfig>& groups, int32_t threshold, Step&
       std::vector<int32_t> table;
       for (int64_t begin = 0; begin < length; begin += config.manager_block_size) {
         if (begin + config.manager_block_size <= first_key) {
-          table.push_back(static_cast<int32_t>(Number(-5, 2000)));
-        } else if (config.null_block >= 0 && Number(0, 9) == 0) {
+          table.push_back(static_cast<int32_t>(Drawn(-5, 2000)));
+        } else if (config.null_block >= 0 && Drawn(0, 9) == 0) {
           table.push_back(config.null_block);
         } else {
           table.push_back(next[g]++);
         }
       }
-      for (int64_t more = Number(0, 2); more > 0; --more) table.push_back(-1);
+      for (int64_t more = Drawn(0, 2); more > 0; --more) table.push_back(-1);
       step.tables.push_back(table);
     }
   }
   step.spans.assign(step.tables.begin(), step.tables.end());
   step.input.requests = step.requests;
   step.input.block_ids = step.spans;
-  if (Number(0, 1) == 1) {
-    step.input.padded_num_reqs = num_reqs + Number(0, 3);
-    step.input.padded_num_tokens = num_tokens + Number(0, 5);
+  if (Drawn(0, 1) == 1) {
+    step.input.padded_num_reqs = num_reqs + Drawn(0, 3);
+    step.input.padded_num_tokens = num_tokens + Drawn(0, 5);
   }
 }
 
@@ -142,20 +142,20 @@ int64_t SlotOf(const KvGroupConfig& config, absl::Span<const int32_t> table, int
 
 RC_GTEST_PROP(MetadataBuilderPropertyTest, IsWhatTheDefinitionsSay, ()) {
   MetadataBuilderOptions options;
-  for (int64_t g = Number(1, 3); g > 0; --g) {
+  for (int64_t g = Drawn(1, 3); g > 0; --g) {
     options.groups.push_back(AnyGroup(/*may_have_sinks=*/!options.groups.empty()));
   }
   options.max_num_reqs = 10;
   options.max_num_tokens = 120;
   options.max_seq_len = kMaxSeqLen;
-  options.split.decode_threshold = static_cast<int32_t>(Number(1, 4));
-  options.split.require_uniform = Number(0, 1) == 1;
-  options.split.short_extends_are_decodes = Number(0, 1) == 1;
+  options.split.decode_threshold = static_cast<int32_t>(Drawn(1, 4));
+  options.split.require_uniform = Drawn(0, 1) == 1;
+  options.split.short_extends_are_decodes = Drawn(0, 1) == 1;
   absl::StatusOr<AttentionMetadataBuilder> builder = AttentionMetadataBuilder::Create(options);
   RC_ASSERT(builder.ok());
 
   // Several steps, so that what one leaves behind would show in the next.
-  for (int64_t steps = Number(1, 3); steps > 0; --steps) {
+  for (int64_t steps = Drawn(1, 3); steps > 0; --steps) {
     Step step;
     DrawStep(options.groups, options.split.decode_threshold, step);
     const absl::Status built = builder->Build(step.input);

@@ -47,7 +47,7 @@ std::unique_ptr<StepTimeModel> ClockOf(const TableClockOptions& options) {
   return *std::move(clock);
 }
 
-SequenceWork DecodeAt(int64_t context) {
+SequenceWork OneDecode(int64_t context) {
   return {.num_context = context, .num_new = 1, .num_sampled = 1};
 }
 
@@ -68,7 +68,7 @@ TEST(TableClockTest, SM62ADecodeStepIsTheSumOfItsKernels) {
                         attention.At({n, 1024});
   const SimTime expected =
       32 * (layer + 11 * kMicrosecond) + gemm.At({128256, 4096, n}) + n * 9 * kMicrosecond;
-  const std::vector<SequenceWork> work(n, DecodeAt(1023));
+  const std::vector<SequenceWork> work(n, OneDecode(1023));
   EXPECT_EQ(*ClockOf(options)->StepTime(work), expected);
 }
 
@@ -110,7 +110,7 @@ TEST(TableClockTest, DataParallelRanksShareTheExperts) {
   const auto among = [&](const std::vector<SequenceWork>& work, const StepPeers& peers) {
     return *clock->StepTimeAmong(work, Decodes(), peers);
   };
-  const std::vector<SequenceWork> one = {DecodeAt(1023)}, many(64, DecodeAt(1023));
+  const std::vector<SequenceWork> one = {OneDecode(1023)}, many(64, OneDecode(1023));
   // What nobody says is that all have as much to do.
   EXPECT_EQ(among(many, {.num_tokens = 512, .num_decode_tokens = 512}), *clock->StepTime(many));
   // A rank with one token computes as many of the experts as the others bring, and travels with
@@ -236,11 +236,11 @@ TEST(TableClockTest, DecodesAddUpForEveryModelAndDevice) {
     const TableClockOptions options = OptionsOf(name, devices[i++ % std::size(devices)], 2);
     const auto clock = ClockOf(options);
     ASSERT_TRUE(clock->adds_up_decodes());
-    std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, DecodeAt(5000)};
+    std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, OneDecode(5000)};
     Decodes decodes;
     std::vector<SequenceWork> all = work;
     for (const int64_t context : {1, 17, 900, 901, 20000}) {
-      all.push_back(DecodeAt(context));
+      all.push_back(OneDecode(context));
       ++decodes.num_sequences;
       decodes.sum_context += context;
     }
@@ -254,7 +254,7 @@ TEST(TableClockTest, MoreWorkTakesLonger) {
   const auto clock = ClockOf(OptionsOf("llama-3.1-8b", "b200"));
   SimTime before = 0;
   for (const int64_t context : {128, 1000, 4000, 16000, 30000}) {
-    const SimTime time = *clock->StepTime(std::vector<SequenceWork>(64, DecodeAt(context)));
+    const SimTime time = *clock->StepTime(std::vector<SequenceWork>(64, OneDecode(context)));
     EXPECT_GT(time, before) << context;
     before = time;
   }
@@ -271,7 +271,7 @@ TEST(TableClockTest, MoreWorkTakesLonger) {
 TEST(TableClockTest, VerifyingDraftsTakesAboutAsLongAsOneToken) {
   const auto clock = ClockOf(OptionsOf("llama-3.1-8b", "h100-sxm"));
   const SequenceWork verified{.num_context = 2000, .num_new = 4, .num_sampled = 4};
-  const SimTime one = *clock->StepTime({DecodeAt(2000)});
+  const SimTime one = *clock->StepTime({OneDecode(2000)});
   const SimTime four = *clock->StepTime({verified});
   ExpectWithin(four, one, 0.1);
 }
@@ -281,9 +281,9 @@ TEST(TableClockTest, SM62WhatLiesOutsideTheTablesIsCounted) {
   options.max_sequence_len = 1 << 20;
   const auto clock = ClockOf(options);
   StepTally tally;
-  clock->Tally({DecodeAt(1000)}, Decodes(), StepPeers(), &tally);
+  clock->Tally({OneDecode(1000)}, Decodes(), StepPeers(), &tally);
   EXPECT_EQ(tally.num_outside, 0);
-  clock->Tally({DecodeAt(500'000)}, Decodes(), StepPeers(), &tally);
+  clock->Tally({OneDecode(500'000)}, Decodes(), StepPeers(), &tally);
   const SequenceWork chunk{.num_context = 100'000, .num_new = 1000};
   clock->Tally({chunk}, Decodes(), StepPeers(), &tally);
   EXPECT_EQ(tally.num_outside, 2);
@@ -293,7 +293,7 @@ TEST(TableClockTest, SM62WhatLiesOutsideTheTablesIsCounted) {
 TEST(TableClockTest, TalliesSumToWhatStepsTake) {
   const auto tally_of = [](const TableClockOptions& options) {
     const auto clock = ClockOf(options);
-    const std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, DecodeAt(5000)};
+    const std::vector<SequenceWork> work = {{.num_context = 100, .num_new = 300}, OneDecode(5000)};
     const Decodes decodes{.num_sequences = 3, .sum_context = 6000};
     StepTally tally;
     clock->Tally(work, decodes, StepPeers(), &tally);
@@ -327,14 +327,14 @@ TEST(TableClockTest, SparseLayersAreFasterFromLongContextsOnOnly) {
     const auto dense = ClockOf(OptionsOf("deepseek-v3", device, 8));
     const auto sparse = ClockOf(OptionsOf("deepseek-v3.2", device, 8));
     const auto slower = [&](int64_t context) {
-      const std::vector<SequenceWork> work(64, DecodeAt(context));
+      const std::vector<SequenceWork> work(64, OneDecode(context));
       return static_cast<double>(*sparse->StepTime(work)) /
              static_cast<double>(*dense->StepTime(work));
     };
     EXPECT_GT(slower(1024), 1) << device;
     EXPECT_LT(slower(32000), 1) << device;
     StepTally tally;
-    sparse->Tally({DecodeAt(1024)}, Decodes(), StepPeers(), &tally);
+    sparse->Tally({OneDecode(1024)}, Decodes(), StepPeers(), &tally);
     EXPECT_EQ(static_cast<int64_t>(tally.estimated), 0) << device;
   }
 }

@@ -160,7 +160,7 @@ const pb::MetricChange* Find(const pb::Comparison& comparison, const std::string
   return nullptr;
 }
 
-pb::Report Sample() {
+pb::Report AReport() {
   return WithFields(pb::Report(), R"(
       schema_version: 1 outcome: "complete" config { num_blocks: 100 }
       whole_run { token_hit_rate { numerator: 1000 value: 0.5 } } preemption { preemptions: 0 }
@@ -169,7 +169,7 @@ pb::Report Sample() {
 }
 
 TEST(ReportComparisonTest, EqualReportsHaveNoChanges) {
-  const auto comparison = Compared(Sample(), Sample(), {"0"});
+  const auto comparison = Compared(AReport(), AReport(), {"0"});
   EXPECT_EQ(comparison.changes_size(), 0);
   EXPECT_EQ(comparison.configuration_size(), 0);
   EXPECT_FIELDS(comparison, "metrics_changed 0, metrics_exceeded 0");
@@ -178,11 +178,11 @@ TEST(ReportComparisonTest, EqualReportsHaveNoChanges) {
 }
 
 TEST(ReportComparisonTest, ChangesAreAbsoluteAndRelative) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_whole_run()->mutable_token_hit_rate()->set_numerator(900);
   b.mutable_whole_run()->mutable_token_hit_rate()->set_value(0.25);
   b.mutable_preemption()->set_preemptions(3);
-  const auto comparison = Compared(Sample(), b);
+  const auto comparison = Compared(AReport(), b);
   EXPECT_FIELDS(comparison, "metrics_changed 3, metrics_judged 0");
   const auto* hits = Find(comparison, "whole_run.token_hit_rate.numerator");
   ASSERT_NE(hits, nullptr);
@@ -194,16 +194,16 @@ TEST(ReportComparisonTest, ChangesAreAbsoluteAndRelative) {
 }
 
 TEST(ReportComparisonTest, TolerancesJudgeByName) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_whole_run()->mutable_token_hit_rate()->set_numerator(995);
-  EXPECT_EQ(Compared(Sample(), b, {"0.01"}).metrics_exceeded(), 0);
-  EXPECT_EQ(Compared(Sample(), b, {"0.001"}).metrics_exceeded(), 1);
-  const auto named = Compared(Sample(), b, {"0.01", "token_hit_rate:0"});
+  EXPECT_EQ(Compared(AReport(), b, {"0.01"}).metrics_exceeded(), 0);
+  EXPECT_EQ(Compared(AReport(), b, {"0.001"}).metrics_exceeded(), 1);
+  const auto named = Compared(AReport(), b, {"0.01", "token_hit_rate:0"});
   EXPECT_EQ(named.metrics_exceeded(), 1);
   const auto* hits = Find(named, "whole_run.token_hit_rate.numerator");
   EXPECT_FIELDS(*hits, "exceeded true, tolerance token_hit_rate:0");
-  EXPECT_EQ(Compared(Sample(), b, {"0", "whole_run:inf"}).metrics_exceeded(), 0);
-  const auto other = Compared(Sample(), b, {"preemption:0"});
+  EXPECT_EQ(Compared(AReport(), b, {"0", "whole_run:inf"}).metrics_exceeded(), 0);
+  const auto other = Compared(AReport(), b, {"preemption:0"});
   EXPECT_EQ(other.metrics_exceeded(), 0);
   EXPECT_GT(other.metrics_judged(), 0);
   EXPECT_LT(other.metrics_judged(), 20) << "those of preemption alone";
@@ -213,16 +213,16 @@ TEST(ReportComparisonTest, ATolerancesNameMustBeThatOfAMetric) {
   ReportComparisonOptions options;
   options.tolerances = *ToleranceSet::Parse({"hit_rate.token:0"});
   pb::Comparison out;
-  const std::string message(CompareReports(Sample(), Sample(), options, &out).message());
+  const std::string message(CompareReports(AReport(), AReport(), options, &out).message());
   EXPECT_THAT(message, HasSubstr("--tolerance: got \"hit_rate.token:0\""));
   EXPECT_THAT(message, HasSubstr("such as whole_run.token_hit_rate.numerator"));
   options.tolerances = *ToleranceSet::Parse({"nothing_like_it:0"});
-  EXPECT_THAT(std::string(CompareReports(Sample(), Sample(), options, &out).message()),
+  EXPECT_THAT(std::string(CompareReports(AReport(), AReport(), options, &out).message()),
               HasSubstr("such as whole_run.token_hit_rate or"));
 }
 
 TEST(ReportComparisonTest, LargeWholeNumbersAreExact) {
-  pb::Report a = Sample(), b = Sample();
+  pb::Report a = AReport(), b = AReport();
   constexpr int64_t kLarge = (int64_t{1} << 53) + 1;
   a.mutable_totals()->set_computed_tokens(kLarge);
   b.mutable_totals()->set_computed_tokens(kLarge - 1);
@@ -232,11 +232,11 @@ TEST(ReportComparisonTest, LargeWholeNumbersAreExact) {
 }
 
 TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_config()->set_num_blocks(50);
   b.mutable_config()->set_policy("priority");
   b.mutable_config()->mutable_kv_cache_config()->add_groups()->set_num_layers(8);
-  const auto comparison = Compared(Sample(), b, {"0"});
+  const auto comparison = Compared(AReport(), b, {"0"});
   EXPECT_EQ(comparison.metrics_exceeded(), 0);
   ASSERT_GE(comparison.configuration_size(), 3);
   EXPECT_FIELDS(comparison.configuration(0), "name num_blocks, a 100, b 50");
@@ -245,21 +245,21 @@ TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
 }
 
 TEST(ReportComparisonTest, TextsExceedOnlyATolerancesOfZero) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.set_outcome("stopped");
-  EXPECT_EQ(Compared(Sample(), b, {"0"}).metrics_exceeded(), 1);
-  EXPECT_EQ(Compared(Sample(), b, {"0.01"}).metrics_exceeded(), 0);
-  EXPECT_EQ(Compared(Sample(), b, {"0.01", "outcome:0"}).metrics_exceeded(), 1);
-  const auto comparison = Compared(Sample(), b);
+  EXPECT_EQ(Compared(AReport(), b, {"0"}).metrics_exceeded(), 1);
+  EXPECT_EQ(Compared(AReport(), b, {"0.01"}).metrics_exceeded(), 0);
+  EXPECT_EQ(Compared(AReport(), b, {"0.01", "outcome:0"}).metrics_exceeded(), 1);
+  const auto comparison = Compared(AReport(), b);
   EXPECT_FIELDS(*Find(comparison, "outcome"), "b stopped, change none");
 }
 
 TEST(ReportComparisonTest, WhatOneReportHasAloneExceedsAllButInf) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_goodput()->set_requests_good(5);
   for (const bool only_b : {true, false}) {
     const auto compared = [&](const std::vector<std::string>& tolerances) {
-      return only_b ? Compared(Sample(), b, tolerances) : Compared(b, Sample(), tolerances);
+      return only_b ? Compared(AReport(), b, tolerances) : Compared(b, AReport(), tolerances);
     };
     EXPECT_GT(compared({"100"}).metrics_exceeded(), 0);
     EXPECT_EQ(compared({"100", "goodput:inf"}).metrics_exceeded(), 0);
@@ -273,11 +273,11 @@ TEST(ReportComparisonTest, WhatOneReportHasAloneExceedsAllButInf) {
 }
 
 TEST(ReportComparisonTest, ListsWithoutNamesAreOneMetricPerField) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_series()->mutable_points(1)->set_usage(0.6);
   b.mutable_series()->mutable_points(2)->set_usage(0.1);
   b.mutable_series()->mutable_points(3)->set_usage(0.6);
-  const auto comparison = Compared(Sample(), b, {"0.3"});
+  const auto comparison = Compared(AReport(), b, {"0.3"});
   const auto* usage = Find(comparison, "series.points[].usage");
   ASSERT_NE(usage, nullptr);
   // The element is the one that changed most.
@@ -285,14 +285,14 @@ TEST(ReportComparisonTest, ListsWithoutNamesAreOneMetricPerField) {
   EXPECT_FIELDS(comparison, "metrics_exceeded 1, metrics_changed 3");
   EXPECT_EQ(Find(comparison, "series.points[].running"), nullptr) << "equal";
 
-  const auto all = Compared(Sample(), b, {}, true);
+  const auto all = Compared(AReport(), b, {}, true);
   EXPECT_EQ(Find(all, "series.points[].usage"), nullptr);
   EXPECT_EQ(Find(all, "series.points[3].usage")->b(), "0.6");
   EXPECT_EQ(all.changes_size(), all.metrics());
 }
 
 TEST(ReportComparisonTest, AnElementBeyondItsToleranceStandsForItsList) {
-  pb::Report a = Sample(), b = Sample();
+  pb::Report a = AReport(), b = AReport();
   // A large change within the tolerance, and a small one beyond it.
   a.mutable_series()->mutable_points(0)->set_usage(1000);
   b.mutable_series()->mutable_points(0)->set_usage(1050);
@@ -304,14 +304,14 @@ TEST(ReportComparisonTest, AnElementBeyondItsToleranceStandsForItsList) {
 }
 
 TEST(ReportComparisonTest, ListsOfDifferentLengthDiffer) {
-  pb::Report b = Sample();
+  pb::Report b = AReport();
   b.mutable_series()->add_points();
-  EXPECT_GT(Compared(Sample(), b, {"1000"}).metrics_exceeded(), 0);
-  EXPECT_EQ(Compared(Sample(), b, {"0", "series:inf"}).metrics_exceeded(), 0);
+  EXPECT_GT(Compared(AReport(), b, {"1000"}).metrics_exceeded(), 0);
+  EXPECT_EQ(Compared(AReport(), b, {"0", "series:inf"}).metrics_exceeded(), 0);
 }
 
 TEST(ReportComparisonTest, ElementsMeetByName) {
-  pb::Report a = Sample(), b = Sample();
+  pb::Report a = AReport(), b = AReport();
   for (const char* name : {"x", "y"}) a.mutable_hit_groups()->add_tenants()->set_name(name);
   for (const char* name : {"y", "z", "x"}) b.mutable_hit_groups()->add_tenants()->set_name(name);
   const auto comparison = Compared(a, b);

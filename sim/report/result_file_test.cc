@@ -117,7 +117,7 @@ std::string ErrorOf(std::string text) {
   return std::string(Open(std::move(text)).status().message());
 }
 
-pb::Report Sample() {
+pb::Report SampleResult() {
   pb::Report report;
   report.set_schema_version(kReportSchemaVersion);
   report.set_outcome("complete");
@@ -129,16 +129,16 @@ pb::Report Sample() {
 }
 
 TEST(ResultFileTest, ReportsReadBackToTheLastDigit) {
-  const auto file = Open(*ToJson(Sample()));
+  const auto file = Open(*ToJson(SampleResult()));
   ASSERT_TRUE(file.ok()) << file.status();
   ASSERT_NE(file->report, nullptr);
   EXPECT_EQ(file->steps, nullptr);
-  EXPECT_EQ(file->report->SerializeAsString(), Sample().SerializeAsString());
+  EXPECT_EQ(file->report->SerializeAsString(), SampleResult().SerializeAsString());
 }
 
 // Numbers that not every reader of JSON has exactly stay texts.
 TEST(ResultFileTest, WholeNumbersAreNumbersUpToTwoToThe53) {
-  pb::Report report = Sample();
+  pb::Report report = SampleResult();
   report.mutable_totals()->set_steps(int64_t{1} << 53);
   report.mutable_totals()->set_output_tokens(-7);
   report.mutable_config()->set_trace("12");
@@ -170,7 +170,7 @@ TEST(ResultFileTest, FilesMayBeCompressedAndNamesMayLie) {
   const std::string path = testing::TempDir() + "/report.json.gz";
   auto sink = OpenByteSink(path);
   ASSERT_TRUE(sink.ok());
-  ASSERT_TRUE((*sink)->Write(*ToJson(Sample())).ok());
+  ASSERT_TRUE((*sink)->Write(*ToJson(SampleResult())).ok());
   ASSERT_TRUE((*sink)->Close().ok());
   const std::string other = testing::TempDir() + "/steps.csv";
   ASSERT_EQ(std::rename(path.c_str(), other.c_str()), 0);
@@ -180,7 +180,7 @@ TEST(ResultFileTest, FilesMayBeCompressedAndNamesMayLie) {
 }
 
 TEST(ResultFileTest, EveryTruncationIsAnError) {
-  std::string json = *ToJson(Sample());
+  std::string json = *ToJson(SampleResult());
   json.resize(json.find_last_of('}') + 1);
   for (size_t size = 0; size < json.size(); size += 1 + size / 50) {
     EXPECT_NE(ErrorOf(json.substr(0, size)), "") << size;

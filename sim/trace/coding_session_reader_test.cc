@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-constexpr int64_t kSecond = 1000000000;
+constexpr int64_t kSec = 1000000000;
 constexpr const char* kFile = "sim/trace/testdata/coding_sessions.jsonl";
 
 // A session with blocks of 4 tokens.
@@ -86,12 +86,12 @@ TEST(CodingSessionReaderTest, SubAgentsRunSideBySideAndTheParentWaitsForAll) {
   for (size_t i = 2; i < 7; ++i) names.push_back(all[i].id);
   EXPECT_THAT(names, ElementsAre("two/0", "two/1/0", "two/1/1", "two/2/0", "two/3"));
   EXPECT_THAT(all[3].waits_for, ElementsAre(2));
-  EXPECT_EQ(all[3].think_ns, kSecond) << "called at 3 s, the request before ended at 2 s";
+  EXPECT_EQ(all[3].think_ns, kSec) << "called at 3 s, the request before ended at 2 s";
   EXPECT_THAT(all[4].waits_for, ElementsAre(3));
-  EXPECT_EQ(all[4].think_ns, kSecond / 2);
+  EXPECT_EQ(all[4].think_ns, kSec / 2);
   EXPECT_THAT(all[5].waits_for, ElementsAre(2)) << "beside the other sub-agent";
   EXPECT_THAT(all[6].waits_for, ElementsAre(2, 4, 5));
-  EXPECT_EQ(all[6].think_ns, 3 * kSecond / 2) << "8.5 s, after the longer sub-agent's end at 7 s";
+  EXPECT_EQ(all[6].think_ns, 3 * kSec / 2) << "8.5 s, after the longer sub-agent's end at 7 s";
   for (size_t i = 2; i < 7; ++i) EXPECT_EQ(all[i].session, all[2].session);
 }
 
@@ -127,13 +127,13 @@ TEST(CodingSessionReaderTest, WithoutThinkTimeTheRecordedGapCounts) {
   EXPECT_THAT(ThinkTimes(Session("a", Request("1", R"("api_time": 2.5)") + "," + Request("9"))),
               ElementsAre(0, 5500000000));
   EXPECT_THAT(ThinkTimes(Session("a", Request("1") + "," + Request("9"))),
-              ElementsAre(0, 8 * kSecond));
+              ElementsAre(0, 8 * kSec));
   EXPECT_THAT(ThinkTimes(Session("a", Request("1", R"("api_time": 20)") + "," + Request("9"))),
               ElementsAre(0, 0))
       << "never negative";
   EXPECT_THAT(ThinkTimes(Session("a", Request("1") + "," +
                                           Request("9", R"("think_time": null, "api_time": null)"))),
-              ElementsAre(0, 8 * kSecond))
+              ElementsAre(0, 8 * kSec))
       << "null means absent";
 }
 
@@ -144,7 +144,7 @@ TEST(CodingSessionReaderTest, SubAgentsMayComeFirstAndNestAndBeEmpty) {
   EXPECT_EQ(all[0].id, "a/0/0/0");
   EXPECT_THAT(all[0].waits_for, IsEmpty());
   EXPECT_THAT(all[1].waits_for, ElementsAre(0));
-  EXPECT_EQ(all[1].think_ns, 4 * kSecond);
+  EXPECT_EQ(all[1].think_ns, 4 * kSec);
 }
 
 TEST(CodingSessionReaderTest, TimesMayGoBackwardsUnlessForbidden) {

@@ -290,7 +290,7 @@ std::string Trace(const std::vector<std::string>& rows) {
   }
   return text;
 }
-std::string Row(int64_t input, int64_t output, const std::string& ids) {
+std::string IdsRow(int64_t input, int64_t output, const std::string& ids) {
   return absl::StrCat("\"input_length\": ", input, ", \"output_length\": ", output,
                       ", \"hash_ids\": [", ids, "]");
 }
@@ -310,8 +310,8 @@ std::vector<TraceRequest> Linked(const std::string& trace, std::string* note = n
 TEST(TurnLinksTest, SM47AnOutputIsWhatTheNextPromptHasInItsPlace) {
   // 25 tokens and 8 of output; the next prompt has 40, the one behind it 61.
   std::string note;
-  const auto r = Linked(Trace({Row(25, 8, "1, 2, 3"), Row(40, 5, "1, 2, 4, 5"),
-                               Row(61, 2, "1, 2, 4, 5, 6, 7, 8"), Row(30, 2, "1, 9, 10")}),
+  const auto r = Linked(Trace({IdsRow(25, 8, "1, 2, 3"), IdsRow(40, 5, "1, 2, 4, 5"),
+                               IdsRow(61, 2, "1, 2, 4, 5, 6, 7, 8"), IdsRow(30, 2, "1, 9, 10")}),
                         &note);
   ASSERT_EQ(r.size(), 4u);
   EXPECT_TRUE(r[0].ids_cover_output);
@@ -328,8 +328,8 @@ TEST(TurnLinksTest, SM47AnOutputIsWhatTheNextPromptHasInItsPlace) {
 // The end of the second prompt becomes what the third one has, and so does the first one's output
 // that lies there.
 TEST(TurnLinksTest, SM47LinksGoThroughSeveralTurns) {
-  const auto r =
-      Linked(Trace({Row(10, 14, "1"), Row(25, 10, "1, 2, 3"), Row(50, 1, "1, 2, 4, 5, 6")}));
+  const auto r = Linked(Trace(
+      {IdsRow(10, 14, "1"), IdsRow(25, 10, "1, 2, 3"), IdsRow(50, 1, "1, 2, 4, 5, 6")}));
   EXPECT_THAT(r[0].content_ids, ElementsAre(1, 2, 4));
   EXPECT_THAT(r[1].content_ids, ElementsAre(1, 2, 4, 5));
 }
@@ -337,10 +337,10 @@ TEST(TurnLinksTest, SM47LinksGoThroughSeveralTurns) {
 TEST(TurnLinksTest, SM47WhatCannotGoOnIsNotLinked) {
   // Too short; another path; no full block in common; its end is somebody else's, too.
   for (const auto& rows : std::vector<std::vector<std::string>>{
-           {Row(25, 8, "1, 2, 3"), Row(32, 5, "1, 2, 4, 5")},
-           {Row(25, 8, "1, 2, 3"), Row(40, 5, "1, 9, 4, 5")},
-           {Row(5, 8, "1"), Row(40, 5, "2, 3, 4, 5")},
-           {Row(25, 8, "1, 2, 3"), Row(25, 9, "1, 2, 3"), Row(33, 5, "1, 2, 4, 5")}}) {
+           {IdsRow(25, 8, "1, 2, 3"), IdsRow(32, 5, "1, 2, 4, 5")},
+           {IdsRow(25, 8, "1, 2, 3"), IdsRow(40, 5, "1, 9, 4, 5")},
+           {IdsRow(5, 8, "1"), IdsRow(40, 5, "2, 3, 4, 5")},
+           {IdsRow(25, 8, "1, 2, 3"), IdsRow(25, 9, "1, 2, 3"), IdsRow(33, 5, "1, 2, 4, 5")}}) {
     for (const TraceRequest& request : Linked(Trace(rows))) EXPECT_FALSE(request.ids_cover_output);
   }
 }
@@ -353,7 +353,7 @@ TEST(TurnLinksTest, SM47OnlyTracesThatSayNothingElseAreGuessedAt) {
   };
   EXPECT_THAT(error("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,6\n"),
               HasSubstr("--link-turns: got a trace of lengths, expected block ids"));
-  EXPECT_THAT(error(Trace({absl::StrCat("\"session_id\": 4, ", Row(10, 1, "1"))})),
+  EXPECT_THAT(error(Trace({absl::StrCat("\"session_id\": 4, ", IdsRow(10, 1, "1"))})),
               HasSubstr("got a trace with sessions"));
 }
 

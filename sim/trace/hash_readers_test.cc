@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kSecond = 1000000000;
+constexpr int64_t kOneSecond = 1000000000;
 
 std::vector<TraceRequest> Sample(const std::string& file, const TraceReaderOptions& options = {}) {
   auto reader = OpenTrace("sim/trace/testdata/formats/" + file, options);
@@ -28,7 +28,7 @@ TEST(BailianReaderTest, ConversationsAreSessionsAndArriveAsRecorded) {
   const std::vector<TraceRequest> r = Sample("bailian.jsonl");
   ASSERT_EQ(r.size(), 4u);
   EXPECT_EQ(r[0].id, "7");
-  EXPECT_EQ(r[0].arrival_ns, kSecond / 4);
+  EXPECT_EQ(r[0].arrival_ns, kOneSecond / 4);
   EXPECT_EQ(r[0].slo_class, "text");
   EXPECT_EQ(r[2].session, r[0].session);
   EXPECT_EQ(r[2].turn, 1u);
@@ -43,7 +43,7 @@ TEST(BailianReaderTest, InAClosedLoopAChildWaitsForItsParent) {
   options.closed_loop = true;
   const std::vector<TraceRequest> r = Sample("bailian.jsonl", options);
   EXPECT_THAT(r[2].waits_for, ElementsAre(0));
-  EXPECT_EQ(r[2].arrival_ns, 20125 * kSecond / 1000) << "and not before its own time";
+  EXPECT_EQ(r[2].arrival_ns, 20125 * kOneSecond / 1000) << "and not before its own time";
   EXPECT_THAT(r[3].waits_for, IsEmpty()) << "the parent is not in the file";
 }
 
@@ -81,7 +81,7 @@ TEST(DynamoReaderTest, HashesHave64BitsAndOtherRecordsAreCounted) {
   ASSERT_EQ(r.size(), 3u);
   EXPECT_EQ(static_cast<uint64_t>(r[0].content_ids[0]), 14879255164875371896u);
   EXPECT_EQ(r[0].content_ids[1], -1) << "2^64-1";
-  EXPECT_EQ(r[1].arrival_ns - r[0].arrival_ns, 3 * kSecond);
+  EXPECT_EQ(r[1].arrival_ns - r[0].arrival_ns, 3 * kOneSecond);
   EXPECT_EQ(r[2].session, r[0].session);
   EXPECT_EQ(r[2].turn, 1u);
   EXPECT_THAT(r[2].waits_for, IsEmpty());
@@ -95,10 +95,10 @@ TEST(DynamoReaderTest, InAClosedLoopRequestsFollowTheirSessionAndItsParent) {
   // All but the first have no time of their own and stay in the order of the file.
   EXPECT_EQ(r[1].id, "r2");
   EXPECT_THAT(r[1].waits_for, ElementsAre(0)) << "the parent's last request";
-  EXPECT_EQ(r[1].think_ns, kSecond / 2);
+  EXPECT_EQ(r[1].think_ns, kOneSecond / 2);
   EXPECT_EQ(r[2].id, "r3");
   EXPECT_THAT(r[2].waits_for, ElementsAre(0)) << "its own session's last request";
-  EXPECT_EQ(r[2].think_ns, 3500 * kSecond / 1000);
+  EXPECT_EQ(r[2].think_ns, 3500 * kOneSecond / 1000);
   EXPECT_FALSE(r[2].has_arrival);
 }
 

@@ -15,10 +15,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int64_t kMs = 1000000;
-constexpr const char* kFolder = "sim/trace/testdata/formats/";
+constexpr const char* kMeasurements = "sim/trace/testdata/formats/";
 
 Measurement Measured(const std::string& file) {
-  auto measured = ReadMeasurement(kFolder + file, {});
+  auto measured = ReadMeasurement(kMeasurements + file, {});
   EXPECT_TRUE(measured.ok()) << measured.status();
   return measured.ok() ? *measured : Measurement();
 }
@@ -111,7 +111,7 @@ TEST(MeasurementTest, SpansOfOpenTelemetryHaveAStartAndALatency) {
 }
 
 TEST(MeasurementTest, AsAWorkloadItHasStartsAndLengthsOfWhatSucceeded) {
-  const auto reader = MustOpen(std::string(kFolder) + "vllm_bench.json");
+  const auto reader = MustOpen(std::string(kMeasurements) + "vllm_bench.json");
   const std::vector<TraceRequest> requests = MustRead(*reader);
   ASSERT_EQ(requests.size(), 2u);
   EXPECT_EQ(requests[1].arrival_ns, 27537000 * kMs);

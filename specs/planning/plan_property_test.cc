@@ -19,15 +19,15 @@ namespace kvblocks {
 namespace {
 
 // Any of them from the first case on; RapidCheck by itself begins with small ranges.
-int64_t Number(int64_t low, int64_t high) {
+int64_t Drawn(int64_t low, int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high + 1));
 }
-bool Coin() { return Number(0, 1) == 1; }
+bool Coin() { return Drawn(0, 1) == 1; }
 
-KvCacheSpec AnySpec() {
+KvCacheSpec DrawnSpec() {
   const int64_t block = Coin() ? 4 : 8;
-  const int64_t heads = Number(1, 4);
-  switch (Number(0, 9)) {
+  const int64_t heads = Drawn(1, 4);
+  switch (Drawn(0, 9)) {
     case 0:
     case 1:
       return FullSpec(block, heads, 16);
@@ -36,18 +36,18 @@ KvCacheSpec AnySpec() {
     case 3:
       return ChunkedSpec(block, heads, 16, 16);
     case 4:
-      return DeepseekV4("4")[Number(0, 4)].spec;
+      return DeepseekV4("4")[Drawn(0, 4)].spec;
     case 5:
-      return StateSpec(block, 64, 128 * Number(1, 3));
+      return StateSpec(block, 64, 128 * Drawn(1, 3));
     case 6:
       return *FullAttentionSpec::Create({.block_size = block,
                                          .num_kv_heads = heads,
                                          .head_size = 24,
                                          .indexes_kv_by_block_stride = true});
     case 7:
-      return *RingSpec::Create({.block_size = block, .head_size = 16 * Number(1, 4)});
+      return *RingSpec::Create({.block_size = block, .head_size = 16 * Drawn(1, 4)});
     case 8:
-      return *HiddenStateSpec::Create({.block_size = block, .head_size = 8 * Number(1, 4)});
+      return *HiddenStateSpec::Create({.block_size = block, .head_size = 8 * Drawn(1, 4)});
     default:
       return *SinkFullAttentionSpec::Create(
           {.block_size = block, .num_kv_heads = heads, .head_size = 16, .sink_length = block * 2});
@@ -56,17 +56,17 @@ KvCacheSpec AnySpec() {
 
 std::vector<LayerCache> AnyModel() {
   std::vector<KvCacheSpec> palette;
-  for (int64_t n = Number(1, 3); n > 0; --n) palette.push_back(AnySpec());
-  const int64_t stages = Number(1, 3);
+  for (int64_t n = Drawn(1, 3); n > 0; --n) palette.push_back(DrawnSpec());
+  const int64_t stages = Drawn(1, 3);
   std::vector<LayerCache> caches;
-  for (int64_t i = 0, n = Number(1, 14); i < n; ++i) {
+  for (int64_t i = 0, n = Drawn(1, 14); i < n; ++i) {
     const LayerCache cache = {.name = "layer" + std::to_string(i),
-                              .spec = palette[Number(0, static_cast<int64_t>(palette.size()) - 1)],
-                              .is_draft = Number(0, 9) == 0,
+                              .spec = palette[Drawn(0, static_cast<int64_t>(palette.size()) - 1)],
+                              .is_draft = Drawn(0, 9) == 0,
                               .worker = static_cast<int>(i * stages / n)};
     caches.push_back(cache);
     // Sometimes a second rank holds its part of the same cache.
-    if (Number(0, 3) == 0) {
+    if (Drawn(0, 3) == 0) {
       caches.push_back(cache);
       caches.back().worker = 3;
     }
@@ -76,21 +76,21 @@ std::vector<LayerCache> AnyModel() {
 
 PlanOptions AnyOptions() {
   PlanOptions options = {.policy = Coin() ? PlanPolicy::kExact : PlanPolicy::kUpstream,
-                         .hybrid = Number(0, 4) != 0,
+                         .hybrid = Drawn(0, 4) != 0,
                          .limits = {.max_model_len = 0, .max_in_flight_tokens = 4},
                          .longest_automatic_len = 64,
-                         .table_cost_bytes = Number(0, 100000)};
+                         .table_cost_bytes = Drawn(0, 100000)};
   if (options.policy == PlanPolicy::kExact && Coin()) {
-    options.layout = static_cast<PoolLayout>(Number(0, 2));
+    options.layout = static_cast<PoolLayout>(Drawn(0, 2));
   }
   if (options.policy == PlanPolicy::kUpstream && Coin()) {
     options.memory_layout = Coin() ? MemoryLayout::kBlockOutermost : MemoryLayout::kLayerOutermost;
   }
   if (Coin()) options.version = EngineVersion::kVllm025;
   if (Coin()) {
-    options.num_blocks_override = Number(60, 90);
+    options.num_blocks_override = Drawn(60, 90);
   } else {
-    options.available_bytes = {Number(1, 4000000)};
+    options.available_bytes = {Drawn(1, 4000000)};
   }
   return options;
 }
@@ -120,11 +120,11 @@ void CheckPagesAreApart(const Plan& plan, const WorkerPlan& worker) {
   if (native) {
     const auto classes = static_cast<int64_t>(plan.config.native->pages_per_chunk.size());
     for (int64_t c = 0; c < plan.config.native->num_chunks; ++c) {
-      class_of_chunk.push_back(static_cast<int32_t>(Number(0, classes - 1)));
+      class_of_chunk.push_back(static_cast<int32_t>(Drawn(0, classes - 1)));
     }
   }
   for (int64_t block = 1; block < plan.num_blocks(); ++block) {
-    const int group = static_cast<int>(Number(0, num_groups - 1));
+    const int group = static_cast<int>(Drawn(0, num_groups - 1));
     if (native) {
       const int64_t ids = plan.config.native->ids_per_chunk();
       const int32_t page_class = plan.groups[group].page_class;
@@ -205,7 +205,7 @@ TEST(PlanPropertyTest, P4LivePagesNeverOverlap) {
   CheckPlans(50, [] {
     PlanOptions options = AnyOptions();
     options.available_bytes.clear();
-    options.num_blocks_override = Number(60, 90);
+    options.num_blocks_override = Drawn(60, 90);
     const PlanResult result = MakePlan(AnyModel(), options);
     if (!result.ok()) return false;
     for (const WorkerPlan& worker : result.plan->workers) CheckPagesAreApart(*result.plan, worker);
@@ -293,10 +293,10 @@ TEST(PlanPropertyTest, AutomaticLengthCanBeGiven) {
 }
 
 RC_GTEST_PROP(PlanPropertyTest, P5ShapeTimesElementIsThePage, ()) {
-  const int64_t block = 16 * Number(1, 4);
-  const int64_t heads = Number(1, 8);
-  const int64_t head_size = 32 * Number(1, 8);
-  const int64_t num_blocks = Number(1, 100);
+  const int64_t block = 16 * Drawn(1, 4);
+  const int64_t heads = Drawn(1, 8);
+  const int64_t head_size = 32 * Drawn(1, 8);
+  const int64_t num_blocks = Drawn(1, 100);
   int stored = 0;
   for (const QuantMode mode :
        {QuantMode::kNone, QuantMode::kFp8PerTensor, QuantMode::kInt8PerTokenHead,

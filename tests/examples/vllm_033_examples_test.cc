@@ -12,7 +12,7 @@ using testing::Full;
 using testing::Mamba;
 using testing::Window;
 
-using Ints = std::vector<int>;
+using BlockList = std::vector<int>;
 
 KvCacheManagerOptions With(std::optional<int64_t> retention_interval) {
   KvCacheManagerOptions options = Model::Options033();
@@ -27,7 +27,7 @@ KvCacheManagerOptions Lookahead(int64_t num_tokens) {
   return options;
 }
 
-KvCacheManagerOptions Eagle(KvCacheManagerOptions options = Model::Options033()) {
+KvCacheManagerOptions EagleOptions(KvCacheManagerOptions options = Model::Options033()) {
   options.use_eagle = true;
   return options;
 }
@@ -58,11 +58,11 @@ Request& Sharing(Model& m, int64_t shared, int64_t others) {
 }
 
 TEST(Vllm033Examples, VE1_RetentionOfAWindow) {
-  Ints all;
+  BlockList all;
   for (int i = 0; i < 16; ++i) all.push_back(i);
   const struct {
     std::optional<int64_t> interval;
-    Ints registered;
+    BlockList registered;
     int64_t same, longer, shared;
   } cases[] = {{std::nullopt, all, 240, 256, 192},
                {0, {14}, 240, 240, 0},
@@ -79,7 +79,7 @@ TEST(Vllm033Examples, VE1_RetentionOfAWindow) {
 }
 
 TEST(Vllm033Examples, VE2_RetentionBesideAFullGroup) {
-  const std::pair<std::optional<int64_t>, Ints> cases[] = {{std::nullopt, {3, 7, 11, 15}},
+  const std::pair<std::optional<int64_t>, BlockList> cases[] = {{std::nullopt, {3, 7, 11, 15}},
                                                            {0, {11}},
                                                            {32, {3, 7, 11, 15}},
                                                            {64, {7, 11, 15}}};
@@ -94,10 +94,10 @@ TEST(Vllm033Examples, VE3_StepsDoNotMatterToRetention) {
   for (const int64_t step : {200, 16, 48}) {
     Model m(100, {Window(16, 40)}, With(0));
     Request& a = Compute(m, 200, step);
-    Ints registered = m.Registered(a, 0);
+    BlockList registered = m.Registered(a, 0);
     EXPECT_EQ(HitsOfFirst(m, 200), 192) << step;
     EXPECT_EQ(HitsOfFirst(m, 201), 192) << step;
-    EXPECT_EQ(registered, (Ints{9, 10, 11})) << step;
+    EXPECT_EQ(registered, (BlockList{9, 10, 11})) << step;
   }
 }
 
@@ -112,7 +112,7 @@ TEST(Vllm033Examples, VE4_OutputsAreNotKept) {
       m.Append(a, {token});
       ASSERT_TRUE(m.Alloc(a, 1));
     }
-    EXPECT_EQ(m.Registered(a, 0), (Ints{0, 1, 2, 3, 4, 5, 6}));
+    EXPECT_EQ(m.Registered(a, 0), (BlockList{0, 1, 2, 3, 4, 5, 6}));
     m.Free(a);
     const ComputedBlocks hit = m.LookUp(m.New(Join(Join(Range(0, 39), outputs), Fresh(3))));
     EXPECT_EQ(hit.num_tokens(), interval ? 32 : 112);
@@ -124,11 +124,11 @@ TEST(Vllm033Examples, VE5_RetentionWithDraftDrop) {
   const struct {
     std::optional<int64_t> interval;
     int64_t length;
-    Ints registered;
+    BlockList registered;
   } cases[] = {{0, 128, {5, 6, 7}},        {0, 129, {6, 7}},          {0, 135, {6, 7}},
                {64, 128, {3, 4, 5, 6, 7}}, {64, 129, {3, 4, 6, 7}},   {64, 135, {3, 4, 6, 7}}};
   for (const auto& [interval, length, registered] : cases) {
-    Model m(100, AllDrafts({Full(16), Window(16, 16)}), Eagle(With(interval)));
+    Model m(100, AllDrafts({Full(16), Window(16, 16)}), EagleOptions(With(interval)));
     EXPECT_EQ(m.Registered(Compute(m, length, length), 1), registered) << length;
     EXPECT_EQ(HitsOfFirst(m, length), 112) << length;
     EXPECT_EQ(HitsOfFirst(m, length + 9), 112) << length;
@@ -139,7 +139,7 @@ TEST(Vllm033Examples, VE6_RetentionOfStates) {
   const struct {
     bool eagle;
     std::optional<int64_t> interval;
-    Ints registered;
+    BlockList registered;
     int64_t same, shared, boundary;
   } cases[] = {{false, std::nullopt, {0, 1, 2, 3, 4, 5}, 96, 48, 0},
                {false, 0, {5}, 96, 0, 48},
@@ -153,7 +153,7 @@ TEST(Vllm033Examples, VE6_RetentionOfStates) {
     Model m(100, {Full(16), Mamba(16, MambaCacheMode::kAlign)}, options);
     Compute(m, 100, 16);
     // States of earlier positions are no longer in the table, so the events tell.
-    Ints stored;
+    BlockList stored;
     for (const KvEvent& event : m.manager->TakeEvents()) {
       const auto* run = std::get_if<BlockStored>(&event);
       if (run == nullptr || run->group_idx != 1) continue;
@@ -175,7 +175,7 @@ TEST(Vllm033Examples, VE10_LookaheadOfOneAndThree) {
   const struct {
     int64_t lookahead, length;
     size_t hashes;
-    Ints registered;
+    BlockList registered;
     int64_t same;
   } cases[] = {{1, 16, 0, {}, 0},      {1, 17, 1, {0}, 16},       {1, 32, 1, {0}, 16},
                {1, 33, 2, {0, 1}, 32}, {1, 49, 3, {0, 1, 2}, 48}, {3, 17, 0, {}, 0},
@@ -212,10 +212,10 @@ TEST(Vllm033Examples, VE12_TheLastFullBlockMayBeDropped) {
     int64_t length, hybrid, one_group;
   } cases[] = {{47, 16, 16}, {48, 32, 16}, {49, 32, 32}, {63, 32, 32}, {64, 48, 32}, {65, 48, 48}};
   for (const auto& [length, hybrid, one_group] : cases) {
-    Model m(60, {Full(16), Window(16, 40)}, Eagle());
+    Model m(60, {Full(16), Window(16, 40)}, EagleOptions());
     Compute(m, length, length);
     EXPECT_EQ(HitsOfFirst(m, length), hybrid) << length;
-    Model alone(60, {Full(16)}, Eagle());
+    Model alone(60, {Full(16)}, EagleOptions());
     Compute(alone, length, length);
     EXPECT_EQ(HitsOfFirst(alone, length), one_group) << length;
   }
@@ -228,11 +228,11 @@ TEST(Vllm033Examples, VE13_AFlagAloneDropsNothing) {
 }
 
 TEST(Vllm033Examples, VE14_MultiModuleMtp) {
-  KvCacheManagerOptions options = Eagle();
+  KvCacheManagerOptions options = EagleOptions();
   options.prefill_lookahead_tokens = 3;
   const struct {
     int64_t length;
-    Ints registered;
+    BlockList registered;
     int64_t same;
   } one[] = {{32, {0}, 0},     {33, {0}, 0},     {34, {0, 1}, 16},
              {35, {0, 1}, 16}, {49, {0, 1}, 16}, {50, {0, 1, 2}, 32}};
@@ -243,7 +243,7 @@ TEST(Vllm033Examples, VE14_MultiModuleMtp) {
   }
   const struct {
     int64_t length;
-    Ints full, window;
+    BlockList full, window;
     int64_t same;
   } two[] = {{32, {0}, {0, 1}, 0},
              {34, {0, 1}, {0, 1}, 16},
@@ -264,15 +264,15 @@ TEST(Vllm033Examples, VE20_TailsThatNoLookUpCanUse) {
   options.semantics.retention_interval = std::nullopt;
   Model m(60, {Full(16), Window(8, 24)}, options);
   Request& a = Compute(m, 44, 44);
-  EXPECT_EQ(m.Registered(a, 0), (Ints{0, 1}));
-  EXPECT_EQ(m.Registered(a, 1), (Ints{0, 1, 2, 3}));
+  EXPECT_EQ(m.Registered(a, 0), (BlockList{0, 1}));
+  EXPECT_EQ(m.Registered(a, 1), (BlockList{0, 1, 2, 3}));
   m.Append(a, Fresh(4));
   ASSERT_TRUE(m.Alloc(a, 4));
   EXPECT_EQ(m.NumKeys(), 10);
 
-  Model drops(60, {Full(32), Window(8, 20)}, Eagle(options));
+  Model drops(60, {Full(32), Window(8, 20)}, EagleOptions(options));
   Request& b = Compute(drops, 44, 44);
-  EXPECT_EQ(drops.Registered(b, 0), (Ints{0, 1}));
+  EXPECT_EQ(drops.Registered(b, 0), (BlockList{0, 1}));
   EXPECT_EQ(drops.manager->pool().partial_tokens(2), 40);
   drops.Free(b);
   const Ids queue = drops.Queue();

@@ -46,9 +46,9 @@ Prompt DrawPrompt(Numbers& numbers) {
           PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing).value()};
 }
 
-class PoolPair {
+class PolicyPair {
  public:
-  PoolPair(const EvictionPolicyFactory& policy, int32_t num_blocks, int64_t most_retained)
+  PolicyPair(const EvictionPolicyFactory& policy, int32_t num_blocks, int64_t most_retained)
       : is_modelled_(policy.name != "hazard"),
         real_(BlockPool::Create({.num_blocks = num_blocks,
                                  .eviction_policy = policy,
@@ -197,7 +197,7 @@ TEST_P(EvictionPolicyPropertyTest, TakesTheBlocksOfItsDefinition) {
     // The pool's own LRU has no index, and for most runs nothing is retained.
     const bool retains =
         policy.make == nullptr || policy.ranks_retained || *rc::gen::inRange(0, 3) == 0;
-    PoolPair pools(policy, num_blocks, retains ? *rc::gen::inRange<int64_t>(1, num_blocks) : 0);
+    PolicyPair pools(policy, num_blocks, retains ? *rc::gen::inRange<int64_t>(1, num_blocks) : 0);
     for (const Operation& operation : operations) pools.Run(operation);
   });
 }

@@ -74,7 +74,7 @@ TEST(EmulationTest, WarpOperationsFollowTheirMasksAndWidths) {
 }
 
 // One 16 x 8 x 16 product through shared memory, by the instructions that kernels use.
-__global__ void ProductKernel(const uint16_t* a, const uint16_t* b, float* c) {
+__global__ void DotKernel(const uint16_t* a, const uint16_t* b, float* c) {
   unsigned char* shared = DynamicSharedMemory();
   const unsigned lane = threadIdx.x;
   const uint32_t a_at = SharedAddress(shared), b_at = SharedAddress(shared + 512);
@@ -102,7 +102,7 @@ TEST(EmulationTest, MatrixInstructionsMultiply) {
   for (int i = 0; i < 256; ++i) a[i] = DoubleToBF16(std::sin(i));
   for (int i = 0; i < 128; ++i) b[i] = DoubleToBF16(std::cos(3 * i));
   std::vector<float> c(128);
-  ASSERT_EQ(Launch({.shared_bytes = 768}, ProductKernel, a.data(), b.data(), c.data()),
+  ASSERT_EQ(Launch({.shared_bytes = 768}, DotKernel, a.data(), b.data(), c.data()),
             cudaSuccess);
   for (int row = 0; row < 16; ++row) {
     for (int column = 0; column < 8; ++column) {
