@@ -15,13 +15,14 @@ namespace {
 //
 // A token's keys are assigned to the blocks of a cluster, a run of rows each, and those to warps.
 // Three passes over the keys find the least that is chosen, 10, 11 and 11 bits at a time: each
-// counts the keys that begin with the bits found so far by their next ones. A last pass gathers what
-// is chosen in the order of rows: what is above the least, and the first of what equals it. Up to
-// 1024 keys per warp stay in registers from the first pass to the last; more are loaded again in
-// each. What a pass does is done for every key, so its instructions are what selection costs.
+// counts the keys that begin with the bits found so far by their next ones. A last pass gathers
+// what is chosen in the order of rows: what is above the least, and the first of what equals it.
+// Up to 1024 keys per warp stay in registers from the first pass to the last; more are loaded again
+// in each. A pass costs its instructions per key, so it has no branch: keys that do not count are
+// counted in a bin of their own.
 
 constexpr int kBins = 2048, kPasses = 3;
-constexpr int kAllBins = kBins + 4;  // the first of the last is of keys that do not count
+constexpr int kAllBins = kBins + 4;  // bin kBins: of keys that do not count
 constexpr int kMostRanks = 8;
 constexpr int32_t kRowsPerRank = 8192;  // fewer do not make up for a meeting of blocks
 // Keys that a warp holds: so many times 4 neighbours of each lane.

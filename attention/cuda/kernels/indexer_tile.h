@@ -158,8 +158,8 @@ class KeyCopies {
 
   // Asks for the block of this lane's key of a tile, or where all are of one of the first's.
   KVB_DEVICE void LookUp(int32_t tile) {
-    const int32_t row = tile * Tile::kKeys + kKeys * Warp() +
-                        (params_.whole_groups ? 0 : Lane() % kKeys);
+    const int32_t row =
+        tile * Tile::kKeys + kKeys * Warp() + (params_.whole_groups ? 0 : Lane() % kKeys);
     in_block_ = -1;
     if (row >= num_rows_) return;
     const uint32_t column = params_.block_size.Quotient(static_cast<uint32_t>(row));

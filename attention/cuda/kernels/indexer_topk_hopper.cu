@@ -2,13 +2,13 @@
 //
 // A block of 3 warpgroups scores a piece of a request's rows for 1, 2 or 4 of its tokens, whose
 // queries lie in shared memory in 16 bits, all 64 heads as the columns of the right operand. Keys
-// are the left one, in registers: a warp copies its 32 keys of a tile, converts them once and
-// multiplies them with the queries of every token of the block, 16 keys at a time. So keys need no
-// barrier, and no two warpgroups wait for each other: while one sums heads, products of the others
-// run.
+// are the left one, in registers: a warp copies its 32 keys of a tile (16 of plain rows, for want of
+// shared memory), converts them once and multiplies them with the queries of every token of the
+// block, 16 keys at a time. So keys need no barrier, and no two warpgroups wait for each other:
+// while one sums heads, products of the others run.
 //
-// What limits it are instructions, of which products are the least part. Addresses, weights and
-// what a score takes at its end are shared by the 32 keys of a warp.
+// What limits it are instructions: addresses, weights and what a score takes at its end are shared
+// by the keys of a warp.
 //
 // 168 registers per thread: all registers of a multiprocessor, one block.
 
@@ -25,7 +25,8 @@ namespace kvblocks::attention::cuda {
 namespace {
 
 constexpr int kWarps = 12, kThreads = 32 * kWarps;
-constexpr int kHalves = 2, kWarpKeys = 16 * kHalves;
+template <bool kCodes>
+using TileOf = KeyTile<kCodes, kWarps, kCodes ? 32 : 16>;
 constexpr int64_t kOverheadRows =
     1300;  // 5 us of a block's beginning, in which memory gives so many
 
@@ -38,11 +39,10 @@ struct Shape {
   KVB_HOST_DEVICE int weights_at() const { return tokens * kQueryBytes; }
   KVB_HOST_DEVICE int tiles_at() const { return tokens * (kQueryBytes + kWeightBytes); }
 };
-template <bool kCodes>
-constexpr int kMostTokens = kCodes ? 4 : 1;
+constexpr int kMostTokens = 4;
 
-// Queries and weights of token `slot` of the block. By all threads, of which some have 16 values
-// of a head at a time. Values go where the order along k of indexer_tile.h wants them: pair i of lane
+// Queries and weights of token `slot` of the block. By all threads, of which some have 16 values of
+// a head at a time. Values go where the order along k of indexer_tile.h wants them: pair i of lane
 // t's 16 values, which are of column `column`, to pair t of piece i.
 template <typename T>
 KVB_DEVICE void StageToken(const IndexTopkParams& params, const Shape& shape, int64_t token,
@@ -79,8 +79,7 @@ class TileCopies {
  public:
   KVB_DEVICE TileCopies(const IndexScoreParams& params, const IndexPiece& piece, uint32_t* flags)
       : params_(params),
-        table_(params.topk.batch.block_table +
-               piece.request * params.topk.batch.table_stride),
+        table_(params.topk.batch.block_table + piece.request * params.topk.batch.table_stride),
         num_rows_(piece.num_rows),
         first_(piece.begin),
         flags_(flags),
@@ -106,7 +105,8 @@ class TileCopies {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const uint32_t block = __shfl_sync(kFullWarp, block_, tile - first_);
     const uint32_t in_block = __shfl_sync(kFullWarp, in_block_, tile - first_);
-    float* const scale = reinterpret_cast<float*>(to + Tile::kScalesAt) + kWarpKeys * warp + lane;
+    float* const scale =
+        reinterpret_cast<float*>(to + Tile::kScalesAt) + Tile::kWarpKeys * warp + lane;
     if (in_block == kNone) [[unlikely]] {
       *scale = NAN;
       return;
@@ -114,9 +114,11 @@ class TileCopies {
     const unsigned char* const data = params_.topk.rows.data;
     const unsigned char* const from =
         data + uint64_t{block + in_block * (kIndexDim / 16) + static_cast<uint32_t>(lane)} * 16;
-    const uint32_t at = SharedAddress(to) + Tile::PieceAt(kWarpKeys * warp + lane / 8, lane % 8);
+    const uint32_t at =
+        SharedAddress(to) + Tile::PieceAt(Tile::kWarpKeys * warp + lane / 8, lane % 8);
 #pragma unroll
-    for (int i = 0; i < kWarpKeys; i += 4) CopyAsync16(at + i * kIndexDim, from + i * kIndexDim);
+    for (int i = 0; i < Tile::kWarpKeys; i += 4)
+      CopyAsync16(at + i * kIndexDim, from + i * kIndexDim);
     CopyAsync4(SharedAddress(scale), data + uint64_t{block + params_.codes_units} * 16 +
                                          4 * (in_block + static_cast<uint32_t>(lane)));
   }
@@ -127,7 +129,7 @@ class TileCopies {
   KVB_DEVICE bool has_groups() const { return Tile::kOfCodes && params_.whole_groups; }
   KVB_DEVICE void LookUp() {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const int32_t row = (first_ + lane) * Tile::kKeys + kWarpKeys * warp;
+    const int32_t row = (first_ + lane) * Tile::kKeys + Tile::kWarpKeys * warp;
     in_block_ = kNone;
     if (row >= num_rows_) return;
     const uint32_t column = params_.block_size.Quotient(static_cast<uint32_t>(row));
@@ -171,20 +173,30 @@ KVB_DEVICE void LoadKeys(const unsigned char* tile, int key, int t, Operands& a)
   }
 }
 
-// What a lane has summed of four keys, summed over its group of four: of the key that it writes.
-KVB_DEVICE float SumOfGroup(const TwoScores& first, const TwoScores& second, int t) {
+// What a lane has summed of its keys, summed over its group of four: of the key that it writes.
+KVB_DEVICE float SumOfGroup(const TwoScores (&sums)[1], int t) {
+  const bool odd = (t & 1) != 0;
+  const float own = (odd ? sums[0].high : sums[0].low) +
+                    __shfl_xor_sync(kFullWarp, odd ? sums[0].low : sums[0].high, 1);
+  return own + __shfl_xor_sync(kFullWarp, own, 2);
+}
+KVB_DEVICE float SumOfGroup(const TwoScores (&sums)[2], int t) {
   const bool odd = (t & 1) != 0, upper = (t & 2) != 0;
-  const float low = (odd ? first.high : first.low) +
-                    __shfl_xor_sync(kFullWarp, odd ? first.low : first.high, 1);
-  const float high = (odd ? second.high : second.low) +
-                     __shfl_xor_sync(kFullWarp, odd ? second.low : second.high, 1);
-  return (upper ? high : low) + __shfl_xor_sync(kFullWarp, upper ? low : high, 2);
+  float own[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    own[half] = (odd ? sums[half].high : sums[half].low) +
+                __shfl_xor_sync(kFullWarp, odd ? sums[half].low : sums[half].high, 1);
+  }
+  return (upper ? own[1] : own[0]) + __shfl_xor_sync(kFullWarp, upper ? own[0] : own[1], 2);
 }
 
-// The scores of a warp's 32 keys of a tile: a lane writes one for each token.
+// The scores of a warp's keys of a tile: of each token a lane writes one, or two lanes of four do.
 template <typename T, typename Tile>
 class Scorer {
  public:
+  static constexpr int kHalves = Tile::kWarpKeys / 16;
+
   // `queries` and `weights` of the piece's first token.
   KVB_DEVICE Scorer(uint64_t queries, const float4* weights)
       : queries_(queries), weights_(weights), lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -194,8 +206,8 @@ class Scorer {
     for (int half = 0; half < kHalves; ++half) {
       LoadKeys<T, Tile>(tile, first_key + 16 * half + lane_ / 4, lane_ % 4, a_[half]);
     }
-    const float scale =
-        reinterpret_cast<const float*>(tile + Tile::kScalesAt)[OwnKey(first_key, lane_)];
+    const float scale = reinterpret_cast<const float*>(
+        tile + Tile::kScalesAt)[OwnKey(first_key, kHalves == 2 ? lane_ : lane_ & ~2)];
     scale_ = fabsf(scale);
     // Scales come behind the ReLU, which only negative ones would notice: their keys change signs.
     const uint32_t negative = __ballot_sync(kFullWarp, scale < 0);
@@ -227,16 +239,16 @@ class Scorer {
       BeginProducts();
 #pragma unroll
       for (int step = 0; step < kIndexSteps; ++step) {
-        MultiplyGroupRegistersAlongK<T>(
-            products[half], a_[half][step],
-            Advanced(queries, step / 4 * kColumnBytes + step % 4 * 32), step > 0);
+        MultiplyGroupRegistersAlongK<T>(products[half], a_[half][step],
+                                        Advanced(queries, step / 4 * kColumnBytes + step % 4 * 32),
+                                        step > 0);
       }
       CommitProducts();
       WaitProducts<0>();
       PinAccumulators(products[half]);
       sums[half] = SumOwnHeads(products[half], [&](int m) { return weights[m]; });
     }
-    return KeyOfScore(SumOfGroup(sums[0], sums[1], lane_ % 4) * scale_);
+    return KeyOfScore(SumOfGroup(sums, lane_ % 4) * scale_);
   }
 
  private:
@@ -252,7 +264,7 @@ template <typename T, bool kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
     IndexScoresHopperKernel(const __grid_constant__ IndexScoreParams params, Shape shape,
                             int32_t pieces, uint32_t* flags) {
-  using Tile = KeyTile<kCodes, kWarps, kWarpKeys>;
+  using Tile = TileOf<kCodes>;
   unsigned char* const shared = DynamicSharedMemory();
   unsigned char* const tiles = shared + shape.tiles_at();
   AllowNextKernel();
@@ -280,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         RowsAlongK(SharedAddress(shared) + static_cast<uint32_t>(slot) * kQueryBytes),
         reinterpret_cast<const float4*>(shared + shape.weights_at() + slot * kWeightBytes) +
             lane % 4);
-    const int32_t own = OwnKey(kWarpKeys * warp, lane);
+    const int32_t own = OwnKey(Tile::kWarpKeys * warp, lane);
     uint32_t* keys = params.keys + int64_t{piece.token - params.first_token} * params.key_stride +
                      begin * Tile::kKeys + own;
     int stage = 0, free_stage = shape.stages - 1;
@@ -297,10 +309,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const unsigned char* const at_tile = tiles + stage * Tile::kBytes;
       free_stage = stage;
       stage = stage + 1 == shape.stages ? 0 : stage + 1;
-      const int32_t row = tile * Tile::kKeys, group_row = row + warp / 4 * (4 * kWarpKeys);
+      const int32_t row = tile * Tile::kKeys, group_row = row + warp / 4 * (4 * Tile::kWarpKeys);
       if (group_row >= num_rows) continue;
-      scorer.Load(at_tile, kWarpKeys * warp);
-      const bool writes = row + own < num_rows;
+      scorer.Load(at_tile, Tile::kWarpKeys * warp);
+      const bool writes = (Tile::kWarpKeys == 32 || lane % 4 < 2) && row + own < num_rows;
       int32_t i = 0;
       uint32_t* to = keys;
       if (count > 1) {
@@ -319,19 +331,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T, bool kCodes>
 Error LaunchScores(const LaunchContext& context, IndexScoreParams params) {
-  using Tile = KeyTile<kCodes, kWarps, kWarpKeys>;
+  using Tile = TileOf<kCodes>;
   const IndexTopkParams& topk = params.topk;
-  params.whole_groups = topk.rows.block_size % kWarpKeys == 0;
+  params.whole_groups = topk.rows.block_size % Tile::kWarpKeys == 0;
   Shape shape;
-  shape.tokens = IndexTokensPerBlock(topk, kMostTokens<kCodes>);
+  shape.tokens = IndexTokensPerBlock(topk, kMostTokens);
   shape.stages = kCodes ? 3 : 2;
   const int64_t tiles = (int64_t{params.num_tokens} + shape.tokens - 1) / shape.tokens;
   const int32_t pieces =
       IndexPieces(tiles, topk.most_rows, context.num_multiprocessors, kOverheadRows);
-  return Launch(ConfigOf(context, static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces),
-                         kThreads,
-                         static_cast<size_t>(shape.tiles_at() + shape.stages * Tile::kBytes)),
-                IndexScoresHopperKernel<T, kCodes>, params, shape, pieces, context.error_flags);
+  return Launch(
+      ConfigOf(context, static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces), kThreads,
+               static_cast<size_t>(shape.tiles_at() + shape.stages * Tile::kBytes)),
+      IndexScoresHopperKernel<T, kCodes>, params, shape, pieces, context.error_flags);
 }
 
 }  // namespace
