@@ -405,6 +405,18 @@ TEST(IndexTopkEmulatedTest, BadBlocksBehindManyTilesComeLast) {
   }
 }
 
+// Where a warp's keys of a tile are of one block, 32 tiles of 384 rows are looked up at a time.
+TEST(IndexTopkEmulatedTest, PiecesOfManyTilesAreLookedUpAgain) {
+  std::mt19937_64 random(7);
+  TopkShape shape;
+  shape.lengths = {13'000}, shape.block_size = 64, shape.heads = 2;
+  shape.width = 12'900, shape.multiprocessors = 1;
+  TopkBatch batch(shape, random);
+  EXPECT_EQ(batch.ExpectExact(), 0u);
+  for (const int64_t row : {12'287, 12'800}) batch.table(0, row / shape.block_size) = -1;
+  EXPECT_EQ(batch.ExpectExact(), uint32_t{kBadBlock});
+}
+
 TEST(IndexTopkEmulatedTest, RandomBatches) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 40; ++i) {

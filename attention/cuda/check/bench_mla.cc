@@ -206,6 +206,14 @@ void BenchMla(GpuBench& bench) {
   RunSparse(bench,
             {.name = "sparse mla bf16 128x2 heads 128 K 2048", .layout = KvLayout::kMlaLatent});
   RunSparse(bench, {.name = "sparse mla fp8_656 128x1 heads 16 K 2048", .queries = 1, .heads = 16});
+  RunSparse(
+      bench,
+      {.name = "sparse mla fp8_656 8x1 heads 16 K 2048", .requests = 8, .queries = 1, .heads = 16});
+  RunSparse(bench, {.name = "sparse mla bf16 8x1 heads 16 K 2048",
+                    .layout = KvLayout::kMlaLatent,
+                    .requests = 8,
+                    .queries = 1,
+                    .heads = 16});
   RunSparse(bench, {.name = "sparse mla fp8_584 128x1 heads 64 K 128+512",
                     .layout = KvLayout::kMlaFp8_584,
                     .queries = 1,

@@ -61,7 +61,7 @@ struct IndexScoreParams {
   // In units of 16 bytes: from block to block, from row to row, and a block's codes, which are in
   // front of its scales.
   uint32_t block_units = 0, row_units = 0, codes_units = 0;
-  bool by_sixteen = false;  // no 16 rows from a multiple of 16 on are of two blocks
+  bool whole_groups = false;  // rows of a tile that a warp copies are of one block
   int32_t first_token = 0, num_tokens = 0;
   uint32_t* keys = nullptr;  // at a multiple of 16 bytes
   int64_t key_stride = 0;    // a multiple of 4

@@ -14,13 +14,15 @@ namespace {
 // --- Selection ---
 //
 // A token's keys are assigned to the blocks of a cluster, a run of rows each, and those to warps.
-// Three passes over the keys find the least that is chosen, 11, 11 and 10 bits at a time: each
-// counts the keys that begin with the bits found so far by their next ones. A last pass writes what
-// is chosen in the order of rows: what is above the least, and the first of what equals it. Up to
-// 1024 keys per warp stay in registers from the first pass to the last; more are loaded again in
-// each.
+// Three passes over the keys find the least that is chosen, 10, 11 and 11 bits at a time: each
+// counts the keys that begin with the bits found so far by their next ones. A last pass gathers
+// what is chosen in the order of rows: what is above the least, and the first of what equals it.
+// Up to 1024 keys per warp stay in registers from the first pass to the last; more are loaded again
+// in each. A pass costs its instructions per key, so it has no branch: keys that do not count are
+// counted in a bin of their own.
 
 constexpr int kBins = 2048, kPasses = 3;
+constexpr int kAllBins = kBins + 4;  // bin kBins: of keys that do not count
 constexpr int kMostRanks = 8;
 constexpr int32_t kRowsPerRank = 8192;  // fewer do not make up for a meeting of blocks
 // Keys that a warp holds: so many times 4 neighbours of each lane.
@@ -32,7 +34,7 @@ constexpr int kManyThreads = 1024, kFewThreads = 256;
 
 template <int kThreads>
 struct SelectShared {
-  uint32_t bins[kPasses][kBins];
+  uint32_t bins[kPasses][kAllBins];
   uint64_t warp_sums[2][kThreads / 32];
   // Of this block's rows: how many are above the least chosen, and how many equal it. Others read
   // it.
@@ -41,8 +43,7 @@ struct SelectShared {
   uint32_t bin, needed, own_before, all_in_bin;
 };
 
-KVB_DEVICE int ShiftOf(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
-KVB_DEVICE uint32_t MaskOf(int pass) { return pass == 2 ? 1023u : 2047u; }
+KVB_DEVICE int ShiftOf(int pass) { return pass == 0 ? 22 : pass == 1 ? 11 : 0; }
 
 // The sum of `value` over this lane and those before it.
 template <typename T>
@@ -75,17 +76,17 @@ KVB_DEVICE void MeetRanks(int ranks) {
   }
 }
 
-// Keys of rows [begin, end) of this warp; begin is a multiple of 4, or end.
+// Keys of rows [begin, end) of this warp; begin is a multiple of 4, or end. What is no row has a
+// key of 0, which is less than every row's.
 class WarpKeys {
  public:
   KVB_DEVICE WarpKeys(const uint32_t* keys, int32_t begin, int32_t end)
       : keys_(keys), begin_(begin), end_(end), row_(4 * static_cast<int32_t>(threadIdx.x % 32)) {
     Load(begin);
   }
-  KVB_DEVICE int32_t end() const { return end_; }
 
-  // Calls function(row, keys of it and the next three) for each lane, in the order of rows; rows
-  // may lie at or behind end(). All lanes together.
+  // Calls function(row, keys of it and the next three) for each lane, in the order of rows. All
+  // lanes together.
   template <typename Function>
   KVB_DEVICE void ForEach(const Function& function) {
     for (int32_t base = begin_; base < end_; base += kHeldRows) {
@@ -105,6 +106,11 @@ class WarpKeys {
     for (int i = 0; i < kLoads; ++i) {
       const int32_t row = base + i * kRowsPerLoad + row_;
       held_[i] = row < end_ ? *reinterpret_cast<const uint4*>(keys_ + row) : uint4{0, 0, 0, 0};
+      if (row < end_ && row + 4 > end_) [[unlikely]] {
+        if (row + 1 >= end_) held_[i].y = 0;
+        if (row + 2 >= end_) held_[i].z = 0;
+        held_[i].w = 0;
+      }
     }
   }
 
@@ -173,6 +179,71 @@ KVB_DEVICE void FindBin(SelectShared<kThreads>* shared, int pass, int ranks, uin
   __syncthreads();
 }
 
+// Where a chosen row goes: behind those above before it, and those that equal.
+KVB_DEVICE uint32_t PlaceOf(uint32_t above, uint32_t equal, uint32_t needed) {
+  return above + (equal < needed ? equal : needed);
+}
+struct Places {
+  uint32_t needed, first, last;  // [first, last): of this block's rows
+};
+
+// Calls write(place, row) for the rows of this block that are above `top` and, with kTies, for
+// those of the first `needed` that equal it; `above` and `equal` are before this block. Rows are
+// gathered where nobody counts any more, so that neighbouring threads have neighbouring places.
+template <int kThreads, bool kTies, typename Write>
+KVB_DEVICE void WriteChosen(SelectShared<kThreads>* shared, WarpKeys& keys, uint32_t top,
+                            uint32_t above, uint32_t equal, const Places& places,
+                            const Write& write) {
+  // Of 128 keys: those above in the upper half, those that equal in the lower one.
+  const auto counts_of = [&](uint32_t key) {
+    return key > top ? 1u << 16 : kTies && key == top ? 1u : 0u;
+  };
+  uint32_t lane_above = 0, lane_equal = 0;
+  keys.ForEach([&](int32_t, const uint32_t(&four)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      lane_above += four[j] > top ? 1 : 0;
+      if (kTies) lane_equal += four[j] == top ? 1 : 0;
+    }
+  });
+  const uint64_t before = SumOfWarpsBefore<kThreads>(
+      uint64_t{WarpTotal(lane_above)} << 32 | WarpTotal(lane_equal), shared->warp_sums[0]);
+  above += static_cast<uint32_t>(before >> 32), equal += static_cast<uint32_t>(before);
+  constexpr uint32_t kGathered = kPasses * kAllBins;
+  uint32_t* const gathered = &shared->bins[0][0];
+  for (uint32_t from = places.first; from < places.last; from += kGathered) {
+    uint32_t next_above = above, next_equal = equal;
+    keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
+      uint32_t counts = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) counts += counts_of(four[j]);
+      const uint32_t upto = ScanWarp(counts);
+      uint32_t place_above = next_above + ((upto - counts) >> 16);
+      uint32_t place_equal = next_equal + ((upto - counts) & 0xffffu);
+      const uint32_t all = __shfl_sync(kFullWarp, upto, 31);
+      next_above += all >> 16, next_equal += all & 0xffffu;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool is_above = four[j] > top, is_equal = kTies && four[j] == top;
+        const uint32_t place =
+            (kTies ? PlaceOf(place_above, place_equal, places.needed) : place_above) - from;
+        if ((is_above || (is_equal && place_equal < places.needed)) && place < kGathered) {
+          gathered[place] = static_cast<uint32_t>(row + j);
+        }
+        place_above += is_above ? 1 : 0;
+        place_equal += is_equal ? 1 : 0;
+      }
+    });
+    __syncthreads();
+    const uint32_t count = places.last - from < kGathered ? places.last - from : kGathered;
+#pragma unroll 1
+    for (uint32_t k = static_cast<uint32_t>(threadIdx.x); k < count; k += kThreads) {
+      write(from + k, static_cast<int32_t>(gathered[k]));
+    }
+    __syncthreads();
+  }
+}
+
 // A cluster of `ranks` blocks per token.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
@@ -215,40 +286,41 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   };
   const int warp = thread / 32;
   WarpKeys keys(params.keys + i * params.key_stride, begin_of(warp), begin_of(warp + 1));
-  for (int bin = 4 * thread; bin < kPasses * kBins; bin += 4 * kThreads) {
+  for (int bin = 4 * thread; bin < kPasses * kAllBins; bin += 4 * kThreads) {
     *reinterpret_cast<uint4*>(&shared->bins[0][0] + bin) = uint4{0, 0, 0, 0};
   }
   if (thread < 2) shared->own[thread] = 0;
   __syncthreads();
-  uint32_t least = 0, mask = 0, needed = static_cast<uint32_t>(chosen);
-  for (int pass = 0; pass < kPasses; ++pass) {
+  // Of keys that begin as `least` does, as many as needed are chosen, and all above.
+  uint32_t least = 0, needed = static_cast<uint32_t>(chosen);
+  bool done = false;
+  for (int pass = 0; pass < kPasses && !done; ++pass) {
     uint32_t* const bins = shared->bins[pass];
     const int shift = ShiftOf(pass);
-    const uint32_t digit = MaskOf(pass);
-    keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
+    keys.ForEach([&](int32_t, const uint32_t(&four)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (row + j < keys.end() && (four[j] & mask) == least) {
-          atomicAdd(&bins[four[j] >> shift & digit], 1u);
-        }
+        const uint32_t bin = (four[j] - least) >> shift;
+        atomicAdd(&bins[bin < kBins ? bin : kBins], 1u);
       }
     });
     MeetRanks(ranks);
     FindBin(shared, pass, ranks, needed);
     needed = shared->needed;
-    least |= shared->bin << shift;
-    mask |= digit << shift;
-    if (thread == 0) {
-      shared->own[0] += shared->own_before;
-      shared->own[1] = bins[shared->bin];
-    }
+    least += shared->bin << shift;
     // All that begin with these bits are chosen: the next bits do not matter.
-    const bool done = shared->all_in_bin == needed;
+    done = shared->all_in_bin == needed;
+    if (thread == 0) {
+      const uint32_t in_bin = bins[shared->bin];
+      shared->own[0] += shared->own_before + (done ? in_bin : 0);
+      shared->own[1] = done ? 0 : in_bin;
+    }
     __syncthreads();
-    if (done) break;
   }
-  // With `mask` over the key, "equal" is what begins with the bits of the least.
-  uint32_t above = 0, equal = 0;  // before this warp's rows
+  // What is above `top` is chosen, and the first `needed` that equal it.
+  const uint32_t top = done ? least - 1 : least;
+  if (done) needed = 0;
+  uint32_t above = 0, equal = 0;  // before this block's rows
   if (ranks > 1) {
     ClusterSync();
     for (int other = 0; other < rank; ++other) {
@@ -257,45 +329,16 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       equal += __float_as_uint(pair.y);
     }
   }
-  uint32_t lane_above = 0, lane_equal = 0;
-  keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (row + j >= keys.end()) break;
-      lane_above += (four[j] & mask) > least ? 1 : 0;
-      lane_equal += (four[j] & mask) == least ? 1 : 0;
-    }
-  });
-  const uint64_t before = SumOfWarpsBefore<kThreads>(
-      uint64_t{WarpTotal(lane_above)} << 32 | WarpTotal(lane_equal), shared->warp_sums[0]);
-  above += static_cast<uint32_t>(before >> 32), equal += static_cast<uint32_t>(before);
-  keys.ForEach([&](int32_t row, const uint32_t(&four)[4]) {
-    // Of these 128 keys: those above in the upper half, those that equal in the lower one.
-    uint32_t counts = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (row + j >= keys.end()) break;
-      const uint32_t key = four[j] & mask;
-      counts += key > least ? 1u << 16 : key == least ? 1u : 0u;
-    }
-    const uint32_t upto = ScanWarp(counts);
-    uint32_t place_above = above + ((upto - counts) >> 16);
-    uint32_t place_equal = equal + ((upto - counts) & 0xffffu);
-    const uint32_t all = __shfl_sync(kFullWarp, upto, 31);
-    above += all >> 16, equal += all & 0xffffu;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (row + j >= keys.end()) break;
-      const uint32_t key = four[j] & mask;
-      const bool is_above = key > least, is_equal = key == least;
-      if (is_above || (is_equal && place_equal < needed)) {
-        const uint32_t place = place_above + (place_equal < needed ? place_equal : needed);
-        out[place] = IndexOfRow(params, at.request, row + j, flags);
-      }
-      place_above += is_above ? 1 : 0;
-      place_equal += is_equal ? 1 : 0;
-    }
-  });
+  const Places places{needed, PlaceOf(above, equal, needed),
+                      PlaceOf(above + shared->own[0], equal + shared->own[1], needed)};
+  const auto write = [&](uint32_t place, int32_t row) {
+    out[place] = IndexOfRow(params, at.request, row, flags);
+  };
+  if (done) {
+    WriteChosen<kThreads, false>(shared, keys, top, above, equal, places, write);
+  } else {
+    WriteChosen<kThreads, true>(shared, keys, top, above, equal, places, write);
+  }
   // Others may still read what this block counted.
   if (ranks > 1) ClusterSync();
 }

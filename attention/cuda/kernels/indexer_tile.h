@@ -1,7 +1,7 @@
 // Tiles of an indexer's keys in shared memory, what is made of their products, and which rows and
 // tokens a block of threads has: for the kernels that score with tensor cores. Device code.
 //
-// Every warp of a block has 16 keys of a tile: it alone copies them. Order along k is free as long
+// Every warp of a block has 16 or 32 keys of a tile: it alone copies them. Order along k is free as long
 // as both operands of a product have the same: lane t of a group of four has values 16 t to 16 t +
 // 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
 
@@ -19,10 +19,10 @@ inline constexpr int kIndexDim = 128, kIndexSteps = kIndexDim / 16;
 inline constexpr int kIndexHeads = 64, kIndexHeadTiles = kIndexHeads / 8;
 
 // A tile of keys: rows, their 16-byte pieces permuted so that reads meet no bank twice; scales.
-template <bool kCodes, int kWarps>
+template <bool kCodes, int kWarps, int kOfWarp>
 struct KeyTile {
   static constexpr bool kOfCodes = kCodes;
-  static constexpr int kKeys = 16 * kWarps;
+  static constexpr int kWarpKeys = kOfWarp, kKeys = kWarpKeys * kWarps;
   static constexpr int kRowBytes = kCodes ? kIndexDim : 2 * kIndexDim;
   static constexpr int kPieces = kRowBytes / 16;
   static constexpr int kScalesAt = kKeys * kRowBytes;
@@ -87,23 +87,15 @@ KVB_DEVICE TwoScales LoadScales(const unsigned char* tile, int row) {
   return {low, high, __any_sync(kFullWarp, low < 0 || high < 0) != 0};
 }
 
-// Sums of this group's rows g and g + 8 over all heads; every lane of four has both. weights(m) are
-// those of this lane's heads 16 m + 2 t, the next, 8 behind both.
+// Of rows g and g + 8 of a warp's keys.
 struct TwoScores {
   float low, high;
   KVB_DEVICE float Own(int lane) const { return lane % 4 == 0 ? low : high; }
 };
+// Sums over this lane's heads. weights(m) are those of heads 16 m + 2 t, the next, 8 behind both.
 template <typename Weights>
-KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weights& weights,
-                              const TwoScales& scales) {
-  // Scales come behind the ReLU, which only negative ones would notice.
-  if (scales.any_negative) [[unlikely]] {
-#pragma unroll
-    for (auto& four : products) {
-      if (scales.low < 0) four[0] = -four[0], four[1] = -four[1];
-      if (scales.high < 0) four[2] = -four[2], four[3] = -four[3];
-    }
-  }
+KVB_DEVICE TwoScores SumOwnHeads(const float (&products)[kIndexHeadTiles][4],
+                                 const Weights& weights) {
   float sums[4] = {};
 #pragma unroll
   for (int m = 0; m < kIndexHeadTiles / 2; ++m) {
@@ -116,16 +108,31 @@ KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weigh
       sums[2 + i % 2] += each[i] * PositiveOrNan(product[2 + i % 2]);
     }
   }
-  float low = sums[0] + sums[1], high = sums[2] + sums[3];
+  return {sums[0] + sums[1], sums[2] + sums[3]};
+}
+// Sums over all heads; every lane of four has both.
+template <typename Weights>
+KVB_DEVICE TwoScores SumHeads(float (&products)[kIndexHeadTiles][4], const Weights& weights,
+                              const TwoScales& scales) {
+  // Scales come behind the ReLU, which only negative ones would notice.
+  if (scales.any_negative) [[unlikely]] {
+#pragma unroll
+    for (auto& four : products) {
+      if (scales.low < 0) four[0] = -four[0], four[1] = -four[1];
+      if (scales.high < 0) four[2] = -four[2], four[3] = -four[3];
+    }
+  }
+  TwoScores sums = SumOwnHeads(products, weights);
 #pragma unroll
   for (int lanes = 1; lanes < 4; lanes *= 2) {
-    low += __shfl_xor_sync(kFullWarp, low, lanes);
-    high += __shfl_xor_sync(kFullWarp, high, lanes);
+    sums.low += __shfl_xor_sync(kFullWarp, sums.low, lanes);
+    sums.high += __shfl_xor_sync(kFullWarp, sums.high, lanes);
   }
-  return {low * fabsf(scales.low), high * fabsf(scales.high)};
+  return {sums.low * fabsf(scales.low), sums.high * fabsf(scales.high)};
 }
 
-// The key whose score a lane writes, of 16 from `first` on: two lanes of four have one each.
+// The key whose score a lane writes, of those from `first` on: two lanes of four have one of 16
+// each, four one of 32.
 KVB_DEVICE int32_t OwnKey(int32_t first, int lane) { return first + lane / 4 + 8 * (lane % 4); }
 
 // Whether 32 bits can address all rows, in units of 16 bytes from the first.
@@ -135,11 +142,12 @@ inline bool TakesKeyCopies(const IndexRows& rows) {
   return rows.block_stride >= 0 && rows.row_stride >= 0 && all * bytes < int64_t{1} << 36;
 }
 
-// Copies of keys of one request to tiles, by one warp its 16 of each. REQUIRES: TakesKeyCopies().
+// Copies of keys of one request to tiles, by one warp its own of each. REQUIRES: TakesKeyCopies().
 template <typename Tile>
 class KeyCopies {
  public:
   static constexpr bool kCodes = Tile::kOfCodes;
+  static constexpr int kKeys = Tile::kWarpKeys;
 
   KVB_DEVICE KeyCopies(const IndexScoreParams& params, int32_t request, int32_t num_rows,
                        uint32_t* flags)
@@ -150,7 +158,8 @@ class KeyCopies {
 
   // Asks for the block of this lane's key of a tile, or where all are of one of the first's.
   KVB_DEVICE void LookUp(int32_t tile) {
-    const int32_t row = tile * Tile::kKeys + 16 * Warp() + (params_.by_sixteen ? 0 : Lane() % 16);
+    const int32_t row =
+        tile * Tile::kKeys + kKeys * Warp() + (params_.whole_groups ? 0 : Lane() % kKeys);
     in_block_ = -1;
     if (row >= num_rows_) return;
     const uint32_t column = params_.block_size.Quotient(static_cast<uint32_t>(row));
@@ -159,7 +168,7 @@ class KeyCopies {
   }
   // Starts the copies of the tile that was last looked up.
   KVB_DEVICE void Copy(unsigned char* to) const {
-    if (params_.by_sixteen) {
+    if (params_.whole_groups) {
       CopyNeighbours(to);
     } else {
       CopyEach(to);
@@ -170,7 +179,7 @@ class KeyCopies {
   static KVB_DEVICE int Warp() { return static_cast<int>(threadIdx.x) / 32; }
   static KVB_DEVICE int Lane() { return static_cast<int>(threadIdx.x) % 32; }
   static KVB_DEVICE float* ScaleOfLane(unsigned char* to) {
-    return reinterpret_cast<float*>(to + Tile::kScalesAt) + 16 * Warp() + Lane();
+    return reinterpret_cast<float*>(to + Tile::kScalesAt) + kKeys * Warp() + Lane();
   }
 
   KVB_DEVICE bool HasBlock() const {
@@ -193,12 +202,12 @@ class KeyCopies {
     return params_.topk.rows.data + uint64_t{scales} * 16 + 4 * static_cast<uint32_t>(in_block_);
   }
 
-  // 16 rows of one block, also those behind the last that is seen: nobody looks at their scores.
+  // Rows of one block, also those behind the last that is seen: nobody looks at their scores.
   // Without a block what is there stays; no scale makes a number of it.
   KVB_DEVICE void CopyNeighbours(unsigned char* to) const {
     float* const scale = ScaleOfLane(to);
     if (!HasBlock()) [[unlikely]] {
-      if (Lane() < 16) *scale = NAN;
+      if (Lane() < kKeys) *scale = NAN;
       return;
     }
     constexpr int kRowsAtOnce = 32 / Tile::kPieces;
@@ -207,11 +216,11 @@ class KeyCopies {
     const unsigned char* const from =
         params_.topk.rows.data + uint64_t{first + static_cast<uint32_t>(piece)} * 16;
 #pragma unroll
-    for (int i = 0; i < 16; i += kRowsAtOnce) {
-      CopyAsync16(SharedAddress(to) + Tile::PieceAt(16 * Warp() + i + key, piece),
+    for (int i = 0; i < kKeys; i += kRowsAtOnce) {
+      CopyAsync16(SharedAddress(to) + Tile::PieceAt(kKeys * Warp() + i + key, piece),
                   from + static_cast<uint64_t>(i) * (RowUnits() * 16));
     }
-    if (Lane() >= 16) return;
+    if (Lane() >= kKeys) return;
     if (kCodes) {
       CopyAsync4(SharedAddress(scale), ScaleOfFirst() + 4 * Lane());
     } else {
@@ -226,14 +235,14 @@ class KeyCopies {
     const int piece = Lane() % Tile::kPieces;
     constexpr int kRowsAtOnce = 32 / Tile::kPieces;
 #pragma unroll
-    for (int i = 0; i < 16; i += kRowsAtOnce) {
+    for (int i = 0; i < kKeys; i += kRowsAtOnce) {
       const int key = i + Lane() / Tile::kPieces;
       const uint32_t its = __shfl_sync(kFullWarp, from, key);
       const uint64_t offset = its == kNone ? 0 : uint64_t{its} * 16;
-      CopyAsync16(SharedAddress(to) + Tile::PieceAt(16 * Warp() + key, piece),
+      CopyAsync16(SharedAddress(to) + Tile::PieceAt(kKeys * Warp() + key, piece),
                   rows.data + piece * 16 + offset, its != kNone);
     }
-    if (Lane() >= 16) return;
+    if (Lane() >= kKeys) return;
     float* const scale = ScaleOfLane(to);
     if (kCodes && from != kNone) {
       CopyAsync4(SharedAddress(scale), ScaleOfFirst());

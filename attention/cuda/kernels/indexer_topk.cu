@@ -22,7 +22,7 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kWarpKeys = 16;
 constexpr int kStages = 4;
 
 // Queries of one token as right operands, and weights of this lane's heads: 8 n + 2 t and the next.
@@ -87,7 +87,7 @@ template <typename T, bool kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
     IndexScoresKernel(const __grid_constant__ IndexScoreParams params, int32_t tokens,
                       int32_t pieces, uint32_t* flags) {
-  using Tile = KeyTile<kCodes, kWarps>;
+  using Tile = KeyTile<kCodes, kWarps, kWarpKeys>;
   unsigned char* const shared = DynamicSharedMemory();
   AllowNextKernel();
   WaitForPreviousKernel();
@@ -150,7 +150,7 @@ Error LaunchScores(const LaunchContext& context, const IndexScoreParams& params)
   const int64_t tiles = (int64_t{params.num_tokens} + tokens - 1) / tokens;
   const int32_t pieces = IndexPieces(tiles, topk.most_rows, context.num_multiprocessors);
   return Launch(ConfigOf(context, static_cast<unsigned>(tiles) * static_cast<unsigned>(pieces),
-                         kThreads, kStages * KeyTile<kCodes, kWarps>::kBytes),
+                         kThreads, kStages * KeyTile<kCodes, kWarps, kWarpKeys>::kBytes),
                 IndexScoresKernel<T, kCodes>, params, tokens, pieces, context.error_flags);
 }
 
@@ -160,7 +160,7 @@ void SetUnits(IndexScoreParams& params) {
   params.block_units = static_cast<uint32_t>(rows.block_stride * bytes / 16);
   params.row_units =
       static_cast<uint32_t>((rows.planar ? int64_t{rows.dim} : rows.row_stride * bytes) / 16);
-  params.by_sixteen = rows.block_size % 16 == 0;
+  params.whole_groups = rows.block_size % kWarpKeys == 0;
   params.codes_units = static_cast<uint32_t>(int64_t{rows.block_size} * rows.dim / 16);
 }
 
