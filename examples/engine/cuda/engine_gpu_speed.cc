@@ -112,7 +112,7 @@ class StepTimes final : public sim::EngineObserver {
 class Bench {
  public:
   Bench(const ModelConfig& model, const DeviceWeights& weights, CudaRunner* runner,
-        const ServePlan* serve, double read_rate)
+        const Serving* serve, double read_rate)
       : model_(model), weights_(weights), runner_(runner), serve_(serve), read_rate_(read_rate) {}
 
   absl::Status Decode(int64_t requests, int64_t context) {
@@ -182,7 +182,7 @@ class Bench {
   const ModelConfig& model_;
   const DeviceWeights& weights_;
   CudaRunner* const runner_;
-  const ServePlan* const serve_;
+  const Serving* const serve_;
   const double read_rate_;
 };
 
@@ -199,14 +199,13 @@ absl::StatusOr<RandomDeviceModel> MakeRandomModel(const ModelFacts& facts) {
   const cuda::LaunchContext context = ContextOfDevice();
   uint32_t seed = 0;
   KVBLOCKS_ASSIGN_OR_RETURN(
-      made.weights,
-      DeviceWeights::Random(made.config, /*head_norms=*/facts.family == "qwen3",
-                            [&](const DeviceArray& to, int64_t count, float deviation) {
-                              return StatusOf(
-                                  "weights",
-                                  cuda::LaunchFillNormal(context, to.as<void>(), count,
+      made.weights, DeviceWeights::Random(
+                        made.config, /*head_norms=*/facts.family == "qwen3",
+                        [&](const DeviceArray& to, int64_t count, float deviation) {
+                          return StatusOf("weights", cuda::LaunchFillNormal(
+                                                         context, to.as<void>(), count,
                                                          cuda::Element::kBF16, ++seed, deviation));
-                            }));
+                        }));
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("weights", cuda::Synchronize(nullptr)));
   return made;
 }
@@ -223,14 +222,16 @@ absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
   const int64_t most = options.requests.empty()
                            ? 1
                            : *std::max_element(options.requests.begin(), options.requests.end());
-  ServeSettings settings;
-  settings.max_num_batched_tokens = options.prefill_tokens;
-  settings.max_num_seqs = std::max<int64_t>(most, 1);
+  Settings settings;
+  settings.caches.model_dtype = DataType::kBFloat16;
+  settings.scheduler.max_num_batched_tokens = options.prefill_tokens;
+  settings.scheduler.max_num_seqs = std::max<int64_t>(most, 1);
   settings.max_model_len = std::max(options.context, options.prefill_tokens) + kMostOutputs;
-  settings.num_blocks = 1 + std::max(most * ((options.context + kMostOutputs) / 16 + 1),
-                                     settings.max_model_len / 16 + 1);
+  settings.plan.num_blocks_override =
+      1 +
+      std::max(most * ((options.context + kMostOutputs) / 16 + 1), settings.max_model_len / 16 + 1);
   settings.caching = false;
-  KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve, PlanServing(model.facts, settings));
+  KVBLOCKS_ASSIGN_OR_RETURN(const Serving serve, PlanServing(model.facts, settings));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, CudaRunner::Create(model, weights, products,
                                                                   serve.plan, serve.config, {}));
   Bench bench(model, weights, runner.get(), &serve, read_rate);
