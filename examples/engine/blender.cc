@@ -18,27 +18,30 @@ using attention::ViewOf;
 
 }  // namespace
 
+absl::Status Blender::Check(const Model& model) {
+  const ModelConfig& config = model.config();
+  const char* const refused = config.facts.latent                     ? "latent rows"
+                              : config.facts.has(LayerKind::kSliding) ? "windows"
+                              : config.rotary.theta == 0              ? "stretched positions"
+                              : config.rotary.interleaved             ? "pairs of neighbours"
+                                                                      : nullptr;
+  if (refused == nullptr) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("chunks: the model has ", refused,
+                                               ", which are not blended; serve without chunks"));
+}
+
 absl::StatusOr<Blender> Blender::Create(const Model& model,
                                         std::vector<attention::BlendLayer> layers,
                                         std::vector<attention::LayerConfig> configs, double ratio,
                                         AttentionPlace* place) {
-  const ModelConfig& config = model.config();
-  const ModelFacts& facts = config.facts;
-  const char* const refused = facts.latent                     ? "latent rows"
-                              : facts.has(LayerKind::kSliding) ? "windows"
-                              : config.rotary.theta == 0       ? "stretched positions"
-                              : config.rotary.interleaved      ? "pairs of neighbours"
-                                                               : nullptr;
-  if (refused != nullptr) {
-    return absl::UnimplementedError(absl::StrCat("chunks: the model has ", refused,
-                                                 ", which are not blended; serve without chunks"));
-  }
+  KVBLOCKS_RETURN_IF_ERROR(Check(model));
+  const ModelFacts& facts = model.config().facts;
   attention::BlendConfig blend{.num_layers = static_cast<int>(facts.num_layers()),
                                .num_heads = facts.num_heads,
                                .num_kv_heads = facts.num_kv_heads,
                                .head_dim = facts.head_size,
                                .hidden_size = facts.hidden_size,
-                               .theta = config.rotary.theta};
+                               .theta = model.config().rotary.theta};
   blend.check_layers = {{.layer = 1, .ratio = ratio}};
   KVBLOCKS_RETURN_IF_ERROR(attention::BlendSession::Create(blend).status());
   return Blender(model, std::move(blend), std::move(layers), std::move(configs), place);

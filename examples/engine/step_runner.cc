@@ -63,8 +63,8 @@ absl::StatusOr<attention::KvCacheView> StepRunner::CacheOf(const attention::Laye
                                                            int* metadata) {
   const LayerMemory* const memory = memory_->Find(config.name);
   if (memory == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", config.name,
-                                                   "; it must be one of the same model"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan has no cache ", config.name, "; it must be one of the same model"));
   }
   attention::KvCacheView cache = memory->cache;
   if (config.is_mla() && cache.absent()) {
@@ -72,10 +72,10 @@ absl::StatusOr<attention::KvCacheView> StepRunner::CacheOf(const attention::Laye
   }
   // Without a cache it would attend to the step's own tokens alone.
   if (cache.absent() || cache.num_kv_heads() != config.num_kv_heads) {
-    return absl::UnimplementedError(absl::StrCat(
-        config.name, ": its cache has ", cache.absent() ? 0 : cache.num_kv_heads(),
-        " heads that can be read, expected ", config.num_kv_heads,
-        memory->opaque.empty() ? "; the engine has one rank" : ": ", memory->opaque));
+    return absl::UnimplementedError(
+        absl::StrCat(config.name, ": its cache has ", cache.absent() ? 0 : cache.num_kv_heads(),
+                     " heads that can be read, expected ", config.num_kv_heads,
+                     memory->opaque.empty() ? "; the engine has one rank" : ": ", memory->opaque));
   }
   *metadata = MetadataOf(*memory);
   return cache;

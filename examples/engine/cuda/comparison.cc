@@ -35,21 +35,6 @@ struct Sampled {
   }
 };
 
-// Counts the steps that were graphs.
-class StepCounter final : public sim::EngineObserver {
- public:
-  StepCounter(const CudaRunner* runner, Comparison* out) : runner_(runner), out_(out) {}
-  void OnStepScheduled(const sim::StepRecord& step) override {
-    if (step.scheduled.empty()) return;
-    ++out_->num_steps;
-    out_->num_graph_steps += runner_->last_step().is_graph;
-  }
-
- private:
-  const CudaRunner* runner_;
-  Comparison* out_;
-};
-
 Settings SettingsOf(DataType cache) {
   Settings settings;
   settings.caches.model_dtype = cache;
@@ -78,31 +63,19 @@ double MarginOf(std::vector<float> logits) {
 
 }  // namespace
 
-std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
-                                                int64_t num_outputs, int64_t vocabulary) {
+Golden RandomPrompts(const std::vector<int64_t>& lengths, int64_t vocabulary) {
   std::mt19937 random(7);
-  sim::TraceInfo info;
-  info.block_tokens = 1;
-  std::vector<sim::TraceRequest> requests;
+  Golden golden;
   for (size_t r = 0; r < lengths.size(); ++r) {
-    sim::TraceRequest request;
-    request.row = static_cast<int64_t>(r);
-    request.id = absl::StrCat(r);
-    request.input_length = lengths[r];
-    request.output_length = num_outputs;
-    if (r % 2 == 1) {
-      const auto& before = requests.back().content_ids;
-      request.content_ids.assign(
-          before.begin(),
-          before.begin() + static_cast<int64_t>(std::min<size_t>(
-                               before.size(), static_cast<size_t>(lengths[r] / 2))));
+    std::vector<int64_t> prompt = r % 2 == 1 ? golden.prompts.back() : std::vector<int64_t>();
+    prompt.resize(std::min(prompt.size(), static_cast<size_t>(lengths[r] / 2)));
+    while (static_cast<int64_t>(prompt.size()) < lengths[r]) {
+      prompt.push_back(static_cast<int64_t>(random() % vocabulary));
     }
-    while (static_cast<int64_t>(request.content_ids.size()) < lengths[r]) {
-      request.content_ids.push_back(static_cast<int64_t>(random() % vocabulary));
-    }
-    requests.push_back(std::move(request));
+    golden.prompts.push_back(std::move(prompt));
+    golden.tokens.emplace_back(1);
   }
-  return std::make_unique<sim::VectorTraceReader>(info, std::move(requests));
+  return golden;
 }
 
 Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t num_kv_heads,
@@ -187,14 +160,12 @@ absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products
   Comparison out;
   Sampled cpu, gpu;
   if (masked) cpu.asks = gpu.asks = MasksFor(lengths);
-  {
-    KVBLOCKS_ASSIGN_OR_RETURN(const Serving serve,
-                              PlanServing(facts, SettingsOf(DataType::kFloat32)));
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        Served served, Serve(model, serve.plan, serve.config,
-                             RandomPrompts(lengths, kCompared, facts.vocab_size), cpu.Options()));
-    cpu.requests = std::move(served.requests);
-  }
+  const Golden prompts = RandomPrompts(lengths, facts.vocab_size);
+  Settings on_cpu = SettingsOf(DataType::kFloat32);
+  on_cpu.runner = cpu.Options();
+  KVBLOCKS_ASSIGN_OR_RETURN(Served served_by_cpu,
+                            TryServe(model, on_cpu, TraceOf(prompts, kCompared)));
+  cpu.requests = std::move(served_by_cpu.requests);
   {
     KVBLOCKS_ASSIGN_OR_RETURN(const Serving serve,
                               PlanServing(facts, SettingsOf(DataType::kBFloat16)));
@@ -204,11 +175,11 @@ absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products
                               CudaRunner::Create(model.config(), weights, products, serve.plan,
                                                  serve.config, gpu.Options()));
     KVBLOCKS_RETURN_IF_ERROR(runner->WarmUp());
-    StepCounter counter(runner.get(), &out);
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        Served served, ServeBy(*runner, facts.vocab_size, serve.plan, serve.config,
-                               RandomPrompts(lengths, kCompared, facts.vocab_size), {&counter}));
+    KVBLOCKS_ASSIGN_OR_RETURN(Served served, ServeBy(*runner, facts.vocab_size, serve.plan,
+                                                     serve.config, TraceOf(prompts, kCompared)));
     gpu.requests = std::move(served.requests);
+    out.num_steps = served.result.scheduler.num_steps;
+    out.num_graph_steps = runner->num_graph_steps();
   }
   double errors = 0, squares = 0;
   for (size_t r = 0; r < lengths.size(); ++r) {

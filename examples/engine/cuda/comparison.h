@@ -8,7 +8,6 @@
 #define KVBLOCKS_EXAMPLES_ENGINE_CUDA_COMPARISON_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,13 +15,11 @@
 #include "examples/engine/cuda/products.h"
 #include "examples/engine/golden.h"
 #include "examples/engine/model.h"
-#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::engine {
 
-// Requests that arrive at once, of random tokens; every second one begins as the one before it.
-std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
-                                                int64_t num_outputs, int64_t vocabulary);
+// Random tokens; every second prompt begins as the one before it. Answers are unknown.
+Golden RandomPrompts(const std::vector<int64_t>& lengths, int64_t vocabulary);
 
 // A model of a few layers of Llama's shape, or, with norms of heads, of Qwen3's; weights are values
 // of bf16 from a seed.

@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/cuda_call.h"
 #include "checks/status_macros.h"
+#include "examples/engine/cuda/cuda_place.h"
 
 namespace kvblocks::engine {
 namespace {
 
-using attention::cuda::Error;
 using attention::cuda::StatusOf;
 
 constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
@@ -21,26 +20,12 @@ constexpr int64_t kColdBytes = int64_t{160} << 20;  // more than the second-leve
 constexpr int kCandidates = 48, kTimedRounds = 4;
 constexpr int kVaried = 12;  // of them, also with their sums split over blocks
 constexpr int64_t kMostTimedRows = 512;
-constexpr float kHeadStart = 1.05f;
 
 absl::Status CublasStatus(const char* what, const Products::Shape& shape, cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("cuBLASLt: ", what, " for a product of ", shape.rows,
                                           " rows, ", shape.in, " to ", shape.out, ": ",
                                           cublasLtGetStatusString(status)));
-}
-
-StreamProductParams Streamed(const Products::Shape& shape, const Bf16Bits* x,
-                             const Bf16Bits* weight, void* y) {
-  StreamProductParams params;
-  params.x_data = x;
-  params.weight_data = weight;
-  params.y = y;
-  params.rows = shape.rows;
-  params.in = shape.in;
-  params.out = shape.out;
-  params.float_out = shape.float_out;
-  return params;
 }
 
 }  // namespace
@@ -52,10 +37,6 @@ absl::StatusOr<std::unique_ptr<CublasProducts>> CublasProducts::Create() {
     return absl::InternalError(
         absl::StrCat("cuBLASLt: cublasLtCreate: ", cublasLtGetStatusString(status)));
   }
-  attention::cuda::DeviceProperties device;
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("the device", attention::cuda::PropertiesOf(0, &device)));
-  made->launch_.num_multiprocessors = device.num_multiprocessors;
-  made->launch_.compute_capability = device.compute_capability;
   KVBLOCKS_ASSIGN_OR_RETURN(made->workspace_,
                             DeviceArray::Create("products' workspace", kWorkspaceBytes));
   KVBLOCKS_ASSIGN_OR_RETURN(made->cold_, DeviceArray::Create("timing of products", kColdBytes));
@@ -78,50 +59,36 @@ absl::Status CublasProducts::Multiply(const Shape& shape, const Bf16Bits* x, con
                                       void* y, void* stream) {
   if (shape.rows == 0) return absl::OkStatus();
   KVBLOCKS_ASSIGN_OR_RETURN(const Plan* plan, PlanOf(shape, x, weight, y, stream));
-  if (plan->streams && !library_alone_) return Stream(Streamed(shape, x, weight, y), stream);
-  return Run(shape, *plan, plan->algorithm, x, weight, y, stream);
+  return CublasStatus("cublasLtMatmul", shape, Run(*plan, plan->algorithm, x, weight, y, stream));
 }
 
-absl::Status CublasProducts::Stream(const StreamProductParams& params, void* stream) const {
-  attention::cuda::LaunchContext launch = launch_;
-  launch.stream = stream;
-  return StatusOf("a product", LaunchStreamProduct(launch, params));
-}
-
-absl::Status CublasProducts::Run(const Shape& shape, const Plan& plan,
-                                 const cublasLtMatmulAlgo_t& algorithm, const Bf16Bits* x,
-                                 const Bf16Bits* weight, void* y, void* stream) const {
+cublasStatus_t CublasProducts::Run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                                   const Bf16Bits* x, const Bf16Bits* weight, void* y,
+                                   void* stream) const {
   const float one = 1, zero = 0;
-  return CublasStatus(
-      "cublasLtMatmul", shape,
-      cublasLtMatmul(handle_, plan.product, &one, weight, plan.weight, x, plan.x, &zero, y, plan.y,
-                     y, plan.y, &algorithm, workspace_.as<void>(),
-                     static_cast<size_t>(kWorkspaceBytes), static_cast<cudaStream_t>(stream)));
+  return cublasLtMatmul(handle_, plan.product, &one, weight, plan.weight, x, plan.x, &zero, y,
+                        plan.y, y, plan.y, &algorithm, workspace_.as<void>(),
+                        static_cast<size_t>(kWorkspaceBytes), static_cast<cudaStream_t>(stream));
 }
 
-absl::StatusOr<float> CublasProducts::Time(absl::FunctionRef<absl::Status()> product,
-                                           void* stream) const {
-  namespace cuda = attention::cuda;
-  void *begin = nullptr, *end = nullptr;
-  float best = HUGE_VALF;
-  absl::Status ran = product();  // loads the kernel
-  Error error = cuda::CreateEvent(&begin);
-  if (error == 0) error = cuda::CreateEvent(&end);
-  for (int i = 0; i < kTimedRounds && ran.ok() && error == 0; ++i) {
+absl::StatusOr<double> CublasProducts::Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                                            const Bf16Bits* x, const Bf16Bits* weight, void* y,
+                                            void* stream) const {
+  const auto run = [&] {
+    const cublasStatus_t ran = Run(plan, algorithm, x, weight, y, stream);
+    return ran == CUBLAS_STATUS_SUCCESS ? absl::OkStatus()
+                                        : absl::InternalError(cublasLtGetStatusString(ran));
+  };
+  KVBLOCKS_RETURN_IF_ERROR(run());  // loads the kernel
+  double best = HUGE_VAL;
+  for (int i = 0; i < kTimedRounds; ++i) {
     // A step finds its weights in memory, not in the cache.
-    error = cuda::FillAsync(cold_.as<void>(), i, static_cast<size_t>(kColdBytes), stream);
-    if (error == 0) error = cuda::RecordEvent(begin, stream);
-    ran = product();
-    float ms = 0;
-    if (error == 0) error = cuda::RecordEvent(end, stream);
-    if (error == 0) error = cuda::Synchronize(stream);
-    if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
+    KVBLOCKS_RETURN_IF_ERROR(StatusOf(
+        "timing a product",
+        attention::cuda::FillAsync(cold_.as<void>(), i, static_cast<size_t>(kColdBytes), stream)));
+    KVBLOCKS_ASSIGN_OR_RETURN(const double ms, TimeOnDevice(stream, run));
     best = std::min(best, ms);
   }
-  if (begin != nullptr) (void)cuda::DestroyEvent(begin);
-  if (end != nullptr) (void)cuda::DestroyEvent(end);
-  KVBLOCKS_RETURN_IF_ERROR(ran);
-  if (error != 0) return StatusOf("timing a product", error);
   return best;
 }
 
@@ -210,23 +177,13 @@ absl::StatusOr<CublasProducts::Plan*> CublasProducts::PlanOf(const Shape& shape,
   }
   kept.algorithm = found[0].algo;
   if (shape.rows > kMostTimedRows) return &kept;
-  float best = HUGE_VALF;
+  double best = HUGE_VAL;
   for (const cublasLtMatmulAlgo_t& candidate :
        CandidatesOf(kept, absl::MakeConstSpan(found).first(static_cast<size_t>(num_found)))) {
-    const auto ms = Time([&] { return Run(shape, kept, candidate, x, weight, y, stream); }, stream);
+    const auto ms = Time(kept, candidate, x, weight, y, stream);
     if (!ms.ok() || *ms >= best) continue;
     best = *ms;
     kept.algorithm = candidate;
-  }
-  const StreamProductParams streamed = Streamed(shape, x, weight, y);
-  if (launch_.can_overlap() && FitsStreamProduct(streamed)) {
-    KVBLOCKS_ASSIGN_OR_RETURN(const float ms,
-                              Time([&] { return Stream(streamed, stream); }, stream));
-    // In a step it begins before the kernel before it has ended.
-    kept.streams = ms <= kHeadStart * best;
-    std::fprintf(stderr, "rows %lld in %lld out %lld: library %.2f us, streamed %.2f\n",
-                 (long long)shape.rows, (long long)shape.in, (long long)shape.out, best * 1e3,
-                 ms * 1e3);
   }
   return &kept;
 }

@@ -127,4 +127,21 @@ absl::Status CudaPlace::StatusOfFlags(uint32_t bits) {
                                           " (kvblocks/device_types.h has the bits)"));
 }
 
+absl::StatusOr<double> TimeOnDevice(void* stream, absl::FunctionRef<absl::Status()> enqueue) {
+  void* events[2] = {};
+  float ms = 0;
+  absl::Status status;
+  for (void*& event : events) status.Update(StatusOf("an event", cuda::CreateEvent(&event)));
+  if (status.ok()) status = StatusOf("timing", cuda::RecordEvent(events[0], stream));
+  if (status.ok()) status = enqueue();
+  if (status.ok()) status = StatusOf("timing", cuda::RecordEvent(events[1], stream));
+  if (status.ok()) status = StatusOf("timing", cuda::Synchronize(stream));
+  if (status.ok()) status = StatusOf("timing", cuda::ElapsedMs(events[0], events[1], &ms));
+  for (void* event : events) {
+    if (event != nullptr) (void)cuda::DestroyEvent(event);
+  }
+  KVBLOCKS_RETURN_IF_ERROR(status);
+  return ms;
+}
+
 }  // namespace kvblocks::engine

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attention/cuda/device_metadata.h"
@@ -66,6 +67,9 @@ class CudaPlace final : public AttentionPlace {
   size_t used_ = 0;
   std::vector<Memory> kept_;
 };
+
+// Milliseconds that the device takes for what is enqueued; waits.
+absl::StatusOr<double> TimeOnDevice(void* stream, absl::FunctionRef<absl::Status()> enqueue);
 
 }  // namespace kvblocks::engine
 

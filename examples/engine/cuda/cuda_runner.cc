@@ -172,16 +172,16 @@ absl::Status CudaRunner::Run(const sim::StepRecord& step) {
   KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
   step_ = &step;
   is_masked_ = IsMasked(step);
-  fits_graph_ =
-      static_cast<int64_t>(input.requests.size()) <= graphs_->sets().back().num_tokens &&
-      std::all_of(input.requests.begin(), input.requests.end(),
-                  [](const auto& request) { return request.num_scheduled_tokens == 1; });
+  fits_graph_ = static_cast<int64_t>(input.requests.size()) <= graphs_->sets().back().num_tokens &&
+                std::all_of(input.requests.begin(), input.requests.end(),
+                            [](const auto& request) { return request.num_scheduled_tokens == 1; });
   last_set_ = nullptr;
   if (fits_graph_) {
     KVBLOCKS_ASSIGN_OR_RETURN(last_set_, graphs_->Update(input));
   } else {
     KVBLOCKS_RETURN_IF_ERROR(graphs_->builder().Build(input));
   }
+  num_graph_steps_ += last_set_ != nullptr;
   last_ = {.is_graph = last_set_ != nullptr, .build_us = MicrosSince(start)};
   const StepTokens tokens = TokensOf(step, graphs_->builder().permutation());
   const auto num_tokens = static_cast<int64_t>(tokens.tokens.size());
@@ -288,10 +288,10 @@ absl::Status CudaRunner::WarmUp() {
   return StatusOf("warming up", cuda::Synchronize(place_->context().stream));
 }
 
-absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
+absl::Status CudaRunner::Multiply(unsigned part, const DeviceArray& weight, const DeviceArray& x,
                                   int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
                                   bool float_out) {
-  if ((parts & kProducts) == 0) return absl::OkStatus();
+  if (part == 0) return absl::OkStatus();
   return products_.Multiply({.rows = rows, .in = in, .out = out, .float_out = float_out},
                             x.as<Bf16Bits>(), weight.as<Bf16Bits>(), y.as<void>(),
                             place_->context().stream);
@@ -358,7 +358,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
     KVBLOCKS_RETURN_IF_ERROR(
         Norm(parts, i == 0 ? nullptr : &added_, weights.attention_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
-        Multiply(parts, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
+        Multiply(parts & kQkv, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
     if (rest) {
       const auto& metadata = batch.metadata[static_cast<size_t>(layers_[i].metadata)];
       KVBLOCKS_RETURN_IF_ERROR(
@@ -376,10 +376,11 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
                                           .eps = model_.norm_eps})));
     }
     if ((parts & kAttention) != 0) KVBLOCKS_RETURN_IF_ERROR(Attend(layers_[i], batch));
-    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.o, attended_, rows, queries, hidden, added_));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts & kOut, weights.o, attended_, rows, queries, hidden, added_));
     KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights.mlp_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
-        Multiply(parts, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
+        Multiply(parts & kGateUp, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
     if (rest) {
       KVBLOCKS_RETURN_IF_ERROR(
           StatusOf("gates", LaunchGate(launch_, {.gate_up = gate_up_.as<Bf16Bits>(),
@@ -387,7 +388,8 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
                                                  .num_rows = tokens,
                                                  .size = static_cast<int32_t>(inner)})));
     }
-    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.down, gated_, rows, inner, hidden, added_));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts & kDown, weights.down, gated_, rows, inner, hidden, added_));
   }
   if (batch.num_sampled == 0) return absl::OkStatus();
   KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights_.norm, tokens));
@@ -395,7 +397,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
     KVBLOCKS_RETURN_IF_ERROR(take(normed_, tokens, rows_, batch.num_sampled, last_rows_));
   }
   KVBLOCKS_RETURN_IF_ERROR(
-      Multiply(parts, weights_.head.absent() ? weights_.embedding : weights_.head,
+      Multiply(parts & kHead, weights_.head.absent() ? weights_.embedding : weights_.head,
                batch.samples_all ? normed_ : last_rows_,
                batch.samples_all ? batch.num_sampled : RoundUp(batch.num_sampled), hidden,
                facts.vocab_size, logits_, /*float_out=*/true));
@@ -439,25 +441,19 @@ absl::StatusOr<double> CudaRunner::TimePart(unsigned parts, int rounds) {
         "the last step was no graph of decodes on a GPU, whose parts can be timed");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(void* const graph, Capture(BatchOf(*last_set_), parts));
-  void *begin = nullptr, *end = nullptr;
-  float ms = 0;
-  cuda::Error error = cuda::CreateEvent(&begin);
-  if (error == 0) error = cuda::CreateEvent(&end);
-  if (error == 0)
-    error = cuda::LaunchGraph(graph, place_->context().stream);  // the first is slower
-  if (error == 0) error = cuda::RecordEvent(begin, place_->context().stream);
-  for (int i = 0; i < rounds && error == 0; ++i) {
-    error = cuda::LaunchGraph(graph, place_->context().stream);
-  }
-  if (error == 0) error = cuda::RecordEvent(end, place_->context().stream);
-  if (error == 0) error = cuda::Synchronize(place_->context().stream);
-  if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
-  for (void* event : {begin, end}) {
-    if (event != nullptr) (void)cuda::DestroyEvent(event);
-  }
+  const auto launch = [&](int times) {
+    cuda::Error error = 0;
+    for (int i = 0; i < times && error == 0; ++i) {
+      error = cuda::LaunchGraph(graph, place_->context().stream);
+    }
+    return StatusOf("a part", error);
+  };
+  const absl::Status first = launch(1);  // it is slower
+  const auto ms = TimeOnDevice(place_->context().stream, [&] { return launch(rounds); });
   (void)cuda::DestroyGraph(graph);
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("timing a part", error));
-  return double{ms} / rounds;
+  KVBLOCKS_RETURN_IF_ERROR(first);
+  KVBLOCKS_RETURN_IF_ERROR(ms.status());
+  return *ms / rounds;
 }
 
 }  // namespace kvblocks::engine

@@ -41,7 +41,17 @@ namespace kvblocks::engine {
 class CudaRunner final : public StepRunner {
  public:
   // What a step is made of.
-  enum Part : unsigned { kAttention = 1, kProducts = 2, kRest = 4, kAll = 7 };
+  enum Part : unsigned {
+    kAttention = 1,
+    kRest = 2,
+    kQkv = 4,
+    kOut = 8,
+    kGateUp = 16,
+    kDown = 32,
+    kHead = 64,
+    kProducts = kQkv | kOut | kGateUp | kDown | kHead,
+    kAll = kAttention | kRest | kProducts,
+  };
 
   // The weights, all of `config`, and the products must outlive it. The plan must be of caches of
   // bf16. ResourceExhausted names the memory that there is not enough of.
@@ -64,6 +74,7 @@ class CudaRunner final : public StepRunner {
     double build_us = 0, upload_us = 0, issue_us = 0, total_us = 0;
   };
   const LastStep& last_step() const { return last_; }
+  int64_t num_graph_steps() const { return num_graph_steps_; }
 
   // How long the device takes for these parts of the last step, which must have been a graph:
   // milliseconds of a replay. To be asked when nothing is to be computed any more: parts alone
@@ -101,8 +112,8 @@ class CudaRunner final : public StepRunner {
   absl::Status Attend(const Layer& layer, const Batch& batch);
   absl::Status Finish(const StepTokens& tokens);
 
-  // Named by what is computed, if `part` is among `parts`.
-  absl::Status Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
+  // If its part is among `parts`.
+  absl::Status Multiply(unsigned part, const DeviceArray& weight, const DeviceArray& x,
                         int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
                         bool float_out = false);
   absl::Status Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
@@ -122,6 +133,7 @@ class CudaRunner final : public StepRunner {
   bool is_masked_ = false, fits_graph_ = false;           // it
   const attention::GraphParameterSet* last_set_ = nullptr;
   LastStep last_;
+  int64_t num_graph_steps_ = 0;
 
   DeviceArray frequencies_;
   // Of a step, rows of tokens: the residual, what the norms make of it, queries with keys and

@@ -4,15 +4,12 @@
 #include "examples/engine/cuda/cuda_runner.h"
 
 #include <bit>
-#include <cmath>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "examples/engine/cuda/comparison.h"
-#include "examples/engine/cuda/stream_product.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/tiers/tier_connector.h"
@@ -112,50 +109,6 @@ TEST(CudaBlendTest, AllComputedAgainIsTheFullPrefill) {
   EXPECT_GT(num_recomputed, 50);
 }
 
-// Few chunks of columns, more than there are stages, and columns that a cluster shares.
-TEST(StreamProductTest, IsThePlainProduct) {
-  struct Case {
-    Products::Shape shape;
-    int multiprocessors;
-  };
-  for (const auto& [shape, multiprocessors] :
-       {Case{{.rows = 3, .in = 64, .out = 256}, 1}, Case{{.rows = 64, .in = 448, .out = 512}, 2},
-        Case{{.rows = 19, .in = 576, .out = 256, .float_out = true}, 4},
-        Case{{.rows = 70, .in = 1024, .out = 256}, 8}}) {
-    std::mt19937 random(5);
-    std::normal_distribution<float> normal;
-    const auto draw = [&](int64_t count) {
-      std::vector<Bf16Bits> values;
-      for (int64_t i = 0; i < count; ++i) {
-        values.push_back(
-            static_cast<Bf16Bits>(std::bit_cast<uint32_t>(RoundToBf16(normal(random))) >> 16));
-      }
-      return values;
-    };
-    const auto x = draw(shape.rows * shape.in), weight = draw(shape.in * shape.out);
-    const auto size = static_cast<size_t>(shape.rows * shape.out);
-    std::vector<float> wanted(size), got(size, NAN);
-    Products::Shape floats = shape;
-    floats.float_out = true;
-    ASSERT_TRUE(
-        PlainProducts().Multiply(floats, x.data(), weight.data(), wanted.data(), nullptr).ok());
-    StreamProductParams params;
-    params.x_data = x.data(), params.weight_data = weight.data(), params.y = got.data();
-    params.rows = shape.rows, params.in = shape.in, params.out = shape.out;
-    params.float_out = shape.float_out;
-    ASSERT_TRUE(FitsStreamProduct(params));
-    attention::cuda::LaunchContext context;
-    context.num_multiprocessors = multiprocessors;
-    ASSERT_EQ(LaunchStreamProduct(context, params), 0);
-    const auto* const rounded = reinterpret_cast<const Bf16Bits*>(got.data());
-    for (size_t i = 0; i < size; ++i) {
-      const float value = shape.float_out ? got[i] : ToFloat(rounded[i]);
-      ASSERT_NEAR(value, wanted[i], shape.float_out ? 1e-3 : 0.005 * std::abs(wanted[i]) + 1e-3)
-          << i << " of " << shape.rows << " rows";
-    }
-  }
-}
-
 TEST(CudaRunnerTest, HeadsOfFastKernelsAnswerAsOnTheCpu) {
   const Model model = RandomModel(/*num_layers=*/2, /*hidden=*/64, /*num_heads=*/2,
                                   /*num_kv_heads=*/1, /*head_size=*/64, /*head_norms=*/true, 3);
@@ -186,7 +139,7 @@ TEST(CudaRunnerTest, TiersBehindDeviceMemoryAreRefused) {
   const auto tiers = sim::TierConnector::Create(options).value();
   const auto served =
       ServeBy(**runner, model.config().facts.vocab_size, serving->plan, serving->config,
-              RandomPrompts({5}, 2, model.config().facts.vocab_size), {}, tiers.get());
+              TraceOf(RandomPrompts({5}, model.config().facts.vocab_size), 2), {}, tiers.get());
   EXPECT_EQ(served.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(served.status().message()), testing::HasSubstr("caches on cuda:0"));
 }

@@ -20,7 +20,6 @@ struct SpeedOptions {
   std::vector<int64_t> requests = {1, 16, 64, 256};
   int64_t context = 1024;         // tokens of each prompt
   int64_t prefill_tokens = 8192;  // of the step that is timed, and the most of any
-  bool library_alone = false;     // all products by cuBLASLt
 };
 
 // Prints bytes per second that the device reads, then a line per number of requests, and one of
