@@ -29,8 +29,8 @@ class Blender {
   // Unimplemented says what of the model cannot be blended.
   static absl::Status Check(const Model& model);
   // Layers as they attend, by `configs`, and their caches; `ratio`: of the chunks' tokens, how many
-  // are computed again behind the first layer. The model, which Check must take, and the place of the
-  // caches must outlive it.
+  // are computed again behind the first layer. The model, which Check must take, and the place of
+  // the caches must outlive it.
   static absl::StatusOr<Blender> Create(const Model& model,
                                         std::vector<attention::BlendLayer> layers,
                                         std::vector<attention::LayerConfig> configs, double ratio,

@@ -1,5 +1,6 @@
 // ModelRunner: computes the steps that the simulator's scheduler decides, on the block tables of
-// its block manager. The model is the CPU's; caches and attention have a place, the host or a device.
+// its block manager. The model is the CPU's; caches and attention have a place, the host or a
+// device.
 //
 //   auto runner = ModelRunner::Create(model, plan, simulation_config, options);
 //   Simulation::Create(config, reader, /*step_time=*/runner->get(), {runner->get(), ...});

@@ -99,8 +99,8 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   static absl::Status CheckConfig(const sim::SimulationConfig& config);
   // Fills memory_ with what the plan asks for, in tensors of the place.
   absl::Status TakeMemory(const Plan& plan, AttentionPlace& place);
-  // A layer's cache and which metadata it reads; Unimplemented or InvalidArgument if memory_ has none
-  // that it can attend to.
+  // A layer's cache and which metadata it reads; Unimplemented or InvalidArgument if memory_ has
+  // none that it can attend to.
   absl::StatusOr<attention::KvCacheView> CacheOf(const attention::LayerConfig& config,
                                                  int* metadata);
   // Which metadata a layer reads; layers of one group whose blocks have the same numbers share it.

@@ -22,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "attention/cuda/kernels/runtime.h"
 #include "checks/status_macros.h"
+#include "examples/engine/blender.h"
 #include "examples/engine/cuda/comparison.h"
 #include "examples/engine/cuda/cublas_products.h"
 #include "examples/engine/cuda/cuda_place.h"
