@@ -14,6 +14,7 @@ using attention::DType;
 using attention::TensorView;
 
 absl::StatusOr<AttentionPlace::Memory> AttentionPlace::Allocate(const char* what, int64_t bytes) {
+  // One byte more, because none at all may be null.
   void* const data =
       bytes <= MemoryLimit() ? std::calloc(static_cast<size_t>(bytes) + 1, 1) : nullptr;
   if (data != nullptr) return Memory(static_cast<std::byte*>(data), std::free);

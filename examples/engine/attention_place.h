@@ -30,6 +30,7 @@ class AttentionPlace {
 
   // Zeroed. ResourceExhausted names `what` and the bytes.
   virtual absl::StatusOr<Memory> Allocate(const char* what, int64_t bytes);
+  // The same as a tensor u8[bytes].
   absl::StatusOr<attention::TensorView> AllocateBytes(const char* what, int64_t bytes,
                                                       Memory* memory);
   // To the place or from it, behind what was enqueued; waits.

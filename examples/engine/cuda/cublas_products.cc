@@ -132,38 +132,23 @@ absl::StatusOr<CublasProducts::Plan*> CublasProducts::PlanOf(const Shape& shape,
   cublasLtMatmulHeuristicResult_t found[kCandidates];
   int num_found = 0;
   const size_t workspace = static_cast<size_t>(kWorkspaceBytes);
-  const auto set_up = [&]() -> cublasStatus_t {
-    cublasStatus_t status = cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    const auto then = [&status](auto&& call) {
-      if (status == CUBLAS_STATUS_SUCCESS) status = call();
-    };
-    then([&] {
-      return cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                            sizeof(transposed));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, in, out,
-                                        static_cast<int64_t>(in));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, in, rows, static_cast<int64_t>(in));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.y, shape.float_out ? CUDA_R_32F : CUDA_R_16BF, out,
-                                        rows, static_cast<int64_t>(out));
-    });
-    then([&] { return cublasLtMatmulPreferenceCreate(&preference); });
-    then([&] {
-      return cublasLtMatmulPreferenceSetAttribute(
-          preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    });
-    then([&] {
-      return cublasLtMatmulAlgoGetHeuristic(handle_, plan.product, plan.weight, plan.x, plan.y,
-                                            plan.y, preference, kCandidates, found, &num_found);
-    });
-    return status;
-  };
-  const cublasStatus_t status = set_up();
+  // In this order; behind one that fails the others do nothing.
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  for (const cublasStatus_t one :
+       {cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                       sizeof(transposed)),
+        cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, in, out, static_cast<int64_t>(in)),
+        cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, in, rows, static_cast<int64_t>(in)),
+        cublasLtMatrixLayoutCreate(&plan.y, shape.float_out ? CUDA_R_32F : CUDA_R_16BF, out, rows,
+                                   static_cast<int64_t>(out)),
+        cublasLtMatmulPreferenceCreate(&preference),
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace, sizeof(workspace)),
+        cublasLtMatmulAlgoGetHeuristic(handle_, plan.product, plan.weight, plan.x, plan.y, plan.y,
+                                       preference, kCandidates, found, &num_found)}) {
+    if (status == CUBLAS_STATUS_SUCCESS) status = one;
+  }
   if (preference != nullptr) (void)cublasLtMatmulPreferenceDestroy(preference);
   Plan& kept = plans_[shape] = plan;
   absl::Status result = CublasStatus("no algorithm", shape, status);

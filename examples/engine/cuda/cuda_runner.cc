@@ -157,14 +157,8 @@ absl::Status CudaRunner::AllocateActivations(int64_t max_tokens, int64_t max_sam
                             DeviceArray::Pinned("tokens", (max_tokens_ + max_sampled_) * 4));
   KVBLOCKS_ASSIGN_OR_RETURN(host_out_,
                             DeviceArray::Pinned("sampled tokens", (1 + max_sampled_) * 4));
-  const std::vector<float>& frequencies = model_.rotary.frequencies;
-  const auto bytes = frequencies.size() * sizeof(float);
-  KVBLOCKS_ASSIGN_OR_RETURN(frequencies_,
-                            DeviceArray::Create("frequencies", static_cast<int64_t>(bytes)));
-  KVBLOCKS_RETURN_IF_ERROR(
-      StatusOf("frequencies", cuda::CopyAsync(frequencies_.as<void>(), frequencies.data(), bytes,
-                                              place_->context().stream)));
-  return StatusOf("frequencies", cuda::Synchronize(place_->context().stream));
+  frequencies_ = attention::ViewOf(absl::MakeConstSpan(model_.rotary.frequencies));
+  return place_->Keep(frequencies_);
 }
 
 absl::Status CudaRunner::Run(const sim::StepRecord& step) {

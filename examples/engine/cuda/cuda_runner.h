@@ -135,7 +135,7 @@ class CudaRunner final : public StepRunner {
   LastStep last_;
   int64_t num_graph_steps_ = 0;
 
-  DeviceArray frequencies_;
+  attention::ConstTensorView frequencies_;
   // Of a step, rows of tokens: the residual, what the norms make of it, queries with keys and
   // values, attention's output, gates with what they gate, the product of both, what is added to
   // the residual.

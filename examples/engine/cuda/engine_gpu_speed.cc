@@ -129,10 +129,8 @@ class Bench {
     std::printf(
         "decode %lld requests of %lld: %.1f tokens/s, step %.3f ms (device %.3f, host issues in "
         "%.1f us: metadata %.1f, uploads %.1f), weights %.2f GB, cache %.2f GB, at the read rate "
-        "%.3f ms: %.1f %% of it; "
-        "alone: attention %.3f ms, products %.3f (qkv %.3f, o %.3f, gate and up %.3f, down %.3f, "
-        "head "
-        "%.3f), rest %.3f\n",
+        "%.3f ms: %.1f %% of it; alone: attention %.3f ms, products %.3f (qkv %.3f, o %.3f, gate "
+        "and up %.3f, down %.3f, head %.3f), rest %.3f\n",
         static_cast<long long>(requests), static_cast<long long>(context),
         static_cast<double>(requests) / ms * 1e3, ms, times.part_ms[0], Median(times.issue_us),
         Median(times.build_us), Median(times.upload_us), weights * 1e-9, cache * 1e-9, least,
