@@ -10,6 +10,7 @@ tests/consumer_bazel is such a workspace; its .bazelrc has the flags that go wit
 has it; MODULE.bazel is for releases with modules.
 """
 
+load("//third_party:debian.bzl", "PACKAGES", "debian_abseil", "debian_package")
 load("//third_party/cuda:cuda.bzl", "local_cuda")
 
 def _overlay_impl(repository_ctx):
@@ -20,25 +21,7 @@ def _overlay_impl(repository_ctx):
 # A folder of third_party as a repository. Unlike with local_repository, it is found from other workspaces, too.
 _overlay = repository_rule(implementation = _overlay_impl, local = True)
 
-# Debian's packages under the labels that upstream's own Bazel builds use: third_party/README.md.
-_OVERLAYS = [
-    "boost",
-    "cli11",
-    "com_github_google_benchmark",
-    "com_google_absl",
-    "com_google_googletest",
-    "highway",
-    "openblas",
-    "openssl",
-    "rapidcheck",
-    "remote_coverage_tools",
-    "rules_cc",
-    "simdjson",
-    "xxhash",
-    "zeromq",
-    "zlib",
-    "zstd",
-]
+_OVERLAYS = ["openblas", "remote_coverage_tools", "rules_cc"]
 
 # What Bazel itself asks for, where Debian's packages put it.
 _OF_BAZEL = {
@@ -53,6 +36,11 @@ def kvblocks_dependencies():
     for name in _OVERLAYS:
         if not native.existing_rule(name):
             _overlay(name = name)
+    for name in PACKAGES:
+        if not native.existing_rule(name):
+            debian_package(name = name)
+    if not native.existing_rule("com_google_absl"):
+        debian_abseil(name = "com_google_absl")
     for name, path in _OF_BAZEL.items():
         if not native.existing_rule(name):
             native.local_repository(name = name, path = path)

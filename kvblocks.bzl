@@ -1,6 +1,6 @@
 """Rules of this project: warnings, sources by what a folder holds, tests of a folder in few binaries.
 
-A folder is one library: its *.cc and *.h, but not what tests, fuzzes or measures it (*_test.cc, *_fuzz.cc, *_benchmark.cc)
+A folder is one library: its *.cc, *.h and *.proto, but not what tests, fuzzes or measures it (*_test.cc, *_fuzz.cc, *_benchmark.cc)
 nor programs (*_main.cc). CMakeLists.txt follows the same rule, so no list of files is kept anywhere.
 """
 
@@ -120,6 +120,19 @@ def _files_of_folder():
             visibility = ["//:__subpackages__"],
         )
 
+def _proto_library(name, deps):
+    """The *.proto of the folder of a library; they are included and imported by their path from the root."""
+    proto_library(
+        name = name + "_messages",
+        srcs = native.glob(["*.proto"]),
+        deps = deps,
+    )
+    cc_proto_library(
+        name = name + "_proto",
+        deps = [":%s_messages" % name],
+    )
+    return name + "_proto"
+
 def kv_cc_library(
         name,
         srcs = None,
@@ -127,6 +140,7 @@ def kv_cc_library(
         deps = [],
         copts = [],
         generated = [],
+        messages = None,
         separate = [],
         sources_per_unit = 10,
         own_namespaces = False,
@@ -143,12 +157,15 @@ def kv_cc_library(
       deps: beside Abseil.
       copts: beside the project's.
       generated: sources that another rule makes.
+      messages: what its *.proto import: messages of other folders, as <folder>:<its library>_messages.
       separate: sources that are compiled alone.
       sources_per_unit: how many of the others are compiled as one.
       own_namespaces: what each keeps in an anonymous namespace is its own, and all that it has is there, as in tests.
       testonly: as ever.
       **kwargs: of the cc_library.
     """
+    if messages != None:
+        deps = deps + [":" + _proto_library(name, messages), "@com_google_protobuf//:protobuf"]
     if srcs == None:
         srcs = native.glob(["*.cc"], exclude = NOT_LIBRARY)
         if native.package_name().split("/")[-1] == name:
@@ -232,26 +249,4 @@ def kv_property_tests(name = "property_test", deps = [], exclude = [], more = []
         optimised = True,
         sources_per_unit = 5,
         **kwargs
-    )
-
-def kv_proto_library(name, srcs, deps = [], imports = [], visibility = None):
-    """A C++ library <name> of .proto files, included and imported by their path from the root.
-
-    Args:
-      name: of the C++ library; the proto_library is <name>_messages.
-      srcs: .proto files.
-      deps: other libraries of this rule.
-      imports: messages of protobuf itself.
-      visibility: of both.
-    """
-    proto_library(
-        name = name + "_messages",
-        srcs = srcs,
-        visibility = visibility,
-        deps = [dep + "_messages" for dep in deps] + imports,
-    )
-    cc_proto_library(
-        name = name,
-        visibility = visibility,
-        deps = [":%s_messages" % name],
     )

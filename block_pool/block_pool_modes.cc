@@ -22,6 +22,10 @@ void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens) {
                           num_tokens);
 }
 
+bool BlockPool::HasEvictionOrder(const Options& options) {
+  return options.eviction_policy.make != nullptr || options.max_retained_blocks > 0;
+}
+
 absl::Status BlockPool::CheckEvictionOptions(const Options& options) {
   if (options.max_retained_blocks < 0 || options.max_retained_blocks >= options.num_blocks) {
     return InvalidArgument("max_retained_blocks is ", options.max_retained_blocks,

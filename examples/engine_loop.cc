@@ -86,8 +86,8 @@ class Engine {
   }
 
  private:
-  // Slots for a running request's next tokens; whoever came last makes room. Returns whether
-  // someone had to.
+  // Slots for a running request's next tokens; the request that came last makes room. Returns
+  // whether one had to.
   bool ScheduleRunning(size_t i) {
     Request& kv = *running_[i].kv;
     const int64_t n = std::min(kv.num_tokens() - kv.num_computed_tokens(), budget_);

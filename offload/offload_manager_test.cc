@@ -383,7 +383,7 @@ TEST(OffloadManagerTest, BadOptionsAreRefused) {
               HasSubstr("packed|largest-group|all-groups"));
   EXPECT_THAT(std::string(ParseWritePolicy("x").status().message()),
               HasSubstr("write-through|on-evict|on-second-use"));
-  EXPECT_EQ(*ParseWritePolicy(WritePolicyName(WritePolicy::kOnEvict)), WritePolicy::kOnEvict);
+  EXPECT_EQ(*ParseWritePolicy("on-evict"), WritePolicy::kOnEvict);
 }
 
 TEST(OffloadManagerTest, BadCallsChangeNothing) {

@@ -240,14 +240,6 @@ constexpr std::array<std::pair<std::string_view, WritePolicy>, 3> kWritePolicies
     {"on-second-use", WritePolicy::kOnSecondUse},
 }};
 
-template <typename Table, typename Value>
-std::string_view NameOf(const Table& table, Value value) {
-  for (const auto& [name, listed] : table) {
-    if (listed == value) return name;
-  }
-  return "?";
-}
-
 template <typename Table>
 auto Parse(const Table& table, absl::string_view what, std::string_view name)
     -> absl::StatusOr<decltype(table[0].second)> {
@@ -260,9 +252,6 @@ auto Parse(const Table& table, absl::string_view what, std::string_view name)
 }
 
 }  // namespace
-
-std::string_view SlotLayoutName(SlotLayout layout) { return NameOf(kLayouts, layout); }
-std::string_view WritePolicyName(WritePolicy policy) { return NameOf(kWritePolicies, policy); }
 
 absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name) {
   return Parse(kLayouts, "layout", name);

@@ -14,7 +14,7 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
     return absl::InvalidArgumentError("step_time is null, expected a StepTimeModel");
   }
   if (owner == nullptr) {
-    return absl::InvalidArgumentError("owner is null, expected whoever submits requests");
+    return absl::InvalidArgumentError("owner is null, expected one that submits requests");
   }
   if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
     return absl::InvalidArgumentError("observers holds a null, expected observers only");
@@ -488,9 +488,7 @@ bool Replica::ResetPrefixCache() {
 }
 
 void Replica::PublishEvents() {
-  if (!manager_->options().enable_events) return;
-  const std::vector<KvEvent> events = manager_->TakeEvents();
-  if (!events.empty()) observers_.OnKvEvents(events, clock_);
+  if (manager_->pool().has_events()) observers_.OnKvEvents(manager_->TakeEvents(), clock_);
 }
 
 }  // namespace kvblocks::sim

@@ -89,7 +89,7 @@ struct ReplicaLoad {
 
 class Replica {
  public:
-  // Whoever submits requests, and owns them.
+  // Submits requests, and owns them.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -180,7 +180,7 @@ class Replica {
   // came.
   bool had_work() const { return had_work_; }
 
-  // Its next call is due whatever arrives and whoever gives up.
+  // Its next call is due whatever arrives and whichever request is aborted.
   bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
   // The engine is gone at once, with all it has: requests end by AbortCause::kCrash, steps under
   // way are cut off, and the prefix cache is empty. Nothing is published of that. It may be used

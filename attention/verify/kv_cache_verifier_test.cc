@@ -378,6 +378,24 @@ TEST(JointTest, AnIndexerChoosesRows) {
               Says("all rows are right, the choice among them or the attention over them is not"));
 }
 
+TEST(JointTest, AnIndexerChoosesAmongAllRows) {
+  VerifierOptions options = JointOptions(CpuReference());
+  options.groups[1].compress_ratio = 1;
+  options.joints = {{.window_group = 1, .rows_group = 1}};
+  EXPECT_THAT(KvCacheVerifier::Create(options).status(), Says("or the latter twice with topk"));
+  options.joints[0].topk = 3;
+  VerifiedSteps steps(options);
+  EXPECT_EQ(AttendJointly(steps), absl::OkStatus());
+  EXPECT_EQ(steps.verifier->stats().num_joint_rows_attended, 20);
+
+  const WrongOps wrong;
+  options.ops = &wrong;
+  VerifiedSteps wrong_steps(options);
+  EXPECT_THAT(AttendJointly(wrong_steps), Says("expected"));
+  EXPECT_THAT(AttendJointly(wrong_steps),
+              Says("from 0 tokens of the window and 1 rows; all rows are right, the choice among"));
+}
+
 TEST(CompressorTest, RowsAreMadeOfTheStatesInTheWindow) {
   VerifierOptions options;
   options.num_blocks = 40;

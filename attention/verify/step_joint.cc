@@ -1,6 +1,6 @@
 // VerifierRun: steps of layers whose queries see a window and the rows of a compressed cache as
-// one set of keys, and of layers that keep states: the one a step begins with read, those it leaves
-// written.
+// one set of keys, or rows that an indexer chose; and of layers that keep states: the one a step
+// begins with read, those it leaves written.
 
 #include <algorithm>
 #include <cmath>
@@ -36,12 +36,13 @@ absl::Status VerifierRun::CheckJoints() const {
       const VerifiedGroup& group = options_.groups[g];
       return group.is_mla && group.sink_blocks.empty() && group.chunk == 0;
     };
+    const bool has_window = joint.window_group != joint.rows_group;
     if (!in_range || !is_latent(joint.window_group) || !is_latent(joint.rows_group) ||
-        options_.groups[joint.window_group].window == 0 ||
-        options_.groups[joint.rows_group].window != 0) {
+        (options_.groups[joint.window_group].window > 0) != has_window ||
+        options_.groups[joint.rows_group].window != 0 || (!has_window && joint.topk == 0)) {
       return InvalidArgument("joints[", i, "]: got groups ", joint.window_group, " and ",
                              joint.rows_group, ", expected latent rows with a window and latent ",
-                             "rows without one");
+                             "rows without one, or the latter twice with topk");
     }
     if (joint.topk < 0 || joint.topk > int64_t{1} << 20) {
       return InvalidArgument("joints[", i, "].topk: got ", joint.topk, ", expected 0 to 2^20");
@@ -106,16 +107,18 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
     return ViewOf(absl::MakeConstSpan(piece_tables_), {n, columns});
   };
 
+  absl::Status status;
   window_slots_.assign(static_cast<size_t>(n * window.window), 0);
   window_counts_.assign(static_cast<size_t>(n), 0);
-  absl::Status status =
-      BuildSwaIndices({.window = window.window,
-                       .query_start_loc = starts,
-                       .seq_lens = ViewOf(absl::MakeConstSpan(piece_rows_)),
-                       .block_table = tables_of(window_group),
-                       .block_size = BlockRows(window),
-                       .indices = Writable(window_slots_, {n, window.window}),
-                       .lens = Writable(window_counts_, {n})});
+  if (joint.has_window()) {
+    status = BuildSwaIndices({.window = window.window,
+                              .query_start_loc = starts,
+                              .seq_lens = ViewOf(absl::MakeConstSpan(piece_rows_)),
+                              .block_table = tables_of(window_group),
+                              .block_size = BlockRows(window),
+                              .indices = Writable(window_slots_, {n, window.window}),
+                              .lens = Writable(window_counts_, {n})});
+  }
   if (!status.ok()) return FailedOperation(joint.window_layer, "BuildSwaIndices", status);
   const int64_t query_floats = shape.num_heads * shape.key_size;
   query_values_.resize(static_cast<size_t>(n * query_floats));
@@ -171,13 +174,16 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
   outputs_.assign(static_cast<size_t>(n * shape.num_heads * shape.value_size), 0);
   SparseMlaDecodeArgs args;
   args.q = ViewOf(absl::MakeConstSpan(query_values_), {n, 1, shape.num_heads, shape.key_size});
-  args.main = {.cache = memory_.View(joint.window_layer),
-               .indices = ViewOf(absl::MakeConstSpan(window_slots_), {n, 1, window.window}),
-               .topk_len = ViewOf(absl::MakeConstSpan(window_counts_))};
+  if (joint.has_window()) {
+    args.main = {.cache = memory_.View(joint.window_layer),
+                 .indices = ViewOf(absl::MakeConstSpan(window_slots_), {n, 1, window.window}),
+                 .topk_len = ViewOf(absl::MakeConstSpan(window_counts_))};
+  }
   if (most > 0) {
-    args.extra = {.cache = memory_.View(joint.rows_layer),
-                  .indices = ViewOf(absl::MakeConstSpan(row_slots_), {n, 1, most}),
-                  .topk_len = ViewOf(absl::MakeConstSpan(row_counts_))};
+    SparseKeys& listed = joint.has_window() ? args.extra : args.main;
+    listed = {.cache = memory_.View(joint.rows_layer),
+              .indices = ViewOf(absl::MakeConstSpan(row_slots_), {n, 1, most}),
+              .topk_len = ViewOf(absl::MakeConstSpan(row_counts_))};
   }
   args.scale = Scale(shape);
   const std::vector<float>& sinks = options_.joints[joint.index].sinks;
@@ -200,7 +206,7 @@ void VerifierRun::AttendReference(const Joint& joint, size_t query_layer, const 
     const float* from = PlainRow(layer, held, begin);
     keys.insert(keys.end(), from, from + (end - begin) * shape.floats());
   };
-  append(joint.window_layer, first, query.position + 1);
+  if (joint.has_window()) append(joint.window_layer, first, query.position + 1);
   const int64_t num_rows = NumRows(rows, query.position + 1);
   const int64_t topk = options_.joints[joint.index].topk;
   if (topk == 0 || num_rows <= topk) {
@@ -219,7 +225,9 @@ absl::Status VerifierRun::WrongJointOutput(const Joint& joint, const Query& quer
                                                absl::Span<const float> got,
                                                absl::Span<const double> expected) {
   const Held& held = *query.part->held;
-  const int64_t first = FirstVisible(GroupOf(joint.window_layer), query.position);
+  const int64_t first = joint.has_window()
+                            ? FirstVisible(GroupOf(joint.window_layer), query.position)
+                            : query.position + 1;
   const int64_t num_rows = NumRows(GroupOf(joint.rows_layer), query.position + 1);
   VerifierFailure failure{.request = held.name,
                           .layer = static_cast<int64_t>(joint.window_layer),

@@ -56,6 +56,7 @@ class VerifierRun final : public KvCacheVerifier {
   struct Joint {
     size_t window_layer, rows_layer;
     size_t index;  // in the options
+    bool has_window() const { return window_layer != rows_layer; }
   };
   // What the metadata builders were made for.
   struct Room {

@@ -227,7 +227,7 @@ TEST_F(EvictionTest, ARenewedRetentionKeepsTheHigherPriorityAndTheLaterEnd) {
   EXPECT_EQ(pool_->retention()->item(a[0]).expires_at, 20);
 }
 
-// The head of the prefix gets what the cap leaves; whoever has no more than this priority gives
+// The head of the prefix gets what the cap leaves; a block of no more than this priority gives
 // way.
 TEST_F(EvictionTest, TheCapTakesFromLowerAndOlderRetentionsAndRefusesTheRest) {
   StartRetaining(8, 3);

@@ -1,9 +1,9 @@
 // Retention: which cached blocks a caller asked to keep, with which priority and until when.
 //
 // A preference among blocks that may be reused, never a claim: retained blocks stay free, count as
-// free, and are taken when nothing else is left. At most `most` blocks are retained. Whoever comes
-// beyond that takes the place of a retention of lower priority, or of the same priority and older;
-// where there is none it is refused.
+// free, and are taken when nothing else is left. At most `most` blocks are retained. One more
+// takes the place of a retention of lower priority, or of the same priority and older; where there
+// is none it is refused.
 //
 // One call retains the blocks of a prefix, the first block first. Of these an earlier block has a
 // higher number than a later one, and a block that is retained again keeps the higher priority and

@@ -54,7 +54,7 @@ TEST_P(EngineTest, PromptsInChunks) {
 TEST_P(EngineTest, PreemptedAndResumed) {
   Settings settings;
   settings.caches.block_size = 4;
-  // Enough for the longest request, and hardly for two of them.
+  // Enough for the longest request, but not for two of them.
   const bool has_windows = model_.config().facts.has(LayerKind::kSliding);
   settings.plan.num_blocks_override = has_windows ? 84 : 60;
   const Outcome outcome = ExpectGolden(settings);

@@ -431,15 +431,14 @@ class BlockPool {
 
   // Returns and clears the events so far; always empty unless enabled.
   std::vector<KvEvent> TakeEvents();
+  bool has_events() const { return !events_.empty(); }
 
   // OK, or what is wrong, in words. O(number of blocks).
   absl::Status CheckInvariants() const;
 
  private:
   explicit BlockPool(const Options& options);
-  static bool HasEvictionOrder(const Options& options) {
-    return options.eviction_policy.make != nullptr || options.max_retained_blocks > 0;
-  }
+  static bool HasEvictionOrder(const Options& options);
   static absl::Status CheckEvictionOptions(const Options& options);
 
   absl::Status CheckIds(absl::Span<const BlockId> ids, const char* operation) const;

@@ -88,12 +88,13 @@ struct VerifiedGroup {
 
 // Layers whose queries see rows of two groups as one set of keys (DeepSeek V4): a window of latent
 // rows, and all rows so far of a compressed cache, or those that an indexer chooses. Layer i of
-// both, for as many as both have; each group is attended to by itself, too.
+// both, for as many as both have; each group is attended to by itself, too. If both are the same
+// group, queries see chosen rows of it alone (DeepSeek V3.2).
 struct VerifiedJoint {
   size_t window_group = 0, rows_group = 0;  // both with latent rows; the second without a window
   std::vector<float> sinks = {};            // a logit per query head, or none
-  // Rows that an indexer chooses for each query, whose keys are the compressed rows themselves; 0:
-  // all are read.
+  // Rows that an indexer chooses for each query, whose keys are the rows themselves; 0: all are
+  // read.
   int64_t topk = 0;
 };
 

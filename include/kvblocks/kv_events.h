@@ -232,6 +232,7 @@ class BlockIndex {
  private:
   using Holdings = absl::InlinedVector<Holding, 1>;
 
+  void Prefetch(absl::Span<const KvEvent> events) const;
   void Add(HolderId id, const Key& key);
   void Remove(HolderId id, const Key& key);
 

@@ -71,8 +71,7 @@ enum class WritePolicy : uint8_t {
   kOnSecondUse,   // what was computed, when it is offered for the second time
 };
 
-std::string_view SlotLayoutName(SlotLayout layout);    // "packed", "largest-group", "all-groups"
-std::string_view WritePolicyName(WritePolicy policy);  // "write-through", "on-evict", ...
+// Of "packed", "largest-group", "all-groups"; of "write-through", "on-evict", "on-second-use".
 // InvalidArgument, with the list of names, for another one.
 absl::StatusOr<SlotLayout> ParseSlotLayout(std::string_view name);
 absl::StatusOr<WritePolicy> ParseWritePolicy(std::string_view name);

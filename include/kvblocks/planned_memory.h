@@ -41,8 +41,8 @@
 //   auto builder = backend->MakeMetadataBuilder({.groups = {memory->KvGroupOf(layer)}, ...});
 //   attention_layer->Forward(context, {..., .cache = layer.cache, ...}, &builder->metadata());
 //
-// Who allocates: the caller, one tensor per WorkerPlan::tensors entry and of its bytes (device
-// memory for one); or, with no tensors given, PlannedMemory itself, zeroed host memory.
+// The caller allocates, one tensor per WorkerPlan::tensors entry and of its bytes (device memory
+// for one). With no tensors given, PlannedMemory allocates zeroed host memory.
 //
 // Where a block lies, by the plan's layout, in bytes of the layer's tensor (LayerDescriptor):
 //   uniform, slab   offset + id * block_stride

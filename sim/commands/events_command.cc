@@ -193,7 +193,7 @@ class EventsCommand final : public Command {
   }
   void Print(const std::string& line) {
     printed_ += line;
-    // Who watches a live stream wants each line at once.
+    // A user who watches a live stream wants each line at once.
     if (is_live_ || printed_.size() > size_t{1} << 16) FlushPrinted();
   }
   void FlushPrinted() {

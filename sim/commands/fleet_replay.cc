@@ -119,7 +119,7 @@ absl::Status FleetReplay::CheckRanks() {
       "replica start and stop together, which is not modelled");
 }
 
-// Who shares a tier must have the same tiers, with chunks of the same bytes.
+// Replicas that share a tier must have the same tiers, with chunks of the same bytes.
 absl::Status FleetReplay::CheckSharedTiers() const {
   const bool shares = std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
     return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;

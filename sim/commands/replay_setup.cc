@@ -258,7 +258,7 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
     setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
   }
-  // Recorded steps say of no other what it would take, and are used up by whoever asks.
+  // Recorded steps do not say what another step would take, and each question uses one up.
   if (config.time() != "recorded") options.step_time = setup->step_time.get();
   if (options.step_time == nullptr && options.load_if_faster) {
     return BadOption("--load-if", "faster",

@@ -222,9 +222,9 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
                                          static_cast<double>(found.queries()),
                                number(found.keys_attended())));
   if (found.joint_queries_checked() > 0) {
-    text +=
-        Line("joint attention", absl::StrCat(number(found.joint_queries_checked()),
-                                             " rows over a window and compressed rows at once"));
+    text += Line("joint attention",
+                 absl::StrCat(number(found.joint_queries_checked()),
+                              " rows over a window and compressed rows, or chosen rows"));
   }
   if (found.states_written() > 0) {
     text += Line("states", absl::StrCat(number(found.states_written()), " written, ",

@@ -113,7 +113,7 @@ void Link::Run(SimTime now) {
                                         : progress_.TimeOf(moving_.begin()->first,
                                                            options_.bytes_per_second);
     if (std::min(join, end) > now) break;
-    // Who ends makes room for who joins at the same time.
+    // A transfer that ends makes room for one that joins at the same time.
     if (!moving_.empty() && end <= join) {
       Move(end);
       EndReached();

@@ -3,7 +3,7 @@
 //
 // Every duration is an integer, so that sums do not depend on their order and a run of equal steps
 // has a closed form that equals the step-by-step sum. Additions that could leave the range are
-// checked: an overflow is an empty optional, which whoever drives the clock turns into an error.
+// checked: an overflow is an empty optional, which the driver of the clock turns into an error.
 
 #ifndef KVBLOCKS_SIM_COST_SIM_TIME_H_
 #define KVBLOCKS_SIM_COST_SIM_TIME_H_

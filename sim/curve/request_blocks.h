@@ -29,8 +29,8 @@ namespace kvblocks::sim {
 
 enum class CountedBlocks { kEngine, kPrompt, kIds };
 
-// Who may hit whose blocks: as the trace says, everybody whatever their cache salts, or only
-// requests of one tenant, or of one session.
+// Which requests may hit a block: those that the trace says, all whatever their cache salts, or
+// only requests of the same tenant, or of the same session.
 enum class ContentSharing { kAsTraced, kWithoutSalts, kPerTenant, kPerSession };
 
 struct RequestBlocksOptions {

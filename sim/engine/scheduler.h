@@ -127,7 +127,7 @@ class Scheduler {
   SimRequest* AnyRequest();
 
   // With a prefill_schedule_interval, whether the next step leaves prompts alone while something
-  // decodes; from the first call on, whoever calls counts the steps in place of the scheduler.
+  // decodes. From the first call on the caller counts the steps in place of the scheduler.
   void HoldPrompts(bool holds) { told_to_hold_ = holds; }
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
@@ -288,7 +288,7 @@ class Scheduler {
   int64_t max_active_ = 0;    // nobody is admitted while so many run
   // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.
   int64_t state_boundary_ = 0;
-  int64_t longest_state_part_ = 0;  // that a step takes of a prompt, whoever else is there
+  int64_t longest_state_part_ = 0;  // that a step takes of a prompt, whatever else runs
   const SingleTypeManager* inner_states_ = nullptr;  // found inside blocks; null: there are none
   std::vector<const SingleTypeManager*> checkpoint_states_;  // exported inside steps; all, or none
   int64_t num_hash_lookahead_ = 0;     // tokens behind a block that its hash covers
@@ -335,7 +335,8 @@ class Scheduler {
   int64_t num_walked_ = 0;    // entries of the walk over running requests
   int64_t num_prompt_parts_ = 0;  // of these, of requests that had not come to their prompt's end
   bool holds_prompts_ = false;
-  // Who runs alone has no block until a step under way is processed, which releases copies.
+  // A request runs alone and finds no block until a step under way is processed, which releases
+  // copies.
   bool waits_alone_ = false;
   const SimRequest* stuck_ = nullptr;
 

@@ -232,7 +232,7 @@ namespace {
 
 // Of SGLang's lpm. With more waiting requests it does not look anything up.
 constexpr int64_t kMostLookedUp = 128;
-// Who hits at most so many tokens may wait for another to fill the cache,
+// A request that hits at most so many tokens may wait for another to fill the cache,
 constexpr int64_t kSmallHit = 32;
 // if the other begins with as many of its tokens, in whole blocks.
 constexpr int64_t kSharedBeginning = 32;

@@ -18,8 +18,8 @@
 
 namespace kvblocks::sim {
 
-// Who is admitted next (SM-29). Unless said otherwise, ties go by arrival and then by submission
-// index, also for preempted requests, and the request admitted last is preempted first.
+// Which request is admitted next (SM-29). Unless said otherwise, ties go by arrival and then by
+// submission index, also for preempted requests, and the request admitted last is preempted first.
 enum class SchedulingPolicy {
   kFcfs,            // by arrival; preempted requests go to the front
   kPriority,        // by priority; the largest (priority, arrival, index) is preempted first

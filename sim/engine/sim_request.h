@@ -48,7 +48,6 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kE
 // kCrash: its engine crashed; the caller may submit the request to another one.
 enum class AbortCause : uint8_t { kNone, kAbortTime, kQueueTime, kSession, kCrash };
 
-std::string_view StateName(RequestState state);
 std::string_view FinishReasonName(FinishReason reason);
 std::string_view AbortCauseName(AbortCause cause);
 

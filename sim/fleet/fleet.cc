@@ -11,7 +11,7 @@
 namespace kvblocks::sim {
 namespace {
 
-// When the trace's client gives it up, whatever has become of it.
+// When the trace's client gives it up, in any state.
 std::optional<SimTime> AbortTimeOf(const SimRequest& request) {
   if (request.spec.abort_after_ns <= 0) return std::nullopt;
   const std::optional<SimTime> after = FromNanoseconds(request.spec.abort_after_ns);
@@ -48,7 +48,7 @@ class Fleet::Watcher final : public EngineObserver {
         return;
       }
     }
-    // Nobody asks the router before this instant's steps have ended.
+    // The router is not asked before this instant's steps have ended.
     if (options.event_delay == 0) return role_.router->OnKvEvents(place_, events);
     const SimTime time = CheckedAdd(now, options.event_delay).value_or(ReplicaSet::kNever);
     batches_.push_back({time, {events.begin(), events.end()}});
@@ -218,7 +218,7 @@ SimTime Fleet::NextTime() {
     if (may_have_room_) return set_.now();
     next = std::min(next, queue_.NextDeadline().value_or(ReplicaSet::kNever));
   }
-  // What is planned for replicas makes no run longer.
+  // Planned starts and stops of replicas do not keep a run going.
   if (options_.scaling.is_used() &&
       (next != ReplicaSet::kNever || !queue_.empty() || set_.is_any_due())) {
     next = std::min(next, scaler_->NextTime());
@@ -405,7 +405,7 @@ RouteAnswer Fleet::Choose(const Role& role, const SimRequest& request) {
 // What each pool holds of the prompt, and the blocks to compare. The last token is always computed.
 void Fleet::FindHeld(const Role& role, const SimRequest& request) {
   held_.clear();
-  // Who is handed over has no record of it.
+  // A request that is handed over has no record of it.
   if (!caches_ || (handover_ != nullptr && !UsesContent(role.options.kind))) return;
   contents_.Hash(reader_->info(), request, set_.replica(role.first).manager(), group_);
   if (handover_ != nullptr && role.options.kind != RouterKind::kOracle) return;

@@ -105,7 +105,7 @@ TEST(HasRoomTest, BadLimitsAreNamed) {
   EXPECT_TRUE(Validate(RouterQueueOptions{.max_waiting = 0}).ok());
 }
 
-// SM-101: whoever has no room is passed over, and the turn goes on behind who was chosen.
+// SM-101: a replica without room is passed over, and the next turn goes on behind the chosen one.
 TEST_F(RouterQueueTest, RoutersChooseAmongThoseWithRoom) {
   const SimRequest& request = *Make("a");
   const std::vector<ReplicaLoad> loads = {

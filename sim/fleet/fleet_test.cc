@@ -146,7 +146,7 @@ TEST_F(FleetTest, TemperatureDrawsByScore) {
   EXPECT_NE(result_, first);
 }
 
-// SM-101: who finds no room waits, and goes to whoever has it first.
+// SM-101: a request that finds no room waits, and goes to the replica that has room first.
 TEST_F(FleetTest, RequestsWaitAtTheRouterForRoom) {
   options_.queue.max_requests = 1;
   Add("A", 0, 4, 5, 1, 0);

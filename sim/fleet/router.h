@@ -154,8 +154,8 @@ class Router {
   virtual void OnCounts(int32_t replica, const RankCounts& counts, SimTime now) {
     (void)replica, (void)counts, (void)now;
   }
-  // A replica takes no more requests, and if it does so again it is a new one: what it held, and
-  // who was at home there, is to be forgotten.
+  // A replica takes no more requests; if it comes back it is a new one. The router forgets what it
+  // held, and which sessions were at home there.
   virtual void OnGone(int32_t replica) { (void)replica; }
 };
 

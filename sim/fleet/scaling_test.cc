@@ -47,7 +47,7 @@ TEST(ScalerTest, ReplicasAreChosenByNumber) {
   EXPECT_EQ(scaler.result().on_time, (std::vector<SimTime>{9 * kSecond, 3 * kSecond, kSecond, 0}));
 }
 
-// Who still starts stops or crashes as others do.
+// A replica that still starts can stop or crash as others do.
 TEST(ScalerTest, StartsCanBeTakenBack) {
   ScalingOptions options;
   options.schedule = *ParseSchedule("1s:start=2,2s:stop,3s:crash@1");
@@ -175,8 +175,8 @@ TEST_F(ScalingTest, StartTakesItsTimeAndBeginsCold) {
   EXPECT_EQ(result_.scaling.on_time[0], 9 * kSecond);
 }
 
-// Who gave up before is not among those that a crash takes, and what the cache had is not lost.
-// Patience for the queue begins anew.
+// A request that gave up before is not among those that a crash takes, and cached content is not
+// lost. Patience for the queue begins anew.
 TEST_F(ScalingTest, CrashTakesWhatIsThere) {
   Plan("8500ms:crash@0", 2);
   workload_.config.max_queue_time = 3 * kSecond;
@@ -198,7 +198,7 @@ TEST_F(ScalingTest, CrashTakesWhatIsThere) {
   EXPECT_EQ(watches_[1].ends["E"], "length");
 }
 
-// What is planned makes no run longer, but for requests that wait for it.
+// Planned changes do not keep a run going, except for requests that wait for them.
 TEST_F(ScalingTest, RunsEndWithTheirRequests) {
   Plan("1s:stop,100s:start,200s:stop", 1);
   Add("A", 0, 8, 3, 1, 0);

@@ -362,7 +362,7 @@ void HitReuseSection::Sample(const AdmissionRecord& record) {
   const BlockPool& pool = manager_->pool();
   const auto hits = record.hits->blocks(*group_);
   is_staged_ = true;
-  // Who holds a block holds those before it.
+  // A request that holds a block holds those before it.
   staged_in_use_ =
       std::find_if(hits.begin(), hits.end(),
                    [&](BlockId id) { return pool.block(id).ref_count == 0; }) -

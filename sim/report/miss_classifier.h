@@ -133,8 +133,8 @@ struct BlockRun {
   std::optional<MissReason> reason;  // empty: hit
   int64_t first_block = 0;
   int64_t num_blocks = 0;
-  // Who computed these blocks first, or began to, before this admission: that request's
-  // RequestProgress::ordinal. -1: nobody.
+  // The request that computed these blocks first, or began to, before this admission: its
+  // RequestProgress::ordinal. -1: none.
   int64_t owner = -1;
   // Evicted blocks: since their last use, as in EvictedRun; -1 where it has not ended.
   SimTime age = -1;
@@ -201,7 +201,7 @@ class MissClassifier {
   int64_t block_tokens() const { return block_tokens_; }
 
  private:
-  // Who was first to admit a block: alive, or how far it got.
+  // The request that was first to admit a block: alive, or how far it got.
   struct Owner {
     const SimRequest* live = nullptr;
     int64_t num_tokens = 0;

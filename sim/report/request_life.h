@@ -109,7 +109,7 @@ class RequestLife final : public EngineObserver, public AdmissionSink {
   // REQUIRES: is_found(), and the run has ended.
   void Fill(::kvblocks::report::v1::Explanation* out) const { *out->mutable_request() = life_; }
 
-  // The requests that came, for whoever asked for another one.
+  // The requests that came, to answer a question about one that did not.
   struct Seen {
     int64_t requests = 0;
     int64_t first_row = 0, last_row = 0;

@@ -284,7 +284,7 @@ absl::Status CapacitySearch::CloseInOnRate(Bisection* border,
   for (double speedup = 1; border->high() == 0 && speedup <= kMostSpeedup; speedup *= 4) {
     KVBLOCKS_RETURN_IF_ERROR(border->Try({speedup, 2 * speedup}));
   }
-  // Slower, requests hardly meet each other, and the clock ends after 106 days.
+  // At a slower rate requests do not meet each other, and the clock ends after 106 days.
   const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
   for (double speedup = 0.25; border->low() == 0 && speedup >= least; speedup /= 4) {
     const double before = WorstUse(probed.at(border->high()).probe);

@@ -225,7 +225,7 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
   const PrefixContent& content = request.kv->content();
   const OffloadManager::Match found =
       offload_->Lookup(content, num_hit_tokens, request.num_known - 1);
-  // Who loads only what saves time does not wait for what may not.
+  // A request that loads only what saves time does not wait for what may not.
   if (found.num_tokens_with_pending > found.num_tokens && !options_.load_if_faster) {
     return Pending(match);
   }

@@ -168,7 +168,7 @@ absl::StatusOr<std::unique_ptr<ByteSink>> OpenFile(const std::string& path) {
   if (fd < 0) return CannotCreate(path);
   auto sink = std::make_unique<FileSink>(path, fd, std::move(part), *std::move(target));
   if (exists) {
-    // Who may not give files away leaves it as its own.
+    // A user who may not give files away keeps it as his own.
     [[maybe_unused]] const int given = fchown(fd, old.st_uid, old.st_gid);
     if (fchmod(fd, old.st_mode & 07777) != 0) return CannotCreate(path);
   }

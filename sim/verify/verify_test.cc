@@ -166,6 +166,25 @@ TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
   }
 }
 
+// DeepSeek V3.2's: an indexer chooses among all rows.
+TEST(VerifyingObserverTest, AnIndexerChoosesAmongTheRowsOfItsGroup) {
+  Replay replay;
+  UseWindow(PoolLayout::kUniform, &replay);
+  replay.config.kv_cache.groups = {
+      {.spec = *MlaAttentionSpec::Create({.block_size = 4, .head_size = 16}),
+       .layer_names = {"mla", "indexer"}}};
+  VerifyingObserver observer(InLayout(PoolLayout::kUniform));
+  replay.further_observers = {&observer};
+  AddWorkload(&replay);
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_TRUE(observer.status().ok()) << observer.status();
+  const attention::VerifierStats& stats = observer.verifier()->stats();
+  EXPECT_EQ(stats.num_joint_rows_attended,
+            observer.verifier()->num_joint_layers() * stats.num_tokens);
+  EXPECT_GT(stats.num_joint_rows_attended, 0);
+  EXPECT_GT(stats.num_hit_tokens, 0);
+}
+
 // And a compressor's states, of which rows are made again where they are complete.
 TEST(VerifyingObserverTest, RowsAreMadeOfStatesAgain) {
   Replay replay;
@@ -398,8 +417,8 @@ TEST(VerifyingObserverTest, AWrongSlotIsAWrongNumber) {
 
 // SM-14: with priorities a request may lose the part of the step that it had got already, and what
 // was registered for it keeps its keys, as in the engine, although nobody writes it. Of its blocks
-// the deepest are taken first, so whoever drives it out takes at least one: it is well if the part
-// filled no more. Otherwise the request hits what is left when it resumes.
+// the deepest are taken first, so the request that preempts it takes at least one: that is well if
+// the part filled no more. Otherwise the request hits what is left when it resumes.
 TEST(VerifyingObserverTest, AVictimOfItsOwnStepHitsWhatNobodyWrote) {
   // V's part fills one block or two; R takes one.
   for (const int64_t part : {2, 4}) {

@@ -29,7 +29,7 @@ std::string RowFormatOf(const KvCacheSpec& spec) {
   return absl::StrCat(dtype, " (", std::string(QuantModeName(spec.quant_mode())), ")");
 }
 
-// DeepSeek V4's layers of this ratio have an indexer (AT-65); it chooses fewer rows here, so that
+// DeepSeek V4's layers of this ratio have an indexer (AT-65); indexers choose fewer rows here, so
 // short requests have more than those.
 constexpr int64_t kIndexedRatio = 4, kIndexTopk = 8;
 
@@ -93,12 +93,26 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
   return groups;
 }
 
-// DeepSeek V4's layers with a compressed cache attend to it and to their window at once.
+bool VerifyingObserver::HasIndexer(size_t g) const {
+  const std::vector<std::string>& names = manager_->config().groups[g].layer_names;
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name.find("indexer") != std::string::npos;
+  });
+}
+
+// DeepSeek V4's layers with a compressed cache attend to it and to their window at once, V3.2's to
+// rows that an indexer chooses.
 std::vector<attention::VerifiedJoint> VerifyingObserver::MakeJoints(
     const std::vector<attention::VerifiedGroup>& groups) const {
   std::vector<attention::VerifiedJoint> joints;
   for (size_t rows = 0; rows < groups.size(); ++rows) {
-    if (!groups[rows].is_mla || groups[rows].compress_ratio == 1) continue;
+    if (!groups[rows].is_mla) continue;
+    if (groups[rows].compress_ratio == 1) {
+      if (groups[rows].window == 0 && HasIndexer(rows)) {
+        joints.push_back({.window_group = rows, .rows_group = rows, .topk = kIndexTopk});
+      }
+      continue;
+    }
     const KvCacheSpec& spec = manager_->group(static_cast<GroupId>(rows)).spec();
     for (size_t g = 0; g < groups.size(); ++g) {
       const KvCacheSpec& other = manager_->group(static_cast<GroupId>(g)).spec();

@@ -99,6 +99,8 @@ class VerifyingObserver final : public EngineObserver {
       const std::vector<attention::VerifiedGroup>& groups) const;
   std::vector<attention::VerifiedCompressor> MakeCompressors(
       const std::vector<attention::VerifiedGroup>& groups) const;
+  // Of DeepSeek V3.2's, whose keys lie in the blocks of the layers' rows.
+  bool HasIndexer(size_t g) const;
   bool IsCompressorState(const std::vector<attention::VerifiedGroup>& groups, size_t g) const;
   absl::Status MakeMemory(attention::VerifierOptions* options);
   int32_t BlockOf(offload::TierId tier, int64_t place) const;

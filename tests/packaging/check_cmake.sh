@@ -38,6 +38,14 @@ fi
 # is_equal EXPECTED GOT
 is_equal() { [ "$1" = "$2" ] || { echo "expected '$1', got '$2'" && return 1; }; }
 
+# What the Python package's tests need arrives while this compiles.
+has_python=
+if python3 -c 'import venv, ensurepip' 2>/dev/null; then
+  has_python=1
+  "$packaging/check_python.sh" --environment >"$work/environment" 2>&1 &
+  environment=$!
+fi
+
 generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)
 launcher=()
@@ -157,7 +165,7 @@ check "one version everywhere" "$packaging/check_version.sh" "$both" "$work/pkg-
 
 # Debian packages.
 packages() {
-  (cd "$build" && rm -f ./*.deb && cpack -G DEB) && mv "$build"/*.deb "$work" && ls "$work"/kvblocks_*.deb "$work"/kvblocks-dev_*.deb
+  (cd "$build" && rm -f ./*.deb && cpack -G DEB -D CPACK_DEBIAN_COMPRESSION_TYPE=gzip) && mv "$build"/*.deb "$work" && ls "$work"/kvblocks_*.deb "$work"/kvblocks-dev_*.deb
 }
 field() { dpkg-deb --field "$work/$1"_*.deb "$2"; }
 depends_are_right() {
@@ -185,7 +193,8 @@ else
   echo "no dpkg-shlibdeps here: no Debian packages"
 fi
 
-if python3 -c 'import venv, ensurepip' 2>/dev/null; then
+if [ -n "$has_python" ]; then
+  wait "$environment" || cat "$work/environment"
   check "the Python package" "$packaging/check_python.sh" --build "$build" --jobs "$jobs"
 else
   echo "no python3-venv here: no Python package"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Python package from a CMake build folder and tests it: pytest, mypy, the cells of docs/python.md.
-#   tests/packaging/check_python.sh [--build DIR] [--jobs N] [--without-kvsim]
+#   tests/packaging/check_python.sh [--build DIR] [--jobs N] [--without-kvsim] [--environment]
 # --build: a folder that CMake configured and built already (check_cmake.sh's); only the binding is compiled there. Default: a
 #     new one.
+# --environment: only makes ready what Python needs.
 # What Python needs comes from PyPI into an environment that is kept in ${XDG_CACHE_HOME:-~/.cache}/kvblocks.
 # The last line counts: "N passed, M failed". Exit status: 0 all passed, 1 some failed, 2 could not be built.
 set -u
@@ -10,11 +11,13 @@ root=$(dirname -- "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0
 jobs=$(nproc)
 build=
 kvsim=ON
+environment_only=
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2 && shift ;;
     --jobs) jobs=$2 && shift ;;
     --without-kvsim) kvsim=OFF ;;
+    --environment) environment_only=1 ;;
     *) echo "unknown option $1; see the head of $0" >&2 && exit 2 ;;
   esac
   shift
@@ -36,6 +39,8 @@ if [ ! -e "$environment/complete" ]; then
   python3 -m venv --clear "$environment" && "$python" -m pip install -q --disable-pip-version-check "${packages[@]}" &&
     touch "$environment/complete" || { echo "could not install ${packages[*]} from PyPI" >&2; exit 2; }
 fi
+
+[ -z "$environment_only" ] || exit 0
 
 # A folder that was configured keeps its choice, for the other would compile kvsim anew.
 cuda=()
@@ -59,11 +64,14 @@ export PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1
 cd "$root/python/tests" || exit 2
 options=(-q -p no:cacheprovider)
 [ "$kvsim" = ON ] || options+=(--ignore=test_simulator.py --ignore=test_trace.py --ignore=test_docs.py)
+# mypy reads beside pytest: each takes one core.
+types() { MYPYPATH=$PYTHONPATH "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$work/mypy" "$@"; }
+{ types -p kvblocks >"$work/package"; types ./*.py "$root/examples/python_scheduler.py" >"$work/tests"; } 2>&1 &
+mypy=$!
+has_succeeded() { wait "$mypy"; cat "$work/$1"; grep -q '^Success: ' "$work/$1"; }
 check "pytest" "$python" -m pytest "${options[@]}"
-check "mypy --strict: the package" env MYPYPATH="$PYTHONPATH" "$python" -m mypy --config-file "$root/pyproject.toml" \
-  --cache-dir "$work/mypy" -p kvblocks
-check "mypy --strict: its tests" env MYPYPATH="$PYTHONPATH" "$python" -m mypy --config-file "$root/pyproject.toml" \
-  --cache-dir "$work/mypy" ./*.py "$root/examples/python_scheduler.py"
+check "mypy --strict: the package" has_succeeded package
+check "mypy --strict: its tests" has_succeeded tests
 stubs_are_current() {
   mkdir -p "$work/stubs" && PYTHON=$python "$root/tools/python_stub.sh" "$build" "$work/stubs" &&
     diff "$root/python/kvblocks/_core.pyi" "$work/stubs" && diff "$root/python/kvblocks/_attention.pyi" "$work/stubs" ||

@@ -305,7 +305,7 @@ void Block::EndPhase(Phases* at) {
   }
   if (delivery.queued < delivery.expected) return;
   {
-    // Who asked for the boxes has written them, as far as races go.
+    // For the race check the thread that asked for the boxes writes them.
     const races::Unwatched unwatched;
     for (const auto& [box, to] : delivery.boxes) CopyBox(box, to);
   }
@@ -326,7 +326,7 @@ void Block::OnExit(Thread& thread) {
   }
   Warp& warp = warps_[thread.linear / 32];
   warp.running &= ~(1u << thread.linear % 32);
-  // Who returned is waited for by nobody.
+  // Nobody waits for a thread that has returned.
   for (Barrier& barrier : barriers_) {
     if (barrier.whole_block && barrier.arrived > 0 && barrier.arrived >= num_running_) {
       ReleaseFullBarrier(barrier);
