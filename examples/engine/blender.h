@@ -3,7 +3,8 @@
 //
 // Chunks are found by their tokens; of a prompt those are blended that come before the first one
 // that is not kept. For models whose attention RunBlend computes: heads in one KV group, without
-// windows, positions turned by the powers of one base. Memory: what was kept, in float32, for good.
+// windows, positions turned by the powers of one base. Memory: what was kept, in float32 where the
+// caches are, for good.
 
 #ifndef KVBLOCKS_EXAMPLES_ENGINE_BLENDER_H_
 #define KVBLOCKS_EXAMPLES_ENGINE_BLENDER_H_
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "examples/engine/attention_place.h"
 #include "examples/engine/model.h"
 #include "kvblocks/attention.h"
 #include "kvblocks/cache_blend.h"
@@ -24,14 +26,19 @@ namespace kvblocks::engine {
 
 class Blender {
  public:
-  // `ratio`: of the chunks' tokens, how many are computed again behind the first layer. The model
-  // must outlive it. Unimplemented says what of the model cannot be blended.
+  // Unimplemented says what of the model cannot be blended.
+  static absl::Status Check(const Model& model);
+  // Layers as they attend, by `configs`, and their caches; `ratio`: of the chunks' tokens, how many
+  // are computed again behind the first layer. The model, which Check must take, and the place of
+  // the caches must outlive it.
   static absl::StatusOr<Blender> Create(const Model& model,
-                                        std::vector<attention::BlendLayer> layers, double ratio);
+                                        std::vector<attention::BlendLayer> layers,
+                                        std::vector<attention::LayerConfig> configs, double ratio,
+                                        AttentionPlace* place);
 
-  // Keeps keys and values of row `row` of a batch whose prompt, the tokens, has been computed.
-  absl::Status Keep(const std::vector<int32_t>& tokens, const attention::ExecContext& context,
-                    const attention::CommonAttentionMetadata& metadata, int64_t row);
+  // Keeps keys and values of row `row` of the place's batch whose prompt, the tokens, has been
+  // computed.
+  absl::Status Keep(const std::vector<int32_t>& tokens, int64_t row);
   // Of a prompt that begins with chunks of these lengths, so many of whose tokens are computed;
   // none if nothing can be reused. Views on what is kept.
   absl::StatusOr<std::optional<attention::BlendSession>> SessionOf(absl::Span<const int32_t> tokens,
@@ -39,25 +46,31 @@ class Blender {
                                                                    int64_t num_computed) const;
   // A step of `tokens`, with a session or null for each row of the batch. Logits of `rows` of them,
   // which sessions must be left with: behind their chunks. Of hooks, or null, layers wait.
-  absl::StatusOr<std::vector<float>> Run(const attention::ExecContext& context,
-                                         const attention::CommonAttentionMetadata& metadata,
-                                         absl::Span<const attention::BlendSession* const> sessions,
+  absl::StatusOr<std::vector<float>> Run(absl::Span<const attention::BlendSession* const> sessions,
                                          const Model::Step& step, attention::LayerHooks* hooks,
                                          std::vector<attention::BlendLayerReport>* report) const;
 
  private:
   struct Kept {
-    std::vector<std::vector<float>> k, v;  // per layer [tokens, Hkv, D], keys as in the cache
+    AttentionPlace::Memory memory;
+    std::vector<attention::ConstTensorView> k, v;  // per layer [tokens, Hkv, D], keys as cached
     std::vector<int32_t> positions;
   };
 
   Blender(const Model& model, attention::BlendConfig config,
-          std::vector<attention::BlendLayer> layers)
-      : model_(&model), config_(std::move(config)), layers_(std::move(layers)) {}
+          std::vector<attention::BlendLayer> layers, std::vector<attention::LayerConfig> configs,
+          AttentionPlace* place)
+      : model_(&model),
+        config_(std::move(config)),
+        layers_(std::move(layers)),
+        configs_(std::move(configs)),
+        place_(place) {}
 
   const Model* model_;
   attention::BlendConfig config_;
   std::vector<attention::BlendLayer> layers_;
+  std::vector<attention::LayerConfig> configs_;
+  AttentionPlace* place_;
   std::map<std::vector<int32_t>, Kept> kept_;  // by tokens
 };
 

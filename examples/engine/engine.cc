@@ -102,8 +102,9 @@ class Collector final : public sim::EngineObserver {
 absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::SimulationConfig config,
                              std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
                              const std::vector<sim::EngineObserver*>& observers,
-                             sim::TierConnector* tiers) {
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, ModelRunner::Create(model, plan, config, options));
+                             sim::TierConnector* tiers, AttentionPlace* place) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
+                            ModelRunner::Create(model, plan, config, options, place));
   return ServeBy(*runner, model.config().facts.vocab_size, plan, std::move(config),
                  std::move(trace), observers, tiers);
 }

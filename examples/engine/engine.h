@@ -34,12 +34,13 @@ struct Served {
 // Serves a trace of token ids. `config` is for the plan's pool, whose configuration replaces its
 // own. `tiers`, if any, get memory on the host, to which blocks are copied and from which they are
 // loaded; the copies take the time that the connector says. InvalidArgument for traces without
-// token ids, tokens outside of the vocabulary, and what Simulation and ModelRunner refuse. Memory:
-// weights, the plan's tensors, the tiers' slots, and the requests.
+// token ids, tokens outside of the vocabulary, and what Simulation and ModelRunner refuse. `place`:
+// of caches and attention; null: the host. Memory: weights, the plan's tensors, the tiers' slots,
+// and the requests.
 absl::StatusOr<Served> Serve(const Model& model, const Plan& plan, sim::SimulationConfig config,
                              std::unique_ptr<sim::TraceReader> trace, const RunnerOptions& options,
                              const std::vector<sim::EngineObserver*>& observers = {},
-                             sim::TierConnector* tiers = nullptr);
+                             sim::TierConnector* tiers = nullptr, AttentionPlace* place = nullptr);
 
 // The same by a runner that was made for this plan and configuration, of a model with so many
 // tokens in its vocabulary.

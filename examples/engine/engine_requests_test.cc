@@ -77,79 +77,23 @@ INSTANTIATE_TEST_SUITE_P(Models, MaskTest,
 using BlendTest = EngineTest;
 
 TEST_P(BlendTest, AllComputedAgainIsTheFullPrefill) {
-  std::vector<sim::TraceRequest> requests;
-  RequestAttentions asks;
-  const auto add = [&](std::vector<int64_t> ids, int64_t num_outputs) -> sim::TraceRequest& {
-    sim::TraceRequest& request = requests.emplace_back();
-    request.row = static_cast<int64_t>(requests.size()) - 1;
-    request.id = absl::StrCat(request.row);
-    request.input_length = static_cast<int64_t>(ids.size());
-    request.output_length = num_outputs;
-    request.content_ids = std::move(ids);
-    return request;
-  };
-  std::map<int64_t, size_t> prompt_of;  // by row
-  for (size_t r = 0; r < golden_.prompts.size(); ++r) {
-    const std::vector<int64_t>& prompt = golden_.prompts[r];
-    if (prompt.size() < 40) continue;
-    const int64_t length = static_cast<int64_t>(prompt.size()) / 3;
-    std::vector<int64_t> chunks;
-    for (int64_t c = 0; c < 2; ++c) {
-      const auto begin = prompt.begin() + c * length;
-      chunks.push_back(add({begin, begin + length}, 1).row);
-      asks[requests.back().id].keep = true;
-    }
-    sim::TraceRequest& whole = add(prompt, kOutputs);
-    whole.waits_for = chunks;
-    asks[whole.id].chunks = {length, length};
-    prompt_of[whole.row] = r;
-  }
-  ASSERT_GT(prompt_of.size(), 30);
-  struct Measured {
-    double max_error = 0, rms_error = 0;
-    int64_t num_wrong_tokens = 0, num_recomputed = 0, num_preemptions = 0;
-  };
+  const Golden blended = golden_.Blended();
+  ASSERT_GT(blended.num_requests(), 90);
+  int64_t num_recomputed = 0;
   const auto serve = [&](double ratio, Settings settings) {
-    Measured measured;
-    double squares = 0, error_squares = 0;
-    settings.runner.requests = asks;
+    num_recomputed = 0;
     settings.runner.blend_ratio = ratio;
     settings.runner.on_blend = [&](absl::Span<const attention::BlendLayerReport> layers) {
-      measured.num_recomputed += layers.back().recomputed_rows;
+      num_recomputed += layers.back().recomputed_rows;
     };
-    settings.runner.on_logits = [&](const sim::SimRequest& request, int64_t index,
-                                    absl::Span<const float> logits) {
-      const auto found = prompt_of.find(request.spec.row);
-      if (found == prompt_of.end() || index != 0) return;
-      for (size_t i = 0; i < logits.size(); ++i) {
-        const double error =
-            std::abs(logits[i] - golden_.first_logits[found->second * logits.size() + i]);
-        measured.max_error = std::max(measured.max_error, error);
-        squares += double{logits[i]} * logits[i], error_squares += error * error;
-      }
-    };
-    sim::TraceInfo info;
-    info.block_tokens = 1;
-    const auto served =
-        TryServe(model_, settings, std::make_unique<sim::VectorTraceReader>(info, requests));
-    EXPECT_TRUE(served.ok()) << served.status();
-    if (!served.ok()) return measured;
-    for (const auto& [row, r] : prompt_of) {
-      const auto& output = served->requests[static_cast<size_t>(row)].output_ids;
-      for (size_t i = 0; i < golden_.tokens[r].size(); ++i) {
-        measured.num_wrong_tokens += output[i] != golden_.tokens[r][i];
-      }
-    }
-    measured.rms_error = std::sqrt(error_squares / squares);
-    measured.num_preemptions = served->result.scheduler.num_preemptions;
-    return measured;
+    return Run(std::move(settings), blended);
   };
   const auto expect_golden = [&](const Settings& settings) {
-    const Measured all = serve(1, settings);
+    const Outcome all = serve(1, settings);
     EXPECT_EQ(all.num_wrong_tokens, 0);
     EXPECT_LT(all.max_error, kTolerance);
-    EXPECT_GT(all.num_recomputed, 200);
-    return all;
+    EXPECT_GT(num_recomputed, 200);
+    return all.served.result.scheduler.num_preemptions;
   };
   Settings settings;
   settings.caches.block_size = 4;
@@ -158,7 +102,7 @@ TEST_P(BlendTest, AllComputedAgainIsTheFullPrefill) {
   expect_golden(settings);
   settings.num_drafts = 0;
   settings.plan.num_blocks_override = 60;
-  EXPECT_GT(expect_golden(settings).num_preemptions, 0);
+  EXPECT_GT(expect_golden(settings), 0);
   settings.tiers = "host:2000chunks:read=1GB/s:chunk=2";
   expect_golden(settings);
   settings = {};
@@ -167,15 +111,15 @@ TEST_P(BlendTest, AllComputedAgainIsTheFullPrefill) {
 
   // The fewer are computed again, the farther logits are from the full prefill's.
   settings = {};
-  int64_t num_recomputed = -1;
+  int64_t before = -1;
   for (const auto& [ratio, bound] :
        {std::pair(0.0, 0.25), {0.16, 0.16}, {0.5, 0.02}, {0.8, 0.005}}) {
-    const Measured some = serve(ratio, settings);
+    const Outcome some = serve(ratio, settings);
     RecordProperty(absl::StrCat("ratio_", ratio), absl::StrCat(some.rms_error));
     EXPECT_LT(some.rms_error, bound) << ratio;
     EXPECT_GT(some.max_error, kTolerance) << ratio;
-    EXPECT_GT(some.num_recomputed, num_recomputed);
-    num_recomputed = some.num_recomputed;
+    EXPECT_GT(num_recomputed, before);
+    before = num_recomputed;
   }
 }
 

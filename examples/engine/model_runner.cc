@@ -12,50 +12,44 @@
 
 namespace kvblocks::engine {
 
-ModelRunner::ModelRunner(const Model& model, RunnerOptions options)
-    : StepRunner(std::move(options)), model_(model), threads_(options_.threads) {
-  context_.threads = &threads_;
+ModelRunner::ModelRunner(const Model& model, RunnerOptions options, AttentionPlace* place)
+    : StepRunner(std::move(options)),
+      model_(model),
+      threads_(options_.threads),
+      place_(place != nullptr ? *place : host_),
+      masks_(place_.mask_options()) {
+  host_.set_threads(&threads_);
   openblas_set_num_threads(threads_.num_threads());
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const Model& model, const Plan& plan, const sim::SimulationConfig& config,
-    RunnerOptions options) {
+    RunnerOptions options, AttentionPlace* place) {
   KVBLOCKS_RETURN_IF_ERROR(CheckConfig(config));
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(options)));
-  KVBLOCKS_ASSIGN_OR_RETURN(runner->memory_,
-                            PlannedMemory::Create(plan, runner->MemoryOptions(plan)));
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(options), place));
+  KVBLOCKS_RETURN_IF_ERROR(runner->TakeMemory(plan, runner->place_));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
   KVBLOCKS_RETURN_IF_ERROR(runner->AddSparseWork(config));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddBlender());
-  KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_, attention::CpuBackend().MakeMetadataBuilder(
+  KVBLOCKS_ASSIGN_OR_RETURN(runner->builder_, runner->place_.backend().MakeMetadataBuilder(
                                                   runner->BuilderOptions(config)));
+  KVBLOCKS_RETURN_IF_ERROR(runner->place_.UseBuilder(&*runner->builder_));
   return runner;
 }
 
 absl::Status ModelRunner::AddLayers() {
   size_t num_caches = 0;
   for (int64_t i = 0; i < model_.config().facts.num_layers(); ++i) {
-    const attention::LayerConfig config = model_.AttentionOf(i);
-    const LayerMemory* const memory = memory_->Find(config.name);
-    if (memory == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("the plan has no cache ", config.name,
-                                                     "; it must be one of the same model"));
+    attention::LayerConfig config = model_.AttentionOf(i);
+    for (attention::ConstTensorView* kept :
+         {&config.sinks, &config.sparse.cos_sin, &config.sparse.compressor.bias,
+          &config.sparse.compressor.norm_weight, &config.sparse.index_compressor.bias,
+          &config.sparse.index_compressor.norm_weight}) {
+      KVBLOCKS_RETURN_IF_ERROR(place_.Keep(*kept));
     }
     Layer& layer = layers_.emplace_back();
-    layer.cache = memory->cache;
-    if (config.is_mla() && layer.cache.absent()) {
-      KVBLOCKS_ASSIGN_OR_RETURN(layer.cache, memory->LatentCache(config.latent_rank));
-    }
-    // Without a cache it would attend to the step's own tokens alone.
-    if (layer.cache.absent() || layer.cache.num_kv_heads() != config.num_kv_heads) {
-      return absl::UnimplementedError(absl::StrCat(
-          config.name, ": its cache has ", layer.cache.absent() ? 0 : layer.cache.num_kv_heads(),
-          " heads that can be read, expected ", config.num_kv_heads,
-          memory->opaque.empty() ? "; the engine has one rank" : ": ", memory->opaque));
-    }
-    KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CpuBackend().MakeImpl(config));
-    layer.metadata = MetadataOf(*memory);
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.cache, CacheOf(config, &layer.metadata));
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, place_.backend().MakeImpl(config));
     ++num_caches;
     if (config.sparse.enabled()) {
       KVBLOCKS_RETURN_IF_ERROR(AddSparseCaches(config, layer, &num_caches));
@@ -135,10 +129,11 @@ absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
   for (Layer& layer : layers_) {
     const attention::LayerConfig& own = layer.impl->config();
     if (!own.sparse.enabled()) continue;
-    layer.work_memory.resize(static_cast<size_t>(attention::SparseWorkBytes(own, bounds)));
     KVBLOCKS_ASSIGN_OR_RETURN(
-        layer.sparse.work, attention::MakeSparseWork(
-                               own, bounds, attention::ViewOf(absl::MakeSpan(layer.work_memory))));
+        const attention::TensorView memory,
+        place_.AllocateBytes("lists of rows", attention::SparseWorkBytes(own, bounds),
+                             &layer.work_memory));
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.sparse.work, attention::MakeSparseWork(own, bounds, memory));
   }
   return absl::OkStatus();
 }
@@ -146,43 +141,28 @@ absl::Status ModelRunner::AddSparseWork(const sim::SimulationConfig& config) {
 absl::StatusOr<std::map<int64_t, attention::MaskRef>> ModelRunner::MasksOf(
     const sim::StepRecord& step) {
   std::map<int64_t, attention::MaskRef> masks;
-  const auto asks = [&](const sim::ScheduledRecord& record) {
-    const RequestAttention* const own = AttentionOf(*record.request);
-    return own != nullptr && own->is_masked() ? own : nullptr;
-  };
-  if (std::none_of(step.scheduled.begin(), step.scheduled.end(), asks)) return masks;
+  if (!IsMasked(step)) return masks;
   for (const Layer& layer : layers_) {
     const int64_t window = layer.impl->config().window;
     if (masks.contains(window)) continue;
-    const attention::MaskRule others =
-        attention::WindowRule(window > 0 ? window : attention::kUnlimitedTokens);
-    std::vector<attention::MaskRule> rules(step.scheduled.size());
-    std::vector<attention::MaskRows> rows;
-    for (const int32_t index : builder_->permutation()) {
-      const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(index)];
-      rows.push_back({.first_position = record.num_context,
-                      .num_rows = record.num_tokens,
-                      .num_keys = record.num_context + record.num_tokens});
-      if (const RequestAttention* const own = asks(record)) {
-        rules[rows.size() - 1] = own->Rule(record.request->num_prompt, window);
-        rows.back().rule = &rules[rows.size() - 1];
-      }
-    }
-    KVBLOCKS_ASSIGN_OR_RETURN(masks[window], masks_.Bits(others, rows));
+    KVBLOCKS_ASSIGN_OR_RETURN(masks[window], MaskOf(step, builder_->permutation(), window, masks_));
   }
   return masks;
 }
 
 absl::Status ModelRunner::AddBlender() {
-  if (std::none_of(options_.requests.begin(), options_.requests.end(), [](const auto& request) {
-        return request.second.keep || !request.second.chunks.empty();
-      })) {
+  if (std::none_of(options_.requests.begin(), options_.requests.end(),
+                   [](const auto& one) { return one.second.blends(); })) {
     return absl::OkStatus();
   }
   std::vector<attention::BlendLayer> layers;
-  for (const Layer& layer : layers_) layers.push_back({.cache = layer.cache});
-  KVBLOCKS_ASSIGN_OR_RETURN(blender_,
-                            Blender::Create(model_, std::move(layers), options_.blend_ratio));
+  std::vector<attention::LayerConfig> configs;
+  for (const Layer& layer : layers_) {
+    layers.push_back({.cache = layer.cache});
+    configs.push_back(layer.impl->config());
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(blender_, Blender::Create(model_, std::move(layers), std::move(configs),
+                                                      options_.blend_ratio, &place_));
   if (groups_.size() == 1) return absl::OkStatus();
   return absl::UnimplementedError("chunks: the plan has several KV groups; blends have one");
 }
@@ -214,8 +194,8 @@ absl::Status ModelRunner::KeepChunks(const sim::StepRecord& step) {
         record.num_context + record.num_tokens < prompt) {
       continue;
     }
-    KVBLOCKS_RETURN_IF_ERROR(blender_->Keep(KnownTokens(*record.request, 0, prompt), context_,
-                                            builder_->metadata(0), static_cast<int64_t>(b)));
+    KVBLOCKS_RETURN_IF_ERROR(
+        blender_->Keep(KnownTokens(*record.request, 0, prompt), static_cast<int64_t>(b)));
   }
   return absl::OkStatus();
 }
@@ -223,6 +203,7 @@ absl::Status ModelRunner::KeepChunks(const sim::StepRecord& step) {
 absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
   KVBLOCKS_RETURN_IF_ERROR(builder_->Build(input));
+  KVBLOCKS_RETURN_IF_ERROR(place_.Upload());
   const StepTokens tokens = TokensOf(step, builder_->permutation());
   const Model::Step model_step{
       .tokens = tokens.tokens, .positions = tokens.positions, .rows = tokens.rows};
@@ -237,8 +218,7 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
   std::vector<float> logits;
   if (std::any_of(sessions.begin(), sessions.end(), [](const auto* one) { return one; })) {
     std::vector<attention::BlendLayerReport> report;
-    KVBLOCKS_ASSIGN_OR_RETURN(logits, blender_->Run(context_, builder_->metadata(0), sessions,
-                                                    model_step, hooks_, &report));
+    KVBLOCKS_ASSIGN_OR_RETURN(logits, blender_->Run(sessions, model_step, hooks_, &report));
     if (options_.on_blend) options_.on_blend(report);
   } else {
     KVBLOCKS_ASSIGN_OR_RETURN(logits,
@@ -247,35 +227,47 @@ absl::Status ModelRunner::Run(const sim::StepRecord& step) {
                               }));
   }
   if (blender_) KVBLOCKS_RETURN_IF_ERROR(KeepChunks(step));
+  KVBLOCKS_RETURN_IF_ERROR(place_.CheckFlags());
   Take(tokens, logits);
   return absl::OkStatus();
 }
 
 absl::Status ModelRunner::Attend(const Layer& layer, const attention::LayerTensors& tensors,
                                  const std::map<int64_t, attention::MaskRef>& masks) {
+  const attention::LayerConfig& config = layer.impl->config();
   attention::LayerTensors paged = tensors;
+  attention::SparseTensors sparse;
+  if (tensors.sparse != nullptr) sparse = *tensors.sparse;
+  place_.BeginCall();
+  for (attention::ConstTensorView* rows :
+       {&paged.q, &paged.k, &paged.v, &sparse.index_q, &sparse.index_k, &sparse.index_weights,
+        &sparse.compressor.kv, &sparse.compressor.score, &sparse.index_compressor.kv,
+        &sparse.index_compressor.score}) {
+    KVBLOCKS_RETURN_IF_ERROR(place_.Bring(*rows));
+  }
+  KVBLOCKS_RETURN_IF_ERROR(place_.Reserve(paged.out));
   paged.cache = layer.cache;
   paged.hooks = hooks_;
-  attention::CommonAttentionMetadata metadata = builder_->metadata(layer.metadata);
-  attention::SparseTensors sparse;
+  attention::CommonAttentionMetadata metadata = place_.metadata(layer.metadata), compressed, states;
   if (tensors.sparse != nullptr) {
-    const attention::LayerConfig& config = layer.impl->config();
-    sparse = *tensors.sparse;
     sparse.work = layer.sparse.work;
     sparse.index_cache = layer.sparse.index_cache;
     if (config.sparse.compresses()) {
+      compressed = place_.metadata(layer.compressed);
+      states = place_.metadata(layer.states);
       sparse.compressed_cache = layer.sparse.compressed_cache;
       sparse.compressor.states = layer.sparse.compressor.states;
       sparse.index_compressor.states = layer.sparse.index_compressor.states;
-      sparse.compressed = &builder_->metadata(layer.compressed);
-      sparse.states = &builder_->metadata(layer.states);
+      sparse.compressed = &compressed;
+      sparse.states = &states;
     }
-    KVBLOCKS_RETURN_IF_ERROR(attention::BuildSparseLists(attention::CpuBackend(), context_, config,
+    KVBLOCKS_RETURN_IF_ERROR(attention::BuildSparseLists(place_.backend(), place_.context(), config,
                                                          metadata, sparse.compressed, sparse.work));
     paged.sparse = &sparse;
   }
-  if (!masks.empty()) metadata.custom_mask = masks.at(layer.impl->config().window);
-  return layer.impl->Forward(context_, paged, &metadata);
+  if (!masks.empty()) metadata.custom_mask = masks.at(config.window);
+  KVBLOCKS_RETURN_IF_ERROR(layer.impl->Forward(place_.context(), paged, &metadata));
+  return place_.Copy(tensors.out, paged.out);
 }
 
 }  // namespace kvblocks::engine

@@ -1,5 +1,6 @@
 // ModelRunner: computes the steps that the simulator's scheduler decides, on the block tables of
-// its block manager, by the CPU.
+// its block manager. The model is the CPU's; caches and attention have a place, the host or a
+// device.
 //
 //   auto runner = ModelRunner::Create(model, plan, simulation_config, options);
 //   Simulation::Create(config, reader, /*step_time=*/runner->get(), {runner->get(), ...});
@@ -20,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "examples/engine/attention_place.h"
 #include "examples/engine/blender.h"
 #include "examples/engine/model.h"
 #include "examples/engine/step_runner.h"
@@ -31,10 +33,12 @@ namespace kvblocks::engine {
 
 class ModelRunner final : public StepRunner {
  public:
-  // The model must outlive it. Refuses plans with caches that the model's layers do not read.
+  // Model and place must outlive it; null: the host. Refuses plans with caches that the model's
+  // layers do not read.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const Model& model, const Plan& plan,
                                                              const sim::SimulationConfig& config,
-                                                             RunnerOptions options);
+                                                             RunnerOptions options,
+                                                             AttentionPlace* place = nullptr);
 
  private:
   struct Layer {
@@ -44,10 +48,10 @@ class ModelRunner final : public StepRunner {
     // Of sparse layers: their further caches, and metadata of those of V4.
     attention::SparseTensors sparse;
     int compressed = 0, states = 0;
-    std::vector<std::byte> work_memory;
+    AttentionPlace::Memory work_memory;
   };
 
-  ModelRunner(const Model& model, RunnerOptions options);
+  ModelRunner(const Model& model, RunnerOptions options, AttentionPlace* place);
   absl::Status AddLayers();
   absl::StatusOr<attention::IndexCacheView> IndexCacheOf(const LayerMemory& layer, int64_t dim);
   absl::Status AddSparseCaches(const attention::LayerConfig& config, Layer& layer,
@@ -66,7 +70,8 @@ class ModelRunner final : public StepRunner {
 
   const Model& model_;
   attention::ThreadPool threads_;
-  attention::ExecContext context_;
+  AttentionPlace host_;
+  AttentionPlace& place_;
   std::vector<Layer> layers_;  // of the model
   std::optional<attention::AttentionMetadataBuilder> builder_;
   attention::AttentionMaskBuilder masks_;

@@ -73,7 +73,7 @@ absl::Status ReadField(std::string_view name, const dom::element& value, Request
 }  // namespace
 
 absl::Status RequestAttention::Check(int64_t num_prompt) const {
-  if (!documents.empty() + !mask.empty() + (!chunks.empty() || keep) > 1) {
+  if (!documents.empty() + !mask.empty() + blends() > 1) {
     return absl::InvalidArgumentError(
         "got two of documents, a mask, and chunks, expected one: what is kept or blended has been "
         "computed without a mask");

@@ -30,6 +30,7 @@ struct RequestAttention {
   bool keep = false;  // the prompt's keys and values, for prompts that it is a chunk of
 
   bool is_masked() const { return !documents.empty() || !mask.empty(); }
+  bool blends() const { return !chunks.empty() || keep; }
   // InvalidArgument, for a prompt of so many tokens.
   absl::Status Check(int64_t num_prompt) const;
   // Empty: content of its prompt is that of all others. `row`: of the trace.

@@ -84,7 +84,13 @@ class ServeCommand {
  public:
   ServeCommand(sim::OptionParser* options, ServeFunction serve)
       : serve_(std::move(serve)), input_(options) {
-    const char* kModel = "Model";
+    const char* const kModel = "Model";
+    const char* const kText = "Text";
+    const auto file = [&](const char* name, const char* group, sim::FileUse use, const char* help,
+                          std::string* path) {
+      options->Add({.name = name, .unit = "FILE", .help = help, .group = group, .file = use}, path);
+    };
+    using enum sim::FileUse;
     options->Add({.name = "--temperature",
                   .unit = "T",
                   .help = "of sampling; 0: the likeliest token [0]",
@@ -101,20 +107,16 @@ class ServeCommand {
                   .help = "of matrix products and attention; 0: one per processor [0]",
                   .group = kModel},
                  0, 1024, &threads_);
-    options->Add({.name = "--requests",
-                  .unit = "FILE",
-                  .help = "what single requests ask of attention: JSON lines with a request_id and "
-                          "documents, mask, chunks or keep",
-                  .group = kModel,
-                  .file = sim::FileUse::kRead},
-                 &requests_);
+    file("--requests", kModel, kRead,
+         "what single requests ask of attention: JSON lines with a request_id and documents, mask, "
+         "chunks or keep",
+         &requests_);
     options->Add({.name = "--blend-ratio",
                   .unit = "R",
                   .help = "of the tokens of blended chunks, to be computed again [0.16]",
                   .group = kModel,
                   .needs = "--requests"},
                  0.0, 1.0, &blend_ratio_);
-    const char* kText = "Text";
     options->AddRepeated({.name = "--prompt-text",
                           .unit = "TEXT",
                           .help = "a prompt, in place of a trace; may be given several times",
@@ -126,37 +128,23 @@ class ServeCommand {
                   .group = kText,
                   .needs = "--prompt-text"},
                  1, sim::kMaxTraceLength, &max_tokens_);
-    options->Add({.name = "--text",
-                  .unit = "FILE",
-                  .help = "the answers as text, a JSON line each; - is standard output, also "
-                          "without it for prompts that are text",
-                  .group = kText,
-                  .file = sim::FileUse::kWritten},
-                 &text_);
-    options->Add({.name = "--tokenizer",
-                  .unit = "FILE",
-                  .help = "a Hugging Face tokenizer.json [the one beside the config.json; if there "
-                          "is none a byte is a token]",
-                  .group = kText,
-                  .file = sim::FileUse::kRead},
-                 &tokenizer_);
+    file("--text", kText, kWritten,
+         "the answers as text, a JSON line each; - is standard output, also without it for prompts "
+         "that are text",
+         &text_);
+    file("--tokenizer", kText, kRead,
+         "a Hugging Face tokenizer.json [the one beside the config.json; if there is none a byte "
+         "is a token]",
+         &tokenizer_);
     options->Add({.name = "--python",
                   .unit = "PROGRAM",
                   .help = "that has the package tokenizers [python3]",
                   .group = kText},
                  &python_);
-    options->Add({.name = "--answers",
-                  .unit = "FILE",
-                  .help = "the requests with their output tokens, as a trace in Mooncake's form",
-                  .group = kModel,
-                  .file = sim::FileUse::kWritten},
-                 &answers_);
-    options->Add({.name = "--request-log",
-                  .unit = "FILE",
-                  .help = "the times of each request, which kvsim calibrate takes as --measured",
-                  .group = kModel,
-                  .file = sim::FileUse::kWritten},
-                 &request_log_);
+    file("--answers", kModel, kWritten,
+         "the requests with their output tokens, as a trace in Mooncake's form", &answers_);
+    file("--request-log", kModel, kWritten,
+         "the times of each request, which kvsim calibrate takes as --measured", &request_log_);
     const char* kOutput = "Output";
     output_.AddFiles(options, kOutput, {.has_page = true});
     exports_.AddOptions(options, kOutput);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "examples/engine/math.h"
 
 namespace kvblocks::engine {
@@ -43,9 +45,40 @@ const RequestAttention* StepRunner::AttentionOf(const sim::SimRequest& request) 
   return found == options_.requests.end() ? nullptr : &found->second;
 }
 
-PlannedMemoryOptions StepRunner::MemoryOptions(const Plan& plan) const {
-  return {.kernel_blocks = std::vector<int64_t>(plan.groups.size(), options_.kernel_blocks),
-          .layout = options_.kv_layout};
+absl::Status StepRunner::TakeMemory(const Plan& plan, AttentionPlace& place) {
+  PlannedMemoryOptions options{
+      .kernel_blocks = std::vector<int64_t>(plan.groups.size(), options_.kernel_blocks),
+      .layout = options_.kv_layout};
+  for (const PlannedTensor& tensor : plan.workers[0].tensors) {
+    if (place.context().device.on_host()) break;  // PlannedMemory takes it itself
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        options.tensors.emplace_back(),
+        place.AllocateBytes("a tensor of the cache", tensor.bytes, &tensors_.emplace_back()));
+  }
+  KVBLOCKS_ASSIGN_OR_RETURN(memory_, PlannedMemory::Create(plan, options));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<attention::KvCacheView> StepRunner::CacheOf(const attention::LayerConfig& config,
+                                                           int* metadata) {
+  const LayerMemory* const memory = memory_->Find(config.name);
+  if (memory == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan has no cache ", config.name, "; it must be one of the same model"));
+  }
+  attention::KvCacheView cache = memory->cache;
+  if (config.is_mla() && cache.absent()) {
+    KVBLOCKS_ASSIGN_OR_RETURN(cache, memory->LatentCache(config.latent_rank));
+  }
+  // Without a cache it would attend to the step's own tokens alone.
+  if (cache.absent() || cache.num_kv_heads() != config.num_kv_heads) {
+    return absl::UnimplementedError(
+        absl::StrCat(config.name, ": its cache has ", cache.absent() ? 0 : cache.num_kv_heads(),
+                     " heads that can be read, expected ", config.num_kv_heads,
+                     memory->opaque.empty() ? "; the engine has one rank" : ": ", memory->opaque));
+  }
+  *metadata = MetadataOf(*memory);
+  return cache;
 }
 
 int StepRunner::MetadataOf(const LayerMemory& layer) {
@@ -127,6 +160,31 @@ StepRunner::StepTokens StepRunner::TokensOf(const sim::StepRecord& step,
     out.sampled.push_back({&record, std::move(drafts)});
   }
   return out;
+}
+
+bool StepRunner::IsMasked(const sim::StepRecord& step) const {
+  return std::any_of(step.scheduled.begin(), step.scheduled.end(), [this](const auto& record) {
+    const RequestAttention* const own = AttentionOf(*record.request);
+    return own != nullptr && own->is_masked();
+  });
+}
+
+absl::StatusOr<attention::MaskRef> StepRunner::MaskOf(
+    const sim::StepRecord& step, absl::Span<const int32_t> permutation, int64_t window,
+    attention::AttentionMaskBuilder& masks) const {
+  std::vector<attention::MaskRule> rules(step.scheduled.size());
+  std::vector<attention::MaskRows> rows;
+  for (size_t b = 0; b < rules.size(); ++b) {
+    const sim::ScheduledRecord& record = step.scheduled[static_cast<size_t>(permutation[b])];
+    rows.push_back({.first_position = record.num_context,
+                    .num_rows = record.num_tokens,
+                    .num_keys = record.num_context + record.num_tokens});
+    const RequestAttention* const own = AttentionOf(*record.request);
+    if (own == nullptr || !own->is_masked()) continue;
+    rules[b] = own->Rule(record.request->num_prompt, window);
+    rows[b].rule = &rules[b];
+  }
+  return masks.Bits(attention::WindowRule(window > 0 ? window : attention::kUnlimitedTokens), rows);
 }
 
 void StepRunner::Take(const StepTokens& tokens, absl::Span<const float> logits,

@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "examples/engine/attention_place.h"
 #include "examples/engine/request_attention.h"
 #include "kvblocks/attention.h"
 #include "kvblocks/cache_blend.h"
@@ -96,7 +97,12 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   const RequestAttention* AttentionOf(const sim::SimRequest& request) const;
   // Unimplemented for what no runner here does.
   static absl::Status CheckConfig(const sim::SimulationConfig& config);
-  PlannedMemoryOptions MemoryOptions(const Plan& plan) const;
+  // Fills memory_ with what the plan asks for, in tensors of the place.
+  absl::Status TakeMemory(const Plan& plan, AttentionPlace& place);
+  // A layer's cache and which metadata it reads; Unimplemented or InvalidArgument if memory_ has
+  // none that it can attend to.
+  absl::StatusOr<attention::KvCacheView> CacheOf(const attention::LayerConfig& config,
+                                                 int* metadata);
   // Which metadata a layer reads; layers of one group whose blocks have the same numbers share it.
   int MetadataOf(const LayerMemory& layer);
   attention::MetadataBuilderOptions BuilderOptions(const sim::SimulationConfig& config) const;
@@ -107,6 +113,12 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   absl::StatusOr<attention::BatchInput> InputOf(const sim::StepRecord& step);
   // `permutation`: the builder's order of requests.
   static StepTokens TokensOf(const sim::StepRecord& step, absl::Span<const int32_t> permutation);
+  // Whether some request of the step has a mask.
+  bool IsMasked(const sim::StepRecord& step) const;
+  // What all new tokens see in a layer with this window, or 0, row by row of the batch.
+  absl::StatusOr<attention::MaskRef> MaskOf(const sim::StepRecord& step,
+                                            absl::Span<const int32_t> permutation, int64_t window,
+                                            attention::AttentionMaskBuilder& masks) const;
   // By the rows of `tokens`: logits [rows, vocabulary], the likeliest tokens, or both. The latter
   // alone is enough unless wants_logits().
   void Take(const StepTokens& tokens, absl::Span<const float> logits,
@@ -115,6 +127,7 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
 
   const RunnerOptions options_;
   attention::LayerHooks* hooks_ = nullptr;
+  std::vector<AttentionPlace::Memory> tensors_;  // the plan's
   std::optional<PlannedMemory> memory_;
   std::vector<int> groups_;                              // the manager's group of each metadata
   std::vector<attention::KvGroupConfig> group_configs_;  // likewise

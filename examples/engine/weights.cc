@@ -40,9 +40,10 @@ class Reader {
 
   Mlp ReadMlp(const std::string& name, int64_t size) {
     const int64_t hidden = facts_.hidden_size;
-    return {.gate = Matrix(name + ".gate_proj", hidden, size),
-            .up = Matrix(name + ".up_proj", hidden, size),
-            .down = Matrix(name + ".down_proj", size, hidden)};
+    const bool v4 = facts_.compressed.has_value();
+    return {.gate = Matrix(name + (v4 ? ".w1" : ".gate_proj"), hidden, size),
+            .up = Matrix(name + (v4 ? ".w3" : ".up_proj"), hidden, size),
+            .down = Matrix(name + (v4 ? ".w2" : ".down_proj"), size, hidden)};
   }
   void ReadAttention(const std::string& name, LayerWeights& layer);
   void ReadLatent(const std::string& name, LayerWeights& layer);
@@ -118,13 +119,14 @@ void Reader::ReadLatent(const std::string& name, LayerWeights& layer) {
 void Reader::ReadExperts(const std::string& name, LayerWeights& layer) {
   const ExpertFacts& experts = *facts_.experts;
   layer.router = Matrix(name + ".gate", facts_.hidden_size, experts.num_experts);
+  if (facts_.compressed) layer.router.bias.clear();  // V4's is of the choice alone
   if (config_.routing.scores == Routing::Scores::kSigmoid) {
     layer.router_bias = Floats(name + ".gate.e_score_correction_bias", {experts.num_experts});
   }
   for (int64_t e = 0; e < experts.num_experts && status_.ok(); ++e) {
     layer.experts.push_back(ReadMlp(absl::StrCat(name, ".experts.", e), experts.intermediate_size));
   }
-  if (experts.num_shared_experts > 0) {
+  if (experts.num_shared_experts > 0 || facts_.compressed) {
     layer.mlp = ReadMlp(name + ".shared_experts", experts.shared_intermediate_size);
   }
 }
@@ -240,15 +242,8 @@ LayerWeights Reader::ReadCompressedLayer(int64_t index) {
         Matrix(own + ".indexer.wq_b", facts.q_lora_rank, indexer.num_heads * indexer.head_dim);
     to.index_weights = Matrix(own + ".indexer.weights_proj", hidden, indexer.num_heads);
   }
-  const auto mlp = [&](const std::string& mlp_name, int64_t inner) -> Mlp {
-    return {.gate = Matrix(mlp_name + ".w1", hidden, inner),
-            .up = Matrix(mlp_name + ".w3", hidden, inner),
-            .down = Matrix(mlp_name + ".w2", inner, hidden)};
-  };
+  ReadExperts(name + ".ffn", layer);
   const std::string gate = name + ".ffn.gate";
-  layer.router = {.in = hidden,
-                  .out = experts.num_experts,
-                  .weight = Floats(gate + ".weight", {experts.num_experts, hidden})};
   if (index < config_.num_fixed_layers) {
     auto fixed = tensors_.Ints(gate + ".tid2eid", {facts_.vocab_size, experts.experts_per_token});
     status_.Update(fixed.status());
@@ -261,10 +256,6 @@ LayerWeights Reader::ReadCompressedLayer(int64_t index) {
   } else {
     layer.router_bias = Floats(gate + ".bias", {experts.num_experts});
   }
-  for (int64_t e = 0; e < experts.num_experts && status_.ok(); ++e) {
-    layer.experts.push_back(mlp(absl::StrCat(name, ".ffn.experts.", e), experts.intermediate_size));
-  }
-  layer.mlp = mlp(name + ".ffn.shared_experts", experts.shared_intermediate_size);
   return layer;
 }
 

@@ -9,22 +9,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checks/status_macros.h"
+#include "examples/engine/cuda/cuda_place.h"
 #include "examples/engine/cuda/cuda_runner.h"
 #include "kvblocks/planning.h"
-#include "sim/testing/replay.h"
 
 namespace kvblocks::engine {
 namespace {
 
-constexpr int64_t kOutputs = 12;
+constexpr int64_t kCompared = 12;  // tokens of each request
 
 // Logits and tokens by request and place.
 struct Sampled {
   std::map<std::pair<int64_t, int64_t>, std::vector<float>> logits;
   std::vector<sim::TraceRequest> requests;
+  RequestAttentions asks;
 
   RunnerOptions Options() {
     RunnerOptions options;
+    options.requests = asks;
     options.on_logits = [this](const sim::SimRequest& request, int64_t index,
                                absl::Span<const float> row) {
       logits[{request.spec.row, index}].assign(row.begin(), row.end());
@@ -33,20 +35,26 @@ struct Sampled {
   }
 };
 
-// Counts the steps that were graphs.
-class StepCounter final : public sim::EngineObserver {
- public:
-  StepCounter(const CudaRunner* runner, Comparison* out) : runner_(runner), out_(out) {}
-  void OnStepScheduled(const sim::StepRecord& step) override {
-    if (step.scheduled.empty()) return;
-    ++out_->num_steps;
-    out_->num_graph_steps += runner_->last_step().is_graph;
-  }
+Settings SettingsOf(DataType cache) {
+  Settings settings;
+  settings.caches.model_dtype = cache;
+  settings.scheduler.max_num_batched_tokens = 64;
+  settings.scheduler.max_num_seqs = 16;
+  settings.max_model_len = 1024;
+  return settings;
+}
 
- private:
-  const CudaRunner* runner_;
-  Comparison* out_;
-};
+// Of the first and the last documents tokens are sampled in steps of their own, too.
+RequestAttentions MasksFor(const std::vector<int64_t>& lengths) {
+  RequestAttentions masks;
+  masks["2"].documents = {lengths[2] / 2, lengths[2] / 3};
+  masks["3"].documents = {lengths[3]};
+  for (int64_t i = 0; i < lengths[5]; ++i) {
+    std::string& row = masks["5"].mask.emplace_back();
+    for (int64_t j = 0; j <= i; ++j) row += i == j || (3 * i + 5 * j) % 7 > 2 ? '1' : '0';
+  }
+  return masks;
+}
 
 double MarginOf(std::vector<float> logits) {
   std::nth_element(logits.begin(), logits.begin() + 1, logits.end(), std::greater<float>());
@@ -55,52 +63,19 @@ double MarginOf(std::vector<float> logits) {
 
 }  // namespace
 
-absl::StatusOr<ServePlan> PlanServing(const ModelFacts& facts, const ServeSettings& settings) {
-  KVBLOCKS_ASSIGN_OR_RETURN(
-      const std::vector<LayerCache> caches,
-      LayerCaches(facts, {.block_size = 16, .model_dtype = settings.cache_dtype}));
-  ServePlan made;
-  made.config.scheduler.max_num_batched_tokens = settings.max_num_batched_tokens;
-  made.config.scheduler.max_num_seqs = settings.max_num_seqs;
-  KVBLOCKS_RETURN_IF_ERROR(sim::ApplyEnginePreset("vllm-0.33", &made.config));
-  made.config.scheduler.async = false;
-  made.config.manager.max_model_len = settings.max_model_len;
-  made.config.manager.enable_caching = settings.caching;
-  PlanOptions options{.num_blocks_override = settings.num_blocks};
-  options.limits = {.max_model_len = settings.max_model_len,
-                    .max_in_flight_tokens = sim::MaxInFlightTokens(made.config)};
-  options.available_bytes = {int64_t{1} << 40};
-  PlanResult planned = MakePlan(caches, options);
-  if (!planned.ok()) return absl::InvalidArgumentError(planned.errors.front().message);
-  made.plan = *std::move(planned.plan);
-  return made;
-}
-
-std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
-                                                int64_t num_outputs, int64_t vocabulary) {
+Golden RandomPrompts(const std::vector<int64_t>& lengths, int64_t vocabulary) {
   std::mt19937 random(7);
-  sim::TraceInfo info;
-  info.block_tokens = 1;
-  std::vector<sim::TraceRequest> requests;
+  Golden golden;
   for (size_t r = 0; r < lengths.size(); ++r) {
-    sim::TraceRequest request;
-    request.row = static_cast<int64_t>(r);
-    request.id = absl::StrCat(r);
-    request.input_length = lengths[r];
-    request.output_length = num_outputs;
-    if (r % 2 == 1) {
-      const auto& before = requests.back().content_ids;
-      request.content_ids.assign(
-          before.begin(),
-          before.begin() + static_cast<int64_t>(std::min<size_t>(
-                               before.size(), static_cast<size_t>(lengths[r] / 2))));
+    std::vector<int64_t> prompt = r % 2 == 1 ? golden.prompts.back() : std::vector<int64_t>();
+    prompt.resize(std::min(prompt.size(), static_cast<size_t>(lengths[r] / 2)));
+    while (static_cast<int64_t>(prompt.size()) < lengths[r]) {
+      prompt.push_back(static_cast<int64_t>(random() % vocabulary));
     }
-    while (static_cast<int64_t>(request.content_ids.size()) < lengths[r]) {
-      request.content_ids.push_back(static_cast<int64_t>(random() % vocabulary));
-    }
-    requests.push_back(std::move(request));
+    golden.prompts.push_back(std::move(prompt));
+    golden.tokens.emplace_back(1);
   }
-  return std::make_unique<sim::VectorTraceReader>(info, std::move(requests));
+  return golden;
 }
 
 Model RandomModel(int64_t num_layers, int64_t hidden, int64_t num_heads, int64_t num_kv_heads,
@@ -167,41 +142,52 @@ std::string Comparison::Text() const {
       num_tokens, num_wrong, num_excused, max_error, 100 * rms_error, num_steps, num_graph_steps);
 }
 
-absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin) {
+Settings OnGpu() {
+  Settings settings;
+  settings.make_place =
+      [](const ModelFacts& facts,
+         const sim::SimulationConfig& config) -> absl::StatusOr<std::unique_ptr<AttentionPlace>> {
+    return CudaPlace::Create(facts, config);
+  };
+  return settings;
+}
+
+absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin,
+                                          bool masked) {
   const ModelFacts& facts = model.config().facts;
   // Chunks of prompts beside decodes, prefix hits, and one prompt of a single token.
   const std::vector<int64_t> lengths = {1, 70, 140, 30, 17, 64, 100, 5, 33, 200, 16, 48};
   Comparison out;
   Sampled cpu, gpu;
+  if (masked) cpu.asks = gpu.asks = MasksFor(lengths);
+  const Golden prompts = RandomPrompts(lengths, facts.vocab_size);
+  Settings on_cpu = SettingsOf(DataType::kFloat32);
+  on_cpu.runner = cpu.Options();
+  KVBLOCKS_ASSIGN_OR_RETURN(Served served_by_cpu,
+                            TryServe(model, on_cpu, TraceOf(prompts, kCompared)));
+  cpu.requests = std::move(served_by_cpu.requests);
   {
-    KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve,
-                              PlanServing(facts, {.cache_dtype = DataType::kFloat32}));
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        Served served, Serve(model, serve.plan, serve.config,
-                             RandomPrompts(lengths, kOutputs, facts.vocab_size), cpu.Options()));
-    cpu.requests = std::move(served.requests);
-  }
-  {
-    KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve, PlanServing(facts, {}));
+    KVBLOCKS_ASSIGN_OR_RETURN(const Serving serve,
+                              PlanServing(facts, SettingsOf(DataType::kBFloat16)));
     KVBLOCKS_ASSIGN_OR_RETURN(const DeviceWeights weights,
                               DeviceWeights::Upload(model.config(), model.weights()));
     KVBLOCKS_ASSIGN_OR_RETURN(const auto runner,
                               CudaRunner::Create(model.config(), weights, products, serve.plan,
                                                  serve.config, gpu.Options()));
     KVBLOCKS_RETURN_IF_ERROR(runner->WarmUp());
-    StepCounter counter(runner.get(), &out);
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        Served served, ServeBy(*runner, facts.vocab_size, serve.plan, serve.config,
-                               RandomPrompts(lengths, kOutputs, facts.vocab_size), {&counter}));
+    KVBLOCKS_ASSIGN_OR_RETURN(Served served, ServeBy(*runner, facts.vocab_size, serve.plan,
+                                                     serve.config, TraceOf(prompts, kCompared)));
     gpu.requests = std::move(served.requests);
+    out.num_steps = served.result.scheduler.num_steps;
+    out.num_graph_steps = runner->num_graph_steps();
   }
   double errors = 0, squares = 0;
   for (size_t r = 0; r < lengths.size(); ++r) {
     const auto& wanted = cpu.requests[r].output_ids;
     const auto& got = gpu.requests[r].output_ids;
-    if (wanted.size() != static_cast<size_t>(kOutputs) || got.size() != wanted.size()) {
+    if (wanted.size() != static_cast<size_t>(kCompared) || got.size() != wanted.size()) {
       return absl::InternalError(absl::StrCat("request ", r, " has ", got.size(), " tokens and ",
-                                              wanted.size(), " on the CPU, expected ", kOutputs));
+                                              wanted.size(), " on the CPU, expected ", kCompared));
     }
     for (size_t i = 0; i < wanted.size(); ++i) {
       const std::pair<int64_t, int64_t> at(cpu.requests[r].row, i);

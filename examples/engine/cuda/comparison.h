@@ -8,36 +8,18 @@
 #define KVBLOCKS_EXAMPLES_ENGINE_CUDA_COMPARISON_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "examples/engine/cuda/products.h"
-#include "examples/engine/engine.h"
+#include "examples/engine/golden.h"
 #include "examples/engine/model.h"
-#include "kvblocks/plan.h"
-#include "sim/simulation.h"
-#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::engine {
 
-// How requests are served: one pool, no asynchronous scheduling.
-struct ServeSettings {
-  int64_t num_blocks = 2000, max_model_len = 1024;
-  int64_t max_num_batched_tokens = 64, max_num_seqs = 16;
-  bool caching = true;
-  DataType cache_dtype = DataType::kBFloat16;
-};
-struct ServePlan {
-  Plan plan;
-  sim::SimulationConfig config;
-};
-absl::StatusOr<ServePlan> PlanServing(const ModelFacts& facts, const ServeSettings& settings);
-
-// Requests that arrive at once, of random tokens; every second one begins as the one before it.
-std::unique_ptr<sim::TraceReader> RandomPrompts(const std::vector<int64_t>& lengths,
-                                                int64_t num_outputs, int64_t vocabulary);
+// Random tokens; every second prompt begins as the one before it. Answers are unknown.
+Golden RandomPrompts(const std::vector<int64_t>& lengths, int64_t vocabulary);
 
 // A model of a few layers of Llama's shape, or, with norms of heads, of Qwen3's; weights are values
 // of bf16 from a seed.
@@ -54,7 +36,11 @@ struct Comparison {
 
   std::string Text() const;
 };
-absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin);
+// `masked`: some requests have documents or masks of their own.
+absl::StatusOr<Comparison> CompareWithCpu(const Model& model, Products& products, double margin,
+                                          bool masked = false);
+// Settings whose caches and attention are the GPU's.
+Settings OnGpu();
 
 }  // namespace kvblocks::engine
 

@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/cuda_call.h"
 #include "checks/status_macros.h"
+#include "examples/engine/cuda/cuda_place.h"
 
 namespace kvblocks::engine {
 namespace {
 
-using attention::cuda::Error;
 using attention::cuda::StatusOf;
 
 constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
@@ -71,30 +71,24 @@ cublasStatus_t CublasProducts::Run(const Plan& plan, const cublasLtMatmulAlgo_t&
                         static_cast<size_t>(kWorkspaceBytes), static_cast<cudaStream_t>(stream));
 }
 
-absl::StatusOr<float> CublasProducts::Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
-                                           const Bf16Bits* x, const Bf16Bits* weight, void* y,
-                                           void* stream) const {
-  namespace cuda = attention::cuda;
-  void *begin = nullptr, *end = nullptr;
-  float best = HUGE_VALF;
-  cublasStatus_t ran = Run(plan, algorithm, x, weight, y, stream);  // loads the kernel
-  Error error = cuda::CreateEvent(&begin);
-  if (error == 0) error = cuda::CreateEvent(&end);
-  for (int i = 0; i < kTimedRounds && ran == CUBLAS_STATUS_SUCCESS && error == 0; ++i) {
+absl::StatusOr<double> CublasProducts::Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                                            const Bf16Bits* x, const Bf16Bits* weight, void* y,
+                                            void* stream) const {
+  const auto run = [&] {
+    const cublasStatus_t ran = Run(plan, algorithm, x, weight, y, stream);
+    return ran == CUBLAS_STATUS_SUCCESS ? absl::OkStatus()
+                                        : absl::InternalError(cublasLtGetStatusString(ran));
+  };
+  KVBLOCKS_RETURN_IF_ERROR(run());  // loads the kernel
+  double best = HUGE_VAL;
+  for (int i = 0; i < kTimedRounds; ++i) {
     // A step finds its weights in memory, not in the cache.
-    error = cuda::FillAsync(cold_.as<void>(), i, static_cast<size_t>(kColdBytes), stream);
-    if (error == 0) error = cuda::RecordEvent(begin, stream);
-    ran = Run(plan, algorithm, x, weight, y, stream);
-    float ms = 0;
-    if (error == 0) error = cuda::RecordEvent(end, stream);
-    if (error == 0) error = cuda::Synchronize(stream);
-    if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
+    KVBLOCKS_RETURN_IF_ERROR(StatusOf(
+        "timing a product",
+        attention::cuda::FillAsync(cold_.as<void>(), i, static_cast<size_t>(kColdBytes), stream)));
+    KVBLOCKS_ASSIGN_OR_RETURN(const double ms, TimeOnDevice(stream, run));
     best = std::min(best, ms);
   }
-  if (begin != nullptr) (void)cuda::DestroyEvent(begin);
-  if (end != nullptr) (void)cuda::DestroyEvent(end);
-  if (ran != CUBLAS_STATUS_SUCCESS) return absl::InternalError(cublasLtGetStatusString(ran));
-  if (error != 0) return StatusOf("timing a product", error);
   return best;
 }
 
@@ -138,38 +132,23 @@ absl::StatusOr<CublasProducts::Plan*> CublasProducts::PlanOf(const Shape& shape,
   cublasLtMatmulHeuristicResult_t found[kCandidates];
   int num_found = 0;
   const size_t workspace = static_cast<size_t>(kWorkspaceBytes);
-  const auto set_up = [&]() -> cublasStatus_t {
-    cublasStatus_t status = cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    const auto then = [&status](auto&& call) {
-      if (status == CUBLAS_STATUS_SUCCESS) status = call();
-    };
-    then([&] {
-      return cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                            sizeof(transposed));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, in, out,
-                                        static_cast<int64_t>(in));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, in, rows, static_cast<int64_t>(in));
-    });
-    then([&] {
-      return cublasLtMatrixLayoutCreate(&plan.y, shape.float_out ? CUDA_R_32F : CUDA_R_16BF, out,
-                                        rows, static_cast<int64_t>(out));
-    });
-    then([&] { return cublasLtMatmulPreferenceCreate(&preference); });
-    then([&] {
-      return cublasLtMatmulPreferenceSetAttribute(
-          preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    });
-    then([&] {
-      return cublasLtMatmulAlgoGetHeuristic(handle_, plan.product, plan.weight, plan.x, plan.y,
-                                            plan.y, preference, kCandidates, found, &num_found);
-    });
-    return status;
-  };
-  const cublasStatus_t status = set_up();
+  // In this order; behind one that fails the others do nothing.
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  for (const cublasStatus_t one :
+       {cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                       sizeof(transposed)),
+        cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, in, out, static_cast<int64_t>(in)),
+        cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, in, rows, static_cast<int64_t>(in)),
+        cublasLtMatrixLayoutCreate(&plan.y, shape.float_out ? CUDA_R_32F : CUDA_R_16BF, out, rows,
+                                   static_cast<int64_t>(out)),
+        cublasLtMatmulPreferenceCreate(&preference),
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace, sizeof(workspace)),
+        cublasLtMatmulAlgoGetHeuristic(handle_, plan.product, plan.weight, plan.x, plan.y, plan.y,
+                                       preference, kCandidates, found, &num_found)}) {
+    if (status == CUBLAS_STATUS_SUCCESS) status = one;
+  }
   if (preference != nullptr) (void)cublasLtMatmulPreferenceDestroy(preference);
   Plan& kept = plans_[shape] = plan;
   absl::Status result = CublasStatus("no algorithm", shape, status);
@@ -183,7 +162,7 @@ absl::StatusOr<CublasProducts::Plan*> CublasProducts::PlanOf(const Shape& shape,
   }
   kept.algorithm = found[0].algo;
   if (shape.rows > kMostTimedRows) return &kept;
-  float best = HUGE_VALF;
+  double best = HUGE_VAL;
   for (const cublasLtMatmulAlgo_t& candidate :
        CandidatesOf(kept, absl::MakeConstSpan(found).first(static_cast<size_t>(num_found)))) {
     const auto ms = Time(kept, candidate, x, weight, y, stream);

@@ -45,9 +45,9 @@ class CublasProducts final : public Products {
   cublasStatus_t Run(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Bf16Bits* x,
                      const Bf16Bits* weight, void* y, void* stream) const;
   // Milliseconds of a product whose weights are in no cache, or an error.
-  absl::StatusOr<float> Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
-                             const Bf16Bits* x, const Bf16Bits* weight, void* y,
-                             void* stream) const;
+  absl::StatusOr<double> Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                              const Bf16Bits* x, const Bf16Bits* weight, void* y,
+                              void* stream) const;
 
   std::vector<cublasLtMatmulAlgo_t> CandidatesOf(
       const Plan& plan, absl::Span<const cublasLtMatmulHeuristicResult_t> found) const;

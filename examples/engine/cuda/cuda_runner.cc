@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/backends/workspace.h"
 #include "attention/cuda/cuda_call.h"
 #include "checks/status_macros.h"
 #include "examples/engine/cuda/step_kernels.h"
@@ -35,14 +35,16 @@ int64_t RoundUp(int64_t n) { return (n + kRowMultiple - 1) / kRowMultiple * kRow
 
 CudaRunner::CudaRunner(const ModelConfig& model, const DeviceWeights& weights, Products& products,
                        RunnerOptions options)
-    : StepRunner(std::move(options)), model_(model), weights_(weights), products_(products) {}
+    : StepRunner(std::move(options)),
+      model_(model),
+      weights_(weights),
+      products_(products),
+      device_masks_({.device = kDevice, .upload = attention::CudaMaskUpload()}) {}
 
 CudaRunner::~CudaRunner() {
-  if (context_.stream == nullptr) return;
-  (void)cuda::Synchronize(context_.stream);
+  if (place_ == nullptr) return;
+  (void)cuda::Synchronize(place_->context().stream);
   for (const auto& [size, graph] : captured_) (void)cuda::DestroyGraph(graph);
-  device_.reset();
-  (void)cuda::DestroyStream(context_.stream);
 }
 
 absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig& model,
@@ -52,99 +54,76 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const ModelConfig
                                                                RunnerOptions options) {
   KVBLOCKS_RETURN_IF_ERROR(CheckConfig(config));
   KVBLOCKS_RETURN_IF_ERROR(DeviceWeights::Check(model));
-  if (!options.requests.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("request ", options.requests.begin()->first,
-                     ": masks and blended chunks are not built for a device; serve it on the CPU"));
+  for (const auto& [id, asks] : options.requests) {
+    if (!asks.blends()) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "request ", id, ": chunks are blended by the runner whose model is the CPU's; ",
+        "serve it without chunks, or by that one"));
   }
   std::unique_ptr<CudaRunner> runner(new CudaRunner(model, weights, products, std::move(options)));
-  runner->context_.device = kDevice;
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a stream", cuda::CreateStream(&runner->context_.stream)));
-  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateCaches(plan));
+  KVBLOCKS_ASSIGN_OR_RETURN(runner->place_, CudaPlace::Create(model.facts, config));
+  KVBLOCKS_RETURN_IF_ERROR(runner->TakeMemory(plan, *runner->place_));
   KVBLOCKS_RETURN_IF_ERROR(runner->AddLayers());
   KVBLOCKS_RETURN_IF_ERROR(runner->AddMetadata(config));
   const int64_t max_tokens = config.scheduler.max_num_batched_tokens;
   const int64_t max_requests = config.scheduler.max_num_seqs;
   KVBLOCKS_RETURN_IF_ERROR(runner->AllocateActivations(
       max_tokens, std::min(max_tokens, max_requests * (1 + config.drafts.num_draft_tokens))));
-  KVBLOCKS_RETURN_IF_ERROR(runner->AllocateWorkspace(max_tokens, max_requests));
+  runner->place_->set_flags(runner->results_.as<uint32_t>());
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto call,
+                            cuda::CudaCall::Begin("engine", runner->place_->context()));
+  runner->launch_ = call.launch();
   return runner;
-}
-
-absl::Status CudaRunner::AllocateCaches(const Plan& plan) {
-  PlannedMemoryOptions options = MemoryOptions(plan);
-  for (const PlannedTensor& tensor : plan.workers[0].tensors) {
-    KVBLOCKS_ASSIGN_OR_RETURN(DeviceArray memory,
-                              DeviceArray::Create("a tensor of the cache", tensor.bytes));
-    options.tensors.push_back(
-        TensorView::Contiguous(memory.as<std::byte>(), DType::kU8, {tensor.bytes}, kDevice));
-    caches_.push_back(std::move(memory));
-  }
-  KVBLOCKS_ASSIGN_OR_RETURN(memory_, PlannedMemory::Create(plan, options));
-  return absl::OkStatus();
 }
 
 absl::Status CudaRunner::AddLayers() {
   const ModelFacts& facts = model_.facts;
   for (int64_t i = 0; i < facts.num_layers(); ++i) {
     attention::LayerConfig config;
-    config.name = absl::StrCat("model.layers.", i);
+    config.name = absl::StrCat("model.layers.", i, ".attn");
     config.num_heads = facts.num_heads;
     config.num_kv_heads = facts.num_kv_heads;
     config.head_size = facts.head_size;
     config.scale = model_.attention_scale;
-    const LayerMemory* const memory = memory_->Find(config.name + ".attn");
-    if (memory == nullptr || memory->cache.absent() ||
-        memory->cache.num_kv_heads() != facts.num_kv_heads ||
-        memory->cache.k.dtype != DType::kBF16) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the plan has no cache ", config.name, ".attn of ", facts.num_kv_heads,
-          " heads in bfloat16; it must be one of the same model, with that type, for one rank"));
-    }
     Layer& layer = layers_.emplace_back();
-    layer.cache = memory->cache;
-    layer.metadata = MetadataOf(*memory);
+    KVBLOCKS_ASSIGN_OR_RETURN(layer.cache, CacheOf(config, &layer.metadata));
+    if (layer.cache.k.dtype != DType::kBF16) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(config.name, ": its cache is of ", attention::Name(layer.cache.k.dtype),
+                       ", expected bfloat16: plan one with --kv-cache-dtype=bfloat16"));
+    }
     KVBLOCKS_ASSIGN_OR_RETURN(layer.impl, attention::CudaBackend().MakeImpl(config));
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaRunner::AddMetadata(const sim::SimulationConfig& config) {
-  const attention::MetadataBuilderOptions options = BuilderOptions(config);
+  attention::MetadataBuilderOptions options = BuilderOptions(config);
+  if (!options_.requests.empty()) {
+    options.max_mask_bytes =
+        options.max_num_tokens * (options.max_seq_len / 8 + 1) + 8 * options.max_num_reqs;
+    options.attach_masks = [this](const auto&, attention::CommonAttentionMetadata* metadata) {
+      auto bits = BitsOfGraph();
+      if (bits.ok()) metadata->custom_mask = *std::move(bits);
+      return bits.status();
+    };
+  }
   const int64_t most = std::min({options.max_num_reqs, options.max_num_tokens, kMostInGraph});
   std::vector<int64_t> sizes = attention::GraphCaptureSizes(most);
   if (sizes.empty() || sizes.back() < most) sizes.push_back(most);
   KVBLOCKS_ASSIGN_OR_RETURN(graphs_,
                             attention::GraphParameters::Create(
                                 options, {.sizes = std::move(sizes), .uniform_query_len = 1}));
-  KVBLOCKS_ASSIGN_OR_RETURN(device_, cuda::DeviceMetadata::Create(context_, &graphs_->builder()));
-  return absl::OkStatus();
+  return place_->UseBuilder(&graphs_->builder());
 }
 
-absl::Status CudaRunner::AllocateWorkspace(int64_t max_tokens, int64_t max_requests) {
-  cuda::DeviceProperties device;
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("the device", cuda::PropertiesOf(0, &device)));
-  int64_t bytes = 0;
-  for (const attention::OpKind op :
-       {attention::OpKind::kPagedDecode, attention::OpKind::kPagedPrefill}) {
-    KVBLOCKS_ASSIGN_OR_RETURN(
-        const attention::WorkspaceSize size,
-        attention::WorkspaceBytes(op, {.max_reqs = max_requests,
-                                       .max_tokens = max_tokens,
-                                       .num_heads = model_.facts.num_heads,
-                                       .num_kv_heads = model_.facts.num_kv_heads,
-                                       .value_head_size = model_.facts.head_size,
-                                       .max_parts = 2 * device.num_multiprocessors}));
-    bytes = std::max(bytes, size.device);
-  }
-  KVBLOCKS_ASSIGN_OR_RETURN(workspace_memory_, DeviceArray::Create("workspace", bytes));
-  workspace_.device = absl::MakeSpan(workspace_memory_.as<std::byte>(), static_cast<size_t>(bytes));
-  flags_.bits = results_.as<uint32_t>();
-  context_.workspace = &workspace_;
-  context_.error_flags = &flags_;
-  KVBLOCKS_ASSIGN_OR_RETURN(const auto call, cuda::CudaCall::Begin("engine", context_));
-  launch_ = call.launch();
-  return absl::OkStatus();
+// Of a step that none are read of they are empty, but of the form that was captured.
+absl::StatusOr<attention::MaskRef> CudaRunner::BitsOfGraph() {
+  const static sim::StepRecord none;
+  const sim::StepRecord& step = is_masked_ && fits_graph_ ? *step_ : none;
+  std::vector<int32_t> order(step.scheduled.size());
+  std::iota(order.begin(), order.end(), 0);
+  return MaskOf(step, order, 0, masks_);
 }
 
 absl::Status CudaRunner::AllocateActivations(int64_t max_tokens, int64_t max_sampled) {
@@ -178,43 +157,45 @@ absl::Status CudaRunner::AllocateActivations(int64_t max_tokens, int64_t max_sam
                             DeviceArray::Pinned("tokens", (max_tokens_ + max_sampled_) * 4));
   KVBLOCKS_ASSIGN_OR_RETURN(host_out_,
                             DeviceArray::Pinned("sampled tokens", (1 + max_sampled_) * 4));
-  const std::vector<float>& frequencies = model_.rotary.frequencies;
-  const auto bytes = frequencies.size() * sizeof(float);
-  KVBLOCKS_ASSIGN_OR_RETURN(frequencies_,
-                            DeviceArray::Create("frequencies", static_cast<int64_t>(bytes)));
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf(
-      "frequencies",
-      cuda::CopyAsync(frequencies_.as<void>(), frequencies.data(), bytes, context_.stream)));
-  return StatusOf("frequencies", cuda::Synchronize(context_.stream));
+  frequencies_ = attention::ViewOf(absl::MakeConstSpan(model_.rotary.frequencies));
+  return place_->Keep(frequencies_);
 }
 
 absl::Status CudaRunner::Run(const sim::StepRecord& step) {
   const auto start = Clock::now();
   KVBLOCKS_ASSIGN_OR_RETURN(const attention::BatchInput input, InputOf(step));
-  const bool fits_graph =
-      static_cast<int64_t>(input.requests.size()) <= graphs_->sets().back().num_tokens &&
-      std::all_of(input.requests.begin(), input.requests.end(),
-                  [](const auto& request) { return request.num_scheduled_tokens == 1; });
+  step_ = &step;
+  is_masked_ = IsMasked(step);
+  fits_graph_ = static_cast<int64_t>(input.requests.size()) <= graphs_->sets().back().num_tokens &&
+                std::all_of(input.requests.begin(), input.requests.end(),
+                            [](const auto& request) { return request.num_scheduled_tokens == 1; });
   last_set_ = nullptr;
-  if (fits_graph) {
+  if (fits_graph_) {
     KVBLOCKS_ASSIGN_OR_RETURN(last_set_, graphs_->Update(input));
   } else {
     KVBLOCKS_RETURN_IF_ERROR(graphs_->builder().Build(input));
   }
+  num_graph_steps_ += last_set_ != nullptr;
   last_ = {.is_graph = last_set_ != nullptr, .build_us = MicrosSince(start)};
   const StepTokens tokens = TokensOf(step, graphs_->builder().permutation());
   const auto num_tokens = static_cast<int64_t>(tokens.tokens.size());
   KVBLOCKS_RETURN_IF_ERROR(
       UploadTokens(tokens, last_set_ != nullptr ? last_set_->num_tokens : num_tokens));
-  KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
+  KVBLOCKS_RETURN_IF_ERROR(place_->Upload());
   last_.num_tokens = num_tokens;
   last_.upload_us = MicrosSince(start);
   if (last_set_ != nullptr) {
     KVBLOCKS_RETURN_IF_ERROR(Replay(*last_set_));
   } else {
     Batch batch{.num_tokens = num_tokens, .num_sampled = static_cast<int64_t>(tokens.rows.size())};
+    attention::MaskRef mask;
+    if (is_masked_) {
+      KVBLOCKS_ASSIGN_OR_RETURN(mask,
+                                MaskOf(step, graphs_->builder().permutation(), 0, device_masks_));
+    }
     for (int group = 0; group < graphs_->builder().num_groups(); ++group) {
-      batch.metadata.push_back(device_->metadata(group));
+      batch.metadata.push_back(place_->metadata(group));
+      batch.metadata.back().custom_mask = mask;
     }
     KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kAll));
   }
@@ -222,9 +203,9 @@ absl::Status CudaRunner::Run(const sim::StepRecord& step) {
       last_set_ != nullptr ? last_set_->num_tokens : static_cast<int64_t>(tokens.rows.size());
   cuda::Error error =
       cuda::CopyAsync(host_out_.as<void>(), results_.as<void>(),
-                      static_cast<size_t>(1 + num_sampled) * 4, context_.stream);
+                      static_cast<size_t>(1 + num_sampled) * 4, place_->context().stream);
   last_.issue_us = MicrosSince(start);
-  if (error == 0) error = cuda::Synchronize(context_.stream);
+  if (error == 0) error = cuda::Synchronize(place_->context().stream);
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("a step", error));
   last_.total_us = MicrosSince(start);
   return Finish(tokens);
@@ -242,24 +223,29 @@ absl::Status CudaRunner::UploadTokens(const StepTokens& tokens, int64_t num_padd
   int32_t* const rows = ids + max_tokens_;
   std::copy(tokens.rows.begin(), tokens.rows.end(), rows);
   cuda::Error error = cuda::CopyAsync(tokens_.as<void>(), ids, static_cast<size_t>(num_padded) * 4,
-                                      context_.stream);
+                                      place_->context().stream);
   if (error == 0 && last_set_ == nullptr && !tokens.rows.empty()) {  // graphs sample every row
-    error = cuda::CopyAsync(rows_.as<void>(), rows, tokens.rows.size() * 4, context_.stream);
+    error =
+        cuda::CopyAsync(rows_.as<void>(), rows, tokens.rows.size() * 4, place_->context().stream);
   }
   return StatusOf("tokens", error);
 }
 
 CudaRunner::Batch CudaRunner::BatchOf(const attention::GraphParameterSet& set) const {
   Batch batch{.num_tokens = set.num_tokens, .num_sampled = set.num_tokens, .samples_all = true};
-  for (const auto& metadata : set.metadata) batch.metadata.push_back(device_->OnDevice(metadata));
+  for (const auto& metadata : set.metadata) {
+    batch.metadata.push_back(place_->device_metadata().OnDevice(metadata));
+    if (!is_masked_) batch.metadata.back().custom_mask = {};
+  }
   return batch;
 }
 
 absl::StatusOr<void*> CudaRunner::Capture(const Batch& batch, unsigned parts) {
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a capture", cuda::BeginCapture(context_.stream)));
+  KVBLOCKS_RETURN_IF_ERROR(StatusOf("a capture", cuda::BeginCapture(place_->context().stream)));
   const absl::Status status = Forward(batch, parts);
   void* graph = nullptr;
-  const absl::Status ended = StatusOf("a capture", cuda::EndCapture(context_.stream, &graph));
+  const absl::Status ended =
+      StatusOf("a capture", cuda::EndCapture(place_->context().stream, &graph));
   if (status.ok() && ended.ok()) return graph;
   if (graph != nullptr) (void)cuda::DestroyGraph(graph);
   return status.ok() ? ended : status;
@@ -269,35 +255,40 @@ absl::Status CudaRunner::Replay(const attention::GraphParameterSet& set) {
   const Batch batch = BatchOf(set);
   // Where kernels are emulated, nothing can be captured.
   if (cuda::IsEmulation()) return Forward(batch, kAll);
-  void*& graph = captured_[set.num_tokens];
+  void*& graph = captured_[{set.num_tokens, is_masked_}];
   if (graph == nullptr) {
     // Products choose their algorithms outside of a capture. What this step stores, the replay
     // stores again.
     KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kAll));
     KVBLOCKS_ASSIGN_OR_RETURN(graph, Capture(batch, kAll));
   }
-  return StatusOf("a graph", cuda::LaunchGraph(graph, context_.stream));
+  return StatusOf("a graph", cuda::LaunchGraph(graph, place_->context().stream));
 }
 
 absl::Status CudaRunner::WarmUp() {
   // Before the first step it is metadata of requests without tokens.
-  KVBLOCKS_RETURN_IF_ERROR(device_->Upload(context_));
-  for (const attention::GraphParameterSet& set : graphs_->sets()) {
-    KVBLOCKS_RETURN_IF_ERROR(Replay(set));
+  KVBLOCKS_RETURN_IF_ERROR(place_->Upload());
+  for (const bool masked : {true, false}) {
+    if (masked && options_.requests.empty()) continue;
+    is_masked_ = masked;
+    for (const attention::GraphParameterSet& set : graphs_->sets()) {
+      KVBLOCKS_RETURN_IF_ERROR(Replay(set));
+    }
   }
   for (int64_t tokens = kRowMultiple; tokens <= max_tokens_; tokens += kRowMultiple) {
     Batch batch{.num_tokens = tokens, .num_sampled = std::min(tokens, max_sampled_)};
     KVBLOCKS_RETURN_IF_ERROR(Forward(batch, kProducts));
   }
-  return StatusOf("warming up", cuda::Synchronize(context_.stream));
+  return StatusOf("warming up", cuda::Synchronize(place_->context().stream));
 }
 
-absl::Status CudaRunner::Multiply(unsigned parts, const DeviceArray& weight, const DeviceArray& x,
+absl::Status CudaRunner::Multiply(unsigned part, const DeviceArray& weight, const DeviceArray& x,
                                   int64_t rows, int64_t in, int64_t out, const DeviceArray& y,
                                   bool float_out) {
-  if ((parts & kProducts) == 0) return absl::OkStatus();
+  if (part == 0) return absl::OkStatus();
   return products_.Multiply({.rows = rows, .in = in, .out = out, .float_out = float_out},
-                            x.as<Bf16Bits>(), weight.as<Bf16Bits>(), y.as<void>(), context_.stream);
+                            x.as<Bf16Bits>(), weight.as<Bf16Bits>(), y.as<void>(),
+                            place_->context().stream);
 }
 
 absl::Status CudaRunner::Norm(unsigned parts, const DeviceArray* added, const DeviceArray& weight,
@@ -326,7 +317,7 @@ absl::Status CudaRunner::Attend(const Layer& layer, const Batch& batch) {
   KVBLOCKS_ASSIGN_OR_RETURN(const TensorView v,
                             heads(facts.num_heads + facts.num_kv_heads, facts.num_kv_heads));
   return layer.impl->Forward(
-      context_,
+      place_->context(),
       {.q = q,
        .k = k,
        .v = v,
@@ -361,7 +352,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
     KVBLOCKS_RETURN_IF_ERROR(
         Norm(parts, i == 0 ? nullptr : &added_, weights.attention_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
-        Multiply(parts, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
+        Multiply(parts & kQkv, weights.qkv, normed_, rows, hidden, queries + 2 * keys, qkv_));
     if (rest) {
       const auto& metadata = batch.metadata[static_cast<size_t>(layers_[i].metadata)];
       KVBLOCKS_RETURN_IF_ERROR(
@@ -379,10 +370,11 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
                                           .eps = model_.norm_eps})));
     }
     if ((parts & kAttention) != 0) KVBLOCKS_RETURN_IF_ERROR(Attend(layers_[i], batch));
-    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.o, attended_, rows, queries, hidden, added_));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts & kOut, weights.o, attended_, rows, queries, hidden, added_));
     KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights.mlp_norm, tokens));
     KVBLOCKS_RETURN_IF_ERROR(
-        Multiply(parts, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
+        Multiply(parts & kGateUp, weights.gate_up, normed_, rows, hidden, 2 * inner, gate_up_));
     if (rest) {
       KVBLOCKS_RETURN_IF_ERROR(
           StatusOf("gates", LaunchGate(launch_, {.gate_up = gate_up_.as<Bf16Bits>(),
@@ -390,7 +382,8 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
                                                  .num_rows = tokens,
                                                  .size = static_cast<int32_t>(inner)})));
     }
-    KVBLOCKS_RETURN_IF_ERROR(Multiply(parts, weights.down, gated_, rows, inner, hidden, added_));
+    KVBLOCKS_RETURN_IF_ERROR(
+        Multiply(parts & kDown, weights.down, gated_, rows, inner, hidden, added_));
   }
   if (batch.num_sampled == 0) return absl::OkStatus();
   KVBLOCKS_RETURN_IF_ERROR(Norm(parts, &added_, weights_.norm, tokens));
@@ -398,7 +391,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
     KVBLOCKS_RETURN_IF_ERROR(take(normed_, tokens, rows_, batch.num_sampled, last_rows_));
   }
   KVBLOCKS_RETURN_IF_ERROR(
-      Multiply(parts, weights_.head.absent() ? weights_.embedding : weights_.head,
+      Multiply(parts & kHead, weights_.head.absent() ? weights_.embedding : weights_.head,
                batch.samples_all ? normed_ : last_rows_,
                batch.samples_all ? batch.num_sampled : RoundUp(batch.num_sampled), hidden,
                facts.vocab_size, logits_, /*float_out=*/true));
@@ -413,10 +406,7 @@ absl::Status CudaRunner::Forward(const Batch& batch, unsigned parts) {
 // What came out, to those whose it is. Graphs sample behind every row.
 absl::Status CudaRunner::Finish(const StepTokens& tokens) {
   const auto* const out = host_out_.as<int32_t>();
-  if (out[0] != 0) {
-    return absl::InternalError(absl::StrCat("a kernel found bad indices or lengths: flags ", out[0],
-                                            " (kvblocks/device_types.h has the bits)"));
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CudaPlace::StatusOfFlags(static_cast<uint32_t>(out[0])));
   const auto row_of = [&](size_t i) {
     return last_set_ != nullptr ? static_cast<size_t>(tokens.rows[i]) : i;
   };
@@ -430,9 +420,9 @@ absl::Status CudaRunner::Finish(const StepTokens& tokens) {
     for (size_t i = 0; i < tokens.rows.size() && error == 0; ++i) {
       error = cuda::CopyAsync(logits.data() + i * vocabulary,
                               logits_.as<float>() + row_of(i) * vocabulary, vocabulary * 4,
-                              context_.stream);
+                              place_->context().stream);
     }
-    if (error == 0) error = cuda::Synchronize(context_.stream);
+    if (error == 0) error = cuda::Synchronize(place_->context().stream);
     KVBLOCKS_RETURN_IF_ERROR(StatusOf("logits", error));
   }
   Take(tokens, logits, greedy);
@@ -445,24 +435,19 @@ absl::StatusOr<double> CudaRunner::TimePart(unsigned parts, int rounds) {
         "the last step was no graph of decodes on a GPU, whose parts can be timed");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(void* const graph, Capture(BatchOf(*last_set_), parts));
-  void *begin = nullptr, *end = nullptr;
-  float ms = 0;
-  cuda::Error error = cuda::CreateEvent(&begin);
-  if (error == 0) error = cuda::CreateEvent(&end);
-  if (error == 0) error = cuda::LaunchGraph(graph, context_.stream);  // the first is slower
-  if (error == 0) error = cuda::RecordEvent(begin, context_.stream);
-  for (int i = 0; i < rounds && error == 0; ++i) {
-    error = cuda::LaunchGraph(graph, context_.stream);
-  }
-  if (error == 0) error = cuda::RecordEvent(end, context_.stream);
-  if (error == 0) error = cuda::Synchronize(context_.stream);
-  if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
-  for (void* event : {begin, end}) {
-    if (event != nullptr) (void)cuda::DestroyEvent(event);
-  }
+  const auto launch = [&](int times) {
+    cuda::Error error = 0;
+    for (int i = 0; i < times && error == 0; ++i) {
+      error = cuda::LaunchGraph(graph, place_->context().stream);
+    }
+    return StatusOf("a part", error);
+  };
+  const absl::Status first = launch(1);  // it is slower
+  const auto ms = TimeOnDevice(place_->context().stream, [&] { return launch(rounds); });
   (void)cuda::DestroyGraph(graph);
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("timing a part", error));
-  return double{ms} / rounds;
+  KVBLOCKS_RETURN_IF_ERROR(first);
+  KVBLOCKS_RETURN_IF_ERROR(ms.status());
+  return *ms / rounds;
 }
 
 }  // namespace kvblocks::engine

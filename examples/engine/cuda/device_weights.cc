@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -24,7 +25,7 @@ Bf16Bits ToBf16(float value) {
 
 // The parts one behind the other.
 absl::Status UploadTo(DeviceArray& to, const char* what,
-                      std::initializer_list<absl::Span<const float>> parts) {
+                      const std::vector<absl::Span<const float>>& parts) {
   std::vector<Bf16Bits> values;
   for (const auto part : parts) {
     for (const float value : part) values.push_back(ToBf16(value));
@@ -41,7 +42,7 @@ absl::Status UploadTo(DeviceArray& to, const char* what,
 
 float RoundToBf16(float value) { return std::bit_cast<float>(uint32_t{ToBf16(value)} << 16); }
 
-absl::Status DeviceWeights::Check(const ModelConfig& config) {
+absl::Status DeviceWeights::Check(const ModelConfig& config, const Weights& weights) {
   const ModelFacts& facts = config.facts;
   const char* refused = nullptr;
   if (facts.latent || facts.experts) refused = "latent attention or experts";
@@ -60,80 +61,65 @@ absl::Status DeviceWeights::Check(const ModelConfig& config) {
       facts.intermediate_size == 0 || facts.vocab_size % 8 != 0 || facts.head_size % 16 != 0) {
     refused = "sizes that do not divide by 8, or heads that do not by 16";
   }
+  for (const LayerWeights& layer : weights.layers) {
+    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.mlp.gate,
+                                 &layer.mlp.up, &layer.mlp.down}) {
+      if (!linear->bias.empty()) refused = "biases";
+    }
+  }
   if (refused == nullptr) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       "the engine on GPUs runs dense models of Llama's and Qwen3's shape, not one with ", refused,
-      "; run it on the CPU"));
+      "; run it on the CPU, with attention on the GPU"));
 }
 
-absl::StatusOr<DeviceWeights> DeviceWeights::Upload(const ModelConfig& config,
-                                                    const Weights& weights) {
-  KVBLOCKS_RETURN_IF_ERROR(Check(config));
-  DeviceWeights made;
-  KVBLOCKS_RETURN_IF_ERROR(UploadTo(made.embedding, "embedding", {weights.embedding.weight}));
-  if (!weights.head.absent()) {
-    KVBLOCKS_RETURN_IF_ERROR(UploadTo(made.head, "head", {weights.head.weight}));
-  }
-  KVBLOCKS_RETURN_IF_ERROR(UploadTo(made.norm, "norm", {weights.norm}));
-  for (const LayerWeights& from : weights.layers) {
-    for (const Linear* linear :
-         {&from.q, &from.k, &from.v, &from.o, &from.mlp.gate, &from.mlp.up, &from.mlp.down}) {
-      if (linear->bias.empty()) continue;
-      return absl::UnimplementedError(absl::StrCat(
-          "model.layers.", made.layers.size(),
-          ": it has a bias, which the engine on GPUs does not add; run it on the CPU"));
-    }
-    Layer& to = made.layers.emplace_back();
-    KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.attention_norm, "norm", {from.attention_norm}));
-    KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.mlp_norm, "norm", {from.mlp_norm}));
-    if (!from.q_norm.empty()) {
-      KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.q_norm, "norm", {from.q_norm}));
-      KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.k_norm, "norm", {from.k_norm}));
-    }
-    KVBLOCKS_RETURN_IF_ERROR(
-        UploadTo(to.qkv, "qkv", {from.q.weight, from.k.weight, from.v.weight}));
-    KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.o, "o", {from.o.weight}));
-    KVBLOCKS_RETURN_IF_ERROR(
-        UploadTo(to.gate_up, "gate and up", {from.mlp.gate.weight, from.mlp.up.weight}));
-    KVBLOCKS_RETURN_IF_ERROR(UploadTo(to.down, "down", {from.mlp.down.weight}));
-  }
-  return made;
-}
-
-absl::StatusOr<DeviceWeights> DeviceWeights::Random(const ModelConfig& config, bool head_norms,
-                                                    const Fill& fill) {
-  KVBLOCKS_RETURN_IF_ERROR(Check(config));
+absl::StatusOr<DeviceWeights> DeviceWeights::Make(const ModelConfig& config, const Weights& from,
+                                                  bool head_norms, const Fill& fill) {
+  KVBLOCKS_RETURN_IF_ERROR(Check(config, from));
   const ModelFacts& facts = config.facts;
   const int64_t hidden = facts.hidden_size, queries = facts.num_heads * facts.head_size;
-  const int64_t keys = facts.num_kv_heads * facts.head_size;
-  const auto ones = [](DeviceArray& to, int64_t size) {
-    return UploadTo(to, "norm", {std::vector<float>(static_cast<size_t>(size), 1.0f)});
+  const int64_t keys = facts.num_kv_heads * facts.head_size, inner = facts.intermediate_size;
+  absl::Status status;
+  const auto norm = [&](DeviceArray& to, int64_t size, const std::vector<float>& values) {
+    const std::vector<float> ones(fill ? static_cast<size_t>(size) : 0, 1.0f);
+    if (status.ok()) status = UploadTo(to, "norm", {fill ? ones : values});
   };
-  // So large that what comes out is as large as what goes in.
-  const auto matrix = [&fill](DeviceArray& to, const char* what, int64_t in, int64_t out) {
-    KVBLOCKS_ASSIGN_OR_RETURN(to, DeviceArray::Create(what, in * out * int64_t{sizeof(Bf16Bits)}));
-    return fill(to, in * out, 1 / std::sqrt(static_cast<float>(in)));
+  const auto matrix = [&](DeviceArray& to, const char* what, int64_t in, int64_t out,
+                          std::initializer_list<const Linear*> parts) {
+    if (!status.ok()) return;
+    if (!fill) {
+      std::vector<absl::Span<const float>> values;
+      for (const Linear* part : parts) values.push_back(part->weight);
+      status = UploadTo(to, what, values);
+      return;
+    }
+    auto made = DeviceArray::Create(what, in * out * int64_t{sizeof(Bf16Bits)});
+    status = made.status();
+    if (!status.ok()) return;
+    to = *std::move(made);
+    // So large that what comes out is as large as what goes in.
+    status = fill(to, in * out, 1 / std::sqrt(static_cast<float>(in)));
   };
   DeviceWeights made;
-  KVBLOCKS_RETURN_IF_ERROR(matrix(made.embedding, "embedding", hidden, facts.vocab_size));
-  if (!facts.tied_embeddings) {
-    KVBLOCKS_RETURN_IF_ERROR(matrix(made.head, "head", hidden, facts.vocab_size));
-  }
-  KVBLOCKS_RETURN_IF_ERROR(ones(made.norm, hidden));
+  matrix(made.embedding, "embedding", hidden, facts.vocab_size, {&from.embedding});
+  if (!facts.tied_embeddings) matrix(made.head, "head", hidden, facts.vocab_size, {&from.head});
+  norm(made.norm, hidden, from.norm);
+  const LayerWeights none;
   for (int64_t i = 0; i < facts.num_layers(); ++i) {
+    const LayerWeights& own = fill ? none : from.layers[static_cast<size_t>(i)];
     Layer& to = made.layers.emplace_back();
-    KVBLOCKS_RETURN_IF_ERROR(ones(to.attention_norm, hidden));
-    KVBLOCKS_RETURN_IF_ERROR(ones(to.mlp_norm, hidden));
-    if (head_norms) {
-      KVBLOCKS_RETURN_IF_ERROR(ones(to.q_norm, facts.head_size));
-      KVBLOCKS_RETURN_IF_ERROR(ones(to.k_norm, facts.head_size));
+    norm(to.attention_norm, hidden, own.attention_norm);
+    norm(to.mlp_norm, hidden, own.mlp_norm);
+    if (head_norms || !own.q_norm.empty()) {
+      norm(to.q_norm, facts.head_size, own.q_norm);
+      norm(to.k_norm, facts.head_size, own.k_norm);
     }
-    KVBLOCKS_RETURN_IF_ERROR(matrix(to.qkv, "qkv", hidden, queries + 2 * keys));
-    KVBLOCKS_RETURN_IF_ERROR(matrix(to.o, "o", queries, hidden));
-    KVBLOCKS_RETURN_IF_ERROR(
-        matrix(to.gate_up, "gate and up", hidden, 2 * facts.intermediate_size));
-    KVBLOCKS_RETURN_IF_ERROR(matrix(to.down, "down", facts.intermediate_size, hidden));
+    matrix(to.qkv, "qkv", hidden, queries + 2 * keys, {&own.q, &own.k, &own.v});
+    matrix(to.o, "o", queries, hidden, {&own.o});
+    matrix(to.gate_up, "gate and up", hidden, 2 * inner, {&own.mlp.gate, &own.mlp.up});
+    matrix(to.down, "down", inner, hidden, {&own.mlp.down});
   }
+  KVBLOCKS_RETURN_IF_ERROR(status);
   return made;
 }
 

@@ -30,16 +30,24 @@ struct DeviceWeights {
 
   // Unimplemented, with what it is, for models that are not of Llama's or Qwen3's shape: full
   // attention with heads, dense gated MLPs, no biases.
-  static absl::Status Check(const ModelConfig& config);
+  static absl::Status Check(const ModelConfig& config, const Weights& weights = {});
   // Rounded to bf16.
-  static absl::StatusOr<DeviceWeights> Upload(const ModelConfig& config, const Weights& weights);
+  static absl::StatusOr<DeviceWeights> Upload(const ModelConfig& config, const Weights& weights) {
+    return Make(config, weights, false, nullptr);
+  }
   // Norms of ones, and matrices that `fill` fills: so many values of bf16 about so large.
   using Fill = std::function<absl::Status(const DeviceArray&, int64_t count, float deviation)>;
   static absl::StatusOr<DeviceWeights> Random(const ModelConfig& config, bool head_norms,
-                                              const Fill& fill);
+                                              const Fill& fill) {
+    return Make(config, {}, head_norms, fill);
+  }
 
   // What a decode step reads of them: all but the embedding, of which it reads a row per token.
   int64_t BytesPerStep() const;
+
+ private:
+  static absl::StatusOr<DeviceWeights> Make(const ModelConfig& config, const Weights& from,
+                                            bool head_norms, const Fill& fill);
 };
 
 }  // namespace kvblocks::engine

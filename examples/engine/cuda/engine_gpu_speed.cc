@@ -11,6 +11,7 @@
 #include "attention/cuda/cuda_call.h"
 #include "checks/status_macros.h"
 #include "examples/engine/cuda/comparison.h"
+#include "examples/engine/cuda/cuda_place.h"
 #include "examples/engine/cuda/cuda_runner.h"
 #include "examples/engine/cuda/device_weights.h"
 #include "examples/engine/cuda/engine_gpu.h"
@@ -40,25 +41,15 @@ absl::StatusOr<double> ReadRate() {
   KVBLOCKS_ASSIGN_OR_RETURN(const DeviceArray memory, DeviceArray::Create("reads", kBytes));
   KVBLOCKS_ASSIGN_OR_RETURN(const DeviceArray sink, DeviceArray::Create("a sink", 16));
   const cuda::LaunchContext context = ContextOfDevice();
-  void *begin = nullptr, *end = nullptr;
   double best = 0;
-  cuda::Error error = cuda::CreateEvent(&begin);
-  if (error == 0) error = cuda::CreateEvent(&end);
-  for (int i = 0; i < kTries && error == 0; ++i) {
-    float ms = 0;
-    error = cuda::RecordEvent(begin, nullptr);
-    if (error == 0) {
-      error = cuda::LaunchReadAll(context, memory.as<void>(), kBytes, sink.as<uint32_t>());
-    }
-    if (error == 0) error = cuda::RecordEvent(end, nullptr);
-    if (error == 0) error = cuda::Synchronize(nullptr);
-    if (error == 0) error = cuda::ElapsedMs(begin, end, &ms);
-    if (error == 0 && ms > 0) best = std::max(best, static_cast<double>(kBytes) / ms * 1e3);
+  for (int i = 0; i < kTries; ++i) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const double ms, TimeOnDevice(nullptr, [&] {
+                                return StatusOf(
+                                    "reads", cuda::LaunchReadAll(context, memory.as<void>(), kBytes,
+                                                                 sink.as<uint32_t>()));
+                              }));
+    best = std::max(best, static_cast<double>(kBytes) / ms * 1e3);
   }
-  for (void* event : {begin, end}) {
-    if (event != nullptr) (void)cuda::DestroyEvent(event);
-  }
-  KVBLOCKS_RETURN_IF_ERROR(StatusOf("reads", error));
   return best;
 }
 
@@ -87,8 +78,10 @@ class StepTimes final : public sim::EngineObserver {
     for (const sim::ScheduledRecord& record : step.scheduled) context += record.num_context + 1;
     if (!done()) return;
     // The last one that counts: what comes behind may be wrong.
-    for (const unsigned parts : {unsigned{CudaRunner::kAll}, unsigned{CudaRunner::kAttention},
-                                 unsigned{CudaRunner::kProducts}, unsigned{CudaRunner::kRest}}) {
+    for (const CudaRunner::Part parts :
+         {CudaRunner::kAll, CudaRunner::kAttention, CudaRunner::kProducts, CudaRunner::kRest,
+          CudaRunner::kQkv, CudaRunner::kOut, CudaRunner::kGateUp, CudaRunner::kDown,
+          CudaRunner::kHead}) {
       const auto ms = runner_->TimePart(parts, kPartRounds);
       status.Update(ms.status());
       part_ms.push_back(ms.ok() ? *ms : 0);
@@ -99,7 +92,7 @@ class StepTimes final : public sim::EngineObserver {
 
   CudaRunner::LastStep largest;
   std::vector<double> decode_us, build_us, upload_us, issue_us;
-  std::vector<double> part_ms;  // all, attention, products, rest
+  std::vector<double> part_ms;  // all, attention, products, rest, products one by one
   int64_t context = 0;          // tokens of all requests, at the end
   absl::Status status;
 
@@ -112,7 +105,7 @@ class StepTimes final : public sim::EngineObserver {
 class Bench {
  public:
   Bench(const ModelConfig& model, const DeviceWeights& weights, CudaRunner* runner,
-        const ServePlan* serve, double read_rate)
+        const Serving* serve, double read_rate)
       : model_(model), weights_(weights), runner_(runner), serve_(serve), read_rate_(read_rate) {}
 
   absl::Status Decode(int64_t requests, int64_t context) {
@@ -136,12 +129,13 @@ class Bench {
     std::printf(
         "decode %lld requests of %lld: %.1f tokens/s, step %.3f ms (device %.3f, host issues in "
         "%.1f us: metadata %.1f, uploads %.1f), weights %.2f GB, cache %.2f GB, at the read rate "
-        "%.3f ms: %.1f %% of it; "
-        "alone: attention %.3f ms, products %.3f, rest %.3f\n",
+        "%.3f ms: %.1f %% of it; alone: attention %.3f ms, products %.3f (qkv %.3f, o %.3f, gate "
+        "and up %.3f, down %.3f, head %.3f), rest %.3f\n",
         static_cast<long long>(requests), static_cast<long long>(context),
         static_cast<double>(requests) / ms * 1e3, ms, times.part_ms[0], Median(times.issue_us),
         Median(times.build_us), Median(times.upload_us), weights * 1e-9, cache * 1e-9, least,
-        100 * least / ms, times.part_ms[1], times.part_ms[2], times.part_ms[3]);
+        100 * least / ms, times.part_ms[1], times.part_ms[2], times.part_ms[4], times.part_ms[5],
+        times.part_ms[6], times.part_ms[7], times.part_ms[8], times.part_ms[3]);
     return absl::OkStatus();
   }
 
@@ -175,14 +169,14 @@ class Bench {
     const int64_t vocabulary = model_.facts.vocab_size;
     const std::vector<int64_t> lengths(static_cast<size_t>(requests), context);
     const auto served = ServeBy(*runner_, vocabulary, serve_->plan, serve_->config,
-                                RandomPrompts(lengths, outputs, vocabulary), {&times});
+                                TraceOf(RandomPrompts(lengths, vocabulary), outputs), {&times});
     return served.status();
   }
 
   const ModelConfig& model_;
   const DeviceWeights& weights_;
   CudaRunner* const runner_;
-  const ServePlan* const serve_;
+  const Serving* const serve_;
   const double read_rate_;
 };
 
@@ -199,14 +193,13 @@ absl::StatusOr<RandomDeviceModel> MakeRandomModel(const ModelFacts& facts) {
   const cuda::LaunchContext context = ContextOfDevice();
   uint32_t seed = 0;
   KVBLOCKS_ASSIGN_OR_RETURN(
-      made.weights,
-      DeviceWeights::Random(made.config, /*head_norms=*/facts.family == "qwen3",
-                            [&](const DeviceArray& to, int64_t count, float deviation) {
-                              return StatusOf(
-                                  "weights",
-                                  cuda::LaunchFillNormal(context, to.as<void>(), count,
+      made.weights, DeviceWeights::Random(
+                        made.config, /*head_norms=*/facts.family == "qwen3",
+                        [&](const DeviceArray& to, int64_t count, float deviation) {
+                          return StatusOf("weights", cuda::LaunchFillNormal(
+                                                         context, to.as<void>(), count,
                                                          cuda::Element::kBF16, ++seed, deviation));
-                            }));
+                        }));
   KVBLOCKS_RETURN_IF_ERROR(StatusOf("weights", cuda::Synchronize(nullptr)));
   return made;
 }
@@ -223,14 +216,16 @@ absl::Status MeasureSpeed(Products& products, const SpeedOptions& options) {
   const int64_t most = options.requests.empty()
                            ? 1
                            : *std::max_element(options.requests.begin(), options.requests.end());
-  ServeSettings settings;
-  settings.max_num_batched_tokens = options.prefill_tokens;
-  settings.max_num_seqs = std::max<int64_t>(most, 1);
+  Settings settings;
+  settings.caches.model_dtype = DataType::kBFloat16;
+  settings.scheduler.max_num_batched_tokens = options.prefill_tokens;
+  settings.scheduler.max_num_seqs = std::max<int64_t>(most, 1);
   settings.max_model_len = std::max(options.context, options.prefill_tokens) + kMostOutputs;
-  settings.num_blocks = 1 + std::max(most * ((options.context + kMostOutputs) / 16 + 1),
-                                     settings.max_model_len / 16 + 1);
+  settings.plan.num_blocks_override =
+      1 +
+      std::max(most * ((options.context + kMostOutputs) / 16 + 1), settings.max_model_len / 16 + 1);
   settings.caching = false;
-  KVBLOCKS_ASSIGN_OR_RETURN(const ServePlan serve, PlanServing(model.facts, settings));
+  KVBLOCKS_ASSIGN_OR_RETURN(const Serving serve, PlanServing(model.facts, settings));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto runner, CudaRunner::Create(model, weights, products,
                                                                   serve.plan, serve.config, {}));
   Bench bench(model, weights, runner.get(), &serve, read_rate);
