@@ -19,6 +19,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

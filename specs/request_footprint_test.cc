@@ -17,7 +17,7 @@ constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr auto kExact = BlockCountFormula::kExact;
 constexpr auto kUpstream = BlockCountFormula::kUpstream;
 
-KvCacheSpec Full(int64_t block) {
+KvCacheSpec FullOf(int64_t block) {
   return *FullAttentionSpec::Create({.block_size = block, .num_kv_heads = 1, .head_size = 1});
 }
 KvCacheSpec Window(int64_t block, int64_t window) {
@@ -56,14 +56,14 @@ TEST(RequestFootprintExamples, WE_B1ToB10Blocks) {
     int64_t length, in_flight;
     int64_t exact, upstream;
   } rows[] = {
-      {"B1", Full(16), 131'072, 8'192, 8'192, 8'192},
+      {"B1", FullOf(16), 131'072, 8'192, 8'192, 8'192},
       {"B3", Window(16, 4'096), 32'768, 2'048, 385, 385},
       {"B3", Window(16, 4'096), 32'768, 8'192, 769, 769},
       {"B3", Window(16, 4'096), 32'768, 16'384, 1'281, 1'281},
       {"B4 Gemma 3", Window(16, 1'024), 131'072, 8'192, 577, 577},
       {"B5 gpt-oss", Window(16, 128), 131'072, 8'192, 521, 521},
       {"B6", Window(16, 1'024), 128, 8'192, 8, 9},
-      {"B6 full", Full(16), 128, 8'192, 8, 8},
+      {"B6 full", FullOf(16), 128, 8'192, 8, 8},
       {"B7", Window(16, 1'026), 131'072, 1'024, 129, 130},
       {"B8", Chunked(16, 8'192), kMillion, 8'192, 1'024, 1'024},
       {"B8 short", Chunked(16, 8'192), 4'096, 8'192, 256, 256},
@@ -86,8 +86,8 @@ TEST(RequestFootprintExamples, WE_B1ToB10Blocks) {
 TEST(RequestFootprintExamples, WE_B2_FullBlocksWithContextParallelism) {
   RequestLimits limits = Limits(131'072, 8'192);
   limits.decode_context_parallel = 4;
-  EXPECT_EQ(Blocks(Full(16), limits), 2'048);
-  EXPECT_EQ(BlockTableWidth(Full(16), limits).value(), 2'048);
+  EXPECT_EQ(Blocks(FullOf(16), limits), 2'048);
+  EXPECT_EQ(BlockTableWidth(FullOf(16), limits).value(), 2'048);
 }
 
 TEST(RequestFootprintExamples, WE_B11_CrossAttentionHoldsTheEncoder) {
@@ -105,7 +105,7 @@ TEST(RequestFootprintExamples, WE_B11_CrossAttentionHoldsTheEncoder) {
   EXPECT_EQ(Blocks(*spec, limits), 24);
 }
 
-KvCacheSpec Mamba(MambaCacheMode mode, int64_t speculative) {
+KvCacheSpec MambaOf(MambaCacheMode mode, int64_t speculative) {
   return *MambaSpec::Create({.block_size = 1'056,
                              .states = {{{8}}},
                              .cache_mode = mode,
@@ -115,9 +115,9 @@ KvCacheSpec Mamba(MambaCacheMode mode, int64_t speculative) {
 TEST(RequestFootprintExamples, WE_B12_MambaStatesByMode) {
   const RequestLimits limits = Limits(262'144, 8'192);
   for (const int64_t speculative : {0, 3}) {
-    const KvCacheSpec none = Mamba(MambaCacheMode::kNone, speculative);
-    const KvCacheSpec align = Mamba(MambaCacheMode::kAlign, speculative);
-    const KvCacheSpec all = Mamba(MambaCacheMode::kAll, speculative);
+    const KvCacheSpec none = MambaOf(MambaCacheMode::kNone, speculative);
+    const KvCacheSpec align = MambaOf(MambaCacheMode::kAlign, speculative);
+    const KvCacheSpec all = MambaOf(MambaCacheMode::kAll, speculative);
     EXPECT_EQ(Blocks(none, limits), 1 + speculative);
     EXPECT_EQ(Blocks(align, limits), 2 + speculative);
     EXPECT_EQ(Blocks(all, limits), 249 + speculative);
@@ -182,7 +182,7 @@ TEST(RequestFootprintExhaustive, ExactSlidingCapIsTheSimulatedWorstCase) {
           ASSERT_EQ(exact, worst) << spec.ToString() << " L=" << length << " T=" << in_flight;
           ASSERT_LE(exact, upstream);
           ASSERT_LE(upstream, exact + 1);
-          ASSERT_LE(exact, Blocks(Full(block), limits));
+          ASSERT_LE(exact, Blocks(FullOf(block), limits));
         }
       }
     }
@@ -212,7 +212,7 @@ TEST(RequestFootprintExhaustive, ExactChunkedCapIsTheSimulatedWorstCase) {
 
 TEST(RequestFootprintTest, OnlyLocalKindsHaveACap) {
   const RequestLimits limits = Limits(1'000, 100);
-  EXPECT_EQ(AdmissionCap(Full(16), limits).value(), std::nullopt);
+  EXPECT_EQ(AdmissionCap(FullOf(16), limits).value(), std::nullopt);
   EXPECT_EQ(AdmissionCap(Mla(16, 4), limits).value(), std::nullopt);
   const auto sink = SinkFullAttentionSpec::Create(
       {.block_size = 16, .num_kv_heads = 1, .head_size = 1, .sink_length = 16});
@@ -231,7 +231,7 @@ TEST(RequestFootprintTest, OnlyLocalKindsHaveACap) {
 // KS-42: the table keeps an entry for every token, stored or not.
 TEST(RequestFootprintTest, TableWidthCoversTheWholeRequestForEveryKind) {
   const RequestLimits limits = Limits(1'001, 100);
-  for (const KvCacheSpec& spec : {Full(16), Mla(16, 4), Window(16, 32), Chunked(16, 32)}) {
+  for (const KvCacheSpec& spec : {FullOf(16), Mla(16, 4), Window(16, 32), Chunked(16, 32)}) {
     EXPECT_EQ(BlockTableWidth(spec, limits).value(), 63) << spec.ToString();
   }
 }
@@ -246,7 +246,7 @@ TEST(RequestFootprintTest, BytesAreBlocksTimesPage) {
 TEST(RequestFootprintTest, LimitsBelowOneAreRefused) {
   for (const int64_t bad : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
     const std::string reason = ": got " + std::to_string(bad) + ", expected at least 1";
-    for (const KvCacheSpec& spec : {Full(16), Window(16, 32)}) {
+    for (const KvCacheSpec& spec : {FullOf(16), Window(16, 32)}) {
       EXPECT_EQ(AdmissionCap(spec, Limits(bad, 1)).status().message(), "max_model_len" + reason);
       EXPECT_EQ(MaxBlocksPerRequest(spec, Limits(1, bad)).status().message(),
                 "max_in_flight_tokens" + reason);
@@ -273,18 +273,18 @@ TEST(RequestFootprintTest, LocalKindsRefuseContextParallelism) {
 }
 
 TEST(RequestFootprintTest, HugeLimitsNeverWrap) {
-  EXPECT_EQ(Blocks(Full(1), Limits(kHuge, kHuge)), kHuge);
+  EXPECT_EQ(Blocks(FullOf(1), Limits(kHuge, kHuge)), kHuge);
   EXPECT_EQ(Blocks(Window(1, kHuge), Limits(kHuge, kHuge)), kHuge);
   EXPECT_EQ(Blocks(Chunked(1, kHuge), Limits(kHuge, kHuge), kUpstream), kHuge);
   EXPECT_EQ(Blocks(Window(16, 128), Limits(kHuge, 64)), 13);
-  const auto bytes = MaxBytesPerRequest(Full(1), Limits(kHuge, 1));
+  const auto bytes = MaxBytesPerRequest(FullOf(1), Limits(kHuge, 1));
   ASSERT_FALSE(bytes.ok());
   EXPECT_THAT(std::string(bytes.status().message()), HasSubstr("fits 63 bits"));
-  EXPECT_FALSE(MaxBlocksPerRequest(Mamba(MambaCacheMode::kAll, kHuge), Limits(kHuge, 1)).ok());
-  EXPECT_FALSE(BlockTableWidth(Mamba(MambaCacheMode::kNone, kHuge), Limits(1, 1)).ok());
+  EXPECT_FALSE(MaxBlocksPerRequest(MambaOf(MambaCacheMode::kAll, kHuge), Limits(kHuge, 1)).ok());
+  EXPECT_FALSE(BlockTableWidth(MambaOf(MambaCacheMode::kNone, kHuge), Limits(1, 1)).ok());
   RequestLimits limits = Limits(kHuge, 1);
   limits.decode_context_parallel = kHuge;
-  EXPECT_EQ(Blocks(Full(16), limits), 1);
+  EXPECT_EQ(Blocks(FullOf(16), limits), 1);
 }
 
 TEST(RequestFootprintTest, UpstreamFormulaReachesTheEndOfTheRange) {

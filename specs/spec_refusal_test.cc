@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using Specs = std::vector<KvCacheSpec>;
 
-constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr int64_t kVast = std::numeric_limits<int64_t>::max();
 
 template <typename Spec>
 typename Spec::Options Good() {
@@ -87,18 +87,18 @@ TYPED_TEST(EverySpecTest, RefusesSizesBelowOne) {
 }
 
 TYPED_TEST(EverySpecTest, RefusesPagesBeyond63BitsInsteadOfWrapping) {
-  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge; }), HasSubstr("fits 63 bits"));
-  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge / 16; }),
+  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kVast; }), HasSubstr("fits 63 bits"));
+  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kVast / 16; }),
               HasSubstr("fits 63 bits"));
   if (KindHasField(TypeParam::kKind, "num_kv_heads")) {
-    EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.num_kv_heads = kHuge; }),
+    EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.num_kv_heads = kVast; }),
                 HasSubstr("fits 63 bits"));
   }
   if (KindHasField(TypeParam::kKind, "alignment")) {
-    EXPECT_EQ(Refusal<TypeParam>([](auto& o) { o.alignment = kHuge; }), "accepted");
+    EXPECT_EQ(Refusal<TypeParam>([](auto& o) { o.alignment = kVast; }), "accepted");
     EXPECT_THAT(Refusal<TypeParam>([](auto& o) {
-                  o.head_size = kHuge / 64;
-                  o.alignment = kHuge / 2 + 2;
+                  o.head_size = kVast / 64;
+                  o.alignment = kVast / 2 + 2;
                   o.block_size = 32;
                 }),
                 HasSubstr("fits 63 bits"));
@@ -191,7 +191,7 @@ TEST(SpecRefusalTest, CompressRatioMustDivideTheBlock) {
 
 // E-14
 TEST(SpecRefusalTest, SinkLengthIsAPositiveMultipleOfTheBlock) {
-  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{17}, kHuge}) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{17}, kVast}) {
     EXPECT_EQ(Refusal<SinkFullAttentionSpec>([&](auto& o) { o.sink_length = bad; }),
               "sink_length: got " + std::to_string(bad) +
                   ", expected a positive multiple of block_size 16");
@@ -200,7 +200,7 @@ TEST(SpecRefusalTest, SinkLengthIsAPositiveMultipleOfTheBlock) {
 
 // D-13
 TEST(SpecRefusalTest, ChunkIsAPositiveMultipleOfTheBlock) {
-  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{65}, kHuge}) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{65}, kVast}) {
     EXPECT_THAT(Refusal<ChunkedLocalAttentionSpec>([&](auto& o) { o.attention_chunk_size = bad; }),
                 HasSubstr("attention_chunk_size: got " + std::to_string(bad) +
                           ", expected a positive multiple of block_size 16"));
@@ -288,10 +288,10 @@ TEST(SpecRefusalTest, MambaStatesHavePositiveSizesThatFit) {
   EXPECT_EQ(MambaRefusal([](auto& o) { o.page_size_padded = 27; }),
             "page_size_padded: got 27, expected at least the unpadded page of 28 bytes");
   EXPECT_THAT(MambaRefusal([](auto& o) {
-                o.states[0].shape = {kHuge, 2};
+                o.states[0].shape = {kVast, 2};
               }),
               HasSubstr("states[0].shape: got more than 9223372036854775807 values"));
-  EXPECT_THAT(MambaRefusal([](auto& o) { o.states[0].shape = {kHuge}; }),
+  EXPECT_THAT(MambaRefusal([](auto& o) { o.states[0].shape = {kVast}; }),
               HasSubstr("states: got a state of more than 9223372036854775807 bytes"));
   EXPECT_EQ(ParseMambaCacheMode("some").status().message(),
             "cache_mode: got \"some\", expected one of none, align, all");

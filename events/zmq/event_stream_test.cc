@@ -28,9 +28,9 @@ using Kind = EventSubscriber::Kind;
 
 constexpr milliseconds kPatience(20'000);
 
-BlockHash Named(uint64_t name) { return {{name, 1, 2, 3}}; }
+BlockHash HashNamed(uint64_t name) { return {{name, 1, 2, 3}}; }
 std::vector<KvEvent> Stored(uint64_t name) {
-  return {BlockStored{.block_hashes = {Named(name)}, .block_size = 16}};
+  return {BlockStored{.block_hashes = {HashNamed(name)}, .block_size = 16}};
 }
 
 std::unique_ptr<EventPublisher> Publisher(EventPublisher::Options options) {
@@ -85,7 +85,7 @@ TEST(EventStreamTest, WhatIsPublishedArrives) {  // V-64
   EXPECT_EQ(received->batch.data_parallel_rank, 0);
   EXPECT_EQ(received->batch.events, Stored(1));
   EXPECT_EQ(subscriber->streams()[0].topic, "kv");
-  EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{Named(1)}),
+  EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{HashNamed(1)}),
             (std::vector<BlockIndex::PrefixMatch>{{0, 1}}));
   EXPECT_EQ(subscriber->Receive(milliseconds(1)), std::nullopt);
 }
@@ -422,7 +422,7 @@ TEST(EventStreamTest, PublishersMayConnectToOneSubscriber) {  // V-65
   for (auto* publisher : {&a, &b, &other}) (*publisher)->Publish(Stored(1));
   EXPECT_EQ(Take(*subscriber, 2), "0 0");
   EXPECT_EQ(subscriber->streams().size(), 2u);
-  EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{Named(1)}).size(), 2u);
+  EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{HashNamed(1)}).size(), 2u);
   EXPECT_EQ(subscriber->Receive(milliseconds(30)), std::nullopt);
 }
 

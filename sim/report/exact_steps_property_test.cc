@@ -21,6 +21,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 // Counts what was left out.
 class SkipCounter final : public EngineObserver {
  public:

@@ -11,6 +11,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 void AddWe7(Replay& replay) {
   replay.config.kv_cache.num_blocks = 7;
   replay.Add({.id = "A", .prompt = 8, .output = 9});

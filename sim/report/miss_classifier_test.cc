@@ -11,6 +11,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 // --- Seen paths ---
 
 // The key of a block is a hash of all content up to it.

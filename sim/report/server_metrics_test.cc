@@ -14,6 +14,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 using testing::HasSubstr;
 
 struct Served {

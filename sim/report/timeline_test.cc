@@ -15,6 +15,8 @@
 namespace kvblocks::sim {
 namespace {
 
+namespace pb = ::kvblocks::report::v1;
+
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;

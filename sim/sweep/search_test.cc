@@ -18,20 +18,21 @@
 namespace kvblocks::sim {
 namespace {
 
-namespace pb = ::kvblocks::sweep::v1;
+namespace sweep_pb = ::kvblocks::sweep::v1;
 using ::kvblocks::config::v1::ReplayConfig;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-pb::PointResult ResultOf(double hit_rate, int64_t preemptions = 0) {
-  pb::PointResult result;
+sweep_pb::PointResult ResultOf(double hit_rate, int64_t preemptions = 0) {
+  sweep_pb::PointResult result;
   result.mutable_report()->mutable_whole_run()->mutable_token_hit_rate()->set_value(hit_rate);
   result.mutable_report()->mutable_preemption()->set_preemptions(preemptions);
   return result;
 }
 
 TEST(SweepMetricsTest, TheFrontIsWhatNoPointBeats) {
-  std::vector<pb::PointResult> results = {ResultOf(0.5, 3), ResultOf(0.6, 3), ResultOf(0.6, 3),
+  std::vector<sweep_pb::PointResult> results = {ResultOf(0.5, 3), ResultOf(0.6, 3),
+                                                ResultOf(0.6, 3),
                                           ResultOf(0.7, 4), ResultOf(0.1, 0), ResultOf(0.1, 1)};
   results.push_back({});  // without figures
   const auto metrics = *FindSweepMetrics("hit-rate,preemptions", {});
@@ -104,7 +105,7 @@ TEST(SweepMetricsTest, CostsAreThoseOfDevicesAndOfTheTiersOfEach) {
 // What searches run on.
 class SearchTest : public ::testing::Test {
  protected:
-  pb::PointResult Replay(const ReplayConfig& config) {
+  sweep_pb::PointResult Replay(const ReplayConfig& config) {
     return RunPoint(*PlanPoint(config, {}, &hashes), &traces);
   }
 
@@ -154,7 +155,7 @@ TEST(ConditionTest, HoldsByNumberByBaselineAndByLimits) {
   EXPECT_EQ(Holds(ConditionOf("slo"), ResultOf(0.5), {}), std::nullopt);
   EXPECT_EQ(Holds(ConditionOf("hit-rate<=baseline"), ResultOf(0.5), {}), std::nullopt);
   // A rejected request is within no limit.
-  pb::PointResult limited = ResultOf(0.5);
+  sweep_pb::PointResult limited = ResultOf(0.5);
   auto* goodput = limited.mutable_report()->mutable_goodput();
   goodput->set_requests_total(100);
   auto* limit = goodput->add_objectives();
@@ -247,7 +248,7 @@ TEST_F(SearchTest, SM109TheBorderHoldsAndTheNextValueDoesNot) {
   EXPECT_THAT(FormatBorder(*report, metrics, false),
               HasSubstr(absl::StrCat("--num-blocks=", report->value())));
   int64_t num_answers = 0;
-  for (const pb::SweepRow& row : report->tried().rows()) num_answers += row.on_front();
+  for (const sweep_pb::SweepRow& row : report->tried().rows()) num_answers += row.on_front();
   EXPECT_EQ(num_answers, 1);
 
   // Limits of --slo are a condition. Beyond the range the answer is none, or its end.

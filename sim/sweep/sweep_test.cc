@@ -17,13 +17,13 @@
 namespace kvblocks::sim {
 namespace {
 
-namespace pb = ::kvblocks::sweep::v1;
+namespace sweep_pb = ::kvblocks::sweep::v1;
 using ::kvblocks::config::v1::ReplayConfig;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-pb::SweepSpec SpecOf(const std::vector<std::string>& axes, int64_t limit = 120) {
-  pb::SweepSpec spec;
+sweep_pb::SweepSpec SpecOf(const std::vector<std::string>& axes, int64_t limit = 120) {
+  sweep_pb::SweepSpec spec;
   spec.mutable_config()->set_limit(limit);
   for (const std::string& text : axes) {
     auto axis = ParseAxis(text);
@@ -33,7 +33,7 @@ pb::SweepSpec SpecOf(const std::vector<std::string>& axes, int64_t limit = 120) 
   return spec;
 }
 
-std::vector<PlannedPoint> PointsOf(const pb::SweepSpec& spec) {
+std::vector<PlannedPoint> PointsOf(const sweep_pb::SweepSpec& spec) {
   ContentHashes hashes;
   auto points = ExpandSweep(spec, &hashes);
   EXPECT_TRUE(points.ok()) << points.status();
@@ -51,7 +51,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::vector<pb::PointResult> RunAll(const std::vector<PlannedPoint>& points, int threads,
+std::vector<sweep_pb::PointResult> RunAll(const std::vector<PlannedPoint>& points, int threads,
                                     const std::string& path = "", int64_t* num_run = nullptr,
                                     bool retry = false) {
   DecodedTraces traces;
@@ -93,7 +93,7 @@ TEST(SweepPointsTest, RangesAreWrittenOut) {
 }
 
 TEST(SweepPointsTest, SM107TheGridIsEveryCombinationTheLastAxisFastest) {
-  pb::SweepSpec spec = SpecOf({"num-blocks=500,900", "block-size=16,32"});
+  sweep_pb::SweepSpec spec = SpecOf({"num-blocks=500,900", "block-size=16,32"});
   std::vector<std::string> seen;
   for (const PlannedPoint& point : PointsOf(spec)) {
     seen.push_back(absl::StrCat(point.config.num_blocks(), "/", point.config.block_size()));
@@ -243,7 +243,7 @@ std::string ReplayBytes(const ReplayConfig& config) {
 }
 
 TEST(PointRunnerTest, SM107ResultsAreThoseOfReplaysWhateverTheNumberOfThreads) {
-  pb::SweepSpec spec = SpecOf({"num-blocks=300,700", "speedup=1,40", "block-size=16,64"});
+  sweep_pb::SweepSpec spec = SpecOf({"num-blocks=300,700", "speedup=1,40", "block-size=16,64"});
   spec.mutable_config()->set_slo("ttft:500ms:p99");
   const auto points = PointsOf(spec);
   const auto metrics = *FindSweepMetrics("hit-rate,ttft-p99,preemptions,pool-gib", {});

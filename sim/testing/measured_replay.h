@@ -14,8 +14,6 @@
 
 namespace kvblocks::sim {
 
-namespace pb = ::kvblocks::report::v1;
-
 class Rows final : public RequestRowSink {
  public:
   void OnRow(const RequestRow& row) override {
@@ -27,7 +25,7 @@ class Rows final : public RequestRowSink {
 };
 
 struct Measured {
-  pb::Report report;
+  report::v1::Report report;
   Rows rows;
   absl::Status status;
 };
@@ -41,9 +39,9 @@ inline void Measure(Replay& replay, Measured* out, ReplayMetricsOptions options 
 }
 
 template <typename Groups>
-void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
+void ExpectGroupsAddUp(const Groups& groups, const report::v1::HitRates& whole) {
   int64_t requests = 0, queried = 0, hit = 0;
-  for (const pb::HitGroup& group : groups) {
+  for (const report::v1::HitGroup& group : groups) {
     requests += group.requests();
     hit += group.token_hit_rate().numerator();
     queried += group.token_hit_rate().denominator();
@@ -53,16 +51,17 @@ void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
   EXPECT_EQ(queried, whole.token_hit_rate().denominator());
 }
 
-inline int64_t Blocks(const pb::MissCauses& misses, MissReason reason) {
-  for (const pb::MissCause& cause : misses.causes()) {
+inline int64_t Blocks(const report::v1::MissCauses& misses, MissReason reason) {
+  for (const report::v1::MissCause& cause : misses.causes()) {
     if (cause.cause() == std::string(MissReasonName(reason))) return cause.blocks();
   }
   ADD_FAILURE() << "no cause " << std::string(MissReasonName(reason));
   return -1;
 }
 
-inline void ExpectCausesAddUp(const pb::Report& report) {
-  for (const pb::MissCauses* misses : {&report.first_admission_misses(), &report.resume_misses()}) {
+inline void ExpectCausesAddUp(const report::v1::Report& report) {
+  for (const report::v1::MissCauses* misses :
+       {&report.first_admission_misses(), &report.resume_misses()}) {
     int64_t sum = 0;
     for (const auto& cause : misses->causes()) sum += cause.blocks();
     EXPECT_EQ(sum, misses->missed_blocks());
@@ -73,13 +72,13 @@ inline void ExpectCausesAddUp(const pb::Report& report) {
   for (int i = 0; i < causes.size(); ++i) {
     EXPECT_EQ(report.series().miss_causes(i), causes[i].cause());
     int64_t blocks = 0;
-    for (const pb::Point& point : report.series().points()) {
+    for (const report::v1::Point& point : report.series().points()) {
       if (point.missed_blocks_size() > 0) blocks += point.missed_blocks(i);
     }
     EXPECT_EQ(blocks, causes[i].blocks()) << causes[i].cause();
   }
   int64_t outputs = 0;
-  for (const pb::Point& point : report.series().points()) {
+  for (const report::v1::Point& point : report.series().points()) {
     outputs += point.output_tokens();
     EXPECT_EQ(point.ttft_ms() > 0, point.first_tokens() > 0);
   }
@@ -101,7 +100,7 @@ inline std::vector<int64_t> Content(int64_t head, int64_t first, int64_t length)
 }
 
 // Requests as they are, for what Replay has no field for.
-inline pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info,
+inline report::v1::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info,
                                   const ReplayMetricsOptions& options = {}) {
   SimulationConfig config;
   config.kv_cache.num_blocks = 100;
@@ -118,13 +117,13 @@ inline pb::Report MeasureRequests(std::vector<TraceRequest> requests, const Trac
   const auto simulation = Simulation::Create(config, &reader, step_time->get(), {&metrics});
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   EXPECT_TRUE((*simulation)->Run().ok());
-  pb::Report report;
+  report::v1::Report report;
   metrics.Fill((*simulation)->result(), &report);
   return report;
 }
 
 // Of a run that ends well; with the sums that hold for every report.
-inline pb::Report ReportOf(Replay& replay, const ReplayMetricsOptions& options = {}) {
+inline report::v1::Report ReportOf(Replay& replay, const ReplayMetricsOptions& options = {}) {
   Measured measured;
   Measure(replay, &measured, options);
   EXPECT_TRUE(measured.status.ok()) << measured.status;
