@@ -250,9 +250,8 @@ class DecodeLoader {
     const int begin = lowest_ - first, end = end_ - first;
 #pragma unroll
     for (int octet = 0; octet < 2; ++octet) {
-      const bool exists = (missing >> octet & 1) == 0;
       const int row = 8 * octet + lane_ % 8;
-      const bool has_key = exists && row >= begin && row < end;
+      const bool has_key = (missing >> octet & 1) == 0 && row >= begin && row < end;
       const char* key = k_ + uint64_t{octet == 0 ? k0 : k1} * p_.k_unit + lane_ % 8 * 16;
 #pragma unroll
       for (int chunk = lane_ / 8; chunk < kChunks; chunk += 4) {
@@ -260,19 +259,23 @@ class DecodeLoader {
         CopyChunk(to + ChunkAt(FirstChunk<kChunks>(row), chunk),
                   valid ? key + int64_t{chunk} * p_.block_size * 16 : p_.k, valid);
       }
-      const bool has_values = exists && 8 * octet + 8 > begin && 8 * octet < end;
-      const char* value = v_ + uint64_t{octet == 0 ? v0 : v1} * p_.v_unit;
+    }
+    // Neighbouring lanes copy both octets of a dimension, which may be neighbours.
+    const int octet = lane_ % 2;
+    const bool has_values =
+        (missing >> octet & 1) == 0 && 8 * octet + 8 > begin && 8 * octet < end;
+    const int64_t step = int64_t{p_.block_size} * Code::kBytes;
+    const char* value = v_ + uint64_t{octet == 0 ? v0 : v1} * p_.v_unit + lane_ / 2 * step;
 #pragma unroll
-      for (int dim = lane_; dim < kDim; dim += 32) {
-        const bool valid = has_values && dim < p_.value_dim;
-        const char* from = valid ? value + int64_t{dim} * p_.block_size * Code::kBytes : p_.v;
-        const uint32_t at = to + kMatrixBytes;
-        if constexpr (Code::kBytes == 2) {
-          CopyChunk(at + dim * 32 + ((octet ^ dim / 4 % 2) << 4), from, valid);
-        } else {
-          CopyAsync8(at + dim * 16 + octet * 8, from, valid);
-        }
+    for (int dim = lane_ / 2; dim < kDim; dim += 16) {
+      const bool valid = has_values && dim < p_.value_dim;
+      const uint32_t at = to + kMatrixBytes;
+      if constexpr (Code::kBytes == 2) {
+        CopyChunk(at + dim * 32 + ((octet ^ dim / 4 % 2) << 4), valid ? value : p_.v, valid);
+      } else {
+        CopyAsync8(at + dim * 16 + octet * 8, valid ? value : p_.v, valid);
       }
+      value += 16 * step;
     }
     return missing;
   }

@@ -50,30 +50,45 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
     }
   }
 
-  KVB_DEVICE void Attend(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
-                         uint32_t at, int first, uint32_t missing) {
-    if (missing == 3) return;
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    float s[1][4];
-    this->Scores(at, s);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
-    this->Adjust(p, item, row_group, first, 0, false, s);
-    // A bit per lane: of keys g and g + 8 (i / 2), queries 2t and 2t + 1 (i % 2).
-    uint32_t seen[4], flags = 0;
+  // What queries see of a warp's 16 keys from `first` on. Before one waits for the keys: masks are
+  // read meanwhile.
+  KVB_DEVICE void LookAt(const DecodeKernelParams& p, const DecodeItem& item, int first,
+                         uint32_t missing) {
+    const int g = static_cast<int>(threadIdx.x % 32) / 4;
+    uint32_t flags = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const RowSees& sees = sees_[i % 2];
       const int key = first + g + i / 2 * 8;
       float bias = 0;
-      bool visible =
+      visible_[i] =
           key >= sees.lo && key < sees.hi && key < item.limit && (missing >> i / 2 & 1) == 0;
-      if (visible && sees.needs_test) visible = IsVisible(p.scoring, sees, 0, key, bias, flags);
-      s[0][i] = visible ? s[0][i] + bias * 1.4426950408889634f : -INFINITY;
-      seen[i] = __ballot_sync(kFullWarp, visible);
+      if (visible_[i] && sees.needs_test) {
+        visible_[i] = IsVisible(p.scoring, sees, 0, key, bias, flags);
+      }
+      bias_[i] = bias;
     }
     if (flags != 0 && p.error_flags != nullptr) atomicOr(p.error_flags, flags);
+  }
+
+  // Behind LookAt.
+  KVB_DEVICE void Attend(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
+                         uint32_t at, int first, uint32_t missing) {
+    // A bit per lane: of keys g and g + 8 (i / 2), queries 2t and 2t + 1 (i % 2).
+    uint32_t seen[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) seen[i] = __ballot_sync(kFullWarp, visible_[i]);
     if ((seen[0] | seen[1] | seen[2] | seen[3]) == 0) return;
+    const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
+    float s[1][4];
+    this->Scores(at, s);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
+    this->Adjust(p, item, row_group, first, 0, false, s);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[0][i] = visible_[i] ? s[0][i] + bias_[i] * 1.4426950408889634f : -INFINITY;
+    }
     this->Weigh(s);
     uint32_t weights[1][2] = {
         {TransposeMatrix(T::Pack(s[0][0], s[0][1])), TransposeMatrix(T::Pack(s[0][2], s[0][3]))}};
@@ -183,6 +198,8 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
   }
 
   RowSees sees_[2];        // of queries 2t and 2t + 1
+  bool visible_[4];        // of Attend's `seen`, this lane's
+  float bias_[4];          // the same keys'
   uint32_t existing_[2];  // as Attend's `seen`, of eight keys
 };
 

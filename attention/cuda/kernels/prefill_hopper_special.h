@@ -1,0 +1,276 @@
+// What the wgmma prefill kernel does of special cases, in instances of their own: masks that hide
+// and block-sparse visibility (Kind::kTested), and values of kPagedX. Device code.
+//
+// A tile of keys of a tested instance is two halves of 64 keys, each with a key that some row sees;
+// halves that no row sees are left out, so that a tile's halves need not be neighbours. What
+// intervals say gives the tiles that other instances have, and so the same bits. The producing
+// warpgroup finds tiles: its thread n asks for row n, and leaves a bit per key that the row sees.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_SPECIAL_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_SPECIAL_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/prefill_rows.h"
+#include "attention/cuda/kernels/prefill_special.h"
+#include "attention/cuda/kernels/prefill_tile.h"
+#include "attention/cuda/kernels/row_visibility.h"
+
+namespace kvblocks::attention::cuda::prefill_hopper {
+
+// --- Values of kPagedX ---
+//
+// They lie by dimensions, and so does their tile: per 16 keys a row of 32 bytes per dimension,
+// whose two pieces change places by dimension / 4 % 2.
+
+// The piece of eight keys, an octet of the tile, of a dimension.
+template <int kDv>
+KVB_DEVICE int PieceByDims(int dim, int octet) {
+  return (octet / 2 * kDv + dim) * 32 + ((octet % 2 ^ dim / 4 % 2) << 4);
+}
+// As ValuesOfKey.
+template <int kDv>
+KVB_DEVICE uint32_t ValuesOfKeyByDims(const unsigned char* values, int d, int key) {
+  const int dim = 8 * d + static_cast<int>(threadIdx.x % 4 * 2);
+  const auto at = [&](int n) {
+    return uint32_t{*reinterpret_cast<const uint16_t*>(values + PieceByDims<kDv>(n, key / 8) +
+                                                       key % 8 * 2)};
+  };
+  return at(dim) | at(dim + 1) << 16;
+}
+
+// --- Tiles that are tested ---
+
+// Tiles found before consumers have left the one that is five steps before.
+inline constexpr int kSeenSlots = 8;
+inline constexpr int kProducersBarrier = 4;
+
+struct SeenTile {
+  uint32_t mixed[4];  // a bit per row that does not see all of the tile
+  int32_t keys[2];    // the first ones of the halves; -1: none
+  uint32_t is_last;   // of its row tile
+  uint32_t unused;
+};
+
+// What a row's bits are made of.
+struct alignas(16) RowRule {
+  RowSees sees;
+  int32_t end;          // of what it sees
+  int32_t local_block;  // block-sparse: from this block on it sees all,
+  uint32_t offset;      // before where block + offset is a multiple of the stride
+};
+
+// In 32 bits, what the block-sparse rule divides by.
+struct SparseDivisors {
+  FastDivisor by_block, by_stride;
+
+  // Blocks from `block` on to the next that a head sees.
+  KVB_DEVICE uint32_t ToStride(uint32_t block, uint32_t offset) const {
+    const uint32_t stride = by_stride.divisor();
+    uint32_t past = block - by_stride.Quotient(block) * stride + offset;
+    if (past >= stride) past -= stride;
+    return past == 0 ? 0 : stride - past;
+  }
+};
+
+// What both halves of the kernel know of the tiles of a step.
+template <typename Shared>
+struct SeenTiles {
+  unsigned char* shared;
+
+  KVB_DEVICE SeenTile& At(uint32_t step) const {
+    return reinterpret_cast<SeenTile*>(shared + Shared::kSeenTiles)[step % kSeenSlots];
+  }
+  // By row, two words of 64 keys each.
+  KVB_DEVICE uint64_t* Words(uint32_t step) const {
+    return reinterpret_cast<uint64_t*>(shared + Shared::kSeenWords) +
+           step % kSeenSlots * 2 * kPrefillRows;
+  }
+  KVB_DEVICE bool IsMixed(uint32_t step) const {
+    const uint32_t(&mixed)[4] = At(step).mixed;
+    return (mixed[0] | mixed[1] | mixed[2] | mixed[3]) != 0;
+  }
+};
+
+// By the producing warpgroup.
+template <typename Shared>
+class TileFinder {
+ public:
+  KVB_DEVICE TileFinder(const PrefillParams& params, const SparseDivisors& divisors,
+                        unsigned char* shared, uint32_t* error_flags)
+      : params_(params),
+        divisors_(divisors),
+        shared_(shared),
+        error_flags_(error_flags),
+        thread_(static_cast<int>(threadIdx.x)) {}
+
+  KVB_DEVICE void Begin(const RowTile& tile) {
+    const Scoring& scoring = params_.scoring;
+    NamedBarrierSync(kProducersBarrier, kPrefillRows);  // nobody needs the last tile's
+    if (thread_ < tile.num_rows) {
+      RowRule& rule = RuleOf(thread_);
+      rule.sees = SeesOfRow(params_, tile, thread_);
+      rule.end = rule.sees.hi < tile.kv_len ? rule.sees.hi : tile.kv_len;
+      const BlockSparseRule& sparse = scoring.block_sparse;
+      if (IsSparse()) {
+        rule.local_block = static_cast<int32_t>(FloorDiv(rule.sees.p, sparse.block_size) + 1 -
+                                                sparse.local_blocks);
+        const int64_t offset = rule.sees.sparse_offset % sparse.vert_stride;
+        rule.offset = static_cast<uint32_t>(offset < 0 ? offset + sparse.vert_stride : offset);
+      }
+    }
+    NamedBarrierSync(kProducersBarrier, kPrefillRows);
+    next_ = tile.seen.begin / 64 * 64;
+  }
+
+  // The next tile, for this step; false if there is none. A row tile has at least one, of which its
+  // rows may see nothing.
+  KVB_DEVICE bool Find(const RowTile& tile, uint32_t step, bool is_first) {
+    const bool exists = thread_ < tile.num_rows;
+    int32_t keys[2] = {-1, -1};
+    uint64_t words[2] = {0, 0};
+#pragma unroll 1
+    for (int found = 0; found < 2;) {
+      const int32_t key = SkipHidden(tile, next_);
+      next_ = key + 64;
+      if (key >= tile.seen.end) {
+        next_ = tile.seen.end;
+        if (found == 0 && !is_first) return false;
+        break;
+      }
+      const uint64_t word = exists ? WordOf(RuleOf(thread_), key) : 0;
+      if (!AnyRow(word != 0)) continue;
+      // The first tile begins where that of an interval does.
+      if (found == 1 || (is_first && key / 64 % 2 != 0)) {
+        keys[1] = key, words[1] = word, found = 2;
+      } else {
+        keys[0] = key, words[0] = word, found = 1;
+      }
+    }
+    if (!exists) words[0] = words[1] = ~uint64_t{0};
+    const SeenTiles<Shared> tiles{shared_};
+    uint64_t* const to = tiles.Words(step) + 2 * thread_;
+    to[0] = words[0], to[1] = words[1];
+    const uint32_t mixed = __ballot_sync(kFullWarp, (words[0] & words[1]) != ~uint64_t{0});
+    if (thread_ % 32 == 0) tiles.At(step).mixed[thread_ / 32] = mixed;
+    if (thread_ == 0) {
+      tiles.At(step).keys[0] = keys[0], tiles.At(step).keys[1] = keys[1];
+      tiles.At(step).is_last = 0;
+    }
+    NamedBarrierSync(kProducersBarrier, kPrefillRows);
+    return true;
+  }
+
+ private:
+  KVB_DEVICE bool IsSparse() const { return params_.scoring.block_sparse.vert_stride > 1; }
+  KVB_DEVICE RowRule& RuleOf(int row) const {
+    return reinterpret_cast<RowRule*>(shared_ + Shared::kRules)[row];
+  }
+
+  KVB_DEVICE bool AnyRow(bool mine) {
+    uint32_t* const by_warp =
+        reinterpret_cast<uint32_t*>(shared_ + Shared::kAnySeen) + asked_++ % 2 * 4;
+    const bool any = __any_sync(kFullWarp, mine) != 0;
+    if (thread_ % 32 == 0) by_warp[thread_ / 32] = any;
+    NamedBarrierSync(kProducersBarrier, kPrefillRows);
+    return (by_warp[0] | by_warp[1] | by_warp[2] | by_warp[3]) != 0;
+  }
+
+  // From 64 keys to the next that the block-sparse rule does not hide from all rows. Of all tokens
+  // the earliest sees most; the first rows are those of all heads.
+  KVB_DEVICE int32_t SkipHidden(const RowTile& tile, int32_t key) const {
+    if (!IsSparse() || params_.query_positions != nullptr || key >= tile.seen.end) return key;
+    const FastDivisor& by_block = divisors_.by_block;
+    const int64_t block_size = by_block.divisor();
+    const int64_t local = RuleOf(0).local_block;
+    if (by_block.Quotient(static_cast<uint32_t>(key) + 63) >= local) return key;
+    const uint32_t block = by_block.Quotient(static_cast<uint32_t>(key));
+    int64_t least = local;
+    const int rows = tile.group < tile.num_rows ? tile.group : tile.num_rows;
+    for (int row = 0; row < rows; ++row) {
+      const int64_t seen = int64_t{block} + divisors_.ToStride(block, RuleOf(row).offset);
+      if (seen < least) least = seen;
+    }
+    least = least * block_size / 64 * 64;
+    if (least > tile.seen.end) return tile.seen.end;
+    return least > key ? static_cast<int32_t>(least) : key;
+  }
+
+  KVB_DEVICE uint64_t SparseBits(const RowRule& rule, int32_t key0) const {
+    const int64_t block_size = divisors_.by_block.divisor();
+    uint32_t block = divisors_.by_block.Quotient(static_cast<uint32_t>(key0));
+    uint64_t seen = 0;
+    for (int64_t begin = key0; begin < int64_t{key0} + 64; ++block) {
+      const int64_t end = (int64_t{block} + 1) * block_size;
+      if (static_cast<int64_t>(block) >= rule.local_block ||
+          divisors_.ToStride(block, rule.offset) == 0) {
+        seen |= BitsBetween(begin - key0, end - key0);
+      }
+      begin = end;
+    }
+    return seen;
+  }
+
+  // Which of 64 keys a row sees.
+  KVB_DEVICE uint64_t WordOf(const RowRule& rule, int32_t key0) const {
+    uint64_t bits = BitsBetween(int64_t{rule.sees.lo} - key0, int64_t{rule.end} - key0);
+    if (bits != 0 && IsSparse()) bits &= SparseBits(rule, key0);
+    const MaskRule& mask = params_.scoring.mask;
+    if (bits == 0 || mask.form == kMaskNone) return bits;
+    uint64_t hidden = 0;
+    if (HiddenAtOnce(mask, rule.sees, key0, hidden)) {
+      // What comes in some steps is in L2 then.
+      if (mask.bytes && int64_t{key0} + kAhead < mask.columns) {
+        PrefetchToL2(static_cast<const char*>(mask.data) + rule.sees.mask_base + key0 + kAhead);
+      }
+      return bits & ~hidden;
+    }
+    uint32_t flags = 0;
+#pragma unroll 1
+    for (int key = 0; key < 64; ++key) {
+      if ((bits >> key & 1) != 0 &&
+          MaskValueOf(mask, rule.sees, 0, int64_t{key0} + key, flags) != 0) {
+        bits &= ~(uint64_t{1} << key);
+      }
+    }
+    if (flags != 0 && error_flags_ != nullptr) atomicOr(error_flags_, flags);
+    return bits;
+  }
+  static constexpr int kAhead = 512;
+
+  const PrefillParams& params_;
+  const SparseDivisors& divisors_;
+  unsigned char* const shared_;
+  uint32_t* const error_flags_;
+  const int thread_;
+  int32_t next_ = 0;    // the key from which on tiles are not found yet
+  uint32_t asked_ = 0;  // halves
+};
+
+// -infinity for keys that bits do not have, or that `bad` has. words: of the warp's 16 rows, two
+// each; bad: null for none.
+KVB_DEVICE void HideByWords(float (&scores)[16][4], const uint64_t* words, const uint32_t* bad) {
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 seen = reinterpret_cast<const uint4*>(words)[threadIdx.x % 32 / 4 + 8 * half];
+    uint32_t bits[4] = {seen.x, seen.y, seen.z, seen.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (bad != nullptr) bits[n] &= ~bad[n];
+      bits[n] >>= t2;
+    }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if ((bits[j / 4] & 1u << (j % 4 * 8 + i)) == 0) scores[j][2 * half + i] = -Infinity();
+      }
+    }
+  }
+}
+
+}  // namespace kvblocks::attention::cuda::prefill_hopper
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_SPECIAL_H_
